@@ -1,0 +1,107 @@
+//! Identities: newtypes, so that a worker can never be taken for a server.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($raw:ty)) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $raw);
+
+        impl $name {
+            /// The number after this one.
+            #[must_use]
+            pub fn next(self) -> Self {
+                Self(self.0 + 1)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number! {
+    /// A worker slot's occupant; a relaunched worker takes a new number.
+    WorkerId(u32)
+}
+number! {
+    /// A parameter server; a relaunched server keeps its number.
+    PsId(u32)
+}
+number! {
+    /// One of the fixed pieces that all parameter state is cut into.
+    PartitionId(u32)
+}
+number! {
+    /// Raised whenever parameter state is restored; acknowledgements of older ones are void.
+    Generation(u64)
+}
+number! {
+    /// Raised by each start of a master; lower terms are refused.
+    Term(u64)
+}
+number! {
+    /// One loan of work to one worker; never reused within a term.
+    LeaseId(u64)
+}
+number! {
+    /// One try to write a checkpoint.
+    CutId(u64)
+}
+number! {
+    /// One evaluation of the model on the validation data.
+    EvalId(u64)
+}
+number! {
+    /// Told apart by every start of a process, so that a late message of a dead one is known.
+    Incarnation(u64)
+}
+
+/// The identity of a batch: which records it names is a function of the job's plan alone.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct BatchId {
+    pub epoch: u32,
+    pub index: u32,
+}
+
+impl fmt::Display for BatchId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.epoch, self.index)
+    }
+}
+
+/// One run of a job, from its submission to its end, across resumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RunId(pub [u8; 16]);
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl RunId {
+    /// Reads what `Display` wrote.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.len() != 32 || !text.is_ascii() {
+            return None;
+        }
+        let mut bytes = [0; 16];
+        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}

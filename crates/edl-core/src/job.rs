@@ -1,0 +1,435 @@
+//! A whole job as one machine: events in, effects out, in order.
+//!
+//! It owns the ledger, the group of parameter servers, the evaluations, the checkpoints and the
+//! wanted processes, and makes every decision of a master. It reads no clock and does no I/O:
+//! the shell around it (`edl-master`) turns messages into events and performs the effects.
+
+mod cuts;
+mod effect;
+mod event;
+mod lending;
+mod membership;
+mod recovery;
+mod stages;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use self::cuts::Cut;
+pub use self::cuts::{CheckpointRef, CutFile};
+pub use self::effect::{Command, Effect, End, Note, PsOrder, Work};
+pub use self::event::{Event, Held};
+use self::membership::{PsPeer, Worker};
+use self::stages::Stage;
+use crate::evaluation::{Evaluated, Evaluation};
+use crate::id::{BatchId, Generation, PsId, Term, WorkerId};
+use crate::instances::Instances;
+use crate::ledger::Ledger;
+use crate::model::ModelSpec;
+use crate::platform::InstanceId;
+use crate::pool::Pool;
+use crate::servers::Servers;
+use crate::spec::{JobSpec, JobType, Mode};
+use crate::time::Time;
+
+/// Silence, processes, cuts and limits are looked at this often.
+const TICK: Duration = Duration::from_millis(200);
+/// Two looks further apart than this mean that we ourselves were stopped.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// Numbers of one master; its term stands above them.
+const NUMBER_BITS: u32 = 40;
+
+/// What a job is made of when its master starts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub spec: JobSpec,
+    pub term: Term,
+    pub n_records: u64,
+    pub n_validation_records: u64,
+    pub n_prediction_records: u64,
+}
+
+/// What must survive the master: written before anybody is told of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Durable {
+    pub generation: Generation,
+    pub model: Option<ModelSpec>,
+    pub checkpoints: Vec<CheckpointRef>,
+    pub evaluations: Vec<Evaluated>,
+    /// Folder of the checkpoint with the best evaluation.
+    pub best: Option<String>,
+    pub workers_wanted: Option<u32>,
+    pub failures: Vec<Failure>,
+    /// Seconds that earlier masters of this job have worked.
+    pub elapsed_secs: f64,
+    pub end: Option<End>,
+}
+
+/// A piece of work that went wrong, and how often.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    pub work: Suspect,
+    pub n_failures: u32,
+}
+
+/// A piece of work that may be at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Suspect {
+    Batch(BatchId),
+    EvalShard(u32),
+    PredictShard(u32),
+}
+
+/// The machine.
+#[derive(Clone, Debug)]
+pub struct Job {
+    config: Config,
+    durable: Durable,
+    stage: Stage,
+    ledger: Ledger,
+    servers: Servers,
+    instances: Instances,
+    workers: BTreeMap<WorkerId, Worker>,
+    ps_peers: BTreeMap<PsId, PsPeer>,
+    /// Launched, but not yet heard of.
+    awaited: BTreeMap<InstanceId, Time>,
+    evaluation: Option<Evaluation>,
+    predictions: Option<Pool>,
+    cut: Option<Cut>,
+    last_cut_at: Time,
+    last_cut_version: u64,
+    last_eval_at: Time,
+    started_at: Option<Time>,
+    /// Nothing is lent at or past this position.
+    barrier: u64,
+    /// Training ends here.
+    limit: u64,
+    next_number: u64,
+    /// A failed final checkpoint is not tried again before this.
+    not_before: Time,
+    n_final_tries: u32,
+    loss: Option<f32>,
+    /// The load under way, for a server that comes late.
+    loading_from: Option<String>,
+    loading_since: Time,
+    /// Workers that may hold fewer leases than they can; all are looked at on each tick.
+    hungry: BTreeSet<WorkerId>,
+    /// The last one that was lent something: the next one comes after it.
+    last_fed: WorkerId,
+    last_tick: Time,
+    /// Batches reported while it is not known yet whether the servers go on.
+    early: BTreeSet<BatchId>,
+    /// The most batches that were ever done.
+    furthest: u64,
+    effects: Vec<Effect>,
+}
+
+impl Job {
+    /// A job at its master's start, with what earlier masters have left.
+    #[must_use]
+    pub fn new(config: Config, mut durable: Durable, now: Time) -> Self {
+        durable.end = None;
+        let spec = &config.spec;
+        let n_batches = match spec.job_type {
+            JobType::Train => spec.plan(config.n_records).n_batches(),
+            // Nothing is trained, but applied sets need a size.
+            JobType::Evaluate | JobType::Predict => 1,
+        };
+        let per_shard = spec.num_minibatches_per_task;
+        let ledger = Ledger::new(n_batches, per_shard, spec.mode(), spec.task_timeout());
+        let servers = Servers::new(spec.num_ps_pods, spec.partitions, durable.generation);
+        let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
+        let instances = Instances::new(wanted, spec.num_ps_pods, spec.relaunch_on_worker_failure);
+        let mut job = Self {
+            stage: Stage::Working,
+            ledger,
+            servers,
+            instances,
+            workers: BTreeMap::new(),
+            ps_peers: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            evaluation: None,
+            predictions: None,
+            cut: None,
+            last_cut_at: now,
+            last_cut_version: 0,
+            last_eval_at: now,
+            started_at: None,
+            barrier: 0,
+            limit: 0,
+            next_number: 0,
+            not_before: now,
+            n_final_tries: 0,
+            loss: None,
+            loading_from: None,
+            loading_since: now,
+            hungry: BTreeSet::new(),
+            last_fed: WorkerId(0),
+            last_tick: now,
+            early: BTreeSet::new(),
+            furthest: 0,
+            effects: Vec::new(),
+            config,
+            durable,
+        };
+        job.set_limits();
+        job
+    }
+
+    /// Takes one event and returns what is to be done, in order.
+    pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
+        if matches!(self.stage, Stage::Ended) {
+            return Vec::new();
+        }
+        self.forgive_pause(now);
+        // Under load other events come so thick that nobody finds the time for a tick.
+        let is_tick = event == Event::Tick || now.since(self.last_tick) >= TICK;
+        let is_about_processes =
+            is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
+        self.take(event, now);
+        if is_tick && !self.is_ended() {
+            self.last_tick = now;
+            self.check_silence(now);
+            self.hungry.extend(self.workers.keys());
+        }
+        if is_about_processes {
+            self.reconcile(now);
+        }
+        self.advance(now);
+        std::mem::take(&mut self.effects)
+    }
+
+    fn take(&mut self, event: Event, now: Time) {
+        match event {
+            Event::Tick => {}
+            Event::Platform(report) => self.platform(&report, now),
+            Event::WorkerConnected { worker, incarnation, pid } => {
+                self.worker_connected(worker, incarnation, pid, now);
+            }
+            Event::WorkerReady { worker, incarnation, model, capacity, held } => {
+                if self.hears_worker(worker, incarnation, now) {
+                    self.worker_ready(worker, *model, capacity, &held, now);
+                }
+            }
+            Event::WorkerGone { worker, incarnation } => self.worker_gone(worker, incarnation),
+            Event::WorkerLeaving { worker, incarnation } => {
+                if self.hears_worker(worker, incarnation, now) {
+                    self.worker_leaving(worker);
+                }
+            }
+            Event::WorkerHeard { worker, incarnation } => {
+                self.hears_worker(worker, incarnation, now);
+            }
+            Event::BatchDone { worker, batch, generation, loss } => {
+                self.batch_done(worker, batch, generation, loss, now);
+            }
+            Event::EvalDone { worker, eval, shard, generation, measures } => {
+                self.eval_done(worker, eval, shard, generation, *measures, now);
+            }
+            Event::PredictDone { worker, shard } => self.predict_done(worker, shard, now),
+            Event::Failed { worker, incarnation, lease, item, error } => {
+                if self.hears_worker(worker, incarnation, now) {
+                    self.work_failed(worker, lease, item, &error, now);
+                }
+            }
+            Event::PsConnected { ps, pid, member } => self.ps_connected(ps, pid, *member, now),
+            Event::PsGone { ps, incarnation } => self.ps_gone(ps, incarnation),
+            Event::PsHeard { ps, incarnation } => self.hears_ps(ps, incarnation, now),
+            Event::Loaded { ps, generation, sets } => self.ps_loaded(ps, generation, sets, now),
+            Event::LoadFailed { ps, generation, error } => self.load_failed(ps, generation, &error),
+            Event::CutDone { ps, cut, generation, files } => {
+                self.cut_done(ps, cut, generation, files, now);
+            }
+            Event::CutFailed { cut, error } => self.cut_failed(cut, &error, now),
+            Event::Committed { cut } => self.committed(cut, now),
+            Event::Exported => self.end(End::Succeeded),
+            Event::ExportFailed { error } => {
+                self.end(End::Failed(format!("the result cannot be written: {error}")));
+            }
+            Event::Scale { workers } => self.scale(workers),
+            Event::Stop { reason, with_checkpoint } => self.stop(&reason, with_checkpoint, now),
+        }
+    }
+
+    /// Makes every decision that has become possible.
+    fn advance(&mut self, now: Time) {
+        if matches!(self.stage, Stage::Ended) {
+            return;
+        }
+        self.expire(now);
+        if self.is_ended() {
+            return;
+        }
+        self.begin_load(now);
+        if self.servers.is_serving() {
+            self.advance_stage(now);
+        } else if let Stage::Stopping { reason, .. } = &self.stage {
+            // Nothing is left to cut.
+            let end = End::Stopped(reason.clone());
+            self.end(end);
+        }
+    }
+
+    /// Brings what runs to what is wanted.
+    fn reconcile(&mut self, now: Time) {
+        if self.is_ended() {
+            return;
+        }
+        if let Some(reason) = self.instances.hopeless() {
+            return self.end(End::Failed(reason));
+        }
+        for order in self.instances.reconcile(now) {
+            self.note_order(&order, now);
+            self.effects.push(Effect::Platform(order));
+        }
+    }
+
+    /// When `handle` wants to be called again at the latest, with `Event::Tick`.
+    #[must_use]
+    pub fn next_deadline(&self, now: Time) -> Time {
+        let tick = self.last_tick + TICK;
+        self.ledger.next_deadline().map_or(tick, |deadline| deadline.min(tick)).max(now)
+    }
+
+    /// If nobody looked for long, it was us who were stopped: others were not silent, we did not
+    /// listen.
+    fn forgive_pause(&mut self, now: Time) {
+        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
+        if now.since(self.last_tick) < MIN_PAUSE.max(timeout / 2) {
+            return;
+        }
+        self.workers.values_mut().for_each(|worker| worker.last_heard = now);
+        self.ps_peers.values_mut().for_each(|peer| peer.last_heard = now);
+        self.awaited.values_mut().for_each(|since| *since = now);
+        self.ledger.extend_all(now);
+        let timeout = self.config.spec.task_timeout();
+        if let Some(evaluation) = &mut self.evaluation {
+            evaluation.shards.extend_all(now, timeout);
+        }
+        if let Some(predictions) = &mut self.predictions {
+            predictions.extend_all(now, timeout);
+        }
+    }
+
+    /// A number that this master has not given out before, above those of earlier masters.
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.config.term.0 << NUMBER_BITS | self.next_number
+    }
+
+    fn note(&mut self, kind: &'static str, text: impl Into<String>) {
+        self.effects.push(Effect::Note(Note { kind, text: text.into() }));
+    }
+
+    fn persist(&mut self) {
+        self.effects.push(Effect::Persist);
+    }
+
+    fn mode(&self) -> Mode {
+        self.config.spec.mode()
+    }
+
+    #[must_use]
+    pub fn durable(&self) -> &Durable {
+        &self.durable
+    }
+
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    #[must_use]
+    pub fn servers(&self) -> &Servers {
+        &self.servers
+    }
+
+    #[must_use]
+    pub fn instances(&self) -> &Instances {
+        &self.instances
+    }
+
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    #[must_use]
+    pub fn loss(&self) -> Option<f32> {
+        self.loss
+    }
+
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        matches!(self.stage, Stage::Ended)
+    }
+
+    /// The state in one word.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        match (&self.stage, &self.durable.end) {
+            (Stage::Ended, Some(End::Succeeded)) => "succeeded",
+            (Stage::Ended, Some(End::Failed(_))) => "failed",
+            (Stage::Ended, _) => "stopped",
+            _ if !self.servers.is_serving() && self.started_at.is_none() => "starting",
+            _ if !self.servers.is_serving() => "recovering",
+            (Stage::Evaluating { .. }, _) => "evaluating",
+            (Stage::Working, _) => "running",
+            (Stage::BestCut | Stage::Finishing | Stage::Exporting | Stage::Stopping { .. }, _) => {
+                "finishing"
+            }
+        }
+    }
+
+    /// Records trained (or predicted) so far, and in all (none: no end).
+    #[must_use]
+    pub fn progress(&self) -> (u64, Option<u64>) {
+        let spec = &self.config.spec;
+        match spec.job_type {
+            JobType::Train => {
+                let n_done = self.records_before(self.ledger.n_done());
+                (n_done, (self.limit < u64::MAX).then(|| self.records_before(self.limit)))
+            }
+            JobType::Evaluate => {
+                let n_done = self.evaluation.as_ref().map_or(0, |e| u64::from(e.shards.n_done()));
+                let total = self.config.n_validation_records;
+                ((n_done * self.records_per_shard()).min(total), Some(total))
+            }
+            JobType::Predict => {
+                let n_done = self.predictions.as_ref().map_or(0, |p| u64::from(p.n_done()));
+                let total = self.config.n_prediction_records;
+                ((n_done * self.records_per_shard()).min(total), Some(total))
+            }
+        }
+    }
+
+    fn records_before(&self, position: u64) -> u64 {
+        let n_batches = u64::from(self.config.spec.plan(self.config.n_records).n_batches());
+        let in_epoch = position % n_batches * u64::from(self.config.spec.minibatch_size);
+        position / n_batches * self.config.n_records + in_epoch.min(self.config.n_records)
+    }
+
+    fn records_per_shard(&self) -> u64 {
+        let spec = &self.config.spec;
+        u64::from(spec.minibatch_size) * u64::from(spec.num_minibatches_per_task)
+    }
+
+    /// Panics if the books contradict each other.
+    pub fn check_invariants(&self) {
+        self.ledger.check_invariants();
+        if let Some(evaluation) = &self.evaluation {
+            evaluation.shards.check_invariants();
+        }
+        if let Some(predictions) = &self.predictions {
+            predictions.check_invariants();
+        }
+        assert_eq!(self.durable.generation, self.servers.generation(), "told only what is durable");
+        assert_eq!(self.durable.end.is_some(), self.is_ended());
+    }
+}
+
+#[cfg(test)]
+mod tests;

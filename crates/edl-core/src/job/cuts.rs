@@ -1,0 +1,229 @@
+//! Checkpoints: when one is cut, when it counts, which ones are kept.
+//!
+//! Any moment is good for a cut, because each partition's applied set travels with its rows. A
+//! cut that is still being written is never overtaken by the next.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Effect, End, Job, PsOrder, Stage};
+use crate::id::{CutId, Generation, PsId};
+use crate::time::Time;
+
+/// A failed final checkpoint is tried again after this pause.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+const MAX_FINAL_TRIES: u32 = 5;
+/// A cut that takes longer has failed: storage hangs.
+const CUT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A checkpoint that is complete.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CheckpointRef {
+    /// Name of the folder below the job's checkpoints.
+    pub folder: String,
+    pub version: u64,
+    /// Set if nothing was under way when it was cut: all batches before this position, no other.
+    pub exact: Option<u64>,
+    /// Could not be loaded once, and is not tried again.
+    pub is_bad: bool,
+}
+
+/// One partition's file in a cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CutFile {
+    pub partition: u32,
+    pub name: String,
+    pub bytes: u64,
+    pub checksum: String,
+    pub updates: u64,
+}
+
+/// A cut being written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    id: CutId,
+    folder: String,
+    version: u64,
+    generation: Generation,
+    exact: Option<u64>,
+    deadline: Time,
+    waiting: BTreeSet<PsId>,
+    files: BTreeMap<u32, CutFile>,
+}
+
+impl Job {
+    /// Cuts when the time or the version has come, unless one is being written.
+    pub(super) fn cut_if_due(&mut self, now: Time) {
+        let spec = &self.config.spec;
+        let version = self.ledger.version();
+        let is_new = version > self.last_cut_version;
+        let every = Duration::from_secs(u64::from(spec.checkpoint_secs));
+        let by_time = !every.is_zero() && now.since(self.last_cut_at) >= every;
+        let steps = u64::from(spec.checkpoint_steps);
+        let by_step = steps > 0 && version / steps > self.last_cut_version / steps;
+        if self.cut.is_none() && is_new && (by_time || by_step) {
+            self.begin_cut(None, now);
+        }
+    }
+
+    /// Cuts now; `exact` is the position if nothing is under way.
+    pub(super) fn begin_cut(&mut self, exact: Option<u64>, now: Time) {
+        let id = CutId(self.number());
+        let (version, generation) = (self.ledger.version(), self.servers.generation());
+        let folder = format!("version-{version}.g{generation}.c{:x}", id.0);
+        self.last_cut_at = now;
+        self.last_cut_version = version;
+        self.effects.push(Effect::PrepareCut { cut: id, folder: folder.clone() });
+        let waiting: BTreeSet<PsId> = self.servers.members().keys().copied().collect();
+        for ps in &waiting {
+            let order = PsOrder::Cut { cut: id, generation, folder: folder.clone() };
+            self.effects.push(Effect::ToPs(*ps, order));
+        }
+        let (files, deadline) = (BTreeMap::new(), now + CUT_TIMEOUT);
+        self.cut = Some(Cut { id, folder, version, generation, exact, deadline, waiting, files });
+    }
+
+    /// Gives up on a cut that hangs.
+    pub(super) fn check_cut(&mut self, now: Time) {
+        if let Some(cut) = self.cut.as_ref().filter(|cut| now >= cut.deadline) {
+            let error = format!("it was not complete after {CUT_TIMEOUT:?}");
+            self.cut_failed(cut.id, &error, now);
+        }
+    }
+
+    /// A server's stream broke while it was cutting: the order or its answer may be lost, so
+    /// everybody cuts again, into another folder.
+    pub(super) fn cut_again(&mut self, ps: PsId, now: Time) {
+        let Some(cut) = self.cut.take_if(|cut| cut.waiting.contains(&ps)) else { return };
+        self.effects.push(Effect::Delete(cut.folder));
+        if self.servers.is_serving() && self.servers.generation() == cut.generation {
+            self.begin_cut(cut.exact, now);
+        }
+    }
+
+    pub(super) fn cut_done(
+        &mut self,
+        ps: PsId,
+        cut: CutId,
+        generation: Generation,
+        files: Vec<CutFile>,
+        now: Time,
+    ) {
+        let Some(current) = self.cut.as_mut() else { return };
+        // A zombie's files are of an older generation, and no manifest will ever name them.
+        if current.id != cut || current.generation != generation || !current.waiting.remove(&ps) {
+            return;
+        }
+        current.files.extend(files.into_iter().map(|file| (file.partition, file)));
+        if !current.waiting.is_empty() {
+            return;
+        }
+        if current.files.len() == self.config.spec.partitions as usize {
+            self.effects.push(Effect::Commit {
+                cut,
+                folder: current.folder.clone(),
+                version: current.version,
+                generation,
+                files: current.files.values().cloned().collect(),
+            });
+        } else {
+            self.cut_failed(cut, "files of some partitions are missing", now);
+        }
+    }
+
+    pub(super) fn committed(&mut self, cut: CutId, now: Time) {
+        let Some(current) = self.cut.take_if(|current| current.id == cut) else { return };
+        let text = format!("checkpoint of version {} is complete", current.version);
+        self.note("checkpoint", text);
+        if self.stage == Stage::BestCut {
+            self.durable.best = Some(current.folder.clone());
+        }
+        self.durable.checkpoints.push(CheckpointRef {
+            folder: current.folder,
+            version: current.version,
+            exact: current.exact,
+            is_bad: false,
+        });
+        let dropped = self.drop_old();
+        self.persist();
+        self.effects.extend(dropped.into_iter().map(Effect::Delete));
+        self.after_cut(true, now);
+    }
+
+    /// A cut went wrong: the checkpoint before stays, and the job goes on.
+    pub(super) fn cut_failed(&mut self, cut: CutId, error: &str, now: Time) {
+        let Some(current) = self.cut.take_if(|current| current.id == cut) else { return };
+        let text = format!(
+            "checkpoint of version {} failed, the one before stays and training goes on: {error}",
+            current.version
+        );
+        self.note("checkpoint_failed", text);
+        self.effects.push(Effect::Delete(current.folder));
+        self.after_cut(false, now);
+    }
+
+    /// What was waiting for the cut goes on.
+    fn after_cut(&mut self, is_complete: bool, now: Time) {
+        match &mut self.stage {
+            Stage::BestCut => self.resume_training(),
+            Stage::Finishing if is_complete => self.export(),
+            Stage::Finishing => {
+                self.n_final_tries += 1;
+                if self.n_final_tries >= MAX_FINAL_TRIES {
+                    let why =
+                        "the final checkpoint cannot be written; free some space, then resume";
+                    self.end(End::Failed(why.into()));
+                } else {
+                    self.not_before = now + RETRY_AFTER;
+                }
+            }
+            Stage::Stopping { reason, .. } => {
+                let end = End::Stopped(reason.clone());
+                self.end(end);
+            }
+            Stage::Working | Stage::Evaluating { .. } | Stage::Exporting | Stage::Ended => {}
+        }
+    }
+
+    /// Forgets a cut whose servers are gone.
+    pub(super) fn abandon_cut(&mut self) {
+        if let Some(cut) = self.cut.take() {
+            self.effects.push(Effect::Delete(cut.folder));
+        }
+    }
+
+    /// A checkpoint that holds exactly what is done now.
+    pub(super) fn exact_checkpoint(&self) -> Option<&CheckpointRef> {
+        let position = self.ledger.n_done();
+        let is_exact = |c: &&CheckpointRef| c.exact == Some(position) && !c.is_bad;
+        self.durable.checkpoints.last().filter(is_exact)
+    }
+
+    /// The newest checkpoint that can be loaded.
+    pub(super) fn latest_checkpoint(&self) -> Option<&CheckpointRef> {
+        self.durable.checkpoints.iter().rev().find(|checkpoint| !checkpoint.is_bad)
+    }
+
+    /// Takes checkpoints beyond the number to keep out of the books, never the best.
+    fn drop_old(&mut self) -> Vec<String> {
+        let keep = self.config.spec.keep_checkpoint_max as usize;
+        let best = self.durable.best.clone();
+        if keep == 0 {
+            return Vec::new();
+        }
+        // A bad one is no checkpoint to fall back to, so it does not count as kept.
+        let good = self.durable.checkpoints.iter().filter(|checkpoint| !checkpoint.is_bad);
+        let mut n_too_many = good.count().saturating_sub(keep);
+        let is_old = |c: &CheckpointRef| {
+            let is_old = n_too_many > 0 && !c.is_bad;
+            n_too_many -= usize::from(is_old);
+            is_old && best.as_ref() != Some(&c.folder)
+        };
+        let (old, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.durable.checkpoints).into_iter().partition(is_old);
+        self.durable.checkpoints = kept;
+        old.into_iter().map(|checkpoint| checkpoint.folder).collect()
+    }
+}

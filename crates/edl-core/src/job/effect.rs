@@ -1,0 +1,114 @@
+//! Everything that a job's machine can want done.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::evaluation::Evaluated;
+use crate::id::{CutId, EvalId, Generation, LeaseId, PsId, WorkerId};
+use crate::job::cuts::CutFile;
+use crate::platform::Order;
+
+/// Something to do; effects are performed in the order in which they come.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Make `Job::durable` durable before anything that follows.
+    Persist,
+    ToWorker(WorkerId, Command),
+    ToPs(PsId, PsOrder),
+    /// End this stream; its owner is told why.
+    CloseWorker(WorkerId, String),
+    ClosePs(PsId),
+    Platform(Order),
+    /// Make the folder of a cut; a failure is answered by `Event::CutFailed`.
+    PrepareCut {
+        cut: CutId,
+        folder: String,
+    },
+    /// Write the manifest that makes a cut a checkpoint; answer `Committed` or `CutFailed`.
+    Commit {
+        cut: CutId,
+        folder: String,
+        version: u64,
+        generation: Generation,
+        files: Vec<CutFile>,
+    },
+    /// Remove a folder below the checkpoints.
+    Delete(String),
+    /// Write the result from this checkpoint; answer `Exported` or `ExportFailed`.
+    Export {
+        checkpoint: String,
+    },
+    /// Join the part files of `n_shards` shards; answer `Exported` or `ExportFailed`.
+    JoinPredictions {
+        n_shards: u32,
+    },
+    EvaluationStarted {
+        version: u64,
+    },
+    Evaluated(Evaluated),
+    Note(Note),
+    /// The job is over: tell everybody, then exit.
+    Ended(End),
+}
+
+/// What a worker is told.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Command {
+    Welcome,
+    /// The servers as `Job::servers` has them now.
+    Route,
+    Lease {
+        lease: LeaseId,
+        timeout: Duration,
+        work: Work,
+    },
+    Revoke(LeaseId),
+    Stop(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    Train { epoch: u32, range: Range<u32> },
+    Eval { eval: EvalId, version: u64, shard: u32, records: Range<u64> },
+    Predict { shard: u32, records: Range<u64> },
+}
+
+/// What a parameter server is told.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum PsOrder {
+    Welcome,
+    /// From a checkpoint folder, or from first values.
+    Load {
+        generation: Generation,
+        checkpoint: Option<String>,
+        keep_applied: bool,
+    },
+    Serve {
+        generation: Generation,
+    },
+    Cut {
+        cut: CutId,
+        generation: Generation,
+        folder: String,
+    },
+    Stop(String),
+}
+
+/// Something that a person may want to know: a log line and an entry in the job's events.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Note {
+    pub kind: &'static str,
+    pub text: String,
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    Succeeded,
+    Failed(String),
+    /// Before its end, by somebody's wish; it can be resumed.
+    Stopped(String),
+}

@@ -1,0 +1,417 @@
+//! Workers that come, fall silent, fail and leave; processes that are started and end.
+
+use std::time::Duration;
+
+use super::{Command, Effect, End, Failure, Held, Job, Suspect};
+use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
+use crate::instances::Cause;
+use crate::model::ModelSpec;
+use crate::platform::{Ended, InstanceId, Order, Report, Role};
+use crate::pool::Lease;
+use crate::time::Time;
+
+/// A process that was started but never called is replaced after this and the heartbeat's time.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// A worker that failed gets no new work for so long, so that others can try the same.
+const PENALTY: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Worker {
+    pub incarnation: Incarnation,
+    pub pid: u32,
+    pub last_heard: Time,
+    pub connected_at: Time,
+    pub is_connected: bool,
+    pub is_leaving: bool,
+    /// Leases it wants to hold at once; zero until it is ready.
+    pub capacity: u32,
+    pub not_before: Time,
+    /// What it said it works on, until the servers are known to go on.
+    pub held: Vec<Held>,
+    /// What it worked on when it was last heard of.
+    pub suspect: Option<Suspect>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PsPeer {
+    pub incarnation: Incarnation,
+    pub pid: u32,
+    pub last_heard: Time,
+    pub is_connected: bool,
+}
+
+impl Worker {
+    pub(super) fn is_ready(&self) -> bool {
+        self.is_connected && self.capacity > 0 && !self.is_leaving
+    }
+}
+
+impl Job {
+    pub(super) fn worker_connected(
+        &mut self,
+        worker: WorkerId,
+        incarnation: Incarnation,
+        pid: u32,
+        now: Time,
+    ) {
+        self.release_worker(worker);
+        self.instances.seen_worker(worker.0);
+        self.awaited.remove(&InstanceId { role: Role::Worker, id: worker.0 });
+        let fresh = Worker {
+            incarnation,
+            pid,
+            last_heard: now,
+            connected_at: now,
+            is_connected: true,
+            is_leaving: false,
+            capacity: 0,
+            not_before: now,
+            held: Vec::new(),
+            suspect: None,
+        };
+        self.workers.insert(worker, fresh);
+        self.effects.push(Effect::ToWorker(worker, Command::Welcome));
+    }
+
+    /// Whether `incarnation` is the worker that we know; if so, it lives.
+    pub(super) fn hears_worker(
+        &mut self,
+        worker: WorkerId,
+        incarnation: Incarnation,
+        now: Time,
+    ) -> bool {
+        let Some(known) = self.workers.get_mut(&worker) else { return false };
+        if known.incarnation != incarnation {
+            return false;
+        }
+        known.last_heard = now;
+        true
+    }
+
+    pub(super) fn worker_ready(
+        &mut self,
+        worker: WorkerId,
+        model: ModelSpec,
+        capacity: u32,
+        held: &[Held],
+        now: Time,
+    ) {
+        match &self.durable.model {
+            None => {
+                self.durable.model = Some(model);
+                self.persist();
+            }
+            Some(known) if *known == model => {}
+            Some(known) => {
+                let why = format!(
+                    "worker-{worker} has another model `{}` than the job's `{}`; \
+                     start it with the job's own model and build",
+                    model.name, known.name
+                );
+                self.note("refused", why.clone());
+                return self.effects.push(Effect::CloseWorker(worker, why));
+            }
+        }
+        let entry = self.workers.get_mut(&worker).expect("it was heard");
+        entry.capacity = capacity.max(1);
+        entry.held = held.to_vec();
+        self.hungry.insert(worker);
+        self.note("worker_joined", format!("worker-{worker} joined"));
+        if self.servers.is_serving() {
+            self.effects.push(Effect::ToWorker(worker, Command::Route));
+            self.adopt_held(worker, now);
+        }
+    }
+
+    /// Counts what a worker says it holds as lent to it.
+    pub(super) fn adopt_held(&mut self, worker: WorkerId, now: Time) {
+        let Some(entry) = self.workers.get_mut(&worker) else { return };
+        for held in std::mem::take(&mut entry.held) {
+            self.ledger.adopt(held.lease, worker, held.epoch, &held.indices, now);
+        }
+    }
+
+    pub(super) fn worker_gone(&mut self, worker: WorkerId, incarnation: Incarnation) {
+        if self.workers.get(&worker).is_some_and(|known| known.incarnation == incarnation) {
+            self.release_worker(worker);
+            let entry = self.workers.get_mut(&worker).expect("just seen");
+            entry.is_connected = false;
+            entry.capacity = 0;
+        }
+    }
+
+    pub(super) fn worker_leaving(&mut self, worker: WorkerId) {
+        self.release_worker(worker);
+        if let Some(entry) = self.workers.get_mut(&worker) {
+            entry.is_leaving = true;
+            entry.suspect = None;
+        }
+        self.note("worker_left", format!("worker-{worker} left and gave its work back"));
+    }
+
+    /// Takes all its leases back, and remembers what it was working on.
+    fn release_worker(&mut self, worker: WorkerId) {
+        let epoch = self.ledger.epoch();
+        let first = |leases: &[Lease]| leases.first().and_then(|lease| lease.open.first().copied());
+        let mut suspect = first(&self.ledger.release_worker(worker))
+            .map(|index| Suspect::Batch(BatchId { epoch, index }));
+        if let Some(evaluation) = &mut self.evaluation {
+            let shard = first(&evaluation.shards.release_worker(worker));
+            suspect = suspect.or(shard.map(Suspect::EvalShard));
+        }
+        if let Some(predictions) = &mut self.predictions {
+            let shard = first(&predictions.release_worker(worker));
+            suspect = suspect.or(shard.map(Suspect::PredictShard));
+        }
+        if let Some(entry) = self.workers.get_mut(&worker)
+            && suspect.is_some()
+        {
+            entry.suspect = suspect;
+        }
+    }
+
+    /// A worker says that it cannot do a piece of work.
+    pub(super) fn work_failed(
+        &mut self,
+        worker: WorkerId,
+        lease: LeaseId,
+        item: u32,
+        error: &str,
+        now: Time,
+    ) {
+        let epoch = self.ledger.epoch();
+        // Only what it was lent can be at fault there, whatever number it names.
+        let at_fault = |lease: Lease| {
+            if lease.open.contains(&item) { Some(item) } else { lease.open.first().copied() }
+        };
+        let suspect = if let Some(ended) = self.ledger.release(lease) {
+            at_fault(ended).map(|index| Suspect::Batch(BatchId { epoch, index }))
+        } else if let Some(ended) = self.evaluation.as_mut().and_then(|e| e.shards.release(lease)) {
+            at_fault(ended).map(Suspect::EvalShard)
+        } else if let Some(ended) = self.predictions.as_mut().and_then(|p| p.release(lease)) {
+            at_fault(ended).map(Suspect::PredictShard)
+        } else {
+            None
+        };
+        if let Some(entry) = self.workers.get_mut(&worker) {
+            entry.not_before = now + PENALTY;
+        }
+        if let Some(suspect) = suspect {
+            self.blame(suspect, worker, error);
+        }
+    }
+
+    /// Counts a failure against a piece of work. Nothing is dropped silently: what fails too
+    /// often ends the job by name.
+    pub(super) fn blame(&mut self, suspect: Suspect, worker: WorkerId, error: &str) {
+        let failures = &mut self.durable.failures;
+        let place =
+            failures.iter().position(|failure| failure.work == suspect).unwrap_or_else(|| {
+                failures.push(Failure { work: suspect, n_failures: 0 });
+                failures.len() - 1
+            });
+        failures[place].n_failures += 1;
+        let n_failures = failures[place].n_failures;
+        self.persist();
+        let what = self.describe(suspect);
+        self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
+        if n_failures >= self.config.spec.max_batch_failures {
+            let why = format!(
+                "{what} failed {n_failures} times, the last time on worker-{worker}: {error}"
+            );
+            self.end(End::Failed(why));
+        }
+    }
+
+    /// Work that was done in the end is no longer under suspicion.
+    pub(super) fn pardon(&mut self, suspect: Suspect) {
+        let failures = &mut self.durable.failures;
+        if let Some(place) = failures.iter().position(|failure| failure.work == suspect) {
+            failures.remove(place);
+            self.persist();
+        }
+    }
+
+    fn describe(&self, suspect: Suspect) -> String {
+        let shard = |shard: u32, n_records: u64| {
+            let records =
+                crate::evaluation::shard_records(shard, n_records, self.records_per_shard());
+            format!("records {} to {}", records.start, records.end.saturating_sub(1))
+        };
+        match suspect {
+            Suspect::Batch(batch) => {
+                let records = self.config.spec.plan(self.config.n_records).records(batch);
+                let listed: Vec<String> = records.iter().take(8).map(u64::to_string).collect();
+                let more = if records.len() > 8 { ", …" } else { "" };
+                format!("batch {batch} (records {}{more})", listed.join(", "))
+            }
+            Suspect::EvalShard(n) => {
+                format!("evaluation of {}", shard(n, self.config.n_validation_records))
+            }
+            Suspect::PredictShard(n) => {
+                format!("prediction of {}", shard(n, self.config.n_prediction_records))
+            }
+        }
+    }
+
+    /// The platform tells who runs and who ended.
+    pub(super) fn platform(&mut self, report: &Report, now: Time) {
+        match report {
+            Report::Started { instance, .. } => self.await_call(*instance, now),
+            // They have a new master: those that do not call it are stuck.
+            Report::Running(running) => {
+                running.iter().for_each(|(instance, _)| self.await_call(*instance, now));
+            }
+            Report::NotStarted { instance, error } => {
+                self.awaited.remove(instance);
+                self.note("not_started", format!("{instance} could not be started: {error}"));
+            }
+            Report::Ended { .. } => {}
+        }
+        let Some((instance, cause)) = self.instances.report(report, now) else { return };
+        self.awaited.remove(&instance);
+        let Report::Ended { how, pid, .. } = report else { return };
+        match instance.role {
+            Role::Worker => self.worker_ended(WorkerId(instance.id), cause, *how),
+            Role::Ps => {
+                let ps = PsId(instance.id);
+                if self.ps_peers.get(&ps).is_none_or(|peer| peer.pid == *pid) {
+                    self.ps_lost(ps, &describe_end(*how));
+                }
+            }
+            Role::Master => {}
+        }
+    }
+
+    /// A process runs, and shall call us; it may have done so before the platform told of it.
+    fn await_call(&mut self, instance: InstanceId, now: Time) {
+        let has_called = match instance.role {
+            Role::Worker => self.workers.contains_key(&WorkerId(instance.id)),
+            Role::Ps => self.ps_peers.contains_key(&PsId(instance.id)),
+            Role::Master => true,
+        };
+        if !has_called {
+            self.awaited.insert(instance, now);
+        }
+    }
+
+    fn worker_ended(&mut self, worker: WorkerId, cause: Cause, how: Ended) {
+        self.release_worker(worker);
+        let suspect = self.workers.remove(&worker).and_then(|entry| entry.suspect);
+        let how = describe_end(how);
+        match cause {
+            Cause::Left => self.note("worker_ended", format!("worker-{worker} {how}")),
+            Cause::Killed => self
+                .note("worker_killed", format!("worker-{worker} {how}; its work goes to others")),
+            Cause::Crashed => {
+                self.note("worker_crashed", format!("worker-{worker} {how}; see its log"));
+                if let Some(suspect) = suspect {
+                    self.blame(suspect, worker, &format!("the worker {how}"));
+                }
+            }
+        }
+    }
+
+    /// Replaces processes that give no sign of life.
+    pub(super) fn check_silence(&mut self, now: Time) {
+        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
+        self.check_silent_servers(timeout, now);
+        let ready_timeout = self.config.spec.task_timeout();
+        let is_unready = |worker: &Worker| {
+            worker.capacity == 0 && now.since(worker.connected_at) > ready_timeout
+        };
+        let is_silent = |worker: &Worker| now.since(worker.last_heard) > timeout;
+        let lost: Vec<WorkerId> = self
+            .workers
+            .iter()
+            .filter(|(_, worker)| is_silent(worker) || is_unready(worker))
+            .map(|(id, _)| *id)
+            .collect();
+        for worker in lost {
+            self.release_worker(worker);
+            let gone = self.workers.remove(&worker).expect("just seen");
+            if gone.is_connected {
+                let why = if is_silent(&gone) {
+                    format!("gave no sign of life for {timeout:?}; its work goes to others")
+                } else {
+                    format!("was not ready after {ready_timeout:?}; it is replaced")
+                };
+                let why = format!("worker-{worker} {why}");
+                self.note("worker_silent", why.clone());
+                self.effects.push(Effect::CloseWorker(worker, why));
+            }
+            let instance = InstanceId { role: Role::Worker, id: worker.0 };
+            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+        }
+        let late = |since: &Time| now.since(*since) > timeout + START_TIMEOUT;
+        let late: Vec<InstanceId> =
+            self.awaited.iter().filter(|(_, since)| late(since)).map(|(id, _)| *id).collect();
+        for instance in late {
+            self.awaited.remove(&instance);
+            self.note(
+                "not_heard",
+                format!("{instance} was started but never called; it is replaced"),
+            );
+            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+        }
+    }
+
+    pub(super) fn forget_awaited_ps(&mut self, ps: PsId) {
+        self.awaited.remove(&InstanceId { role: Role::Ps, id: ps.0 });
+    }
+
+    pub(super) fn replace_ps(&mut self, ps: PsId) {
+        let instance = InstanceId { role: Role::Ps, id: ps.0 };
+        self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+    }
+
+    pub(super) fn note_order(&mut self, order: &Order, now: Time) {
+        match order {
+            Order::Launch(instance) => {
+                self.awaited.insert(*instance, now);
+                if self.started_at.is_some() {
+                    self.note("launched", format!("{instance} is started"));
+                }
+            }
+            Order::Stop { instance, .. } => {
+                self.note("stopping", format!("{instance} is asked to leave"))
+            }
+        }
+    }
+
+    pub(super) fn scale(&mut self, workers: u32) {
+        let before = self.instances.scale(workers);
+        if before != workers {
+            self.durable.workers_wanted = Some(workers);
+            self.persist();
+            self.note("scaled", format!("from {before} to {workers} workers"));
+        }
+    }
+
+    /// The processes of workers and servers that were heard of: address book of the status page.
+    pub fn connected_workers(&self) -> impl Iterator<Item = (WorkerId, u32, &'static str)> + '_ {
+        self.workers.iter().filter(|(_, worker)| worker.is_connected).map(|(id, worker)| {
+            let state = match worker {
+                _ if worker.is_leaving => "leaving",
+                _ if worker.is_ready() => "working",
+                _ => "joining",
+            };
+            (*id, worker.pid, state)
+        })
+    }
+
+    /// The servers that hold a stream, with their process ids.
+    pub fn connected_servers(&self) -> impl Iterator<Item = (PsId, u32)> + '_ {
+        self.ps_peers.iter().filter(|(_, peer)| peer.is_connected).map(|(id, peer)| (*id, peer.pid))
+    }
+}
+
+fn describe_end(how: Ended) -> String {
+    match how {
+        Ended::Exit(0) => "ended".into(),
+        Ended::Exit(code) => format!("exited with code {code}"),
+        Ended::Signal(9) => "was killed (SIGKILL)".into(),
+        Ended::Signal(15) => "was terminated (SIGTERM)".into(),
+        Ended::Signal(signal) => format!("was ended by signal {signal}"),
+    }
+}

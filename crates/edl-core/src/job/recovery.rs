@@ -1,0 +1,226 @@
+//! Parameter servers that come, load, get lost and come back.
+
+use std::time::Duration;
+
+use super::{Command, Effect, End, Job, PsOrder};
+use crate::applied::AppliedSet;
+use crate::id::{Generation, Incarnation, PsId, WorkerId};
+use crate::job::membership::PsPeer;
+use crate::servers::{Member, Outcome, PartitionState, Phase};
+use crate::time::Time;
+
+/// A server that takes longer to load hangs.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+
+impl Job {
+    pub(super) fn ps_connected(&mut self, ps: PsId, pid: u32, member: Member, now: Time) {
+        if ps.0 >= self.servers.n_ps() {
+            let n_ps = self.servers.n_ps();
+            self.note("refused", format!("ps-{ps} is too many: the job has {n_ps} servers"));
+            return self.effects.push(Effect::ClosePs(ps));
+        }
+        let peer =
+            PsPeer { incarnation: member.incarnation, pid, last_heard: now, is_connected: true };
+        let before = self.ps_peers.insert(ps, peer);
+        self.forget_awaited_ps(ps);
+        if before.is_some_and(|b| b.is_connected && b.incarnation != member.incarnation) {
+            self.note("ps_replaced", format!("ps-{ps} came back as another process"));
+        }
+        self.effects.push(Effect::ToPs(ps, PsOrder::Welcome));
+        let outcome = self.servers.connected(ps, member);
+        if self.servers.is_serving() && outcome == Outcome::Nothing {
+            // The order may have been lost with the stream of before.
+            let generation = self.servers.generation();
+            self.effects.push(Effect::ToPs(ps, PsOrder::Serve { generation }));
+        }
+        self.cut_again(ps, now);
+        self.follow(outcome, now);
+    }
+
+    /// Its stream broke. Its memory may live: it has the heartbeat's time to come back.
+    pub(super) fn ps_gone(&mut self, ps: PsId, incarnation: Incarnation) {
+        if let Some(peer) = self.ps_peers.get_mut(&ps)
+            && peer.incarnation == incarnation
+        {
+            peer.is_connected = false;
+        }
+    }
+
+    pub(super) fn hears_ps(&mut self, ps: PsId, incarnation: Incarnation, now: Time) {
+        if let Some(peer) = self.ps_peers.get_mut(&ps)
+            && peer.incarnation == incarnation
+        {
+            peer.last_heard = now;
+        }
+    }
+
+    /// A server's memory is gone, and with it the work since the last checkpoint.
+    pub(super) fn ps_lost(&mut self, ps: PsId, why: &str) {
+        self.ps_peers.remove(&ps);
+        if self.servers.lost(ps) {
+            self.abandon_cut();
+            let text = match self.latest_checkpoint() {
+                Some(checkpoint) => format!(
+                    "ps-{ps} {why}; training goes back to the checkpoint of version {}",
+                    checkpoint.version
+                ),
+                None => {
+                    format!("ps-{ps} {why}; training goes back to its start: no checkpoint yet")
+                }
+            };
+            self.note("ps_lost", text);
+        } else {
+            self.note("ps_lost", format!("ps-{ps} {why}"));
+        }
+    }
+
+    /// Starts to load, once everybody is there and the model is known.
+    pub(super) fn begin_load(&mut self, now: Time) {
+        if !self.servers.must_load() || self.durable.model.is_none() {
+            return;
+        }
+        self.abandon_cut();
+        self.drop_evaluation();
+        let generation = self.servers.generation().next();
+        self.loading_from = self.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
+        self.loading_since = now;
+        self.early.clear();
+        self.servers.load(generation);
+        self.durable.generation = generation;
+        self.persist();
+        let all: Vec<PsId> = self.servers.members().keys().copied().collect();
+        all.into_iter().for_each(|ps| self.send_load(ps));
+    }
+
+    fn send_load(&mut self, ps: PsId) {
+        let generation = self.servers.generation();
+        let init = &self.config.spec.checkpoint_dir_for_init;
+        let order = match &self.loading_from {
+            Some(folder) => {
+                PsOrder::Load { generation, checkpoint: Some(folder.clone()), keep_applied: true }
+            }
+            // Another job's parameters: what that job has trained is no part of ours.
+            None => PsOrder::Load {
+                generation,
+                checkpoint: (!init.is_empty()).then(|| init.clone()),
+                keep_applied: false,
+            },
+        };
+        self.effects.push(Effect::ToPs(ps, order));
+    }
+
+    pub(super) fn ps_loaded(
+        &mut self,
+        ps: PsId,
+        generation: Generation,
+        sets: Vec<PartitionState>,
+        now: Time,
+    ) {
+        let outcome = self.servers.loaded(ps, generation, sets);
+        self.follow(outcome, now);
+    }
+
+    /// A checkpoint that cannot be read: the one before it is tried, and somebody is told.
+    pub(super) fn load_failed(&mut self, ps: PsId, generation: Generation, error: &str) {
+        if !self.servers.load_failed(generation) {
+            return;
+        }
+        let Some(folder) = self.loading_from.take() else {
+            return self.end(End::Failed(format!("ps-{ps} cannot load its first values: {error}")));
+        };
+        self.note("checkpoint_bad", format!("checkpoint `{folder}` cannot be loaded: {error}"));
+        for checkpoint in &mut self.durable.checkpoints {
+            checkpoint.is_bad |= checkpoint.folder == folder;
+        }
+        self.durable.best.take_if(|best| *best == folder);
+        self.persist();
+        if self.latest_checkpoint().is_none() {
+            let why = format!(
+                "no checkpoint can be loaded (the last tried: `{folder}`: {error}); \
+                 mend the storage, or start the job afresh under another name"
+            );
+            self.end(End::Failed(why));
+        }
+    }
+
+    fn follow(&mut self, outcome: Outcome, now: Time) {
+        match outcome {
+            // `begin_load` looks for itself whether it is time.
+            Outcome::Nothing | Outcome::MustLoad => {}
+            Outcome::LoadOne(ps) => self.send_load(ps),
+            Outcome::Serving { done, restored } => self.go_on(&done, restored, now),
+        }
+    }
+
+    /// All servers hold the generation: the ledger follows what they have applied.
+    fn go_on(&mut self, done: &AppliedSet, restored: bool, now: Time) {
+        let before = self.ledger.n_done();
+        let is_first = self.started_at.is_none();
+        self.ledger.restore(done, self.servers.last_applied());
+        for batch in std::mem::take(&mut self.early) {
+            self.ledger.done(batch);
+        }
+        self.forget_lost_evaluations();
+        self.set_limits();
+        self.last_cut_version = self.ledger.version();
+        self.started_at.get_or_insert(now);
+        let generation = self.servers.generation();
+        let n_done = self.ledger.n_done();
+        if restored && !is_first {
+            let lost = before.saturating_sub(n_done);
+            self.note(
+                "restored",
+                format!("{lost} batches are trained again, in generation {generation}"),
+            );
+        } else if n_done > 0 {
+            self.note(
+                "resumed",
+                format!("going on after {n_done} batches, in generation {generation}"),
+            );
+        }
+        let servers: Vec<PsId> = self.servers.members().keys().copied().collect();
+        for ps in servers {
+            self.effects.push(Effect::ToPs(ps, PsOrder::Serve { generation }));
+        }
+        let workers: Vec<WorkerId> =
+            self.workers.iter().filter(|(_, w)| w.is_ready()).map(|(id, _)| *id).collect();
+        for worker in workers {
+            self.effects.push(Effect::ToWorker(worker, Command::Route));
+            self.hungry.insert(worker);
+            if !restored {
+                self.adopt_held(worker, now);
+            }
+        }
+        self.keep_best(now);
+    }
+
+    /// Servers that were silent for too long have lost their place.
+    pub(super) fn check_silent_servers(&mut self, timeout: Duration, now: Time) {
+        let silent: Vec<PsId> = self
+            .ps_peers
+            .iter()
+            .filter(|(_, peer)| now.since(peer.last_heard) > timeout)
+            .map(|(ps, _)| *ps)
+            .collect();
+        for ps in silent {
+            self.ps_lost(ps, &format!("gave no sign of life for {timeout:?}"));
+            self.effects.push(Effect::ClosePs(ps));
+            self.replace_ps(ps);
+        }
+        if self.servers.phase() == Phase::Loading && now.since(self.loading_since) > LOAD_TIMEOUT {
+            self.replace_slow_loaders(now);
+        }
+    }
+
+    fn replace_slow_loaders(&mut self, now: Time) {
+        self.loading_since = now;
+        let generation = self.servers.generation();
+        let members = self.servers.members().iter();
+        let late = members.filter(|(_, member)| member.generation != generation);
+        for ps in late.map(|(ps, _)| *ps).collect::<Vec<_>>() {
+            self.ps_lost(ps, &format!("has not loaded after {LOAD_TIMEOUT:?}"));
+            self.effects.push(Effect::ClosePs(ps));
+            self.replace_ps(ps);
+        }
+    }
+}

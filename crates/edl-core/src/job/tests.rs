@@ -1,0 +1,7 @@
+//! Whole jobs by script: a bench plays platform, workers, servers and disk around the machine.
+
+mod bench;
+mod course;
+mod faults;
+mod restart;
+mod wishes;

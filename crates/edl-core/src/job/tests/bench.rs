@@ -1,0 +1,548 @@
+//! Everything around the machine, in the simplest form that behaves: answers come at once, in
+//! order, unless a test holds them back.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use crate::applied::AppliedSet;
+use crate::evaluation::Evaluated;
+use crate::id::{
+    BatchId, CutId, Generation, Incarnation, LeaseId, PartitionId, PsId, Term, WorkerId,
+};
+use crate::job::{
+    Command, Config, CutFile, Durable, Effect, End, Event, Held, Job, Note, PsOrder, Work,
+};
+use crate::layout::Layout;
+use crate::metric::{Measures, Metric};
+use crate::model::ModelSpec;
+use crate::optimizer::OptimizerSpec;
+use crate::platform::{Ended, InstanceId, Order, Report, Role};
+use crate::servers::{Member, PartitionState};
+use crate::spec::JobSpec;
+use crate::time::Time;
+
+/// What a partition has applied, and how often it changed.
+pub(super) type Parts = BTreeMap<u32, (AppliedSet, u64)>;
+
+#[derive(Default)]
+pub(super) struct FakeWorker {
+    pub incarnation: u64,
+    pub pid: u32,
+    pub generation: Option<Generation>,
+    pub work: VecDeque<(LeaseId, Work)>,
+}
+
+pub(super) struct FakePs {
+    pub incarnation: u64,
+    pub pid: u32,
+    pub generation: Generation,
+    pub is_serving: bool,
+    pub parts: Parts,
+}
+
+pub(super) struct Bench {
+    pub job: Job,
+    pub now: Time,
+    /// As the last `Persist` left it.
+    pub disk: Durable,
+    pub workers: BTreeMap<u32, FakeWorker>,
+    pub servers: BTreeMap<u32, FakePs>,
+    pub folders: BTreeMap<String, Parts>,
+    pub committed: BTreeSet<String>,
+    pub notes: Vec<Note>,
+    pub evaluated: Vec<Evaluated>,
+    pub exported: Option<Parts>,
+    pub orders: Vec<Order>,
+    pub ended: Option<End>,
+    /// What each evaluation shall measure; the last one repeats.
+    pub losses: Vec<f64>,
+    pub n_shards_evaluated: u32,
+    /// Answers to cuts are errors.
+    pub disk_is_full: bool,
+    pub unreadable: BTreeSet<String>,
+    /// Effects that a test keeps to itself.
+    pub holds_cuts: bool,
+    pub holds_loads: bool,
+    pub holds_launches: bool,
+    pub held_back: Vec<Effect>,
+    next_process: u32,
+}
+
+pub(super) fn model() -> ModelSpec {
+    ModelSpec {
+        name: "counter".into(),
+        params: Vec::new(),
+        tables: Vec::new(),
+        inputs: Vec::new(),
+        metrics: vec![Metric::Loss],
+        optimizer: OptimizerSpec::sgd(1.0),
+    }
+}
+
+/// Ten batches of two records per epoch, on two servers with four partitions and two workers.
+pub(super) fn spec() -> JobSpec {
+    JobSpec {
+        job_name: "bench".into(),
+        minibatch_size: 2,
+        num_minibatches_per_task: 2,
+        shuffle: false,
+        partitions: 4,
+        num_ps_pods: 2,
+        num_workers: 2,
+        checkpoint_secs: 0,
+        ..JobSpec::default()
+    }
+}
+
+pub(super) fn config(spec: JobSpec, n_validation_records: u64) -> Config {
+    Config { spec, term: Term(1), n_records: 20, n_validation_records, n_prediction_records: 0 }
+}
+
+pub(super) fn worker(id: u32) -> InstanceId {
+    InstanceId { role: Role::Worker, id }
+}
+
+pub(super) fn ps(id: u32) -> InstanceId {
+    InstanceId { role: Role::Ps, id }
+}
+
+impl Bench {
+    /// A job whose processes are all there.
+    pub(super) fn started(config: Config) -> Self {
+        let mut bench = Self::new(config, Durable::default());
+        bench.handle(Event::Platform(Report::Running(Vec::new())));
+        bench
+    }
+
+    pub(super) fn new(config: Config, disk: Durable) -> Self {
+        Self {
+            job: Job::new(config, disk.clone(), Time::ZERO),
+            now: Time::ZERO,
+            disk,
+            workers: BTreeMap::new(),
+            servers: BTreeMap::new(),
+            folders: BTreeMap::new(),
+            committed: BTreeSet::new(),
+            notes: Vec::new(),
+            evaluated: Vec::new(),
+            exported: None,
+            orders: Vec::new(),
+            ended: None,
+            losses: vec![1.0],
+            n_shards_evaluated: 0,
+            disk_is_full: false,
+            unreadable: BTreeSet::new(),
+            holds_cuts: false,
+            holds_loads: false,
+            holds_launches: false,
+            held_back: Vec::new(),
+            next_process: 100,
+        }
+    }
+
+    /// The master dies, and another one starts from what is durable.
+    pub(super) fn restart_master(&mut self) {
+        let mut config = self.job.config().clone();
+        config.term = config.term.next();
+        self.job = Job::new(config, self.disk.clone(), self.now);
+        let running = |role: Role, id: u32, pid: u32| (InstanceId { role, id }, pid);
+        let servers = self.servers.iter().map(|(id, ps)| running(Role::Ps, *id, ps.pid));
+        let workers = self.workers.iter().map(|(id, w)| running(Role::Worker, *id, w.pid));
+        let running = servers.chain(workers).collect();
+        self.handle(Event::Platform(Report::Running(running)));
+    }
+
+    /// One event and everything that follows from it.
+    pub(super) fn handle(&mut self, event: Event) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let effects = self.job.handle(event, self.now);
+            self.job.check_invariants();
+            for effect in effects {
+                assert!(self.ended.is_none(), "nothing comes after the end: {effect:?}");
+                self.perform(effect, &mut events);
+            }
+        }
+    }
+
+    fn perform(&mut self, effect: Effect, events: &mut VecDeque<Event>) {
+        match effect {
+            Effect::Persist => self.disk = self.job.durable().clone(),
+            Effect::ToWorker(id, command) => self.tell_worker(id, command),
+            Effect::ToPs(id, order) => events.extend(self.tell_ps(id, order)),
+            Effect::CloseWorker(id, _) => {
+                if let Some(worker) = self.workers.get_mut(&id.0) {
+                    worker.work.clear();
+                }
+            }
+            Effect::ClosePs(_) | Effect::EvaluationStarted { .. } => {}
+            Effect::Platform(order) => {
+                self.orders.push(order.clone());
+                events.extend(self.obey(&order));
+            }
+            Effect::PrepareCut { folder, .. } => {
+                let is_new = self.folders.insert(folder, Parts::new()).is_none();
+                assert!(is_new, "no folder is used twice");
+            }
+            Effect::Commit { cut, folder, files, .. } => {
+                assert_eq!(files.len(), self.job.config().spec.partitions as usize);
+                self.committed.insert(folder);
+                events.push_back(Event::Committed { cut });
+            }
+            Effect::Delete(folder) => {
+                self.folders.remove(&folder);
+                self.committed.remove(&folder);
+            }
+            Effect::Export { checkpoint } => {
+                assert!(self.committed.contains(&checkpoint), "only what is complete is exported");
+                self.exported = self.folders.get(&checkpoint).cloned();
+                events.push_back(Event::Exported);
+            }
+            Effect::JoinPredictions { .. } => events.push_back(Event::Exported),
+            Effect::Evaluated(evaluated) => self.evaluated.push(evaluated),
+            Effect::Note(note) => self.notes.push(note),
+            Effect::Ended(end) => self.ended = Some(end),
+        }
+    }
+
+    fn tell_worker(&mut self, id: WorkerId, command: Command) {
+        let generation = self.job.servers().generation();
+        let Some(worker) = self.workers.get_mut(&id.0) else { return };
+        match command {
+            Command::Welcome => {}
+            Command::Route => {
+                if worker.generation != Some(generation) {
+                    worker.work.clear();
+                }
+                worker.generation = Some(generation);
+            }
+            Command::Lease { lease, work, .. } => worker.work.push_back((lease, work)),
+            Command::Revoke(lease) => worker.work.retain(|(held, _)| *held != lease),
+            Command::Stop(_) => {
+                self.workers.remove(&id.0);
+            }
+        }
+    }
+
+    fn tell_ps(&mut self, id: PsId, order: PsOrder) -> Option<Event> {
+        if matches!(order, PsOrder::Load { .. }) && self.holds_loads
+            || matches!(order, PsOrder::Cut { .. }) && self.holds_cuts
+        {
+            self.held_back.push(Effect::ToPs(id, order));
+            return None;
+        }
+        self.obey_as_ps(id, order)
+    }
+
+    /// What a server does with an order.
+    pub(super) fn obey_as_ps(&mut self, id: PsId, order: PsOrder) -> Option<Event> {
+        let spec = &self.job.config().spec;
+        let layout = Layout { dense_len: 0, n_partitions: spec.partitions };
+        let hosted = layout.hosted(id, spec.num_ps_pods);
+        let n_batches = spec.plan(self.job.config().n_records).n_batches().max(1);
+        let server = self.servers.get_mut(&id.0)?;
+        match order {
+            PsOrder::Welcome | PsOrder::Stop(_) => None,
+            PsOrder::Load { generation, checkpoint, .. } => {
+                if generation <= server.generation {
+                    return None;
+                }
+                let first = (AppliedSet::new(n_batches), 0);
+                let parts = match &checkpoint {
+                    Some(folder) if self.unreadable.contains(folder) => {
+                        let error = "checksum".into();
+                        return Some(Event::LoadFailed { ps: id, generation, error });
+                    }
+                    Some(folder) => self.folders[folder].clone(),
+                    None => hosted.clone().map(|p| (p, first.clone())).collect(),
+                };
+                server.parts = parts.into_iter().filter(|(p, _)| hosted.contains(p)).collect();
+                server.generation = generation;
+                server.is_serving = false;
+                let sets = states(&server.parts);
+                Some(Event::Loaded { ps: id, generation, sets })
+            }
+            PsOrder::Serve { generation } => {
+                assert_eq!(generation, server.generation, "it serves what it holds");
+                server.is_serving = true;
+                None
+            }
+            PsOrder::Cut { cut, generation, folder } => self.cut(id, cut, generation, &folder),
+        }
+    }
+
+    fn cut(
+        &mut self,
+        id: PsId,
+        cut: CutId,
+        generation: Generation,
+        folder: &str,
+    ) -> Option<Event> {
+        if self.disk_is_full {
+            return Some(Event::CutFailed { cut, error: "no space left on device".into() });
+        }
+        let parts = self.servers[&id.0].parts.clone();
+        self.folders.get_mut(folder)?.extend(parts.clone());
+        let file = |(partition, (_, updates)): (u32, (AppliedSet, u64))| CutFile {
+            partition,
+            name: format!("partition-{partition:05}.edlp"),
+            bytes: 1,
+            checksum: String::new(),
+            updates,
+        };
+        let files = parts.into_iter().map(file).collect();
+        Some(Event::CutDone { ps: id, cut, generation, files })
+    }
+
+    fn obey(&mut self, order: &Order) -> Vec<Event> {
+        match order {
+            Order::Launch(_) if self.holds_launches => Vec::new(),
+            Order::Launch(instance) => self.launch(*instance),
+            Order::Stop { instance, grace_ms: 0 } => self.kill(*instance, Ended::Signal(9)),
+            Order::Stop { instance, .. } => {
+                let mut events = Vec::new();
+                if let (Role::Worker, Some(worker)) =
+                    (instance.role, self.workers.get(&instance.id))
+                {
+                    let incarnation = Incarnation(worker.incarnation);
+                    let worker = WorkerId(instance.id);
+                    events.push(Event::WorkerLeaving { worker, incarnation });
+                }
+                events.extend(self.kill(*instance, Ended::Exit(0)));
+                events
+            }
+        }
+    }
+
+    /// Starts a process; it connects at once.
+    pub(super) fn launch(&mut self, instance: InstanceId) -> Vec<Event> {
+        self.next_process += 1;
+        let (pid, incarnation) = (self.next_process, u64::from(self.next_process));
+        match instance.role {
+            Role::Worker => {
+                let fresh = FakeWorker { incarnation, pid, ..FakeWorker::default() };
+                self.workers.insert(instance.id, fresh);
+            }
+            Role::Ps => {
+                let generation = Generation(0);
+                let parts = Parts::new();
+                let fresh = FakePs { incarnation, pid, generation, is_serving: false, parts };
+                self.servers.insert(instance.id, fresh);
+            }
+            Role::Master => {}
+        }
+        let mut events = vec![Event::Platform(Report::Started { instance, pid })];
+        events.extend(self.hello(instance));
+        events
+    }
+
+    /// What a process says when it connects.
+    pub(super) fn hello(&self, instance: InstanceId) -> Vec<Event> {
+        match instance.role {
+            Role::Worker => {
+                let known = &self.workers[&instance.id];
+                let (worker, incarnation) =
+                    (WorkerId(instance.id), Incarnation(known.incarnation));
+                let held = held(&known.work);
+                let (model, capacity, pid) = (Box::new(model()), 2, known.pid);
+                vec![
+                    Event::WorkerConnected { worker, incarnation, pid },
+                    Event::WorkerReady { worker, incarnation, model, capacity, held },
+                ]
+            }
+            Role::Ps => {
+                let known = &self.servers[&instance.id];
+                let member = Member {
+                    incarnation: Incarnation(known.incarnation),
+                    address: String::new(),
+                    unix_path: String::new(),
+                    generation: known.generation,
+                    sets: states(&known.parts),
+                };
+                let (ps, pid, member) = (PsId(instance.id), known.pid, Box::new(member));
+                vec![Event::PsConnected { ps, pid, member }]
+            }
+            Role::Master => Vec::new(),
+        }
+    }
+
+    /// A process connects (again).
+    pub(super) fn connect(&mut self, instance: InstanceId) {
+        self.hello(instance).into_iter().for_each(|event| self.handle(event));
+    }
+
+    /// Everybody connects to a new master, servers first.
+    pub(super) fn connect_all(&mut self) {
+        let servers: Vec<u32> = self.servers.keys().copied().collect();
+        servers.into_iter().for_each(|id| self.connect(ps(id)));
+        let workers: Vec<u32> = self.workers.keys().copied().collect();
+        workers.into_iter().for_each(|id| self.connect(worker(id)));
+    }
+
+    /// A process ends; the platform's word for it.
+    pub(super) fn kill(&mut self, instance: InstanceId, how: Ended) -> Vec<Event> {
+        let pid = match instance.role {
+            Role::Worker => self.workers.remove(&instance.id).map(|worker| worker.pid),
+            Role::Ps => self.servers.remove(&instance.id).map(|ps| ps.pid),
+            Role::Master => None,
+        };
+        let report = |pid| Event::Platform(Report::Ended { instance, pid, how });
+        pid.map(report).into_iter().collect()
+    }
+
+    pub(super) fn kill_now(&mut self, instance: InstanceId, how: Ended) {
+        self.kill(instance, how).into_iter().for_each(|event| self.handle(event));
+    }
+
+    /// Lets time pass. Everybody who is there gives signs of life, but for `silent`.
+    pub(super) fn pass(&mut self, time: Duration, silent: Option<InstanceId>) {
+        let step = Duration::from_millis(100);
+        let end = self.now + time;
+        while self.now < end && self.ended.is_none() {
+            self.now = self.now + step;
+            self.heartbeats(silent);
+            self.handle(Event::Tick);
+        }
+    }
+
+    fn heartbeats(&mut self, silent: Option<InstanceId>) {
+        let workers: Vec<(u32, u64)> =
+            self.workers.iter().map(|(id, worker)| (*id, worker.incarnation)).collect();
+        for (id, incarnation) in workers {
+            if silent != Some(worker(id)) {
+                let (worker, incarnation) = (WorkerId(id), Incarnation(incarnation));
+                self.handle(Event::WorkerHeard { worker, incarnation });
+            }
+        }
+        let servers: Vec<(u32, u64)> =
+            self.servers.iter().map(|(id, ps)| (*id, ps.incarnation)).collect();
+        for (id, incarnation) in servers {
+            if silent != Some(ps(id)) {
+                let (ps, incarnation) = (PsId(id), Incarnation(incarnation));
+                self.handle(Event::PsHeard { ps, incarnation });
+            }
+        }
+    }
+
+    /// A worker takes up the next piece of its work; false if it has none.
+    pub(super) fn step(&mut self, id: u32) -> bool {
+        let Some(next) = self.next_work(id) else { return false };
+        match next {
+            (lease, Work::Train { epoch, range }) => {
+                let batch = BatchId { epoch, index: range.start };
+                self.push_everywhere(batch);
+                let left = range.start + 1..range.end;
+                if !left.is_empty() {
+                    let worker = self.workers.get_mut(&id).unwrap();
+                    worker.work.push_front((lease, Work::Train { epoch, range: left }));
+                }
+                self.report(id, batch);
+            }
+            (_, Work::Eval { eval, shard, .. }) => {
+                let loss = self.losses[self.evaluated.len().min(self.losses.len() - 1)];
+                let mut measures = Measures::new(&[Metric::Loss]);
+                measures.add_loss(loss, 2);
+                let generation = self.job.servers().generation();
+                let (worker, measures) = (WorkerId(id), Box::new(measures));
+                self.n_shards_evaluated += 1;
+                self.handle(Event::EvalDone { worker, eval, shard, generation, measures });
+            }
+            (_, Work::Predict { shard, .. }) => {
+                self.handle(Event::PredictDone { worker: WorkerId(id), shard });
+            }
+        }
+        true
+    }
+
+    pub(super) fn next_work(&mut self, id: u32) -> Option<(LeaseId, Work)> {
+        self.workers.get_mut(&id)?.work.pop_front()
+    }
+
+    pub(super) fn push_everywhere(&mut self, batch: BatchId) {
+        (0..self.job.config().spec.num_ps_pods).for_each(|ps| self.push(ps, batch));
+    }
+
+    /// Pushes one batch to one server, which applies it unless it has.
+    pub(super) fn push(&mut self, ps: u32, batch: BatchId) {
+        let server = self.servers.get_mut(&ps).expect("it runs");
+        assert!(server.is_serving, "workers know the route of servers that serve");
+        for (applied, updates) in server.parts.values_mut() {
+            *updates += u64::from(applied.insert(batch));
+        }
+    }
+
+    pub(super) fn report(&mut self, worker: u32, batch: BatchId) {
+        let (worker, generation) = (WorkerId(worker), self.job.servers().generation());
+        self.handle(Event::BatchDone { worker, batch, generation, loss: 0.5 });
+    }
+
+    /// Everybody works until the job is over or `until` says stop.
+    pub(super) fn run_until(&mut self, until: impl Fn(&Self) -> bool) {
+        for _ in 0..3000 {
+            if self.ended.is_some() || until(self) {
+                return;
+            }
+            let ids: Vec<u32> = self.workers.keys().copied().collect();
+            let mut is_busy = false;
+            for id in ids {
+                if !until(self) {
+                    is_busy |= self.step(id);
+                }
+            }
+            if !is_busy {
+                self.pass(Duration::from_millis(100), None);
+            }
+        }
+        panic!("the job stands still in state {}: {:?}", self.job.state(), self.notes.last());
+    }
+
+    pub(super) fn run(&mut self) {
+        self.run_until(|_| false);
+    }
+
+    pub(super) fn run_to(&mut self, n_done: u64) {
+        self.run_until(|bench| bench.job.ledger().n_done() >= n_done);
+    }
+
+    /// The exported model has applied each batch of `n_epochs` once, in every partition.
+    pub(super) fn expect_trained(&self, n_epochs: u32) {
+        assert_eq!(self.ended, Some(End::Succeeded), "{:#?}", self.notes);
+        let exported = self.exported.as_ref().expect("a model was exported");
+        assert_eq!(exported.len(), self.job.config().spec.partitions as usize);
+        for (applied, updates) in exported.values() {
+            assert_eq!(*updates, applied.len(), "no batch was applied twice");
+            assert_eq!((applied.epoch(), applied.n_in_epoch(n_epochs)), (n_epochs, 0));
+        }
+    }
+
+    pub(super) fn has_note(&self, kind: &str) -> bool {
+        self.notes.iter().any(|note| note.kind == kind)
+    }
+
+    pub(super) fn failure(&self) -> &str {
+        match &self.ended {
+            Some(End::Failed(why)) => why,
+            other => panic!("the job should have failed, but: {other:?}"),
+        }
+    }
+}
+
+fn states(parts: &Parts) -> Vec<PartitionState> {
+    let state = |(partition, (applied, updates)): (&u32, &(AppliedSet, u64))| PartitionState {
+        partition: PartitionId(*partition),
+        applied: applied.clone(),
+        updates: *updates,
+        n_rows: 0,
+    };
+    parts.iter().map(state).collect()
+}
+
+fn held(work: &VecDeque<(LeaseId, Work)>) -> Vec<Held> {
+    let held = |(lease, work): &(LeaseId, Work)| match work {
+        Work::Train { epoch, range } => {
+            Some(Held { lease: *lease, epoch: *epoch, indices: range.clone().collect() })
+        }
+        Work::Eval { .. } | Work::Predict { .. } => None,
+    };
+    work.iter().filter_map(held).collect()
+}

@@ -1,0 +1,400 @@
+//! Workers and servers that are killed, crash, hang or lie; disks that are full or rot.
+
+use std::time::Duration;
+
+use super::bench::{Bench, config, model, ps, spec, worker};
+use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
+use crate::job::{Durable, Effect, Event, PsOrder, Suspect, Work};
+use crate::platform::{Ended, Order, Report};
+use crate::servers::Phase;
+use crate::spec::JobSpec;
+
+fn train(n_epochs: u32) -> JobSpec {
+    JobSpec { num_epochs: n_epochs, ..spec() }
+}
+
+fn failed(bench: &Bench, worker: u32, lease: LeaseId, item: u32) -> Event {
+    let incarnation = Incarnation(bench.workers[&worker].incarnation);
+    let error = "user code".into();
+    Event::Failed { worker: WorkerId(worker), incarnation, lease, item, error }
+}
+
+#[test]
+fn a_server_lost_before_the_first_checkpoint_takes_training_back_to_its_start() {
+    let mut bench = Bench::started(config(train(2), 0));
+    bench.run_to(7);
+    bench.kill_now(ps(1), Ended::Signal(9));
+    assert_eq!(bench.job.servers().generation().0, 2, "it was replaced and all loaded");
+    assert_eq!(bench.job.ledger().n_done(), 0);
+    bench.run();
+    bench.expect_trained(2);
+}
+
+#[test]
+fn a_server_lost_after_a_checkpoint_takes_training_back_to_it() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 6, ..train(2) }, 0));
+    bench.run_to(9);
+    bench.kill_now(ps(0), Ended::Exit(101));
+    bench.pass(Duration::from_secs(1), None);
+    assert_eq!(bench.job.ledger().n_done(), 6, "a crash is followed by a pause, then by a load");
+    assert!(bench.has_note("restored"));
+    bench.run();
+    bench.expect_trained(2);
+}
+
+#[test]
+fn a_report_about_parameters_that_are_no_more_counts_for_nothing() {
+    let mut bench = Bench::started(config(train(1), 0));
+    let old = bench.job.servers().generation();
+    bench.kill_now(ps(1), Ended::Signal(9));
+    let batch = BatchId { epoch: 0, index: 0 };
+    let report = Event::BatchDone { worker: WorkerId(0), batch, generation: old, loss: 0.0 };
+    bench.handle(report);
+    assert!(!bench.job.ledger().is_done(batch));
+}
+
+#[test]
+fn a_bad_checkpoint_gives_way_to_the_one_before_it() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(2) }, 0));
+    bench.run_to(9);
+    let newest = bench.disk.checkpoints.last().unwrap().folder.clone();
+    bench.unreadable.insert(newest.clone());
+    bench.kill_now(ps(0), Ended::Signal(9));
+    assert_eq!(bench.job.ledger().n_done(), 4);
+    assert!(bench.disk.checkpoints.iter().any(|c| c.folder == newest && c.is_bad));
+    bench.run();
+    bench.expect_trained(2);
+}
+
+#[test]
+fn a_job_without_a_readable_checkpoint_fails_by_name() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(2) }, 0));
+    bench.run_to(9);
+    bench.unreadable.extend(bench.committed.clone());
+    bench.kill_now(ps(0), Ended::Signal(9));
+    let oldest = bench.disk.checkpoints[0].folder.clone();
+    assert!(bench.failure().contains(&oldest), "{}", bench.failure());
+    assert!(bench.failure().contains("no checkpoint can be loaded"));
+}
+
+#[test]
+fn first_values_that_cannot_be_read_fail_the_job_by_name() {
+    let spec = JobSpec { checkpoint_dir_for_init: "elsewhere".into(), ..train(1) };
+    let mut bench = Bench::new(config(spec, 0), Durable::default());
+    bench.unreadable.insert("elsewhere".into());
+    bench.handle(Event::Platform(Report::Running(Vec::new())));
+    assert!(bench.failure().contains("cannot load its first values"));
+}
+
+#[test]
+fn a_full_disk_keeps_the_checkpoint_before_and_training_goes_on() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(2) }, 0));
+    bench.run_to(5);
+    let before = bench.disk.checkpoints.clone();
+    assert_eq!(before.len(), 1);
+    bench.disk_is_full = true;
+    bench.run_to(13);
+    assert!(bench.has_note("checkpoint_failed"));
+    assert_eq!(bench.disk.checkpoints, before);
+    assert_eq!(bench.folders.len(), 1, "what a failed cut has left is deleted");
+    bench.kill_now(ps(0), Ended::Signal(9));
+    assert_eq!(bench.job.ledger().n_done(), 4);
+    bench.disk_is_full = false;
+    bench.run();
+    bench.expect_trained(2);
+}
+
+#[test]
+fn a_final_checkpoint_that_cannot_be_written_fails_the_job_after_some_tries() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.disk_is_full = true;
+    bench.run();
+    assert!(bench.failure().contains("the final checkpoint cannot be written"));
+    assert_eq!(bench.notes.iter().filter(|n| n.kind == "checkpoint_failed").count(), 5);
+}
+
+#[test]
+fn a_batch_that_crashes_workers_fails_the_job_and_its_records_are_named() {
+    let mut bench = Bench::started(config(JobSpec { num_workers: 1, ..train(1) }, 0));
+    bench.run_to(3);
+    for round in 0..3 {
+        assert_eq!(bench.ended, None, "round {round}");
+        bench.pass(Duration::from_secs(10), None);
+        let id = *bench.workers.keys().next().expect("it was replaced");
+        bench.kill_now(worker(id), Ended::Signal(11));
+    }
+    assert!(bench.failure().contains("batch 0/3 (records 6, 7) failed 3 times"));
+}
+
+#[test]
+fn an_error_of_user_code_counts_against_its_batch_and_success_pardons_it() {
+    let mut bench = Bench::started(config(JobSpec { num_workers: 1, ..train(1) }, 0));
+    let (lease, _) = bench.next_work(0).unwrap();
+    bench.handle(failed(&bench, 0, lease, 1));
+    assert_eq!(bench.disk.failures[0].work, Suspect::Batch(BatchId { epoch: 0, index: 1 }));
+    bench.pass(Duration::from_secs(1), None);
+    bench.run_to(7);
+    assert!(bench.disk.failures.is_empty(), "it was done in the end");
+    // A number that the lease does not hold must not be believed.
+    let (lease, work) = bench.next_work(0).unwrap();
+    let Work::Train { epoch, range } = work else { panic!() };
+    bench.handle(failed(&bench, 0, lease, u32::MAX));
+    let first = BatchId { epoch, index: range.start };
+    assert_eq!(bench.disk.failures[0].work, Suspect::Batch(first));
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn killed_workers_never_count() {
+    let mut bench = Bench::started(config(train(1), 0));
+    for signal in [9, 15, 1, 2].into_iter().cycle().take(40) {
+        let id = *bench.workers.keys().next().unwrap();
+        bench.kill_now(worker(id), Ended::Signal(signal));
+        assert_eq!(bench.workers.len(), 2, "it was replaced at once");
+    }
+    assert!(bench.disk.failures.is_empty());
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_worker_that_makes_no_progress_loses_its_lease_and_is_replaced() {
+    let spec = JobSpec { task_timeout_secs: 30, num_workers: 1, ..train(1) };
+    let mut bench = Bench::started(config(spec, 0));
+    bench.step(0);
+    bench.pass(Duration::from_secs(29), None);
+    assert!(bench.workers.contains_key(&0));
+    bench.pass(Duration::from_secs(2), None);
+    assert!(!bench.workers.contains_key(&0), "it was ended");
+    assert_eq!(bench.disk.failures[0].work, Suspect::Batch(BatchId { epoch: 0, index: 1 }));
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_stuck_worker_that_nobody_can_replace_is_not_lent_the_same_at_once_again() {
+    let mut config = config(JobSpec { task_timeout_secs: 30, num_workers: 0, ..train(1) }, 0);
+    config.spec.max_batch_failures = 2;
+    let mut bench = Bench::started(config);
+    // Workers that somebody started by hand.
+    for id in [7, 8] {
+        bench.launch(worker(id)).into_iter().skip(1).for_each(|event| bench.handle(event));
+    }
+    bench.pass(Duration::from_secs(31), None);
+    assert!(bench.workers[&7].work.is_empty() && bench.workers[&8].work.is_empty());
+    bench.launch(worker(9)).into_iter().skip(1).for_each(|event| bench.handle(event));
+    bench.run_until(|bench| bench.ended.is_some());
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_silent_worker_is_replaced_and_its_work_goes_to_others() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.pass(Duration::from_secs(11), Some(worker(0)));
+    assert!(bench.has_note("worker_silent"));
+    assert!(!bench.workers.contains_key(&0) && bench.workers.contains_key(&2));
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_silent_server_is_replaced_and_all_load_again() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 3, ..train(1) }, 0));
+    bench.run_to(5);
+    let frozen = bench.servers[&1].pid;
+    bench.pass(Duration::from_secs(11), Some(ps(1)));
+    assert_ne!(bench.servers[&1].pid, frozen);
+    assert_eq!(bench.job.ledger().n_done(), 3);
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn silence_is_noticed_under_a_load_that_leaves_no_time_for_ticks() {
+    let mut bench = Bench::started(config(train(1), 0));
+    let mut shortest = Duration::MAX;
+    for _ in 0..1200 {
+        bench.now = bench.now + Duration::from_millis(10);
+        let incarnation = Incarnation(bench.workers[&1].incarnation);
+        bench.handle(Event::WorkerHeard { worker: WorkerId(1), incarnation });
+        shortest = shortest.min(bench.job.next_deadline(bench.now).since(bench.now));
+    }
+    assert_eq!(shortest, Duration::from_millis(10), "a tick comes nearer, whatever else happens");
+    assert!(bench.has_note("worker_silent") && bench.has_note("ps_lost"));
+}
+
+#[test]
+fn nobody_is_silent_while_the_master_itself_was_stopped() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.run_to(2);
+    bench.now = bench.now + Duration::from_secs(4000);
+    bench.handle(Event::Tick);
+    assert_eq!(bench.job.servers().generation().0, 1);
+    assert!(!bench.has_note("worker_silent") && bench.disk.failures.is_empty());
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_process_that_calls_before_the_platform_tells_of_it_is_not_waited_for() {
+    let mut bench = Bench::new(config(train(1), 0), Durable::default());
+    bench.holds_launches = true;
+    bench.handle(Event::Platform(Report::Running(Vec::new())));
+    for instance in [ps(0), ps(1), worker(0), worker(1)] {
+        let mut events = bench.launch(instance);
+        events.rotate_left(1);
+        events.into_iter().for_each(|event| bench.handle(event));
+    }
+    bench.pass(Duration::from_secs(25), None);
+    assert!(!bench.has_note("not_heard"));
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_process_that_starts_but_never_calls_is_replaced() {
+    let mut bench = Bench::new(config(train(1), 0), Durable::default());
+    bench.holds_launches = true;
+    bench.handle(Event::Platform(Report::Running(Vec::new())));
+    for (instance, pid) in [(ps(0), 1), (ps(1), 2), (worker(0), 3), (worker(1), 4)] {
+        bench.handle(Event::Platform(Report::Started { instance, pid }));
+    }
+    bench.pass(Duration::from_secs(25), None);
+    let n_stops = bench.orders.iter().filter(|o| matches!(o, Order::Stop { .. })).count();
+    assert_eq!(n_stops, 4);
+}
+
+#[test]
+fn a_worker_that_lives_but_is_never_ready_is_replaced() {
+    let mut bench = Bench::new(config(train(1), 0), Durable::default());
+    bench.holds_launches = true;
+    bench.handle(Event::Platform(Report::Running(Vec::new())));
+    let events = bench.launch(worker(0));
+    events.into_iter().take(2).for_each(|event| bench.handle(event));
+    bench.pass(Duration::from_secs(301), None);
+    assert!(bench.orders.contains(&Order::Stop { instance: worker(0), grace_ms: 0 }));
+}
+
+#[test]
+fn a_worker_with_another_model_is_refused() {
+    let mut bench = Bench::started(config(train(1), 0));
+    let mut other = model();
+    other.name = "other".into();
+    let (worker, incarnation) = (WorkerId(1), Incarnation(bench.workers[&1].incarnation));
+    let model = Box::new(other);
+    bench.handle(Event::WorkerConnected { worker, incarnation, pid: 1 });
+    bench.handle(Event::WorkerReady { worker, incarnation, model, capacity: 2, held: Vec::new() });
+    let refusal = bench.notes.iter().find(|note| note.kind == "refused").unwrap();
+    assert!(refusal.text.contains("`other`") && refusal.text.contains("`counter`"));
+    assert_eq!(bench.disk.model.as_ref().unwrap().name, "counter");
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_server_whose_stream_breaks_is_told_again_to_serve_and_to_cut() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(1) }, 0));
+    bench.holds_cuts = true;
+    bench.run_to(5);
+    let lost = bench.held_back.len();
+    assert_eq!(lost, 2, "the orders to cut never arrive");
+    bench.holds_cuts = false;
+    let server = bench.servers.get_mut(&1).unwrap();
+    server.is_serving = false; // Neither did the order to serve.
+    let incarnation = Incarnation(server.incarnation);
+    bench.handle(Event::PsGone { ps: PsId(1), incarnation });
+    bench.connect(ps(1));
+    assert!(bench.servers[&1].is_serving);
+    assert_eq!(bench.committed.len(), 1, "everybody cut again");
+    assert_eq!(bench.job.servers().generation().0, 1, "a broken stream alone restores nothing");
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_server_that_dies_while_loading_loads_again_when_it_is_back() {
+    let mut bench = Bench::new(config(train(1), 0), Durable::default());
+    bench.holds_loads = true;
+    bench.handle(Event::Platform(Report::Running(Vec::new())));
+    assert_eq!(bench.job.servers().phase(), Phase::Loading);
+    bench.kill_now(ps(0), Ended::Signal(9));
+    let held = std::mem::take(&mut bench.held_back);
+    assert_eq!(held.len(), 3, "one of them for the newcomer");
+    bench.holds_loads = false;
+    for effect in held.into_iter().skip(1) {
+        let Effect::ToPs(id, order @ PsOrder::Load { .. }) = effect else { panic!() };
+        let loaded = bench.obey_as_ps(id, order).unwrap();
+        bench.handle(loaded);
+    }
+    assert_eq!(bench.job.servers().generation().0, 1);
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_server_that_never_finishes_loading_is_replaced() {
+    let mut bench = Bench::new(config(train(1), 0), Durable::default());
+    bench.holds_loads = true;
+    bench.handle(Event::Platform(Report::Running(Vec::new())));
+    bench.holds_loads = false;
+    bench.pass(Duration::from_secs(601), None);
+    assert!(bench.has_note("ps_lost"));
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_server_that_always_crashes_at_the_same_place_ends_the_job() {
+    let mut bench = Bench::started(config(train(1), 0));
+    for _ in 0..4 {
+        assert_eq!(bench.ended, None);
+        bench.run_to(5);
+        bench.kill_now(ps(0), Ended::Signal(6));
+        bench.pass(Duration::from_secs(31), None);
+    }
+    assert!(bench.failure().contains("a parameter server crashed 4 times"));
+}
+
+#[test]
+fn an_export_under_way_is_not_begun_again_when_a_server_is_lost() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.run_to(9);
+    let (worker, batch) = (WorkerId(0), BatchId { epoch: 0, index: 9 });
+    bench.push_everywhere(batch);
+    let generation = bench.job.servers().generation();
+    let mut events = vec![Event::BatchDone { worker, batch, generation, loss: 0.0 }];
+    let mut n_exports = 0;
+    let mut killed = false;
+    while let Some(event) = events.pop() {
+        for effect in bench.job.handle(event, bench.now) {
+            match effect {
+                Effect::ToPs(id, order) => events.extend(bench.obey_as_ps(id, order)),
+                Effect::PrepareCut { folder, .. } => {
+                    bench.folders.insert(folder, Default::default());
+                }
+                Effect::Commit { cut, .. } => events.push(Event::Committed { cut }),
+                Effect::Export { .. } => n_exports += 1,
+                Effect::Platform(Order::Launch(instance)) => events.extend(bench.launch(instance)),
+                Effect::Persist
+                | Effect::ToWorker(..)
+                | Effect::CloseWorker(..)
+                | Effect::ClosePs(..)
+                | Effect::Platform(_)
+                | Effect::Delete(_)
+                | Effect::JoinPredictions { .. }
+                | Effect::EvaluationStarted { .. }
+                | Effect::Evaluated(_)
+                | Effect::Note(_)
+                | Effect::Ended(_) => {}
+            }
+        }
+        if n_exports > 0 && !killed {
+            killed = true;
+            events.extend(bench.kill(ps(0), Ended::Signal(9)));
+        }
+    }
+    assert_eq!((n_exports, killed), (1, true));
+    bench.handle(Event::Exported);
+    assert!(bench.job.is_ended());
+}

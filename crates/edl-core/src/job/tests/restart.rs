@@ -1,0 +1,253 @@
+//! Masters that die and come back: what is durable, what is asked for again.
+
+use std::time::Duration;
+
+use super::bench::{Bench, config, ps, spec, worker};
+use crate::id::{BatchId, Generation, Incarnation, WorkerId};
+use crate::job::{Effect, End, Event, Held};
+use crate::platform::{Ended, Report};
+use crate::spec::JobSpec;
+
+fn train(n_epochs: u32) -> JobSpec {
+    JobSpec { num_epochs: n_epochs, ..spec() }
+}
+
+#[test]
+fn a_new_master_goes_on_with_what_the_servers_hold_and_loads_nothing() {
+    let mut bench = Bench::started(config(train(2), 0));
+    bench.run_to(7);
+    bench.restart_master();
+    bench.connect_all();
+    assert_eq!((bench.job.ledger().n_done(), bench.job.servers().generation().0), (7, 1));
+    assert!(bench.has_note("resumed"));
+    bench.run();
+    bench.expect_trained(2);
+}
+
+#[test]
+fn a_new_master_starts_no_process_that_runs_already() {
+    let mut bench = Bench::started(config(train(1), 0));
+    let n_orders = bench.orders.len();
+    bench.restart_master();
+    bench.connect_all();
+    assert_eq!(bench.orders.len(), n_orders);
+    bench.kill_now(worker(0), Ended::Signal(9));
+    assert!(bench.workers.contains_key(&2), "its numbers go on");
+}
+
+#[test]
+fn a_new_master_takes_note_of_what_workers_hold() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.run_to(2);
+    let held: Vec<u32> = bench.workers.values().map(|worker| worker.work.len() as u32).collect();
+    bench.restart_master();
+    bench.connect_all();
+    let holds = |bench: &Bench, id: u32| bench.job.ledger().n_held(WorkerId(id)) as u32;
+    assert!(holds(&bench, 0) >= held[0] && holds(&bench, 1) >= held[1]);
+    bench.job.check_invariants();
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn work_that_a_worker_dropped_at_a_new_generation_comes_back_soon_and_blames_nobody() {
+    let mut bench = Bench::started(config(JobSpec { num_workers: 1, ..train(1) }, 0));
+    bench.run_to(2);
+    // The worker says that it holds this, and drops it when it hears of the new route.
+    let (worker, incarnation) = (WorkerId(0), Incarnation(bench.workers[&0].incarnation));
+    let held = vec![Held { lease: crate::id::LeaseId(77), epoch: 0, indices: vec![9, 9] }];
+    let model = Box::new(super::bench::model());
+    bench.handle(Event::WorkerConnected { worker, incarnation, pid: 1 });
+    bench.workers.get_mut(&0).unwrap().work.clear();
+    bench.handle(Event::WorkerReady { worker, incarnation, model, capacity: 2, held });
+    assert!(bench.job.ledger().lease(crate::id::LeaseId(77)).unwrap().is_adopted);
+    bench.run_to(9);
+    bench.pass(Duration::from_secs(11), None);
+    bench.run();
+    bench.expect_trained(1);
+    assert!(bench.now.since(crate::time::Time::ZERO) < Duration::from_secs(30));
+    assert!(bench.disk.failures.is_empty() && !bench.has_note("work_failed"));
+}
+
+#[test]
+fn a_batch_reported_before_all_servers_have_called_is_not_forgotten() {
+    let mut bench = Bench::started(config(JobSpec { num_workers: 1, ..train(1) }, 0));
+    bench.run_to(2);
+    bench.restart_master();
+    // The first server tells its set, then a batch is applied everywhere and reported.
+    bench.connect(ps(0));
+    bench.connect(worker(0));
+    let batch = BatchId { epoch: 0, index: 2 };
+    bench.push_everywhere(batch);
+    bench.report(0, batch);
+    bench.connect(ps(1));
+    assert!(bench.job.ledger().is_done(batch), "nobody will report it again");
+}
+
+#[test]
+fn a_server_that_ended_with_the_master_makes_the_new_one_restore() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 3, ..train(1) }, 0));
+    bench.run_to(5);
+    bench.servers.remove(&1);
+    bench.restart_master();
+    bench.connect_all();
+    assert_eq!((bench.job.ledger().n_done(), bench.job.servers().generation().0), (3, 2));
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_server_that_never_calls_a_new_master_is_replaced() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 3, ..train(1) }, 0));
+    bench.run_to(5);
+    let frozen = bench.servers[&1].pid;
+    bench.restart_master();
+    bench.connect(ps(0));
+    [worker(0), worker(1)].into_iter().for_each(|instance| bench.connect(instance));
+    bench.pass(Duration::from_secs(25), Some(ps(1)));
+    assert_ne!(bench.servers[&1].pid, frozen);
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn the_master_dies_between_deciding_a_generation_and_telling_it() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 3, ..train(1) }, 0));
+    bench.run_to(5);
+    // Everything up to each effect of the list is performed, then the master is gone.
+    bench.kill(ps(1), Ended::Signal(9));
+    for n_performed in 0..8 {
+        let old = bench.disk.generation;
+        let (instance, pid) = (ps(1), 999 + n_performed);
+        bench.handle_partly(Event::Platform(Report::Started { instance, pid }), 0);
+        let hello = bench.launch(instance);
+        for event in hello.into_iter().skip(1) {
+            bench.handle_partly(event, n_performed as usize);
+        }
+        assert!(bench.disk.generation >= old);
+        bench.restart_master();
+        let told = bench.servers.values().map(|server| server.generation).max();
+        assert!(told <= Some(bench.disk.generation), "nobody knows more than the disk");
+        bench.connect_all();
+        let serves = |bench: &Bench| {
+            let generation = bench.job.servers().generation();
+            bench.servers.values().all(|s| s.generation == generation && s.is_serving)
+        };
+        assert!(serves(&bench), "after {n_performed} effects");
+        assert_eq!(bench.job.ledger().n_done(), 3);
+        bench.kill(ps(1), Ended::Signal(9));
+        let held = std::mem::take(&mut bench.held_back);
+        assert!(held.is_empty());
+    }
+    bench.restart_master();
+    bench.connect_all();
+    bench.run();
+    bench.expect_trained(1);
+}
+
+impl Bench {
+    /// The master dies after it has performed some of the effects.
+    fn handle_partly(&mut self, event: Event, n_performed: usize) {
+        let effects = self.job.handle(event, self.now);
+        for effect in effects.into_iter().take(n_performed) {
+            match effect {
+                Effect::Persist => self.disk = self.job.durable().clone(),
+                Effect::ToPs(id, order) => drop(self.obey_as_ps(id, order)),
+                Effect::ToWorker(..)
+                | Effect::CloseWorker(..)
+                | Effect::ClosePs(..)
+                | Effect::Platform(_)
+                | Effect::PrepareCut { .. }
+                | Effect::Commit { .. }
+                | Effect::Delete(_)
+                | Effect::Export { .. }
+                | Effect::JoinPredictions { .. }
+                | Effect::EvaluationStarted { .. }
+                | Effect::Evaluated(_)
+                | Effect::Note(_)
+                | Effect::Ended(_) => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_evaluation_is_made_again_and_a_kept_one_is_not() {
+    let spec = JobSpec { evaluation_steps: 4, evaluation_epochs: false, ..train(1) };
+    let mut bench = Bench::started(config(spec, 4));
+    bench.losses = vec![0.5, 0.6, 0.7, 0.8];
+    bench.run_to(9);
+    // The best model is that of version 4, so there is a checkpoint of it and of no later one.
+    assert_eq!(bench.evaluated.len(), 2);
+    bench.kill_now(ps(0), Ended::Signal(9));
+    assert_eq!(bench.job.ledger().n_done(), 4);
+    assert_eq!(bench.disk.evaluations.len(), 1, "the one of version 8 is of a model that is no more");
+    bench.restart_master();
+    bench.connect_all();
+    bench.run();
+    bench.expect_trained(1);
+    let versions: Vec<u64> = bench.disk.evaluations.iter().map(|e| e.version).collect();
+    assert_eq!(versions, [4, 8, 10]);
+    assert_eq!(bench.evaluated.len(), 4);
+}
+
+#[test]
+fn the_best_model_is_kept_though_the_master_died_before_it_was_written() {
+    let mut bench = Bench::started(config(train(3), 4));
+    bench.losses = vec![0.5, 0.6, 0.7];
+    bench.holds_cuts = true;
+    bench.run_until(|bench| !bench.evaluated.is_empty());
+    assert_eq!(bench.disk.best, None);
+    bench.holds_cuts = false;
+    bench.restart_master();
+    bench.connect_all();
+    let best = bench.disk.best.clone().expect("it was cut by the new master");
+    assert!(bench.folders[&best].values().all(|(applied, _)| applied.len() == 10));
+    bench.run();
+    bench.expect_trained(3);
+    assert_eq!(bench.disk.best, Some(best));
+}
+
+#[test]
+fn everything_killed_at_once_resumes_from_the_last_checkpoint() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(2) }, 0));
+    bench.run_to(11);
+    bench.servers.clear();
+    bench.workers.clear();
+    bench.restart_master();
+    assert_eq!(bench.job.ledger().n_done(), 8);
+    bench.run();
+    bench.expect_trained(2);
+}
+
+#[test]
+fn a_finished_job_that_lost_its_master_before_the_end_exports_again_and_trains_nothing() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.run_to(9);
+    let durable_before_end = {
+        bench.run();
+        let mut durable = bench.disk.clone();
+        durable.end = None;
+        durable
+    };
+    let (folders, committed) = (bench.folders.clone(), bench.committed.clone());
+    let mut config = bench.job.config().clone();
+    config.term = config.term.next();
+    let mut again = Bench::new(config, durable_before_end);
+    (again.folders, again.committed) = (folders, committed);
+    again.handle(Event::Platform(Report::Running(Vec::new())));
+    assert_eq!(again.ended, Some(End::Succeeded));
+    again.expect_trained(1);
+}
+
+#[test]
+fn a_master_that_knows_a_higher_generation_refuses_what_older_servers_hold() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(1) }, 0));
+    bench.run_to(9);
+    bench.disk.generation = Generation(9);
+    bench.restart_master();
+    bench.connect_all();
+    assert_eq!((bench.job.servers().generation().0, bench.job.ledger().n_done()), (10, 8));
+    bench.run();
+    bench.expect_trained(1);
+}

@@ -1,0 +1,309 @@
+//! Which batches of a job are todo, lent and done, epoch by epoch.
+//!
+//! Epochs do not overlap: the next one opens when the last batch of this one is done. A batch
+//! has a position, counted over all epochs; a barrier is a position that nobody is lent past
+//! until everything before it is done, so that the model there is that of an exact version.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::applied::AppliedSet;
+use crate::id::{BatchId, LeaseId, WorkerId};
+use crate::pool::{Lease, Pool};
+use crate::spec::Mode;
+use crate::time::Time;
+
+/// What a worker only says it works on goes to others unless something of it is done by then.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The books of the training data.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Ledger {
+    n_batches: u32,
+    batches_per_shard: u32,
+    /// Batches of one version: the round's size in synchronous mode, else one.
+    round: u32,
+    timeout: Duration,
+    epoch: u32,
+    pool: Pool,
+    /// Below this position some partitions may have applied what others have not.
+    touched: u64,
+}
+
+impl Ledger {
+    /// # Panics
+    /// If an epoch has no batches.
+    #[must_use]
+    pub fn new(n_batches: u32, batches_per_shard: u32, mode: Mode, timeout: Duration) -> Self {
+        assert!(n_batches > 0, "an epoch has at least one batch");
+        let round = match mode {
+            Mode::Sync { grads_to_wait } => grads_to_wait,
+            Mode::Async | Mode::Bounded { .. } => 1,
+        };
+        let pool = Pool::new(n_batches);
+        Self { n_batches, batches_per_shard, round, timeout, epoch: 0, pool, touched: 0 }
+    }
+
+    /// Starts again from what all partitions hold. All leases are void. `last` is the last batch
+    /// that any partition holds.
+    pub fn restore(&mut self, applied: &AppliedSet, last: Option<BatchId>) {
+        let after = |batch: BatchId| {
+            u64::from(batch.epoch) * u64::from(self.n_batches) + u64::from(batch.index) + 1
+        };
+        self.touched = last.map_or(0, after);
+        self.epoch = applied.epoch();
+        let epoch = self.epoch;
+        self.pool =
+            Pool::with_done(self.n_batches, |index| applied.contains(BatchId { epoch, index }));
+    }
+
+    /// Lends the next batches before `barrier` to one of `n_workers` workers.
+    pub fn lend(
+        &mut self,
+        lease: LeaseId,
+        worker: WorkerId,
+        n_workers: u32,
+        barrier: u64,
+        now: Time,
+    ) -> Option<(u32, Range<u32>)> {
+        let limit = self.limit_in_epoch(barrier);
+        let left = limit.saturating_sub(self.pool.n_done());
+        let deadline = now + self.timeout;
+        // Towards a barrier leases get smaller, so that nobody waits long for the last worker.
+        let fair = left.div_ceil(4 * n_workers.max(1)).max(1);
+        let (shard, is_sync) = (self.batches_per_shard, self.round > 1);
+        let most = |start: u32| if is_sync { 1 } else { fair.min(shard - start % shard) };
+        let range = self.pool.lend(lease, worker, limit, most, deadline)?;
+        Some((self.epoch, range))
+    }
+
+    /// The items of the open epoch that may be lent: below the barrier and, in synchronous mode,
+    /// of the round that is open, so that nobody waits for a round that nobody works on.
+    fn limit_in_epoch(&self, barrier: u64) -> u32 {
+        let limit = barrier.saturating_sub(self.start()).min(u64::from(self.n_batches));
+        let limit = u32::try_from(limit).expect("at most n_batches");
+        if self.round == 1 {
+            return limit;
+        }
+        let n_rounds_done = self.pool.n_done() / self.round;
+        limit.min((n_rounds_done + 1).saturating_mul(self.round))
+    }
+
+    /// Whether anything before `barrier` waits for a worker.
+    #[must_use]
+    pub fn has_todo(&self, barrier: u64) -> bool {
+        self.pool.has_todo(self.limit_in_epoch(barrier))
+    }
+
+    /// Notes that every partition has applied `batch`; false if that is no news.
+    pub fn done(&mut self, batch: BatchId) -> bool {
+        if batch.epoch != self.epoch || !self.pool.done(batch.index) {
+            return false;
+        }
+        if self.pool.is_finished() {
+            self.epoch += 1;
+            self.pool = Pool::new(self.n_batches);
+        }
+        true
+    }
+
+    /// Notes what a worker says it still works on.
+    pub fn adopt(
+        &mut self,
+        lease: LeaseId,
+        worker: WorkerId,
+        epoch: u32,
+        items: &[u32],
+        now: Time,
+    ) {
+        if epoch == self.epoch {
+            self.pool.adopt(lease, worker, items, now + self.timeout.min(PROOF_TIMEOUT));
+        }
+    }
+
+    pub fn release(&mut self, lease: LeaseId) -> Option<Lease> {
+        self.pool.release(lease)
+    }
+
+    pub fn release_worker(&mut self, worker: WorkerId) -> Vec<Lease> {
+        self.pool.release_worker(worker)
+    }
+
+    pub fn expire(&mut self, now: Time) -> Vec<(LeaseId, Lease)> {
+        self.pool.expire(now)
+    }
+
+    /// A worker that finishes batches keeps its other leases.
+    pub fn extend(&mut self, worker: WorkerId, now: Time) {
+        self.pool.extend(worker, now, self.timeout);
+    }
+
+    /// For some time nobody could be heard: all leases get their full time again.
+    pub fn extend_all(&mut self, now: Time) {
+        self.pool.extend_all(now, self.timeout);
+    }
+
+    /// Whether everything before `barrier` is done and nothing is under way, so that the model
+    /// is exactly that of `n_done` batches.
+    #[must_use]
+    pub fn is_reached(&self, barrier: u64) -> bool {
+        self.n_done() >= barrier && self.pool.n_leases() == 0 && !self.has_todo(barrier)
+    }
+
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.pool.next_deadline()
+    }
+
+    #[must_use]
+    pub fn n_held(&self, worker: WorkerId) -> usize {
+        self.pool.n_held(worker)
+    }
+
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    #[must_use]
+    pub fn lease(&self, lease: LeaseId) -> Option<&Lease> {
+        self.pool.lease(lease)
+    }
+
+    #[must_use]
+    pub fn is_done(&self, batch: BatchId) -> bool {
+        batch.epoch < self.epoch || (batch.epoch == self.epoch && self.pool.is_done(batch.index))
+    }
+
+    /// Batches done in the open epoch.
+    #[must_use]
+    pub fn n_done_in_epoch(&self) -> u32 {
+        self.pool.n_done()
+    }
+
+    /// Position of the open epoch's first batch.
+    fn start(&self) -> u64 {
+        u64::from(self.epoch) * u64::from(self.n_batches)
+    }
+
+    /// Batches done, over all epochs.
+    #[must_use]
+    pub fn n_done(&self) -> u64 {
+        self.start() + u64::from(self.pool.n_done())
+    }
+
+    /// The version of the model: updates made by the batches done so far.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version_at(self.n_done())
+    }
+
+    /// The version of a model that has applied the batches before `position`.
+    #[must_use]
+    pub fn version_at(&self, position: u64) -> u64 {
+        let n_batches = u64::from(self.n_batches);
+        let in_epoch = (position % n_batches) / u64::from(self.round);
+        position / n_batches * self.versions_per_epoch() + in_epoch
+    }
+
+    #[must_use]
+    pub fn versions_per_epoch(&self) -> u64 {
+        u64::from(self.n_batches.div_ceil(self.round))
+    }
+
+    /// The position at which the model has version `version`.
+    #[must_use]
+    pub fn position_of(&self, version: u64) -> u64 {
+        let epoch = version / self.versions_per_epoch();
+        let in_epoch = version % self.versions_per_epoch() * u64::from(self.round);
+        epoch.saturating_mul(u64::from(self.n_batches)).saturating_add(in_epoch)
+    }
+
+    /// The first position that nothing lent or applied anywhere so far lies behind, at a
+    /// version's border: the next one at which the model can be that of an exact version.
+    #[must_use]
+    pub fn frontier(&self) -> u64 {
+        let position = self.touched.max(self.start() + u64::from(self.pool.frontier()));
+        let (n_batches, round) = (u64::from(self.n_batches), u64::from(self.round));
+        let in_epoch = (position % n_batches).div_ceil(round) * round;
+        position / n_batches * n_batches + in_epoch.min(n_batches)
+    }
+
+    /// Whether the model can be that of an exact version at `position`.
+    #[must_use]
+    pub fn can_be_exact(&self, position: u64) -> bool {
+        position >= self.touched && position >= self.n_done()
+    }
+
+    pub fn check_invariants(&self) {
+        self.pool.check_invariants();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn ledger(n_batches: u32, mode: Mode) -> Ledger {
+        Ledger::new(n_batches, 8, mode, TIMEOUT)
+    }
+
+    #[test]
+    fn nothing_is_lent_past_a_barrier_until_all_before_it_is_done() {
+        let mut ledger = ledger(20, Mode::Async);
+        let worker = WorkerId(0);
+        let mut lent = Vec::new();
+        for lease in 0.. {
+            let Some((_, range)) = ledger.lend(LeaseId(lease), worker, 1, 7, Time::ZERO) else {
+                break;
+            };
+            lent.extend(range);
+        }
+        assert_eq!(lent, (0..7).collect::<Vec<_>>());
+        for index in lent {
+            ledger.done(BatchId { epoch: 0, index });
+        }
+        assert_eq!(ledger.n_done(), 7);
+        assert!(ledger.lend(LeaseId(99), worker, 1, 14, Time::ZERO).is_some());
+    }
+
+    #[test]
+    fn a_round_opens_when_the_one_before_is_done_and_the_last_may_be_smaller() {
+        let mut ledger = ledger(5, Mode::Sync { grads_to_wait: 2 });
+        let mut sizes = Vec::new();
+        let mut lease = 0;
+        while ledger.epoch() == 0 {
+            let mut round = Vec::new();
+            while let Some((epoch, range)) =
+                ledger.lend(LeaseId(lease), WorkerId(0), 1, u64::MAX, Time::ZERO)
+            {
+                lease += 1;
+                round.extend(range.map(|index| BatchId { epoch, index }));
+            }
+            sizes.push(round.len());
+            round.into_iter().for_each(|batch| assert!(ledger.done(batch)));
+        }
+        assert_eq!(sizes, [2, 2, 1]);
+        assert_eq!(ledger.version(), 3);
+        assert_eq!((ledger.position_of(3), ledger.position_of(4)), (5, 7));
+    }
+
+    #[test]
+    fn a_restore_brings_back_exactly_what_the_servers_hold() {
+        let mut ledger = ledger(4, Mode::Async);
+        let mut applied = AppliedSet::new(4);
+        for (epoch, index) in [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2)] {
+            applied.insert(BatchId { epoch, index });
+        }
+        ledger.restore(&applied, None);
+        assert_eq!((ledger.epoch(), ledger.n_done()), (1, 5));
+        assert_eq!(ledger.lend(LeaseId(0), WorkerId(0), 1, u64::MAX, Time::ZERO), Some((1, 0..1)),);
+        ledger.check_invariants();
+        // A partition that is ahead of the others moves the next exact version.
+        assert_eq!((ledger.frontier(), ledger.can_be_exact(6)), (7, true));
+        ledger.restore(&applied, Some(BatchId { epoch: 2, index: 0 }));
+        assert_eq!((ledger.frontier(), ledger.can_be_exact(8)), (9, false));
+    }
+}

@@ -1,0 +1,24 @@
+//! The words and the pure machines of the domain.
+//!
+//! Nothing here does I/O, reads a clock, waits, logs or depends on hash order: callers pass
+//! `now` and perform the effects that a machine returns. That makes every decision of a job
+//! repeatable in a test.
+
+pub mod applied;
+pub mod audit;
+pub mod batch;
+pub mod evaluation;
+pub mod id;
+pub mod instances;
+pub mod job;
+pub mod layout;
+pub mod ledger;
+pub mod metric;
+pub mod model;
+pub mod optimizer;
+pub mod platform;
+pub mod pool;
+pub mod rng;
+pub mod servers;
+pub mod spec;
+pub mod time;

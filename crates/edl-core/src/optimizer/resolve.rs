@@ -1,0 +1,256 @@
+//! Which optimizer a job uses: the model's own, changed by what the job says.
+//!
+//! Pure: it needs nothing of the engine, so that the master can decide the same.
+
+use crate::model::ModelSpec;
+use crate::optimizer::{OptimizerKind, OptimizerSpec, Schedule};
+use crate::spec::JobSpec;
+
+/// What `--optimizer` may say, in the order of error messages.
+const NAMES: [&str; 9] =
+    ["sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "adagrad", "rmsprop", "ftrl"];
+
+/// What `--learning_rate_schedule` may say.
+const SCHEDULES: &str = "constant, steps:1000,2000:0.1, exponential:1000:0.9, \
+                         cosine:WARMUP:TOTAL, cosine:WARMUP:TOTAL:FLOOR or linear:WARMUP:TOTAL";
+
+/// What is wrong with the words that choose an optimizer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("--optimizer `{name}` is unknown; choose from {}", NAMES.join(", "))]
+    Name { name: String },
+    #[error("{flag} `{value}` must be {needs}")]
+    Number { flag: &'static str, value: String, needs: &'static str },
+    #[error("--learning_rate_schedule `{0}` does not read as {SCHEDULES}")]
+    Schedule(String),
+}
+
+/// The optimizer of a job: the model's own unless `--optimizer` names another, which then starts
+/// from Keras' default numbers. `--learning_rate` wins over the model parameter `lr`.
+pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error> {
+    let mut chosen = match &spec.optimizer {
+        None => model.optimizer.clone(),
+        Some(name) => {
+            let named = by_name(name).ok_or_else(|| Error::Name { name: name.clone() })?;
+            // A model's own numbers are better than a library's.
+            let is_own = same_kind(&named.kind, &model.optimizer.kind);
+            if is_own { model.optimizer.clone() } else { named }
+        }
+    };
+    if let Some(text) = spec.model_params.get("lr") {
+        let rate = text.trim().parse().unwrap_or(f64::NAN);
+        chosen.learning_rate = learning_rate("--model_params lr", rate, text)?;
+    }
+    if let Some(rate) = spec.learning_rate {
+        chosen.learning_rate = learning_rate("--learning_rate", rate, &rate.to_string())?;
+    }
+    if let Some(decay) = spec.weight_decay {
+        if !(0.0..=1.0).contains(&decay) {
+            let (flag, needs) = ("--weight_decay", "a number from 0 to 1");
+            return Err(Error::Number { flag, value: decay.to_string(), needs });
+        }
+        chosen.weight_decay = decay;
+    }
+    if let Some(text) = &spec.learning_rate_schedule {
+        chosen.schedule = schedule(text).ok_or_else(|| Error::Schedule(text.clone()))?;
+    }
+    Ok(chosen)
+}
+
+fn learning_rate(flag: &'static str, rate: f64, text: &str) -> Result<f64, Error> {
+    if rate.is_finite() && rate > 0.0 {
+        Ok(rate)
+    } else {
+        Err(Error::Number { flag, value: text.into(), needs: "a number above 0" })
+    }
+}
+
+/// An optimizer with the default numbers of Keras 3.
+fn by_name(name: &str) -> Option<OptimizerSpec> {
+    let adam = |amsgrad| OptimizerKind::Adam { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7, amsgrad };
+    let momentum = |nesterov| OptimizerKind::Momentum { momentum: 0.9, nesterov };
+    let (kind, learning_rate, weight_decay) = match name.to_ascii_lowercase().as_str() {
+        "sgd" => (OptimizerKind::Sgd, 0.01, 0.0),
+        "momentum" => (momentum(false), 0.01, 0.0),
+        "nesterov" => (momentum(true), 0.01, 0.0),
+        "adam" => (adam(false), 0.001, 0.0),
+        "amsgrad" => (adam(true), 0.001, 0.0),
+        "adamw" => {
+            (OptimizerKind::AdamW { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7 }, 0.001, 0.004)
+        }
+        "adagrad" => {
+            (OptimizerKind::Adagrad { initial_accumulator: 0.1, epsilon: 1e-7 }, 0.001, 0.0)
+        }
+        "rmsprop" => {
+            (OptimizerKind::RmsProp { rho: 0.9, epsilon: 1e-7, momentum: 0.0 }, 0.001, 0.0)
+        }
+        "ftrl" => {
+            let (learning_rate_power, initial_accumulator) = (-0.5, 0.1);
+            let (l1, l2) = (0.0, 0.0);
+            let kind = OptimizerKind::Ftrl { learning_rate_power, l1, l2, initial_accumulator };
+            (kind, 0.001, 0.0)
+        }
+        _ => return None,
+    };
+    Some(OptimizerSpec { kind, learning_rate, schedule: Schedule::Constant, weight_decay })
+}
+
+/// Whether two optimizers go by the same name.
+fn same_kind(a: &OptimizerKind, b: &OptimizerKind) -> bool {
+    kind_name(a) == kind_name(b)
+}
+
+fn kind_name(kind: &OptimizerKind) -> &'static str {
+    match kind {
+        OptimizerKind::Sgd => "sgd",
+        OptimizerKind::Momentum { nesterov: false, .. } => "momentum",
+        OptimizerKind::Momentum { nesterov: true, .. } => "nesterov",
+        OptimizerKind::Adam { amsgrad: false, .. } => "adam",
+        OptimizerKind::Adam { amsgrad: true, .. } => "amsgrad",
+        OptimizerKind::AdamW { .. } => "adamw",
+        OptimizerKind::Adagrad { .. } => "adagrad",
+        OptimizerKind::RmsProp { .. } => "rmsprop",
+        OptimizerKind::Ftrl { .. } => "ftrl",
+    }
+}
+
+/// Reads a schedule, none if the text is not one.
+fn schedule(text: &str) -> Option<Schedule> {
+    let words: Vec<&str> = text.trim().split(':').collect();
+    match words.as_slice() {
+        ["constant"] => Some(Schedule::Constant),
+        ["steps", steps, factor] => {
+            let steps: Vec<u64> = steps.split(',').map(step).collect::<Option<_>>()?;
+            let factor = positive(factor)?;
+            steps.is_sorted_by(|a, b| a < b).then_some(Schedule::Steps { steps, factor })
+        }
+        ["exponential", every, factor] => {
+            let every = step(every).filter(|every| *every > 0)?;
+            Some(Schedule::Exponential { every, factor: positive(factor)? })
+        }
+        ["cosine", warmup, total] => cosine(warmup, total, "0"),
+        ["cosine", warmup, total, floor] => cosine(warmup, total, floor),
+        ["linear", warmup, total] => {
+            let (warmup, total) = ramp(warmup, total)?;
+            Some(Schedule::Linear { warmup, total })
+        }
+        _ => None,
+    }
+}
+
+fn cosine(warmup: &str, total: &str, floor: &str) -> Option<Schedule> {
+    let (warmup, total) = ramp(warmup, total)?;
+    let floor = floor.trim().parse().ok().filter(|floor| (0.0..=1.0).contains(floor))?;
+    Some(Schedule::Cosine { warmup, total, floor })
+}
+
+fn ramp(warmup: &str, total: &str) -> Option<(u64, u64)> {
+    let (warmup, total) = (step(warmup)?, step(total)?);
+    (warmup < total).then_some((warmup, total))
+}
+
+fn step(text: &str) -> Option<u64> {
+    text.trim().parse().ok()
+}
+
+fn positive(text: &str) -> Option<f64> {
+    text.trim().parse().ok().filter(|value: &f64| value.is_finite() && *value > 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(optimizer: OptimizerSpec) -> ModelSpec {
+        let name = "test".into();
+        ModelSpec {
+            name,
+            params: vec![],
+            tables: vec![],
+            inputs: vec![],
+            metrics: vec![],
+            optimizer,
+        }
+    }
+
+    fn with_schedule(text: &str) -> Result<Schedule, Error> {
+        let spec = JobSpec { learning_rate_schedule: Some(text.into()), ..JobSpec::default() };
+        Ok(resolve(&spec, &model(OptimizerSpec::sgd(0.5)))?.schedule)
+    }
+
+    #[test]
+    fn a_job_that_says_nothing_gets_the_models_own() {
+        let own = OptimizerSpec { weight_decay: 0.25, ..OptimizerSpec::sgd(0.5) };
+        assert_eq!(resolve(&JobSpec::default(), &model(own.clone())), Ok(own.clone()));
+        let spec = JobSpec { optimizer: Some("sgd".into()), ..JobSpec::default() };
+        assert_eq!(resolve(&spec, &model(own.clone())), Ok(own));
+    }
+
+    #[test]
+    fn every_name_is_known_and_means_itself() {
+        for name in NAMES {
+            assert_eq!(kind_name(&by_name(name).unwrap().kind), name);
+            assert_eq!(by_name(name), by_name(&name.to_ascii_uppercase()));
+        }
+        let spec = JobSpec { optimizer: Some("adm".into()), ..JobSpec::default() };
+        let error = resolve(&spec, &model(OptimizerSpec::sgd(0.5))).unwrap_err();
+        let expected = "--optimizer `adm` is unknown; choose from sgd, momentum, nesterov, adam, \
+                        amsgrad, adamw, adagrad, rmsprop, ftrl";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn the_flag_wins_over_the_model_parameter() {
+        let mut spec = JobSpec { optimizer: Some("ftrl".into()), ..JobSpec::default() };
+        spec.model_params.insert("lr".into(), "0.2".into());
+        let rate = |spec: &JobSpec| {
+            resolve(spec, &model(OptimizerSpec::sgd(0.5))).map(|found| found.learning_rate)
+        };
+        assert_eq!(rate(&spec), Ok(0.2));
+        spec.learning_rate = Some(0.3);
+        assert_eq!(rate(&spec), Ok(0.3));
+        spec.learning_rate = Some(-1.0);
+        assert!(rate(&spec).is_err());
+        spec.model_params.insert("lr".into(), "fast".into());
+        let expected = "--model_params lr `fast` must be a number above 0";
+        assert_eq!(rate(&spec).unwrap_err().to_string(), expected);
+    }
+
+    #[test]
+    fn a_negative_weight_decay_is_refused() {
+        let spec = JobSpec { weight_decay: Some(-0.1), ..JobSpec::default() };
+        assert!(resolve(&spec, &model(OptimizerSpec::sgd(0.5))).is_err());
+    }
+
+    #[test]
+    fn schedules_read_as_the_flag_documents_them() {
+        let steps = Schedule::Steps { steps: vec![1000, 2000], factor: 0.1 };
+        assert_eq!(with_schedule("steps:1000,2000:0.1"), Ok(steps));
+        let exponential = Schedule::Exponential { every: 1000, factor: 0.9 };
+        assert_eq!(with_schedule("exponential:1000:0.9"), Ok(exponential));
+        let cosine = Schedule::Cosine { warmup: 100, total: 10_000, floor: 0.0 };
+        assert_eq!(with_schedule("cosine:100:10000"), Ok(cosine));
+        let linear = Schedule::Linear { warmup: 100, total: 10_000 };
+        assert_eq!(with_schedule("linear:100:10000"), Ok(linear));
+        assert_eq!(with_schedule("constant"), Ok(Schedule::Constant));
+    }
+
+    #[test]
+    fn a_schedule_that_makes_no_sense_is_refused() {
+        let senseless = [
+            "",
+            "cosine",
+            "cosine:10:10",
+            "cosine:1:2:3",
+            "steps:2,1:0.5",
+            "steps:1:-1",
+            "steps::0.5",
+            "exponential:0:0.9",
+            "exponential:5:nan",
+            "linear:5:four",
+        ];
+        for text in senseless {
+            assert_eq!(with_schedule(text), Err(Error::Schedule(text.into())));
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The job description: one set of words for flags, YAML file and cluster resource.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::batch::BatchPlan;
+
+/// Everything that a user says about a job. `JobSpec::default()` is the job without flags.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct JobSpec {
+    pub job_name: String,
+    pub job_type: JobType,
+
+    // The model.
+    /// Name of a built-in model, or the dotted path of a Python one.
+    pub model_def: String,
+    /// Numbers and words for the model, e.g. `lr=0.1`.
+    pub model_params: BTreeMap<String, String>,
+    /// Names another optimizer than the model's own, e.g. `adam`.
+    pub optimizer: Option<String>,
+    pub learning_rate: Option<f64>,
+    /// `constant`, `steps:1000,2000:0.1`, `exponential:1000:0.9`, `cosine:100:10000`, `linear:100:10000`.
+    pub learning_rate_schedule: Option<String>,
+    pub weight_decay: Option<f64>,
+    /// Scales a batch's gradient down to this global norm.
+    pub clip_norm: Option<f64>,
+
+    // The data: a file, a folder, a glob or a URL.
+    pub training_data: String,
+    pub validation_data: String,
+    pub prediction_data: String,
+    /// `tf_example` or `bytes`: what a record's bytes are.
+    pub codec_type: String,
+    pub data_reader_params: BTreeMap<String, String>,
+    pub minibatch_size: u32,
+    pub num_minibatches_per_task: u32,
+    /// 0 goes on until stopped.
+    pub num_epochs: u32,
+    pub shuffle: bool,
+    pub seed: u64,
+
+    // Who works.
+    pub distribution_strategy: Strategy,
+    pub num_workers: u32,
+    pub num_ps_pods: u32,
+    /// Into how many pieces parameter state is cut, for the job's whole life.
+    pub partitions: u32,
+
+    // How gradients meet.
+    /// Unset: asynchronous unless `grads_to_wait` or `sync_version_tolerance` is set.
+    pub use_async: Option<bool>,
+    /// Batches of one synchronous round.
+    pub grads_to_wait: Option<u32>,
+    /// The fast wait at pull when they are this many versions ahead of the slowest.
+    pub sync_version_tolerance: u32,
+    /// Divides the learning rate of a late gradient by its age.
+    pub lr_staleness_modulation: bool,
+    /// Pulls dense parameters every so many batches (asynchronous only).
+    pub get_model_steps: u32,
+
+    // Evaluation.
+    /// Versions between two evaluations; 0 = none but the last.
+    pub evaluation_steps: u32,
+    /// Seconds between two evaluations; 0 = none.
+    pub evaluation_secs: u32,
+    /// Evaluate after each epoch.
+    pub evaluation_epochs: bool,
+    /// Stop after so many evaluations without a better one; 0 = never.
+    pub early_stop_patience: u32,
+
+    // Checkpoints and results.
+    /// Empty: `checkpoints` in the job's folder.
+    pub checkpoint_dir: String,
+    /// Versions between two checkpoints; 0 = not by step.
+    pub checkpoint_steps: u32,
+    /// Seconds between two checkpoints; 0 = not by time.
+    pub checkpoint_secs: u32,
+    /// 0 keeps all.
+    pub keep_checkpoint_max: u32,
+    /// A `version-N` folder, or a folder of them, to start from.
+    pub checkpoint_dir_for_init: String,
+    /// Where the trained model or the predictions go; empty: `output` in the job's folder.
+    pub output: String,
+
+    // Limits.
+    /// Stop after this many versions; 0 = no limit.
+    pub max_step: u64,
+    /// Stop after this many seconds; 0 = no limit.
+    pub max_time: u64,
+    /// A worker that does not finish its lease in this time loses it.
+    pub task_timeout_secs: u32,
+    /// A process that is silent for this long is replaced.
+    pub heartbeat_timeout_secs: f64,
+    /// Unexplained crashes after which a slot is given up.
+    pub relaunch_on_worker_failure: u32,
+    /// Failures of one batch on different workers after which the job fails.
+    pub max_batch_failures: u32,
+
+    // What is seen.
+    pub log_level: String,
+    pub log_loss_steps: u32,
+    pub tensorboard_dir: String,
+    /// Port of the master's `/metrics` and `/healthz`; 0 picks a free one.
+    pub http_port: u16,
+    /// Port of the master; 0 picks a free one.
+    pub port: u16,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobType {
+    #[default]
+    Train,
+    Evaluate,
+    Predict,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Strategy {
+    #[default]
+    #[serde(rename = "ParameterServerStrategy")]
+    ParameterServer,
+    #[serde(rename = "AllreduceStrategy")]
+    Allreduce,
+    #[serde(rename = "Local")]
+    Local,
+}
+
+/// How gradients of several workers meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    Async,
+    /// Asynchronous, but nobody runs further ahead than this.
+    Bounded {
+        versions: u32,
+    },
+    /// Rounds of this many batches, applied together.
+    Sync {
+        grads_to_wait: u32,
+    },
+}
+
+/// What is wrong with a job description: a sentence that names the flag and the next step.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Invalid(pub String);
+
+impl Default for JobSpec {
+    fn default() -> Self {
+        Self {
+            job_name: String::new(),
+            job_type: JobType::Train,
+            model_def: "mnist_cnn".into(),
+            model_params: BTreeMap::new(),
+            optimizer: None,
+            learning_rate: None,
+            learning_rate_schedule: None,
+            weight_decay: None,
+            clip_norm: None,
+            training_data: String::new(),
+            validation_data: String::new(),
+            prediction_data: String::new(),
+            codec_type: "tf_example".into(),
+            data_reader_params: BTreeMap::new(),
+            minibatch_size: 64,
+            num_minibatches_per_task: 8,
+            num_epochs: 1,
+            shuffle: true,
+            seed: 0,
+            distribution_strategy: Strategy::ParameterServer,
+            num_workers: 2,
+            num_ps_pods: 1,
+            partitions: 32,
+            use_async: None,
+            grads_to_wait: None,
+            sync_version_tolerance: 0,
+            lr_staleness_modulation: false,
+            get_model_steps: 1,
+            evaluation_steps: 0,
+            evaluation_secs: 0,
+            evaluation_epochs: true,
+            early_stop_patience: 0,
+            checkpoint_dir: String::new(),
+            checkpoint_steps: 0,
+            checkpoint_secs: 30,
+            keep_checkpoint_max: 3,
+            checkpoint_dir_for_init: String::new(),
+            output: String::new(),
+            max_step: 0,
+            max_time: 0,
+            task_timeout_secs: 300,
+            heartbeat_timeout_secs: 10.0,
+            relaunch_on_worker_failure: 3,
+            max_batch_failures: 3,
+            log_level: "INFO".into(),
+            log_loss_steps: 100,
+            tensorboard_dir: String::new(),
+            http_port: 0,
+            port: 0,
+        }
+    }
+}
+
+impl JobSpec {
+    /// How gradients meet, from the three flags that speak of it.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        if self.use_async == Some(true) {
+            return Mode::Async;
+        }
+        if self.sync_version_tolerance > 0 {
+            return Mode::Bounded { versions: self.sync_version_tolerance };
+        }
+        match (self.use_async, self.grads_to_wait) {
+            (Some(false), grads) => Mode::Sync { grads_to_wait: grads.unwrap_or(1) },
+            (None, Some(grads)) => Mode::Sync { grads_to_wait: grads },
+            (None | Some(true), _) => Mode::Async,
+        }
+    }
+
+    /// The plan of batches over a data set of `n_records`.
+    #[must_use]
+    pub fn plan(&self, n_records: u64) -> BatchPlan {
+        BatchPlan {
+            n_records,
+            minibatch_size: self.minibatch_size,
+            batches_per_shard: self.num_minibatches_per_task,
+            seed: self.seed,
+            shuffle: self.shuffle,
+        }
+    }
+
+    #[must_use]
+    pub fn task_timeout(&self) -> Duration {
+        Duration::from_secs(u64::from(self.task_timeout_secs))
+    }
+
+    /// The first word that a resumed job must not say otherwise, with the next step.
+    pub fn check_resumed(&self, before: &Self) -> Result<(), Invalid> {
+        let differs = [
+            ("job_type", self.job_type != before.job_type),
+            ("model_def", self.model_def != before.model_def),
+            ("model_params", self.model_params != before.model_params),
+            ("optimizer", self.optimizer != before.optimizer),
+            ("training_data", self.training_data != before.training_data),
+            ("codec_type", self.codec_type != before.codec_type),
+            ("data_reader_params", self.data_reader_params != before.data_reader_params),
+            ("minibatch_size", self.minibatch_size != before.minibatch_size),
+            (
+                "num_minibatches_per_task",
+                self.num_minibatches_per_task != before.num_minibatches_per_task,
+            ),
+            ("shuffle", self.shuffle != before.shuffle),
+            ("seed", self.seed != before.seed),
+            ("partitions", self.partitions != before.partitions),
+            (
+                "use_async, --grads_to_wait or --sync_version_tolerance",
+                self.mode() != before.mode(),
+            ),
+            ("checkpoint_dir", self.checkpoint_dir != before.checkpoint_dir),
+            (
+                "checkpoint_dir_for_init",
+                self.checkpoint_dir_for_init != before.checkpoint_dir_for_init,
+            ),
+        ];
+        match differs.iter().find(|(_, differs)| *differs) {
+            None => Ok(()),
+            Some((name, _)) => Err(Invalid(format!(
+                "a resumed job cannot change --{name}; leave it out, or start a new job under another --job_name"
+            ))),
+        }
+    }
+
+    /// Refuses what no job can run with; the platform's own checks come after.
+    pub fn check(&self) -> Result<(), Invalid> {
+        let invalid = |text: &str| Err(Invalid(text.into()));
+        let name_fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if self.job_name.is_empty()
+            || !self.job_name.chars().all(name_fits)
+            || self.job_name.len() > 50
+        {
+            return Err(Invalid(format!(
+                "job name `{}` must be 1 to 50 of a-z, 0-9 and `-`; choose another with --job_name",
+                self.job_name
+            )));
+        }
+        if self.minibatch_size == 0 || self.num_minibatches_per_task == 0 {
+            return invalid("--minibatch_size and --num_minibatches_per_task must be at least 1");
+        }
+        if self.partitions == 0 || self.num_ps_pods > self.partitions {
+            return invalid("--num_ps_pods must not exceed --partitions, which must be at least 1");
+        }
+        if self.grads_to_wait == Some(0) || self.get_model_steps == 0 {
+            return invalid("--grads_to_wait and --get_model_steps must be at least 1");
+        }
+        if self.use_async == Some(true) && self.grads_to_wait.is_some_and(|grads| grads > 1) {
+            return invalid("--grads_to_wait needs synchronous training; drop --use_async");
+        }
+        if self.heartbeat_timeout_secs.is_nan() || self.heartbeat_timeout_secs < 0.5 {
+            return invalid("--heartbeat_timeout_secs must be at least 0.5");
+        }
+        if self.task_timeout_secs == 0 {
+            return invalid("--task_timeout_secs must be at least 1");
+        }
+        if !["tf_example", "bytes"].contains(&self.codec_type.as_str()) {
+            return Err(Invalid(format!(
+                "--codec_type `{}` is unknown; use tf_example or bytes",
+                self.codec_type
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,430 @@
+//! A data set: the records of all its files under one numbering.
+
+mod cache;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use edl_core::model::{DType, FieldSpec};
+use edl_tensor::batch::Batch;
+use prost::bytes::Bytes;
+
+use crate::csv::{self, Rows};
+use crate::decode::Builder;
+use crate::error::{Error, Place};
+use crate::example::Example;
+use crate::format::{Format, Params};
+use crate::index::{ChunkEntry, FileIndex};
+use crate::jsonl::{self, Lines};
+use crate::location::{DataFile, resolve};
+use crate::recordio::RawRecords;
+use crate::row::Row;
+use crate::{recordio, tfrecord};
+
+use cache::Cache;
+
+/// What the bytes of a RecordIO or TFRecord record are. Other formats have columns of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Codec {
+    #[default]
+    TfExample,
+    /// Raw bytes: the one column that the model asks for.
+    Bytes,
+}
+
+impl std::str::FromStr for Codec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "tf_example" => Ok(Self::TfExample),
+            "bytes" => Ok(Self::Bytes),
+            other => Err(Error::Refused(format!(
+                "--codec_type `{other}` is unknown; use tf_example or bytes"
+            ))),
+        }
+    }
+}
+
+/// How a data set is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenOptions {
+    pub codec: Codec,
+    /// `--data_reader_params`: format, delimiter, header, columns, trim, cache_mb, cache_dir.
+    pub params: BTreeMap<String, String>,
+}
+
+/// An open data set. It can be read from several threads at once.
+#[derive(Debug)]
+pub struct Dataset {
+    location: String,
+    codec: Codec,
+    params: Params,
+    format: Format,
+    files: Vec<IndexedFile>,
+    /// All chunks of all files; sorted by their first record.
+    chunks: Vec<ChunkPlace>,
+    n_records: u64,
+    fingerprint: String,
+    cache: Cache<Records>,
+}
+
+#[derive(Debug)]
+struct IndexedFile {
+    file: DataFile,
+    index: FileIndex,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ChunkPlace {
+    first: u64,
+    file: usize,
+    chunk: usize,
+}
+
+/// The records of one chunk, unpacked and ready to be decoded.
+#[derive(Debug)]
+enum Records {
+    Raw(RawRecords),
+    Rows(Rows),
+    Lines(Lines),
+    #[cfg(feature = "parquet")]
+    Table(crate::parquet::Table),
+}
+
+impl Records {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Raw(records) => records.bytes(),
+            Self::Rows(rows) => rows.bytes(),
+            Self::Lines(lines) => lines.records.bytes(),
+            #[cfg(feature = "parquet")]
+            Self::Table(table) => table.bytes(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Raw(records) => records.len(),
+            Self::Rows(rows) => rows.len(),
+            Self::Lines(lines) => lines.records.len(),
+            #[cfg(feature = "parquet")]
+            Self::Table(table) => table.len(),
+        }
+    }
+
+    fn line(&self, record: usize) -> Option<u64> {
+        match self {
+            Self::Rows(rows) => rows.line(record),
+            Self::Lines(lines) => lines.lines.get(record).copied(),
+            Self::Raw(_) => None,
+            #[cfg(feature = "parquet")]
+            Self::Table(_) => None,
+        }
+    }
+
+    /// Decodes a record; the caller has checked that there is one of this number.
+    fn row(&self, record: usize, codec: Codec) -> Result<Row<'_>, String> {
+        match self {
+            Self::Raw(records) => {
+                let bytes = records.get(record).unwrap_or_default();
+                match codec {
+                    Codec::Bytes => Ok(Row::Raw(bytes)),
+                    Codec::TfExample => Example::parse(bytes)
+                        .map(Row::Example)
+                        .map_err(|error| format!("not a tf.train.Example: {error}")),
+                }
+            }
+            Self::Rows(rows) => Ok(Row::Csv { rows, row: record }),
+            Self::Lines(lines) => {
+                let bytes = lines.records.get(record).unwrap_or_default();
+                serde_json::from_slice(&bytes)
+                    .map(Row::Json)
+                    .map_err(|error| format!("not a JSON object: {error}"))
+            }
+            #[cfg(feature = "parquet")]
+            Self::Table(table) => Ok(Row::Table { table, row: record }),
+        }
+    }
+}
+
+impl Dataset {
+    /// Lists the files, finds their format and indexes their chunks.
+    pub fn open(location: &str, options: &OpenOptions) -> Result<Self, Error> {
+        let params = Params::parse(&options.params)?;
+        let files = resolve(location, &params)?;
+        let format = common_format(&files, &params)?.ok_or_else(|| no_records(location))?;
+        let mut indexed = Vec::with_capacity(files.len());
+        let mut chunks = Vec::new();
+        let mut n_records = 0;
+        for (number, file) in files.into_iter().enumerate() {
+            let index = scan(format, &file, &params)?;
+            for (chunk, entry) in index.chunks.iter().enumerate() {
+                if entry.n_records > 0 {
+                    chunks.push(ChunkPlace { first: n_records, file: number, chunk });
+                    n_records += entry.n_records;
+                }
+            }
+            indexed.push(IndexedFile { file, index });
+        }
+        if n_records == 0 {
+            return Err(no_records(location));
+        }
+        Ok(Self {
+            location: location.to_owned(),
+            codec: options.codec,
+            cache: Cache::new(params.cache_bytes),
+            params,
+            format,
+            fingerprint: fingerprint(&indexed),
+            files: indexed,
+            chunks,
+            n_records,
+        })
+    }
+
+    #[must_use]
+    pub fn n_records(&self) -> u64 {
+        self.n_records
+    }
+
+    #[must_use]
+    pub fn location(&self) -> &str {
+        &self.location
+    }
+
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Stands for the data: names, sizes and counts of the files and the checks of their chunks,
+    /// hashed. Equal wherever the data set lies.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Tries the first record against the fields.
+    pub fn check(&self, fields: &[FieldSpec]) -> Result<(), Error> {
+        self.batch(&[0], fields).map(drop)
+    }
+
+    /// Decodes some records into columns, in the order given.
+    pub fn batch(&self, records: &[u64], fields: &[FieldSpec]) -> Result<Batch, Error> {
+        self.check_codec(fields)?;
+        let mut builders: Vec<Builder<'_>> =
+            fields.iter().map(|field| Builder::new(field, records.len())).collect();
+        self.visit(records, |at, place, row| {
+            for (builder, field) in builders.iter_mut().zip(fields) {
+                builder
+                    .set(at, row)
+                    .map_err(|problem| Error::field(place(), &field.name, problem))?;
+            }
+            Ok(())
+        })?;
+        let columns = builders.into_iter().map(Builder::finish).collect();
+        Ok(Batch { records: records.to_vec(), columns })
+    }
+
+    /// The undecoded bytes of a record; only RecordIO, TFRecord and JSON lines have them.
+    pub fn raw(&self, record: u64) -> Result<Option<Bytes>, Error> {
+        let (_, at, chunk) = self.chunk_of(record)?;
+        Ok(match &*chunk {
+            Records::Raw(records) => records.get(at),
+            Records::Lines(lines) => lines.records.get(at),
+            Records::Rows(_) => None,
+            #[cfg(feature = "parquet")]
+            Records::Table(_) => None,
+        })
+    }
+
+    /// Names the file, the chunk and the place in the chunk of a record.
+    #[must_use]
+    pub fn locate(&self, record: u64) -> String {
+        match self.find(record) {
+            Ok((chunk, at)) => {
+                // A line number is worth reading the chunk again; without it the rest is true.
+                let records = self.chunk(chunk).ok();
+                self.place(chunk, at, records.as_deref()).to_string()
+            }
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// Names, sizes, chunks and records of the files.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&DataFile, &FileIndex)> {
+        self.files.iter().map(|indexed| (&indexed.file, &indexed.index))
+    }
+
+    /// Decodes records, chunk by chunk, so that each chunk is unpacked once however the records
+    /// are ordered. `see` gets the position in `records`, the place for errors and the record.
+    pub(crate) fn visit(
+        &self,
+        records: &[u64],
+        mut see: impl FnMut(usize, &dyn Fn() -> Place, &Row<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut order = Vec::with_capacity(records.len());
+        for (position, record) in records.iter().enumerate() {
+            let (chunk, at) = self.find(*record)?;
+            order.push((chunk, at, position));
+        }
+        order.sort_unstable();
+        for group in order.chunk_by(|a, b| a.0 == b.0) {
+            let Some((chunk, _, _)) = group.first() else { continue };
+            let unpacked = self.chunk(*chunk)?;
+            for (_, at, position) in group {
+                let place = || self.place(*chunk, *at, Some(&unpacked));
+                let row = unpacked.row(*at, self.codec);
+                let row = row.map_err(|problem| Error::corrupt(place(), problem))?;
+                see(*position, &place, &row)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_codec(&self, fields: &[FieldSpec]) -> Result<(), Error> {
+        let raw = matches!(self.format, Format::RecordIo | Format::TfRecord);
+        if self.codec != Codec::Bytes || !raw {
+            return Ok(());
+        }
+        match fields {
+            [field] if matches!(field.dtype, DType::Bytes | DType::U8) => Ok(()),
+            _ => Err(Error::refused(
+                "--codec_type=bytes gives a model one column of bytes, and this model asks for \
+                 others; use --codec_type=tf_example",
+            )),
+        }
+    }
+
+    /// The chunk that holds a record, and the record's number in it.
+    fn find(&self, record: u64) -> Result<(usize, usize), Error> {
+        let beyond = || Error::OutOfRange { record, n_records: self.n_records };
+        if record >= self.n_records {
+            return Err(beyond());
+        }
+        let after = self.chunks.partition_point(|chunk| chunk.first <= record);
+        let number = after.checked_sub(1).ok_or_else(beyond)?;
+        let at = usize::try_from(record - self.chunks[number].first).map_err(|_| beyond())?;
+        Ok((number, at))
+    }
+
+    fn chunk_of(&self, record: u64) -> Result<(usize, usize, Arc<Records>), Error> {
+        let (number, at) = self.find(record)?;
+        Ok((number, at, self.chunk(number)?))
+    }
+
+    fn chunk(&self, number: usize) -> Result<Arc<Records>, Error> {
+        if let Some(records) = self.cache.get(number) {
+            return Ok(records);
+        }
+        let place = self.chunks[number];
+        let IndexedFile { file, index } = &self.files[place.file];
+        let entry = &index.chunks[place.chunk];
+        let records = load(self.format, file, place.chunk, entry, index, &self.params)?;
+        if records.len() as u64 != entry.n_records {
+            let place = self.place(number, 0, None);
+            return Err(Error::corrupt(place, "the chunk does not hold what the index says"));
+        }
+        let records = Arc::new(records);
+        self.cache.put(number, Arc::clone(&records), records.bytes());
+        Ok(records)
+    }
+
+    fn place(&self, chunk: usize, at: usize, records: Option<&Records>) -> Place {
+        let ChunkPlace { file, chunk, .. } = self.chunks[chunk];
+        let place = Place::chunk(&self.files[file].file.path, self.format.chunk_word(), chunk);
+        let line = records.and_then(|records| records.line(at));
+        Place { line, ..place.record(at) }
+    }
+}
+
+fn no_records(location: &str) -> Error {
+    Error::NoRecords { location: location.to_owned() }
+}
+
+/// The one format of all files; files without content have any.
+fn common_format(files: &[DataFile], params: &Params) -> Result<Option<Format>, Error> {
+    if params.format.is_some() {
+        return Ok(params.format);
+    }
+    let mut common: Option<(Format, &DataFile)> = None;
+    for file in files {
+        let Some(format) = Format::of_file(&file.path)? else { continue };
+        match common {
+            None => common = Some((format, file)),
+            Some((other, first)) if other != format => {
+                return Err(Error::Refused(format!(
+                    "a data set has one format, but `{}` is {other} and `{}` is {format}; name \
+                     the files with a pattern, e.g. `*.{other}`",
+                    first.path.display(),
+                    file.path.display(),
+                )));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(common.map(|(format, _)| format))
+}
+
+fn scan(format: Format, file: &DataFile, params: &Params) -> Result<FileIndex, Error> {
+    match format {
+        Format::RecordIo => recordio::scan(&file.path),
+        Format::TfRecord => tfrecord::scan(&file.path),
+        Format::Csv => csv::scan(&file.path, params),
+        Format::Jsonl => jsonl::scan(&file.path),
+        #[cfg(feature = "parquet")]
+        Format::Parquet => crate::parquet::scan(&file.path),
+        #[cfg(not(feature = "parquet"))]
+        Format::Parquet => Err(no_parquet(file)),
+    }
+}
+
+fn load(
+    format: Format,
+    file: &DataFile,
+    number: usize,
+    entry: &ChunkEntry,
+    index: &FileIndex,
+    params: &Params,
+) -> Result<Records, Error> {
+    let path = &file.path;
+    match format {
+        Format::RecordIo => recordio::load(path, number, entry).map(Records::Raw),
+        Format::TfRecord => tfrecord::load(path, number, entry).map(Records::Raw),
+        Format::Csv => csv::load(path, number, entry, &index.columns, params).map(Records::Rows),
+        Format::Jsonl => jsonl::load(path, number, entry).map(Records::Lines),
+        #[cfg(feature = "parquet")]
+        Format::Parquet => crate::parquet::load(path, number, entry).map(Records::Table),
+        #[cfg(not(feature = "parquet"))]
+        Format::Parquet => Err(no_parquet(file)),
+    }
+}
+
+#[cfg(not(feature = "parquet"))]
+fn no_parquet(file: &DataFile) -> Error {
+    Error::Refused(format!(
+        "`{}` is a Parquet file, and this binary was built without Parquet; rebuild it with \
+         `cargo build --release --features parquet`",
+        file.path.display()
+    ))
+}
+
+fn fingerprint(files: &[IndexedFile]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let word = |hasher: &mut blake3::Hasher, word: u64| {
+        hasher.update(&word.to_le_bytes());
+    };
+    for IndexedFile { file, index } in files {
+        word(&mut hasher, file.name.len() as u64);
+        hasher.update(file.name.as_bytes());
+        word(&mut hasher, index.bytes);
+        word(&mut hasher, index.chunks.len() as u64);
+        for chunk in &index.chunks {
+            for part in [chunk.offset, chunk.len, chunk.n_records, chunk.check] {
+                word(&mut hasher, part);
+            }
+        }
+    }
+    hasher.finalize().to_hex().to_string()
+}

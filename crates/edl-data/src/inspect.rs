@@ -1,0 +1,152 @@
+//! Looks into a data set for humans: what it is, and its first records.
+
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use crate::dataset::{Dataset, OpenOptions};
+use crate::decode::Value;
+use crate::error::Error;
+use crate::format::Format;
+use crate::infer::{Columns, readable};
+use crate::recordio;
+use crate::row::Row;
+
+pub use crate::infer::Kind;
+
+/// How many records are looked at to find out the fields.
+const SAMPLE: u64 = 1000;
+
+/// What a data set is.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    pub location: String,
+    pub format: Format,
+    /// RecordIO only: how the first chunk is packed.
+    pub compressor: Option<&'static str>,
+    pub records: u64,
+    pub bytes: u64,
+    pub fingerprint: String,
+    pub files: Vec<FileSummary>,
+    /// The fields of the first thousand records.
+    pub fields: Vec<FieldSummary>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct FileSummary {
+    pub name: String,
+    pub bytes: u64,
+    pub chunks: usize,
+    pub records: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct FieldSummary {
+    pub name: String,
+    /// Absent where every value is missing.
+    #[serde(rename = "type")]
+    pub kind: Option<Kind>,
+    /// Numbers of a list, or bytes of a piece.
+    pub min_len: usize,
+    pub max_len: usize,
+    /// In how many of the records looked at it has a value.
+    pub present: u64,
+}
+
+/// Says what a data set is.
+pub fn inspect(location: &str, options: &OpenOptions) -> Result<Summary, Error> {
+    let dataset = Dataset::open(location, options)?;
+    let mut columns = Columns::default();
+    let sample: Vec<u64> = (0..dataset.n_records().min(SAMPLE)).collect();
+    dataset.visit(&sample, |_, _, row| {
+        columns.see(row);
+        Ok(())
+    })?;
+    let mut fields: Vec<_> = columns.0.into_iter().collect();
+    fields.sort_by_key(|(_, seen)| seen.order);
+    let fields = fields.into_iter().map(|(name, seen)| FieldSummary {
+        name,
+        kind: seen.kind,
+        min_len: seen.min_len.min(seen.max_len),
+        max_len: seen.max_len,
+        present: seen.present,
+    });
+    let files: Vec<FileSummary> = dataset
+        .files()
+        .map(|(file, index)| FileSummary {
+            name: file.name.clone(),
+            bytes: index.bytes,
+            chunks: index.chunks.len(),
+            records: index.n_records(),
+        })
+        .collect();
+    let compressor = match dataset.format() {
+        Format::RecordIo => {
+            let mut paths = dataset.files().map(|(file, _)| &file.path);
+            paths.find_map(|path| recordio::compressor(path)).map(recordio::Compressor::name)
+        }
+        Format::TfRecord | Format::Csv | Format::Jsonl | Format::Parquet => None,
+    };
+    Ok(Summary {
+        location: location.to_owned(),
+        format: dataset.format(),
+        compressor,
+        records: dataset.n_records(),
+        bytes: files.iter().map(|file| file.bytes).sum(),
+        fingerprint: dataset.fingerprint().to_owned(),
+        files,
+        fields: fields.collect(),
+    })
+}
+
+/// The first `n` records as JSON objects.
+pub fn head(location: &str, n: u64, options: &OpenOptions) -> Result<Vec<Json>, Error> {
+    let dataset = Dataset::open(location, options)?;
+    let records: Vec<u64> = (0..dataset.n_records().min(n)).collect();
+    let mut shown = vec![Json::Null; records.len()];
+    dataset.visit(&records, |at, _, row| {
+        if let Some(place) = shown.get_mut(at) {
+            *place = row_json(row);
+        }
+        Ok(())
+    })?;
+    Ok(shown)
+}
+
+fn row_json(row: &Row<'_>) -> Json {
+    let fields = row.names().into_iter().map(|name| {
+        let value = row.get(&name).map_or(Json::Null, |value| value_json(&value));
+        (name, value)
+    });
+    Json::Object(fields.collect())
+}
+
+fn value_json(value: &Value<'_>) -> Json {
+    match value {
+        Value::Floats(values) => list(values.iter().map(|value| Json::from(*value))),
+        Value::Doubles(values) => list(values.iter().map(|value| Json::from(*value))),
+        Value::Ints(values) => list(values.iter().map(|value| Json::from(*value))),
+        Value::Blobs(pieces) => list(pieces.iter().map(|piece| Json::from(bytes_text(piece)))),
+        Value::Text(text) => Json::from(bytes_text(text)),
+        Value::Unreadable(why) => Json::from(format!("<{why}>")),
+        Value::Missing => Json::Null,
+    }
+}
+
+/// A list of one is shown as its value.
+fn list(values: impl Iterator<Item = Json>) -> Json {
+    let mut values: Vec<Json> = values.collect();
+    if values.len() == 1 {
+        return values.swap_remove(0);
+    }
+    Json::Array(values)
+}
+
+/// Bytes as text where they are text, else their number and the first of them.
+fn bytes_text(bytes: &[u8]) -> String {
+    if let Some(text) = readable(bytes) {
+        return text.to_owned();
+    }
+    let start: Vec<String> = bytes.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let more = if bytes.len() > 16 { " …" } else { "" };
+    format!("<{} bytes: {}{more}>", bytes.len(), start.join(" "))
+}

@@ -1,0 +1,35 @@
+//! Data sets: record formats, readers and writers.
+//!
+//! A [`Dataset`] numbers the records of all its files from zero and decodes any of them into
+//! named, typed columns. Files are cut into chunks (the format's own where it has some); an index
+//! of them is built when a data set is opened, and a few decoded chunks stay in memory, so that
+//! shuffled records cost no chunk each.
+
+mod dataset;
+mod decode;
+mod error;
+mod format;
+mod index;
+mod infer;
+mod location;
+#[cfg(feature = "object_store")]
+mod remote;
+mod row;
+
+pub mod csv;
+pub mod example;
+pub mod fuzz;
+pub mod generate;
+pub mod idx;
+pub mod import;
+pub mod inspect;
+pub mod jsonl;
+#[cfg(feature = "parquet")]
+pub mod parquet;
+pub mod recordio;
+pub mod tfrecord;
+
+pub use dataset::{Codec, Dataset, OpenOptions};
+pub use error::{Error, Place};
+pub use format::Format;
+pub use inspect::{Summary, head, inspect};

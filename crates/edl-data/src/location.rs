@@ -1,0 +1,165 @@
+//! From what a user writes (a file, a folder, a glob, a URL) to a sorted list of files.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+use crate::format::Params;
+
+/// One file of a data set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DataFile {
+    pub(crate) path: PathBuf,
+    /// The path below the data set's root: it stays the same when the data set moves.
+    pub(crate) name: String,
+}
+
+/// Lists the files of a data set, sorted by name.
+pub(crate) fn resolve(location: &str, params: &Params) -> Result<Vec<DataFile>, Error> {
+    let mut files = match location.split_once("://") {
+        Some(("file", path)) => local(path)?,
+        Some(_) => remote(location, params)?,
+        None => local(location)?,
+    };
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    if files.is_empty() {
+        return Err(Error::Empty { location: location.into(), hint: empty_hint(location) });
+    }
+    Ok(files)
+}
+
+#[cfg(feature = "object_store")]
+fn remote(location: &str, params: &Params) -> Result<Vec<DataFile>, Error> {
+    crate::remote::fetch(location, params.cache_dir.as_deref())
+}
+
+#[cfg(not(feature = "object_store"))]
+fn remote(location: &str, _params: &Params) -> Result<Vec<DataFile>, Error> {
+    Err(Error::Refused(format!(
+        "`{location}` is on a remote store, and this binary was built without them; rebuild it \
+         with `cargo build --release --features object_store`, or copy the files to this machine"
+    )))
+}
+
+fn local(location: &str) -> Result<Vec<DataFile>, Error> {
+    let path = Path::new(location);
+    if path.is_dir() {
+        return folder(path);
+    }
+    if path.exists() {
+        return Ok(vec![DataFile { path: path.to_path_buf(), name: file_name(path) }]);
+    }
+    if location.contains(['*', '?', '[']) {
+        return matching(location);
+    }
+    Err(Error::Missing { location: location.into() })
+}
+
+/// The files directly in a folder. Folders below it are left alone: `mnist` with `mnist/train`
+/// and `mnist/test` in it must not become one data set by accident.
+fn folder(folder: &Path) -> Result<Vec<DataFile>, Error> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
+        let path = entry.map_err(Error::io("read", folder))?.path();
+        let name = file_name(&path);
+        if path.is_file() && is_data(&name) {
+            files.push(DataFile { path, name });
+        }
+    }
+    Ok(files)
+}
+
+fn matching(pattern: &str) -> Result<Vec<DataFile>, Error> {
+    let paths = glob::glob(pattern)
+        .map_err(|error| Error::Refused(format!("`{pattern}` is not a pattern: {error}")))?;
+    let root = pattern.split('/').take_while(|part| !part.contains(['*', '?', '[']));
+    let root: PathBuf = root.map(|part| if part.is_empty() { "/" } else { part }).collect();
+    let mut files = Vec::new();
+    for path in paths {
+        let path = path.map_err(|error| {
+            Error::io("read", error.path())(std::io::Error::other(error.to_string()))
+        })?;
+        if path.is_file() && is_data(&file_name(&path)) {
+            let name = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
+            files.push(DataFile { path, name });
+        }
+    }
+    Ok(files)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// Whether a file of this name can be data: hidden files, markers such as `_SUCCESS`, checksums
+/// and notes for humans are not.
+pub(crate) fn is_data(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    let side = [".md", ".crc", ".tmp", ".part", ".license"];
+    !name.starts_with(['.', '_']) && !side.iter().any(|end| lower.ends_with(end))
+}
+
+fn empty_hint(location: &str) -> String {
+    let folders: Vec<String> = std::fs::read_dir(location)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.is_dir() && is_data(&file_name(path)))
+        .map(|path| format!("`{}`", path.display()))
+        .collect();
+    match folders.as_slice() {
+        [] => "; make some with `elasticdl data gen`".into(),
+        folders => format!("; did you mean a folder in it: {}?", folders.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params() -> Params {
+        Params::parse(&std::collections::BTreeMap::new()).unwrap()
+    }
+
+    fn names(location: &str) -> Vec<String> {
+        let files = resolve(location, &params()).unwrap();
+        files.into_iter().map(|file| file.name).collect()
+    }
+
+    #[test]
+    fn markers_and_hidden_files_are_no_data_and_the_rest_is_sorted() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("sub")).unwrap();
+        for name in ["b.csv", "a.csv", ".a.csv.swp", "_SUCCESS", "README.md", "sub/c.csv"] {
+            std::fs::write(dir.path().join(name), "x\n1\n").unwrap();
+        }
+        let root = dir.path().to_str().unwrap();
+        assert_eq!(names(root), ["a.csv", "b.csv"]);
+        assert_eq!(names(&format!("file://{root}")), ["a.csv", "b.csv"]);
+        assert_eq!(names(&format!("{root}/*/*.csv")), ["sub/c.csv"]);
+        assert_eq!(names(&format!("{root}/[a]*")), ["a.csv"]);
+        assert_eq!(names(&format!("{root}/b.csv")), ["b.csv"]);
+    }
+
+    #[test]
+    fn a_folder_of_folders_says_which_ones_there_are() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("train")).unwrap();
+        let error = resolve(dir.path().to_str().unwrap(), &params()).unwrap_err().to_string();
+        assert!(error.contains("did you mean") && error.contains("train`"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_path_and_an_unmatched_pattern_are_refused_by_name() {
+        let error = resolve("no/such/place", &params()).unwrap_err().to_string();
+        assert!(error.starts_with("there is no file or folder `no/such/place`"), "{error}");
+        let error = resolve("no/such/*.csv", &params()).unwrap_err().to_string();
+        assert!(error.starts_with("`no/such/*.csv` holds no data files"), "{error}");
+    }
+
+    #[cfg(not(feature = "object_store"))]
+    #[test]
+    fn a_url_without_the_feature_says_how_to_get_it() {
+        let error = resolve("s3://bucket/train", &params()).unwrap_err().to_string();
+        assert!(error.contains("--features object_store"), "{error}");
+    }
+}

@@ -1,0 +1,111 @@
+//! One record of any format, asked for its values by name.
+
+use std::borrow::Cow;
+
+use prost::bytes::Bytes;
+use serde_json::Value as Json;
+
+use crate::csv::Rows;
+use crate::decode::Value;
+use crate::example::{Example, Kind};
+#[cfg(feature = "parquet")]
+use crate::parquet::Table;
+
+/// The name under which raw records are shown.
+pub(crate) const RAW: &str = "record";
+
+/// A record that can be asked for its values.
+#[derive(Debug)]
+pub(crate) enum Row<'a> {
+    Example(Example),
+    /// The record is one piece of bytes, whatever name it is asked by.
+    Raw(Bytes),
+    Csv {
+        rows: &'a Rows,
+        row: usize,
+    },
+    Json(serde_json::Map<String, Json>),
+    #[cfg(feature = "parquet")]
+    Table {
+        table: &'a Table,
+        row: usize,
+    },
+}
+
+impl Row<'_> {
+    pub(crate) fn get(&self, name: &str) -> Option<Value<'_>> {
+        match self {
+            Self::Example(example) => example.get(name).map(example_value),
+            Self::Raw(bytes) => Some(Value::Blobs(vec![bytes])),
+            Self::Csv { rows, row } => rows.get(*row, name).map(|cell| match cell {
+                b"" => Value::Missing,
+                cell => Value::Text(Cow::Borrowed(cell)),
+            }),
+            Self::Json(map) => map.get(name).map(json_value),
+            #[cfg(feature = "parquet")]
+            Self::Table { table, row } => table.get(*row, name),
+        }
+    }
+
+    /// The names of the record's values, in the order of the format.
+    pub(crate) fn names(&self) -> Vec<String> {
+        match self {
+            Self::Example(example) => example.iter().map(|(name, _)| name.to_owned()).collect(),
+            Self::Raw(_) => vec![RAW.to_owned()],
+            Self::Csv { rows, .. } => rows.columns().to_vec(),
+            Self::Json(map) => map.keys().cloned().collect(),
+            #[cfg(feature = "parquet")]
+            Self::Table { table, .. } => table.names(),
+        }
+    }
+}
+
+fn example_value(kind: &Kind) -> Value<'_> {
+    match kind {
+        Kind::Bytes(list) => Value::Blobs(list.value.iter().map(AsRef::as_ref).collect()),
+        Kind::Float(list) => Value::Floats(Cow::Borrowed(&list.value)),
+        Kind::Int64(list) => Value::Ints(Cow::Borrowed(&list.value)),
+    }
+}
+
+fn json_value(json: &Json) -> Value<'_> {
+    match json {
+        Json::Null => Value::Missing,
+        Json::Bool(truth) => Value::Ints(Cow::Owned(vec![i64::from(*truth)])),
+        Json::String(text) => Value::Text(Cow::Borrowed(text.as_bytes())),
+        Json::Number(_) | Json::Array(_) => json_numbers(json),
+        Json::Object(_) => Value::Unreadable("a nested object".into()),
+    }
+}
+
+/// A number or a list of them, nested as deep as it may be.
+fn json_numbers(json: &Json) -> Value<'_> {
+    let mut numbers = Vec::new();
+    if let Err(why) = flatten(json, &mut numbers) {
+        return Value::Unreadable(why);
+    }
+    let ints: Option<Vec<i64>> = numbers.iter().map(|number| number.as_i64()).collect();
+    if let Some(ints) = ints {
+        return Value::Ints(Cow::Owned(ints));
+    }
+    let floats: Option<Vec<f64>> = numbers.iter().map(|number| number.as_f64()).collect();
+    floats.map_or_else(
+        || Value::Unreadable("a number out of range".into()),
+        |floats| Value::Doubles(Cow::Owned(floats)),
+    )
+}
+
+fn flatten<'a>(json: &'a Json, numbers: &mut Vec<&'a serde_json::Number>) -> Result<(), String> {
+    match json {
+        Json::Number(number) => numbers.push(number),
+        Json::Array(parts) => {
+            for part in parts {
+                flatten(part, numbers)?;
+            }
+        }
+        Json::Null | Json::Bool(_) | Json::String(_) | Json::Object(_) => {
+            return Err("a list of other things than numbers".into());
+        }
+    }
+    Ok(())
+}

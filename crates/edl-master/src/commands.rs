@@ -1,0 +1,101 @@
+//! What workers and servers are told, as messages.
+
+use edl_core::id::{PsId, WorkerId};
+use edl_core::job::{Command, PsOrder};
+use edl_core::optimizer;
+use edl_net::proto::{self, PsCommand, WorkerCommand, ps_command, worker_command};
+use serde::Serialize;
+
+use crate::convert;
+use crate::engine::Engine;
+
+impl Engine {
+    pub(crate) fn tell_worker(&mut self, worker: WorkerId, command: Command) {
+        use worker_command::Kind;
+        let kind = match command {
+            Command::Welcome => Kind::Welcome(proto::WorkerWelcome {
+                term: self.job.config().term.0,
+                run: self.run.to_string(),
+                spec_json: json(&self.config.spec),
+                n_records: self.data.n_records,
+                n_validation_records: self.data.n_validation_records,
+                n_prediction_records: self.data.n_prediction_records,
+                heartbeat_secs: self.heartbeat_secs(),
+            }),
+            Command::Route => Kind::Route(convert::route(self.job.servers(), self.layout())),
+            Command::Lease { lease, timeout, work } => {
+                let output = self.output();
+                convert::lease(lease, timeout, work, &output.to_string_lossy())
+            }
+            Command::Revoke(lease) => Kind::Revoke(proto::Revoke { lease: lease.0 }),
+            Command::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
+        };
+        self.workers.send(worker, WorkerCommand { kind: Some(kind) });
+    }
+
+    pub(crate) fn tell_ps(&mut self, ps: PsId, order: PsOrder) {
+        use ps_command::Kind;
+        let kind = match order {
+            PsOrder::Welcome => Kind::Welcome(proto::PsWelcome {
+                term: self.job.config().term.0,
+                run: self.run.to_string(),
+                spec_json: json(&self.config.spec),
+                heartbeat_secs: self.heartbeat_secs(),
+            }),
+            PsOrder::Load { generation, checkpoint, keep_applied } => {
+                let Some(load) = self.load(ps, generation.0, checkpoint, keep_applied) else {
+                    return;
+                };
+                Kind::Load(load)
+            }
+            PsOrder::Serve { generation } => Kind::Serve(proto::Serve { generation: generation.0 }),
+            PsOrder::Cut { cut, generation, folder } => Kind::Cut(proto::Cut {
+                cut: cut.0,
+                generation: generation.0,
+                folder: self.checkpoints.path(&folder).to_string_lossy().into_owned(),
+            }),
+            PsOrder::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
+        };
+        self.servers.send(ps, PsCommand { kind: Some(kind) });
+    }
+
+    fn load(
+        &self,
+        ps: PsId,
+        generation: u64,
+        checkpoint: Option<String>,
+        keep_applied: bool,
+    ) -> Option<proto::Load> {
+        let model = self.job.durable().model.as_ref()?;
+        let optimizer = match optimizer::resolve(&self.config.spec, model) {
+            Ok(optimizer) => optimizer,
+            Err(error) => {
+                // Refused at submit; here it can only come from a master started by hand.
+                tracing::error!(%error, "the optimizer cannot be used");
+                return None;
+            }
+        };
+        let layout = self.layout();
+        let hosted = layout.hosted(ps, self.config.spec.num_ps_pods);
+        let folder = checkpoint.map(|folder| self.checkpoints.source(&folder, keep_applied));
+        Some(proto::Load {
+            generation,
+            first_partition: hosted.start,
+            end_partition: hosted.end,
+            n_partitions: layout.n_partitions,
+            model_spec_json: json(model),
+            optimizer_json: json(&optimizer),
+            n_batches: self.checkpoints.n_batches(),
+            checkpoint: folder.unwrap_or_default(),
+            keep_applied,
+        })
+    }
+
+    fn heartbeat_secs(&self) -> f64 {
+        (self.config.spec.heartbeat_timeout_secs / 5.0).min(1.0)
+    }
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("our own types have a JSON form")
+}

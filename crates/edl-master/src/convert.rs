@@ -1,0 +1,177 @@
+//! Between the wire's messages and the machine's words.
+
+use std::time::Duration;
+
+use edl_core::applied::AppliedSet;
+use edl_core::id::{
+    BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PartitionId, PsId, WorkerId,
+};
+use edl_core::job::{CutFile, Event, Held, Work};
+use edl_core::layout::Layout;
+use edl_core::servers::{Member, PartitionState, Servers};
+use edl_net::proto;
+use proto::{ps_message, worker_command, worker_message};
+use tonic::Status;
+
+/// A worker's message as an event; `None` for a second hello.
+pub(crate) fn worker_event(
+    worker: WorkerId,
+    incarnation: Incarnation,
+    kind: worker_message::Kind,
+) -> Result<Option<Event>, Status> {
+    use worker_message::Kind;
+    let event = match kind {
+        Kind::Hello(_) => return Ok(None),
+        Kind::Ready(ready) => Event::WorkerReady {
+            worker,
+            incarnation,
+            model: Box::new(parse(&ready.model_spec_json, "model spec")?),
+            capacity: ready.capacity,
+            held: ready.held.into_iter().map(held).collect(),
+        },
+        Kind::BatchDone(done) => Event::BatchDone {
+            worker,
+            batch: BatchId { epoch: done.epoch, index: done.index },
+            generation: Generation(done.generation),
+            loss: done.loss,
+        },
+        Kind::EvalDone(done) => Event::EvalDone {
+            worker,
+            eval: EvalId(done.eval),
+            shard: done.shard,
+            generation: Generation(done.generation),
+            measures: Box::new(parse(&done.measures_json, "measures")?),
+        },
+        Kind::PredictDone(done) => Event::PredictDone { worker, shard: done.shard },
+        Kind::Failed(failed) => Event::Failed {
+            worker,
+            incarnation,
+            lease: LeaseId(failed.lease),
+            item: failed.index,
+            error: failed.error,
+        },
+        Kind::Leaving(_) => Event::WorkerLeaving { worker, incarnation },
+        Kind::Heartbeat(_) => Event::WorkerHeard { worker, incarnation },
+    };
+    Ok(Some(event))
+}
+
+/// A server's message as an event; `None` for a second hello and for answers to questions.
+pub(crate) fn ps_event(
+    ps: PsId,
+    incarnation: Incarnation,
+    kind: ps_message::Kind,
+) -> Result<Option<Event>, Status> {
+    use ps_message::Kind;
+    let event = match kind {
+        Kind::Hello(_) | Kind::Sets(_) => return Ok(None),
+        Kind::Loaded(loaded) => Event::Loaded {
+            ps,
+            generation: Generation(loaded.generation),
+            sets: partition_states(loaded.sets)?,
+        },
+        Kind::LoadFailed(failed) => {
+            Event::LoadFailed { ps, generation: Generation(failed.generation), error: failed.error }
+        }
+        Kind::CutDone(done) => Event::CutDone {
+            ps,
+            cut: CutId(done.cut),
+            generation: Generation(done.generation),
+            files: done.files.into_iter().map(cut_file).collect(),
+        },
+        Kind::CutFailed(failed) => Event::CutFailed { cut: CutId(failed.cut), error: failed.error },
+        Kind::Heartbeat(_) => Event::PsHeard { ps, incarnation },
+    };
+    Ok(Some(event))
+}
+
+/// The event of a server's first message.
+pub(crate) fn ps_hello(hello: proto::PsHello) -> Result<Event, Status> {
+    let member = Member {
+        incarnation: Incarnation(hello.incarnation),
+        address: hello.address,
+        unix_path: hello.unix_path,
+        generation: Generation(hello.generation),
+        sets: partition_states(hello.sets)?,
+    };
+    Ok(Event::PsConnected { ps: PsId(hello.ps), pid: hello.pid, member: Box::new(member) })
+}
+
+pub(crate) fn partition_states(
+    sets: Vec<proto::PartitionSet>,
+) -> Result<Vec<PartitionState>, Status> {
+    let state = |set: proto::PartitionSet| {
+        let applied = AppliedSet::from_bytes(&set.applied)
+            .ok_or_else(|| Status::invalid_argument("an applied set cannot be read"))?;
+        let partition = PartitionId(set.partition);
+        Ok(PartitionState { partition, applied, updates: set.updates, n_rows: set.n_rows })
+    };
+    sets.into_iter().map(state).collect()
+}
+
+fn held(held: proto::HeldLease) -> Held {
+    Held { lease: LeaseId(held.lease), epoch: held.epoch, indices: held.indices }
+}
+
+fn cut_file(file: proto::CheckpointFile) -> CutFile {
+    CutFile {
+        partition: file.partition,
+        name: file.name,
+        bytes: file.bytes,
+        checksum: file.checksum,
+        updates: file.updates,
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, Status> {
+    serde_json::from_str(json)
+        .map_err(|error| Status::invalid_argument(format!("the {what} cannot be read: {error}")))
+}
+
+/// A lease as a worker gets it.
+pub(crate) fn lease(
+    lease: LeaseId,
+    timeout: Duration,
+    work: Work,
+    output: &str,
+) -> worker_command::Kind {
+    use proto::lease::Work as Wire;
+    let work = match work {
+        Work::Train { epoch, range } => Wire::Train(proto::TrainWork {
+            epoch,
+            first: range.start,
+            count: range.end - range.start,
+        }),
+        Work::Eval { eval, version, shard, records } => Wire::Eval(proto::EvalWork {
+            eval: eval.0,
+            version,
+            shard,
+            first_record: records.start,
+            end_record: records.end,
+        }),
+        Work::Predict { shard, records } => Wire::Predict(proto::PredictWork {
+            shard,
+            first_record: records.start,
+            end_record: records.end,
+            folder: output.to_owned(),
+        }),
+    };
+    let deadline_secs = timeout.as_secs_f64();
+    worker_command::Kind::Lease(proto::Lease { lease: lease.0, deadline_secs, work: Some(work) })
+}
+
+/// Where the partitions are now.
+pub(crate) fn route(servers: &Servers, layout: Layout) -> proto::Route {
+    let server = |(ps, member): (&PsId, &Member)| {
+        let hosted = layout.hosted(*ps, servers.n_ps());
+        proto::Server {
+            ps: ps.0,
+            address: member.address.clone(),
+            unix_path: member.unix_path.clone(),
+            first_partition: hosted.start,
+            end_partition: hosted.end,
+        }
+    };
+    let servers_now = servers.members().iter().map(server).collect();
+    proto::Route { generation: servers.generation().0, servers: servers_now }
+}

@@ -1,0 +1,332 @@
+//! The loop around the machine: inputs one by one, effects in order.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use edl_core::id::{PsId, RunId, WorkerId};
+use edl_core::job::{self, Durable, Effect, End, Event, Job};
+use edl_core::layout::Layout;
+use edl_core::platform::Order;
+use edl_core::time::Time;
+use edl_net::proto::master_server::MasterServer;
+use edl_net::proto::{self, PsCommand, WorkerCommand};
+use tokio::io::{AsyncBufRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+
+use crate::audit::Audits;
+use crate::checkpoints::Checkpoints;
+use crate::journal::Journal;
+use crate::metrics::Metrics;
+use crate::peers::Peers;
+use crate::service::{Input, Service};
+use crate::status::Progress;
+use crate::store::Store;
+use crate::{Addresses, Config, Data, Error, http, platform};
+
+/// Inputs waiting for the machine; more of them make their senders wait.
+const INPUTS: usize = 1024;
+/// The grain of everything that depends on time.
+const TICK: Duration = Duration::from_millis(100);
+const STATUS_EVERY: Duration = Duration::from_millis(500);
+/// How long everybody may take to hear of the end.
+const FAREWELL: Duration = Duration::from_millis(700);
+
+/// A master at work.
+pub(crate) struct Engine {
+    pub(crate) config: Config,
+    pub(crate) run: RunId,
+    pub(crate) data: Data,
+    pub(crate) addresses: Addresses,
+    pub(crate) job: Job,
+    pub(crate) journal: Journal,
+    pub(crate) metrics: Metrics,
+    pub(crate) progress: Progress,
+    pub(crate) workers: Peers<WorkerId, WorkerCommand>,
+    pub(crate) servers: Peers<PsId, PsCommand>,
+    pub(crate) checkpoints: Checkpoints,
+    pub(crate) audits: Audits,
+    store: Store,
+    origin: Instant,
+    /// Work on files that must not hold up the loop; each answers with an event.
+    pub(crate) jobs: JoinSet<Event>,
+    ended: Option<End>,
+}
+
+impl Engine {
+    #[expect(clippy::too_many_arguments, reason = "the parts of a master, put together once")]
+    pub(crate) fn new(
+        config: Config,
+        job_config: job::Config,
+        durable: Durable,
+        run: RunId,
+        data: Data,
+        store: Store,
+        addresses: Addresses,
+        origin: Instant,
+    ) -> Self {
+        let checkpoints = Checkpoints::new(&config, run, &data, job_config.term);
+        let journal = Journal::open(&config.job_dir, &config.spec.tensorboard_dir);
+        let job = Job::new(job_config, durable, Time::ZERO);
+        Self {
+            run,
+            data,
+            addresses,
+            journal,
+            metrics: Metrics::new(),
+            progress: Progress::default(),
+            workers: Peers::new(),
+            servers: Peers::new(),
+            checkpoints,
+            audits: Audits::default(),
+            store,
+            origin,
+            jobs: JoinSet::new(),
+            ended: None,
+            job,
+            config,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        Time::since_origin(self.origin.elapsed())
+    }
+
+    /// Serves until the job is over.
+    pub(crate) async fn run(
+        mut self,
+        listener: TcpListener,
+        http_listener: TcpListener,
+        orders_to: impl AsyncWrite + Unpin + Send + 'static,
+        reports_from: impl AsyncBufRead + Unpin + Send + 'static,
+        shutdown: CancellationToken,
+    ) -> Result<End, Error> {
+        let (inputs, mut queue) = mpsc::channel(INPUTS);
+        let (orders, order_queue) = mpsc::channel(INPUTS);
+        let (health, health_seen) = watch::channel("starting");
+        let served = CancellationToken::new();
+        let streams = TaskTracker::new();
+        let mut tasks = JoinSet::new();
+        let platform_gone = CancellationToken::new();
+        let mut ordering = JoinSet::new();
+        ordering.spawn(platform::write_orders(orders_to, order_queue));
+        tasks.spawn(platform::read_reports(reports_from, inputs.clone(), platform_gone.clone()));
+        tasks.spawn(http::serve(
+            http_listener,
+            self.metrics.registry(),
+            health_seen,
+            served.clone(),
+        ));
+        let mut server = edl_net::tls::server(&self.config.key).map_err(Error::Tls)?;
+        let service = MasterServer::new(Service::new(inputs.clone(), streams.clone()));
+        let stop_serving = served.clone();
+        let mut serving = JoinSet::new();
+        serving.spawn(
+            server
+                .add_service(service)
+                .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
+                    stop_serving.cancelled().await
+                }),
+        );
+        self.journal.write_address(&self.addresses, self.job.config().term);
+        crate::evaluation::started(self.data.n_validation_records);
+
+        let mut status_at = tokio::time::interval(STATUS_EVERY);
+        // By the clock, not by the silence: a busy job must see time pass too.
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_stopping = false;
+        while self.ended.is_none() {
+            let event = tokio::select! {
+                Some(input) = queue.recv() => self.input(input),
+                Some(done) = self.jobs.join_next() => done.ok(),
+                _ = ticks.tick() => Some(Event::Tick),
+                _ = status_at.tick() => {
+                    self.publish(&health);
+                    None
+                }
+                () = stop_signal(&shutdown, &platform_gone), if !is_stopping => {
+                    is_stopping = true;
+                    Some(Event::Stop { reason: "the master was told to stop".into(), with_checkpoint: false })
+                }
+                Some(Ok(Err(error))) = serving.join_next() => return Err(Error::Serve(error)),
+            };
+            if let Some(event) = event {
+                let now = self.now();
+                let effects = self.job.handle(event, now);
+                self.perform(effects, &orders).await?;
+            }
+        }
+        self.farewell(&mut queue).await;
+        crate::evaluation::stopped(self.data.n_validation_records);
+        self.publish(&health);
+        served.cancel();
+        drop(orders);
+        // Orders that were given must reach the platform before we go.
+        let _ = tokio::time::timeout(FAREWELL, ordering.join_next()).await;
+        Ok(self.ended.take().expect("the loop ends with the job"))
+    }
+
+    /// Takes one input; what concerns the machine becomes an event.
+    fn input(&mut self, input: Input) -> Option<Event> {
+        match input {
+            Input::Event(event) => Some(event),
+            Input::WorkerOpened { number, worker, incarnation, pid, outbound } => {
+                self.workers.insert(worker, number, incarnation, outbound);
+                Some(Event::WorkerConnected { worker, incarnation, pid })
+            }
+            Input::WorkerSaid { number, worker, event } => {
+                // Facts about batches count whoever brings them; the rest only from the living.
+                let is_fact = matches!(event, Event::BatchDone { .. });
+                (is_fact || self.workers.is_current(worker, number)).then_some(event)
+            }
+            Input::WorkerClosed { number, worker } => {
+                let incarnation = self.workers.closed(worker, number)?;
+                Some(Event::WorkerGone { worker, incarnation })
+            }
+            Input::PsOpened { number, ps, incarnation, event, outbound } => {
+                self.servers.insert(ps, number, incarnation, outbound);
+                Some(event)
+            }
+            Input::PsSaid { number, ps, event } => {
+                self.servers.is_current(ps, number).then_some(event)
+            }
+            Input::PsSets { ps, sets } => {
+                self.answer_audit(ps, sets);
+                None
+            }
+            Input::PsClosed { number, ps } => {
+                let incarnation = self.servers.closed(ps, number)?;
+                Some(Event::PsGone { ps, incarnation })
+            }
+            Input::Status(reply) => {
+                let _ = reply.send(self.status());
+                None
+            }
+            Input::Scale { workers, reply } => {
+                let before = self.job.instances().workers_wanted();
+                let _ = reply.send(proto::ScaleReply { before, after: workers });
+                Some(Event::Scale { workers })
+            }
+            Input::Audit(reply) => {
+                self.begin_audit(reply);
+                None
+            }
+        }
+    }
+
+    async fn perform(
+        &mut self,
+        effects: Vec<Effect>,
+        orders: &mpsc::Sender<Order>,
+    ) -> Result<(), Error> {
+        for effect in effects {
+            match effect {
+                Effect::Persist => self.persist()?,
+                Effect::ToWorker(worker, command) => self.tell_worker(worker, command),
+                Effect::ToPs(ps, order) => self.tell_ps(ps, order),
+                Effect::CloseWorker(worker, why) => {
+                    self.workers.close(worker, Status::failed_precondition(why));
+                }
+                Effect::ClosePs(ps) => {
+                    self.servers.close(ps, Status::failed_precondition("it was replaced"));
+                }
+                Effect::Platform(order) => {
+                    // A platform that is gone ends the job by the end of its reports.
+                    let _ = orders.send(order).await;
+                }
+                Effect::PrepareCut { cut, folder } => {
+                    if let Some(event) = self.checkpoints.prepare(cut, &folder) {
+                        self.jobs.spawn(async move { event });
+                    }
+                }
+                Effect::Commit { cut, folder, version, generation, files } => {
+                    let manifest =
+                        self.checkpoints.manifest(&self.job, cut, version, generation, files);
+                    let path = self.checkpoints.path(&folder);
+                    self.jobs
+                        .spawn_blocking(move || crate::checkpoints::commit(cut, &path, manifest));
+                }
+                Effect::Delete(folder) => {
+                    let path = self.checkpoints.path(&folder);
+                    self.jobs.spawn_blocking(move || crate::checkpoints::delete(&path));
+                }
+                Effect::Export { checkpoint } => {
+                    let (from, to) = (self.checkpoints.path(&checkpoint), self.output());
+                    self.jobs.spawn_blocking(move || crate::checkpoints::export(&from, &to));
+                }
+                Effect::JoinPredictions { n_shards } => {
+                    let output = self.output();
+                    self.jobs
+                        .spawn_blocking(move || crate::checkpoints::join_parts(&output, n_shards));
+                }
+                Effect::EvaluationStarted { version } => crate::evaluation::begin(version),
+                Effect::Evaluated(evaluated) => {
+                    crate::evaluation::complete(&evaluated);
+                    self.journal.evaluated(&evaluated);
+                    self.metrics.evaluated(&evaluated);
+                }
+                Effect::Note(note) => self.journal.note(note.kind, &note.text),
+                Effect::Ended(end) => {
+                    self.journal.ended(&end);
+                    self.ended = Some(end);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn persist(&mut self) -> Result<(), Error> {
+        let mut durable = self.job.durable().clone();
+        durable.elapsed_secs = self.job.elapsed(self.now()).as_secs_f64();
+        self.store.persist(&durable).map_err(Error::Persist)
+    }
+
+    /// Writes what others may look at without asking.
+    fn publish(&mut self, health: &watch::Sender<&'static str>) {
+        let now = self.now();
+        self.progress.sample(now, self.job.progress().0);
+        let status = self.status();
+        self.metrics.publish(&status);
+        self.journal.publish(&status);
+        health.send_replace(self.job.state());
+    }
+
+    /// Gives everybody the time to hear of the end and to hang up.
+    async fn farewell(&mut self, queue: &mut mpsc::Receiver<Input>) {
+        let all_gone = async {
+            while !(self.workers.is_empty() && self.servers.is_empty()) {
+                match queue.recv().await {
+                    Some(input) => drop(self.input(input)),
+                    None => return,
+                }
+            }
+        };
+        // Those who stay away are ended by the platform.
+        let _ = tokio::time::timeout(FAREWELL, all_gone).await;
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        let dense_len = self.job.durable().model.as_ref().map_or(0, |model| model.dense_len());
+        Layout { dense_len, n_partitions: self.config.spec.partitions }
+    }
+
+    /// Where the result goes.
+    pub(crate) fn output(&self) -> PathBuf {
+        let output = &self.config.spec.output;
+        if output.is_empty() { self.config.job_dir.join("output") } else { output.into() }
+    }
+}
+
+async fn stop_signal(shutdown: &CancellationToken, platform_gone: &CancellationToken) {
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = platform_gone.cancelled() => {}
+    }
+}

@@ -1,0 +1,168 @@
+//! The master of one job: a shell around the machine in `edl_core::job`.
+//!
+//! It turns messages into events, asks the machine, and performs the effects in order. It
+//! decides nothing itself.
+
+mod audit;
+mod checkpoints;
+mod commands;
+mod convert;
+mod engine;
+mod evaluation;
+mod http;
+mod journal;
+mod metrics;
+mod peers;
+mod platform;
+mod service;
+mod status;
+mod store;
+mod tensorboard;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use edl_core::job::{self, End};
+use edl_core::spec::{Invalid, JobSpec, JobType};
+use edl_data::{Codec, Dataset, OpenOptions};
+use edl_net::key::JobKey;
+use tokio::io::{AsyncBufRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use self::audit::of_checkpoint as audit_checkpoint;
+use self::engine::Engine;
+use self::store::Store;
+
+/// What a master is started with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub job_dir: PathBuf,
+    /// `host:port`; port 0 picks a free one.
+    pub listen: String,
+    pub http_listen: String,
+    pub key: JobKey,
+    pub spec: JobSpec,
+    /// The first start of a resumed job: what ended it before is forgotten.
+    pub resume: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot listen on `{address}`; choose another port or stop what uses it")]
+    Listen { address: String, source: io::Error },
+    #[error("cannot use `{}`", path.display())]
+    Folder { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error("cannot open the {which} data")]
+    Data { which: &'static str, source: Box<edl_data::Error> },
+    #[error("the {which} data has changed since the job began; restore it, or start a new job")]
+    DataChanged { which: &'static str },
+    #[error(transparent)]
+    Spec(#[from] Invalid),
+    #[error("cannot set up TLS")]
+    Tls(#[source] edl_net::tls::Error),
+    #[error("the control server failed")]
+    Serve(#[source] tonic::transport::Error),
+    #[error("cannot make the job durable; free some space, then resume")]
+    Persist(#[source] store::Error),
+}
+
+/// The data sets of a job, as the master needs to know them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Data {
+    pub n_records: u64,
+    pub n_validation_records: u64,
+    pub n_prediction_records: u64,
+    pub fingerprint: String,
+}
+
+/// Where this master can be reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Addresses {
+    pub control: SocketAddr,
+    pub http: SocketAddr,
+}
+
+/// Runs a master to the end of its job. `orders` and `reports` lead to the platform.
+pub async fn run(
+    config: Config,
+    orders: impl AsyncWrite + Unpin + Send + 'static,
+    reports: impl AsyncBufRead + Unpin + Send + 'static,
+    shutdown: CancellationToken,
+) -> Result<End, Error> {
+    for folder in ["", "logs", "checkpoints", "output"] {
+        make_folder(&config.job_dir.join(folder))?;
+    }
+    let listener = bind(&config.listen).await?;
+    let http_listener = bind(&config.http_listen).await?;
+    let local = |listener: &TcpListener, address: &str| {
+        listener.local_addr().map_err(|source| Error::Listen { address: address.into(), source })
+    };
+    let addresses = Addresses {
+        control: local(&listener, &config.listen)?,
+        http: local(&http_listener, &config.http_listen)?,
+    };
+    let data = open_data(&config.spec)?;
+    let (store, opened) = Store::open(&config.job_dir.join("master.redb"))?;
+    opened.spec.as_ref().map_or(Ok(()), |before| config.spec.check_resumed(before))?;
+    if opened.fingerprint.as_ref().is_some_and(|before| *before != data.fingerprint) {
+        return Err(Error::DataChanged { which: "training" });
+    }
+    store.pin(&config.spec, &data.fingerprint)?;
+    let mut durable = opened.durable;
+    if config.resume {
+        durable.failures.clear();
+        // What the flags say counts again.
+        durable.workers_wanted = None;
+    }
+    let job_config = job::Config {
+        spec: config.spec.clone(),
+        term: opened.term,
+        n_records: data.n_records,
+        n_validation_records: data.n_validation_records,
+        n_prediction_records: data.n_prediction_records,
+    };
+    tracing::info!(term = opened.term.0, address = %addresses.control, http = %addresses.http, "master started");
+    let origin = Instant::now();
+    let engine =
+        Engine::new(config, job_config, durable, opened.run, data, store, addresses, origin);
+    engine.run(listener, http_listener, orders, reports, shutdown).await
+}
+
+async fn bind(address: &str) -> Result<TcpListener, Error> {
+    let listen = |source| Error::Listen { address: address.into(), source };
+    TcpListener::bind(address).await.map_err(listen)
+}
+
+fn make_folder(path: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(path).map_err(|source| Error::Folder { path: path.into(), source })
+}
+
+fn open_data(spec: &JobSpec) -> Result<Data, Error> {
+    let open = |which: &'static str, location: &str| -> Result<Option<Dataset>, Error> {
+        if location.is_empty() {
+            return Ok(None);
+        }
+        let codec = if spec.codec_type == "bytes" { Codec::Bytes } else { Codec::TfExample };
+        let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
+        let dataset = Dataset::open(location, &options);
+        dataset.map(Some).map_err(|source| Error::Data { which, source: Box::new(source) })
+    };
+    let count = |dataset: &Option<Dataset>| dataset.as_ref().map_or(0, Dataset::n_records);
+    let mut data = Data::default();
+    if spec.job_type == JobType::Train {
+        let training = open("training", &spec.training_data)?;
+        data.n_records = count(&training);
+        data.fingerprint = training.map(|t| t.fingerprint().to_owned()).unwrap_or_default();
+    }
+    if spec.job_type == JobType::Predict {
+        data.n_prediction_records = count(&open("prediction", &spec.prediction_data)?);
+    } else {
+        data.n_validation_records = count(&open("validation", &spec.validation_data)?);
+    }
+    Ok(data)
+}

@@ -1,0 +1,112 @@
+//! Numbers for Prometheus.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use edl_core::evaluation::Evaluated;
+use edl_net::proto::JobStatus;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+type Float = Gauge<f64, AtomicU64>;
+
+/// The master's metrics. Labels are bounded: metric names and roles, never ids of work.
+pub(crate) struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    step: Gauge,
+    epoch: Gauge,
+    records: Gauge,
+    records_per_second: Float,
+    loss: Float,
+    generation: Gauge,
+    term: Gauge,
+    workers_wanted: Gauge,
+    instances: Family<RoleLabel, Gauge>,
+    evaluation: Family<MetricLabel, Float>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RoleLabel {
+    role: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MetricLabel {
+    metric: String,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let metrics = Self {
+            registry: Arc::default(),
+            step: Gauge::default(),
+            epoch: Gauge::default(),
+            records: Gauge::default(),
+            records_per_second: Float::default(),
+            loss: Float::default(),
+            generation: Gauge::default(),
+            term: Gauge::default(),
+            workers_wanted: Gauge::default(),
+            instances: Family::default(),
+            evaluation: Family::default(),
+        };
+        {
+            let mut registry = metrics.registry.lock().expect("nobody else has it yet");
+            let all = registry.sub_registry_with_prefix("elasticdl_master");
+            all.register("step", "Version of the model", metrics.step.clone());
+            all.register("epoch", "Epochs finished", metrics.epoch.clone());
+            all.register(
+                "records_done",
+                "Records trained, each once per epoch",
+                metrics.records.clone(),
+            );
+            let speed = metrics.records_per_second.clone();
+            all.register("records_per_second", "Records trained per second of late", speed);
+            all.register("loss", "Training loss, smoothed", metrics.loss.clone());
+            all.register(
+                "generation",
+                "Loads of parameter state so far",
+                metrics.generation.clone(),
+            );
+            all.register("term", "Starts of the master so far", metrics.term.clone());
+            all.register(
+                "workers_wanted",
+                "Workers that the job wants",
+                metrics.workers_wanted.clone(),
+            );
+            all.register("instances", "Processes of the job", metrics.instances.clone());
+            all.register("evaluation", "Last evaluation", metrics.evaluation.clone());
+        }
+        metrics
+    }
+
+    pub(crate) fn registry(&self) -> Arc<Mutex<Registry>> {
+        Arc::clone(&self.registry)
+    }
+
+    pub(crate) fn evaluated(&self, evaluated: &Evaluated) {
+        for (name, value) in &evaluated.metrics {
+            self.evaluation.get_or_create(&MetricLabel { metric: name.clone() }).set(*value);
+        }
+    }
+
+    pub(crate) fn publish(&self, status: &JobStatus) {
+        let set = |gauge: &Gauge, value: u64| {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        set(&self.step, status.step);
+        set(&self.epoch, status.epoch.into());
+        set(&self.records, status.records_done);
+        set(&self.generation, status.generation);
+        set(&self.term, status.term);
+        set(&self.workers_wanted, status.workers_wanted.into());
+        self.records_per_second.set(status.records_per_second);
+        self.loss.set(status.loss.into());
+        for role in ["ps", "worker"] {
+            let n = status.instances.iter().filter(|instance| instance.role == role).count();
+            set(&self.instances.get_or_create(&RoleLabel { role: role.into() }), n as u64);
+        }
+    }
+}

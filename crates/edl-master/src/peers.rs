@@ -1,0 +1,78 @@
+//! The open streams to workers and parameter servers.
+//!
+//! A peer has at most one stream: a newer one of the same number takes its place, and what
+//! the older one still says about its own end is ignored.
+
+use std::collections::BTreeMap;
+
+use edl_core::id::Incarnation;
+use tokio::sync::mpsc;
+use tonic::Status;
+
+/// Commands waiting for one peer; a peer that lets so many pile up is cut off.
+pub(crate) const QUEUE: usize = 4096;
+
+/// The sending half of a stream to a peer.
+pub(crate) type Outbound<C> = mpsc::Sender<Result<C, Status>>;
+
+/// The streams to all peers of one kind.
+pub(crate) struct Peers<K, C> {
+    streams: BTreeMap<K, Stream<C>>,
+}
+
+struct Stream<C> {
+    number: u64,
+    incarnation: Incarnation,
+    outbound: Outbound<C>,
+}
+
+impl<K: Ord + Copy, C> Peers<K, C> {
+    pub(crate) fn new() -> Self {
+        Self { streams: BTreeMap::new() }
+    }
+
+    pub(crate) fn insert(
+        &mut self,
+        peer: K,
+        number: u64,
+        incarnation: Incarnation,
+        outbound: Outbound<C>,
+    ) {
+        self.streams.insert(peer, Stream { number, incarnation, outbound });
+    }
+
+    /// Ends the books of stream `number`; its incarnation, if it was the peer's current one.
+    pub(crate) fn closed(&mut self, peer: K, number: u64) -> Option<Incarnation> {
+        let is_current = self.streams.get(&peer).is_some_and(|stream| stream.number == number);
+        is_current.then(|| self.streams.remove(&peer)).flatten().map(|stream| stream.incarnation)
+    }
+
+    /// Whether `number` is the stream that counts.
+    pub(crate) fn is_current(&self, peer: K, number: u64) -> bool {
+        self.streams.get(&peer).is_some_and(|stream| stream.number == number)
+    }
+
+    /// Sends, unless the peer is gone or does not listen.
+    pub(crate) fn send(&mut self, peer: K, command: C) {
+        let Some(stream) = self.streams.get(&peer) else { return };
+        if stream.outbound.try_send(Ok(command)).is_err() {
+            self.streams.remove(&peer);
+        }
+    }
+
+    /// Ends a stream with a word.
+    pub(crate) fn close(&mut self, peer: K, status: Status) {
+        if let Some(stream) = self.streams.remove(&peer) {
+            // A full queue ends the stream just as well: the sender is dropped here.
+            let _ = stream.outbound.try_send(Err(status));
+        }
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = K> + '_ {
+        self.streams.keys().copied()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.streams.is_empty()
+    }
+}

@@ -1,0 +1,44 @@
+//! The line to the platform: orders go out, reports come in, one JSON object per line.
+
+use edl_core::job::Event;
+use edl_core::platform::{Order, Report};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::service::Input;
+
+/// Writes orders until the engine has no more.
+pub(crate) async fn write_orders(
+    mut to: impl AsyncWrite + Unpin + Send + 'static,
+    mut orders: mpsc::Receiver<Order>,
+) {
+    while let Some(order) = orders.recv().await {
+        let mut line = serde_json::to_vec(&order).expect("an order has a JSON form");
+        line.push(b'\n');
+        if to.write_all(&line).await.is_err() || to.flush().await.is_err() {
+            // The platform is gone, and its end ends us by the reports' end.
+            return;
+        }
+    }
+}
+
+/// Passes reports on. Their end is the platform's end, and so ours.
+pub(crate) async fn read_reports(
+    from: impl AsyncBufRead + Unpin + Send + 'static,
+    inputs: mpsc::Sender<Input>,
+    shutdown: CancellationToken,
+) {
+    let mut lines = from.lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        match serde_json::from_str::<Report>(&line) {
+            Ok(report) => {
+                if inputs.send(Input::Event(Event::Platform(report))).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => tracing::warn!(%error, line, "a platform report cannot be read"),
+        }
+    }
+    shutdown.cancel();
+}

@@ -1,0 +1,151 @@
+//! The job's status, as `elasticdl status` and the progress bar show it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use edl_core::id::{PsId, WorkerId};
+use edl_core::job::End;
+use edl_core::optimizer;
+use edl_core::platform::{InstanceId, Role};
+use edl_core::spec::JobType;
+use edl_core::time::Time;
+use edl_net::proto;
+
+use crate::engine::Engine;
+
+/// Speed is measured over this time.
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// Records done at some moments, for the speed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    samples: VecDeque<(Time, u64)>,
+}
+
+impl Progress {
+    pub(crate) fn sample(&mut self, now: Time, records: u64) {
+        // After a restore less is done than before: the speed is measured anew.
+        if self.samples.back().is_some_and(|(_, last)| *last > records) {
+            self.samples.clear();
+        }
+        self.samples.push_back((now, records));
+        while self.samples.len() > 2
+            && self.samples.front().is_some_and(|(at, _)| now.since(*at) > WINDOW)
+        {
+            self.samples.pop_front();
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a speed needs no more than 53 bits")]
+    pub(crate) fn per_second(&self) -> f64 {
+        match (self.samples.front(), self.samples.back()) {
+            (Some((from, before)), Some((to, after))) if to > from => {
+                (after - before) as f64 / to.since(*from).as_secs_f64()
+            }
+            _ => 0.0,
+        }
+    }
+}
+
+impl Engine {
+    #[expect(clippy::cast_precision_loss, reason = "an estimate needs no more than 53 bits")]
+    pub(crate) fn status(&self) -> proto::JobStatus {
+        let (spec, durable) = (&self.config.spec, self.job.durable());
+        let (records_done, records_total) = self.job.progress();
+        let speed = self.progress.per_second();
+        let left = records_total.map(|total| total.saturating_sub(records_done));
+        let eta_secs = left.filter(|_| speed > 0.0).map_or(-1.0, |left| left as f64 / speed);
+        let path = |folder: &String| self.checkpoints.path(folder).to_string_lossy().into_owned();
+        let step = self.job.ledger().version();
+        let rate = durable.model.as_ref().and_then(|model| optimizer::resolve(spec, model).ok());
+        let reason = match &durable.end {
+            Some(End::Failed(why) | End::Stopped(why)) => why.clone(),
+            Some(End::Succeeded) | None => String::new(),
+        };
+        let job_type = match spec.job_type {
+            JobType::Train => "train",
+            JobType::Evaluate => "evaluate",
+            JobType::Predict => "predict",
+        };
+        proto::JobStatus {
+            job: spec.job_name.clone(),
+            state: self.job.state().into(),
+            reason,
+            epoch: self.job.ledger().epoch(),
+            num_epochs: spec.num_epochs,
+            step,
+            records_done,
+            records_total: records_total.unwrap_or(0),
+            records_per_second: speed,
+            eta_secs,
+            elapsed_secs: self.job.elapsed(self.now()).as_secs_f64(),
+            loss: self.job.loss().unwrap_or(0.0),
+            learning_rate: rate.map_or(0.0, |optimizer| optimizer.rate(step)),
+            generation: self.job.servers().generation().0,
+            term: self.job.config().term.0,
+            master_address: self.addresses.control.to_string(),
+            http_address: self.addresses.http.to_string(),
+            job_dir: self.config.job_dir.to_string_lossy().into_owned(),
+            workers_wanted: self.job.instances().workers_wanted(),
+            instances: self.instances(),
+            evaluations: durable.evaluations.iter().map(evaluation).collect(),
+            events: self.journal.events(),
+            last_checkpoint: durable
+                .checkpoints
+                .last()
+                .map(|c| path(&c.folder))
+                .unwrap_or_default(),
+            best_checkpoint: durable.best.as_ref().map(path).unwrap_or_default(),
+            output: self.output().to_string_lossy().into_owned(),
+            job_type: job_type.into(),
+            model_def: spec.model_def.clone(),
+        }
+    }
+
+    /// Those that hold a stream, and those that the platform runs for us.
+    fn instances(&self) -> Vec<proto::Instance> {
+        let mut all = vec![proto::Instance {
+            role: "master".into(),
+            id: 0,
+            pid: std::process::id(),
+            address: self.addresses.control.to_string(),
+            state: "running".into(),
+            restarts: u32::try_from(self.job.config().term.0.saturating_sub(1)).unwrap_or(u32::MAX),
+        }];
+        let instances = self.job.instances();
+        let instance =
+            |role: Role, id: u32, pid: u32, address: String, state: &str| proto::Instance {
+                role: role.to_string(),
+                id,
+                pid,
+                address,
+                state: state.into(),
+                restarts: instances.restarts(InstanceId { role, id }),
+            };
+        for (PsId(id), pid) in self.job.connected_servers() {
+            let address = self.job.servers().members().get(&PsId(id)).map(|m| m.address.clone());
+            let state = if self.job.servers().is_serving() { "serving" } else { "loading" };
+            all.push(instance(Role::Ps, id, pid, address.unwrap_or_default(), state));
+        }
+        for (WorkerId(id), pid, state) in self.job.connected_workers() {
+            all.push(instance(Role::Worker, id, pid, String::new(), state));
+        }
+        for (id, running) in instances.running() {
+            let role = id.role.to_string();
+            if !all.iter().any(|known| known.role == role && known.id == id.id) {
+                let pid = running.pid.unwrap_or(0);
+                all.push(instance(id.role, id.id, pid, String::new(), "starting"));
+            }
+        }
+        all
+    }
+}
+
+fn evaluation(evaluated: &edl_core::evaluation::Evaluated) -> proto::Evaluation {
+    proto::Evaluation {
+        version: evaluated.version,
+        epoch: evaluated.epoch,
+        metrics: evaluated.metrics.clone().into_iter().collect(),
+        best: evaluated.is_best,
+    }
+}

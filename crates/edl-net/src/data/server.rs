@@ -1,0 +1,180 @@
+//! The server's half of the data plane: frames in, frames out.
+//!
+//! A request is handed out only when its last byte is in and its tag has been checked.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use edl_core::id::{BatchId, Generation, RunId};
+use edl_tensor::push::Body;
+
+use crate::data::Error;
+use crate::data::session::{Party, turn_away};
+use crate::frame::{Header, Kind, PieceHead, PullHead, PushHead};
+use crate::key::JobKey;
+use crate::wire::{Receiver, Sender, Stream};
+
+pub use crate::data::session::Connection;
+pub use crate::frame::Refusal;
+pub use crate::handshake::{ClientId, Role};
+
+/// How long a client may take to prove itself.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a frame may stop in the middle.
+const FRAME_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Lets a client of this run in. `run` is `None` while the server does not know it yet.
+pub fn accept(
+    stream: Arc<Stream>,
+    key: &JobKey,
+    run: Option<RunId>,
+) -> Result<Connection, Error> {
+    let Some(run) = run else {
+        turn_away(stream, HANDSHAKE_TIMEOUT);
+        return Err(Error::NotServing);
+    };
+    let party = Party { key, run, timeout: HANDSHAKE_TIMEOUT, patience: FRAME_PATIENCE };
+    party.accept(stream)
+}
+
+/// A client wants parameters.
+#[derive(Clone, Debug, Default)]
+pub struct PullRequest {
+    pub generation: Generation,
+    pub sequence: u64,
+    pub partitions: Range<u32>,
+    pub wants_dense: bool,
+    /// A push of a batch trained on these parameters will follow.
+    pub will_push: bool,
+    /// How long the client waits for a round.
+    pub patience: Duration,
+    pub min_round: Option<u64>,
+    /// Per partition, per table: how many ids.
+    pub counts: Vec<u32>,
+    pub ids: Vec<u64>,
+}
+
+/// A client brings a gradient.
+#[derive(Clone, Debug, Default)]
+pub struct PushRequest {
+    pub generation: Generation,
+    pub sequence: u64,
+    pub batch: BatchId,
+    pub n_records: u32,
+    pub base_version: u64,
+    pub partitions: Range<u32>,
+    pub body: Body,
+}
+
+impl PullRequest {
+    /// Waits for the next request and reads it into `self`, whose buffers are used again.
+    pub fn read(&mut self, receiver: &mut Receiver) -> Result<(), Error> {
+        let header = wait_for(receiver, Kind::Pull)?;
+        let mut head = [0; PullHead::LEN];
+        fill_head(receiver, &header, &mut head)?;
+        let head = PullHead::decode(&head, header.length)?;
+        self.counts.resize(head.n_counts as usize, 0);
+        receiver.fill(&mut self.counts)?;
+        self.ids.resize(head.n_ids, 0);
+        receiver.fill(&mut self.ids)?;
+        receiver.finish()?;
+        self.generation = header.generation;
+        self.sequence = header.sequence;
+        self.partitions = head.partitions;
+        self.wants_dense = head.wants_dense;
+        self.will_push = head.will_push;
+        self.patience = Duration::from_millis(u64::from(head.patience_ms));
+        self.min_round = head.min_round;
+        Ok(())
+    }
+}
+
+impl PushRequest {
+    /// Waits for the next push and reads it into the buffers of `body`.
+    pub fn read(receiver: &mut Receiver, mut body: Body) -> Result<Self, Error> {
+        let header = wait_for(receiver, Kind::Push)?;
+        let mut head = [0; PushHead::LEN];
+        fill_head(receiver, &header, &mut head)?;
+        let head = PushHead::decode(&head, header.length)?;
+        body.counts.resize(head.n_counts as usize, 0);
+        receiver.fill(&mut body.counts)?;
+        body.ids.resize(head.n_ids, 0);
+        receiver.fill(&mut body.ids)?;
+        body.dense.resize(head.n_dense, 0.0);
+        receiver.fill(&mut body.dense)?;
+        body.grads.resize(head.n_grads, 0.0);
+        receiver.fill(&mut body.grads)?;
+        receiver.finish()?;
+        Ok(Self {
+            generation: header.generation,
+            sequence: header.sequence,
+            batch: header.batch,
+            n_records: head.n_records,
+            base_version: head.base_version,
+            partitions: head.partitions,
+            body,
+        })
+    }
+}
+
+/// The parameters of some partitions: part of the answer to a pull.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    pub partitions: Range<u32>,
+    pub version: u64,
+    /// Dense numbers of all its partitions first, then their rows.
+    pub floats: Vec<f32>,
+}
+
+pub fn send_piece(
+    sender: &mut Sender,
+    generation: Generation,
+    piece: &Piece,
+) -> Result<(), Error> {
+    let head = PieceHead {
+        partitions: piece.partitions.clone(),
+        version: piece.version,
+        n_floats: piece.floats.len(),
+    };
+    let parts: [&[u8]; 2] = [&head.encode(), bytemuck::cast_slice(&piece.floats)];
+    sender.send(Kind::Piece, generation, BatchId::default(), &parts)
+}
+
+/// Says that the push number `sequence` is applied, in `generation`.
+pub fn send_ack(
+    sender: &mut Sender,
+    generation: Generation,
+    batch: BatchId,
+    sequence: u64,
+) -> Result<(), Error> {
+    sender.send(Kind::Ack, generation, batch, &[&sequence.to_le_bytes()])
+}
+
+/// Says why the frame number `sequence` was not done.
+pub fn send_refusal(
+    sender: &mut Sender,
+    generation: Generation,
+    batch: BatchId,
+    sequence: u64,
+    refusal: &Refusal,
+) -> Result<(), Error> {
+    sender.send(Kind::Refused, generation, batch, &[&refusal.encode(sequence)])
+}
+
+/// A client may be silent for as long as it is connected: its socket ends the wait.
+fn wait_for(receiver: &mut Receiver, kind: Kind) -> Result<Header, Error> {
+    let header = receiver.header(&mut || Ok(()))?;
+    if header.kind == kind { Ok(header) } else { Err(Error::Forged { sequence: header.sequence }) }
+}
+
+fn fill_head<const N: usize>(
+    receiver: &mut Receiver,
+    header: &Header,
+    head: &mut [u8; N],
+) -> Result<(), Error> {
+    if header.length < N as u64 {
+        return Err(Error::Forged { sequence: header.sequence });
+    }
+    receiver.fill(head.as_mut_slice())
+}

@@ -1,0 +1,136 @@
+//! The handshake over a socket: both ends come out with sealed directions, or not at all.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use edl_core::id::{BatchId, Generation, RunId};
+
+use crate::frame::{Header, Kind, Refusal};
+use crate::handshake::{Challenge, ClientId, Hello, Role, Session, Side, nonce};
+use crate::key::JobKey;
+use crate::wire::{Error, Receiver, Sender, Stream};
+
+/// Both directions of a connection whose ends have proven the key.
+pub struct Connection {
+    pub role: Role,
+    pub client: ClientId,
+    pub sender: Sender,
+    pub receiver: Receiver,
+}
+
+/// What one side brings to a handshake.
+pub(super) struct Party<'a> {
+    pub(super) key: &'a JobKey,
+    pub(super) run: RunId,
+    /// For the whole handshake.
+    pub(super) timeout: Duration,
+    /// For one frame afterwards, without progress.
+    pub(super) patience: Duration,
+}
+
+impl Party<'_> {
+    fn directions(&self, stream: Arc<Stream>) -> (Sender, Receiver) {
+        let sender = Sender::new(Arc::clone(&stream), self.run, self.patience);
+        (sender, Receiver::new(stream, self.run, self.patience))
+    }
+
+    /// The client's half.
+    pub(super) fn dial(
+        &self,
+        stream: Stream,
+        role: Role,
+        client: ClientId,
+    ) -> Result<Connection, Error> {
+        let start = Instant::now();
+        let is_local = stream.is_local();
+        let (mut sender, mut receiver) = self.directions(Arc::new(stream));
+        let hello = Hello { role, client, nonce: nonce()? };
+        say(&mut sender, Kind::Hello, &hello.encode())?;
+        let challenge: [u8; Challenge::LEN] =
+            hear(&mut receiver, Kind::Challenge, start, self.timeout)?;
+        let challenge = Challenge::decode(&challenge);
+        let session = Session::new(self.key, self.run, &hello, &challenge.nonce, is_local);
+        if !session.proves(Side::Server, challenge.proof) {
+            return Err(Error::Refused("the server does not hold this job's key".into()));
+        }
+        say(&mut sender, Kind::Proof, &session.proof(Side::Client))?;
+        sender.seal(session.seal(Side::Client));
+        receiver.seal(session.seal(Side::Server));
+        let [] = hear(&mut receiver, Kind::Accepted, start, self.timeout)?;
+        Ok(Connection { role, client, sender, receiver })
+    }
+
+    /// The server's half. A client that is not let in hears why.
+    pub(super) fn accept(&self, stream: Arc<Stream>) -> Result<Connection, Error> {
+        let (mut sender, mut receiver) = self.directions(stream);
+        match self.examine(&mut sender, &mut receiver) {
+            Ok(hello) => {
+                Ok(Connection { role: hello.role, client: hello.client, sender, receiver })
+            }
+            Err(error) => {
+                let refusal = Refusal::Other(error.to_string()).encode(0);
+                // The peer may be gone, or not worth waiting for.
+                let _ = say(&mut sender, Kind::Refused, &refusal);
+                sender.stream().shutdown();
+                Err(error)
+            }
+        }
+    }
+
+    fn examine(&self, sender: &mut Sender, receiver: &mut Receiver) -> Result<Hello, Error> {
+        let start = Instant::now();
+        let is_local = sender.stream().is_local();
+        let hello: [u8; Hello::LEN] = hear(receiver, Kind::Hello, start, self.timeout)?;
+        let hello = Hello::decode(&hello)?;
+        let nonce = nonce()?;
+        let session = Session::new(self.key, self.run, &hello, &nonce, is_local);
+        let challenge = Challenge { nonce, proof: session.proof(Side::Server) };
+        say(sender, Kind::Challenge, &challenge.encode())?;
+        let proof: [u8; 32] = hear(receiver, Kind::Proof, start, self.timeout)?;
+        if !session.proves(Side::Client, proof) {
+            return Err(Error::Refused("the client does not hold this job's key".into()));
+        }
+        sender.seal(session.seal(Side::Server));
+        receiver.seal(session.seal(Side::Client));
+        say(sender, Kind::Accepted, &[])?;
+        Ok(hello)
+    }
+}
+
+/// Tells a client that nobody is at home yet.
+pub(super) fn turn_away(stream: Arc<Stream>, timeout: Duration) {
+    let mut sender = Sender::new(stream, RunId::default(), timeout);
+    let _ = say(&mut sender, Kind::Refused, &Refusal::NotServing.encode(0));
+    sender.stream().shutdown();
+}
+
+fn say(sender: &mut Sender, kind: Kind, payload: &[u8]) -> Result<(), Error> {
+    sender.send(kind, Generation(0), BatchId::default(), &[payload])
+}
+
+/// Reads one frame of the handshake. Nothing of another kind or length is even looked at.
+fn hear<const N: usize>(
+    receiver: &mut Receiver,
+    kind: Kind,
+    start: Instant,
+    timeout: Duration,
+) -> Result<[u8; N], Error> {
+    let header = receiver.header(&mut || {
+        if start.elapsed() < timeout {
+            return Ok(());
+        }
+        Err(Error::Deadline { waiting_for: format!("the {kind:?} of a handshake") })
+    })?;
+    let Header { kind: theirs, length, sequence, .. } = header;
+    if theirs == Kind::Refused {
+        let (refusal, _) = Refusal::decode(&receiver.small()?)?;
+        return Err(Error::from_refusal(refusal, Generation(0)));
+    }
+    if theirs != kind || length != N as u64 {
+        return Err(Error::Forged { sequence });
+    }
+    let mut payload = [0; N];
+    receiver.fill(&mut payload)?;
+    receiver.finish()?;
+    Ok(payload)
+}

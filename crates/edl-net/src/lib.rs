@@ -1,0 +1,21 @@
+//! What crosses a wire: the gRPC control plane with TLS, and the framed data plane.
+//!
+//! Nothing is decided here.
+
+pub mod data;
+pub mod frame;
+pub mod fuzz;
+pub mod handshake;
+pub mod key;
+pub mod seal;
+pub mod tls;
+pub mod wire;
+
+/// Version of the control plane: the `protocol` of every hello. Another one is refused by name.
+pub const CONTROL_PROTOCOL: u32 = 1;
+
+pub mod proto {
+    //! Messages and services of the control plane, generated from `proto/elasticdl/v1`.
+    #![allow(clippy::all, unreachable_pub, unused_qualifications, reason = "generated code")]
+    tonic::include_proto!("elasticdl.v1");
+}

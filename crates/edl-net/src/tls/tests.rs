@@ -1,0 +1,139 @@
+//! Who gets in and who does not, against a real server.
+
+use std::pin::Pin;
+
+use tokio::net::TcpListener;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::*;
+use crate::proto::master_client::MasterClient;
+use crate::proto::master_server::{Master, MasterServer};
+use crate::proto::{
+    AuditReport, AuditRequest, JobStatus, PsCommand, PsMessage, ScaleReply, ScaleRequest,
+    StatusRequest, StopReply, StopRequest, WorkerCommand, WorkerMessage,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A master that can only say its name.
+struct Named;
+
+type Commands<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Master for Named {
+    type WorkerSessionStream = Commands<WorkerCommand>;
+    type PsSessionStream = Commands<PsCommand>;
+
+    async fn worker_session(
+        &self,
+        _: Request<Streaming<WorkerMessage>>,
+    ) -> Result<Response<Self::WorkerSessionStream>, Status> {
+        Err(Status::unimplemented("not of this test"))
+    }
+    async fn ps_session(
+        &self,
+        _: Request<Streaming<PsMessage>>,
+    ) -> Result<Response<Self::PsSessionStream>, Status> {
+        Err(Status::unimplemented("not of this test"))
+    }
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<JobStatus>, Status> {
+        Ok(Response::new(JobStatus { job: "named".into(), ..JobStatus::default() }))
+    }
+    async fn scale(&self, _: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
+        Err(Status::unimplemented("not of this test"))
+    }
+    async fn stop(&self, _: Request<StopRequest>) -> Result<Response<StopReply>, Status> {
+        Err(Status::unimplemented("not of this test"))
+    }
+    async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReport>, Status> {
+        Err(Status::unimplemented("not of this test"))
+    }
+}
+
+/// Serves `Named` for as long as the returned set lives.
+async fn serve(key: &JobKey) -> (String, tokio::task::JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut server = server(key).unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(async move {
+        let service = server.add_service(MasterServer::new(Named));
+        service.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+    });
+    (address, tasks)
+}
+
+async fn job_behind(channel: Channel) -> Result<String, Status> {
+    let reply = MasterClient::new(channel).status(StatusRequest {}).await?;
+    Ok(reply.into_inner().job)
+}
+
+#[tokio::test]
+async fn who_holds_the_key_gets_in() {
+    let key = JobKey::generate().unwrap();
+    let (address, _tasks) = serve(&key).await;
+    let channel = connect(&address, &key, TIMEOUT).await.unwrap();
+    assert_eq!(job_behind(channel).await.unwrap(), "named");
+}
+
+#[tokio::test]
+async fn another_key_is_refused_in_the_handshake() {
+    let (address, _tasks) = serve(&JobKey::generate().unwrap()).await;
+    let refused = connect(&address, &JobKey::generate().unwrap(), TIMEOUT).await;
+    assert!(matches!(refused, Err(Error::Connect { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_trusts_anybody_but_has_no_certificate_reaches_no_service() {
+    let key = JobKey::generate().unwrap();
+    let (address, _tasks) = serve(&key).await;
+    let (_, authority) = authority(&key).unwrap();
+    let authority_key = ed25519(&key.derive("tls authority")).unwrap();
+    let authority = authority.self_signed(&authority_key).unwrap().pem();
+    let config = ClientTlsConfig::new()
+        .domain_name(SERVER_NAME)
+        .ca_certificate(Certificate::from_pem(authority));
+    check_kept_out(&address, config).await;
+}
+
+#[tokio::test]
+async fn a_client_with_another_jobs_certificate_reaches_no_service() {
+    let key = JobKey::generate().unwrap();
+    let (address, _tasks) = serve(&key).await;
+    let ours = credentials(&key).unwrap();
+    let theirs = credentials(&JobKey::generate().unwrap()).unwrap();
+    let config = ClientTlsConfig::new()
+        .domain_name(SERVER_NAME)
+        .ca_certificate(Certificate::from_pem(ours.authority))
+        .identity(Identity::from_pem(theirs.certificate, theirs.key));
+    check_kept_out(&address, config).await;
+}
+
+/// With TLS 1.3 a client learns of its refusal only when it next reads: at the first call.
+async fn check_kept_out(address: &str, config: ClientTlsConfig) {
+    let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap();
+    match endpoint.tls_config(config).unwrap().connect().await {
+        Ok(channel) => assert!(job_behind(channel).await.is_err()),
+        Err(_) => {}
+    }
+}
+
+#[tokio::test]
+async fn without_tls_nobody_gets_in() {
+    let (address, _tasks) = serve(&JobKey::generate().unwrap()).await;
+    match Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await {
+        Ok(channel) => assert!(job_behind(channel).await.is_err()),
+        Err(_) => {}
+    }
+}
+
+#[test]
+fn both_sides_derive_the_same_certificates() {
+    let key = JobKey::generate().unwrap();
+    let (one, other) = (credentials(&key).unwrap(), credentials(&key).unwrap());
+    assert_eq!((one.authority, one.certificate), (other.authority, other.certificate));
+    assert_ne!(one.key, credentials(&JobKey::generate().unwrap()).unwrap().key);
+}

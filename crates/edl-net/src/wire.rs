@@ -1,0 +1,469 @@
+//! Sealed frames over a blocking socket.
+//!
+//! A [`Sender`] and a [`Receiver`] are the two directions of one connection. Payloads go
+//! straight from and into the caller's memory. Any doubt about a frame (another run, a wrong
+//! sequence number or tag) ends the connection: there is no way to go on after it.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytemuck::Pod;
+use edl_core::id::{BatchId, Generation, RunId};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use crate::frame::{self, HEADER_LEN, Header, Kind, Refusal, TAG_LEN};
+use crate::key;
+use crate::seal::{Hasher, Seal};
+
+#[cfg(target_endian = "big")]
+compile_error!("payloads are little-endian and travel as they lie in memory");
+
+/// How often a blocked read or write looks at its deadline.
+const TICK: Duration = Duration::from_millis(250);
+/// What a Unix socket may hold; the kernel may grant less.
+const SOCKET_BUFFER: usize = 4 << 20;
+/// A silent TCP peer is tried after this long, this often, this many times.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration::from_secs(2), 5);
+/// Read at once: what is hashed next is then still in the cache.
+const READ_CHUNK: usize = 128 << 10;
+
+/// Why a call over the data plane failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("generation {ours} is over: the servers are at generation {theirs}")]
+    Generation { ours: Generation, theirs: Generation },
+    #[error("the server does not serve this generation yet")]
+    NotServing,
+    #[error("the connection was closed")]
+    Closed,
+    #[error("gave up waiting for {waiting_for}")]
+    Deadline { waiting_for: String },
+    #[error("refused: {0}")]
+    Refused(String),
+    #[error("the peer speaks version {theirs} of the data protocol, this build speaks {ours}; run the same build everywhere")]
+    Version { ours: u16, theirs: u16 },
+    #[error("cannot {action}")]
+    Io { action: String, source: io::Error },
+    #[error("bad frame")]
+    Frame(#[source] frame::Error),
+    #[error("frame {sequence} was altered, repeated or is not of this session")]
+    Forged { sequence: u64 },
+    #[error("cannot make a nonce")]
+    Nonce(#[from] key::Error),
+}
+
+impl From<frame::Error> for Error {
+    fn from(error: frame::Error) -> Self {
+        match error {
+            frame::Error::Version { ours, theirs } => Self::Version { ours, theirs },
+            frame::Error::Magic
+            | frame::Error::Kind(_)
+            | frame::Error::Length { .. }
+            | frame::Error::Parts(_) => Self::Frame(error),
+        }
+    }
+}
+
+impl Error {
+    /// What a server's refusal means to a client at generation `ours`.
+    #[must_use]
+    pub fn from_refusal(refusal: Refusal, ours: Generation) -> Self {
+        match refusal {
+            Refusal::Generation { current } => Self::Generation { ours, theirs: current },
+            Refusal::NotServing => Self::NotServing,
+            Refusal::Waited(waiting_for) => Self::Deadline { waiting_for },
+            Refusal::Other(text) => Self::Refused(text),
+        }
+    }
+}
+
+/// A connected socket of either kind.
+#[derive(Debug)]
+pub enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    /// Takes over a connected Unix socket.
+    pub fn unix(stream: UnixStream) -> Result<Self, Error> {
+        Self::Unix(stream).prepare()
+    }
+
+    /// Takes over a connected TCP socket.
+    pub fn tcp(stream: TcpStream) -> Result<Self, Error> {
+        Self::Tcp(stream).prepare()
+    }
+
+    pub fn connect_unix(path: &Path, timeout: Duration) -> Result<Self, Error> {
+        let connect = || -> io::Result<UnixStream> {
+            let flags = SocketFlags::CLOEXEC;
+            let socket = rustix::net::socket_with(
+                AddressFamily::UNIX,
+                SocketType::STREAM,
+                flags,
+                None,
+            )?;
+            // A stopped server with a full backlog would block a plain connect for ever.
+            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
+            rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+            Ok(UnixStream::from(socket))
+        };
+        let stream = connect().map_err(|source| {
+            Error::Io { action: format!("connect to `{}`", path.display()), source }
+        })?;
+        Self::unix(stream)
+    }
+
+    pub fn connect_tcp(address: &str, timeout: Duration) -> Result<Self, Error> {
+        let connect = || -> io::Result<TcpStream> {
+            let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+            for address in address.to_socket_addrs()? {
+                match TcpStream::connect_timeout(&address, timeout) {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        };
+        let stream = connect()
+            .map_err(|source| Error::Io { action: format!("connect to `{address}`"), source })?;
+        Self::tcp(stream)
+    }
+
+    fn prepare(self) -> Result<Self, Error> {
+        self.set_options()
+            .map_err(|source| Error::Io { action: "set up a connection".into(), source })?;
+        Ok(self)
+    }
+
+    fn set_options(&self) -> io::Result<()> {
+        sockopt::set_socket_timeout(self, sockopt::Timeout::Recv, Some(TICK))?;
+        sockopt::set_socket_timeout(self, sockopt::Timeout::Send, Some(TICK))?;
+        match self {
+            Self::Unix(stream) => {
+                stream.set_nonblocking(false)?;
+                sockopt::set_socket_send_buffer_size(self, SOCKET_BUFFER)?;
+            }
+            Self::Tcp(stream) => {
+                stream.set_nonblocking(false)?;
+                stream.set_nodelay(true)?;
+                let (idle, interval, count) = KEEPALIVE;
+                sockopt::set_socket_keepalive(self, true)?;
+                sockopt::set_tcp_keepidle(self, idle)?;
+                sockopt::set_tcp_keepintvl(self, interval)?;
+                sockopt::set_tcp_keepcnt(self, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the connection never leaves this machine's kernel.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::Unix(_))
+    }
+
+    /// Ends the connection: every call that is blocked on it returns.
+    pub fn shutdown(&self) {
+        // An error says that the peer was quicker.
+        let _ = match self {
+            Self::Unix(stream) => stream.shutdown(Shutdown::Both),
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+
+    /// Whether the peer has closed its end, as far as can be seen without waiting.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let mut byte = [0_u8; 1];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match rustix::net::recv(self, byte.as_mut_slice(), flags) {
+            Ok((n, _)) => n == 0,
+            Err(error) => error != rustix::io::Errno::AGAIN && error != rustix::io::Errno::INTR,
+        }
+    }
+
+    fn read(&self, out: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => (&*stream).read(out),
+            Self::Tcp(stream) => (&*stream).read(out),
+        }
+    }
+
+    fn write_vectored(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => (&*stream).write_vectored(parts),
+            Self::Tcp(stream) => (&*stream).write_vectored(parts),
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// What became of one read or write.
+enum Moved {
+    Bytes(usize),
+    /// Nothing within a tick.
+    Nothing,
+}
+
+fn moved(result: io::Result<usize>, action: &str) -> Result<Moved, Error> {
+    use io::ErrorKind;
+    match result {
+        Ok(0) => Err(Error::Closed),
+        Ok(n) => Ok(Moved::Bytes(n)),
+        Err(error) => match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {
+                Ok(Moved::Nothing)
+            }
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
+                Err(Error::Closed)
+            }
+            _ => Err(Error::Io { action: action.into(), source: error }),
+        },
+    }
+}
+
+/// The sending direction.
+pub struct Sender {
+    stream: Arc<Stream>,
+    run: RunId,
+    seal: Option<Seal>,
+    next: u64,
+    /// How long the peer may take no byte.
+    patience: Duration,
+}
+
+impl Sender {
+    #[must_use]
+    pub fn new(stream: Arc<Stream>, run: RunId, patience: Duration) -> Self {
+        Self { stream, run, seal: None, next: 0, patience }
+    }
+
+    /// From now on frames are sealed and counted.
+    pub fn seal(&mut self, seal: Seal) {
+        self.seal = Some(seal);
+        self.next = 1;
+    }
+
+    #[must_use]
+    pub fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// The number of the next frame.
+    #[must_use]
+    pub fn next_sequence(&self) -> u64 {
+        self.next
+    }
+
+    /// Sends one frame whose payload is `parts`, one after the other.
+    pub fn send(
+        &mut self,
+        kind: Kind,
+        generation: Generation,
+        batch: BatchId,
+        parts: &[&[u8]],
+    ) -> Result<(), Error> {
+        let length = parts.iter().map(|part| part.len() as u64).sum();
+        let mut header = Header {
+            kind,
+            run: self.run,
+            generation,
+            sequence: self.next,
+            batch,
+            length,
+            tag: [0; TAG_LEN],
+        };
+        let mut bytes = header.encode();
+        // The same check as at the other end, where the error would be harder to find.
+        Header::decode(&bytes)?;
+        if let Some(seal) = &self.seal {
+            let mut hasher = seal.begin();
+            hasher.update(&bytes);
+            parts.iter().for_each(|part| hasher.update(part));
+            header.tag = hasher.tag();
+            bytes = header.encode();
+            self.next += 1;
+        }
+        let mut slices = Vec::with_capacity(parts.len() + 1);
+        slices.push(IoSlice::new(&bytes));
+        slices.extend(parts.iter().map(|part| IoSlice::new(part)));
+        self.write(&mut slices)
+    }
+
+    fn write(&self, mut left: &mut [IoSlice<'_>]) -> Result<(), Error> {
+        // Also skips empty parts, after which a write of nothing would look like a closed peer.
+        IoSlice::advance_slices(&mut left, 0);
+        let mut since = None;
+        while !left.is_empty() {
+            match moved(self.stream.write_vectored(left), "send a frame")? {
+                Moved::Bytes(n) => {
+                    IoSlice::advance_slices(&mut left, n);
+                    since = None;
+                }
+                Moved::Nothing => expire(&mut since, self.patience, "the peer to read a frame")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The receiving direction.
+pub struct Receiver {
+    stream: Arc<Stream>,
+    run: RunId,
+    seal: Option<Seal>,
+    next: u64,
+    patience: Duration,
+    /// The frame being read: its number, its tag, what is hashed of it and what is left.
+    open: Option<Open>,
+}
+
+struct Open {
+    sequence: u64,
+    tag: [u8; TAG_LEN],
+    hasher: Option<Hasher>,
+    left: u64,
+}
+
+impl Receiver {
+    #[must_use]
+    pub fn new(stream: Arc<Stream>, run: RunId, patience: Duration) -> Self {
+        Self { stream, run, seal: None, next: 0, patience, open: None }
+    }
+
+    /// From now on frames must be sealed and counted.
+    pub fn seal(&mut self, seal: Seal) {
+        self.seal = Some(seal);
+        self.next = 1;
+    }
+
+    #[must_use]
+    pub fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// Waits for the next frame and reads its header. `idle` is called on every tick in which
+    /// nothing came, and ends the wait by an error.
+    ///
+    /// # Panics
+    /// If the frame before was not finished.
+    pub fn header(
+        &mut self,
+        idle: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Header, Error> {
+        assert!(self.open.is_none(), "the frame before is finished");
+        let mut bytes = [0; HEADER_LEN];
+        let n_first = loop {
+            match moved(self.stream.read(&mut bytes), "read a frame")? {
+                Moved::Bytes(n) => break n,
+                Moved::Nothing => idle()?,
+            }
+        };
+        self.read(&mut bytes[n_first..], None)?;
+        let header = Header::decode(&bytes)?;
+        if header.run != self.run {
+            return Err(Error::Refused(format!(
+                "the peer is of run {}, this is run {}",
+                header.run, self.run
+            )));
+        }
+        if header.sequence != self.next {
+            return Err(Error::Forged { sequence: header.sequence });
+        }
+        let hasher = self.seal.as_ref().map(|seal| {
+            let mut hasher = seal.begin();
+            hasher.update(&Header { tag: [0; TAG_LEN], ..header.clone() }.encode());
+            hasher
+        });
+        let (sequence, tag, left) = (header.sequence, header.tag, header.length);
+        self.open = Some(Open { sequence, tag, hasher, left });
+        Ok(header)
+    }
+
+    /// Reads the next part of the payload into `out`, which nobody may believe before `finish`.
+    pub fn fill<T: Pod>(&mut self, out: &mut [T]) -> Result<(), Error> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(out);
+        let mut open = self.open.take().ok_or(Error::Closed)?;
+        open.left = (open.left)
+            .checked_sub(bytes.len() as u64)
+            .ok_or(Error::Forged { sequence: open.sequence })?;
+        self.read(bytes, open.hasher.as_mut())?;
+        self.open = Some(open);
+        Ok(())
+    }
+
+    /// Checks that the frame is at its end and that its tag fits.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        let open = self.open.take().ok_or(Error::Closed)?;
+        let is_genuine = open.hasher.is_none_or(|hasher| hasher.matches(open.tag));
+        if open.left != 0 || !is_genuine {
+            return Err(Error::Forged { sequence: open.sequence });
+        }
+        if self.seal.is_some() {
+            self.next += 1;
+        }
+        Ok(())
+    }
+
+    /// Reads what is left of the frame, for nobody, and finishes it.
+    pub fn skip(&mut self) -> Result<(), Error> {
+        let mut scratch = [0_u8; 4096];
+        while let Some(left) = self.open.as_ref().map(|open| open.left).filter(|left| *left > 0) {
+            let n = usize::try_from(left).unwrap_or(usize::MAX).min(scratch.len());
+            self.fill(&mut scratch[..n])?;
+        }
+        self.finish()
+    }
+
+    /// Reads what is left of a small frame and finishes it.
+    pub fn small(&mut self) -> Result<Vec<u8>, Error> {
+        let left = self.open.as_ref().map_or(0, |open| open.left);
+        let mut bytes = vec![0; usize::try_from(left).unwrap_or(0)];
+        self.fill(&mut bytes)?;
+        self.finish()?;
+        Ok(bytes)
+    }
+
+    fn read(&self, out: &mut [u8], mut hasher: Option<&mut Hasher>) -> Result<(), Error> {
+        let mut n_read = 0;
+        let mut since = None;
+        while n_read < out.len() {
+            let end = out.len().min(n_read + READ_CHUNK);
+            match moved(self.stream.read(&mut out[n_read..end]), "read a frame")? {
+                Moved::Bytes(n) => {
+                    if let Some(hasher) = &mut hasher {
+                        hasher.update(&out[n_read..n_read + n]);
+                    }
+                    n_read += n;
+                    since = None;
+                }
+                Moved::Nothing => expire(&mut since, self.patience, "the rest of a frame")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ends a wait without progress that has lasted `patience`.
+fn expire(since: &mut Option<Instant>, patience: Duration, what: &str) -> Result<(), Error> {
+    let since = since.get_or_insert_with(Instant::now);
+    if since.elapsed() < patience {
+        return Ok(());
+    }
+    Err(Error::Deadline { waiting_for: what.into() })
+}

@@ -1,0 +1,33 @@
+//! Runs the fuzzers' corpora as ordinary tests.
+
+use std::path::Path;
+
+#[test]
+fn no_frame_of_the_corpus_is_believed_or_breaks_the_reader() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/frame");
+    let mut n_files = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        println!("{}", path.display());
+        // Also every beginning of it, as a peer that dies would leave it.
+        (0..=bytes.len()).for_each(|end| edl_net::fuzz::frame(&bytes[..end]));
+        n_files += 1;
+    }
+    assert!(n_files >= 12, "the corpus is there");
+}
+
+#[test]
+fn every_single_byte_change_of_the_corpus_is_survived() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/frame");
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        for place in 0..bytes.len() {
+            for change in [1, 0x80, 0xff] {
+                let mut bytes = bytes.clone();
+                bytes[place] ^= change;
+                edl_net::fuzz::frame(&bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! Measures pulls and pushes over a socket against the same work done in memory by one thread.
+//!
+//! `cargo run --release -p edl-ps --example ps_bench [-- PASSES]`. Ratios are of one run on one
+//! machine: each case runs both sides in turn, and the best pass of each counts.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use edl_core::id::{BatchId, Generation, PartitionId, PsId, RunId};
+use edl_core::layout::Layout;
+use edl_core::model::{Init, ModelSpec, ParamSpec, Rule, TableSpec};
+use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
+use edl_core::rng::Rng;
+use edl_core::spec::Mode;
+use edl_net::data::{PsClient, Route, ServerRoute, Versions};
+use edl_net::key::JobKey;
+use edl_net::seal::Seal;
+use edl_net::wire::Stream;
+use edl_ps::Front;
+use edl_ps::store::{LoadSpec, Store};
+use edl_tensor::partition::{Partition, PartitionConfig};
+use edl_tensor::push::{Body, Head, Push};
+
+const N_IDS: usize = 26_624;
+const DIM: usize = 16;
+const N_PARTITIONS: u32 = 32;
+const RUN: RunId = RunId([1; 16]);
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Pushes on their way at once, as a worker would have.
+const IN_FLIGHT: usize = 4;
+const N_BATCHES: u32 = 1 << 20;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Outcome<()> {
+    let passes = std::env::args().nth(1).map_or(Ok(200), |passes| passes.parse())?;
+    let mut out = std::io::stdout().lock();
+    seals(&mut out)?;
+    for n_rows in [100_000, 2_000_000] {
+        for by in [By::Unix, By::Tcp] {
+            rows(&mut out, n_rows, by, passes)?;
+        }
+    }
+    for by in [By::Unix, By::Tcp] {
+        dense(&mut out, 10_000_000, by, passes / 10 + 1)?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug)]
+enum By {
+    Unix,
+    Tcp,
+}
+
+/// Bytes per second of both kinds of tags.
+fn seals(out: &mut impl Write) -> Outcome<()> {
+    let bytes = vec![7_u8; 256 << 10];
+    for (name, is_local) in [("keyed blake3 (tcp)", false), ("xxh3 (unix)", true)] {
+        let seal = Seal::new([1; 32], is_local);
+        let mut best = Duration::MAX;
+        for _ in 0..400 {
+            let start = Instant::now();
+            let mut hasher = seal.begin();
+            hasher.update(&bytes);
+            std::hint::black_box(hasher.tag());
+            best = best.min(start.elapsed());
+        }
+        let rate = bytes.len() as f64 / best.as_secs_f64() / 1e9;
+        writeln!(out, "tag {name}: {rate:.1} GB/s")?;
+    }
+    Ok(())
+}
+
+fn model(dense: usize) -> ModelSpec {
+    let init = Init::Uniform { low: -0.05, high: 0.05 };
+    ModelSpec {
+        name: "bench".into(),
+        params: vec![ParamSpec {
+            name: "w".into(),
+            shape: vec![dense],
+            init,
+            rule: Rule::Trainable { decay: false },
+        }],
+        tables: vec![TableSpec { name: "ids".into(), dim: DIM, init }],
+        inputs: Vec::new(),
+        metrics: Vec::new(),
+        optimizer: adam(),
+    }
+}
+
+fn adam() -> OptimizerSpec {
+    let kind = OptimizerKind::Adam { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-8, amsgrad: false };
+    OptimizerSpec { kind, ..OptimizerSpec::sgd(0.001) }
+}
+
+/// A server in this process and one client of it.
+struct Pair {
+    client: PsClient,
+    store: Arc<Store>,
+    front: Arc<Front>,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.client.abort_handle().abort();
+        self.store.close();
+        self.front.close();
+    }
+}
+
+fn pair(model: &ModelSpec, layout: Layout, by: By) -> Outcome<Pair> {
+    let folder = tempfile::tempdir()?;
+    let key = JobKey::from_bytes([2; 32]);
+    let store = Arc::new(Store::new(0));
+    let generation = Generation(1);
+    store.load(&LoadSpec {
+        generation,
+        partitions: 0..N_PARTITIONS,
+        n_partitions: N_PARTITIONS,
+        model: Arc::new(model.clone()),
+        optimizer: adam(),
+        seed: 1,
+        n_batches: N_BATCHES,
+        mode: Mode::Async,
+        lr_staleness_modulation: false,
+        checkpoint: None,
+        keep_applied: true,
+    })?;
+    store.serve(generation)?;
+    let front = Arc::new(Front::new(Arc::clone(&store), key.clone()));
+    front.set_run(RUN);
+    let (address, unix_path) = listen(&front, folder.path(), by)?;
+    let server = ServerRoute { ps: PsId(0), address, unix_path, partitions: 0..N_PARTITIONS };
+    let route = Route { generation, servers: vec![server] };
+    let client = PsClient::connect(&route, &key, RUN, layout, model, DEADLINE)?;
+    Ok(Pair { client, store, front, _folder: folder })
+}
+
+/// Accepts the two connections of one client.
+fn listen(front: &Arc<Front>, folder: &std::path::Path, by: By) -> Outcome<(String, String)> {
+    let front = Arc::clone(front);
+    Ok(match by {
+        By::Tcp => {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            let address = listener.local_addr()?.to_string();
+            std::thread::spawn(move || {
+                for stream in listener.incoming().take(2).flatten() {
+                    let _ = Stream::tcp(stream).and_then(|stream| front.admit(stream));
+                }
+            });
+            (address, String::new())
+        }
+        By::Unix => {
+            let path = folder.join("ps.sock");
+            let listener = UnixListener::bind(&path)?;
+            std::thread::spawn(move || {
+                for stream in listener.incoming().take(2).flatten() {
+                    let _ = Stream::unix(stream).and_then(|stream| front.admit(stream));
+                }
+            });
+            (String::new(), path.to_string_lossy().into_owned())
+        }
+    })
+}
+
+/// Distinct ids below `n_rows` per batch, for several batches.
+fn batches(n_rows: u64) -> Vec<Vec<u64>> {
+    let mut rng = Rng::new(5);
+    let batch = |_| {
+        let mut ids: Vec<u64> = (0..N_IDS * 2).map(|_| rng.below(n_rows)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        // In no order, as they come from records.
+        for last in (1..ids.len()).rev() {
+            ids.swap(last, usize::try_from(rng.below(last as u64 + 1)).unwrap_or(0));
+        }
+        ids.truncate(N_IDS);
+        ids
+    };
+    (0..16).map(batch).collect()
+}
+
+/// The work of a server on one thread, without any server: ids sorted by partition beforehand.
+struct Bare {
+    partitions: Vec<Partition>,
+    /// Per batch, per partition.
+    ids: Vec<Vec<Vec<u64>>>,
+    out: Vec<f32>,
+}
+
+impl Bare {
+    fn new(model: &ModelSpec, layout: Layout, batches: &[Vec<u64>]) -> Self {
+        let model = Arc::new(model.clone());
+        let partition = |id| {
+            Partition::new(PartitionConfig {
+                id: PartitionId(id),
+                layout,
+                model: Arc::clone(&model),
+                optimizer: adam(),
+                seed: 1,
+                n_batches: N_BATCHES,
+                mode: Mode::Async,
+                lr_staleness_modulation: false,
+            })
+        };
+        let split = |ids: &Vec<u64>| {
+            let mut parts = vec![Vec::new(); N_PARTITIONS as usize];
+            ids.iter().for_each(|id| parts[layout.partition_of(*id).0 as usize].push(*id));
+            parts
+        };
+        Self {
+            partitions: (0..N_PARTITIONS).map(partition).collect(),
+            ids: batches.iter().map(split).collect(),
+            out: vec![0.0; N_IDS * DIM],
+        }
+    }
+
+    fn fill(&mut self, layout: Layout, n_rows: u64) {
+        for id in 0..n_rows {
+            let partition = &mut self.partitions[layout.partition_of(id).0 as usize];
+            partition.gather(0, &[id], &mut self.out[..DIM]);
+        }
+    }
+
+    fn gather(&mut self, batch: usize) {
+        let mut out = self.out.as_mut_slice();
+        for (partition, ids) in self.partitions.iter_mut().zip(&self.ids[batch]) {
+            let (here, rest) = out.split_at_mut(ids.len() * DIM);
+            partition.gather(0, ids, here);
+            out = rest;
+        }
+        std::hint::black_box(&self.out);
+    }
+
+    fn pushes(&self, layout: Layout, index: u32, batch: usize) -> Outcome<Arc<Push>> {
+        let ids: Vec<u64> = self.ids[batch].concat();
+        let counts = self.ids[batch].iter().map(|ids| u32::try_from(ids.len()));
+        let head = Head {
+            batch: BatchId { epoch: 0, index },
+            n_records: 64,
+            base_version: 0,
+            partitions: 0..N_PARTITIONS,
+            layout,
+        };
+        let body = Body {
+            dense: vec![0.01; layout.dense_len],
+            counts: counts.collect::<Result<_, _>>()?,
+            grads: vec![0.01; ids.len() * DIM],
+            ids,
+        };
+        Ok(Arc::new(Push::new(head, &[DIM], body)?))
+    }
+
+    fn push(&mut self, push: &Arc<Push>) {
+        for partition in &mut self.partitions {
+            std::hint::black_box(partition.push(push));
+        }
+    }
+}
+
+/// The shortest of many.
+fn best(passes: usize, mut pass: impl FnMut(usize) -> Outcome<Duration>) -> Outcome<f64> {
+    let mut best = Duration::MAX;
+    for number in 0..passes {
+        best = best.min(pass(number)?);
+    }
+    Ok(best.as_secs_f64())
+}
+
+fn rows(out: &mut impl Write, n_rows: u64, by: By, passes: usize) -> Outcome<()> {
+    let model = model(1);
+    let layout = Layout { dense_len: 1, n_partitions: N_PARTITIONS };
+    let batches = batches(n_rows);
+    let mut pair = pair(&model, layout, by)?;
+    let client = &mut pair.client;
+    let mut buffers = vec![Vec::new()];
+    for first in (0..n_rows).step_by(N_IDS) {
+        let ids = vec![(first..n_rows.min(first + N_IDS as u64)).collect()];
+        client.pull(&ids, None, &mut buffers, None)?;
+    }
+    let lists: Vec<Vec<Vec<u64>>> = batches.iter().map(|ids| vec![ids.clone()]).collect();
+    let pulled = best(passes, |pass| {
+        let start = Instant::now();
+        client.pull(&lists[pass % 16], None, &mut buffers, None)?;
+        Ok(start.elapsed())
+    })?;
+    let pushed = push_over(client, &lists, layout, passes)?;
+    drop(pair);
+    let mut bare = Bare::new(&model, layout, &batches);
+    bare.fill(layout, n_rows);
+    let gathered = best(passes, |pass| {
+        let start = Instant::now();
+        bare.gather(pass % 16);
+        Ok(start.elapsed())
+    })?;
+    let updated = push_bare(&mut bare, layout, passes)?;
+    let rate = |seconds: f64| N_IDS as f64 / seconds / 1e6;
+    writeln!(
+        out,
+        "{n_rows} rows by {by:?}: pull {:.1} M rows/s, bare {:.1}, ratio {:.2}; push {:.1} M rows/s, bare {:.1}, ratio {:.2}",
+        rate(pulled), rate(gathered), gathered / pulled, rate(pushed), rate(updated), updated / pushed,
+    )?;
+    Ok(())
+}
+
+/// Seconds per push, of the best run of eight with some on their way at once.
+fn push_over(
+    client: &mut PsClient,
+    lists: &[Vec<Vec<u64>>],
+    layout: Layout,
+    passes: usize,
+) -> Outcome<f64> {
+    const TOGETHER: usize = 8;
+    let dense = vec![0.01; layout.dense_len];
+    let grads: Vec<Vec<Vec<f32>>> = lists
+        .iter()
+        .map(|ids| ids.iter().map(|ids| vec![0.01; ids.len() * DIM]).collect())
+        .collect();
+    let mut next = 0;
+    let base = Versions(vec![0]);
+    let together = best((passes / TOGETHER).max(3), |_| {
+        let start = Instant::now();
+        let mut open = 0;
+        for _ in 0..TOGETHER {
+            let at = next as usize % lists.len();
+            let batch = BatchId { epoch: 0, index: next };
+            client.push(batch, 64, &base, &dense, &lists[at], &grads[at])?;
+            next += 1;
+            open += 1;
+            if open == IN_FLIGHT {
+                client.acks().recv_timeout(DEADLINE)??;
+                open -= 1;
+            }
+        }
+        for _ in 0..open {
+            client.acks().recv_timeout(DEADLINE)??;
+        }
+        Ok(start.elapsed())
+    })?;
+    Ok(together / TOGETHER as f64)
+}
+
+fn push_bare(bare: &mut Bare, layout: Layout, passes: usize) -> Outcome<f64> {
+    let mut next = 0;
+    best(passes, |pass| {
+        let push = bare.pushes(layout, next, pass % bare.ids.len())?;
+        next += 1;
+        let start = Instant::now();
+        bare.push(&push);
+        Ok(start.elapsed())
+    })
+}
+
+fn dense(out: &mut impl Write, n: usize, by: By, passes: usize) -> Outcome<()> {
+    let model = model(n);
+    let layout = Layout { dense_len: n, n_partitions: N_PARTITIONS };
+    let mut pair = pair(&model, layout, by)?;
+    let client = &mut pair.client;
+    let (mut values, mut buffers) = (vec![0.0; n], vec![Vec::new()]);
+    let none = vec![vec![Vec::new()]];
+    let pulled = best(passes, |_| {
+        let start = Instant::now();
+        client.pull(&none[0], Some(&mut values), &mut buffers, None)?;
+        Ok(start.elapsed())
+    })?;
+    let pushed = push_over(client, &none, layout, passes)?;
+    drop(pair);
+    let mut bare = Bare::new(&model, layout, &[Vec::new()]);
+    let copied = best(passes, |_| {
+        let start = Instant::now();
+        let mut left = values.as_mut_slice();
+        for partition in &bare.partitions {
+            let (here, rest) = left.split_at_mut(partition.dense().len());
+            here.copy_from_slice(partition.dense());
+            left = rest;
+        }
+        std::hint::black_box(left);
+        Ok(start.elapsed())
+    })?;
+    let updated = push_bare(&mut bare, layout, passes)?;
+    let rate = |seconds: f64| n as f64 * 4.0 / seconds / 1e9;
+    writeln!(
+        out,
+        "dense {} MB by {by:?}: pull {:.2} GB/s, bare {:.2}, ratio {:.2}; push {:.2} GB/s, bare {:.2}, ratio {:.2}",
+        n * 4 / 1_000_000,
+        rate(pulled), rate(copied), copied / pulled, rate(pushed), rate(updated), updated / pushed,
+    )?;
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! The parameter-server process: owner threads around partitions.
+//!
+//! [`store::Store`] is the engine: it knows generations, owner threads and waits, and no socket.
+//! [`serve`] puts it on the data plane, [`run`] holds the session with the master and does what
+//! the master says. Nothing is decided here but what the protocol fixes: other generations are
+//! refused, lower terms are not heard.
+
+mod address;
+mod owner;
+mod progress;
+mod serve;
+mod session;
+pub mod store;
+mod ticket;
+mod window;
+
+use std::path::PathBuf;
+
+use edl_core::id::PsId;
+use edl_net::key::JobKey;
+
+pub use serve::Front;
+pub use session::run;
+
+/// What a parameter server is told at its start; the rest comes from the master.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub ps: PsId,
+    /// `host:port`; the job folder's `master.json` is tried, too.
+    pub master_addr: String,
+    pub key: JobKey,
+    pub job_dir: PathBuf,
+    /// `host:port` to listen on; port 0 picks a free one.
+    pub listen: String,
+    /// Owner threads; 0 = one per core.
+    pub threads: usize,
+}
+
+/// Why a parameter server ended other than by order.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot listen on `{address}`")]
+    Listen { address: String, source: std::io::Error },
+    #[error("cannot make a random number")]
+    Random(#[source] edl_net::key::Error),
+    #[error("the master belongs to run `{theirs}`, this server to run `{ours}`")]
+    OtherRun { ours: String, theirs: String },
+    #[error("the master refused this server: {0}")]
+    Refused(String),
+    #[error("an owner thread broke its books and was ended")]
+    OwnerPanicked,
+}

@@ -1,0 +1,211 @@
+//! One owner thread: the only one that ever touches its partitions.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, mpsc};
+
+use edl_core::id::{BatchId, PartitionId};
+use edl_core::layout::Layout;
+use edl_core::spec::Mode;
+use edl_net::data::server::{Piece, PullRequest, Refusal};
+use edl_tensor::checkpoint::Snapshot;
+use edl_tensor::partition::{Partition, Pushed};
+use edl_tensor::push::span;
+
+use crate::progress::Progress;
+use crate::store::PartitionState;
+use crate::ticket::Ticket;
+
+/// Numbers after which a piece is sent off: large enough to be worth a wake-up and a system
+/// call, small enough to stay in a core's cache and to let sending begin early.
+const PIECE_FLOATS: usize = 64 << 10;
+/// Buffers for pieces that a connection keeps.
+const MAX_SPARE: usize = 32;
+
+/// What an owner can be asked for.
+pub(crate) enum Task {
+    Pull(Pull),
+    Push(Arc<Ticket>),
+    Snapshot(mpsc::Sender<Snapshot>),
+    Inspect(mpsc::Sender<PartitionState>),
+    Stop,
+}
+
+/// A pull on its way through the owners.
+#[derive(Clone)]
+pub(crate) struct Pull {
+    pub(crate) request: Arc<PullRequest>,
+    pub(crate) out: mpsc::Sender<Piece>,
+    pub(crate) spare: Arc<SpareFloats>,
+}
+
+/// Buffers for pieces, to be used again.
+#[derive(Debug, Default)]
+pub(crate) struct SpareFloats(Mutex<Vec<Vec<f32>>>);
+
+impl SpareFloats {
+    fn take(&self, n: usize) -> Vec<f32> {
+        let spare = self.0.lock().expect("nobody panics with the spare buffers").pop();
+        let mut floats = spare.unwrap_or_default();
+        floats.resize(n, 0.0);
+        floats
+    }
+
+    pub(crate) fn give(&self, floats: Vec<f32>) {
+        let mut spare = self.0.lock().expect("nobody panics with the spare buffers");
+        if spare.len() < MAX_SPARE {
+            spare.push(floats);
+        }
+    }
+}
+
+/// Some partitions and what waits for their rounds.
+pub(crate) struct Owner {
+    /// Ascending and side by side.
+    pub(crate) partitions: Vec<Partition>,
+    pub(crate) layout: Layout,
+    pub(crate) dims: Vec<usize>,
+    /// The first partition of the whole server: requests count from there.
+    pub(crate) first_hosted: u32,
+    pub(crate) mode: Mode,
+    pub(crate) progress: Arc<Progress>,
+    /// Pushes that are staged, by batch: in which partition, and whom to tell.
+    pub(crate) staged: BTreeMap<BatchId, Vec<(PartitionId, Arc<Ticket>)>>,
+}
+
+impl Owner {
+    /// Works until told to stop or until nobody can ask any more.
+    pub(crate) fn run(mut self, tasks: &mpsc::Receiver<Task>) {
+        for task in tasks {
+            match task {
+                Task::Pull(pull) => self.pull(&pull),
+                Task::Push(ticket) => self.push(ticket),
+                Task::Snapshot(out) => {
+                    // A failed send means that the cut was given up.
+                    let _ = self.partitions.iter().try_for_each(|p| out.send(p.snapshot()));
+                }
+                Task::Inspect(out) => {
+                    let states = self.partitions.iter().map(PartitionState::of);
+                    let _ = states.into_iter().try_for_each(|state| out.send(state));
+                }
+                Task::Stop => return,
+            }
+        }
+    }
+
+    fn push(&mut self, ticket: Arc<Ticket>) {
+        let mut has_rounds = false;
+        for place in 0..self.partitions.len() {
+            let partition = &mut self.partitions[place];
+            let pushed = partition.push(ticket.push());
+            self.progress.note(partition);
+            let id = partition.id();
+            match pushed {
+                Pushed::Already | Pushed::Applied => ticket.applied(),
+                Pushed::Staged => self.stage(&ticket, id),
+                Pushed::Round(batches) => {
+                    has_rounds = true;
+                    self.stage(&ticket, id);
+                    batches.into_iter().for_each(|batch| self.applied(batch, id));
+                }
+                Pushed::Refused(refusal) => ticket.refuse(Refusal::Other(refusal.to_string())),
+            }
+        }
+        drop(ticket);
+        match self.mode {
+            Mode::Async => {}
+            Mode::Bounded { .. } => self.progress.announce(),
+            Mode::Sync { .. } if has_rounds => self.progress.announce(),
+            Mode::Sync { .. } => {}
+        }
+    }
+
+    fn stage(&mut self, ticket: &Arc<Ticket>, partition: PartitionId) {
+        let batch = ticket.push().batch;
+        self.staged.entry(batch).or_default().push((partition, Arc::clone(ticket)));
+    }
+
+    /// `partition` has applied `batch`: everybody who pushed it is told.
+    fn applied(&mut self, batch: BatchId, partition: PartitionId) {
+        let Some(waiting) = self.staged.get_mut(&batch) else { return };
+        waiting.extract_if(.., |(of, _)| *of == partition).for_each(|(_, ticket)| ticket.applied());
+        if waiting.is_empty() {
+            self.staged.remove(&batch);
+        }
+    }
+
+    /// Answers a pull in pieces. A connection that is gone ends it.
+    fn pull(&mut self, pull: &Pull) {
+        let n_tables = self.dims.len();
+        let Some(first) = self.partitions.first().map(|partition| partition.id().0) else { return };
+        let counts_before = (first - self.first_hosted) as usize * n_tables;
+        let (before, counts) = pull.request.counts.split_at(counts_before);
+        let n_before: usize = before.iter().map(|count| *count as usize).sum();
+        let mut ids = &pull.request.ids[n_before..];
+        let mut counts = counts;
+        let mut place = 0;
+        while place < self.partitions.len() {
+            let (end, n_floats) = self.piece_end(place, counts, pull.request.wants_dense);
+            let n_counts = (end - place) * n_tables;
+            let n_ids = counts[..n_counts].iter().map(|count| *count as usize).sum();
+            let (ids_here, ids_left) = ids.split_at(n_ids);
+            let (counts_here, counts_left) = counts.split_at(n_counts);
+            let floats = pull.spare.take(n_floats);
+            let piece = self.piece(place..end, &pull.request, counts_here, ids_here, floats);
+            if pull.out.send(piece).is_err() {
+                return;
+            }
+            (ids, counts, place) = (ids_left, counts_left, end);
+        }
+    }
+
+    /// Where the piece that begins at `place` ends, and how many numbers it has.
+    fn piece_end(&self, place: usize, counts: &[u32], wants_dense: bool) -> (usize, usize) {
+        let n_tables = self.dims.len();
+        let (mut end, mut n_floats) = (place, 0);
+        while end < self.partitions.len() && (end == place || n_floats < PIECE_FLOATS) {
+            let counts = &counts[(end - place) * n_tables..][..n_tables];
+            let rows = counts.iter().zip(&self.dims);
+            n_floats += rows.map(|(count, dim)| *count as usize * dim).sum::<usize>();
+            n_floats += if wants_dense { self.partitions[end].dense().len() } else { 0 };
+            end += 1;
+        }
+        (end, n_floats)
+    }
+
+    fn piece(
+        &mut self,
+        places: Range<usize>,
+        request: &PullRequest,
+        counts: &[u32],
+        mut ids: &[u64],
+        mut floats: Vec<f32>,
+    ) -> Piece {
+        let here = &mut self.partitions[places];
+        let first = here.first().map_or(0, |partition| partition.id().0);
+        let end = here.last().map_or(0, |partition| partition.id().0 + 1);
+        let n_dense = if request.wants_dense { span(&self.layout, &(first..end)).len() } else { 0 };
+        let (mut dense, mut rows) = floats.split_at_mut(n_dense);
+        let mut version = u64::MAX;
+        let mut counts = counts.iter();
+        for partition in here {
+            version = version.min(partition.version());
+            if request.wants_dense {
+                let (segment, rest) = dense.split_at_mut(partition.dense().len());
+                segment.copy_from_slice(partition.dense());
+                dense = rest;
+            }
+            for ((table, dim), count) in self.dims.iter().enumerate().zip(&mut counts) {
+                let (ids_here, ids_left) = ids.split_at(*count as usize);
+                let (out, rest) = rows.split_at_mut(ids_here.len() * dim);
+                if request.will_push {
+                    partition.gather(table, ids_here, out);
+                } else {
+                    partition.peek(table, ids_here, out);
+                }
+                (ids, rows) = (ids_left, rest);
+            }
+        }
+        Piece { partitions: first..end, version, floats }
+    }
+}

@@ -1,0 +1,192 @@
+//! The store on the data plane: one thread per connection decodes, asks the store and encodes.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, mpsc};
+use std::thread::JoinHandle;
+
+use edl_core::id::{BatchId, RunId};
+use edl_net::data::Error;
+use edl_net::data::server::{
+    self, ClientId, Connection, PushRequest, Role, send_ack, send_piece, send_refusal,
+};
+use edl_net::key::JobKey;
+use edl_net::wire::{Receiver, Sender, Stream};
+
+use crate::store::{PullBuffers, Reply, Returns, Spare, Store};
+
+/// Connections at once; more are closed at the door.
+const MAX_CONNECTIONS: usize = 4096;
+
+/// The door of a store: lets clients of its run in and serves them.
+pub struct Front {
+    store: Arc<Store>,
+    key: JobKey,
+    /// Unknown until the first welcome of a master.
+    run: OnceLock<RunId>,
+    open: Mutex<Open>,
+    next: AtomicU64,
+}
+
+#[derive(Default)]
+struct Open {
+    is_closed: bool,
+    streams: BTreeMap<u64, Arc<Stream>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Front {
+    #[must_use]
+    pub fn new(store: Arc<Store>, key: JobKey) -> Self {
+        let (run, open, next) = (OnceLock::new(), Mutex::default(), AtomicU64::new(0));
+        Self { store, key, run, open, next }
+    }
+
+    /// Says which run's clients may come in; the run that holds from now on.
+    pub fn set_run(&self, run: RunId) -> RunId {
+        *self.run.get_or_init(|| run)
+    }
+
+    /// Serves a new connection on a thread of its own.
+    pub fn admit(self: &Arc<Self>, stream: Stream) -> Result<(), Error> {
+        let stream = Arc::new(stream);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut open = self.open();
+        open.threads.retain(|thread| !thread.is_finished());
+        if open.is_closed || open.streams.len() >= MAX_CONNECTIONS {
+            stream.shutdown();
+            return Err(Error::Refused("too many connections".into()));
+        }
+        let front = Arc::clone(self);
+        let to_serve = Arc::clone(&stream);
+        let thread = std::thread::Builder::new()
+            .name(format!("client-{number}"))
+            .spawn(move || front.serve(number, to_serve))
+            .map_err(|source| Error::Io { action: "start a thread".into(), source })?;
+        open.streams.insert(number, stream);
+        open.threads.push(thread);
+        Ok(())
+    }
+
+    /// Ends all connections and waits for their threads. The store must be closed before, so
+    /// that nobody waits for an owner.
+    pub fn close(&self) {
+        let mut open = self.open();
+        open.is_closed = true;
+        open.streams.values().for_each(|stream| stream.shutdown());
+        let threads = std::mem::take(&mut open.threads);
+        drop(open);
+        for thread in threads {
+            // A panic was printed by its own thread and touched nobody else's state.
+            let _ = thread.join();
+        }
+    }
+
+    fn serve(&self, number: u64, stream: Arc<Stream>) {
+        let ended = match server::accept(Arc::clone(&stream), &self.key, self.run.get().copied()) {
+            Ok(connection) => {
+                let client = connection.client;
+                let ended = match connection.role {
+                    Role::Pull => self.answer_pulls(connection),
+                    Role::Push => self.take_pushes(connection),
+                };
+                self.store.leave(client);
+                ended
+            }
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(()) | Err(Error::Closed | Error::NotServing) => {}
+            Err(error) => tracing::warn!(%error, "a data connection was ended"),
+        }
+        stream.shutdown();
+        self.open().streams.remove(&number);
+    }
+
+    fn answer_pulls(&self, connection: Connection) -> Result<(), Error> {
+        let Connection { client, mut sender, mut receiver, .. } = connection;
+        let stream = Arc::clone(receiver.stream());
+        let mut buffers = PullBuffers::default();
+        loop {
+            buffers.request().read(&mut receiver)?;
+            self.answer_pull(client, &mut buffers, &mut sender, &stream)?;
+        }
+    }
+
+    fn answer_pull(
+        &self,
+        client: ClientId,
+        buffers: &mut PullBuffers,
+        sender: &mut Sender,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let (generation, sequence) = (buffers.request().generation, buffers.request().sequence);
+        let refusal = match self.store.pull(client, buffers, &|| !stream.is_closed()) {
+            Err(refusal) => Some(refusal),
+            Ok(mut pieces) => loop {
+                match pieces.next() {
+                    Some(Ok(piece)) => {
+                        send_piece(sender, generation, &piece)?;
+                        pieces.recycle(piece);
+                    }
+                    Some(Err(refusal)) => break Some(refusal),
+                    None => break None,
+                }
+            },
+        };
+        match refusal {
+            None => Ok(()),
+            Some(refusal) => {
+                send_refusal(sender, generation, BatchId::default(), sequence, &refusal)
+            }
+        }
+    }
+
+    fn take_pushes(&self, connection: Connection) -> Result<(), Error> {
+        let Connection { client, sender, mut receiver, .. } = connection;
+        let (replies, queue) = mpsc::channel();
+        let returns = Returns { replies, spare: Arc::new(Spare::default()) };
+        std::thread::scope(|scope| {
+            // Owners must never wait for a client's socket, so another thread writes.
+            scope.spawn(|| write_replies(sender, queue));
+            let ended = self.read_pushes(client, &mut receiver, &returns);
+            // Pushes that wait for a round keep the writer; nobody will read what it writes.
+            receiver.stream().shutdown();
+            self.store.leave(client);
+            drop(returns);
+            ended
+        })
+    }
+
+    fn read_pushes(
+        &self,
+        client: ClientId,
+        receiver: &mut Receiver,
+        returns: &Returns,
+    ) -> Result<(), Error> {
+        loop {
+            let request = PushRequest::read(receiver, returns.spare.take())?;
+            self.store.push(client, request, returns);
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().expect("nobody panics with the list of connections")
+    }
+}
+
+/// Sends the answers to pushes as they come.
+fn write_replies(mut sender: Sender, replies: mpsc::Receiver<Reply>) {
+    for reply in replies {
+        let Reply { sequence, batch, generation, outcome } = reply;
+        let sent = match outcome {
+            Ok(()) => send_ack(&mut sender, generation, batch, sequence),
+            Err(refusal) => send_refusal(&mut sender, generation, batch, sequence, &refusal),
+        };
+        if sent.is_err() {
+            // The reader finds out by the same socket.
+            sender.stream().shutdown();
+            return;
+        }
+    }
+}

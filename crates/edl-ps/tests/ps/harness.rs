@@ -1,0 +1,247 @@
+//! Servers in this process and clients to them.
+
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use edl_core::id::{BatchId, Generation, PsId, RunId};
+use edl_core::layout::Layout;
+use edl_core::model::{Init, ModelSpec, ParamSpec, Rule, TableSpec};
+use edl_core::optimizer::OptimizerSpec;
+use edl_core::spec::Mode;
+use edl_net::data::{Error, PsClient, Route, ServerRoute};
+use edl_net::key::JobKey;
+use edl_net::wire::Stream;
+use edl_ps::Front;
+use edl_ps::store::{LoadSpec, Store};
+
+pub const RUN: RunId = RunId([7; 16]);
+pub const N_PARTITIONS: u32 = 6;
+pub const N_BATCHES: u32 = 5;
+/// Far longer than any test takes: hit only when something hangs.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+pub fn key() -> JobKey {
+    JobKey::from_bytes([3; 32])
+}
+
+/// Zeros at first, and plain gradient descent with rate one: values are sums of gradients.
+pub fn model() -> ModelSpec {
+    let zero = Init::Constant(0.0);
+    let table = |name: &str, dim| TableSpec { name: name.into(), dim, init: zero };
+    ModelSpec {
+        name: "sums".into(),
+        params: vec![ParamSpec {
+            name: "w".into(),
+            shape: vec![20],
+            init: zero,
+            rule: Rule::Trainable { decay: false },
+        }],
+        tables: vec![table("narrow", 2), table("wide", 16)],
+        inputs: Vec::new(),
+        metrics: Vec::new(),
+        optimizer: OptimizerSpec::sgd(1.0),
+    }
+}
+
+pub fn layout() -> Layout {
+    Layout { dense_len: 20, n_partitions: N_PARTITIONS }
+}
+
+pub fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode: Mode) -> LoadSpec {
+    LoadSpec {
+        generation: Generation(generation),
+        partitions,
+        n_partitions: N_PARTITIONS,
+        model: Arc::new(model()),
+        optimizer: OptimizerSpec::sgd(1.0),
+        seed: 1,
+        n_batches: N_BATCHES,
+        mode,
+        lr_staleness_modulation: false,
+        checkpoint: None,
+        keep_applied: true,
+    }
+}
+
+/// What carries the frames.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum By {
+    Tcp,
+    Unix,
+}
+
+/// One server of a job, with its listeners.
+pub struct Server {
+    pub store: Arc<Store>,
+    pub address: String,
+    pub unix_path: PathBuf,
+    front: Arc<Front>,
+}
+
+impl Server {
+    pub fn start(folder: &Path, ps: u32) -> Self {
+        let store = Arc::new(Store::new(2));
+        let front = Arc::new(Front::new(Arc::clone(&store), key()));
+        front.set_run(RUN);
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = tcp.local_addr().unwrap().to_string();
+        let unix_path = folder.join(format!("ps-{ps}.sock"));
+        let unix = UnixListener::bind(&unix_path).unwrap();
+        // These threads end with the process; they hold a port and a file of the test's own.
+        let door = Arc::clone(&front);
+        std::thread::spawn(move || {
+            for stream in tcp.incoming() {
+                if door.admit(Stream::tcp(stream.unwrap()).unwrap()).is_err() {
+                    return;
+                }
+            }
+        });
+        let door = Arc::clone(&front);
+        std::thread::spawn(move || {
+            for stream in unix.incoming() {
+                if door.admit(Stream::unix(stream.unwrap()).unwrap()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { store, address, unix_path, front }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.store.close();
+        self.front.close();
+    }
+}
+
+/// Two servers that hold all partitions between them.
+pub struct Job {
+    pub servers: [Server; 2],
+    pub folder: tempfile::TempDir,
+}
+
+impl Job {
+    pub fn start(mode: Mode) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let servers = [0, 1].map(|ps| Server::start(folder.path(), ps));
+        let job = Self { servers, folder };
+        job.load(1, mode);
+        job
+    }
+
+    pub fn load(&self, generation: u64, mode: Mode) {
+        for (server, partitions) in self.servers.iter().zip(shares()) {
+            server.store.load(&load_spec(generation, partitions, mode)).unwrap();
+            server.store.serve(Generation(generation)).unwrap();
+        }
+    }
+
+    pub fn route(&self, generation: u64, by: By) -> Route {
+        let server = |((ps, server), partitions): ((u32, &Server), _)| ServerRoute {
+            ps: PsId(ps),
+            address: server.address.clone(),
+            unix_path: match by {
+                By::Unix => server.unix_path.to_str().unwrap().to_owned(),
+                By::Tcp => String::new(),
+            },
+            partitions,
+        };
+        let servers = (0..).zip(&self.servers).zip(shares()).map(server).collect();
+        Route { generation: Generation(generation), servers }
+    }
+
+    pub fn client(&self, generation: u64, by: By) -> Client {
+        Client::connect(&self.route(generation, by)).unwrap()
+    }
+
+    /// Updates of every partition.
+    pub fn updates(&self) -> Vec<u64> {
+        let states = self.servers.iter().flat_map(|server| server.store.inspect().1);
+        states.map(|state| state.updates).collect()
+    }
+}
+
+pub fn shares() -> [std::ops::Range<u32>; 2] {
+    [0..2, 2..N_PARTITIONS]
+}
+
+/// A worker: a client and the buffers around it.
+pub struct Client {
+    pub net: PsClient,
+    pub ids: Vec<Vec<u64>>,
+    pub dense: Vec<f32>,
+    pub rows: Vec<Vec<f32>>,
+}
+
+impl Client {
+    pub fn connect(route: &Route) -> Result<Self, Error> {
+        let net = PsClient::connect(route, &key(), RUN, layout(), &model(), DEADLINE)?;
+        let ids = vec![vec![5, 1, 900, 17, 4], (0..100).map(|id| id * 7 + 1).collect()];
+        Ok(Self { net, ids, dense: vec![9.0; 20], rows: vec![Vec::new(), Vec::new()] })
+    }
+
+    pub fn pull(&mut self, min_round: Option<u64>) -> Result<Vec<u64>, Error> {
+        let Self { net, ids, dense, rows } = self;
+        Ok(net.pull(ids, Some(dense), rows, min_round)?.0)
+    }
+
+    /// Pushes minus one everywhere, so that values count applications, times `value`.
+    pub fn push(&mut self, batch: BatchId, value: f32) -> Result<(), Error> {
+        let base = edl_net::data::Versions(vec![0, 0]);
+        self.push_from(batch, value, &base)
+    }
+
+    pub fn push_from(
+        &mut self,
+        batch: BatchId,
+        value: f32,
+        base: &edl_net::data::Versions,
+    ) -> Result<(), Error> {
+        let grads: Vec<Vec<f32>> =
+            vec![vec![-value; self.ids[0].len() * 2], vec![-value; self.ids[1].len() * 16]];
+        self.net.push(batch, 10, base, &[-value; 20], &self.ids, &grads)
+    }
+
+    pub fn ack(&self) -> Result<(BatchId, u64), Error> {
+        let acked = self.net.acks().recv_timeout(DEADLINE).expect("an answer in time")?;
+        Ok((acked.batch, acked.generation.0))
+    }
+
+    /// Pulls and checks that every number is `value`.
+    pub fn expect(&mut self, value: f32) {
+        self.pull(None).unwrap();
+        assert_eq!(self.dense, vec![value; 20]);
+        assert_eq!(self.rows, [vec![value; 10], vec![value; 1600]]);
+    }
+}
+
+pub fn batch(index: u32) -> BatchId {
+    BatchId { epoch: 0, index }
+}
+
+/// Makes the files of a cut one checkpoint.
+pub fn commit(folder: &Path, mut files: Vec<edl_tensor::checkpoint::FileEntry>) {
+    files.sort_by_key(|file| file.partition);
+    let manifest = edl_tensor::checkpoint::Manifest {
+        format: edl_tensor::checkpoint::FORMAT,
+        version: 3,
+        generation: Generation(1),
+        cut: edl_core::id::CutId(1),
+        term: edl_core::id::Term(1),
+        run: RUN.to_string(),
+        job: "test".into(),
+        seed: 1,
+        model: model(),
+        optimizer: OptimizerSpec::sgd(1.0),
+        n_batches: N_BATCHES,
+        n_partitions: N_PARTITIONS,
+        fingerprint: "none".into(),
+        files,
+        metrics: std::collections::BTreeMap::new(),
+    };
+    edl_tensor::checkpoint::commit_manifest(folder, &manifest).unwrap();
+}

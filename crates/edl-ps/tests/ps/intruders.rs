@@ -1,0 +1,255 @@
+//! Who is not let in, and what does not get through.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use edl_core::id::RunId;
+use edl_core::spec::Mode;
+use edl_net::data::{Error, PsClient};
+use edl_net::frame::{HEADER_LEN, Header, Kind};
+use edl_net::key::JobKey;
+
+use crate::harness::{By, Client, DEADLINE, Job, N_PARTITIONS, RUN, batch, key, layout, model};
+use crate::relay::{self, Hook, Passed, pass};
+
+const UNTOUCHED: [u64; N_PARTITIONS as usize] = [0; N_PARTITIONS as usize];
+
+fn connect(job: &Job, by: By, key: &JobKey, run: RunId) -> Result<PsClient, Error> {
+    PsClient::connect(&job.route(1, by), key, run, layout(), &model(), DEADLINE)
+}
+
+/// A client whose frames to the first server pass through `hook`.
+fn relayed(job: &Job, by: By, hook: Hook) -> Client {
+    let mut route = job.route(1, by);
+    let server = &mut route.servers[0];
+    match by {
+        By::Tcp => server.address = relay::tcp(&server.address, hook),
+        By::Unix => {
+            let path = job.folder.path().join("relay.sock");
+            relay::unix(&path, server.unix_path.as_ref(), hook);
+            server.unix_path = path.to_str().unwrap().into();
+        }
+    }
+    Client::connect(&route).unwrap()
+}
+
+fn on_push(change: impl Fn(Vec<u8>) -> Passed + Send + Sync + 'static) -> Hook {
+    Arc::new(move |header, frame| if header.kind == Kind::Push { change(frame) } else { pass(frame) })
+}
+
+#[test]
+fn another_key_is_refused() {
+    for by in [By::Unix, By::Tcp] {
+        let job = Job::start(Mode::Async);
+        let refused = connect(&job, by, &JobKey::from_bytes([4; 32]), RUN).map(|_| ());
+        let text = refused.unwrap_err().to_string();
+        assert_eq!(text, "refused: the server does not hold this job's key");
+    }
+}
+
+#[test]
+fn another_run_of_the_same_job_is_refused() {
+    for by in [By::Unix, By::Tcp] {
+        let job = Job::start(Mode::Async);
+        let refused = connect(&job, by, &key(), RunId([8; 16])).map(|_| ());
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("is of run 0707"), "{text}");
+    }
+}
+
+/// Speaks raw bytes to a server; what it answers before it closes.
+fn talk(job: &Job, by: By, bytes: &[u8]) -> Vec<u8> {
+    let mut answer = Vec::new();
+    match by {
+        By::Tcp => {
+            let mut stream = TcpStream::connect(&job.servers[0].address).unwrap();
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            stream.write_all(bytes).unwrap();
+            let _ = stream.read_to_end(&mut answer);
+        }
+        By::Unix => {
+            let mut stream = UnixStream::connect(&job.servers[0].unix_path).unwrap();
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            let _ = stream.write_all(bytes);
+            let _ = stream.read_to_end(&mut answer);
+        }
+    }
+    answer
+}
+
+fn header(kind: Kind, length: u64) -> Header {
+    Header {
+        kind,
+        run: RUN,
+        generation: edl_core::id::Generation(1),
+        sequence: 0,
+        batch: batch(0),
+        length,
+        tag: [0; 16],
+    }
+}
+
+#[test]
+fn a_peer_without_a_key_hears_no_parameter() {
+    let job = Job::start(Mode::Async);
+    for by in [By::Unix, By::Tcp] {
+        // A pull at once, without any handshake.
+        let mut bytes = header(Kind::Pull, 32).encode().to_vec();
+        bytes.extend([0; 32]);
+        let answer = talk(&job, by, &bytes);
+        let heard = Header::decode(answer.first_chunk::<HEADER_LEN>().unwrap()).unwrap();
+        assert_eq!(heard.kind, Kind::Refused);
+        assert_eq!(answer.len() as u64, HEADER_LEN as u64 + heard.length);
+        // A handshake with a made-up proof.
+        let mut bytes = header(Kind::Hello, 56).encode().to_vec();
+        bytes.push(1);
+        bytes.extend([0; 55]);
+        bytes.extend(header(Kind::Proof, 32).encode());
+        bytes.extend([5; 32]);
+        let answer = talk(&job, by, &bytes);
+        let refusal = &answer[HEADER_LEN + 64..];
+        let heard = Header::decode(refusal.first_chunk::<HEADER_LEN>().unwrap()).unwrap();
+        assert_eq!(heard.kind, Kind::Refused);
+        let text = String::from_utf8_lossy(&refusal[HEADER_LEN..]).into_owned();
+        assert!(text.ends_with("the client does not hold this job's key"), "{text}");
+    }
+}
+
+#[test]
+fn another_protocol_version_is_told_so_in_one_sentence() {
+    let job = Job::start(Mode::Async);
+    let mut bytes = header(Kind::Hello, 56).encode().to_vec();
+    bytes[4] = 2;
+    bytes.extend([0; 56]);
+    let answer = talk(&job, By::Tcp, &bytes);
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    assert!(text.contains("the peer speaks version 2 of the data protocol"), "{text}");
+}
+
+#[test]
+fn a_frame_with_one_altered_byte_is_refused_and_ends_the_connection() {
+    for by in [By::Unix, By::Tcp] {
+        for from_end in [1, 100, 1000] {
+            let job = Job::start(Mode::Async);
+            let mut client = relayed(&job, by, on_push(move |mut frame| {
+                let place = frame.len() - from_end;
+                frame[place] ^= 1;
+                pass(frame)
+            }));
+            client.push(batch(0), 1.0).unwrap();
+            assert!(matches!(client.ack(), Err(Error::Closed)));
+            let (_, states) = job.servers[0].store.inspect();
+            assert!(states.iter().all(|state| state.updates == 0), "{by:?} {from_end}");
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_is_repeated_is_refused_and_ends_the_connection() {
+    for by in [By::Unix, By::Tcp] {
+        let job = Job::start(Mode::Async);
+        let mut client = relayed(&job, by, on_push(|frame| pass(frame.repeat(2))));
+        client.push(batch(0), 1.0).unwrap();
+        client.push(batch(1), 1.0).unwrap_or_default();
+        // The first was genuine and is acknowledged, unless the end comes first.
+        let end = std::iter::from_fn(|| Some(client.ack())).find(Result::is_err).unwrap();
+        assert!(matches!(end, Err(Error::Closed)));
+        let (_, states) = job.servers[0].store.inspect();
+        assert!(states.iter().all(|state| state.updates == 1));
+    }
+}
+
+#[test]
+fn frames_in_another_order_are_refused() {
+    let job = Job::start(Mode::Async);
+    let held: Mutex<Option<Vec<u8>>> = Mutex::new(None);
+    let mut client = relayed(&job, By::Tcp, on_push(move |frame| {
+        let mut held = held.lock().unwrap();
+        match held.take() {
+            None => {
+                *held = Some(frame);
+                pass(Vec::new())
+            }
+            Some(first) => pass([frame, first].concat()),
+        }
+    }));
+    client.push(batch(0), 1.0).unwrap();
+    client.push(batch(1), 1.0).unwrap();
+    assert!(matches!(client.ack(), Err(Error::Closed)));
+    let (_, states) = job.servers[0].store.inspect();
+    assert!(states.iter().all(|state| state.updates == 0));
+}
+
+#[test]
+fn a_recorded_session_cannot_be_played_again() {
+    for by in [By::Unix, By::Tcp] {
+        let job = Job::start(Mode::Async);
+        let recorded: Arc<Mutex<Vec<(Kind, Vec<u8>)>>> = Arc::default();
+        let record = Arc::clone(&recorded);
+        let mut client = relayed(&job, by, Arc::new(move |header, frame| {
+            record.lock().unwrap().push((header.kind, frame.clone()));
+            pass(frame)
+        }));
+        client.push(batch(0), 1.0).unwrap();
+        client.ack().unwrap();
+        drop(client);
+        job.load(2, Mode::Async);
+        job.load(3, Mode::Async);
+        // The push connection came last: its hello, its proof and the push.
+        let recorded = recorded.lock().unwrap();
+        let kinds: Vec<Kind> = recorded.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, [Kind::Hello, Kind::Proof, Kind::Hello, Kind::Proof, Kind::Push]);
+        let bytes: Vec<u8> = recorded[2..].iter().flat_map(|(_, frame)| frame.clone()).collect();
+        let answer = talk(&job, by, &bytes);
+        let refusal = &answer[HEADER_LEN + 64..];
+        let text = String::from_utf8_lossy(refusal).into_owned();
+        assert!(text.ends_with("the client does not hold this job's key"), "{text}");
+        assert_eq!(job.updates(), UNTOUCHED);
+    }
+}
+
+#[test]
+fn a_push_that_breaks_off_in_the_middle_applies_nothing() {
+    for by in [By::Unix, By::Tcp] {
+        for keep in [HEADER_LEN / 2, HEADER_LEN, HEADER_LEN + 41, 2000] {
+            let job = Job::start(Mode::Async);
+            let mut client = relayed(&job, by, on_push(move |mut frame| {
+                frame.truncate(keep);
+                Passed { bytes: frame, then_close: true }
+            }));
+            client.push(batch(0), 1.0).unwrap();
+            assert!(matches!(client.ack(), Err(Error::Closed)));
+            let (_, states) = job.servers[0].store.inspect();
+            assert!(states.iter().all(|state| state.updates == 0 && state.n_rows == 0));
+            // Another worker takes the batch over; the second server has it already.
+            let mut other = job.client(1, by);
+            other.push(batch(0), 1.0).unwrap();
+            other.ack().unwrap();
+            other.expect(1.0);
+        }
+    }
+}
+
+#[test]
+fn a_server_that_does_not_know_its_run_yet_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(edl_ps::store::Store::new(1));
+    let front = Arc::new(edl_ps::Front::new(store, key()));
+    let path = folder.path().join("ps.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let door = Arc::clone(&front);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = door.admit(edl_net::wire::Stream::unix(stream.unwrap()).unwrap());
+        }
+    });
+    let job = Job::start(Mode::Async);
+    let mut route = job.route(1, By::Unix);
+    route.servers[0].unix_path = path.to_str().unwrap().into();
+    let limit = Duration::from_secs(20);
+    let refused = PsClient::connect(&route, &key(), RUN, layout(), &model(), limit).map(|_| ());
+    assert!(matches!(refused, Err(Error::NotServing)), "{refused:?}");
+}

@@ -1,0 +1,83 @@
+//! A man in the middle of a data connection, who sees and changes frames on their way up.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+
+use edl_net::frame::{HEADER_LEN, Header};
+
+/// What is passed on instead of a frame.
+pub struct Passed {
+    pub bytes: Vec<u8>,
+    pub then_close: bool,
+}
+
+/// Sees each frame of a client and says what to pass on.
+pub type Hook = Arc<dyn Fn(&Header, Vec<u8>) -> Passed + Send + Sync>;
+
+pub fn pass(bytes: Vec<u8>) -> Passed {
+    Passed { bytes, then_close: false }
+}
+
+/// Relays to the TCP server at `target`; the relay's own address.
+pub fn tcp(target: &str, hook: Hook) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let target = target.to_owned();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(&target).unwrap());
+            let (mut up_from, mut up_to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let hook = Arc::clone(&hook);
+            std::thread::spawn(move || {
+                up(&mut up_from, &mut up_to, &hook);
+                let _ = up_to.shutdown(Shutdown::Write);
+            });
+            std::thread::spawn(move || down(server, client));
+        }
+    });
+    address
+}
+
+/// Relays to the Unix socket `target` by a socket at `path`.
+pub fn unix(path: &Path, target: &Path, hook: Hook) {
+    let listener = UnixListener::bind(path).unwrap();
+    let target = target.to_owned();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), UnixStream::connect(&target).unwrap());
+            let (mut up_from, mut up_to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let hook = Arc::clone(&hook);
+            std::thread::spawn(move || {
+                up(&mut up_from, &mut up_to, &hook);
+                let _ = up_to.shutdown(Shutdown::Write);
+            });
+            std::thread::spawn(move || down(server, client));
+        }
+    });
+}
+
+fn up(from: &mut impl Read, to: &mut impl Write, hook: &Hook) {
+    loop {
+        let mut head = [0; HEADER_LEN];
+        if from.read_exact(&mut head).is_err() {
+            return;
+        }
+        let header = Header::decode(&head).unwrap();
+        let mut frame = head.to_vec();
+        frame.resize(HEADER_LEN + usize::try_from(header.length).unwrap(), 0);
+        if from.read_exact(&mut frame[HEADER_LEN..]).is_err() {
+            return;
+        }
+        let Passed { bytes, then_close } = hook(&header, frame);
+        if to.write_all(&bytes).is_err() || then_close {
+            return;
+        }
+    }
+}
+
+fn down(mut from: impl Read, mut to: impl Write) {
+    let _ = std::io::copy(&mut from, &mut to);
+}

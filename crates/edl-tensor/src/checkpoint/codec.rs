@@ -1,0 +1,373 @@
+//! The file of one partition: bytes in, bytes out.
+//!
+//! ```text
+//! magic (8) | format u32 | header length u32 | header JSON
+//! | length u64 | applied set
+//! | dense weights | each slot of them
+//! | per table: ids u64 | rows (weights, then slots)
+//! | BLAKE3 of all before (32)
+//! ```
+//! All numbers are little-endian. Lengths follow from the header. A reader believes none of them
+//! further than the bytes that are really there, so that a damaged file costs an error and not
+//! the machine's memory.
+
+use std::io::{self, Read, Write};
+
+use edl_core::applied::AppliedSet;
+use edl_core::id::PartitionId;
+use edl_core::layout::Layout;
+use edl_core::model::ModelSpec;
+use serde::{Deserialize, Serialize};
+
+use super::FORMAT;
+use crate::optimizer::MAX_SLOTS;
+use crate::partition::Dense;
+use crate::table::{Slab, Table};
+
+const _: () = assert!(cfg!(target_endian = "little"), "files hold the numbers as memory does");
+
+const MAGIC: &[u8; 8] = b"EDLPART\n";
+/// Far above what a model with thousands of tables needs.
+const MAX_HEADER: usize = 16 << 20;
+/// What is allocated at most before the bytes for it have been seen.
+const STEP: usize = 1 << 20;
+/// Bounds under which no sum or product of lengths can wrap.
+const MAX_DENSE: usize = 1 << 40;
+const MAX_PARTITIONS: u32 = 1 << 20;
+const MAX_DIM: usize = 1 << 20;
+
+/// A BLAKE3 checksum.
+pub type Checksum = [u8; 32];
+
+/// One copy of a partition's state, to be written while the partition goes on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    pub header: Header,
+    pub dense: Dense,
+    pub tables: Vec<Slab>,
+    /// The applied set, as `AppliedSet::to_bytes` makes it.
+    pub applied: Vec<u8>,
+}
+
+/// What a partition's file says about itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    pub partition: PartitionId,
+    pub n_partitions: u32,
+    /// Of the whole model.
+    pub dense_len: usize,
+    pub model: String,
+    /// Digest of the names and shapes of the dense parameters.
+    pub params: String,
+    /// What the optimizer keeps beside each weight.
+    pub slots: Vec<String>,
+    pub tables: Vec<TableHeader>,
+    pub n_batches: u32,
+    pub version: u64,
+    pub age: u64,
+    pub updates: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableHeader {
+    pub name: String,
+    pub dim: usize,
+    pub n_rows: usize,
+}
+
+/// Why bytes are not a partition that this job can use.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("reading failed")]
+    Read(#[source] io::Error),
+    #[error("the file ends too early")]
+    Truncated,
+    #[error("the file goes on after its end")]
+    TooLong,
+    #[error("the file is not a partition of a checkpoint")]
+    Magic,
+    #[error(
+        "the checkpoint has format {found}, this build reads format {FORMAT}; use the build that wrote it"
+    )]
+    Format { found: u32 },
+    #[error("the header is damaged")]
+    Header(#[source] serde_json::Error),
+    #[error("the header holds an impossible {what}")]
+    Impossible { what: &'static str },
+    #[error("the checksum does not match: the file is damaged")]
+    Checksum,
+    #[error("row {id} comes twice")]
+    Duplicate { id: u64 },
+    #[error("row {id} belongs to another partition")]
+    Misplaced { id: u64 },
+    #[error("the set of applied batches is damaged")]
+    Applied,
+    #[error("the file holds partition {found}, not {needs}")]
+    Partition { found: PartitionId, needs: PartitionId },
+    #[error(
+        "the checkpoint is cut into {found} partitions, the job into {needs}; use --partitions={found}"
+    )]
+    Partitions { found: u32, needs: u32 },
+    #[error("the checkpoint is of model `{found}`, whose {what} differ from those of `{needs}`")]
+    Model { found: String, needs: String, what: &'static str },
+    #[error("the checkpoint's optimizer keeps [{found}], the job's keeps [{needs}]")]
+    Optimizer { found: String, needs: String },
+    #[error("the checkpoint counts {found} batches per epoch, the job {needs}")]
+    Plan { found: u32, needs: u32 },
+}
+
+impl Snapshot {
+    #[must_use]
+    pub fn partition(&self) -> PartitionId {
+        self.header.partition
+    }
+
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.header.version
+    }
+
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.header.updates
+    }
+
+    /// Size of the numbers in it.
+    #[must_use]
+    pub fn n_bytes(&self) -> u64 {
+        let slots: usize = self.dense.slots.iter().map(Vec::len).sum();
+        let rows: usize = self.tables.iter().map(|slab| slab.len() * (slab.stride() * 4 + 8)).sum();
+        ((self.dense.weights.len() + slots) * 4 + rows + self.applied.len()) as u64
+    }
+}
+
+impl Header {
+    /// Whether a job whose own header would be `ours` can go on from this file; with
+    /// `keep_applied` as the same job.
+    pub(crate) fn expect_fits(&self, ours: &Self, keep_applied: bool) -> Result<(), Error> {
+        let other =
+            |what| Err(Error::Model { found: self.model.clone(), needs: ours.model.clone(), what });
+        if self.params != ours.params || self.dense_len != ours.dense_len {
+            return other("parameters");
+        }
+        let tables = |header: &Self| -> Vec<_> {
+            header.tables.iter().map(|table| (table.name.clone(), table.dim)).collect()
+        };
+        if tables(self) != tables(ours) {
+            return other("tables");
+        }
+        if self.n_partitions != ours.n_partitions {
+            let (found, needs) = (self.n_partitions, ours.n_partitions);
+            return Err(Error::Partitions { found, needs });
+        }
+        if self.partition != ours.partition {
+            return Err(Error::Partition { found: self.partition, needs: ours.partition });
+        }
+        if keep_applied && self.slots != ours.slots {
+            let (found, needs) = (self.slots.join(", "), ours.slots.join(", "));
+            return Err(Error::Optimizer { found, needs });
+        }
+        if keep_applied && self.n_batches != ours.n_batches {
+            return Err(Error::Plan { found: self.n_batches, needs: ours.n_batches });
+        }
+        Ok(())
+    }
+
+    fn layout(&self) -> Layout {
+        Layout { dense_len: self.dense_len, n_partitions: self.n_partitions }
+    }
+
+    fn check_bounds(&self) -> Result<(), Error> {
+        let impossible = |what| Err(Error::Impossible { what });
+        if self.n_partitions > MAX_PARTITIONS || self.partition.0 >= self.n_partitions {
+            return impossible("number of partitions");
+        }
+        if self.dense_len > MAX_DENSE {
+            return impossible("number of parameters");
+        }
+        if self.slots.len() > MAX_SLOTS {
+            return impossible("number of optimizer slots");
+        }
+        if self.tables.iter().any(|table| table.dim > MAX_DIM) {
+            return impossible("row length");
+        }
+        if self.tables.iter().any(|table| u32::try_from(table.n_rows).is_err()) {
+            return impossible("number of rows");
+        }
+        Ok(())
+    }
+}
+
+/// A short name for the parameters' names and shapes, to tell models apart.
+pub(crate) fn params_digest(model: &ModelSpec) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for param in &model.params {
+        hasher.update(format!("{:?} {:?}\n", param.name, param.shape).as_bytes());
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+pub(crate) fn table_headers(model: &ModelSpec, tables: &[Table]) -> Vec<TableHeader> {
+    let pairs = model.tables.iter().zip(tables);
+    pairs
+        .map(|(spec, table)| TableHeader {
+            name: spec.name.clone(),
+            dim: spec.dim,
+            n_rows: table.n_rows(),
+        })
+        .collect()
+}
+
+/// Writes a snapshot; returns how many bytes and their checksum.
+pub fn encode(snapshot: &Snapshot, writer: &mut impl Write) -> io::Result<(u64, Checksum)> {
+    let mut sink = Sink { writer, hasher: blake3::Hasher::new(), n_bytes: 0 };
+    let header = serde_json::to_vec(&snapshot.header)?;
+    let header_len = u32::try_from(header.len()).map_err(io::Error::other)?;
+    sink.put(MAGIC)?;
+    sink.put(&FORMAT.to_le_bytes())?;
+    sink.put(&header_len.to_le_bytes())?;
+    sink.put(&header)?;
+    sink.put(&(snapshot.applied.len() as u64).to_le_bytes())?;
+    sink.put(&snapshot.applied)?;
+    sink.put(bytemuck::cast_slice(&snapshot.dense.weights))?;
+    for slot in &snapshot.dense.slots {
+        sink.put(bytemuck::cast_slice(slot))?;
+    }
+    for table in &snapshot.tables {
+        sink.put(bytemuck::cast_slice(table.ids()))?;
+        for chunk in table.chunks() {
+            sink.put(bytemuck::cast_slice(chunk))?;
+        }
+    }
+    let checksum = *sink.hasher.finalize().as_bytes();
+    sink.writer.write_all(&checksum)?;
+    Ok((sink.n_bytes + checksum.len() as u64, checksum))
+}
+
+/// Reads what `encode` wrote, to the end, and checks it.
+pub fn decode(reader: &mut impl Read) -> Result<(Snapshot, Checksum), Error> {
+    let (snapshot, computed, stored) = parse(reader)?;
+    if computed != stored {
+        return Err(Error::Checksum);
+    }
+    Ok((snapshot, computed))
+}
+
+/// Reads a whole file; returns the checksum of what was read and the one it carries.
+pub(crate) fn parse(reader: &mut impl Read) -> Result<(Snapshot, Checksum, Checksum), Error> {
+    let mut source = Source { reader, hasher: blake3::Hasher::new() };
+    let header = read_header(&mut source)?;
+    let n_applied = u64::from_le_bytes(source.array()?);
+    let n_applied = usize::try_from(n_applied).map_err(|_| Error::Applied)?;
+    let applied = source.numbers(n_applied)?;
+    let n_dense = header.layout().segment(header.partition).len();
+    let mut dense = Dense { weights: source.numbers(n_dense)?, ..Dense::default() };
+    for slot in dense.slots.iter_mut().take(header.slots.len()) {
+        *slot = source.numbers(n_dense)?;
+    }
+    let mut tables = Vec::new();
+    for table in &header.tables {
+        let ids: Vec<u64> = source.numbers(table.n_rows)?;
+        let stranger = |id: &&u64| header.layout().partition_of(**id) != header.partition;
+        if let Some(id) = ids.iter().find(stranger) {
+            return Err(Error::Misplaced { id: *id });
+        }
+        let stride = table.dim * (1 + header.slots.len());
+        tables.push(Slab::read(stride, ids, |chunk| source.fill(bytemuck::cast_slice_mut(chunk)))?);
+    }
+    let computed = *source.hasher.finalize().as_bytes();
+    let stored = source.array()?;
+    source.expect_end()?;
+    Ok((Snapshot { header, dense, tables, applied }, computed, stored))
+}
+
+/// Reads the applied set of a file, believing no more than its length.
+pub(crate) fn applied_set(bytes: &[u8]) -> Option<AppliedSet> {
+    // The number of closed epochs is the second word; near its limit the set could not go on.
+    let closed = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?);
+    if closed > u32::MAX / 2 {
+        return None;
+    }
+    AppliedSet::from_bytes(bytes)
+}
+
+fn read_header<R: Read>(source: &mut Source<'_, R>) -> Result<Header, Error> {
+    if &source.array()? != MAGIC {
+        return Err(Error::Magic);
+    }
+    let found = u32::from_le_bytes(source.array()?);
+    if found != FORMAT {
+        return Err(Error::Format { found });
+    }
+    let length = u32::from_le_bytes(source.array()?) as usize;
+    if length > MAX_HEADER {
+        return Err(Error::Impossible { what: "length" });
+    }
+    let bytes: Vec<u8> = source.numbers(length)?;
+    let header: Header = serde_json::from_slice(&bytes).map_err(Error::Header)?;
+    header.check_bounds()?;
+    Ok(header)
+}
+
+/// Writes, counts and sums up.
+struct Sink<'a, W> {
+    writer: &'a mut W,
+    hasher: blake3::Hasher,
+    n_bytes: u64,
+}
+
+impl<W: Write> Sink<'_, W> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // In pieces, so that a piece is still in the cache when it is written.
+        for piece in bytes.chunks(STEP) {
+            self.hasher.update(piece);
+            self.writer.write_all(piece)?;
+        }
+        self.n_bytes += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// Reads and sums up.
+struct Source<'a, R> {
+    reader: &'a mut R,
+    hasher: blake3::Hasher,
+}
+
+impl<R: Read> Source<'_, R> {
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
+        self.reader.read_exact(bytes).map_err(|error| {
+            let is_end = error.kind() == io::ErrorKind::UnexpectedEof;
+            if is_end { Error::Truncated } else { Error::Read(error) }
+        })?;
+        self.hasher.update(bytes);
+        Ok(())
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        let mut bytes = [0; N];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads `n` numbers, making room only as they come.
+    fn numbers<T: bytemuck::Pod>(&mut self, n: usize) -> Result<Vec<T>, Error> {
+        let step = STEP / size_of::<T>();
+        let mut numbers = Vec::with_capacity(n.min(step));
+        while numbers.len() < n {
+            let start = numbers.len();
+            numbers.resize(n.min(start + step), T::zeroed());
+            self.fill(bytemuck::cast_slice_mut(&mut numbers[start..]))?;
+        }
+        Ok(numbers)
+    }
+
+    fn expect_end(&mut self) -> Result<(), Error> {
+        let error = match self.fill(&mut [0]) {
+            Ok(()) => Error::TooLong,
+            Err(Error::Truncated) => return Ok(()),
+            Err(error) => error,
+        };
+        Err(error)
+    }
+}

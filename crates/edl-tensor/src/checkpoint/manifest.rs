@@ -1,0 +1,102 @@
+//! The manifest: makes the files of many partitions one checkpoint.
+
+use std::collections::BTreeMap;
+
+use edl_core::id::{CutId, Generation, PartitionId, Term};
+use edl_core::model::ModelSpec;
+use edl_core::optimizer::OptimizerSpec;
+use serde::{Deserialize, Serialize};
+
+use super::FORMAT;
+
+/// What a complete checkpoint is made of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Always `FORMAT`.
+    pub format: u32,
+    pub version: u64,
+    pub generation: Generation,
+    pub cut: CutId,
+    pub term: Term,
+    /// 32 hex digits.
+    pub run: String,
+    pub job: String,
+    pub seed: u64,
+    pub model: ModelSpec,
+    pub optimizer: OptimizerSpec,
+    /// Batches per epoch.
+    pub n_batches: u32,
+    pub n_partitions: u32,
+    /// Of the training data.
+    pub fingerprint: String,
+    pub files: Vec<FileEntry>,
+    /// The measures known when it was written.
+    #[serde(default)]
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// One partition's file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    pub partition: PartitionId,
+    pub name: String,
+    pub bytes: u64,
+    /// BLAKE3 in hex, as it stands at the file's end.
+    pub checksum: String,
+    pub updates: u64,
+}
+
+/// Why text is not the manifest of a whole checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("it is damaged")]
+    Json(#[from] serde_json::Error),
+    #[error(
+        "the checkpoint has format {found}, this build reads format {FORMAT}; use the build that wrote it"
+    )]
+    Format { found: u32 },
+    #[error("it must name each of {needs} partitions once, in order, and names {has} files")]
+    Partitions { needs: u32, has: usize },
+    #[error("it names `{0}`, which is no name for a partition's file")]
+    Name(String),
+}
+
+/// Name of a partition's file.
+#[must_use]
+pub fn file_name(partition: PartitionId) -> String {
+    format!("partition-{:05}.edlp", partition.0)
+}
+
+impl Manifest {
+    /// Reads a manifest and checks that it is whole.
+    pub fn parse(text: &[u8]) -> Result<Self, Error> {
+        #[derive(Deserialize)]
+        struct Format {
+            format: u32,
+        }
+        // First the format alone: in another one, anything else may differ.
+        let Format { format: found } = serde_json::from_slice(text)?;
+        if found != FORMAT {
+            return Err(Error::Format { found });
+        }
+        let manifest: Self = serde_json::from_slice(text)?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Whether each partition has its file.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.format != FORMAT {
+            return Err(Error::Format { found: self.format });
+        }
+        let named = self.files.iter().map(|file| file.partition.0);
+        if !named.eq(0..self.n_partitions) {
+            return Err(Error::Partitions { needs: self.n_partitions, has: self.files.len() });
+        }
+        // A name from a file must not lead out of the checkpoint's folder.
+        match self.files.iter().find(|file| file.name != file_name(file.partition)) {
+            Some(file) => Err(Error::Name(file.name.clone())),
+            None => Ok(()),
+        }
+    }
+}

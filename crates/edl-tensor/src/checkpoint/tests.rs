@@ -1,0 +1,330 @@
+//! Files and folders: what is written is read back, and nothing else is believed.
+
+use std::collections::BTreeMap;
+
+use edl_core::id::Term;
+use edl_core::spec::Mode;
+use proptest::prelude::*;
+
+use super::*;
+use crate::fixture::{Job, batch};
+use crate::{export, fuzz};
+
+fn job() -> Job {
+    Job::new(Mode::Async).with_adam()
+}
+
+/// Four partitions that have applied some batches.
+fn trained(job: &Job) -> Vec<Partition> {
+    let mut partitions = job.partitions();
+    for partition in &mut partitions {
+        for index in 0..5 {
+            partition.push(&job.push(batch(index), 0, 0..4));
+        }
+    }
+    partitions
+}
+
+fn manifest(job: &Job, cut: u64, version: u64, files: Vec<FileEntry>) -> Manifest {
+    Manifest {
+        format: FORMAT,
+        version,
+        generation: Generation(1),
+        cut: CutId(cut),
+        term: Term(1),
+        run: "00".repeat(16),
+        job: "test".into(),
+        seed: 11,
+        model: (*job.model).clone(),
+        optimizer: job.optimizer.clone(),
+        n_batches: job.n_batches,
+        n_partitions: job.n_partitions,
+        fingerprint: "f".into(),
+        files,
+        metrics: BTreeMap::from([("accuracy".into(), 0.5)]),
+    }
+}
+
+/// Writes a complete checkpoint below `dir`.
+fn write(job: &Job, dir: &Path, cut: u64, version: u64) -> PathBuf {
+    let folder = dir.join(folder_name(version, Generation(1), CutId(cut)));
+    let files = trained(job).iter().map(|p| write_file(&folder, &p.snapshot()).unwrap()).collect();
+    commit_manifest(&folder, &manifest(job, cut, version, files)).unwrap();
+    folder
+}
+
+fn encoded(job: &Job) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    codec::encode(&trained(job)[1].snapshot(), &mut bytes).unwrap();
+    bytes
+}
+
+/// An error with all its causes, as a user sees it.
+fn chain(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", chain(source)),
+        None => error.to_string(),
+    }
+}
+
+/// The numbers in bytes that need not be aligned.
+fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
+    bytes.chunks(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let folder = write(&job, dir.path(), 1, 5);
+    let found = find(dir.path()).unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0], Checkpoint::open(&folder).unwrap());
+    for (entry, partition) in found[0].manifest.files.iter().zip(trained(&job)) {
+        let config = job.config(entry.partition.0);
+        let back = read_partition(&folder, entry, config, true).unwrap();
+        assert_eq!(back.snapshot(), partition.snapshot());
+        assert_eq!(entry.updates, 5);
+    }
+    let names: Vec<_> = fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 5, "no temporary file stays: {names:?}");
+}
+
+#[test]
+fn a_changed_byte_anywhere_is_noticed() {
+    let (job, bytes) = (job(), encoded(&job()));
+    assert!(Partition::restore(job.config(1), &mut bytes.as_slice(), true).is_ok());
+    for place in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[place] ^= 0x40;
+        let result = Partition::restore(job.config(1), &mut damaged.as_slice(), true);
+        assert!(result.is_err(), "byte {place} of {}", bytes.len());
+    }
+}
+
+#[test]
+fn a_file_of_any_other_length_is_refused() {
+    let bytes = encoded(&job());
+    for length in 0..bytes.len() {
+        let error = codec::decode(&mut &bytes[..length]).unwrap_err();
+        assert!(matches!(error, codec::Error::Truncated), "{length}: {error}");
+    }
+    let longer = [bytes.as_slice(), &[0]].concat();
+    assert!(matches!(codec::decode(&mut longer.as_slice()), Err(codec::Error::TooLong)));
+}
+
+#[test]
+fn another_format_gives_one_sentence() {
+    let mut bytes = encoded(&job());
+    bytes[8] = 2;
+    let error = codec::decode(&mut bytes.as_slice()).unwrap_err();
+    let sentence =
+        "the checkpoint has format 2, this build reads format 1; use the build that wrote it";
+    assert_eq!(error.to_string(), sentence);
+
+    let dir = tempfile::tempdir().unwrap();
+    let folder = write(&job(), dir.path(), 1, 5);
+    let path = folder.join(MANIFEST);
+    let text = fs::read_to_string(&path).unwrap();
+    // In another format, nothing but the number need look like ours.
+    assert!(text.starts_with("{\n  \"format\": 1,"));
+    fs::write(&path, "{\"format\": 2, \"parts\": []}").unwrap();
+    let error = find(dir.path()).unwrap_err();
+    assert_eq!(chain(&error), format!("cannot use `{}`: {sentence}", path.display()));
+}
+
+#[test]
+fn a_checkpoint_of_another_model_or_cut_is_refused_by_name() {
+    let (job, bytes) = (job(), encoded(&job()));
+    let refusal = |job: &Job, partition| {
+        Partition::restore(job.config(partition), &mut bytes.as_slice(), true)
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(refusal(&job, 2), "the file holds partition 1, not 2");
+    let other = Job { n_partitions: 5, ..job.clone() };
+    let text = "the checkpoint is cut into 4 partitions, the job into 5; use --partitions=4";
+    assert_eq!(refusal(&other, 1), text);
+    let other = Job { n_batches: 8, ..job.clone() };
+    assert_eq!(refusal(&other, 1), "the checkpoint counts 7 batches per epoch, the job 8");
+    let mut other = job.clone();
+    let mut model = (*job.model).clone();
+    model.name = "other".into();
+    model.params[0].shape = vec![3, 3];
+    other.model = model.into();
+    let text =
+        "the checkpoint is of model `fixture`, whose parameters differ from those of `other`";
+    assert_eq!(refusal(&other, 1), text);
+    let mut other = job.clone();
+    let mut model = (*job.model).clone();
+    model.tables[0].dim = 4;
+    other.model = model.into();
+    assert!(refusal(&other, 1).contains("tables differ"));
+}
+
+#[test]
+fn a_file_that_is_not_the_manifests_is_refused() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let folder = write(&job, dir.path(), 1, 5);
+    let entry = Checkpoint::open(&folder).unwrap().manifest.files[0].clone();
+    // Sound in itself and of the same length, but of another moment.
+    let mut partition = trained(&job).swap_remove(0);
+    let mut snapshot = partition.snapshot();
+    snapshot.dense.weights[0] += 1.0;
+    write_file(&folder, &snapshot).unwrap();
+    let error = read_partition(&folder, &entry, job.config(0), true).unwrap_err();
+    assert!(error.to_string().ends_with("the checksum differs"), "{error}");
+    partition.push(&job.push(batch(6), 0, 0..4));
+    fs::write(folder.join(&entry.name), "short").unwrap();
+    let error = read_partition(&folder, &entry, job.config(0), true).unwrap_err();
+    assert!(error.to_string().ends_with("the length differs"), "{error}");
+    assert!(find(dir.path()).is_err(), "the only checkpoint is damaged, and that is said");
+}
+
+#[test]
+fn only_complete_checkpoints_are_found_and_the_newest_is_last() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    assert!(find(&dir.path().join("absent")).unwrap().is_empty());
+    assert!(find(dir.path()).unwrap().is_empty());
+    write(&job, dir.path(), 2, 10);
+    write(&job, dir.path(), 1, 9);
+    // Files without a manifest, and a manifest without one of its files.
+    let folder = dir.path().join(folder_name(11, Generation(1), CutId(3)));
+    write_file(&folder, &trained(&job)[0].snapshot()).unwrap();
+    let damaged = write(&job, dir.path(), 4, 12);
+    fs::remove_file(damaged.join(file_name(edl_core::id::PartitionId(2)))).unwrap();
+    let versions = |found: Vec<Checkpoint>| -> Vec<u64> {
+        found.iter().map(|checkpoint| checkpoint.manifest.version).collect()
+    };
+    assert_eq!(versions(find(dir.path()).unwrap()), [9, 10]);
+    // After a restore to version 9 the history goes on from there, under a higher generation.
+    let folder = dir.path().join(folder_name(9, Generation(2), CutId(5)));
+    let files = trained(&job).iter().map(|p| write_file(&folder, &p.snapshot()).unwrap()).collect();
+    let newer = Manifest { generation: Generation(2), ..manifest(&job, 5, 9, files) };
+    commit_manifest(&folder, &newer).unwrap();
+    assert_eq!(versions(find(dir.path()).unwrap()), [9, 10, 9]);
+}
+
+#[test]
+fn a_manifest_is_written_once_and_must_name_every_partition() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let folder = write(&job, dir.path(), 1, 5);
+    let whole = Checkpoint::open(&folder).unwrap().manifest;
+    let error = commit_manifest(&folder, &Manifest { version: 6, ..whole.clone() }).unwrap_err();
+    assert!(matches!(error, Error::Exists { .. }));
+    assert_eq!(Checkpoint::open(&folder).unwrap().manifest.version, 5);
+
+    let empty = dir.path().join("empty");
+    let mut part = whole.clone();
+    part.files.pop();
+    let text = chain(&commit_manifest(&empty, &part).unwrap_err());
+    assert!(text.ends_with("each of 4 partitions once, in order, and names 3 files"), "{text}");
+    let mut strange = whole;
+    strange.files[1].name = "../partition-00001.edlp".into();
+    let text = chain(&commit_manifest(&empty, &strange).unwrap_err());
+    assert!(text.contains("no name for a partition's file"), "{text}");
+}
+
+#[test]
+fn pruning_keeps_the_newest_the_protected_and_cuts_under_way() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let folders: Vec<PathBuf> = (1..=5).map(|cut| write(&job, dir.path(), cut, cut * 10)).collect();
+    let incomplete = |cut| {
+        let folder = dir.path().join(folder_name(99, Generation(1), CutId(cut)));
+        write_file(&folder, &trained(&job)[0].snapshot()).unwrap();
+        folder
+    };
+    let (left_over, under_way) = (incomplete(2), incomplete(6));
+    assert!(prune(dir.path(), 0, &[]).unwrap().is_empty());
+    let removed = prune(dir.path(), 2, &folders[..1]).unwrap();
+    assert_eq!(removed, [folders[2].clone(), folders[1].clone(), left_over]);
+    let found = find(dir.path()).unwrap();
+    let kept: Vec<PathBuf> = found.into_iter().map(|checkpoint| checkpoint.path).collect();
+    assert_eq!(kept, [folders[0].clone(), folders[3].clone(), folders[4].clone()]);
+    assert!(under_way.exists() && removed.iter().all(|folder| !folder.exists()));
+}
+
+#[test]
+fn a_writer_that_fails_leaves_no_temporary_file_and_the_old_one_in_place() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a"), "old").unwrap();
+    let full = |_: &mut File| Err::<(), _>(io::ErrorKind::StorageFull.into());
+    let error = write_atomically(dir.path(), "a", full, |from, to| fs::rename(from, to));
+    assert!(chain(&error.unwrap_err()).starts_with("cannot write `"));
+    assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "old");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn an_exported_model_holds_every_parameter_under_its_name() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let folder = write(&job, dir.path(), 1, 5);
+    let output = dir.path().join("output");
+    let metrics = BTreeMap::from([("loss".into(), 0.25)]);
+    let exported = export::export(&folder, &output, &metrics).unwrap();
+
+    let bytes = fs::read(&exported.weights).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |name: &str| -> Vec<f32> { numbers(tensors.tensor(name).unwrap().data()) };
+    let trained = trained(&job);
+    let dense: Vec<f32> = trained.iter().flat_map(|p| p.dense().to_vec()).collect();
+    assert_eq!(["w", "mean", "b", "v"].map(floats).concat(), dense);
+    assert_eq!(tensors.tensor("w").unwrap().shape(), [9]);
+
+    let ids: Vec<u64> = numbers(tensors.tensor("table0.ids").unwrap().data());
+    assert!(!ids.is_empty() && ids.is_sorted());
+    let rows = floats("table0.rows");
+    for (id, row) in ids.iter().zip(rows.chunks(3)) {
+        let owner = job.layout().partition_of(*id).0 as usize;
+        let mut expected = [0.0; 3];
+        trained[owner].peek(0, &[*id], &mut expected);
+        assert_eq!(row, expected);
+    }
+    let n_rows: u64 = trained.iter().map(Partition::n_rows).sum();
+    assert_eq!((exported.n_params, exported.n_rows as u64), (20, n_rows));
+
+    let card: export::Card = serde_json::from_slice(&fs::read(exported.card).unwrap()).unwrap();
+    assert_eq!((card.job.as_str(), card.version), ("test", 5));
+    assert_eq!(card.metrics.keys().collect::<Vec<_>>(), ["accuracy", "loss"]);
+    assert_eq!(card.model, *job.model);
+}
+
+#[test]
+fn lengths_that_lie_cost_an_error_and_no_memory() {
+    let header = |change: fn(&mut codec::Header)| {
+        let mut snapshot = trained(&job())[1].snapshot();
+        change(&mut snapshot.header);
+        let mut bytes = Vec::new();
+        codec::encode(&snapshot, &mut bytes).unwrap();
+        codec::decode(&mut bytes.as_slice()).unwrap_err()
+    };
+    let truncated = |error| matches!(error, codec::Error::Truncated);
+    assert!(truncated(header(|h| h.dense_len = 1 << 40)));
+    assert!(truncated(header(|h| h.tables[0].n_rows = u32::MAX as usize)));
+    let impossible = |error| matches!(error, codec::Error::Impossible { .. });
+    assert!(impossible(header(|h| h.dense_len = usize::MAX)));
+    assert!(impossible(header(|h| h.tables[0].n_rows = usize::MAX)));
+    assert!(impossible(header(|h| h.tables[0].dim = usize::MAX)));
+    assert!(impossible(header(|h| h.n_partitions = 0)));
+    assert!(impossible(header(|h| h.partition.0 = 4)));
+    assert!(impossible(header(|h| h.slots = vec!["m".into(); 4])));
+    let mut bytes = encoded(&job());
+    bytes[12..16].fill(0xff);
+    assert!(impossible(codec::decode(&mut bytes.as_slice()).unwrap_err()));
+}
+
+proptest! {
+    #[test]
+    fn damaged_bytes_never_panic(
+        places in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..8),
+        cut in any::<usize>(),
+        junk in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let mut bytes = encoded(&job());
+        let n = bytes.len();
+        places.iter().for_each(|(place, byte)| bytes[place % n] = *byte);
+        fuzz::partition_file(&bytes);
+        fuzz::partition_file(&bytes[..cut % n]);
+        fuzz::partition_file(&junk);
+        fuzz::manifest(&junk);
+    }
+}

@@ -1,0 +1,78 @@
+//! The `Model` trait: what the training loop asks of a model, whatever engine is behind it.
+//!
+//! A model keeps no state between calls that a result depends on: parameters and embedding rows
+//! come in, gradients go out. So any worker can train any batch, any number of times.
+
+use edl_core::metric::Measures;
+use edl_core::model::ModelSpec;
+
+use crate::batch::Batch;
+
+/// A model as the training loop sees it.
+pub trait Model: Send {
+    fn spec(&self) -> &ModelSpec;
+
+    /// The embedding ids that `batch` needs: one list per table of the spec, duplicates allowed.
+    fn lookups(&self, batch: &Batch) -> Result<Vec<Vec<u64>>, Error>;
+
+    /// Forward and backward. Writes the gradient of the batch's mean loss into `gradient`,
+    /// every number of it. Random choices (dropout) follow from `seed` alone.
+    fn train(
+        &mut self,
+        inputs: Inputs<'_>,
+        seed: u64,
+        gradient: &mut Gradient,
+    ) -> Result<Outcome, Error>;
+
+    /// Forward without randomness; adds every record to `measures`.
+    fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error>;
+
+    /// The model's output, one row of numbers per record.
+    fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, Error>;
+}
+
+/// What one pass reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    pub batch: &'a Batch,
+    /// The flat vector of all dense parameters, in the order of the spec.
+    pub dense: &'a [f32],
+    /// Per table, `dim` numbers for each id that `lookups` named, in that order.
+    pub rows: &'a [Vec<f32>],
+}
+
+/// The gradient of one batch. For parameters under `Rule::MovingAverage` it holds the difference
+/// to add.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Gradient {
+    /// Laid out like `Inputs::dense`.
+    pub dense: Vec<f32>,
+    /// Laid out like `Inputs::rows`.
+    pub rows: Vec<Vec<f32>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Mean over the batch's records.
+    pub loss: f32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Predictions {
+    /// Numbers per record.
+    pub width: usize,
+    pub values: Vec<f32>,
+}
+
+/// Why a model cannot take a batch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("the model needs a column `{column}` of {needs}, the batch has {has}")]
+    Column { column: String, needs: String, has: String },
+    #[error("record {record}: {problem}")]
+    Record { record: u64, problem: String },
+    #[error("the loss is not a number")]
+    NotANumber,
+    #[error("{0}")]
+    Other(String),
+}

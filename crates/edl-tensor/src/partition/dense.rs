@@ -1,0 +1,112 @@
+//! One partition's segment of the flat dense vector, with its optimizer slots.
+
+use std::ops::Range;
+
+use edl_core::model::{ModelSpec, Rule};
+
+use crate::init::Source;
+use crate::optimizer::{MAX_SLOTS, Optimizer, Update};
+
+/// Weights of a segment, and as many numbers in each slot.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Dense {
+    pub weights: Vec<f32>,
+    /// Slots that the optimizer does not keep are empty.
+    pub slots: [Vec<f32>; MAX_SLOTS],
+}
+
+/// A piece of a segment under one rule.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Run {
+    range: Range<usize>,
+    rule: Rule,
+}
+
+/// The rules of a segment, neighbours with the same rule joined.
+pub(super) fn runs(model: &ModelSpec, segment: &Range<usize>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    each_param(model, segment, |index, _, range| {
+        let rule = model.params[index].rule;
+        match runs.last_mut() {
+            Some(last) if last.rule == rule => last.range.end = range.end,
+            Some(_) | None => runs.push(Run { range, rule }),
+        }
+    });
+    runs
+}
+
+impl Dense {
+    /// The segment before its first update.
+    pub(super) fn new(
+        model: &ModelSpec,
+        segment: &Range<usize>,
+        seed: u64,
+        optimizer: &Optimizer,
+    ) -> Self {
+        let mut weights = vec![0.0; segment.len()];
+        each_param(model, segment, |index, first, range| {
+            let param = &model.params[index];
+            Source::param(param.init, seed, &param.name).fill(first, &mut weights[range]);
+        });
+        let mut dense = Self { weights, slots: Default::default() };
+        dense.reset_slots(optimizer);
+        dense
+    }
+
+    /// Gives every slot its first value.
+    pub(super) fn reset_slots(&mut self, optimizer: &Optimizer) {
+        for (slot, numbers) in self.slots.iter_mut().enumerate() {
+            numbers.clear();
+            if slot < optimizer.n_slots() {
+                numbers.resize(self.weights.len(), optimizer.initial(slot));
+            }
+        }
+    }
+
+    pub(super) fn apply(&mut self, update: &Update, runs: &[Run], gradient: &[f32]) {
+        for Run { range, rule } in runs {
+            let gradient = &gradient[range.clone()];
+            let weights = &mut self.weights[range.clone()];
+            match rule {
+                Rule::Trainable { decay } => {
+                    let slots = self.slots.each_mut().map(|slot| match slot.is_empty() {
+                        true => &mut [][..],
+                        false => &mut slot[range.clone()],
+                    });
+                    update.apply(weights, slots, gradient, *decay);
+                }
+                Rule::MovingAverage => {
+                    for (weight, difference) in weights.iter_mut().zip(gradient) {
+                        *weight += difference;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Copies another segment, reusing this one's memory.
+    pub(crate) fn copy_from(&mut self, other: &Self) {
+        self.weights.clone_from(&other.weights);
+        for (slot, source) in self.slots.iter_mut().zip(&other.slots) {
+            slot.clone_from(source);
+        }
+    }
+}
+
+/// Visits the parameters that a segment cuts: number of the parameter, its first element in the
+/// segment, and the range within the segment.
+fn each_param(
+    model: &ModelSpec,
+    segment: &Range<usize>,
+    mut visit: impl FnMut(usize, usize, Range<usize>),
+) {
+    let mut start = 0;
+    for (index, param) in model.params.iter().enumerate() {
+        let end = start + param.len();
+        let (first, last) = (start.max(segment.start), end.min(segment.end));
+        if first < last {
+            visit(index, first - start, first - segment.start..last - segment.start);
+        }
+        start = end;
+    }
+}

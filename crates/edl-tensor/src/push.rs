@@ -1,0 +1,224 @@
+//! What one worker pushes for one batch to one server.
+//!
+//! One push holds the parts of every partition that the server hosts, so that a batch costs one
+//! frame per server; each partition takes its part out by reference.
+
+use std::ops::Range;
+
+use edl_core::id::{BatchId, PartitionId};
+use edl_core::layout::Layout;
+
+/// The gradient of one batch, as far as the partitions of one server are concerned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Push {
+    pub batch: BatchId,
+    /// Records of the batch: its weight in a round.
+    pub n_records: u32,
+    /// Version of the server when the batch's parameters were pulled.
+    pub base_version: u64,
+    /// The partitions that the server hosts.
+    pub partitions: Range<u32>,
+    pub layout: Layout,
+    /// Dense gradient over the hosted partitions, which lie side by side in the flat vector.
+    pub dense: Vec<f32>,
+    /// Per partition (ascending), per table: how many ids follow.
+    pub counts: Vec<u32>,
+    /// The ids, unique within one partition and table, in the order of `counts`.
+    pub ids: Vec<u64>,
+    /// One row of gradient per id, in the order of `ids`.
+    pub grads: Vec<f32>,
+    dims: Vec<usize>,
+    starts: Vec<Start>,
+}
+
+/// Which batch is pushed to whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub batch: BatchId,
+    pub n_records: u32,
+    pub base_version: u64,
+    pub partitions: Range<u32>,
+    pub layout: Layout,
+}
+
+/// The numbers of a push, as they travel.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Body {
+    pub dense: Vec<f32>,
+    pub counts: Vec<u32>,
+    pub ids: Vec<u64>,
+    pub grads: Vec<f32>,
+}
+
+/// Where the rows of one partition and table begin.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Start {
+    id: usize,
+    grad: usize,
+}
+
+/// Why numbers do not make a push.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("a push for partitions {start}..{end} of {n_partitions}")]
+    Partitions { start: u32, end: u32, n_partitions: u32 },
+    #[error("a push with {has} {what}, where {needs} are needed")]
+    Length { what: &'static str, has: usize, needs: usize },
+}
+
+impl Push {
+    /// Checks that all lengths fit; `dims` are the row lengths of the model's tables.
+    pub fn new(head: Head, dims: &[usize], body: Body) -> Result<Self, Error> {
+        let Head { batch, n_records, base_version, partitions, layout } = head;
+        let Body { dense, counts, ids, grads } = body;
+        let Range { start, end } = partitions;
+        if start > end || end > layout.n_partitions {
+            return Err(Error::Partitions { start, end, n_partitions: layout.n_partitions });
+        }
+        let n_counts = (end - start) as usize * dims.len();
+        expect_length("counts", counts.len(), n_counts)?;
+        let span = span(&layout, &partitions);
+        expect_length("dense numbers", dense.len(), span.end - span.start)?;
+        let starts = starts(&counts, dims, &ids, &grads)?;
+        let dims = dims.to_vec();
+        Ok(Self {
+            batch,
+            n_records,
+            base_version,
+            partitions,
+            layout,
+            dense,
+            counts,
+            ids,
+            grads,
+            dims,
+            starts,
+        })
+    }
+
+    /// Row lengths of the model's tables.
+    #[must_use]
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// The dense gradient of one partition.
+    ///
+    /// # Panics
+    /// If the partition is not hosted by this push's server.
+    #[must_use]
+    pub fn dense_of(&self, partition: PartitionId) -> &[f32] {
+        self.expect_hosted(partition);
+        let first = self.layout.segment(PartitionId(self.partitions.start)).start;
+        let segment = self.layout.segment(partition);
+        &self.dense[segment.start - first..segment.end - first]
+    }
+
+    /// The ids of one partition in one table, and a row of gradient for each.
+    ///
+    /// # Panics
+    /// If the partition is not hosted by this push's server or the table does not exist.
+    #[must_use]
+    pub fn rows_of(&self, partition: PartitionId, table: usize) -> (&[u64], &[f32]) {
+        self.expect_hosted(partition);
+        assert!(table < self.dims.len(), "table {table} of {}", self.dims.len());
+        let place = (partition.0 - self.partitions.start) as usize * self.dims.len() + table;
+        let Start { id, grad } = self.starts[place];
+        let n = self.counts[place] as usize;
+        (&self.ids[id..id + n], &self.grads[grad..grad + n * self.dims[table]])
+    }
+
+    /// Gives the buffers back, for the next push.
+    #[must_use]
+    pub fn into_body(self) -> Body {
+        Body { dense: self.dense, counts: self.counts, ids: self.ids, grads: self.grads }
+    }
+
+    fn expect_hosted(&self, partition: PartitionId) {
+        let Range { start, end } = self.partitions;
+        assert!((start..end).contains(&partition.0), "partition {partition} is not in this push");
+    }
+}
+
+/// The part of the dense vector that a range of partitions owns.
+#[must_use]
+pub fn span(layout: &Layout, partitions: &Range<u32>) -> Range<usize> {
+    if partitions.is_empty() {
+        return 0..0;
+    }
+    let first = layout.segment(PartitionId(partitions.start)).start;
+    first..layout.segment(PartitionId(partitions.end - 1)).end
+}
+
+fn expect_length(what: &'static str, has: usize, needs: usize) -> Result<(), Error> {
+    if has == needs { Ok(()) } else { Err(Error::Length { what, has, needs }) }
+}
+
+fn starts(counts: &[u32], dims: &[usize], ids: &[u64], grads: &[f32]) -> Result<Vec<Start>, Error> {
+    let mut starts = Vec::with_capacity(counts.len());
+    // Counts come from a peer: they may be anything, so the sums must not wrap.
+    let mut start = Start { id: 0, grad: 0 };
+    for (count, dim) in counts.iter().zip(dims.iter().cycle()) {
+        starts.push(start);
+        start.id = start.id.saturating_add(*count as usize);
+        start.grad = start.grad.saturating_add((*count as usize).saturating_mul(*dim));
+    }
+    expect_length("ids", ids.len(), start.id)?;
+    expect_length("row numbers", grads.len(), start.grad)?;
+    Ok(starts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head() -> Head {
+        Head {
+            batch: BatchId { epoch: 1, index: 2 },
+            n_records: 8,
+            base_version: 5,
+            partitions: 1..3,
+            layout: Layout { dense_len: 10, n_partitions: 4 },
+        }
+    }
+
+    fn body() -> Body {
+        // Partitions 1 and 2 own 2..5 and 5..7.
+        Body {
+            dense: vec![2.0, 3.0, 4.0, 5.0, 6.0],
+            counts: vec![1, 0, 2, 1],
+            ids: vec![10, 20, 21, 30],
+            grads: vec![1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 9.0],
+        }
+    }
+
+    #[test]
+    fn each_partition_finds_its_own_part() {
+        let push = Push::new(head(), &[2, 1], body()).unwrap();
+        assert_eq!(push.dense_of(PartitionId(1)), [2.0, 3.0, 4.0]);
+        assert_eq!(push.dense_of(PartitionId(2)), [5.0, 6.0]);
+        assert_eq!(push.rows_of(PartitionId(1), 0), (&[10][..], &[1.0, 1.5][..]));
+        assert_eq!(push.rows_of(PartitionId(1), 1), (&[][..], &[][..]));
+        assert_eq!(push.rows_of(PartitionId(2), 0), (&[20, 21][..], &[2.0, 2.5, 3.0, 3.5][..]));
+        assert_eq!(push.rows_of(PartitionId(2), 1), (&[30][..], &[9.0][..]));
+        assert_eq!(push.into_body(), body());
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_are_refused() {
+        let refused = |change: fn(&mut Head, &mut Body)| {
+            let (mut head, mut body) = (head(), body());
+            change(&mut head, &mut body);
+            Push::new(head, &[2, 1], body).unwrap_err().to_string()
+        };
+        assert_eq!(refused(|head, _| head.partitions = 3..5), "a push for partitions 3..5 of 4");
+        let text = refused(|_, body| body.dense.truncate(3));
+        assert_eq!(text, "a push with 3 dense numbers, where 5 are needed");
+        let text = refused(|_, body| body.counts[0] = u32::MAX);
+        assert_eq!(text, "a push with 4 ids, where 4294967298 are needed");
+        let text = refused(|_, body| body.counts.push(0));
+        assert_eq!(text, "a push with 5 counts, where 4 are needed");
+        let text = refused(|_, body| body.grads.push(0.0));
+        assert_eq!(text, "a push with 8 row numbers, where 7 are needed");
+    }
+}

@@ -1,0 +1,167 @@
+//! The thread that reads and decodes records ahead of the compute thread.
+//!
+//! It reads what it is asked for, in that order; how far ahead is up to the asker. Data is
+//! opened when it is first needed, and refused when it is not what the job was started with.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use edl_core::batch::BatchPlan;
+use edl_core::id::BatchId;
+use edl_core::model::FieldSpec;
+use edl_core::spec::JobSpec;
+use edl_data::{Codec, Dataset, OpenOptions};
+use edl_tensor::batch::Batch;
+
+use crate::chain;
+use crate::work::Item;
+
+/// The data sets of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Source {
+    Training,
+    Validation,
+    Prediction,
+}
+
+/// Records by number: the edge that tests replace.
+pub(crate) trait Records: Send + Sync {
+    fn n_records(&self) -> u64;
+    fn batch(&self, records: &[u64], fields: &[FieldSpec]) -> Result<Batch, String>;
+    /// Where a record lies, for people.
+    fn locate(&self, record: u64) -> String;
+}
+
+/// Opens a data set of the job.
+pub(crate) type OpenRecords = Box<dyn FnMut(Source) -> Result<Arc<dyn Records>, String> + Send>;
+
+/// What to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Read {
+    Batch(BatchId),
+    Range(Source, Range<u64>),
+}
+
+/// A decoded batch, and the data set that can name its records.
+pub(crate) struct Decoded {
+    pub(crate) batch: Batch,
+    pub(crate) data: Arc<dyn Records>,
+}
+
+/// How many records each data set had when the job was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) training: u64,
+    pub(crate) validation: u64,
+    pub(crate) prediction: u64,
+}
+
+/// Reads for one compute thread until it hangs up.
+pub(crate) struct Feeder {
+    pub(crate) open: OpenRecords,
+    /// Opened at once, while the servers are still being connected.
+    pub(crate) first: Source,
+    pub(crate) counts: Counts,
+    pub(crate) plan: BatchPlan,
+    pub(crate) fields: Vec<FieldSpec>,
+}
+
+impl Feeder {
+    pub(crate) fn run(
+        mut self,
+        asks: &Receiver<(Item, Read)>,
+        tell: impl Fn(Item, Result<Decoded, String>),
+    ) {
+        let mut opened = BTreeMap::new();
+        // An error is told when the data is asked for, and then it is tried again.
+        if let Ok(data) = self.open(self.first) {
+            opened.insert(self.first, data);
+        }
+        for (item, read) in asks {
+            tell(item, self.read(&mut opened, &read));
+        }
+    }
+
+    fn read(
+        &mut self,
+        opened: &mut BTreeMap<Source, Arc<dyn Records>>,
+        read: &Read,
+    ) -> Result<Decoded, String> {
+        let (source, records) = match read {
+            Read::Batch(batch) if batch.index >= self.plan.n_batches() => {
+                return Err(format!("batch {batch} is not of this job's plan"));
+            }
+            Read::Batch(batch) => (Source::Training, self.plan.records(*batch)),
+            Read::Range(source, records) => (*source, records.clone().collect()),
+        };
+        let data = match opened.get(&source) {
+            Some(data) => Arc::clone(data),
+            None => {
+                let data = self.open(source)?;
+                opened.insert(source, Arc::clone(&data));
+                data
+            }
+        };
+        let batch = data.batch(&records, &self.fields)?;
+        Ok(Decoded { batch, data })
+    }
+
+    fn open(&mut self, source: Source) -> Result<Arc<dyn Records>, String> {
+        let data = (self.open)(source)?;
+        let expected = match source {
+            Source::Training => self.counts.training,
+            Source::Validation => self.counts.validation,
+            Source::Prediction => self.counts.prediction,
+        };
+        if data.n_records() == expected {
+            return Ok(data);
+        }
+        Err(format!(
+            "the {} data changed: it has {} records now and had {expected} when the job was started",
+            source.name(),
+            data.n_records(),
+        ))
+    }
+}
+
+impl Source {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Training => "training",
+            Self::Validation => "validation",
+            Self::Prediction => "prediction",
+        }
+    }
+}
+
+impl Records for Dataset {
+    fn n_records(&self) -> u64 {
+        self.n_records()
+    }
+
+    fn batch(&self, records: &[u64], fields: &[FieldSpec]) -> Result<Batch, String> {
+        self.batch(records, fields).map_err(|error| chain(&error))
+    }
+
+    fn locate(&self, record: u64) -> String {
+        self.locate(record)
+    }
+}
+
+/// Opens the data that the job's description names.
+pub(crate) fn open_records(spec: &JobSpec) -> OpenRecords {
+    let spec = spec.clone();
+    Box::new(move |source| {
+        let location = match source {
+            Source::Training => &spec.training_data,
+            Source::Validation => &spec.validation_data,
+            Source::Prediction => &spec.prediction_data,
+        };
+        let codec = if spec.codec_type == "bytes" { Codec::Bytes } else { Codec::TfExample };
+        let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
+        let data = Dataset::open(location, &options).map_err(|error| chain(&error))?;
+        Ok(Arc::new(data))
+    })
+}

@@ -1,0 +1,66 @@
+//! The worker process: one training loop over a [`Model`], whatever engine and strategy.
+//!
+//! Four threads share the work. The *session* (async) talks with the master; the *compute*
+//! thread owns the model and decides; the *feed* thread reads records ahead of it; the *link*
+//! thread moves parameters and gradients. A worker holds nothing that a job cannot lose: it may
+//! be killed at any moment, and what it was lent is lent again.
+
+mod compute;
+mod evaluate;
+mod feed;
+mod link;
+mod predict;
+mod progress;
+mod servers;
+mod session;
+mod train;
+mod work;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use edl_core::id::WorkerId;
+use edl_core::spec::JobSpec;
+use edl_net::key::JobKey;
+use edl_tensor::model::Model;
+use tokio_util::sync::CancellationToken;
+
+pub use session::Error;
+
+/// What a worker must know before its master tells it the rest.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub worker: WorkerId,
+    /// `host:port`. A master that was restarted elsewhere is found by the job's folder.
+    pub master_addr: String,
+    pub key: JobKey,
+    pub job_dir: PathBuf,
+}
+
+/// Builds the model that a job names. It runs on the thread that will use the model.
+pub type OpenModel = Box<dyn FnOnce(&JobSpec) -> Result<Box<dyn Model>, String> + Send>;
+
+/// Works for the job until its master says that there is nothing left to do, or until `shutdown`:
+/// then the batch at hand is finished and the rest given back.
+pub async fn run(
+    config: Config,
+    open_model: OpenModel,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    let edges = session::Edges::real(&config, open_model);
+    session::Session::new(config, edges, shutdown).run().await
+}
+
+/// An error and its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,132 @@
+//! The thread that talks to the parameter servers, so that the compute thread never waits in a
+//! socket: it can pull the parameters of the next batch while this one is trained, and can hear
+//! of a new route while a pull waits for its round.
+
+use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
+use std::time::Duration;
+
+use edl_core::id::{BatchId, Generation};
+use edl_net::data::{Route, Versions};
+
+use crate::servers::{Abort, Dial, Error, Pull, Push, Servers};
+
+/// With gradients unanswered and nothing else to do, how often to look up from the answers for
+/// a new question. Busy loops ask before they would wait, so this is the delay of an idle one.
+const LOOK_UP: Duration = Duration::from_millis(1);
+
+/// A question of the compute thread. Each carries the number of the connection it is meant for;
+/// one for a connection that is gone is not answered.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    Connect(Route),
+    Pull(Pull),
+    Push(Push),
+}
+
+/// What the link tells the compute thread about one connection.
+pub(crate) enum News {
+    Connected(Abort),
+    Pulled(Pull, Versions),
+    /// The gradient is sent; its buffers can be used again.
+    Sent(Push),
+    Acknowledged { batch: BatchId, generation: Generation },
+    /// The last news of a connection.
+    Broken(Error),
+}
+
+/// Serves one compute thread until it hangs up.
+pub(crate) struct Link<T> {
+    dial: Box<dyn Dial>,
+    asks: Receiver<(u64, Ask)>,
+    tell: T,
+    line: Option<Open>,
+}
+
+struct Open {
+    connection: u64,
+    servers: Box<dyn Servers>,
+    n_unanswered: usize,
+}
+
+/// The compute thread is gone.
+struct HungUp;
+
+impl<T: FnMut(u64, News)> Link<T> {
+    pub(crate) fn new(dial: Box<dyn Dial>, asks: Receiver<(u64, Ask)>, tell: T) -> Self {
+        Self { dial, asks, tell, line: None }
+    }
+
+    pub(crate) fn run(mut self) {
+        while let Ok(asked) = self.next() {
+            let Some((connection, ask)) = asked else { continue };
+            if let Err(error) = self.serve(connection, ask) {
+                self.line = None;
+                (self.tell)(connection, News::Broken(error));
+                continue;
+            }
+            self.hear(Duration::ZERO);
+        }
+    }
+
+    /// The next question; none after a moment in which answers may have come.
+    fn next(&mut self) -> Result<Option<(u64, Ask)>, HungUp> {
+        if self.line.as_ref().is_none_or(|open| open.n_unanswered == 0) {
+            return self.asks.recv().map(Some).map_err(|RecvError| HungUp);
+        }
+        match self.asks.try_recv() {
+            Ok(asked) => Ok(Some(asked)),
+            Err(TryRecvError::Disconnected) => Err(HungUp),
+            Err(TryRecvError::Empty) => {
+                self.hear(LOOK_UP);
+                Ok(None)
+            }
+        }
+    }
+
+    fn serve(&mut self, connection: u64, ask: Ask) -> Result<(), Error> {
+        if let Ask::Connect(route) = &ask {
+            self.line = None;
+            let line = self.dial.dial(route)?;
+            self.line = Some(Open { connection, servers: line.servers, n_unanswered: 0 });
+            (self.tell)(connection, News::Connected(line.abort));
+            return Ok(());
+        }
+        let Some(open) = self.line.as_mut().filter(|open| open.connection == connection) else {
+            return Ok(());
+        };
+        match ask {
+            Ask::Connect(_) => {}
+            Ask::Pull(mut pull) => {
+                let versions = open.servers.pull(&mut pull)?;
+                (self.tell)(connection, News::Pulled(pull, versions));
+            }
+            Ask::Push(push) => {
+                open.servers.push(&push)?;
+                open.n_unanswered += 1;
+                (self.tell)(connection, News::Sent(push));
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes on the answers to gradients; waits at most `limit` for the first.
+    fn hear(&mut self, mut limit: Duration) {
+        while let Some(open) = self.line.as_mut().filter(|open| open.n_unanswered > 0) {
+            let connection = open.connection;
+            match open.servers.acknowledged(limit) {
+                Ok(None) => return,
+                Ok(Some(acked)) => {
+                    open.n_unanswered -= 1;
+                    let news =
+                        News::Acknowledged { batch: acked.batch, generation: acked.generation };
+                    (self.tell)(connection, news);
+                }
+                Err(error) => {
+                    self.line = None;
+                    (self.tell)(connection, News::Broken(error));
+                }
+            }
+            limit = Duration::ZERO;
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What the compute thread is at, as the heartbeats tell it.
+//!
+//! Heartbeats come from another thread, so a busy loop does not silence them; but they repeat
+//! what the loop said last, so that the master sees a loop that is stuck.
+
+use std::sync::{Mutex, MutexGuard};
+
+/// The state behind the heartbeats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    /// Batches trained by this process.
+    pub(crate) step: u64,
+    pub(crate) phase: &'static str,
+    /// Whom the worker waits for; empty while it is busy itself.
+    pub(crate) waiting_for: &'static str,
+}
+
+/// Shared by the compute thread and the session.
+#[derive(Debug)]
+pub(crate) struct Progress(Mutex<State>);
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(State { step: 0, phase: "starting", waiting_for: "" }))
+    }
+
+    /// The loop does something of its own.
+    pub(crate) fn busy(&self, phase: &'static str) {
+        let mut state = self.lock();
+        (state.phase, state.waiting_for) = (phase, "");
+    }
+
+    /// The loop can do nothing until somebody else has.
+    pub(crate) fn waiting(&self, phase: &'static str, waiting_for: &'static str) {
+        let mut state = self.lock();
+        (state.phase, state.waiting_for) = (phase, waiting_for);
+    }
+
+    /// Counts a trained batch, and says which one it was.
+    pub(crate) fn step(&self) -> u64 {
+        let mut state = self.lock();
+        state.step += 1;
+        state.step
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("nobody panics while holding the progress")
+    }
+}

@@ -1,0 +1,348 @@
+//! A whole worker against a master and servers that do what the test says.
+
+mod master;
+mod toy;
+
+use std::sync::Arc;
+
+use edl_core::id::{BatchId, Generation, WorkerId};
+use edl_core::metric::{Measures, Metric};
+use edl_core::spec::JobSpec;
+use edl_net::key::JobKey;
+use edl_net::proto::{self, worker_command as command, worker_message::Kind};
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::session::{Edges, Limits, Session};
+use crate::{Config, Error};
+use master::{HANG, ToyMaster, ToySession, welcome};
+use toy::{ToyModel, ToyRecords, ToyServers, batches};
+
+const N_RECORDS: u64 = 100;
+
+/// One worker under test with everything around it.
+struct Stage {
+    master: ToyMaster,
+    servers: ToyServers,
+    shutdown: CancellationToken,
+    job_dir: TempDir,
+    spec: JobSpec,
+    worker: JoinSet<Result<(), Error>>,
+}
+
+fn spec() -> JobSpec {
+    JobSpec {
+        job_name: "toy".into(),
+        training_data: "toy".into(),
+        minibatch_size: 10,
+        shuffle: false,
+        use_async: Some(true),
+        ..JobSpec::default()
+    }
+}
+
+impl Stage {
+    async fn new(spec: JobSpec) -> Self {
+        Self::with_records(spec, N_RECORDS).await
+    }
+
+    async fn with_records(spec: JobSpec, n_records: u64) -> Self {
+        let key = JobKey::from_bytes([7; 32]);
+        Self::with_key(spec, n_records, key).await
+    }
+
+    /// The master's key is all sevens.
+    async fn with_key(spec: JobSpec, n_records: u64, key: JobKey) -> Self {
+        let master = ToyMaster::start(&JobKey::from_bytes([7; 32])).await;
+        let servers = ToyServers::default();
+        let job_dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            worker: WorkerId(7),
+            master_addr: master.address.to_string(),
+            key,
+            job_dir: job_dir.path().into(),
+        };
+        let dial = servers.clone();
+        let edges = Edges {
+            open_model: Box::new(|_| Ok(Box::new(ToyModel::new()))),
+            open_records: Box::new(move |_| Box::new(move |_| Ok(Arc::new(ToyRecords(n_records))))),
+            open_dial: Box::new(|_, _, _| Box::new(dial)),
+            // Whatever the machine is busy with, these tests wait for what they expect.
+            limits: Limits { finish: HANG, last_answers: HANG, flush: HANG },
+        };
+        let shutdown = CancellationToken::new();
+        let mut worker = JoinSet::new();
+        worker.spawn(Session::new(config, edges, shutdown.clone()).run());
+        Self { master, servers, shutdown, job_dir, spec, worker }
+    }
+
+    async fn welcome(&mut self) -> (ToySession, proto::Ready) {
+        self.master.welcome(&self.spec, N_RECORDS).await
+    }
+
+    async fn ended(&mut self) -> Result<(), Error> {
+        timeout(HANG, self.worker.join_next()).await.expect("the worker never ended").unwrap().unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_trained_in_order_and_each_batch_is_reported_once() {
+    let mut stage = Stage::new(spec()).await;
+    let (mut session, ready) = stage.welcome().await;
+    assert!(ready.model_spec_json.contains("toy"));
+    assert_eq!((ready.capacity, ready.held.len()), (2, 0));
+    session.route(1).await;
+    session.train(1, 0, 4).await;
+    session.train(2, 4, 2).await;
+    let expected: Vec<_> = (0..6).map(|index| (1 + u64::from(index / 4), index, 1)).collect();
+    assert_eq!(session.done(6).await, expected);
+    assert_eq!(stage.servers.book().pushes, batches(0..6));
+    session.send(command::Kind::Stop(proto::StopWork { reason: "done".into() })).await;
+    assert!(session.last().await.is_none(), "nothing more is said");
+    drop(session);
+    stage.ended().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_connection_is_made_again_and_the_batch_is_trained_again() {
+    let mut stage = Stage::new(spec()).await;
+    stage.servers.change(|book| book.break_at = Some(BatchId { epoch: 0, index: 1 }));
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 0, 3).await;
+    let mut done = session.done(3).await;
+    done.sort_unstable();
+    assert_eq!(done, [(1, 0, 1), (1, 1, 1), (1, 2, 1)]);
+    assert_eq!(stage.servers.book().n_dials, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_lost_server_the_next_route_voids_what_was_lent() {
+    let mut stage = Stage::new(spec()).await;
+    stage.servers.change(|book| book.held_acks = true);
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 0, 3).await;
+    stage.servers.wait(|book| book.pushes.len() == 3);
+    stage.servers.change(|book| {
+        book.over.insert(Generation(1));
+        book.held_acks = false;
+    });
+    session.heartbeat("waiting for servers", "parameter servers").await;
+    session.route(2).await;
+    session.train(2, 1, 2).await;
+    assert_eq!(session.done(2).await, [(2, 1, 2), (2, 2, 2)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revoked_lease_is_not_trained() {
+    let mut stage = Stage::new(spec()).await;
+    stage.servers.change(|book| book.held_pulls = true);
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 0, 4).await;
+    stage.servers.wait(|book| book.n_pulls == 1);
+    session.heartbeat("pulling", "parameters").await;
+    session.send(command::Kind::Revoke(proto::Revoke { lease: 1 })).await;
+    // A record that cannot be read fails while the pull still waits: so the revoke is heard.
+    session.train(2, 9, 1).await;
+    assert!(matches!(session.next().await, Kind::Failed(_)));
+    session.train(3, 6, 2).await;
+    stage.servers.change(|book| book.held_pulls = false);
+    assert_eq!(session.done(2).await, [(3, 6, 1), (3, 7, 1)]);
+    assert_eq!(stage.servers.book().pushes, batches(6..8));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_route_ends_a_pull_that_waits() {
+    let mut stage = Stage::new(spec()).await;
+    stage.servers.change(|book| book.held_pulls = true);
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 0, 1).await;
+    stage.servers.wait(|book| book.n_pulls == 1);
+    session.route(2).await;
+    session.train(2, 0, 1).await;
+    stage.servers.wait(|book| book.n_pulls == 2);
+    stage.servers.change(|book| book.held_pulls = false);
+    assert_eq!(session.done(1).await, [(2, 0, 2)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shard_is_measured_whole() {
+    let mut stage = Stage::new(spec()).await;
+    let (mut session, _) = stage.welcome().await;
+    session.route(3).await;
+    let work = proto::EvalWork { eval: 5, version: 9, shard: 2, first_record: 30, end_record: 55 };
+    session.lend(8, proto::lease::Work::Eval(work)).await;
+    let Kind::EvalDone(done) = session.next().await else { panic!("no evaluation") };
+    assert_eq!((done.lease, done.eval, done.shard, done.generation), (8, 5, 2, 3));
+    assert_eq!(done.n_records, 25);
+    let measures: Measures = serde_json::from_str(&done.measures_json).unwrap();
+    let mut expected = Measures::new(&[Metric::Mse]);
+    (30..55_u8).for_each(|record| expected.add_value(record.into(), 0.0));
+    assert_eq!(measures, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn predictions_are_written_in_the_order_of_the_records() {
+    let mut stage = Stage::new(spec()).await;
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    let folder = "output".to_owned();
+    let work = proto::PredictWork { shard: 12, first_record: 8, end_record: 31, folder };
+    session.lend(1, proto::lease::Work::Predict(work)).await;
+    let Kind::PredictDone(done) = session.next().await else { panic!("no prediction") };
+    assert_eq!((done.shard, done.n_records, done.file.as_str()), (12, 23, "part-000012.jsonl"));
+    let folder = stage.job_dir.path().join("output");
+    let written = std::fs::read_to_string(folder.join(&done.file)).unwrap();
+    let expected = |record: u64| format!("{{\"record\":{record},\"output\":[{record}.0,0.5]}}\n");
+    assert_eq!(written, (8..31).map(expected).collect::<String>());
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1, "no temporary file is left");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_record_is_named_and_the_worker_goes_on_with_other_leases() {
+    let mut stage = Stage::new(spec()).await;
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 8, 1).await;
+    let Kind::Failed(failed) = session.next().await else { panic!("no failure") };
+    assert_eq!((failed.lease, failed.index), (1, 8));
+    assert_eq!(
+        failed.error,
+        "record 83: poison (batch 0/8: 10 records from toy file, record 80 on)"
+    );
+    session.train(2, 9, 1).await;
+    let Kind::Failed(failed) = session.next().await else { panic!("no failure") };
+    assert_eq!((failed.lease, failed.index), (2, 9));
+    assert_eq!(failed.error, "toy file, record 94 is corrupt");
+    session.train(3, 5, 1).await;
+    assert_eq!(session.done(1).await, [(3, 5, 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_that_changed_is_refused() {
+    let mut stage = Stage::with_records(spec(), N_RECORDS + 1).await;
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 0, 1).await;
+    let Kind::Failed(failed) = session.next().await else { panic!("no failure") };
+    let expected =
+        "the training data changed: it has 101 records now and had 100 when the job was started";
+    assert_eq!(failed.error, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_told_to_leave_finishes_gives_back_and_says_so() {
+    let mut stage = Stage::new(spec()).await;
+    stage.servers.change(|book| book.held_acks = true);
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 0, 2).await;
+    stage.servers.wait(|book| book.pushes.len() == 2);
+    stage.shutdown.cancel();
+    session.heartbeat("leaving", "acknowledgements").await;
+    stage.servers.change(|book| book.held_acks = false);
+    assert_eq!(session.done(2).await, [(1, 0, 1), (1, 1, 1)]);
+    assert!(matches!(session.next().await, Kind::Leaving(_)));
+    assert!(session.last().await.is_none());
+    drop(session);
+    stage.ended().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_master_is_told_what_is_held_and_gets_the_reports_of_the_time_without_one() {
+    let mut stage = Stage::new(spec()).await;
+    stage.servers.change(|book| book.held_acks = true);
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(4, 0, 2).await;
+    stage.servers.wait(|book| book.pushes.len() == 2);
+    drop(session);
+    let (mut session, ready) = stage.welcome().await;
+    let held = proto::HeldLease { lease: 4, epoch: 0, indices: vec![0, 1] };
+    assert_eq!(ready.held, [held]);
+    stage.servers.change(|book| book.held_acks = false);
+    assert_eq!(session.done(2).await, [(4, 0, 1), (4, 1, 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_worker_supplies_a_whole_round_and_the_next_starts_after_it() {
+    let spec = JobSpec { use_async: Some(false), grads_to_wait: Some(3), ..spec() };
+    let mut stage = Stage::new(spec).await;
+    stage.servers.change(|book| book.round = 3);
+    let (mut session, ready) = stage.welcome().await;
+    assert_eq!(ready.capacity, 3);
+    session.route(1).await;
+    for index in [1, 2, 0] {
+        session.train(u64::from(index), index, 1).await;
+    }
+    stage.servers.wait(|book| book.pushes.len() == 3);
+    stage.servers.change(|book| book.round = 1);
+    session.done(3).await;
+    let work = proto::TrainWork { epoch: 2, first: 5, count: 1 };
+    session.lend(9, proto::lease::Work::Train(work)).await;
+    assert_eq!(session.done(1).await, [(9, 5, 1)]);
+    // 10 batches are 4 rounds of at most 3; batch 5 is of the second round of its epoch.
+    assert_eq!(stage.servers.book().min_rounds, [Some(0), Some(0), Some(0), Some(9)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dense_parameters_are_pulled_as_often_as_the_job_says() {
+    let mut stage = Stage::new(JobSpec { get_model_steps: 3, ..spec() }).await;
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 0, 3).await;
+    session.done(3).await;
+    session.train(2, 5, 4).await;
+    session.done(4).await;
+    let book = stage.servers.book();
+    assert_eq!((book.n_pulls, book.n_pulls_without_dense), (7, 4));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_worker_ends_with_the_masters_words() {
+    let mut stage = Stage::new(spec()).await;
+    let mut session = stage.master.accept().await;
+    session.refuse(Status::failed_precondition("this build speaks protocol 9")).await;
+    let error = stage.ended().await.unwrap_err();
+    assert_eq!(error.to_string(), "the master refused this worker: this build speaks protocol 9");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_with_another_key_ends_at_once() {
+    let mut stage = Stage::with_key(spec(), N_RECORDS, JobKey::from_bytes([8; 32])).await;
+    assert!(matches!(stage.ended().await, Err(Error::OtherKey(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_of_another_run_is_not_worked_for() {
+    let mut stage = Stage::new(spec()).await;
+    let (session, _) = stage.welcome().await;
+    drop(session);
+    let mut session = stage.master.accept().await;
+    let other = proto::WorkerWelcome { run: "ff".repeat(16), ..welcome(&stage.spec, N_RECORDS) };
+    session.send(command::Kind::Welcome(other)).await;
+    assert!(matches!(stage.ended().await, Err(Error::OtherRun { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_master_that_never_answers_is_given_up() {
+    let mut stage = Stage::new(spec()).await;
+    drop(stage.master);
+    let result = stage.worker.join_next().await.unwrap().unwrap();
+    assert!(matches!(result, Err(Error::MasterLost { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_without_a_master_can_be_told_to_leave() {
+    let mut stage = Stage::new(spec()).await;
+    let session = stage.master.accept().await;
+    stage.shutdown.cancel();
+    stage.ended().await.unwrap();
+    drop(session);
+}

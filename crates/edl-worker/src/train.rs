@@ -1,0 +1,222 @@
+//! One batch through the model: parameters in, a gradient ready for the servers out.
+
+use edl_core::id::BatchId;
+use edl_core::model::ModelSpec;
+use edl_core::rng;
+use edl_core::spec::{JobSpec, Mode};
+use edl_net::data::Versions;
+use edl_tensor::batch::Batch;
+use edl_tensor::clip;
+use edl_tensor::model::{Error, Gradient, Inputs, Model};
+use edl_tensor::unique::Unique;
+
+use crate::servers::{Pull, Push};
+use crate::work::Trained;
+
+/// The model with its buffers, and with the dense parameters that it saw last.
+pub(crate) struct Trainer {
+    model: Box<dyn Model>,
+    seed: u64,
+    clip_norm: Option<f64>,
+    /// Batches that may share one pull of the dense parameters.
+    dense_steps: u32,
+    /// Batches asked for since the dense parameters were asked for; none before the first.
+    dense_age: Option<u32>,
+    dense_len: usize,
+    /// Numbers per row of each table.
+    dims: Vec<usize>,
+    dense: Vec<f32>,
+    /// How far the servers were when `dense` was pulled.
+    base: Option<Versions>,
+    rows: Vec<Vec<f32>>,
+    gradient: Gradient,
+    spares: Spares,
+}
+
+/// What a batch looks up, per table, without repetition.
+#[derive(Debug, Default)]
+pub(crate) struct Lookups(Vec<Unique>);
+
+/// Buffers to be filled again, so that a batch allocates nothing large.
+#[derive(Default)]
+struct Spares {
+    lookups: Spare<Lookups>,
+    dense: Spare<Vec<f32>>,
+    ids: Spare<Vec<Vec<u64>>>,
+    rows: Spare<Vec<Vec<f32>>>,
+}
+
+#[derive(Default)]
+struct Spare<T>(Vec<T>);
+
+/// One batch is computed, one pulled and one sent at a time.
+const MAX_SPARES: usize = 3;
+
+impl<T: Default> Spare<T> {
+    fn take(&mut self) -> T {
+        self.0.pop().unwrap_or_default()
+    }
+
+    fn give(&mut self, buffer: T) {
+        if self.0.len() < MAX_SPARES {
+            self.0.push(buffer);
+        }
+    }
+}
+
+impl Trainer {
+    pub(crate) fn new(model: Box<dyn Model>, spec: &JobSpec) -> Self {
+        let dense_steps = match spec.mode() {
+            Mode::Async => spec.get_model_steps,
+            // Where the age of parameters matters, nobody computes with older ones than he says.
+            Mode::Bounded { .. } | Mode::Sync { .. } => 1,
+        };
+        let dims: Vec<usize> = model.spec().tables.iter().map(|table| table.dim).collect();
+        Self {
+            seed: spec.seed,
+            clip_norm: spec.clip_norm,
+            dense_steps,
+            dense_age: None,
+            dense_len: model.spec().dense_len(),
+            dense: Vec::new(),
+            base: None,
+            rows: vec![Vec::new(); dims.len()],
+            dims,
+            gradient: Gradient::default(),
+            spares: Spares::default(),
+            model,
+        }
+    }
+
+    pub(crate) fn spec(&self) -> &ModelSpec {
+        self.model.spec()
+    }
+
+    /// What must be pulled before `batch` can be computed. Only what will be pushed may use the
+    /// dense parameters of the batches before.
+    pub(crate) fn prepare(
+        &mut self,
+        batch: &Batch,
+        will_push: bool,
+        min_round: Option<u64>,
+    ) -> Result<(Lookups, Pull), Error> {
+        let looked_up = self.model.lookups(batch)?;
+        if looked_up.len() != self.dims.len() {
+            let (named, tables) = (looked_up.len(), self.dims.len());
+            let problem = format!("the model looks up ids in {named} tables and has {tables}");
+            return Err(Error::Other(problem));
+        }
+        let mut lookups = self.spares.lookups.take();
+        let mut ids = self.spares.ids.take();
+        let mut rows = self.spares.rows.take();
+        lookups.0.resize_with(self.dims.len(), Unique::new);
+        ids.resize_with(self.dims.len(), Vec::new);
+        rows.resize_with(self.dims.len(), Vec::new);
+        for (table, looked_up) in looked_up.iter().enumerate() {
+            lookups.0[table].set(looked_up);
+            ids[table].clear();
+            ids[table].extend_from_slice(lookups.0[table].ids());
+            rows[table].resize(ids[table].len() * self.dims[table], 0.0);
+        }
+        let is_due = !will_push || self.dense_age.is_none_or(|age| age >= self.dense_steps);
+        self.dense_age = Some(if is_due { 1 } else { self.dense_age.unwrap_or(0) + 1 });
+        let dense = is_due.then(|| {
+            let mut dense = self.spares.dense.take();
+            dense.resize(self.dense_len, 0.0);
+            dense
+        });
+        Ok((lookups, Pull { ids, dense, rows, will_push, min_round }))
+    }
+
+    /// Takes what was pulled for the batch that is computed next; gives back its distinct ids.
+    pub(crate) fn accept(
+        &mut self,
+        lookups: &Lookups,
+        pull: Pull,
+        versions: Versions,
+    ) -> Vec<Vec<u64>> {
+        if self.dense_len == 0 || pull.dense.is_some() {
+            self.base = Some(versions);
+        }
+        if let Some(dense) = pull.dense {
+            self.spares.dense.give(std::mem::replace(&mut self.dense, dense));
+        }
+        for (table, unique) in lookups.0.iter().enumerate() {
+            unique.expand(self.dims[table], &pull.rows[table], &mut self.rows[table]);
+        }
+        self.spares.rows.give(pull.rows);
+        pull.ids
+    }
+
+    /// Makes the next pull bring the dense parameters: one that was asked for may never arrive.
+    pub(crate) fn forget(&mut self) {
+        self.dense_age = None;
+    }
+
+    /// Runs `pass` on the batch whose parameters were accepted last.
+    pub(crate) fn pass<R>(
+        &mut self,
+        batch: &Batch,
+        pass: impl FnOnce(&mut dyn Model, Inputs<'_>) -> R,
+    ) -> R {
+        pass(&mut *self.model, Inputs { batch, dense: &self.dense, rows: &self.rows })
+    }
+
+    /// Trains the batch whose parameters were accepted last.
+    pub(crate) fn train(
+        &mut self,
+        id: BatchId,
+        batch: &Batch,
+        lookups: &Lookups,
+        ids: Vec<Vec<u64>>,
+    ) -> Result<(Trained, Push), Error> {
+        self.gradient.dense.resize(self.dense_len, 0.0);
+        self.gradient.rows.resize_with(self.dims.len(), Vec::new);
+        for (grads, rows) in self.gradient.rows.iter_mut().zip(&self.rows) {
+            grads.resize(rows.len(), 0.0);
+        }
+        let seed = rng::key(&[self.seed, u64::from(id.epoch), u64::from(id.index)]);
+        let inputs = Inputs { batch, dense: &self.dense, rows: &self.rows };
+        let outcome = self.model.train(inputs, seed, &mut self.gradient)?;
+        if !outcome.loss.is_finite() {
+            return Err(Error::NotANumber);
+        }
+        let mut gradient = self.sum(lookups)?;
+        if let Some(limit) = self.clip_norm {
+            clip::clip(&mut gradient, self.model.spec(), limit);
+        }
+        let n_records = u32::try_from(batch.len()).expect("a minibatch has a 32-bit size");
+        let base = self.base.clone().expect("parameters are accepted before they are used");
+        let trained = Trained { loss: outcome.loss, n_records };
+        Ok((trained, Push { batch: id, n_records, base, gradient, ids }))
+    }
+
+    /// The gradient with those of equal ids added up.
+    fn sum(&mut self, lookups: &Lookups) -> Result<Gradient, Error> {
+        let Gradient { dense, rows } = &mut self.gradient;
+        let rows_fit = rows.len() == self.rows.len()
+            && rows.iter().zip(&self.rows).all(|(grads, rows)| grads.len() == rows.len());
+        if dense.len() != self.dense_len || !rows_fit {
+            return Err(Error::Other("the model's gradient has another shape than its inputs".into()));
+        }
+        let mut sums = self.spares.rows.take();
+        sums.resize_with(self.dims.len(), Vec::new);
+        for (table, unique) in lookups.0.iter().enumerate() {
+            unique.sum(self.dims[table], &rows[table], &mut sums[table]);
+        }
+        let dense = std::mem::replace(dense, self.spares.dense.take());
+        Ok(Gradient { dense, rows: sums })
+    }
+
+    /// Takes the buffers of a batch that is computed.
+    pub(crate) fn recycle_lookups(&mut self, lookups: Lookups) {
+        self.spares.lookups.give(lookups);
+    }
+
+    /// Takes the buffers of a gradient that is sent.
+    pub(crate) fn recycle(&mut self, push: Push) {
+        self.spares.ids.give(push.ids);
+        self.spares.dense.give(push.gradient.dense);
+        self.spares.rows.give(push.gradient.rows);
+    }
+}

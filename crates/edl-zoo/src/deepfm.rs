@@ -1,0 +1,133 @@
+//! `deepfm`: a factorisation machine and a deep network over the same embeddings.
+//!
+//! Guo et al., "DeepFM: a factorization-machine based neural network for CTR prediction", 2017.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::Tensor;
+use burn::tensor::activation::relu;
+use edl_core::model::{Init, TableSpec};
+use edl_tensor::model::Model;
+
+use crate::catalog::Error;
+use crate::census::{Census, N_IDS, N_NUMBERS, Network};
+use crate::layer::{linear, linear_params};
+use crate::model_params::ModelParams;
+use crate::pass::Pass;
+
+pub(crate) const NAME: &str = "deepfm";
+
+/// Index of each table in the spec.
+const EMBEDDING: usize = 0;
+const LINEAR: usize = 1;
+
+/// Index of each layer's weight in the spec.
+const DEEP_1: usize = 0;
+const DEEP_2: usize = 2;
+const DEEP_3: usize = 4;
+
+struct DeepFm {
+    /// Numbers of an embedding.
+    dim: usize,
+}
+
+pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use<>, Error> {
+    let params = ModelParams::new(NAME, params, &["dim", "hidden"])?;
+    let dim = params.get("dim", 8, "a whole number from 1 to 1024", |n| (1..=1024).contains(n))?;
+    let needs = "a whole number from 1 to 65536";
+    let hidden = params.get("hidden", 64, needs, |n| (1..=65_536).contains(n))?;
+    let layers = [
+        linear_params("deep_1", N_IDS * dim + N_NUMBERS, hidden),
+        linear_params("deep_2", hidden, hidden),
+        linear_params("deep_3", hidden, 1),
+    ];
+    let tables = vec![
+        TableSpec { name: "embedding".into(), dim, init: Init::Uniform { low: -0.05, high: 0.05 } },
+        TableSpec { name: "linear".into(), dim: 1, init: Init::Constant(0.0) },
+    ];
+    Ok(Census::new(NAME, layers.concat(), tables, DeepFm { dim }))
+}
+
+impl Network for DeepFm {
+    fn lookups(&self, ids: Vec<u64>) -> Vec<Vec<u64>> {
+        vec![ids.clone(), ids]
+    }
+
+    fn n_ids(&self) -> Vec<usize> {
+        vec![N_IDS, N_IDS]
+    }
+
+    fn forward(&self, pass: &Pass<'_>, numbers: Tensor<2>) -> Tensor<2> {
+        let [n, _] = numbers.dims();
+        let first_order = pass.rows(LINEAR, [n, N_IDS]).sum_dim(1);
+        let second_order = pairs(pass.rows(EMBEDDING, [n, N_IDS, self.dim]));
+        let x = Tensor::cat(vec![pass.rows(EMBEDDING, [n, N_IDS * self.dim]), numbers], 1);
+        let x = relu(linear(pass, DEEP_1, x));
+        let x = relu(linear(pass, DEEP_2, x));
+        first_order + second_order + linear(pass, DEEP_3, x)
+    }
+}
+
+/// The sum of the inner products of all pairs of a record's embeddings, as half of the square of
+/// the sum less the sum of the squares.
+fn pairs(embeddings: Tensor<3>) -> Tensor<2> {
+    let square_of_sum = embeddings.clone().sum_dim(1).powi_scalar(2);
+    let sum_of_squares = embeddings.powi_scalar(2).sum_dim(1);
+    ((square_of_sum - sum_of_squares).sum_dim(2) * 0.5).squeeze_dim(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use edl_tensor::batch::Column;
+    use edl_tensor::model::Error;
+
+    use super::*;
+    use crate::check::{self, Case};
+
+    fn case(n: usize) -> Case {
+        Case::new(check::model(NAME, &[]), check::people(n))
+    }
+
+    #[test]
+    fn gradients_are_those_of_the_loss() {
+        case(9).check_gradient();
+    }
+
+    #[test]
+    fn equal_inputs_and_seed_give_equal_bits() {
+        case(64).check_repeat();
+    }
+
+    #[test]
+    fn a_tiny_batch_is_learnt_by_heart() {
+        let mut case = case(32);
+        let (first, last) = case.fit(100, 0.1);
+        assert!(last < 0.5 * first, "{first} to {last}");
+        let (_, measures) = case.evaluate();
+        assert!(measures["auc"] > 0.95 && measures["accuracy"] > 0.85, "{measures:?}");
+        assert!(case.predict().iter().all(|p| (0.0..=1.0).contains(p)));
+    }
+
+    #[test]
+    fn a_missing_or_mistyped_column_is_refused() {
+        let mut case = case(3);
+        case.batch.columns.insert("age".into(), Column::Bytes(vec![vec![]; 3]));
+        assert!(matches!(case.train(0), Err(Error::Column { .. })));
+        assert!(matches!(case.model.lookups(&case.batch), Err(Error::Column { .. })));
+        let ages = Column::F32 { shape: vec![3], values: vec![20.0, f32::NAN, 30.0] };
+        case.batch.columns.insert("age".into(), ages);
+        assert!(matches!(case.train(0), Err(Error::Record { record: 1, .. })));
+        case.batch.columns.remove("occupation");
+        assert!(matches!(case.model.lookups(&case.batch), Err(Error::Column { .. })));
+    }
+
+    #[test]
+    fn pairs_are_the_inner_products_of_all_pairs() {
+        let embeddings: Tensor<3> = Tensor::from_floats(
+            [[[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]]],
+            &burn::tensor::Device::flex(),
+        );
+        // (1·3 − 2·1) + (1·0.5 + 2·4) + (3·0.5 − 1·4)
+        assert_eq!(crate::pass::numbers(pairs(embeddings)), [1.0 + 8.5 - 2.5]);
+    }
+}

@@ -1,0 +1,41 @@
+//! Fully connected layers, and the first values of weights.
+
+use burn::tensor::Tensor;
+use edl_core::model::{Init, ParamSpec, Rule};
+
+use crate::pass::Pass;
+
+/// Weight and bias of a layer from `n_in` to `n_out` numbers.
+pub(crate) fn linear_params(name: &str, n_in: usize, n_out: usize) -> [ParamSpec; 2] {
+    [
+        weight(&format!("{name}/weight"), vec![n_in, n_out], glorot(n_in, n_out)),
+        constant(&format!("{name}/bias"), n_out, 0.0),
+    ]
+}
+
+/// Applies the layer whose weight is parameter number `index` and whose bias is the next one.
+pub(crate) fn linear(pass: &Pass<'_>, index: usize, x: Tensor<2>) -> Tensor<2> {
+    x.matmul(pass.param::<2>(index)) + pass.param::<1>(index + 1).unsqueeze()
+}
+
+/// A weight that weight decay touches.
+pub(crate) fn weight(name: &str, shape: Vec<usize>, init: Init) -> ParamSpec {
+    ParamSpec { name: name.into(), shape, init, rule: Rule::Trainable { decay: true } }
+}
+
+/// A vector that starts with equal numbers and that weight decay leaves alone.
+pub(crate) fn constant(name: &str, len: usize, value: f32) -> ParamSpec {
+    ParamSpec {
+        name: name.into(),
+        shape: vec![len],
+        init: Init::Constant(value),
+        rule: Rule::Trainable { decay: false },
+    }
+}
+
+/// Keras' default: keeps the variance of what flows forward and back.
+#[expect(clippy::cast_precision_loss, reason = "layers are far smaller than 2^24")]
+pub(crate) fn glorot(fan_in: usize, fan_out: usize) -> Init {
+    let limit = (6.0 / (fan_in + fan_out) as f32).sqrt();
+    Init::Uniform { low: -limit, high: limit }
+}

@@ -1,0 +1,189 @@
+//! The command line before clap sees it: one spelling of every flag, old names, and ElasticDL's
+//! flags that mean nothing here.
+
+use std::ffi::OsString;
+
+use crate::exit::refuse;
+
+/// The command line to parse, and what to tell the user about it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Argv {
+    pub(crate) args: Vec<OsString>,
+    pub(crate) notes: Vec<String>,
+}
+
+/// Commands that describe or join a job, and so take ElasticDL's flags.
+const JOB_COMMANDS: [&str; 6] = ["train", "evaluate", "predict", "master", "ps", "worker"];
+
+/// Old names of flags.
+const OLD_NAMES: [(&str, &str); 3] = [
+    ("training_data_dir", "training_data"),
+    ("evaluation_data_dir", "validation_data"),
+    ("model_file", "model_def"),
+];
+
+/// Without a cluster these would silently do something else than asked.
+const CLUSTER_ONLY: [&str; 11] = [
+    "image_name",
+    "worker_image",
+    "ps_image",
+    "volume",
+    "envs",
+    "populate_env_names",
+    "cluster_spec",
+    "cluster_spec_json",
+    "yaml",
+    "job_command",
+    "need_tf_config",
+];
+
+/// Names of symbols in a Python module.
+const PYTHON_ONLY: [&str; 6] = [
+    "feed",
+    "loss",
+    "eval_metrics_fn",
+    "callbacks",
+    "custom_data_reader",
+    "prediction_outputs_processor",
+];
+
+/// Flags that change nothing on one machine, and why; `true` takes a value.
+const HARMLESS: [(&str, &str, bool); 22] = [
+    ("image_pull_policy", "there is no image on one machine", true),
+    ("restart_policy", "the supervisor restarts what dies", true),
+    ("namespace", "there is no cluster here", true),
+    ("force_use_kube_config_file", "there is no cluster here", false),
+    ("master_resource_request", "processes share the machine", true),
+    ("master_resource_limit", "processes share the machine", true),
+    ("worker_resource_request", "processes share the machine", true),
+    ("worker_resource_limit", "processes share the machine", true),
+    ("ps_resource_request", "processes share the machine", true),
+    ("ps_resource_limit", "processes share the machine", true),
+    ("master_pod_priority", "processes share the machine", true),
+    ("worker_pod_priority", "processes share the machine", true),
+    ("ps_pod_priority", "processes share the machine", true),
+    ("extra_pypi_index", "nothing is installed", true),
+    ("aux_params", "it held only what is a flag now", true),
+    ("log_file_path", "logs are in the job's folder, see `elasticdl logs`", true),
+    ("model_zoo", "built-in models need no folder", true),
+    ("need_elasticdl_job_service", "it is always on", false),
+    ("need_task_manager", "it is always on", false),
+    ("need_pod_manager", "it is always on", false),
+    ("task_fault_tolerance", "it is always on", false),
+    ("relaunch_timeout_worker", "it is always on, see --task_timeout_secs", false),
+];
+
+/// Brings the command line into the one form that the parser knows.
+pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> anyhow::Result<Argv> {
+    let mut argv = Argv::default();
+    let mut args = args.into_iter().peekable();
+    argv.args.extend(args.next());
+    let mut command = None;
+    while let Some(arg) = args.next() {
+        let Some((name, value)) = arg.to_str().and_then(split_flag) else {
+            if arg == "--" {
+                argv.args.push(arg);
+                break;
+            }
+            command.get_or_insert_with(|| arg.clone());
+            argv.args.push(arg);
+            continue;
+        };
+        let is_job = command.as_ref().is_some_and(|c| JOB_COMMANDS.iter().any(|job| c == job));
+        if is_job && let Some((why, takes_value)) = harmless(&name)? {
+            argv.notes.push(format!("--{name} is ignored: {why}"));
+            let next_is_value = |next: &OsString| !next.to_string_lossy().starts_with('-');
+            if takes_value && value.is_none() {
+                args.next_if(next_is_value);
+            }
+            continue;
+        }
+        let name = if is_job { current_name(name, &mut argv.notes) } else { name };
+        argv.args.push(value.map_or(format!("--{name}"), |v| format!("--{name}={v}")).into());
+    }
+    argv.args.extend(args);
+    Ok(argv)
+}
+
+/// `--num-workers=2` becomes `num_workers` and `2`.
+fn split_flag(arg: &str) -> Option<(String, Option<String>)> {
+    let flag = arg.strip_prefix("--").filter(|flag| !flag.is_empty())?;
+    let (name, value) = match flag.split_once('=') {
+        Some((name, value)) => (name, Some(value.to_owned())),
+        None => (flag, None),
+    };
+    Some((name.replace('-', "_"), value))
+}
+
+fn harmless(name: &str) -> anyhow::Result<Option<(&'static str, bool)>> {
+    if CLUSTER_ONLY.contains(&name) {
+        return Err(refuse(format!(
+            "--{name} needs a Kubernetes cluster, which this version does not submit to; \
+             leave it out to train on this machine"
+        )));
+    }
+    if PYTHON_ONLY.contains(&name) {
+        return Err(refuse(format!(
+            "--{name} names a part of a Python model, which needs the Python package; \
+             leave it out to train a built-in model"
+        )));
+    }
+    let found = HARMLESS.iter().find(|(harmless, ..)| *harmless == name);
+    Ok(found.map(|(_, why, takes_value)| (*why, *takes_value)))
+}
+
+fn current_name(name: String, notes: &mut Vec<String>) -> String {
+    let Some((_, new)) = OLD_NAMES.iter().find(|(old, _)| *old == name) else {
+        return name;
+    };
+    notes.push(format!("--{name} is deprecated; use --{new}"));
+    (*new).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(line: &str) -> (String, Vec<String>) {
+        let argv = normalise(line.split(' ').map(OsString::from)).unwrap();
+        let args: Vec<_> = argv.args.iter().map(|arg| arg.to_str().unwrap()).collect();
+        (args.join(" "), argv.notes)
+    }
+
+    #[test]
+    fn kebab_case_becomes_snake_case_in_names_but_not_in_values() {
+        let (args, notes) = check("elasticdl train --num-workers=2 --job-name=my-job -f a-b");
+        assert_eq!(args, "elasticdl train --num_workers=2 --job_name=my-job -f a-b");
+        assert_eq!(notes, [""; 0]);
+        assert_eq!(check("elasticdl x -- --a-b").0, "elasticdl x -- --a-b");
+    }
+
+    #[test]
+    fn old_names_work_and_are_called_deprecated() {
+        let (args, notes) = check("elasticdl master --training_data_dir=a --model-file b");
+        assert_eq!(args, "elasticdl master --training_data=a --model_def b");
+        assert_eq!(
+            notes,
+            [
+                "--training_data_dir is deprecated; use --training_data",
+                "--model_file is deprecated; use --model_def"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_harmless_flag_goes_with_its_value_and_leaves_a_note() {
+        let (args, notes) =
+            check("elasticdl train --restart_policy Never --task_fault_tolerance --seed=1");
+        assert_eq!(args, "elasticdl train --seed=1");
+        assert_eq!(notes.len(), 2);
+        assert_eq!(check("elasticdl list --namespace=x").0, "elasticdl list --namespace=x");
+    }
+
+    #[test]
+    fn a_flag_that_needs_a_cluster_is_refused_by_name() {
+        let args = ["elasticdl", "train", "--image-name=x"].map(OsString::from);
+        let error = normalise(args).unwrap_err().to_string();
+        assert!(error.starts_with("--image_name needs a Kubernetes cluster"), "{error}");
+    }
+}

@@ -1,0 +1,421 @@
+//! The command line: every command with its flags.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::flags::{CommonFlags, JobFlags, PredictFlags, TrainFlags};
+
+const ABOUT: &str = "Train deep-learning models on machines that come and go";
+
+const HELP: &str = "\
+{about}
+
+Usage: elasticdl <COMMAND> [FLAGS]
+
+Commands:
+{subcommands}
+
+Examples:
+  elasticdl train                                   train a built-in model on the data shipped with it
+  elasticdl train --model_def=mnist_mlp --training_data=DIR --num_workers=4 --num_epochs=2
+  elasticdl init && elasticdl train --config job.yaml --detach
+  elasticdl status && elasticdl logs --follow
+  elasticdl train --resume                          go on where the last job was stopped or killed
+
+Exit codes: 0 done, 1 the job failed, 2 bad input and nothing started, 3 stopped before its end (resumable),
+  4 no such job, 130 interrupted (resumable). Results are on stdout, all else on stderr.
+Jobs are kept in $ELASTICDL_HOME/jobs (default ~/.elasticdl/jobs). `elasticdl COMMAND --help` tells more.
+";
+
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("ELASTICDL_COMMIT"), ")");
+
+#[derive(Debug, Parser)]
+#[command(name = "elasticdl", about = ABOUT, version = VERSION, help_template = HELP)]
+#[command(disable_help_subcommand = true, max_term_width = 110)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a model
+    #[command(after_help = TRAIN_EXAMPLES)]
+    Train(Box<TrainArgs>),
+    /// Measure a trained model on data
+    #[command(after_help = "Example:\n  elasticdl evaluate --checkpoint_dir_for_init=~/.elasticdl/jobs/JOB/checkpoints")]
+    Evaluate(Box<EvaluateArgs>),
+    /// Write a trained model's output for each record
+    #[command(after_help = "Example:\n  elasticdl predict --checkpoint_dir_for_init=DIR --prediction_data=DATA --output=DIR")]
+    Predict(Box<PredictArgs>),
+    /// Write a commented job description to start from
+    Init(InitArgs),
+    /// Show how far a job is
+    Status(StatusArgs),
+    /// Watch a job that runs in the background
+    Attach(JobArg),
+    /// Show what the processes of a job wrote
+    Logs(LogsArgs),
+    /// Change the number of workers of a running job
+    Scale(ScaleArgs),
+    /// Stop a job; it can be resumed
+    Stop(JobArg),
+    /// List the jobs of this machine
+    List(ListArgs),
+    /// Remove jobs that have ended, with their checkpoints and models
+    Clean(CleanArgs),
+    /// Prove that every record was trained exactly once
+    Audit(StatusArgs),
+    /// Generate, import and look at data
+    Data(DataArgs),
+    /// Check that this machine can train
+    Doctor,
+    /// Run a job's master by hand; it starts parameter servers, workers are yours
+    Master(Box<MasterArgs>),
+    /// Run a parameter server by hand
+    Ps(PsArgs),
+    /// Run a worker by hand
+    Worker(Box<WorkerArgs>),
+    /// Print shell completions
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        shell: clap_complete::Shell,
+    },
+    /// The background half of `train --detach`
+    #[command(hide = true)]
+    Supervise(SuperviseArgs),
+}
+
+const TRAIN_EXAMPLES: &str = "\
+Examples:
+  elasticdl train --num_epochs=3 --num_workers=4
+  elasticdl train --model_def=mnist_mlp --grads_to_wait=2 --training_data=data/mnist/train
+  elasticdl train --config job.yaml --model_params=\"lr=0.05\" --detach
+  elasticdl train --resume my-job --num_workers=8";
+
+#[derive(Args, Debug)]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFlags,
+    #[command(flatten)]
+    pub(crate) common: CommonFlags,
+    #[command(flatten)]
+    pub(crate) train: TrainFlags,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EvaluateArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFlags,
+    #[command(flatten)]
+    pub(crate) common: CommonFlags,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PredictArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFlags,
+    #[command(flatten)]
+    pub(crate) common: CommonFlags,
+    #[command(flatten)]
+    pub(crate) predict: PredictFlags,
+}
+
+/// How a job is run, as opposed to what it is.
+#[derive(Args, Clone, Debug, Default)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct RunFlags {
+    /// Read the job from a YAML file; flags win
+    #[arg(long, help_heading = "Job", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print the job as YAML and start nothing
+    #[arg(long, help_heading = "Job")]
+    pub(crate) print_config: bool,
+    /// Go on with a job that was stopped or killed [default: the newest]
+    #[arg(long, help_heading = "Job", value_name = "JOB", num_args = 0..=1)]
+    #[expect(clippy::option_option, reason = "absent, bare, and with a name are three things")]
+    pub(crate) resume: Option<Option<String>>,
+    /// Folder of the job [default: $ELASTICDL_HOME/jobs/NAME]
+    #[arg(long, help_heading = "Job", value_name = "DIR")]
+    pub(crate) job_dir: Option<PathBuf>,
+    /// Leave the job in the background
+    #[arg(long, help_heading = "Job")]
+    pub(crate) detach: bool,
+    /// Old way to say --num_minibatches_per_task
+    #[arg(long, hide = true, value_name = "N")]
+    pub(crate) records_per_task: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct MasterArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFlags,
+    #[command(flatten)]
+    pub(crate) common: CommonFlags,
+    #[command(flatten)]
+    pub(crate) train: TrainFlags,
+    #[command(flatten)]
+    pub(crate) predict: PredictFlags,
+    /// Set by the supervisor that started this process
+    #[arg(long, hide = true, requires = "job_dir")]
+    pub(crate) supervised: bool,
+}
+
+/// Which job a process joins.
+#[derive(Args, Clone, Debug, Default)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct JoinFlags {
+    /// Address of the master [default: the job's]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) master_addr: Option<String>,
+    /// Name of the job
+    #[arg(long)]
+    pub(crate) job_name: Option<String>,
+    /// Folder of the job
+    #[arg(long, value_name = "DIR")]
+    pub(crate) job_dir: Option<PathBuf>,
+    /// File with the job's key [default: `job.key` in the job's folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) job_key_file: Option<PathBuf>,
+    /// Set by the supervisor that started this process
+    #[arg(long, hide = true, requires = "job_dir")]
+    pub(crate) supervised: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct PsArgs {
+    /// Number of this parameter server
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) ps_id: u32,
+    /// Port to serve on; 0 picks a free one
+    #[arg(long, default_value_t = 0)]
+    pub(crate) port: u16,
+    #[command(flatten)]
+    pub(crate) join: JoinFlags,
+    /// DEBUG, INFO, WARNING or ERROR [default: the job's]
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log_level: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct WorkerArgs {
+    /// Number of this worker
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) worker_id: u32,
+    #[command(flatten)]
+    pub(crate) join: JoinFlags,
+    /// Must be the job's model, if given
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model_def: Option<String>,
+    /// Must be the job's, if given
+    #[arg(long, value_name = "N")]
+    pub(crate) minibatch_size: Option<u32>,
+    /// DEBUG, INFO, WARNING or ERROR [default: the job's]
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log_level: Option<String>,
+    /// Known to the master
+    #[arg(long, hide = true)]
+    pub(crate) job_type: Option<String>,
+    /// Known to the master
+    #[arg(long, hide = true)]
+    pub(crate) ps_addrs: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct SuperviseArgs {
+    #[arg(long)]
+    pub(crate) job_dir: PathBuf,
+    #[arg(long)]
+    pub(crate) resume: bool,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct JobArg {
+    /// Name or folder of the job [default: the newest]
+    #[arg(value_name = "JOB")]
+    pub(crate) job: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArg,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(group = clap::ArgGroup::new("process").multiple(false))]
+pub(crate) struct LogsArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArg,
+    /// Only this worker's
+    #[arg(long, value_name = "N", group = "process")]
+    pub(crate) worker: Option<u32>,
+    /// Only this parameter server's
+    #[arg(long, value_name = "N", group = "process")]
+    pub(crate) ps: Option<u32>,
+    /// Only the master's
+    #[arg(long, group = "process")]
+    pub(crate) master: bool,
+    /// Wait for more until the job ends
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// Only the last N lines
+    #[arg(long, short = 'n', value_name = "N")]
+    pub(crate) tail: Option<usize>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ScaleArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArg,
+    /// Workers that shall run
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: u32,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CleanArgs {
+    /// Names or folders of the jobs to remove
+    #[arg(value_name = "JOB")]
+    pub(crate) jobs: Vec<String>,
+    /// Every job that does not run
+    #[arg(long, conflicts_with = "jobs")]
+    pub(crate) all: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct InitArgs {
+    /// File to write
+    #[arg(value_name = "FILE", default_value = "job.yaml")]
+    pub(crate) file: PathBuf,
+    /// Replace the file if there is one
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DataArgs {
+    #[command(subcommand)]
+    pub(crate) command: DataCommand,
+}
+
+#[derive(Debug, Subcommand)]
+#[command(rename_all = "snake_case")]
+pub(crate) enum DataCommand {
+    /// Write a known data set as `DIR/NAME/train` and `DIR/NAME/test`
+    Gen {
+        /// mnist, fashion_mnist or census
+        name: String,
+        /// Folder to write below
+        dir: PathBuf,
+        /// Where the original files are [default: where their package puts them]
+        #[arg(long, value_name = "DIR")]
+        source: Option<PathBuf>,
+        #[command(flatten)]
+        write: WriteFlags,
+    },
+    /// Turn a data set of another format into RecordIO
+    Import {
+        /// What to read: a file, a folder, a glob or a URL; of MNIST's format, the image file
+        from: String,
+        /// Folder to write
+        dir: PathBuf,
+        /// For MNIST's format, the label file
+        #[arg(long, value_name = "FILE")]
+        labels: Option<PathBuf>,
+        #[command(flatten)]
+        write: WriteFlags,
+        #[command(flatten)]
+        read: ReadFlags,
+    },
+    /// Show what a data set holds
+    Inspect {
+        /// A file, a folder, a glob or a URL
+        data: String,
+        #[command(flatten)]
+        read: ReadFlags,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the first records, one JSON object per line
+    Head {
+        /// A file, a folder, a glob or a URL
+        data: String,
+        /// How many
+        #[arg(long, short = 'n', value_name = "N", default_value_t = 3)]
+        records: u64,
+        #[command(flatten)]
+        read: ReadFlags,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct ReadFlags {
+    /// What a record's bytes are: tf_example or bytes
+    #[arg(long, value_name = "CODEC", default_value = "tf_example")]
+    pub(crate) codec_type: String,
+    /// Words for the reader, e.g. "delimiter=;"
+    #[arg(long, value_name = "K=V;…", value_parser = crate::flags::pairs)]
+    pub(crate) data_reader_params: Option<std::collections::BTreeMap<String, String>>,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct WriteFlags {
+    /// none, snappy or gzip
+    #[arg(long, value_name = "NAME", default_value = "gzip")]
+    pub(crate) compression: String,
+    /// Spread the records over so many files
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(crate) files: u64,
+    /// Only the first records
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+    /// Only the first records of the test part, for `gen`
+    #[arg(long, value_name = "N")]
+    pub(crate) test_limit: Option<u64>,
+}
+
+impl TrainArgs {
+    pub(crate) fn split(self) -> (RunFlags, JobFlags) {
+        let predict = PredictFlags::default();
+        (self.run, JobFlags { common: self.common, train: self.train, predict })
+    }
+}
+
+impl EvaluateArgs {
+    pub(crate) fn split(self) -> (RunFlags, JobFlags) {
+        (self.run, JobFlags { common: self.common, ..JobFlags::default() })
+    }
+}
+
+impl PredictArgs {
+    pub(crate) fn split(self) -> (RunFlags, JobFlags) {
+        let train = TrainFlags::default();
+        (self.run, JobFlags { common: self.common, train, predict: self.predict })
+    }
+}
+
+impl MasterArgs {
+    pub(crate) fn split(self) -> (RunFlags, JobFlags) {
+        (self.run, JobFlags { common: self.common, train: self.train, predict: self.predict })
+    }
+}

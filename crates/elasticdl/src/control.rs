@@ -1,0 +1,45 @@
+//! Asking a job's master, from any shell of the machine.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use edl_net::proto::master_client::MasterClient;
+use edl_net::proto::{JobStatus, StatusRequest};
+use tonic::transport::Channel;
+
+use crate::exit::{Exit, Refusal};
+use crate::jobs::Job;
+
+/// A master on the same machine that lives answers much quicker.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection to the master of a running job.
+pub(crate) async fn connect(job: &Job) -> anyhow::Result<MasterClient<Channel>> {
+    let name = job.name().unwrap_or_default();
+    let master = job.master().filter(|_| job.is_running());
+    let master = master.ok_or_else(|| Refusal {
+        exit: Exit::NotFound,
+        text: format!("job `{name}` does not run; `elasticdl status {name}` tells how it ended"),
+    })?;
+    let channel = edl_net::tls::connect(&master.address, &job.key()?, TIMEOUT)
+        .await
+        .with_context(|| format!("the master of job `{name}` does not answer"))?;
+    Ok(MasterClient::new(channel))
+}
+
+/// What the master says now about the job.
+pub(crate) async fn status(job: &Job) -> anyhow::Result<JobStatus> {
+    let ask = async {
+        let mut master = connect(job).await?;
+        Ok(master.status(StatusRequest {}).await?.into_inner())
+    };
+    within(ask).await
+}
+
+/// Waits for an answer, but not for ever: a master that was stopped in its tracks takes
+/// connections and says nothing.
+pub(crate) async fn within<T>(
+    ask: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    tokio::time::timeout(2 * TIMEOUT, ask).await.context("the master does not answer")?
+}

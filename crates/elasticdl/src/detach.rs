@@ -1,0 +1,69 @@
+//! `--detach`: hands a job to a process of its own, which outlives this one and its terminal.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::cli::SuperviseArgs;
+use crate::exit::{Exit, not_found};
+use crate::jobs::Job;
+use crate::say::say;
+use crate::submit::{self, Ready};
+use crate::ui::Ui;
+
+const POLL: Duration = Duration::from_millis(50);
+
+/// Starts the background process and waits until the job's master is there.
+pub(crate) fn run(ready: Ready, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let Ready { job, hold, resume } = ready;
+    let log_path = job.logs_dir().join("supervisor.log");
+    let log = File::options().create(true).append(true).mode(0o600).open(&log_path);
+    let log = log.with_context(|| format!("cannot write `{}`", log_path.display()))?;
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut command = Command::new(program);
+    command.arg("supervise").arg("--job_dir").arg(job.dir());
+    if resume {
+        command.arg("--resume");
+    }
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let before = job.started();
+    // From here on the job is the other's.
+    drop(hold);
+    let mut child = command.spawn().context("cannot start the job in the background")?;
+    let name = job.name().unwrap_or_default();
+    loop {
+        // A short job may have ended well before it was looked at.
+        if job.fresh_status().is_some() && job.started() != before {
+            break;
+        }
+        if let Some(status) = child.try_wait().context("cannot watch the job")? {
+            if status.success() {
+                break;
+            }
+            for line in crate::logs::last_errors(&job) {
+                say(line);
+            }
+            anyhow::bail!("the job did not start ({status}); see `{}`", log_path.display());
+        }
+        std::thread::sleep(POLL);
+    }
+    writeln!(out, "{name}")?;
+    say(format_args!("the job runs in the background; watch it by `elasticdl attach {name}`"));
+    Ok(Exit::Ok)
+}
+
+/// The background process itself.
+pub(crate) fn supervise(args: &SuperviseArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let SuperviseArgs { job_dir, resume } = args;
+    // Away from the terminal, whose end would end the job.
+    rustix::process::setsid().context("cannot leave the terminal")?;
+    let job = Job::open(job_dir)
+        .ok_or_else(|| not_found(format!("there is no job in `{}`", job_dir.display())))?;
+    let hold = submit::hold(&job)?;
+    let ui = Ui::new(&job);
+    submit::supervise(Ready { job, hold, resume: *resume }, ui, out)
+}

@@ -1,0 +1,61 @@
+//! `init`: writes a commented job description to start from.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+
+use anyhow::Context as _;
+
+use crate::cli::InitArgs;
+use crate::exit::{Exit, refuse};
+use crate::say::say;
+
+/// Every word of a job with its default.
+const TEMPLATE: &str = include_str!("init/job.yaml");
+
+/// Writes the file; its name goes to `out`.
+pub(crate) fn run(args: &InitArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let InitArgs { file, force } = args;
+    let shown = file.display();
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).create_new(!force);
+    let mut opened = options.open(file).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => refuse(format!("`{shown}` exists; add --force to replace it")),
+        _ => refuse(format!("cannot write `{shown}`: {error}")),
+    })?;
+    opened.write_all(TEMPLATE.as_bytes()).with_context(|| format!("cannot write `{shown}`"))?;
+    writeln!(out, "{shown}")?;
+    say(format_args!("edit it, then: elasticdl train --config {shown}"));
+    Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use edl_core::spec::JobSpec;
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn the_template_is_the_default_job_and_has_every_word() {
+        let words: Value = serde_norway::from_str(TEMPLATE).unwrap();
+        let spec: JobSpec = serde_norway::from_str(TEMPLATE).unwrap();
+        assert_eq!(spec, JobSpec::default());
+        let all = serde_json::to_value(&spec).unwrap();
+        for word in all.as_object().unwrap().keys() {
+            assert!(words.get(word).is_some(), "`{word}` is missing");
+        }
+    }
+
+    #[test]
+    fn an_existing_file_is_kept_unless_forced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("job.yaml");
+        std::fs::write(&file, "mine").unwrap();
+        let args = InitArgs { file: file.clone(), force: false };
+        let error = run(&args, &mut Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("add --force"), "{error}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
+        run(&InitArgs { force: true, ..args }, &mut Vec::new()).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), TEMPLATE);
+    }
+}

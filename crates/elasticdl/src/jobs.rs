@@ -1,0 +1,257 @@
+//! The jobs of this machine: one folder each, found by name from any shell, also after their end.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::Context as _;
+use edl_core::platform::InstanceId;
+use edl_core::spec::JobSpec;
+use edl_net::key::JobKey;
+use edl_net::proto::JobStatus;
+use serde::{Deserialize, Serialize};
+
+use crate::exit::{not_found, refuse};
+use crate::say::nearest;
+
+mod create;
+
+pub(crate) use create::suffix;
+
+/// Where jobs are kept: `$ELASTICDL_HOME/jobs`.
+#[derive(Clone, Debug)]
+pub(crate) struct Home {
+    root: PathBuf,
+}
+
+/// The folder of one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Job {
+    dir: PathBuf,
+}
+
+/// Where a master can be asked; the master writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MasterInfo {
+    pub(crate) address: String,
+    pub(crate) http_address: String,
+    pub(crate) pid: u32,
+    pub(crate) term: u64,
+}
+
+/// Who supervises the job, or did so last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SupervisorInfo {
+    pub(crate) pid: u32,
+}
+
+/// Held by a job's supervisor for its whole life, so that others can see that it lives.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    _lock: File,
+}
+
+impl Home {
+    pub(crate) fn from_env() -> anyhow::Result<Self> {
+        if let Some(root) = std::env::var_os("ELASTICDL_HOME").filter(|root| !root.is_empty()) {
+            let root = std::path::absolute(root).context("cannot resolve ELASTICDL_HOME")?;
+            return Ok(Self { root });
+        }
+        let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+        let home = home.ok_or_else(|| {
+            refuse("neither ELASTICDL_HOME nor HOME is set; set ELASTICDL_HOME to a folder for jobs")
+        })?;
+        Ok(Self { root: Path::new(&home).join(".elasticdl") })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn at(root: &Path) -> Self {
+        Self { root: root.into() }
+    }
+
+    pub(crate) fn jobs_dir(&self) -> PathBuf {
+        self.root.join("jobs")
+    }
+
+    /// Every job, the newest first.
+    pub(crate) fn list(&self) -> Vec<Job> {
+        let entries = fs::read_dir(self.jobs_dir()).into_iter().flatten().flatten();
+        let visible = entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.'));
+        let mut jobs: Vec<Job> = visible.filter_map(|entry| Job::open(&entry.path())).collect();
+        jobs.sort_by_key(|job| std::cmp::Reverse(job.started()));
+        jobs
+    }
+
+    /// The job with this name or folder; without one, the newest.
+    pub(crate) fn find(&self, which: Option<&str>) -> anyhow::Result<Job> {
+        let Some(which) = which else {
+            return self.list().into_iter().next().ok_or_else(|| {
+                not_found(format!(
+                    "there are no jobs in `{}`; start one with `elasticdl train`",
+                    self.jobs_dir().display()
+                ))
+            });
+        };
+        let is_name = !which.is_empty() && !which.contains('/') && !which.starts_with('.');
+        let by_name = is_name.then(|| self.jobs_dir().join(which));
+        let found = by_name.and_then(|path| Job::open(&path)).or_else(|| Job::open(Path::new(which)));
+        found.ok_or_else(|| self.no_such_job(which))
+    }
+
+    fn no_such_job(&self, which: &str) -> anyhow::Error {
+        let names: Vec<String> = self.list().iter().filter_map(Job::name).collect();
+        let hint = match nearest(which, names.iter().map(String::as_str)) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => "`elasticdl list` shows all".into(),
+        };
+        not_found(format!("there is no job `{which}`; {hint}"))
+    }
+
+    /// The running job whose master serves on this port.
+    pub(crate) fn find_by_port(&self, port: u16) -> Option<Job> {
+        let serves = |job: &Job| {
+            let address = job.master()?.address;
+            let (_, served) = address.rsplit_once(':')?;
+            Some(served.parse() == Ok(port))
+        };
+        self.list().into_iter().find(|job| serves(job) == Some(true) && job.is_running())
+    }
+}
+
+impl Job {
+    /// The job in this folder, if there is one.
+    pub(crate) fn open(dir: &Path) -> Option<Self> {
+        let dir = fs::canonicalize(dir).ok()?;
+        dir.join("job.json").is_file().then_some(Self { dir })
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn spec(&self) -> anyhow::Result<JobSpec> {
+        let path = self.dir.join("job.json");
+        let text = fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        serde_json::from_slice(&text).map_err(|error| {
+            refuse(format!(
+                "`{}` is not a job of this version of elasticdl: {error}",
+                path.display()
+            ))
+        })
+    }
+
+    /// The job's name; a folder that cannot be read has none.
+    pub(crate) fn name(&self) -> Option<String> {
+        self.spec().ok().map(|spec| spec.job_name)
+    }
+
+    pub(crate) fn key(&self) -> anyhow::Result<JobKey> {
+        Ok(JobKey::load(&self.dir.join("job.key"))?)
+    }
+
+    pub(crate) fn master(&self) -> Option<MasterInfo> {
+        read_json(&self.dir.join("master.json"))
+    }
+
+    /// The port that the master of the present run serves on.
+    pub(crate) fn fresh_master_port(&self) -> Option<u16> {
+        let is_fresh = self.is_fresh("master.json");
+        let address = self.master().filter(|_| is_fresh)?.address;
+        address.rsplit_once(':')?.1.parse().ok()
+    }
+
+    pub(crate) fn supervisor(&self) -> Option<SupervisorInfo> {
+        read_json(&self.dir.join("supervisor.json"))
+    }
+
+    /// What the master wrote last about the job.
+    pub(crate) fn status(&self) -> Option<JobStatus> {
+        read_json(&self.status_path())
+    }
+
+    /// What the master of the present run wrote last; after a resume, the words of the run
+    /// before are no news.
+    pub(crate) fn fresh_status(&self) -> Option<JobStatus> {
+        self.is_fresh("status.json").then(|| self.status())?
+    }
+
+    /// Whether a file was written after the job was started last.
+    fn is_fresh(&self, name: &str) -> bool {
+        let modified = |name: &str| fs::metadata(self.dir.join(name)).ok()?.modified().ok();
+        modified(name) >= modified("supervisor.json")
+    }
+
+    pub(crate) fn status_path(&self) -> PathBuf {
+        self.dir.join("status.json")
+    }
+
+    pub(crate) fn logs_dir(&self) -> PathBuf {
+        self.dir.join("logs")
+    }
+
+    pub(crate) fn log_path(&self, instance: InstanceId) -> PathBuf {
+        self.logs_dir().join(format!("{instance}.log"))
+    }
+
+    pub(crate) fn checkpoint_dir(&self, spec: &JobSpec) -> PathBuf {
+        if spec.checkpoint_dir.is_empty() {
+            self.dir.join("checkpoints")
+        } else {
+            PathBuf::from(&spec.checkpoint_dir)
+        }
+    }
+
+    /// Takes the job for this process; `None` while another one supervises it.
+    pub(crate) fn hold(&self) -> io::Result<Option<Hold>> {
+        let path = self.dir.join("supervisor.lock");
+        let lock = File::options().create(true).truncate(false).write(true).open(path)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Some(Hold { _lock: lock })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// Whether a supervisor lives.
+    pub(crate) fn is_running(&self) -> bool {
+        let Ok(lock) = File::open(self.dir.join("supervisor.lock")) else { return false };
+        // A shared lock: those who only look never keep each other out.
+        matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock))
+    }
+
+    /// The state to show: what the master said last, unless nobody is left to make it true.
+    pub(crate) fn state(&self) -> String {
+        let said = self.fresh_status().map_or_else(|| "starting".to_owned(), |status| status.state);
+        if is_final(&said) || self.is_running() { said } else { "interrupted".into() }
+    }
+
+    /// When the job was started last.
+    pub(crate) fn started(&self) -> Option<SystemTime> {
+        let modified = |name: &str| fs::metadata(self.dir.join(name)).ok()?.modified().ok();
+        modified("supervisor.json").or_else(|| modified("job.json"))
+    }
+
+    /// Puts another description in place of the old one, whole or not at all.
+    pub(crate) fn rewrite_spec(&self, spec: &JobSpec) -> anyhow::Result<()> {
+        create::write_json(&self.dir, "job.json", spec)
+    }
+
+    pub(crate) fn write_supervisor(&self) -> anyhow::Result<()> {
+        let info = SupervisorInfo { pid: std::process::id() };
+        create::write_json(&self.dir, "supervisor.json", &info)
+    }
+}
+
+/// Whether a job in this state has come to its end.
+pub(crate) fn is_final(state: &str) -> bool {
+    ["succeeded", "failed", "stopped"].contains(&state)
+}
+
+/// A file that is missing, half there or of another version is no file.
+fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests;

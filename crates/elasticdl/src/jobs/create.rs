@@ -1,0 +1,129 @@
+//! Making and removing job folders: a folder appears whole or not at all, and is its owner's alone.
+
+use std::fs::{self, DirBuilder};
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use edl_core::spec::JobSpec;
+use edl_net::key::JobKey;
+use serde::Serialize;
+
+use super::{Home, Job};
+use crate::exit::refuse;
+
+impl Home {
+    /// Makes the folder of a new job, with a new key. `dir` puts it elsewhere; the job is then
+    /// found by a link.
+    pub(crate) fn create(&self, spec: &JobSpec, dir: Option<&Path>) -> anyhow::Result<Job> {
+        let link = self.jobs_dir().join(&spec.job_name);
+        let place = match dir {
+            Some(dir) => std::path::absolute(dir).context("cannot resolve --job_dir")?,
+            None => link.clone(),
+        };
+        self.check_free(&spec.job_name, &place)?;
+        let parent = place.parent().unwrap_or(Path::new("/"));
+        let unwritable = |error: &dyn std::fmt::Display| {
+            refuse(format!(
+                "cannot make the job folder `{}`: {error}; choose another with --job_dir or ELASTICDL_HOME",
+                place.display()
+            ))
+        };
+        for needed in [parent, &self.jobs_dir()] {
+            private_dir(needed, true).map_err(|error| unwritable(&error))?;
+        }
+        let draft = parent.join(format!(".new-{}-{}", spec.job_name, suffix()?));
+        let made = fill(&draft, spec).and_then(|()| {
+            fs::rename(&draft, &place).with_context(|| format!("`{}` is taken", place.display()))
+        });
+        if let Err(error) = made {
+            let _draft_stays_hidden = fs::remove_dir_all(&draft);
+            return Err(unwritable(&format_args!("{error:#}")));
+        }
+        if place != link {
+            symlink(&place, &link).with_context(|| format!("cannot write `{}`", link.display()))?;
+        }
+        Job::open(&place).with_context(|| format!("`{}` is gone already", place.display()))
+    }
+
+    /// Refuses a name or a place that another job has.
+    pub(crate) fn check_free(&self, name: &str, place: &Path) -> anyhow::Result<()> {
+        let link = self.jobs_dir().join(name);
+        if let Some(job) = Job::open(&link).or_else(|| Job::open(place)) {
+            let name = job.name().unwrap_or_else(|| name.to_owned());
+            let runs = if job.is_running() { "runs" } else { "has ended" };
+            return Err(refuse(format!(
+                "the job name `{name}` is taken by a job that {runs} ({}); go on with it by `--resume {name}`, \
+                 choose another --job_name, or remove it by `elasticdl clean {name}`",
+                job.state(),
+            )));
+        }
+        if link.is_symlink() && !link.exists() {
+            // Its folder was removed by hand.
+            fs::remove_file(&link).with_context(|| format!("cannot remove `{}`", link.display()))?;
+        }
+        match fs::read_dir(place).map(|mut entries| entries.next().is_some()) {
+            Ok(true) => Err(refuse(format!(
+                "`{}` is not empty and holds no job; choose another --job_dir",
+                place.display()
+            ))),
+            Err(error) if error.kind() == ErrorKind::NotADirectory => {
+                Err(refuse(format!("`{}` is not a folder; choose another --job_dir", place.display())))
+            }
+            Ok(false) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Removes a job that does not run, with everything in its folder.
+    pub(crate) fn remove(&self, job: &Job) -> anyhow::Result<()> {
+        let name = job.name();
+        let shown = job.dir().display();
+        // Held while it is removed, so that nobody resumes it meanwhile.
+        let hold = job.hold().with_context(|| format!("cannot lock `{shown}`"))?;
+        if hold.is_none() {
+            let name = name.unwrap_or_else(|| shown.to_string());
+            return Err(refuse(format!("job `{name}` runs; `elasticdl stop {name}` first")));
+        }
+        fs::remove_dir_all(job.dir()).with_context(|| format!("cannot remove `{shown}`"))?;
+        let link = self.jobs_dir().join(name.unwrap_or_default());
+        if link.is_symlink() && !link.exists() {
+            fs::remove_file(&link).with_context(|| format!("cannot remove `{}`", link.display()))?;
+        }
+        Ok(())
+    }
+}
+
+fn fill(draft: &Path, spec: &JobSpec) -> anyhow::Result<()> {
+    private_dir(draft, false)?;
+    private_dir(&draft.join("logs"), false)?;
+    JobKey::generate()?.save(&draft.join("job.key"))?;
+    write_json(draft, "job.json", spec)
+}
+
+/// Writes a file by another name first, so that no reader sees half of it.
+pub(super) fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> anyhow::Result<()> {
+    let path = dir.join(name);
+    let draft: PathBuf = dir.join(format!(".{name}.new"));
+    let write = || -> std::io::Result<()> {
+        let mut text = serde_json::to_vec_pretty(value)?;
+        text.push(b'\n');
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&draft, &path)
+    };
+    write().with_context(|| format!("cannot write `{}`", path.display()))
+}
+
+fn private_dir(path: &Path, recursive: bool) -> std::io::Result<()> {
+    DirBuilder::new().mode(0o700).recursive(recursive).create(path)
+}
+
+/// Four digits that tell names apart.
+pub(crate) fn suffix() -> anyhow::Result<String> {
+    let mut bytes = [0; 2];
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;
+    Ok(format!("{:04x}", u16::from_le_bytes(bytes)))
+}

@@ -1,0 +1,127 @@
+//! `list` and `clean`: the jobs of this machine, and removing those that have ended.
+
+use std::io::Write;
+
+use edl_net::proto::JobStatus;
+use serde::Serialize;
+
+use crate::cli::{CleanArgs, ListArgs};
+use crate::exit::{Exit, refuse};
+use crate::jobs::{Home, Job};
+use crate::say::{say, span};
+
+/// One line of the list.
+#[derive(Debug, Serialize)]
+struct Row {
+    job: String,
+    state: String,
+    job_type: String,
+    model_def: String,
+    records_done: u64,
+    records_total: u64,
+    started_secs_ago: f64,
+    job_dir: String,
+}
+
+/// Shows every job, the newest first.
+pub(crate) fn list(args: &ListArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let rows: Vec<Row> = Home::from_env()?.list().iter().filter_map(row).collect();
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &rows)?;
+        writeln!(out)?;
+        return Ok(Exit::Ok);
+    }
+    if rows.is_empty() {
+        say("there are no jobs yet; `elasticdl train` starts one");
+        return Ok(Exit::Ok);
+    }
+    let width = rows.iter().map(|row| row.job.len()).max().unwrap_or(0).max(4) + 2;
+    writeln!(out, "{:<width$}{:<13}{:<10}{:<12}{:<8}STARTED", "NAME", "STATE", "TYPE", "MODEL", "DONE")?;
+    for row in rows {
+        let Row { job, state, job_type, model_def, .. } = &row;
+        let done = format!("{} %", 100 * row.records_done / row.records_total.max(1));
+        let started = span(row.started_secs_ago);
+        writeln!(out, "{job:<width$}{state:<13}{job_type:<10}{model_def:<12}{done:<8}{started} ago")?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn row(job: &Job) -> Option<Row> {
+    let spec = job.spec().ok()?;
+    let JobStatus { records_done, records_total, .. } = job.status().unwrap_or_default();
+    let started = job.started().and_then(|started| started.elapsed().ok());
+    Some(Row {
+        job: spec.job_name,
+        state: job.state(),
+        job_type: crate::config::kind_word(spec.job_type).into(),
+        model_def: spec.model_def,
+        records_done,
+        records_total,
+        started_secs_ago: started.unwrap_or_default().as_secs_f64(),
+        job_dir: job.dir().display().to_string(),
+    })
+}
+
+/// Removes jobs; those that run are left alone.
+pub(crate) fn clean(args: &CleanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    clean_in(&Home::from_env()?, args, out)
+}
+
+fn clean_in(home: &Home, args: &CleanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let ended = || home.list().into_iter().filter(|job| !job.is_running());
+    let jobs: Vec<Job> = if args.all {
+        ended().collect()
+    } else {
+        args.jobs.iter().map(|name| home.find(Some(name))).collect::<anyhow::Result<_>>()?
+    };
+    if !args.all && jobs.is_empty() {
+        let names: Vec<String> = ended().filter_map(|job| job.name()).collect();
+        return Err(refuse(match names.as_slice() {
+            [] => "there is nothing to remove: no job has ended".into(),
+            names => format!("name the jobs to remove, or all of {} by --all", names.join(", ")),
+        }));
+    }
+    if let Some(job) = jobs.iter().find(|job| job.is_running()) {
+        let name = job.name().unwrap_or_default();
+        return Err(refuse(format!("job `{name}` runs; `elasticdl stop {name}` first")));
+    }
+    for job in &jobs {
+        let name = job.name().unwrap_or_else(|| job.dir().display().to_string());
+        home.remove(job)?;
+        writeln!(out, "removed {name}")?;
+    }
+    Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use edl_core::spec::JobSpec;
+
+    use super::*;
+
+    #[test]
+    fn clean_removes_what_is_named_and_never_what_runs() {
+        let root = tempfile::tempdir().unwrap();
+        let home = Home::at(root.path());
+        let create = |name: &str| {
+            let spec = JobSpec { job_name: name.into(), ..JobSpec::default() };
+            home.create(&spec, None).unwrap()
+        };
+        let (_old, running, _other) = (create("old"), create("running"), create("other"));
+        let _hold = running.hold().unwrap().unwrap();
+        let clean = |jobs: &[&str], all| {
+            let jobs = jobs.iter().map(ToString::to_string).collect();
+            let mut out = Vec::new();
+            let result = clean_in(&home, &CleanArgs { jobs, all }, &mut out);
+            (result.map_err(|error| error.to_string()), String::from_utf8(out).unwrap())
+        };
+        let (nothing_named, _) = clean(&[], false);
+        assert!(nothing_named.unwrap_err().contains("--all"));
+        let (mixed, out) = clean(&["old", "running"], false);
+        assert!(mixed.unwrap_err().contains("elasticdl stop running"));
+        assert_eq!(out, "", "nothing is removed by half");
+        assert_eq!(clean(&["old"], false).1, "removed old\n");
+        assert_eq!(clean(&[], true).1, "removed other\n");
+        assert_eq!(home.list(), [running]);
+    }
+}

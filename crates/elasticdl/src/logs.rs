@@ -1,0 +1,203 @@
+//! `logs`: what the processes of a job wrote, in the order of time.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::cli::LogsArgs;
+use crate::exit::{Exit, not_found};
+use crate::jobs::{Home, Job};
+
+const POLL: Duration = Duration::from_millis(100);
+
+/// Runs the command.
+pub(crate) fn run(args: &LogsArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let job = Home::from_env()?.find(args.job.job.as_deref())?;
+    let only = wanted(args);
+    let mut reader = Reader::new(&job, only.clone());
+    // Asked before reading, so that what is written last is still read.
+    let mut is_running = job.is_running();
+    let mut lines = reader.read()?;
+    if reader.files.is_empty() && !(args.follow && is_running) {
+        return Err(no_logs(&job, only.as_deref()));
+    }
+    if let Some(tail) = args.tail {
+        lines.drain(..lines.len().saturating_sub(tail));
+    }
+    loop {
+        for line in &lines {
+            writeln!(out, "{line}")?;
+        }
+        out.flush()?;
+        if !args.follow || !is_running {
+            return Ok(Exit::Ok);
+        }
+        std::thread::sleep(POLL);
+        is_running = job.is_running();
+        lines = reader.read()?;
+    }
+}
+
+/// The name of the one process that is asked for.
+fn wanted(args: &LogsArgs) -> Option<String> {
+    match (args.worker, args.ps, args.master) {
+        (Some(id), _, _) => Some(format!("worker-{id}")),
+        (None, Some(id), _) => Some(format!("ps-{id}")),
+        (None, None, true) => Some("master".into()),
+        (None, None, false) => None,
+    }
+}
+
+fn no_logs(job: &Job, only: Option<&str>) -> anyhow::Error {
+    let name = job.name().unwrap_or_default();
+    let all: Vec<String> = log_files(&job.logs_dir()).into_keys().collect();
+    match only {
+        Some(process) if !all.is_empty() => not_found(format!(
+            "job `{name}` has no process `{process}`; there are logs of {}",
+            all.join(", ")
+        )),
+        Some(_) | None => not_found(format!("job `{name}` has no logs yet")),
+    }
+}
+
+/// Every log of a folder, by the name of its process.
+fn log_files(dir: &Path) -> BTreeMap<String, PathBuf> {
+    let paths = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let logs = paths.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
+    logs.filter_map(|path| Some((path.file_stem()?.to_str()?.to_owned(), path))).collect()
+}
+
+/// Reads logs as they grow.
+struct Reader {
+    dir: PathBuf,
+    only: Option<String>,
+    files: BTreeMap<String, Followed>,
+}
+
+#[derive(Default)]
+struct Followed {
+    offset: u64,
+    /// The line that is not complete yet.
+    rest: Vec<u8>,
+    /// The time of the last line that had one; lines without one belong to it.
+    time: String,
+}
+
+impl Reader {
+    fn new(job: &Job, only: Option<String>) -> Self {
+        Self { dir: job.logs_dir(), only, files: BTreeMap::new() }
+    }
+
+    /// The new lines of all logs in the order of their times.
+    fn read(&mut self) -> anyhow::Result<Vec<String>> {
+        let mut lines = Vec::new();
+        for (name, path) in log_files(&self.dir) {
+            if self.only.as_ref().is_some_and(|only| *only != name) {
+                continue;
+            }
+            let followed = self.files.entry(name.clone()).or_default();
+            let new = followed.read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+            let shows_name = self.only.is_none();
+            lines.extend(new.into_iter().map(|(time, line)| {
+                let line = if shows_name { format!("{name:<10} {line}") } else { line };
+                (time, line)
+            }));
+        }
+        // Stable: lines of one process stay in their order.
+        lines.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Ok(lines.into_iter().map(|(_, line)| line).collect())
+    }
+}
+
+impl Followed {
+    fn read(&mut self, path: &Path) -> std::io::Result<Vec<(String, String)>> {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        let n_bytes = file.read_to_end(&mut self.rest)?;
+        self.offset += n_bytes as u64;
+        let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let whole: Vec<u8> = self.rest.drain(..end).collect();
+        let text = String::from_utf8_lossy(&whole);
+        let lines = text.lines().map(|line| {
+            if let Some(time) = time_of(line) {
+                time.clone_into(&mut self.time);
+            }
+            (self.time.clone(), line.to_owned())
+        });
+        Ok(lines.collect())
+    }
+}
+
+/// `2026-11-15 02:46:40,750` of a line that begins with it in brackets.
+fn time_of(line: &str) -> Option<&str> {
+    let (time, _) = line.strip_prefix('[')?.split_once(']')?;
+    let is_time = time.len() == 23 && time.starts_with(|c: char| c.is_ascii_digit());
+    is_time.then_some(time)
+}
+
+/// What went wrong, as far as the job's master or supervisor said it before they ended.
+pub(crate) fn last_errors(job: &Job) -> Vec<String> {
+    const MOST: usize = 3;
+    let mut errors = Vec::new();
+    for name in ["master.log", "supervisor.log"] {
+        let text = std::fs::read_to_string(job.logs_dir().join(name)).unwrap_or_default();
+        let is_error = |line: &&str| line.contains("[ERROR]") || line.starts_with("error: ");
+        let found: Vec<&str> = text.lines().filter(is_error).collect();
+        errors.extend(found.iter().skip(found.len().saturating_sub(MOST)).map(ToString::to_string));
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use edl_core::spec::JobSpec;
+
+    use super::*;
+
+    fn job() -> (tempfile::TempDir, Job) {
+        let root = tempfile::tempdir().unwrap();
+        let spec = JobSpec { job_name: "x".into(), ..JobSpec::default() };
+        let job = Home::at(root.path()).create(&spec, None).unwrap();
+        (root, job)
+    }
+
+    #[test]
+    fn logs_of_all_processes_are_merged_by_time() {
+        let (_root, job) = job();
+        let log = |name: &str, text: &str| std::fs::write(job.logs_dir().join(name), text).unwrap();
+        log("master.log", "[2026-11-15 02:46:40,001] a\n[2026-11-15 02:46:40,003] c\n");
+        log("worker-0.log", "[2026-11-15 02:46:40,002] b\n  more of b\n[2026-11-15 02:46:40,004] d\nhal");
+        let mut reader = Reader::new(&job, None);
+        let lines = reader.read().unwrap();
+        let messages: Vec<_> = lines.iter().map(|line| line.rsplit(' ').next().unwrap()).collect();
+        assert_eq!(messages, ["a", "b", "b", "c", "d"]);
+        assert!(lines[1].starts_with("worker-0   ["), "{}", lines[1]);
+        let mut file = File::options().append(true).open(job.logs_dir().join("worker-0.log")).unwrap();
+        file.write_all(b"f\n").unwrap();
+        assert_eq!(reader.read().unwrap(), ["worker-0   half"]);
+        assert!(reader.read().unwrap().is_empty());
+    }
+
+    #[test]
+    fn one_process_is_shown_without_its_name_and_a_missing_one_is_not_found() {
+        let (_root, job) = job();
+        std::fs::write(job.logs_dir().join("ps-0.log"), "hello\n").unwrap();
+        let mut reader = Reader::new(&job, Some("ps-0".into()));
+        assert_eq!(reader.read().unwrap(), ["hello"]);
+        let error = no_logs(&job, Some("ps-1"));
+        assert_eq!(crate::exit::of_error(&error), Exit::NotFound);
+        assert!(error.to_string().contains("there are logs of ps-0"), "{error}");
+    }
+
+    #[test]
+    fn the_last_errors_of_a_master_are_found() {
+        let (_root, job) = job();
+        let line = "[2026-11-15 02:46:40,001] [ERROR] [lib.rs:1:x] the data has changed";
+        std::fs::write(job.logs_dir().join("master.log"), format!("[INFO] fine\n{line}\n")).unwrap();
+        assert_eq!(last_errors(&job), [line]);
+    }
+}

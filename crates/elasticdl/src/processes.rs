@@ -1,0 +1,171 @@
+//! The three processes of a job, as the supervisor starts them: each is its crate's `run` with
+//! signals, the supervisor's end and an exit code around it.
+
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use edl_core::id::{PsId, WorkerId};
+use edl_core::job::End;
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tokio::io::BufReader;
+use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::by_hand::Joined;
+use crate::exit::{Exit, not_found};
+use crate::jobs::Job;
+
+/// What a process gets to leave by itself after its supervisor's end.
+const ORPHAN_GRACE: Duration = Duration::from_secs(1);
+/// Only this machine: its processes come over the loopback or Unix sockets.
+const HOST: &str = "127.0.0.1";
+
+/// A master whose standard input and output lead to its supervisor.
+pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<Exit> {
+    die_with_supervisor()?;
+    let job = Job::open(job_dir)
+        .ok_or_else(|| not_found(format!("there is no job in `{}`", job_dir.display())))?;
+    let spec = job.spec()?;
+    crate::telemetry::start(&spec.log_level);
+    let config = edl_master::Config {
+        job_dir: job.dir().to_owned(),
+        listen: format!("{HOST}:{port}"),
+        http_listen: format!("{HOST}:{}", spec.http_port),
+        key: job.key()?,
+        spec,
+        resume,
+    };
+    let runtime = runtime(2)?;
+    let shutdown = CancellationToken::new();
+    let ended = runtime.block_on(async {
+        let _signals = cancel_on_signal(&shutdown)?;
+        let (orders, reports) = line_to_supervisor()?;
+        let run = edl_master::run(config, orders, reports, shutdown.clone());
+        Ok::<_, anyhow::Error>(Box::pin(run).await)
+    })?;
+    runtime.shutdown_background();
+    Ok(match ended {
+        Ok(End::Succeeded) => Exit::Ok,
+        Ok(End::Failed(_)) => Exit::Failed,
+        Ok(End::Stopped(_)) => Exit::Stopped,
+        Err(error) => {
+            let exit = if is_lasting(&error) { Exit::Failed } else { Exit::Relaunch };
+            tracing::error!("{:#}", anyhow::Error::from(error));
+            exit
+        }
+    })
+}
+
+/// Standard output and input, which are pipes to the supervisor.
+fn line_to_supervisor() -> anyhow::Result<(Sender, BufReader<Receiver>)> {
+    let orders = std::io::stdout().as_fd().try_clone_to_owned().and_then(Sender::from_owned_fd);
+    let reports = std::io::stdin().as_fd().try_clone_to_owned().and_then(Receiver::from_owned_fd);
+    let context = "a master is started by its supervisor; to run one by hand, drop --supervised";
+    Ok((orders.context(context)?, BufReader::new(reports.context(context)?)))
+}
+
+/// Whether the next master would find the same.
+fn is_lasting(error: &edl_master::Error) -> bool {
+    match error {
+        edl_master::Error::Data { .. }
+        | edl_master::Error::DataChanged { .. }
+        | edl_master::Error::Spec(_)
+        | edl_master::Error::Tls(_) => true,
+        edl_master::Error::Listen { .. }
+        | edl_master::Error::Folder { .. }
+        | edl_master::Error::Store(_)
+        | edl_master::Error::Serve(_)
+        | edl_master::Error::Persist(_) => false,
+    }
+}
+
+/// A parameter server.
+pub(crate) fn ps(id: u32, port: u16, joined: Joined, supervised: bool) -> anyhow::Result<Exit> {
+    let Joined { master_addr, key, job_dir, .. } = joined;
+    let listen = format!("{HOST}:{port}");
+    let config = edl_ps::Config { ps: PsId(id), master_addr, key, job_dir, listen, threads: 0 };
+    run(supervised, |shutdown| async move { Ok(Box::pin(edl_ps::run(config, shutdown)).await?) })
+}
+
+/// A worker.
+pub(crate) fn worker(id: u32, joined: Joined, supervised: bool) -> anyhow::Result<Exit> {
+    let Joined { master_addr, key, job_dir, .. } = joined;
+    let config = edl_worker::Config { worker: WorkerId(id), master_addr, key, job_dir };
+    let open_model: edl_worker::OpenModel =
+        Box::new(|spec| edl_zoo::open(spec).map_err(|error| error.to_string()));
+    run(supervised, |shutdown| async move {
+        Ok(Box::pin(edl_worker::run(config, open_model, shutdown)).await?)
+    })
+}
+
+fn run<F>(supervised: bool, body: impl FnOnce(CancellationToken) -> F) -> anyhow::Result<Exit>
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let shutdown = CancellationToken::new();
+    if supervised {
+        die_with_supervisor()?;
+        leave_at_end_of_input(shutdown.clone())?;
+    }
+    let runtime = runtime(2)?;
+    let ended = runtime.block_on(async {
+        let _signals = cancel_on_signal(&shutdown)?;
+        body(shutdown.clone()).await
+    });
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => Ok(Exit::Ok),
+        Err(error) => {
+            tracing::error!("{error:#}");
+            Ok(Exit::Failed)
+        }
+    }
+}
+
+fn runtime(n_threads: usize) -> anyhow::Result<Runtime> {
+    let runtime = Builder::new_multi_thread().worker_threads(n_threads).enable_all().build();
+    runtime.context("cannot start the async runtime")
+}
+
+/// The kernel ends this process when its supervisor is gone, however that came about.
+fn die_with_supervisor() -> anyhow::Result<()> {
+    let asked = set_parent_process_death_signal(Some(Signal::KILL));
+    asked.context("cannot tie this process to its supervisor")
+}
+
+/// The supervisor never writes to this process; the end of its input is the supervisor's end.
+fn leave_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
+    let watch = move || {
+        let mut nothing = [0; 64];
+        while std::io::stdin().read(&mut nothing).is_ok_and(|n_bytes| n_bytes > 0) {}
+        shutdown.cancel();
+        std::thread::sleep(ORPHAN_GRACE);
+        std::process::exit(Exit::Stopped.code().into());
+    };
+    let thread = std::thread::Builder::new().name("supervisor-watch".into()).spawn(watch);
+    thread.map(drop).context("cannot watch the supervisor")
+}
+
+/// The first signal asks to leave; a second one leaves at once.
+fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<JoinSet<()>> {
+    let mut tasks = JoinSet::new();
+    for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
+        let mut signals = signal(kind).context("cannot listen for signals")?;
+        let shutdown = shutdown.clone();
+        tasks.spawn(async move {
+            while signals.recv().await.is_some() {
+                if shutdown.is_cancelled() {
+                    std::process::exit(Exit::Interrupted.code().into());
+                }
+                shutdown.cancel();
+            }
+        });
+    }
+    Ok(tasks)
+}

@@ -1,0 +1,79 @@
+//! One place that writes to standard error, for all that is not a result.
+
+use std::fmt::Display;
+use std::io::{self, Write as _};
+
+/// Writes a line to standard error. A closed one is no reason to fail.
+pub(crate) fn say(line: impl Display) {
+    let _closed = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// A number with a comma between thousands.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A span of time in the two largest units that say something.
+pub(crate) fn span(seconds: f64) -> String {
+    if !seconds.is_finite() || seconds < 0.0 {
+        return "?".into();
+    }
+    if seconds < 10.0 {
+        return format!("{seconds:.1} s");
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "a float to integer cast saturates")]
+    #[expect(clippy::cast_sign_loss, reason = "checked above")]
+    let whole = seconds.round() as u64;
+    match whole {
+        0..60 => format!("{whole} s"),
+        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
+        3600..86_400 => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
+        _ => format!("{} d {} h", whole / 86_400, whole % 86_400 / 3600),
+    }
+}
+
+/// The nearest of `known` to a word that is not among them.
+pub(crate) fn nearest<'a>(
+    word: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    /// Below this similarity a suggestion puzzles more than it helps.
+    const CLOSE: f64 = 0.75;
+    known
+        .into_iter()
+        .map(|candidate| (strsim::jaro_winkler(word, candidate), candidate))
+        .filter(|(similarity, _)| *similarity >= CLOSE)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_spans_read_well() {
+        assert_eq!(grouped(7), "7");
+        assert_eq!(grouped(1_234), "1,234");
+        assert_eq!(grouped(12_345_678), "12,345,678");
+        assert_eq!(span(0.25), "0.2 s");
+        assert_eq!(span(59.4), "59 s");
+        assert_eq!(span(61.0), "1 min 1 s");
+        assert_eq!(span(7322.0), "2 h 2 min");
+        assert_eq!(span(-1.0), "?");
+    }
+
+    #[test]
+    fn a_suggestion_is_made_only_for_a_near_word() {
+        assert_eq!(nearest("mnist_cn", ["deepfm", "mnist_cnn"]), Some("mnist_cnn"));
+        assert_eq!(nearest("zebra", ["deepfm", "mnist_cnn"]), None);
+    }
+}

@@ -1,0 +1,26 @@
+//! `scale`: changes the number of workers of a running job.
+
+use std::io::Write;
+
+use edl_net::proto::ScaleRequest;
+
+use crate::cli::ScaleArgs;
+use crate::control;
+use crate::exit::{Exit, refuse};
+use crate::jobs::Home;
+
+/// Asks the master, and tells what it did.
+pub(crate) fn run(args: &ScaleArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let job = Home::from_env()?.find(args.job.job.as_deref())?;
+    let ask = async {
+        let mut master = control::connect(&job).await?;
+        match master.scale(ScaleRequest { workers: args.workers }).await {
+            Ok(reply) => Ok(reply.into_inner()),
+            Err(refused) => Err(refuse(refused.message())),
+        }
+    };
+    let reply = crate::runtime()?.block_on(control::within(ask))?;
+    let name = job.name().unwrap_or_default();
+    writeln!(out, "job {name}: {} workers become {}", reply.before, reply.after)?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,188 @@
+//! `status`: how far a job is, from its master while it runs and from its folder afterwards.
+
+use std::io::Write;
+
+use edl_net::proto::{Instance, JobStatus};
+
+use crate::cli::StatusArgs;
+use crate::control;
+use crate::exit::{Exit, not_found};
+use crate::jobs::{self, Home, Job};
+use crate::say::{grouped, span};
+use crate::ui::rounded;
+
+/// Runs the command.
+pub(crate) fn run(args: &StatusArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let job = Home::from_env()?.find(args.job.job.as_deref())?;
+    let status = crate::runtime()?.block_on(of(&job))?;
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &status)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(table(&status).as_bytes())?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// The job's status as well as it can be known.
+pub(crate) async fn of(job: &Job) -> anyhow::Result<JobStatus> {
+    if job.is_running()
+        && let Ok(status) = control::status(job).await
+    {
+        return Ok(status);
+    }
+    let mut status = match job.status() {
+        Some(status) => status,
+        None => empty(job)?,
+    };
+    status.state = job.state();
+    if !job.is_running() {
+        // Nobody is left, whatever was written last.
+        for instance in &mut status.instances {
+            instance.state = "gone".into();
+        }
+        if !jobs::is_final(&status.state) {
+            status.reason = format!("its processes are gone; `elasticdl train --resume {}` goes on", status.job);
+        }
+    }
+    Ok(status)
+}
+
+/// A job whose master has not said a word yet.
+fn empty(job: &Job) -> anyhow::Result<JobStatus> {
+    let spec = job.spec()?;
+    let Some(name) = job.name() else {
+        return Err(not_found(format!("there is no job in `{}`", job.dir().display())));
+    };
+    Ok(JobStatus {
+        job: name,
+        num_epochs: spec.num_epochs,
+        eta_secs: -1.0,
+        job_dir: job.dir().display().to_string(),
+        workers_wanted: spec.num_workers,
+        job_type: crate::config::kind_word(spec.job_type).into(),
+        model_def: spec.model_def,
+        ..JobStatus::default()
+    })
+}
+
+fn table(status: &JobStatus) -> String {
+    let mut lines = vec![
+        ("job", format!("{} ({} {})", status.job, status.job_type, status.model_def)),
+        ("state", with_reason(status)),
+        ("records", records(status)),
+    ];
+    if status.job_type == "train" {
+        let of = if status.num_epochs == 0 { String::new() } else { format!(" of {}", status.num_epochs) };
+        let epoch = if status.num_epochs == 0 { status.epoch + 1 } else { (status.epoch + 1).min(status.num_epochs) };
+        lines.push(("epoch", format!("{epoch}{of}, step {}, loss {:.4}", grouped(status.step), status.loss)));
+    }
+    if let Some(evaluation) = status.evaluations.last() {
+        let mut metrics: Vec<_> = evaluation.metrics.iter().collect();
+        metrics.sort_by_key(|(name, _)| name.as_str());
+        let metrics: Vec<_> = metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+        lines.push(("measured", format!("{} at step {}", metrics.join(", "), grouped(evaluation.version))));
+    }
+    lines.push(("time", time(status)));
+    for (name, value) in [("checkpoint", &status.last_checkpoint), ("output", &status.output), ("folder", &status.job_dir)] {
+        if !value.is_empty() {
+            lines.push((name, value.clone()));
+        }
+    }
+    let mut text: String = lines.iter().map(|(name, value)| format!("{name:<11}{value}\n")).collect();
+    if !status.instances.is_empty() {
+        text += "\nPROCESS     PID      STATE        RESTARTS  ADDRESS\n";
+        for instance in &status.instances {
+            text += &row(instance);
+        }
+    }
+    text
+}
+
+fn with_reason(status: &JobStatus) -> String {
+    if status.reason.is_empty() { status.state.clone() } else { format!("{}: {}", status.state, status.reason) }
+}
+
+fn records(status: &JobStatus) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "a share in percent")]
+    let share = status.records_done as f64 * 100.0 / status.records_total.max(1) as f64;
+    format!(
+        "{} of {} ({share:.1} %), {} records/s",
+        grouped(status.records_done),
+        grouped(status.records_total),
+        grouped(rounded(status.records_per_second))
+    )
+}
+
+fn time(status: &JobStatus) -> String {
+    let elapsed = span(status.elapsed_secs);
+    if status.eta_secs < 0.0 || jobs::is_final(&status.state) {
+        return elapsed;
+    }
+    format!("{elapsed}, {} left", span(status.eta_secs))
+}
+
+fn row(instance: &Instance) -> String {
+    let Instance { role, id, pid, address, state, restarts } = instance;
+    let name = if role == "master" { role.clone() } else { format!("{role}-{id}") };
+    let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{address}");
+    format!("{}\n", line.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn a_status_is_a_neat_table() {
+        let worker = Instance {
+            role: "worker".into(),
+            id: 3,
+            pid: 4242,
+            state: "running".into(),
+            restarts: 1,
+            ..Instance::default()
+        };
+        let status = JobStatus {
+            job: "x".into(),
+            job_type: "train".into(),
+            model_def: "mnist_cnn".into(),
+            state: "running".into(),
+            num_epochs: 2,
+            records_done: 5_000,
+            records_total: 20_000,
+            records_per_second: 1000.0,
+            eta_secs: 15.0,
+            elapsed_secs: 5.0,
+            loss: 0.5,
+            step: 78,
+            instances: vec![worker],
+            ..JobStatus::default()
+        };
+        expect![[r"
+            job        x (train mnist_cnn)
+            state      running
+            records    5,000 of 20,000 (25.0 %), 1,000 records/s
+            epoch      1 of 2, step 78, loss 0.5000
+            time       5.0 s, 15 s left
+
+            PROCESS     PID      STATE        RESTARTS  ADDRESS
+            worker-3    4242     running      1
+        "]]
+        .assert_eq(&table(&status));
+    }
+
+    #[test]
+    fn a_job_that_was_killed_is_interrupted_and_says_how_to_go_on() {
+        let root = tempfile::tempdir().unwrap();
+        let spec = edl_core::spec::JobSpec { job_name: "x".into(), ..Default::default() };
+        let job = Home::at(root.path()).create(&spec, None).unwrap();
+        let said = JobStatus { job: "x".into(), state: "running".into(), ..JobStatus::default() };
+        std::fs::write(job.status_path(), serde_json::to_vec(&said).unwrap()).unwrap();
+        let status = crate::runtime().unwrap().block_on(of(&job)).unwrap();
+        assert_eq!(status.state, "interrupted");
+        assert!(status.reason.contains("--resume x"), "{}", status.reason);
+    }
+}

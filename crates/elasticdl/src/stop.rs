@@ -1,0 +1,66 @@
+//! `stop`: ends a job in order; it can be resumed.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use edl_net::proto::StopRequest;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::cli::JobArg;
+use crate::control;
+use crate::exit::Exit;
+use crate::jobs::{Home, Job};
+use crate::say::say;
+
+/// A master may write a last checkpoint before it ends.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A supervisor that is told to stop is gone after two seconds.
+const SIGNAL_PATIENCE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(50);
+
+/// Asks the master first, then the supervisor, then leaves no choice.
+pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let job = Home::from_env()?.find(args.job.as_deref())?;
+    let name = job.name().unwrap_or_default();
+    if !job.is_running() {
+        writeln!(out, "job {name} does not run ({})", job.state())?;
+        return Ok(Exit::Ok);
+    }
+    let asked = crate::runtime()?.block_on(control::within(ask(&job)));
+    let is_gone = asked.is_ok() && ended_within(&job, PATIENCE)
+        || signal(&job, Signal::TERM) && ended_within(&job, SIGNAL_PATIENCE)
+        || signal(&job, Signal::KILL) && ended_within(&job, SIGNAL_PATIENCE);
+    anyhow::ensure!(is_gone, "job `{name}` does not end; `elasticdl status {name}` shows its processes");
+    let state = job.state();
+    writeln!(out, "job {name} {state}")?;
+    if state != "succeeded" {
+        say(format_args!("go on with it by `elasticdl train --resume {name}`"));
+    }
+    Ok(Exit::Ok)
+}
+
+async fn ask(job: &Job) -> anyhow::Result<()> {
+    let mut master = control::connect(job).await?;
+    master.stop(StopRequest { reason: "stopped by `elasticdl stop`".into() }).await?;
+    Ok(())
+}
+
+fn ended_within(job: &Job, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    while job.is_running() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(POLL);
+    }
+    true
+}
+
+/// Signals the supervisor, which is known to live by its hold on the job.
+fn signal(job: &Job, signal: Signal) -> bool {
+    let pid = job.supervisor().and_then(|supervisor| i32::try_from(supervisor.pid).ok());
+    match pid.and_then(Pid::from_raw) {
+        Some(pid) if job.is_running() => kill_process(pid, signal).is_ok(),
+        Some(_) | None => false,
+    }
+}

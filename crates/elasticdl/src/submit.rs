@@ -1,0 +1,133 @@
+//! `train`, `evaluate` and `predict`: checks a job, makes its folder and runs it to its end.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use edl_core::spec::{JobSpec, JobType};
+
+use crate::cli::RunFlags;
+use crate::exit::{Exit, refuse};
+use crate::flags::JobFlags;
+use crate::jobs::{Hold, Home, Job};
+use crate::say::{grouped, say};
+use crate::ui::{self, Ui};
+use crate::{config, detach, paths, resume, shipped, supervisor};
+
+pub(crate) mod checks;
+
+/// Others that look at a job may hold it for a moment.
+const HOLD_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A job that is ready to run.
+pub(crate) struct Ready {
+    pub(crate) job: Job,
+    pub(crate) hold: Hold,
+    pub(crate) resume: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(
+    kind: JobType,
+    run: &RunFlags,
+    flags: &JobFlags,
+    out: &mut impl Write,
+) -> anyhow::Result<Exit> {
+    let home = Home::from_env()?;
+    if run.print_config {
+        out.write_all(config::to_yaml(&described(&home, kind, run, flags)?)?.as_bytes())?;
+        return Ok(Exit::Ok);
+    }
+    let ready = if run.resume.is_some() {
+        match resume::prepare(&home, kind, run, flags)? {
+            resume::Prepared::Ready(ready) => ready,
+            resume::Prepared::Succeeded(job) => {
+                say("this job has succeeded already; raise --num_epochs to train on");
+                write!(out, "{}", ui::summary(&job, job.status().as_ref(), Exit::Ok))?;
+                return Ok(Exit::Ok);
+            }
+        }
+    } else {
+        prepare(&home, described(&home, kind, run, flags)?, run.job_dir.as_deref())?
+    };
+    if run.detach {
+        return detach::run(ready, out);
+    }
+    let ui = Ui::new(&ready.job);
+    supervise(ready, ui, out)
+}
+
+/// The job that the user describes, with what was left open filled in.
+fn described(
+    home: &Home,
+    kind: JobType,
+    run: &RunFlags,
+    flags: &JobFlags,
+) -> anyhow::Result<JobSpec> {
+    if run.resume.is_some() {
+        return Ok(resume::described(home, kind, run, flags)?.1);
+    }
+    let mut spec = config::job(kind, run, flags)?;
+    paths::make_absolute(&mut spec)?;
+    checks::pin_checkpoint(&mut spec, &config::given(run, flags)?)?;
+    shipped::fill(&mut spec)?;
+    Ok(spec)
+}
+
+/// Checks a new job and makes its folder; a job that cannot run leaves nothing behind.
+pub(crate) fn prepare(home: &Home, spec: JobSpec, dir: Option<&Path>) -> anyhow::Result<Ready> {
+    spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
+    let place = dir.map_or_else(|| home.jobs_dir().join(&spec.job_name), Path::to_owned);
+    home.check_free(&spec.job_name, &place)?;
+    let facts = checks::check(&spec)?;
+    let job = home.create(&spec, dir)?;
+    let hold = hold(&job)?;
+    announce(&job, &spec, &facts);
+    Ok(Ready { job, hold, resume: false })
+}
+
+/// Takes the job for this process.
+pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
+    let deadline = Instant::now() + HOLD_DEADLINE;
+    loop {
+        let held = job.hold().with_context(|| format!("cannot lock `{}`", job.dir().display()))?;
+        if let Some(hold) = held {
+            return Ok(hold);
+        }
+        if Instant::now() >= deadline {
+            let name = job.name().unwrap_or_default();
+            return Err(refuse(format!("job `{name}` runs already; watch it by `elasticdl attach {name}`")));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs a job to its end in this process.
+pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let Ready { job, hold, resume } = ready;
+    let runtime = crate::runtime()?;
+    let exit = runtime.block_on(supervisor::run(&job, hold, resume, &mut ui))?;
+    let status = ui.finish();
+    if status.is_none() && exit == Exit::Failed {
+        for line in crate::logs::last_errors(&job) {
+            say(line);
+        }
+    }
+    write!(out, "{}", ui::summary(&job, status.as_ref(), exit))?;
+    Ok(exit)
+}
+
+fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
+    let JobSpec { job_name, model_def, num_workers, num_ps_pods, .. } = spec;
+    let verb = match spec.job_type {
+        JobType::Train => "trains",
+        JobType::Evaluate => "evaluates",
+        JobType::Predict => "predicts with",
+    };
+    say(format_args!(
+        "job {job_name} {verb} {model_def} on {} records: {num_ps_pods} PS, {num_workers} workers, logs and results in {}",
+        grouped(facts.n_records),
+        job.dir().display(),
+    ));
+}

@@ -1,0 +1,261 @@
+//! The processes of a job: started, signalled and reaped.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use edl_core::platform::{Ended, InstanceId, Role};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::jobs::Job;
+
+/// The master of a job, as a child.
+pub(super) const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
+
+/// Every child that has not been reaped.
+pub(super) struct Children {
+    job: Job,
+    program: PathBuf,
+    running: BTreeMap<InstanceId, Running>,
+    reapers: JoinSet<Reaped>,
+}
+
+struct Running {
+    pid: u32,
+    /// Held open: its end tells the child that nobody supervises it any more.
+    _stdin: Option<ChildStdin>,
+    kill_at: Option<Instant>,
+}
+
+/// A child that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reaped {
+    pub(super) instance: InstanceId,
+    pub(super) pid: u32,
+    pub(super) how: Ended,
+}
+
+impl Children {
+    pub(super) fn new(job: Job, program: PathBuf) -> Self {
+        Self { job, program, running: BTreeMap::new(), reapers: JoinSet::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    pub(super) fn pid(&self, instance: InstanceId) -> Option<u32> {
+        self.running.get(&instance).map(|child| child.pid)
+    }
+
+    /// Everything that runs but the master.
+    pub(super) fn list(&self) -> Vec<(InstanceId, u32)> {
+        let others = self.running.iter().filter(|(instance, _)| **instance != MASTER);
+        others.map(|(instance, child)| (*instance, child.pid)).collect()
+    }
+
+    /// Starts a parameter server or a worker; one that runs already is left alone.
+    pub(super) fn launch(&mut self, instance: InstanceId) -> io::Result<u32> {
+        if let Some(pid) = self.pid(instance) {
+            return Ok(pid);
+        }
+        let mut command = self.command(instance)?;
+        command.stdout(self.log(instance)?);
+        match instance.role {
+            Role::Master => return Err(io::Error::other("a master cannot be ordered")),
+            Role::Ps => command.arg(format!("--ps_id={}", instance.id)),
+            // One thread per worker: the engine gains little by more, and workers share the cores.
+            Role::Worker => command
+                .arg(format!("--worker_id={}", instance.id))
+                .env("RAYON_NUM_THREADS", "1"),
+        };
+        let mut child = command.spawn()?;
+        let stdin = child.stdin.take();
+        self.keep(instance, child, stdin)
+    }
+
+    /// Starts the master and hands out the two ends of the line to it.
+    pub(super) fn launch_master(
+        &mut self,
+        port: u16,
+        resume: bool,
+    ) -> io::Result<(ChildStdin, ChildStdout)> {
+        let mut command = self.command(MASTER)?;
+        command.stdout(Stdio::piped()).arg(format!("--port={port}"));
+        if resume {
+            command.arg("--resume");
+        }
+        let mut child = command.spawn()?;
+        let line = child.stdin.take().zip(child.stdout.take());
+        self.keep(MASTER, child, None)?;
+        line.ok_or_else(|| io::Error::other("the master has no pipes"))
+    }
+
+    fn command(&self, instance: InstanceId) -> io::Result<Command> {
+        let mut command = Command::new(&self.program);
+        command
+            .arg(instance.role.to_string())
+            .arg("--supervised")
+            .arg("--job_dir")
+            .arg(self.job.dir())
+            .stdin(Stdio::piped())
+            .stderr(self.log(instance)?)
+            // Ctrl-C in the terminal is for the supervisor alone, which stops the rest in order.
+            .process_group(0);
+        Ok(command)
+    }
+
+    fn log(&self, instance: InstanceId) -> io::Result<File> {
+        let path = self.job.log_path(instance);
+        File::options().create(true).append(true).mode(0o600).open(path)
+    }
+
+    fn keep(
+        &mut self,
+        instance: InstanceId,
+        mut child: Child,
+        stdin: Option<ChildStdin>,
+    ) -> io::Result<u32> {
+        let pid = child.id().ok_or_else(|| io::Error::other("it ended at once"))?;
+        self.running.insert(instance, Running { pid, _stdin: stdin, kill_at: None });
+        self.reapers.spawn(async move {
+            let how = child.wait().await.map_or(Ended::Exit(-1), how_it_ended);
+            Reaped { instance, pid, how }
+        });
+        Ok(pid)
+    }
+
+    /// Asks a child to leave, and ends it for good after `grace`.
+    pub(super) fn terminate(&mut self, instance: InstanceId, grace: Duration, now: Instant) {
+        if let Some(child) = self.running.get_mut(&instance) {
+            signal(child.pid, Signal::TERM);
+            let kill_at = now + grace;
+            child.kill_at = Some(child.kill_at.map_or(kill_at, |earlier| earlier.min(kill_at)));
+        }
+    }
+
+    pub(super) fn terminate_all(&mut self, grace: Duration, now: Instant) {
+        let all: Vec<InstanceId> = self.running.keys().copied().collect();
+        for instance in all {
+            self.terminate(instance, grace, now);
+        }
+    }
+
+    /// Ends every child whose grace is over.
+    pub(super) fn kill_overdue(&self, now: Instant) {
+        for child in self.running.values() {
+            if child.kill_at.is_some_and(|kill_at| kill_at <= now) {
+                signal(child.pid, Signal::KILL);
+            }
+        }
+    }
+
+    pub(super) fn kill(&self, instance: InstanceId) {
+        if let Some(child) = self.running.get(&instance) {
+            signal(child.pid, Signal::KILL);
+        }
+    }
+
+    pub(super) fn kill_all(&self) {
+        for child in self.running.values() {
+            signal(child.pid, Signal::KILL);
+        }
+    }
+
+    /// The next child that ends; waits for ever when there is none.
+    pub(super) async fn ended(&mut self) -> Reaped {
+        match self.reapers.join_next().await {
+            Some(Ok(reaped)) => {
+                self.running.remove(&reaped.instance);
+                reaped
+            }
+            Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn how_it_ended(status: ExitStatus) -> Ended {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Ended::Exit(code),
+        (None, Some(signal)) => Ended::Signal(signal),
+        (None, None) => Ended::Exit(-1),
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // It may have ended a moment ago; the reaper tells.
+        let _gone = kill_process(pid, signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use edl_core::spec::JobSpec;
+
+    use super::*;
+    use crate::jobs::Home;
+
+    /// A job whose processes are a shell script.
+    fn children(script: &str) -> (tempfile::TempDir, Children) {
+        let root = tempfile::tempdir().unwrap();
+        let spec = JobSpec { job_name: "x".into(), ..JobSpec::default() };
+        let job = Home::at(&root.path().join("home")).create(&spec, None).unwrap();
+        let program = root.path().join("program");
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+        (root, Children::new(job, program))
+    }
+
+    const WORKER: InstanceId = InstanceId { role: Role::Worker, id: 3 };
+
+    #[tokio::test]
+    async fn a_child_gets_its_flags_and_its_output_goes_to_its_log() {
+        let (_root, mut children) = children("echo \"$@\" $RAYON_NUM_THREADS; exit 5");
+        let pid = children.launch(WORKER).unwrap();
+        assert_eq!(children.launch(WORKER).unwrap(), pid, "a second order starts no second one");
+        assert_eq!(children.list(), [(WORKER, pid)]);
+        let ended = children.ended().await;
+        assert_eq!(ended, Reaped { instance: WORKER, pid, how: Ended::Exit(5) });
+        assert!(children.is_empty());
+        let log = std::fs::read_to_string(children.job.log_path(WORKER)).unwrap();
+        let expected = format!(
+            "worker --supervised --job_dir {} --worker_id=3 1\n",
+            children.job.dir().display()
+        );
+        assert_eq!(log, expected);
+    }
+
+    #[tokio::test]
+    async fn a_child_that_will_not_leave_is_ended_after_its_grace() {
+        let (_root, mut children) = children("trap '' TERM; echo ready; while :; do read x; done");
+        let pid = children.launch(WORKER).unwrap();
+        let now = Instant::now();
+        children.terminate(WORKER, Duration::from_secs(1), now);
+        children.kill_overdue(now);
+        assert_eq!(children.pid(WORKER), Some(pid));
+        children.kill_overdue(now + Duration::from_secs(1));
+        let how = children.ended().await.how;
+        // The signal to leave may have come before the trap was set.
+        assert!([Ended::Signal(9), Ended::Signal(15)].contains(&how), "{how:?}");
+    }
+
+    #[tokio::test]
+    async fn children_see_the_end_of_their_supervisor_on_their_input() {
+        let (_root, mut children) = children("read x; exit 7");
+        children.launch(WORKER).unwrap();
+        children.running.get_mut(&WORKER).unwrap()._stdin = None;
+        assert_eq!(children.ended().await.how, Ended::Exit(7));
+    }
+}

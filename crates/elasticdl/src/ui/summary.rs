@@ -1,0 +1,147 @@
+//! The words at a job's end.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use edl_net::proto::JobStatus;
+
+use super::{rounded, sorted};
+use crate::exit::Exit;
+use crate::jobs::Job;
+use crate::say::{grouped, span};
+
+/// How the job ended, what it reached, where its results are and what to do next.
+pub(crate) fn summary(job: &Job, status: Option<&JobStatus>, exit: Exit) -> String {
+    let name = job.name().unwrap_or_else(|| job.dir().display().to_string());
+    let mut text = format!("job {name} {}", outcome(exit));
+    let Some(status) = status else {
+        text += "\n";
+        line(&mut text, "logs", &format!("elasticdl logs {name}"));
+        return text;
+    };
+    let _infallible = writeln!(text, " after {}", span(status.elapsed_secs));
+    if exit != Exit::Ok && !status.reason.is_empty() {
+        line(&mut text, "reason", &status.reason);
+    }
+    if let Some(evaluation) = status.evaluations.last() {
+        for (metric, value) in sorted(evaluation) {
+            line(&mut text, metric, &format!("{value:.4}"));
+        }
+    }
+    line(&mut text, "records", &records(status));
+    if exit == Exit::Ok && !status.output.is_empty() {
+        let what = if status.job_type == "predict" { "output" } else { "model" };
+        line(&mut text, what, &result_file(&status.output, what));
+    }
+    match exit {
+        Exit::Ok if status.job_type == "train" => {
+            line(&mut text, "proof", &format!("elasticdl audit {name}"));
+        }
+        Exit::Failed => line(&mut text, "logs", &format!("elasticdl logs {name}")),
+        Exit::Stopped | Exit::Interrupted => {
+            line(&mut text, "resume", &format!("elasticdl {} --resume {name}", status.job_type));
+        }
+        Exit::Ok | Exit::BadInput | Exit::NotFound | Exit::Relaunch => {}
+    }
+    text
+}
+
+fn outcome(exit: Exit) -> &'static str {
+    match exit {
+        Exit::Ok => "succeeded",
+        Exit::Failed => "failed",
+        Exit::Stopped => "was stopped",
+        Exit::Interrupted => "was interrupted",
+        Exit::BadInput | Exit::NotFound | Exit::Relaunch => "did not start",
+    }
+}
+
+fn records(status: &JobStatus) -> String {
+    let mut text = grouped(status.records_done);
+    if status.records_done < status.records_total {
+        let _infallible = write!(text, " of {}", grouped(status.records_total));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a speed for the eye")]
+    let speed = status.records_done as f64 / status.elapsed_secs.max(1e-3);
+    let _infallible = write!(text, ", {} records/s", grouped(rounded(speed)));
+    if status.job_type == "train" {
+        let _infallible = write!(text, ", {} steps", grouped(status.step));
+    }
+    text
+}
+
+/// The model's own file when it is there, else the folder.
+fn result_file(output: &str, what: &str) -> String {
+    let file = Path::new(output).join("model.safetensors");
+    if what == "model" && file.is_file() { file.display().to_string() } else { output.to_owned() }
+}
+
+fn line(text: &mut String, name: &str, value: &str) {
+    let _infallible = writeln!(text, "  {name:<9} {value}");
+}
+
+#[cfg(test)]
+mod tests {
+    use edl_core::spec::JobSpec;
+    use edl_net::proto::Evaluation;
+    use expect_test::expect;
+
+    use super::*;
+    use crate::jobs::Home;
+
+    fn check(status: Option<&JobStatus>, exit: Exit, expected: &expect_test::Expect) {
+        let root = tempfile::tempdir().unwrap();
+        let spec = JobSpec { job_name: "x".into(), ..JobSpec::default() };
+        let job = Home::at(root.path()).create(&spec, None).unwrap();
+        expected.assert_eq(&summary(&job, status, exit));
+    }
+
+    #[test]
+    fn a_summary_tells_what_was_reached_and_what_to_do_next() {
+        let metrics = [("loss".to_owned(), 0.33), ("accuracy".to_owned(), 0.87654)].into();
+        let mut status = JobStatus {
+            job_type: "train".into(),
+            elapsed_secs: 41.0,
+            records_done: 10_000,
+            records_total: 10_000,
+            records_per_second: 1250.0,
+            step: 157,
+            output: "/out".into(),
+            evaluations: vec![Evaluation { metrics, ..Evaluation::default() }],
+            ..JobStatus::default()
+        };
+        check(
+            Some(&status),
+            Exit::Ok,
+            &expect![[r"
+                job x succeeded after 41 s
+                  accuracy  0.8765
+                  loss      0.3300
+                  records   10,000, 244 records/s, 157 steps
+                  model     /out
+                  proof     elasticdl audit x
+            "]],
+        );
+        status.evaluations.clear();
+        status.records_done = 500;
+        status.reason = "asked to".into();
+        check(
+            Some(&status),
+            Exit::Interrupted,
+            &expect![[r"
+                job x was interrupted after 41 s
+                  reason    asked to
+                  records   500 of 10,000, 12 records/s, 157 steps
+                  resume    elasticdl train --resume x
+            "]],
+        );
+        check(
+            None,
+            Exit::Failed,
+            &expect![[r"
+                job x failed
+                  logs      elasticdl logs x
+            "]],
+        );
+    }
+}

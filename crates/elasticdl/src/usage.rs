@@ -1,0 +1,83 @@
+//! What clap says about a bad command line, as one sentence that names the thing and the next
+//! step.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// One sentence for an error of the parser; `None` for help and version, which are no errors.
+pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<String> {
+    let help = command.map_or("elasticdl --help".to_owned(), |c| format!("elasticdl {c} --help"));
+    let word = |kind| match error.get(kind)? {
+        ContextValue::String(text) => Some(text.clone()),
+        ContextValue::Strings(texts) => texts.first().cloned(),
+        _ => None,
+    };
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => None,
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => None,
+        ErrorKind::UnknownArgument => {
+            let flag = word(ContextKind::InvalidArg).unwrap_or_default();
+            let what = if flag.starts_with('-') { "unknown flag" } else { "unexpected word" };
+            Some(match word(ContextKind::SuggestedArg) {
+                Some(near) => format!("{what} `{flag}`; did you mean `{near}`?"),
+                None => format!("{what} `{flag}`; see `{help}`"),
+            })
+        }
+        ErrorKind::InvalidSubcommand => {
+            let name = word(ContextKind::InvalidSubcommand).unwrap_or_default();
+            Some(match word(ContextKind::SuggestedSubcommand) {
+                Some(near) => format!("unknown command `{name}`; did you mean `{near}`?"),
+                None => format!("unknown command `{name}`; see `elasticdl --help`"),
+            })
+        }
+        // Clap's own first line is such a sentence already.
+        _ => {
+            let text = error.render().to_string();
+            let line = text.lines().next().unwrap_or_default();
+            Some(format!("{}; see `{help}`", line.trim_start_matches("error: ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::*;
+    use crate::cli::Cli;
+
+    fn check(args: &[&str]) -> Option<String> {
+        let error = Cli::try_parse_from([&["elasticdl"], args].concat()).unwrap_err();
+        sentence(&error, args.first().copied())
+    }
+
+    #[test]
+    fn a_bad_command_line_gets_one_sentence_with_a_suggestion() {
+        assert_eq!(
+            check(&["train", "--num_wokers=2"]).unwrap(),
+            "unknown flag `--num_wokers`; did you mean `--num_workers`?"
+        );
+        assert_eq!(
+            check(&["train", "--zebra"]).unwrap(),
+            "unknown flag `--zebra`; see `elasticdl train --help`"
+        );
+        assert_eq!(check(&["trian"]).unwrap(), "unknown command `trian`; did you mean `train`?");
+        let number = check(&["train", "--num_workers=two"]).unwrap();
+        assert!(number.starts_with("invalid value 'two' for '--num_workers <N>'"), "{number}");
+        assert_eq!(check(&["--help"]), None);
+    }
+
+    #[test]
+    fn the_parser_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_fits_one_screen_and_tells_the_exit_codes() {
+        let help = Cli::command().render_help().to_string();
+        let lines = help.lines().count();
+        assert!((24..=50).contains(&lines), "{lines} lines:\n{help}");
+        assert!(help.lines().all(|line| line.chars().count() <= 120), "{help}");
+        assert!(help.contains("Exit codes: 0 done"), "{help}");
+        assert!(!help.contains("supervise"), "{help}");
+    }
+}

@@ -1,0 +1,241 @@
+//! Starts jobs in a folder of their own, looks at them, kills them, and reads what they leave.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+/// No test waits longer than this for anything: a job that hangs fails its test.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+const POLL: Duration = Duration::from_millis(20);
+
+/// A home for jobs, removed with everything in it.
+pub(crate) struct Home {
+    folder: tempfile::TempDir,
+}
+
+/// A job in the foreground of its own supervisor.
+pub(crate) struct Running {
+    pub(crate) name: String,
+    home: PathBuf,
+    child: Child,
+}
+
+/// A process of a job.
+#[derive(Clone, Debug)]
+pub(crate) struct Instance {
+    pub(crate) role: String,
+    pub(crate) id: u64,
+    pub(crate) pid: i32,
+    pub(crate) state: String,
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a folder for the test") }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn job_dir(&self, name: &str) -> PathBuf {
+        self.path().join("jobs").join(name)
+    }
+
+    /// The command, in this home.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        command(self.path(), args)
+    }
+
+    /// Runs a command to its end.
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("the command starts")
+    }
+
+    /// Runs a command that must succeed; its standard output.
+    pub(crate) fn stdout(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Starts a job in the foreground.
+    pub(crate) fn start(&self, name: &str, args: &[&str]) -> Running {
+        let log = self.path().join(format!("{name}.stderr"));
+        let mut command = self.command(args);
+        command.stdout(Stdio::null()).stdin(Stdio::null());
+        command.stderr(File::options().create(true).append(true).open(log).expect("a log file"));
+        let child = command.spawn().expect("the command starts");
+        Running { name: name.into(), home: self.path().into(), child }
+    }
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    /// The status, from the master or from its file.
+    pub(crate) fn status(&self) -> Option<Value> {
+        let output = command(&self.home, &["status", &self.name, "--json"]).output().ok()?;
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    /// Waits until `is_so` of the status.
+    pub(crate) fn wait_until(&mut self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.status()
+                && is_so(&status)
+            {
+                return status;
+            }
+            if let Some(ended) = self.child.try_wait().expect("a child") {
+                panic!("the job ended ({ended}) before {what}:\n{}", self.log());
+            }
+            assert!(start.elapsed() < PATIENCE, "{what} did not come:\n{}", self.log());
+            std::thread::sleep(POLL);
+        }
+    }
+
+    pub(crate) fn instances(&self) -> Vec<Instance> {
+        self.status().map(|status| instances(&status)).unwrap_or_default()
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    /// Waits for the end.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status;
+            }
+            if start.elapsed() > PATIENCE {
+                let status = self.status();
+                self.kill_all();
+                panic!("the job does not end; status {status:#?}\n{}", self.log());
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    pub(crate) fn wait_for_success(&mut self) {
+        let status = self.wait();
+        assert!(status.success(), "{status}:\n{}", self.log());
+    }
+
+    /// Everything that the job said, for a failed test's message.
+    pub(crate) fn log(&self) -> String {
+        let mut text = String::new();
+        let mut add = |path: &Path| {
+            let mut content = String::new();
+            if File::open(path).and_then(|mut file| file.read_to_string(&mut content)).is_ok() {
+                let skip = content.lines().count().saturating_sub(40);
+                let tail: Vec<&str> = content.lines().skip(skip).collect();
+                text.push_str(&format!("--- {}\n{}\n", path.display(), tail.join("\n")));
+            }
+        };
+        add(&self.home.join(format!("{}.stderr", self.name)));
+        let logs = self.home.join("jobs").join(&self.name).join("logs");
+        for entry in std::fs::read_dir(logs).into_iter().flatten().flatten() {
+            add(&entry.path());
+        }
+        text
+    }
+
+    /// SIGKILL for everybody at once, the supervisor first.
+    pub(crate) fn kill_all(&mut self) {
+        let all = self.instances();
+        signal(self.pid(), Signal::KILL);
+        for instance in all {
+            signal(instance.pid, Signal::KILL);
+        }
+        self.child.wait().expect("a child");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A failed test must leave nothing behind; children follow their supervisor.
+        if self.is_running() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn command(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elasticdl"));
+    command.args(args).env("ELASTICDL_HOME", home).env_remove("RUST_LOG");
+    command
+}
+
+pub(crate) fn instances(status: &Value) -> Vec<Instance> {
+    let instance = |value: &Value| {
+        Some(Instance {
+            role: value["role"].as_str()?.into(),
+            id: value["id"].as_u64()?,
+            pid: i32::try_from(value["pid"].as_i64()?).ok()?,
+            state: value["state"].as_str()?.into(),
+        })
+    };
+    status["instances"].as_array().into_iter().flatten().filter_map(instance).collect()
+}
+
+/// Sends a signal; a process that is gone already is fine.
+pub(crate) fn signal(pid: i32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+pub(crate) fn is_alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // A zombie has ended; only its parent has not looked yet.
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
+}
+
+/// The data shipped with the repository.
+pub(crate) fn shipped(part: &str) -> String {
+    format!("{}/../../data/fashion_mnist/{part}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What the `count` model leaves: how often each record was applied, and each dense total.
+pub(crate) fn counts(output: &Path) -> (Vec<(i64, f32)>, Vec<f32>) {
+    let bytes = std::fs::read(output.join("model.safetensors")).expect("an exported model");
+    let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let floats = |name: &str| -> Vec<f32> {
+        let data = tensors.tensor(name).expect(name).data().to_vec();
+        data.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()
+    };
+    let ids = tensors.tensor("count.ids").expect("ids").data().to_vec();
+    let ids = ids.chunks_exact(8).map(|c| i64::from_le_bytes(c.try_into().expect("eight bytes")));
+    (ids.zip(floats("count.rows")).collect(), floats("total"))
+}
+
+/// Asserts that every record was trained exactly `epochs` times: by the oracle and by the audit.
+pub(crate) fn assert_exactly_once(home: &Home, name: &str, n_records: usize, epochs: u32) {
+    let (rows, totals) = counts(&home.job_dir(name).join("output"));
+    assert_eq!(rows.len(), n_records, "every record has a row");
+    let wrong: Vec<_> = rows.iter().filter(|(_, n)| (n - epochs as f32).abs() > 1e-3).collect();
+    assert!(wrong.is_empty(), "records not trained {epochs} times: {wrong:?}");
+    let total = n_records as f32 * epochs as f32;
+    assert!(totals.iter().all(|t| (t - total).abs() < 0.5), "dense totals {totals:?}, not {total}");
+    let audit: Value =
+        serde_json::from_str(&home.stdout(&["audit", name, "--json"])).expect("JSON");
+    let audited = audit["epochs"].as_array().expect("epochs");
+    assert_eq!(audited.len(), epochs as usize, "{audit:#}");
+    for epoch in audited {
+        assert_eq!((&epoch["missing"], &epoch["duplicated"]), (&0.into(), &0.into()), "{audit:#}");
+        assert_eq!(epoch["records"], n_records, "{audit:#}");
+    }
+}

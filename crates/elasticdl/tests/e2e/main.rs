@@ -1,0 +1,5 @@
+//! The whole product, from outside: the real command, real processes, real signals.
+
+mod chaos;
+mod harness;
+mod resume;

@@ -1,0 +1,87 @@
+//! Everything killed at once, then resumed: nothing is lost and nothing is trained twice.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::harness::{Home, PATIENCE, assert_exactly_once, is_alive, shipped, signal};
+
+fn train_args<'a>(name: &'a str, data: &'a str) -> Vec<&'a str> {
+    vec![
+        "train", "--model_def=count", "--model_params=sleep_ms=10", name, data, "--num_epochs=2",
+        "--num_ps_pods=2", "--minibatch_size=10", "--num_minibatches_per_task=4",
+        "--checkpoint_steps=20",
+    ]
+}
+
+#[test]
+fn a_job_killed_as_a_whole_resumes_even_with_another_number_of_servers() {
+    let home = Home::new();
+    let data = format!("--training_data={}", shipped("test"));
+    let mut job = home.start("phoenix", &train_args("--job_name=phoenix", &data));
+    job.wait_until("a checkpoint", |s| s["last_checkpoint"].as_str().is_some_and(|c| !c.is_empty()));
+    let pids: Vec<i32> = job.instances().iter().map(|instance| instance.pid).collect();
+    job.kill_all();
+    assert!(pids.iter().all(|pid| wait_gone(*pid)), "somebody outlived the job");
+    let mut resumed = home.start("phoenix", &["train", "--resume", "phoenix", "--num_ps_pods=3"]);
+    resumed.wait_for_success();
+    assert_exactly_once(&home, "phoenix", 2000, 2);
+}
+
+#[test]
+fn a_job_killed_before_its_first_checkpoint_resumes_from_its_start() {
+    let home = Home::new();
+    let data = format!("--training_data={}", shipped("test"));
+    let mut args = train_args("--job_name=early", &data);
+    args.retain(|arg| !arg.starts_with("--checkpoint"));
+    let mut job = home.start("early", &args);
+    job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
+    job.kill_all();
+    let mut resumed = home.start("early", &["train", "--resume", "early"]);
+    resumed.wait_for_success();
+    assert_exactly_once(&home, "early", 2000, 2);
+}
+
+#[test]
+fn children_follow_their_supervisor_within_two_seconds_even_if_one_is_stopped() {
+    let home = Home::new();
+    let data = format!("--training_data={}", shipped("test"));
+    let mut job = home.start("orphans", &train_args("--job_name=orphans", &data));
+    job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
+    let instances = job.instances();
+    let worker = instances.iter().find(|i| i.role == "worker").expect("a worker");
+    signal(worker.pid, Signal::STOP);
+    signal(job.pid(), Signal::KILL);
+    job.wait();
+    for instance in &instances {
+        assert!(wait_gone(instance.pid), "{instance:?} outlived its supervisor");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_everything_and_leaves_a_job_that_can_be_resumed() {
+    let home = Home::new();
+    let data = format!("--training_data={}", shipped("test"));
+    let mut job = home.start("interrupted", &train_args("--job_name=interrupted", &data));
+    job.wait_until("a checkpoint", |s| s["last_checkpoint"].as_str().is_some_and(|c| !c.is_empty()));
+    let instances = job.instances();
+    signal(job.pid(), Signal::INT);
+    assert_eq!(job.wait().code(), Some(130));
+    for instance in &instances {
+        assert!(wait_gone(instance.pid), "{instance:?} outlived the interrupt");
+    }
+    let mut resumed = home.start("interrupted", &["train", "--resume", "interrupted"]);
+    resumed.wait_for_success();
+    assert_exactly_once(&home, "interrupted", 2000, 2);
+}
+
+fn wait_gone(pid: i32) -> bool {
+    let start = Instant::now();
+    while is_alive(pid) {
+        if start.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    true
+}

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Installs Debian packages that some tests use, where that is possible; tests that miss them say so.
+set -euo pipefail
+packages=(dataset-fashion-mnist shellcheck)
+missing=()
+if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
+  echo "setup: no Debian packages here; tests that need ${packages[*]} are left out"
+  exit 0
+fi
+for package in "${packages[@]}"; do
+  dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+if [ "$(id -u)" -ne 0 ]; then
+  echo "setup: not root; install ${missing[*]} to run every test"
+  exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive
+{ apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >/dev/null 2>&1 ||
+  echo "setup: ${missing[*]} cannot be installed; tests that need them are left out"
