@@ -23,6 +23,8 @@ pub struct Ledger {
     batches_per_shard: u32,
     /// Batches of one version: the round's size in synchronous mode, else one.
     round: u32,
+    /// Rounds are trained one after the other.
+    is_sync: bool,
     timeout: Duration,
     epoch: u32,
     pool: Pool,
@@ -40,8 +42,16 @@ impl Ledger {
             Mode::Sync { grads_to_wait } => grads_to_wait,
             Mode::Async | Mode::Bounded { .. } => 1,
         };
-        let pool = Pool::new(n_batches);
-        Self { n_batches, batches_per_shard, round, timeout, epoch: 0, pool, touched: 0 }
+        Self {
+            n_batches,
+            batches_per_shard,
+            round,
+            is_sync: matches!(mode, Mode::Sync { .. }),
+            timeout,
+            epoch: 0,
+            pool: Pool::new(n_batches),
+            touched: 0,
+        }
     }
 
     /// Starts again from what all partitions hold. All leases are void. `last` is the last batch
@@ -71,7 +81,7 @@ impl Ledger {
         let deadline = now + self.timeout;
         // Towards a barrier leases get smaller, so that nobody waits long for the last worker.
         let fair = left.div_ceil(4 * n_workers.max(1)).max(1);
-        let (shard, is_sync) = (self.batches_per_shard, self.round > 1);
+        let (shard, is_sync) = (self.batches_per_shard, self.is_sync);
         let most = |start: u32| if is_sync { 1 } else { fair.min(shard - start % shard) };
         let range = self.pool.lend(lease, worker, limit, most, deadline)?;
         Some((self.epoch, range))
@@ -82,7 +92,7 @@ impl Ledger {
     fn limit_in_epoch(&self, barrier: u64) -> u32 {
         let limit = barrier.saturating_sub(self.start()).min(u64::from(self.n_batches));
         let limit = u32::try_from(limit).expect("at most n_batches");
-        if self.round == 1 {
+        if !self.is_sync {
             return limit;
         }
         let n_rounds_done = self.pool.n_done() / self.round;
@@ -288,6 +298,13 @@ mod tests {
         assert_eq!(sizes, [2, 2, 1]);
         assert_eq!(ledger.version(), 3);
         assert_eq!((ledger.position_of(3), ledger.position_of(4)), (5, 7));
+    }
+
+    #[test]
+    fn a_synchronous_round_of_one_is_a_round_too() {
+        let mut ledger = ledger(5, Mode::Sync { grads_to_wait: 1 });
+        let mut lend = |lease| ledger.lend(LeaseId(lease), WorkerId(0), 1, u64::MAX, Time::ZERO);
+        assert_eq!((lend(0), lend(1)), (Some((0, 0..1)), None), "the next would wait for this one");
     }
 
     #[test]

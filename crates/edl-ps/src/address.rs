@@ -1,5 +1,6 @@
 //! Where a parameter server listens, and what it tells others about it.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -30,37 +31,44 @@ impl Listeners {
         let tcp = TcpListener::bind(&config.listen).await.map_err(listen)?;
         let local = tcp.local_addr().map_err(listen)?;
         let address = SocketAddr::new(reachable(local.ip(), &config.master_addr), local.port());
-        let (unix_path, folder) = socket_path(&config.job_dir, config.ps)?;
-        let socket = |source| Error::Listen { address: unix_path.display().to_string(), source };
-        match std::fs::remove_file(&unix_path) {
-            // A server of this number that died left it behind.
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(socket(error)),
-        }
-        let unix = UnixListener::bind(&unix_path).map_err(socket)?;
+        let (unix, unix_path, folder) = bind_unix(&config.job_dir, config.ps)?;
         Ok(Self { tcp, unix, address: address.to_string(), unix_path, _folder: folder })
     }
 }
 
-/// The server's socket in the job's folder; in a private temporary folder if that is too deep.
-fn socket_path(job_dir: &Path, ps: PsId) -> Result<(PathBuf, Option<TempDir>), Error> {
+/// Binds the server's socket in the job's folder; in a private temporary folder if that is too
+/// deep, or on a file system without sockets.
+fn bind_unix(
+    job_dir: &Path,
+    ps: PsId,
+) -> Result<(UnixListener, PathBuf, Option<TempDir>), Error> {
     let name = format!("ps-{ps}.sock");
-    let failed = |folder: &Path, source| Error::Listen {
-        address: folder.join(&name).display().to_string(),
-        source,
-    };
-    let folder = std::path::absolute(job_dir.join("run")).map_err(|e| failed(job_dir, e))?;
-    if folder.join(&name).as_os_str().len() <= MAX_SOCKET_PATH {
-        let mut builder = std::fs::DirBuilder::new();
-        builder.recursive(true).mode(0o700);
-        builder.create(&folder).map_err(|error| failed(&folder, error))?;
-        return Ok((folder.join(&name), None));
+    let failed = |source| Error::Listen { address: name.clone(), source };
+    let folder = std::path::absolute(job_dir.join("run")).map_err(failed)?;
+    let path = folder.join(&name);
+    if path.as_os_str().len() <= MAX_SOCKET_PATH {
+        match bind_in(&folder, &path) {
+            Ok(listener) => return Ok((listener, path, None)),
+            Err(error) => tracing::warn!(%error, "no socket in the job's folder"),
+        }
     }
     let private = std::fs::Permissions::from_mode(0o700);
     let made = tempfile::Builder::new().prefix("edl-").permissions(private).tempdir();
-    let folder = made.map_err(|error| failed(&std::env::temp_dir(), error))?;
-    Ok((folder.path().join(&name), Some(folder)))
+    let folder = made.map_err(failed)?;
+    let path = folder.path().join(&name);
+    let listener = UnixListener::bind(&path).map_err(failed)?;
+    Ok((listener, path, Some(folder)))
+}
+
+fn bind_in(folder: &Path, path: &Path) -> io::Result<UnixListener> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    match std::fs::remove_file(path) {
+        // A server of this number that died left it behind.
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    UnixListener::bind(path)
 }
 
 /// The address to tell others. Who listens everywhere names the address that leads to the master.
@@ -81,14 +89,17 @@ fn reachable(ip: IpAddr, master: &str) -> IpAddr {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_deep_job_folder_gets_its_socket_in_a_private_temporary_one() {
+    #[tokio::test]
+    async fn a_deep_job_folder_gets_its_socket_in_a_private_temporary_one() {
         let root = tempfile::tempdir().unwrap();
-        let (path, folder) = socket_path(root.path(), PsId(3)).unwrap();
-        assert_eq!(path, root.path().join("run/ps-3.sock"));
-        assert!(folder.is_none());
+        for _ in 0..2 {
+            // The second time over the file that the first one left.
+            let (_, path, folder) = bind_unix(root.path(), PsId(3)).unwrap();
+            assert_eq!(path, root.path().join("run/ps-3.sock"));
+            assert!(folder.is_none());
+        }
         let deep = root.path().join("d".repeat(90));
-        let (path, folder) = socket_path(&deep, PsId(3)).unwrap();
+        let (_, path, folder) = bind_unix(&deep, PsId(3)).unwrap();
         assert!(path.as_os_str().len() <= MAX_SOCKET_PATH, "{path:?}");
         let folder = folder.unwrap();
         let mode = std::fs::metadata(folder.path()).unwrap().permissions().mode();

@@ -8,7 +8,7 @@ mod orders;
 use std::sync::Arc;
 use std::time::Duration;
 
-use edl_core::id::{Generation, RunId, Term};
+use edl_core::id::{RunId, Term};
 use edl_core::spec::JobSpec;
 use edl_net::handshake::ClientId;
 use edl_net::proto::master_client::MasterClient;
@@ -297,11 +297,11 @@ impl Member {
     }
 
     fn beat(&self) -> PsMessage {
-        let is_held = self.store.generation() > Generation(0);
+        let (phase, waiting_for) = self.store.activity();
         let beat = Heartbeat {
             step: self.store.version(),
-            phase: if is_held { "serving" } else { "empty" }.into(),
-            waiting_for: if is_held { "" } else { "a load" }.into(),
+            phase: phase.into(),
+            waiting_for: waiting_for.into(),
         };
         PsMessage { kind: Some(ps_message::Kind::Heartbeat(beat)) }
     }

@@ -211,6 +211,19 @@ impl Store {
         self.hosted().map_or(0, |hosted| hosted.progress.version())
     }
 
+    /// What the store is doing, and what it waits for.
+    #[must_use]
+    pub fn activity(&self) -> (&'static str, &'static str) {
+        match &*self.phase() {
+            Phase::Empty => ("empty", "a load"),
+            Phase::Loading(_) => ("loading", ""),
+            Phase::Held { is_served: false, .. } => ("loaded", "the word to serve"),
+            Phase::Held { is_served: true, .. } => ("serving", ""),
+            Phase::Failed(_) => ("empty", "a load that succeeds"),
+            Phase::Closed => ("closed", ""),
+        }
+    }
+
     /// From now on workers are answered.
     pub fn serve(&self, generation: Generation) -> Result<(), Error> {
         let mut phase = self.phase();

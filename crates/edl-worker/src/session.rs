@@ -32,8 +32,6 @@ use crate::work::Work;
 pub(crate) use start::{Edges, Limits};
 use start::{Ended, Job};
 
-/// A master that is not reached for this long is given up.
-const MASTER_LIMIT: Duration = Duration::from_secs(300);
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// From the opened stream to the welcome.
 const WELCOME_LIMIT: Duration = Duration::from_secs(10);
@@ -141,8 +139,9 @@ impl Session {
                 Err(End::Over(result)) => return result,
                 Err(End::Broken(reason)) => reason,
             };
-            if seen.elapsed() >= MASTER_LIMIT {
-                return Err(Error::MasterLost { limit: MASTER_LIMIT, reason });
+            let limit = self.limits.master;
+            if seen.elapsed() >= limit {
+                return Err(Error::MasterLost { limit, reason });
             }
             debug!(attempt, reason, "master not reached");
             attempt += 1;

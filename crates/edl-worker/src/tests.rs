@@ -4,6 +4,7 @@ mod master;
 mod toy;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation, WorkerId};
 use edl_core::metric::{Measures, Metric};
@@ -44,19 +45,29 @@ fn spec() -> JobSpec {
     }
 }
 
+/// What differs between the stages of tests.
+struct Props {
+    n_records: u64,
+    key: JobKey,
+    limits: Limits,
+}
+
+impl Default for Props {
+    fn default() -> Self {
+        // Whatever the machine is busy with, these tests wait for what they expect.
+        let limits = Limits { master: HANG, finish: HANG, last_answers: HANG, flush: HANG };
+        Self { n_records: N_RECORDS, key: JobKey::from_bytes([7; 32]), limits }
+    }
+}
+
 impl Stage {
     async fn new(spec: JobSpec) -> Self {
-        Self::with_records(spec, N_RECORDS).await
+        Self::with(spec, Props::default()).await
     }
 
-    async fn with_records(spec: JobSpec, n_records: u64) -> Self {
-        let key = JobKey::from_bytes([7; 32]);
-        Self::with_key(spec, n_records, key).await
-    }
-
-    /// The master's key is all sevens.
-    async fn with_key(spec: JobSpec, n_records: u64, key: JobKey) -> Self {
-        let master = ToyMaster::start(&JobKey::from_bytes([7; 32])).await;
+    async fn with(spec: JobSpec, props: Props) -> Self {
+        let Props { n_records, key, limits } = props;
+        let master = ToyMaster::start(&Props::default().key).await;
         let servers = ToyServers::default();
         let job_dir = tempfile::tempdir().unwrap();
         let config = Config {
@@ -70,8 +81,7 @@ impl Stage {
             open_model: Box::new(|_| Ok(Box::new(ToyModel::new()))),
             open_records: Box::new(move |_| Box::new(move |_| Ok(Arc::new(ToyRecords(n_records))))),
             open_dial: Box::new(|_, _, _| Box::new(dial)),
-            // Whatever the machine is busy with, these tests wait for what they expect.
-            limits: Limits { finish: HANG, last_answers: HANG, flush: HANG },
+            limits,
         };
         let shutdown = CancellationToken::new();
         let mut worker = JoinSet::new();
@@ -226,7 +236,7 @@ async fn a_bad_record_is_named_and_the_worker_goes_on_with_other_leases() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_that_changed_is_refused() {
-    let mut stage = Stage::with_records(spec(), N_RECORDS + 1).await;
+    let mut stage = Stage::with(spec(), Props { n_records: N_RECORDS + 1, ..Props::default() }).await;
     let (mut session, _) = stage.welcome().await;
     session.route(1).await;
     session.train(1, 0, 1).await;
@@ -315,7 +325,7 @@ async fn a_refused_worker_ends_with_the_masters_words() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_with_another_key_ends_at_once() {
-    let mut stage = Stage::with_key(spec(), N_RECORDS, JobKey::from_bytes([8; 32])).await;
+    let mut stage = Stage::with(spec(), Props { key: JobKey::from_bytes([8; 32]), ..Props::default() }).await;
     assert!(matches!(stage.ended().await, Err(Error::OtherKey(_))));
 }
 
@@ -330,12 +340,14 @@ async fn a_master_of_another_run_is_not_worked_for() {
     assert!(matches!(stage.ended().await, Err(Error::OtherRun { .. })));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_master_that_never_answers_is_given_up() {
-    let mut stage = Stage::new(spec()).await;
-    drop(stage.master);
-    let result = stage.worker.join_next().await.unwrap().unwrap();
-    assert!(matches!(result, Err(Error::MasterLost { .. })));
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_is_not_reached_in_time_is_given_up() {
+    let limits = Limits { master: Duration::ZERO, ..Props::default().limits };
+    let mut stage = Stage::with(spec(), Props { limits, ..Props::default() }).await;
+    let session = stage.master.accept().await;
+    stage.master.stop();
+    drop(session);
+    assert!(matches!(stage.ended().await, Err(Error::MasterLost { .. })));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

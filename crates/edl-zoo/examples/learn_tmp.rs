@@ -50,7 +50,9 @@ fn main() {
     let (name, limit, epochs, delay): (String, u64, u32, usize) = (args[1].clone(), args[2].parse().unwrap(), args[3].parse().unwrap(), args[4].parse().unwrap());
     let spec = JobSpec { model_def: name.clone(), optimizer: args.get(5).cloned(), learning_rate: args.get(6).map(|t| t.parse().unwrap()), ..JobSpec::default() };
     let mut model = edl_zoo::open(&spec).unwrap();
-    let ms = Arc::new(model.spec().clone());
+    let mut ms = model.spec().clone();
+    if let Some(g) = args.get(7) { for p in &mut ms.params { if p.name.ends_with("gamma") { p.init = edl_core::model::Init::Constant(g.parse().unwrap()); } } }
+    let ms = Arc::new(ms);
     let (train, test) = (Data::open(&name, "train"), Data::open(&name, "test"));
     let n = train.len().min(limit);
     let plan = BatchPlan { n_records: n, minibatch_size: 64, batches_per_shard: 8, seed: 1, shuffle: true };

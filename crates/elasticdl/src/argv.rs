@@ -12,14 +12,18 @@ pub(crate) struct Argv {
     pub(crate) notes: Vec<String>,
 }
 
+const RECORDS_PER_TASK: &str = "records_per_task";
+
 /// Commands that describe or join a job, and so take ElasticDL's flags.
 const JOB_COMMANDS: [&str; 6] = ["train", "evaluate", "predict", "master", "ps", "worker"];
 
-/// Old names of flags.
-const OLD_NAMES: [(&str, &str); 3] = [
+/// Old names of flags. The last one counts records instead of batches, so it stays a flag of its
+/// own.
+const OLD_NAMES: [(&str, &str); 4] = [
     ("training_data_dir", "training_data"),
     ("evaluation_data_dir", "validation_data"),
     ("model_file", "model_def"),
+    (RECORDS_PER_TASK, "num_minibatches_per_task"),
 ];
 
 /// Without a cluster these would silently do something else than asked.
@@ -137,7 +141,7 @@ fn current_name(name: String, notes: &mut Vec<String>) -> String {
         return name;
     };
     notes.push(format!("--{name} is deprecated; use --{new}"));
-    (*new).to_owned()
+    if name == RECORDS_PER_TASK { name } else { (*new).to_owned() }
 }
 
 #[cfg(test)]
@@ -160,13 +164,15 @@ mod tests {
 
     #[test]
     fn old_names_work_and_are_called_deprecated() {
-        let (args, notes) = check("elasticdl master --training_data_dir=a --model-file b");
-        assert_eq!(args, "elasticdl master --training_data=a --model_def b");
+        let line = "elasticdl master --training_data_dir=a --model-file b --records_per_task=100";
+        let (args, notes) = check(line);
+        assert_eq!(args, "elasticdl master --training_data=a --model_def b --records_per_task=100");
         assert_eq!(
             notes,
             [
                 "--training_data_dir is deprecated; use --training_data",
-                "--model_file is deprecated; use --model_def"
+                "--model_file is deprecated; use --model_def",
+                "--records_per_task is deprecated; use --num_minibatches_per_task"
             ]
         );
     }

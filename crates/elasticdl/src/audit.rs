@@ -62,7 +62,8 @@ fn of_checkpoint(job: &Job) -> anyhow::Result<AuditReport> {
     })?;
     let codec = spec.codec_type.parse().map_err(|error| refuse(format!("{error}")))?;
     let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
-    let data = Dataset::open(&spec.training_data, &options).context("cannot open the training data")?;
+    let data =
+        Dataset::open(&spec.training_data, &options).context("cannot open the training data")?;
     if data.fingerprint() != newest.manifest.fingerprint {
         return Err(refuse(format!(
             "the data in `{}` has changed since job `{}` was trained; restore it to audit the job",
@@ -74,7 +75,8 @@ fn of_checkpoint(job: &Job) -> anyhow::Result<AuditReport> {
 }
 
 fn table(report: &AuditReport) -> String {
-    let mut text = format!("{:<8}{:>14}{:>10}{:>12}\n", "EPOCH", "RECORDS", "MISSING", "DUPLICATED");
+    let mut text =
+        format!("{:<8}{:>14}{:>10}{:>12}\n", "EPOCH", "RECORDS", "MISSING", "DUPLICATED");
     for epoch in &report.epochs {
         let note = if epoch.finished { "" } else { "  (under way)" };
         text += &format!(

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use edl_core::spec::{JobSpec, JobType};
 use edl_net::key::JobKey;
+use serde_json::{Map, Value};
 
 use crate::cli::{JoinFlags, MasterArgs, PsArgs, WorkerArgs};
 use crate::exit::{Exit, not_found, refuse};
 use crate::jobs::{Home, Job};
 use crate::say::say;
-use crate::submit::{self, checks};
+use crate::submit;
 use crate::ui::Ui;
-use crate::{config, paths, processes, resume, shipped};
+use crate::{config, processes, resume};
 
 /// Where a master by hand listens, as ElasticDL's did.
 const DEFAULT_PORT: u16 = 50_001;
@@ -33,41 +34,46 @@ pub(crate) struct Joined {
 
 /// A job in the foreground whose workers come by hand. Its log is what is seen.
 pub(crate) fn master(args: MasterArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let (run, mut flags) = args.split();
+    let (run, flags) = args.split();
     let home = Home::from_env()?;
-    flags.common.port.get_or_insert(DEFAULT_PORT);
-    flags.common.num_workers.get_or_insert(0);
-    let given = config::given(&run, &flags)?;
-    let has = |word: &str| given.get(word).is_some_and(|value| *value != serde_json::json!(""));
-    let kind = match (has("training_data"), has("validation_data"), has("prediction_data")) {
-        (false, _, true) => JobType::Predict,
-        (false, true, false) => JobType::Evaluate,
-        (true, _, false) | (false, false, false) => JobType::Train,
-        (true, _, true) => {
-            return Err(refuse("--prediction_data and --training_data are two jobs; give one of them"));
-        }
-    };
-    if run.print_config {
-        let spec = config::job(kind, &run, &flags)?;
-        out.write_all(config::to_yaml(&spec)?.as_bytes())?;
-        return Ok(Exit::Ok);
-    }
+    let mut given = config::given(&run, &flags)?;
+    let kind = kind(&given)?;
     let ready = if run.resume.is_some() {
         match resume::prepare(&home, kind, &run, &flags)? {
             resume::Prepared::Ready(ready) => ready,
             resume::Prepared::Succeeded(_) => {
-                return Err(refuse("this job has succeeded already; raise --num_epochs to train on"));
+                return Err(refuse(
+                    "this job has succeeded already; raise --num_epochs to train on",
+                ));
             }
         }
     } else {
-        let mut spec = config::job(kind, &run, &flags)?;
-        paths::make_absolute(&mut spec)?;
-        checks::pin_checkpoint(&mut spec, &given)?;
-        shipped::fill(&mut spec)?;
-        submit::prepare(&home, spec, run.job_dir.as_deref())?
+        given.entry("port").or_insert(DEFAULT_PORT.into());
+        if flags.common.num_workers.is_none() {
+            given.insert("num_workers".into(), 0.into());
+        }
+        if run.print_config {
+            out.write_all(config::to_yaml(&config::job(kind, given)?)?.as_bytes())?;
+            return Ok(Exit::Ok);
+        }
+        submit::prepare(&home, submit::described(kind, given)?, run.job_dir.as_deref())?
     };
     let ui = Ui::relay(&ready.job);
     submit::supervise(ready, ui, out)
+}
+
+/// What the master is for, by the data that it is given.
+fn kind(given: &Map<String, Value>) -> anyhow::Result<JobType> {
+    let has =
+        |word: &str| given.get(word).and_then(Value::as_str).is_some_and(|data| !data.is_empty());
+    match (has("training_data"), has("validation_data"), has("prediction_data")) {
+        (true, _, true) => {
+            Err(refuse("--prediction_data and --training_data are two jobs; give one of them"))
+        }
+        (false, _, true) => Ok(JobType::Predict),
+        (false, true, false) => Ok(JobType::Evaluate),
+        (true, _, false) | (false, false, false) => Ok(JobType::Train),
+    }
 }
 
 /// A parameter server, by hand or under a supervisor.
@@ -104,7 +110,9 @@ fn check_same(spec: &JobSpec, args: &WorkerArgs) -> anyhow::Result<()> {
     if let Some(model) = &args.model_def
         && model != model_def
     {
-        return Err(refuse(format!("job `{job_name}` trains `{model_def}`, not `{model}`; drop --model_def")));
+        return Err(refuse(format!(
+            "job `{job_name}` trains `{model_def}`, not `{model}`; drop --model_def"
+        )));
     }
     if let Some(size) = args.minibatch_size
         && size != *minibatch_size
@@ -140,14 +148,24 @@ fn join(flags: &JoinFlags) -> anyhow::Result<Joined> {
         }
     };
     let key = match (key_file, &job) {
-        (Some(path), _) => JobKey::load(path).map_err(|error| refuse(format!("--job_key_file: {error}")))?,
+        (Some(path), _) => {
+            JobKey::load(path).map_err(|error| refuse(format!("--job_key_file: {error}")))?
+        }
         (None, Some(job)) => job.key()?,
-        (None, None) => return Err(refuse("the job's key is not known; give it by --job_key_file")),
+        (None, None) => {
+            return Err(refuse("the job's key is not known; give it by --job_key_file"));
+        }
     };
-    let beside_key = || key_file.and_then(|path| std::path::absolute(path).ok()?.parent().map(PathBuf::from));
+    let beside_key =
+        || key_file.and_then(|path| std::path::absolute(path).ok()?.parent().map(PathBuf::from));
     let job_dir = job.as_ref().map(|job| job.dir().to_owned()).or_else(beside_key);
     let spec = job.as_ref().and_then(|job| job.spec().ok());
-    Ok(Joined { master_addr: address, key, job_dir: job_dir.context("the key has no folder")?, spec })
+    Ok(Joined {
+        master_addr: address,
+        key,
+        job_dir: job_dir.context("the key has no folder")?,
+        spec,
+    })
 }
 
 fn port(address: &str) -> anyhow::Result<u16> {

@@ -28,7 +28,8 @@ Exit codes: 0 done, 1 the job failed, 2 bad input and nothing started, 3 stopped
 Jobs are kept in $ELASTICDL_HOME/jobs (default ~/.elasticdl/jobs). `elasticdl COMMAND --help` tells more.
 ";
 
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("ELASTICDL_COMMIT"), ")");
+const VERSION: &str =
+    concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("ELASTICDL_COMMIT"), ")");
 
 #[derive(Debug, Parser)]
 #[command(name = "elasticdl", about = ABOUT, version = VERSION, help_template = HELP)]
@@ -44,10 +45,14 @@ pub(crate) enum Command {
     #[command(after_help = TRAIN_EXAMPLES)]
     Train(Box<TrainArgs>),
     /// Measure a trained model on data
-    #[command(after_help = "Example:\n  elasticdl evaluate --checkpoint_dir_for_init=~/.elasticdl/jobs/JOB/checkpoints")]
+    #[command(
+        after_help = "Example:\n  elasticdl evaluate --checkpoint_dir_for_init=~/.elasticdl/jobs/JOB/checkpoints"
+    )]
     Evaluate(Box<EvaluateArgs>),
     /// Write a trained model's output for each record
-    #[command(after_help = "Example:\n  elasticdl predict --checkpoint_dir_for_init=DIR --prediction_data=DATA --output=DIR")]
+    #[command(
+        after_help = "Example:\n  elasticdl predict --checkpoint_dir_for_init=DIR --prediction_data=DATA --output=DIR"
+    )]
     Predict(Box<PredictArgs>),
     /// Write a commented job description to start from
     Init(InitArgs),

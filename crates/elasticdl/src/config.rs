@@ -33,7 +33,7 @@ pub(crate) fn given(run: &RunFlags, flags: &JobFlags) -> anyhow::Result<Map<Stri
     Ok(given)
 }
 
-/// The job of `kind` that `given` describes on top of `base`.
+/// The job that `given` describes on top of `base`.
 pub(crate) fn apply(base: &JobSpec, given: Map<String, Value>) -> anyhow::Result<JobSpec> {
     let value = serde_json::to_value(base).context("cannot write the job description")?;
     let Value::Object(mut words) = value else { unreachable!("a job spec is a struct") };
@@ -42,9 +42,9 @@ pub(crate) fn apply(base: &JobSpec, given: Map<String, Value>) -> anyhow::Result
         .map_err(|error| refuse(format!("the job description does not fit: {error}")))
 }
 
-/// The new job that file and flags describe; `kind` is the command's.
-pub(crate) fn job(kind: JobType, run: &RunFlags, flags: &JobFlags) -> anyhow::Result<JobSpec> {
-    let spec = apply(&JobSpec { job_type: kind, ..JobSpec::default() }, given(run, flags)?)?;
+/// The new job that `given` describes; `kind` is the command's.
+pub(crate) fn job(kind: JobType, given: Map<String, Value>) -> anyhow::Result<JobSpec> {
+    let spec = apply(&JobSpec { job_type: kind, ..JobSpec::default() }, given)?;
     if spec.job_type != kind {
         let word = kind_word(spec.job_type);
         return Err(refuse(format!("the file describes a job to {word}; use `elasticdl {word}`")));
@@ -84,7 +84,8 @@ fn parse(text: &str) -> Result<Map<String, Value>, String> {
         }
     };
     let known = serde_json::to_value(JobSpec::default()).map_err(|error| error.to_string())?;
-    let known: Vec<&str> = known.as_object().into_iter().flatten().map(|(k, _)| k.as_str()).collect();
+    let known: Vec<&str> =
+        known.as_object().into_iter().flatten().map(|(k, _)| k.as_str()).collect();
     for word in words.keys() {
         if !known.contains(&word.as_str()) {
             return Err(match nearest(word, known.iter().copied()) {
@@ -136,13 +137,15 @@ mod tests {
     fn train(args: &[&str]) -> (RunFlags, JobFlags) {
         let argv = ["elasticdl", "train"].iter().chain(args).map(std::ffi::OsString::from);
         let argv = crate::argv::normalise(argv).unwrap();
-        let Command::Train(args) = Cli::try_parse_from(argv.args).unwrap().command else { panic!() };
+        let Command::Train(args) = Cli::try_parse_from(argv.args).unwrap().command else {
+            panic!()
+        };
         args.split()
     }
 
     fn spec(args: &[&str]) -> anyhow::Result<JobSpec> {
         let (run, flags) = train(args);
-        job(JobType::Train, &run, &flags)
+        job(JobType::Train, given(&run, &flags)?)
     }
 
     fn with_file(text: &str, args: &[&str]) -> anyhow::Result<JobSpec> {

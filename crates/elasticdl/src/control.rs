@@ -11,7 +11,10 @@ use crate::exit::{Exit, Refusal};
 use crate::jobs::Job;
 
 /// A master on the same machine that lives answers much quicker.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
+/// To scale, to stop and to audit, the master has to ask others.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to the master of a running job.
 pub(crate) async fn connect(job: &Job) -> anyhow::Result<MasterClient<Channel>> {
@@ -21,7 +24,7 @@ pub(crate) async fn connect(job: &Job) -> anyhow::Result<MasterClient<Channel>> 
         exit: Exit::NotFound,
         text: format!("job `{name}` does not run; `elasticdl status {name}` tells how it ended"),
     })?;
-    let channel = edl_net::tls::connect(&master.address, &job.key()?, TIMEOUT)
+    let channel = edl_net::tls::connect(&master.address, &job.key()?, CONNECT_TIMEOUT)
         .await
         .with_context(|| format!("the master of job `{name}` does not answer"))?;
     Ok(MasterClient::new(channel))
@@ -33,13 +36,18 @@ pub(crate) async fn status(job: &Job) -> anyhow::Result<JobStatus> {
         let mut master = connect(job).await?;
         Ok(master.status(StatusRequest {}).await?.into_inner())
     };
-    within(ask).await
+    answer(STATUS_TIMEOUT, ask).await
 }
 
 /// Waits for an answer, but not for ever: a master that was stopped in its tracks takes
 /// connections and says nothing.
-pub(crate) async fn within<T>(
+pub(crate) async fn within<T>(ask: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    answer(ANSWER_TIMEOUT, ask).await
+}
+
+async fn answer<T>(
+    timeout: Duration,
     ask: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    tokio::time::timeout(2 * TIMEOUT, ask).await.context("the master does not answer")?
+    tokio::time::timeout(timeout, ask).await.context("the master does not answer")?
 }

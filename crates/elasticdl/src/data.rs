@@ -75,7 +75,12 @@ fn write_options(write: &WriteFlags) -> anyhow::Result<ImportOptions> {
 
 fn tell(written: &Written, out: &mut impl Write) -> std::io::Result<()> {
     let Written { folder, files, records, bytes } = written;
-    writeln!(out, "{folder}: {} records in {files} files, {} bytes", grouped(*records), grouped(*bytes))
+    writeln!(
+        out,
+        "{folder}: {} records in {files} files, {} bytes",
+        grouped(*records),
+        grouped(*bytes)
+    )
 }
 
 fn show(summary: &Summary, out: &mut impl Write) -> anyhow::Result<()> {

@@ -85,9 +85,10 @@ fn processor() -> Result<String, Failure> {
 fn open_files() -> Result<String, Failure> {
     let limit = getrlimit(Resource::Nofile).current;
     match limit {
-        Some(limit) if limit < MIN_FILES => {
-            fail(format!("at most {limit} open files are allowed"), format!("ulimit -n {MIN_FILES}"))
-        }
+        Some(limit) if limit < MIN_FILES => fail(
+            format!("at most {limit} open files are allowed"),
+            format!("ulimit -n {MIN_FILES}"),
+        ),
         Some(limit) => Ok(format!("up to {limit}")),
         None => Ok("no limit".into()),
     }
@@ -96,9 +97,7 @@ fn open_files() -> Result<String, Failure> {
 fn loopback() -> Result<String, Failure> {
     match TcpListener::bind("127.0.0.1:0") {
         Ok(_) => Ok("127.0.0.1 takes connections".into()),
-        Err(error) => {
-            fail(format!("cannot listen on 127.0.0.1: {error}"), "ip link set lo up")
-        }
+        Err(error) => fail(format!("cannot listen on 127.0.0.1: {error}"), "ip link set lo up"),
     }
 }
 
@@ -145,11 +144,16 @@ fn space(jobs: &Path) -> Result<String, Failure> {
             let free = stat.f_bavail.saturating_mul(stat.f_frsize);
             let shown = format!("{} MiB", free >> 20);
             if free < MIN_FREE {
-                return fail(format!("only {shown} are free"), "elasticdl clean --all, or move ELASTICDL_HOME");
+                return fail(
+                    format!("only {shown} are free"),
+                    "elasticdl clean --all, or move ELASTICDL_HOME",
+                );
             }
             Ok(shown)
         }
-        Err(error) => fail(format!("cannot look at the disk: {error}"), "choose another ELASTICDL_HOME"),
+        Err(error) => {
+            fail(format!("cannot look at the disk: {error}"), "choose another ELASTICDL_HOME")
+        }
     }
 }
 

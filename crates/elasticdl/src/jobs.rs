@@ -60,7 +60,9 @@ impl Home {
         }
         let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
         let home = home.ok_or_else(|| {
-            refuse("neither ELASTICDL_HOME nor HOME is set; set ELASTICDL_HOME to a folder for jobs")
+            refuse(
+                "neither ELASTICDL_HOME nor HOME is set; set ELASTICDL_HOME to a folder for jobs",
+            )
         })?;
         Ok(Self { root: Path::new(&home).join(".elasticdl") })
     }
@@ -95,7 +97,8 @@ impl Home {
         };
         let is_name = !which.is_empty() && !which.contains('/') && !which.starts_with('.');
         let by_name = is_name.then(|| self.jobs_dir().join(which));
-        let found = by_name.and_then(|path| Job::open(&path)).or_else(|| Job::open(Path::new(which)));
+        let found =
+            by_name.and_then(|path| Job::open(&path)).or_else(|| Job::open(Path::new(which)));
         found.ok_or_else(|| self.no_such_job(which))
     }
 

@@ -36,12 +36,19 @@ pub(crate) fn list(args: &ListArgs, out: &mut impl Write) -> anyhow::Result<Exit
         return Ok(Exit::Ok);
     }
     let width = rows.iter().map(|row| row.job.len()).max().unwrap_or(0).max(4) + 2;
-    writeln!(out, "{:<width$}{:<13}{:<10}{:<12}{:<8}STARTED", "NAME", "STATE", "TYPE", "MODEL", "DONE")?;
+    writeln!(
+        out,
+        "{:<width$}{:<13}{:<10}{:<12}{:<8}STARTED",
+        "NAME", "STATE", "TYPE", "MODEL", "DONE"
+    )?;
     for row in rows {
         let Row { job, state, job_type, model_def, .. } = &row;
         let done = format!("{} %", 100 * row.records_done / row.records_total.max(1));
         let started = span(row.started_secs_ago);
-        writeln!(out, "{job:<width$}{state:<13}{job_type:<10}{model_def:<12}{done:<8}{started} ago")?;
+        writeln!(
+            out,
+            "{job:<width$}{state:<13}{job_type:<10}{model_def:<12}{done:<8}{started} ago"
+        )?;
     }
     Ok(Exit::Ok)
 }

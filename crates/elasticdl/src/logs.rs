@@ -100,7 +100,9 @@ impl Reader {
                 continue;
             }
             let followed = self.files.entry(name.clone()).or_default();
-            let new = followed.read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+            let new = followed
+                .read(&path)
+                .with_context(|| format!("cannot read `{}`", path.display()))?;
             let shows_name = self.only.is_none();
             lines.extend(new.into_iter().map(|(time, line)| {
                 let line = if shows_name { format!("{name:<10} {line}") } else { line };
@@ -170,13 +172,17 @@ mod tests {
         let (_root, job) = job();
         let log = |name: &str, text: &str| std::fs::write(job.logs_dir().join(name), text).unwrap();
         log("master.log", "[2026-11-15 02:46:40,001] a\n[2026-11-15 02:46:40,003] c\n");
-        log("worker-0.log", "[2026-11-15 02:46:40,002] b\n  more of b\n[2026-11-15 02:46:40,004] d\nhal");
+        log(
+            "worker-0.log",
+            "[2026-11-15 02:46:40,002] b\n  more of b\n[2026-11-15 02:46:40,004] d\nhal",
+        );
         let mut reader = Reader::new(&job, None);
         let lines = reader.read().unwrap();
         let messages: Vec<_> = lines.iter().map(|line| line.rsplit(' ').next().unwrap()).collect();
         assert_eq!(messages, ["a", "b", "b", "c", "d"]);
         assert!(lines[1].starts_with("worker-0   ["), "{}", lines[1]);
-        let mut file = File::options().append(true).open(job.logs_dir().join("worker-0.log")).unwrap();
+        let mut file =
+            File::options().append(true).open(job.logs_dir().join("worker-0.log")).unwrap();
         file.write_all(b"f\n").unwrap();
         assert_eq!(reader.read().unwrap(), ["worker-0   half"]);
         assert!(reader.read().unwrap().is_empty());
@@ -197,7 +203,8 @@ mod tests {
     fn the_last_errors_of_a_master_are_found() {
         let (_root, job) = job();
         let line = "[2026-11-15 02:46:40,001] [ERROR] [lib.rs:1:x] the data has changed";
-        std::fs::write(job.logs_dir().join("master.log"), format!("[INFO] fine\n{line}\n")).unwrap();
+        std::fs::write(job.logs_dir().join("master.log"), format!("[INFO] fine\n{line}\n"))
+            .unwrap();
         assert_eq!(last_errors(&job), [line]);
     }
 }

@@ -48,8 +48,10 @@ mod usage;
 
 fn main() -> ExitCode {
     let mut out = io::stdout().lock();
-    let ended = command(std::env::args_os())
-        .and_then(|command| command.map_or(Ok(Exit::Ok), |command| run(command, &mut out)));
+    let ended = parse(std::env::args_os()).and_then(|parsed| match parsed {
+        Parsed::Command(command) => run(command, &mut out),
+        Parsed::Told(exit) => Ok(exit),
+    });
     let flushed = out.flush();
     match ended.and_then(|exit| Ok(flushed.map(|()| exit)?)) {
         Ok(exit) => exit.into(),
@@ -62,23 +64,30 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command to run; `None` after help and version, which have been printed.
-fn command(args: impl IntoIterator<Item = OsString>) -> anyhow::Result<Option<Command>> {
+/// What the command line asks for.
+enum Parsed {
+    Command(Command),
+    /// Help or version, which has been printed.
+    Told(Exit),
+}
+
+fn parse(args: impl IntoIterator<Item = OsString>) -> anyhow::Result<Parsed> {
     let argv = argv::normalise(args)?;
     match Cli::try_parse_from(&argv.args) {
         Ok(cli) => {
             argv.notes.iter().for_each(say);
-            Ok(Some(cli.command))
+            Ok(Parsed::Command(cli.command))
         }
         Err(error) => {
             let name = argv.args.get(1).and_then(|name| name.to_str());
-            match usage::sentence(&error, name.filter(|name| !name.starts_with('-'))) {
-                Some(sentence) => Err(exit::refuse(sentence)),
-                None => {
-                    error.print().context("cannot print help")?;
-                    Ok(None)
-                }
+            if let Some(sentence) =
+                usage::sentence(&error, name.filter(|name| !name.starts_with('-')))
+            {
+                return Err(exit::refuse(sentence));
             }
+            error.print().context("cannot print help")?;
+            // Help that nobody asked for stands for a command that is missing.
+            Ok(Parsed::Told(if error.use_stderr() { Exit::BadInput } else { Exit::Ok }))
         }
     }
 }

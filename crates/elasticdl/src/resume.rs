@@ -86,7 +86,8 @@ mod tests {
     fn check(args: &[&str]) -> anyhow::Result<JobSpec> {
         let root = tempfile::tempdir().unwrap();
         let home = Home::at(root.path());
-        let spec = JobSpec { job_name: "old".into(), training_data: "/d".into(), ..JobSpec::default() };
+        let spec =
+            JobSpec { job_name: "old".into(), training_data: "/d".into(), ..JobSpec::default() };
         home.create(&spec, None).unwrap();
         let line = [&["elasticdl", "train"], args].concat();
         let Command::Train(args) = Cli::try_parse_from(line).unwrap().command else { panic!() };
@@ -96,7 +97,8 @@ mod tests {
 
     #[test]
     fn what_may_change_changes() {
-        let spec = check(&["--resume", "--num_workers=5", "--num_epochs=9", "--num_ps_pods=2"]).unwrap();
+        let spec =
+            check(&["--resume", "--num_workers=5", "--num_epochs=9", "--num_ps_pods=2"]).unwrap();
         assert_eq!((spec.num_workers, spec.num_epochs, spec.num_ps_pods), (5, 9, 2));
         assert_eq!(spec.job_name, "old");
         let spec = check(&["--resume", "--job_name=old", "--minibatch_size=64"]).unwrap();

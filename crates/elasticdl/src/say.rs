@@ -41,10 +41,7 @@ pub(crate) fn span(seconds: f64) -> String {
 }
 
 /// The nearest of `known` to a word that is not among them.
-pub(crate) fn nearest<'a>(
-    word: &str,
-    known: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// Below this similarity a suggestion puzzles more than it helps.
     const CLOSE: f64 = 0.75;
     known

@@ -42,7 +42,9 @@ pub(crate) async fn of(job: &Job) -> anyhow::Result<JobStatus> {
             instance.state = "gone".into();
         }
         if !jobs::is_final(&status.state) {
-            status.reason = format!("its processes are gone; `elasticdl train --resume {}` goes on", status.job);
+            let JobStatus { job, job_type, .. } = &status;
+            status.reason =
+                format!("its processes are gone; `elasticdl {job_type} --resume {job}` goes on");
         }
     }
     Ok(status)
@@ -73,23 +75,43 @@ fn table(status: &JobStatus) -> String {
         ("records", records(status)),
     ];
     if status.job_type == "train" {
-        let of = if status.num_epochs == 0 { String::new() } else { format!(" of {}", status.num_epochs) };
-        let epoch = if status.num_epochs == 0 { status.epoch + 1 } else { (status.epoch + 1).min(status.num_epochs) };
-        lines.push(("epoch", format!("{epoch}{of}, step {}, loss {:.4}", grouped(status.step), status.loss)));
+        let of = if status.num_epochs == 0 {
+            String::new()
+        } else {
+            format!(" of {}", status.num_epochs)
+        };
+        let epoch = if status.num_epochs == 0 {
+            status.epoch + 1
+        } else {
+            (status.epoch + 1).min(status.num_epochs)
+        };
+        lines.push((
+            "epoch",
+            format!("{epoch}{of}, step {}, loss {:.4}", grouped(status.step), status.loss),
+        ));
     }
     if let Some(evaluation) = status.evaluations.last() {
         let mut metrics: Vec<_> = evaluation.metrics.iter().collect();
         metrics.sort_by_key(|(name, _)| name.as_str());
-        let metrics: Vec<_> = metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
-        lines.push(("measured", format!("{} at step {}", metrics.join(", "), grouped(evaluation.version))));
+        let metrics: Vec<_> =
+            metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+        lines.push((
+            "measured",
+            format!("{} at step {}", metrics.join(", "), grouped(evaluation.version)),
+        ));
     }
     lines.push(("time", time(status)));
-    for (name, value) in [("checkpoint", &status.last_checkpoint), ("output", &status.output), ("folder", &status.job_dir)] {
+    for (name, value) in [
+        ("checkpoint", &status.last_checkpoint),
+        ("output", &status.output),
+        ("folder", &status.job_dir),
+    ] {
         if !value.is_empty() {
             lines.push((name, value.clone()));
         }
     }
-    let mut text: String = lines.iter().map(|(name, value)| format!("{name:<11}{value}\n")).collect();
+    let mut text: String =
+        lines.iter().map(|(name, value)| format!("{name:<11}{value}\n")).collect();
     if !status.instances.is_empty() {
         text += "\nPROCESS     PID      STATE        RESTARTS  ADDRESS\n";
         for instance in &status.instances {
@@ -100,7 +122,11 @@ fn table(status: &JobStatus) -> String {
 }
 
 fn with_reason(status: &JobStatus) -> String {
-    if status.reason.is_empty() { status.state.clone() } else { format!("{}: {}", status.state, status.reason) }
+    if status.reason.is_empty() {
+        status.state.clone()
+    } else {
+        format!("{}: {}", status.state, status.reason)
+    }
 }
 
 fn records(status: &JobStatus) -> String {
@@ -179,7 +205,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let spec = edl_core::spec::JobSpec { job_name: "x".into(), ..Default::default() };
         let job = Home::at(root.path()).create(&spec, None).unwrap();
-        let said = JobStatus { job: "x".into(), state: "running".into(), ..JobStatus::default() };
+        let said = JobStatus {
+            job: "x".into(),
+            job_type: "train".into(),
+            state: "running".into(),
+            ..JobStatus::default()
+        };
         std::fs::write(job.status_path(), serde_json::to_vec(&said).unwrap()).unwrap();
         let status = crate::runtime().unwrap().block_on(of(&job)).unwrap();
         assert_eq!(status.state, "interrupted");

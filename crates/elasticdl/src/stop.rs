@@ -30,7 +30,10 @@ pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
     let is_gone = asked.is_ok() && ended_within(&job, PATIENCE)
         || signal(&job, Signal::TERM) && ended_within(&job, SIGNAL_PATIENCE)
         || signal(&job, Signal::KILL) && ended_within(&job, SIGNAL_PATIENCE);
-    anyhow::ensure!(is_gone, "job `{name}` does not end; `elasticdl status {name}` shows its processes");
+    anyhow::ensure!(
+        is_gone,
+        "job `{name}` does not end; `elasticdl status {name}` shows its processes"
+    );
     let state = job.state();
     writeln!(out, "job {name} {state}")?;
     if state != "succeeded" {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use edl_core::spec::{JobSpec, JobType};
+use serde_json::{Map, Value};
 
 use crate::cli::RunFlags;
 use crate::exit::{Exit, refuse};
@@ -36,7 +37,12 @@ pub(crate) fn run(
 ) -> anyhow::Result<Exit> {
     let home = Home::from_env()?;
     if run.print_config {
-        out.write_all(config::to_yaml(&described(&home, kind, run, flags)?)?.as_bytes())?;
+        // As it was said: a name that is made up here would be taken when the file is used twice.
+        let spec = match run.resume {
+            Some(_) => resume::described(&home, kind, run, flags)?.1,
+            None => config::job(kind, config::given(run, flags)?)?,
+        };
+        out.write_all(config::to_yaml(&spec)?.as_bytes())?;
         return Ok(Exit::Ok);
     }
     let ready = if run.resume.is_some() {
@@ -49,7 +55,8 @@ pub(crate) fn run(
             }
         }
     } else {
-        prepare(&home, described(&home, kind, run, flags)?, run.job_dir.as_deref())?
+        let spec = described(kind, config::given(run, flags)?)?;
+        prepare(&home, spec, run.job_dir.as_deref())?
     };
     if run.detach {
         return detach::run(ready, out);
@@ -58,19 +65,11 @@ pub(crate) fn run(
     supervise(ready, ui, out)
 }
 
-/// The job that the user describes, with what was left open filled in.
-fn described(
-    home: &Home,
-    kind: JobType,
-    run: &RunFlags,
-    flags: &JobFlags,
-) -> anyhow::Result<JobSpec> {
-    if run.resume.is_some() {
-        return Ok(resume::described(home, kind, run, flags)?.1);
-    }
-    let mut spec = config::job(kind, run, flags)?;
+/// The new job that the user describes, with what was left open filled in.
+pub(crate) fn described(kind: JobType, given: Map<String, Value>) -> anyhow::Result<JobSpec> {
+    let mut spec = config::job(kind, given.clone())?;
     paths::make_absolute(&mut spec)?;
-    checks::pin_checkpoint(&mut spec, &config::given(run, flags)?)?;
+    checks::pin_checkpoint(&mut spec, &given)?;
     shipped::fill(&mut spec)?;
     Ok(spec)
 }
@@ -97,7 +96,9 @@ pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
         }
         if Instant::now() >= deadline {
             let name = job.name().unwrap_or_default();
-            return Err(refuse(format!("job `{name}` runs already; watch it by `elasticdl attach {name}`")));
+            return Err(refuse(format!(
+                "job `{name}` runs already; watch it by `elasticdl attach {name}`"
+            )));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -117,7 +117,9 @@ impl Supervisor<'_> {
                 _ = tick.tick() => Event::Tick,
             };
             self.handle(event, Instant::now())?;
-            if let Phase::Ending { exit, .. } = self.phase && self.children.is_empty() {
+            if let Phase::Ending { exit, .. } = self.phase
+                && self.children.is_empty()
+            {
                 self.ui.tick();
                 return Ok(exit);
             }

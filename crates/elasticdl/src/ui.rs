@@ -37,9 +37,14 @@ pub(crate) struct Ui {
 
 enum Form {
     Bar(ProgressBar),
-    Plain { next: Option<Instant>, line: String },
+    Plain {
+        next: Option<Instant>,
+        line: String,
+    },
     /// The master's own log, as if it were written by this process.
-    Relay { offset: u64 },
+    Relay {
+        offset: u64,
+    },
 }
 
 /// What was shown already.

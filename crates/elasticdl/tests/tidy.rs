@@ -17,7 +17,16 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("edl-zoo", &["edl-core", "edl-tensor"]),
     (
         "elasticdl",
-        &["edl-core", "edl-data", "edl-master", "edl-net", "edl-ps", "edl-tensor", "edl-worker", "edl-zoo"],
+        &[
+            "edl-core",
+            "edl-data",
+            "edl-master",
+            "edl-net",
+            "edl-ps",
+            "edl-tensor",
+            "edl-worker",
+            "edl-zoo",
+        ],
     ),
 ];
 
@@ -36,7 +45,8 @@ fn arrows_point_down_only() {
     let allowed: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
     for package in metadata["packages"].as_array().expect("packages") {
         let name = package["name"].as_str().expect("a name");
-        let may = allowed.get(name).unwrap_or_else(|| panic!("crate `{name}` has no place in ARROWS"));
+        let may =
+            allowed.get(name).unwrap_or_else(|| panic!("crate `{name}` has no place in ARROWS"));
         for dependency in package["dependencies"].as_array().expect("dependencies") {
             let other = dependency["name"].as_str().expect("a name");
             let is_test = dependency["kind"] == "dev";
@@ -56,9 +66,18 @@ fn every_file_says_what_it_is_and_which_licence_it_has() {
         n_files += 1;
         let mut lines = text.lines();
         let name = path.display();
-        assert!(lines.next().is_some_and(|line| line.contains("SPDX-License-Identifier: Apache-2.0")), "{name}: run tests/licence.sh --fix");
-        assert!(lines.next().is_some_and(|line| line.starts_with("//!")), "{name}: say what the file is by `//!`");
-        assert!(path.file_name().is_some_and(|name| name != "mod.rs"), "{name}: use foo.rs and foo/");
+        assert!(
+            lines.next().is_some_and(|line| line.contains("SPDX-License-Identifier: Apache-2.0")),
+            "{name}: run tests/licence.sh --fix"
+        );
+        assert!(
+            lines.next().is_some_and(|line| line.starts_with("//!")),
+            "{name}: say what the file is by `//!`"
+        );
+        assert!(
+            path.file_name().is_some_and(|name| name != "mod.rs"),
+            "{name}: use foo.rs and foo/"
+        );
     });
     assert!(n_files > 50, "the tree was not found");
 }

@@ -215,6 +215,8 @@ impl Job {
                 if let Some(entry) = self.workers.get_mut(&worker) {
                     entry.not_before = now + timeout;
                 }
+                // Its other leases would follow soon, and would be blamed for the first one.
+                self.release_worker(worker);
                 self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
                 let instance = InstanceId { role: Role::Worker, id: worker.0 };
                 self.effects.extend(self.instances.replace(instance).map(Effect::Platform));

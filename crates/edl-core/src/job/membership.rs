@@ -150,7 +150,7 @@ impl Job {
     }
 
     /// Takes all its leases back, and remembers what it was working on.
-    fn release_worker(&mut self, worker: WorkerId) {
+    pub(super) fn release_worker(&mut self, worker: WorkerId) {
         let epoch = self.ledger.epoch();
         let first = |leases: &[Lease]| leases.first().and_then(|lease| lease.open.first().copied());
         let mut suspect = first(&self.ledger.release_worker(worker))

@@ -35,7 +35,11 @@ pub fn tcp(target: &str, hook: Hook) -> String {
                 up(&mut up_from, &mut up_to, &hook);
                 let _ = up_to.shutdown(Shutdown::Write);
             });
-            std::thread::spawn(move || down(server, client));
+            std::thread::spawn(move || {
+                down(&server, &client);
+                // Both ends: the client must see that its server is gone.
+                let _ = client.shutdown(Shutdown::Both);
+            });
         }
     });
     address
@@ -54,7 +58,11 @@ pub fn unix(path: &Path, target: &Path, hook: Hook) {
                 up(&mut up_from, &mut up_to, &hook);
                 let _ = up_to.shutdown(Shutdown::Write);
             });
-            std::thread::spawn(move || down(server, client));
+            std::thread::spawn(move || {
+                down(&server, &client);
+                // Both ends: the client must see that its server is gone.
+                let _ = client.shutdown(Shutdown::Both);
+            });
         }
     });
 }

@@ -274,7 +274,9 @@ async fn a_server_survives_its_master_and_says_what_it_holds() {
     let mut older = stage.session().await;
     older.hello().await;
     older.welcome(2).await;
-    older.load(6, "").await;
+    // It may be gone before it hears this.
+    let stop = Order::Stop(StopWork { reason: "of an older master".into() });
+    let _ = older.commands.send(Ok(PsCommand { kind: Some(stop) })).await;
     let mut session = stage.session().await;
     let again = session.hello().await;
     assert_eq!((again.generation, again.incarnation), (5, hello.incarnation));

@@ -47,9 +47,12 @@ pub(crate) struct Edges {
     pub(crate) limits: Limits,
 }
 
-/// How long a worker that goes may take; together they fit into the grace of a stopped process.
+/// How long a worker waits for others. What concerns its end fits into the two seconds that a
+/// stopped process has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
+    /// Until a master that cannot be reached is given up.
+    pub(crate) master: Duration,
     /// Until the compute thread has finished the batch at hand, answers included.
     pub(crate) finish: Duration,
     /// Until the servers have answered the last gradients.
@@ -61,6 +64,7 @@ pub(crate) struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            master: Duration::from_secs(300),
             finish: Duration::from_millis(1200),
             last_answers: Duration::from_millis(700),
             flush: Duration::from_millis(300),

@@ -21,7 +21,7 @@ pub(super) const HANG: Duration = Duration::from_secs(60);
 pub(super) struct ToyMaster {
     pub(super) address: SocketAddr,
     sessions: mpsc::Receiver<ToySession>,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 /// The master's end of one worker's stream.
@@ -44,7 +44,12 @@ impl ToyMaster {
             let incoming = TcpListenerStream::new(listener);
             server.add_service(service).serve_with_incoming(incoming).await.unwrap();
         });
-        Self { address, sessions, _tasks: tasks }
+        Self { address, sessions, tasks }
+    }
+
+    /// Stops listening.
+    pub(super) fn stop(&mut self) {
+        self.tasks.abort_all();
     }
 
     pub(super) async fn accept(&mut self) -> ToySession {

@@ -61,16 +61,18 @@ impl Home {
         }
         if link.is_symlink() && !link.exists() {
             // Its folder was removed by hand.
-            fs::remove_file(&link).with_context(|| format!("cannot remove `{}`", link.display()))?;
+            fs::remove_file(&link)
+                .with_context(|| format!("cannot remove `{}`", link.display()))?;
         }
         match fs::read_dir(place).map(|mut entries| entries.next().is_some()) {
             Ok(true) => Err(refuse(format!(
                 "`{}` is not empty and holds no job; choose another --job_dir",
                 place.display()
             ))),
-            Err(error) if error.kind() == ErrorKind::NotADirectory => {
-                Err(refuse(format!("`{}` is not a folder; choose another --job_dir", place.display())))
-            }
+            Err(error) if error.kind() == ErrorKind::NotADirectory => Err(refuse(format!(
+                "`{}` is not a folder; choose another --job_dir",
+                place.display()
+            ))),
             Ok(false) | Err(_) => Ok(()),
         }
     }
@@ -88,7 +90,8 @@ impl Home {
         fs::remove_dir_all(job.dir()).with_context(|| format!("cannot remove `{shown}`"))?;
         let link = self.jobs_dir().join(name.unwrap_or_default());
         if link.is_symlink() && !link.exists() {
-            fs::remove_file(&link).with_context(|| format!("cannot remove `{}`", link.display()))?;
+            fs::remove_file(&link)
+                .with_context(|| format!("cannot remove `{}`", link.display()))?;
         }
         Ok(())
     }

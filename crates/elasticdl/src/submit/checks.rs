@@ -74,7 +74,9 @@ fn check_data(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<u64> {
     let mut n_records = None;
     for (flag, location) in sets {
         if location.is_empty() {
-            return Err(refuse(format!("{flag} is missing; name a file, a folder, a glob or a URL")));
+            return Err(refuse(format!(
+                "{flag} is missing; name a file, a folder, a glob or a URL"
+            )));
         }
         let refused = |error: edl_data::Error| refuse(format!("{flag}: {}", chain(&error)));
         let data = Dataset::open(&location, &options).map_err(refused)?;
@@ -175,7 +177,9 @@ pub(crate) fn check_port(flag: &str, port: u16) -> anyhow::Result<()> {
         return Ok(());
     }
     TcpListener::bind(("127.0.0.1", port)).map(drop).map_err(|error| {
-        refuse(format!("{flag}={port} cannot be used: {error}; choose another, or leave it out for a free one"))
+        refuse(format!(
+            "{flag}={port} cannot be used: {error}; choose another, or leave it out for a free one"
+        ))
     })
 }
 
@@ -193,7 +197,9 @@ fn check_folder(flag: &str, folder: &str) -> anyhow::Result<()> {
     };
     match problem {
         None => Ok(()),
-        Some(problem) => Err(refuse(format!("{flag}: cannot write to `{folder}`: {problem}; choose another"))),
+        Some(problem) => {
+            Err(refuse(format!("{flag}: cannot write to `{folder}`: {problem}; choose another")))
+        }
     }
 }
 
@@ -233,7 +239,9 @@ mod tests {
     fn a_strategy_that_is_not_there_is_refused_by_name() {
         let no_ps = JobSpec { num_ps_pods: 0, ..JobSpec::default() };
         assert!(refusal(check_strategy(&no_ps)).starts_with("--num_ps_pods=0"));
-        for (strategy, word) in [(Strategy::Allreduce, "AllreduceStrategy"), (Strategy::Local, "Local")] {
+        for (strategy, word) in
+            [(Strategy::Allreduce, "AllreduceStrategy"), (Strategy::Local, "Local")]
+        {
             let spec = JobSpec { distribution_strategy: strategy, ..JobSpec::default() };
             let text = refusal(check_strategy(&spec));
             assert!(text.contains(word) && text.contains("parameter servers only"), "{text}");

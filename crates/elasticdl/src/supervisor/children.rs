@@ -73,9 +73,9 @@ impl Children {
             Role::Master => return Err(io::Error::other("a master cannot be ordered")),
             Role::Ps => command.arg(format!("--ps_id={}", instance.id)),
             // One thread per worker: the engine gains little by more, and workers share the cores.
-            Role::Worker => command
-                .arg(format!("--worker_id={}", instance.id))
-                .env("RAYON_NUM_THREADS", "1"),
+            Role::Worker => {
+                command.arg(format!("--worker_id={}", instance.id)).env("RAYON_NUM_THREADS", "1")
+            }
         };
         let mut child = command.spawn()?;
         let stdin = child.stdin.take();
@@ -218,12 +218,23 @@ mod tests {
         (root, Children::new(job, program))
     }
 
+    /// A script that was just written is busy while another test starts a child.
+    fn launch(children: &mut Children) -> u32 {
+        loop {
+            match children.launch(WORKER) {
+                Ok(pid) => return pid,
+                Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     const WORKER: InstanceId = InstanceId { role: Role::Worker, id: 3 };
 
     #[tokio::test]
     async fn a_child_gets_its_flags_and_its_output_goes_to_its_log() {
         let (_root, mut children) = children("echo \"$@\" $RAYON_NUM_THREADS; exit 5");
-        let pid = children.launch(WORKER).unwrap();
+        let pid = launch(&mut children);
         assert_eq!(children.launch(WORKER).unwrap(), pid, "a second order starts no second one");
         assert_eq!(children.list(), [(WORKER, pid)]);
         let ended = children.ended().await;
@@ -240,7 +251,7 @@ mod tests {
     #[tokio::test]
     async fn a_child_that_will_not_leave_is_ended_after_its_grace() {
         let (_root, mut children) = children("trap '' TERM; echo ready; while :; do read x; done");
-        let pid = children.launch(WORKER).unwrap();
+        let pid = launch(&mut children);
         let now = Instant::now();
         children.terminate(WORKER, Duration::from_secs(1), now);
         children.kill_overdue(now);
@@ -254,7 +265,7 @@ mod tests {
     #[tokio::test]
     async fn children_see_the_end_of_their_supervisor_on_their_input() {
         let (_root, mut children) = children("read x; exit 7");
-        children.launch(WORKER).unwrap();
+        launch(&mut children);
         children.running.get_mut(&WORKER).unwrap()._stdin = None;
         assert_eq!(children.ended().await.how, Ended::Exit(7));
     }
