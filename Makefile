@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Everything that a developer or CI runs. `make help` lists it.
 
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticdl
@@ -42,7 +43,7 @@ soak: ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion
 	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test chaos
 	$(CARGO) test $(PROFILE) --locked -p elasticdl --test accuracy -- --ignored --nocapture
 
-bench: ## Print speeds as ratios to what the machine can do
+bench: build ## Print speeds as ratios to what the machine can do
 	$(CARGO) run $(PROFILE) --locked -p edl-core --example ledger_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-data --example recordio_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-tensor --example tensor_bench

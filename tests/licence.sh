@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Every source file names its licence; `--fix` adds the line where it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 status=0
 while IFS= read -r file; do
+  [ -f "$file" ] || continue
   head -n 3 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' && continue
   if [ "${1:-}" != --fix ]; then
     echo "no licence header: $file"

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs Debian packages that some tests use, where that is possible; tests that miss them say so.
 set -euo pipefail
 packages=(dataset-fashion-mnist shellcheck)

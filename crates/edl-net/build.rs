@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Compiles the protos without a system `protoc`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Tells the binary which commit it was built from, by reading `.git` itself: a build from an
 //! archive, or on a machine without git, says `unknown`.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Which batches a partition has applied. It never forgets.
 //!
 //! "All epochs below `closed`", plus one bit per batch of each open epoch. An epoch closes by

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Proof that every record was trained once: what the partitions say, compared with the plan.
 //!
 //! Two books are kept apart on purpose: the applied set says *which* batches, the count of updates

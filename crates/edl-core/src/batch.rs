@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Which records a batch names: a function of the job's plan, never of what happened.
 //!
 //! Records are numbered through all files of the data set. Consecutive records form shards;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One evaluation of the model, in shards, and the history of all of them.
 
 use std::collections::BTreeMap;

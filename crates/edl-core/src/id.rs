@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Identities: newtypes, so that a worker can never be taken for a server.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Who shall run: starts what is missing, stops what is too many, and gives up on what keeps
 //! crashing.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A whole job as one machine: events in, effects out, in order.
 //!
 //! It owns the ledger, the group of parameter servers, the evaluations, the checkpoints and the

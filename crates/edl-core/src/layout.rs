@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Where parameters live: a fixed cut of all parameter state into partitions.
 //!
 //! The flat dense vector is cut into equal, contiguous segments, whatever the tensors'

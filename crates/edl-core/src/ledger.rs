@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Which batches of a job are todo, lent and done, epoch by epoch.
 //!
 //! Epochs do not overlap: the next one opens when the last batch of this one is done. A batch

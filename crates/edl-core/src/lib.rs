@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The words and the pure machines of the domain.
 //!
 //! Nothing here does I/O, reads a clock, waits, logs or depends on hash order: callers pass

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Measures of a model that can be taken in pieces and merged in a fixed order.
 
 use std::collections::BTreeMap;

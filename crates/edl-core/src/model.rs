@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a model is made of, as far as anybody but the model itself must know.
 
 use serde::{Deserialize, Serialize};

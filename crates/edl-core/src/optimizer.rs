@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Which optimizer a job uses, with its numbers; the arithmetic is in `edl-tensor`.
 
 mod resolve;

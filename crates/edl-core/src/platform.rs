@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a master and the platform under it say to each other: who shall run, and who ended.
 //!
 //! On one machine the platform is the supervisor process, and these messages are JSON lines on

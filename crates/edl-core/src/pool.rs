@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Lends numbered items to workers under leases, and takes them back when a lease ends early.
 //!
 //! An item is *todo*, *lent* or *done*: exactly one of the three, at all times. Leases only share

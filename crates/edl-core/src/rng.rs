@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Randomness that can be repeated: a splitmix generator and functions keyed by words.
 //!
 //! Own code because seeds must replay for ever, and general-purpose generators promise no

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The group of parameter servers: who is there, which generation they serve, when to restore.
 //!
 //! A generation is one load of all partitions from one cut. As long as every server keeps its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The job description: one set of words for flags, YAML file and cluster resource.
 
 use std::collections::BTreeMap;

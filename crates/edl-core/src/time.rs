@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A point in time as the machines see it: a distance from the start of the process.
 
 use std::ops::{Add, Sub};

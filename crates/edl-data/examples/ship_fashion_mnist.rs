@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Makes the subset of Fashion-MNIST that the repository ships, in the order of the original.
 //!
 //! `cargo run -p edl-data --example ship_fashion_mnist -- DIR`, with Debian's package

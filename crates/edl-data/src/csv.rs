@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! CSV: a header that names the columns, quoted cells, and types decided by who reads.
 
 use std::collections::HashMap;

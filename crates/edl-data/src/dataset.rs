@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A data set: the records of all its files under one numbering.
 
 mod cache;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! From a record's values to the columns of a batch, by the types that the schema asks for.
 //!
 //! A value is converted where nothing is lost that the asked type can hold: whole floats become

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What can be wrong with a data set: sentences that name the file, the chunk and the record.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `tf.train.Example`: named lists of bytes, floats or integers, as a protobuf message.
 //!
 //! The messages are written out here, so that neither TensorFlow nor a proto compiler is needed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Which format a file has, and the options with which it is read.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Entry points for fuzzers: whatever the bytes are, these return.
 
 use crate::example::Example;

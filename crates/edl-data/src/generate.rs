@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Makes the data sets of the examples from packages that hold the data.
 //!
 //! Nothing is downloaded here: where a package is missing, the error is the command that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! IDX: the format of MNIST, an array behind a header of its type and sizes. Gzip is seen through.
 
 use std::io::Read as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Turns other data into RecordIO of `tf.train.Example`.
 
 mod shards;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The index of a file: where its chunks are and how many records each one holds.
 
 use std::fs::File;

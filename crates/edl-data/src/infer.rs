@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The types of columns whose format does not say them: what all values of a column can be.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Looks into a data set for humans: what it is, and its first records.
 
 use serde::Serialize;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! JSON lines: one object per line; blank lines are skipped.
 
 use std::fs::File;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Data sets: record formats, readers and writers.
 //!
 //! A [`Dataset`] numbers the records of all its files from zero and decodes any of them into

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! From what a user writes (a file, a folder, a glob, a URL) to a sorted list of files.
 
 use std::path::{Path, PathBuf};

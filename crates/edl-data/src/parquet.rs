@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Parquet tables, read column by column without Arrow.
 //!
 //! A chunk is a row group. Lists, nested or not, become flat runs of values per row.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! RecordIO: chunks of records under a checksum, byte-compatible with the original Go library.
 //!
 //! A chunk is a header of five little-endian words (magic, CRC-32 of the compressed body,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Data sets on object stores: their files are fetched once and then read from this machine.
 //!
 //! A file is kept under its address, size and version tag, so that a changed object is fetched

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One record of any format, asked for its values by name.
 
 use std::borrow::Cow;

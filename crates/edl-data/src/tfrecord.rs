@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! TFRecord: each record between its length and two masked CRC-32C checksums.
 //!
 //! A record is: length (u64, little-endian), masked checksum of the length, the bytes, masked

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Runs the corpora of the fuzz targets, and random bytes beside them: nothing may panic.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Making data sets: imports, the sets of the examples, summaries and first records.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
 

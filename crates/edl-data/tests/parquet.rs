@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Parquet tables as columns, and what broken ones get.
 #![cfg(feature = "parquet")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! RecordIO against files of other implementations, against itself, and against damage.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The data that the repository ships are what its README says.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! CSV, JSON lines, TFRecord and `tf.train.Example` records as columns, and what bad ones get.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The proof of exactly once, for a running job and for one that has ended.
 
 use std::collections::{BTreeMap, BTreeSet};

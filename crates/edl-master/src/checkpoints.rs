@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Checkpoint folders and results on disk.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What workers and servers are told, as messages.
 
 use edl_core::id::{PsId, WorkerId};

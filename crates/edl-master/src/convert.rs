@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Between the wire's messages and the machine's words.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The loop around the machine: inputs one by one, effects in order.
 
 use std::path::PathBuf;

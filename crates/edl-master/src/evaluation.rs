@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The lines about evaluations that users look for in logs.
 
 use std::fmt::Write;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `/metrics` and `/healthz`: read-only, for monitors.
 
 use std::sync::{Arc, Mutex};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What others read without asking: status, events, metrics files and TensorBoard.
 //!
 //! Trouble with these files never stops a job; it is logged once.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The master of one job: a shell around the machine in `edl_core::job`.
 //!
 //! It turns messages into events, asks the machine, and performs the effects in order. It

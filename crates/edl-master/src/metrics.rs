@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Numbers for Prometheus.
 
 use std::sync::atomic::AtomicU64;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The open streams to workers and parameter servers.
 //!
 //! A peer has at most one stream: a newer one of the same number takes its place, and what

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The line to the platform: orders go out, reports come in, one JSON object per line.
 
 use edl_core::job::Event;

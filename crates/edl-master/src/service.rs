@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The master on the wire: decode, pass on, encode. Nothing is decided here.
 
 use std::pin::Pin;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The job's status, as `elasticdl status` and the progress bar show it.
 
 use std::collections::VecDeque;

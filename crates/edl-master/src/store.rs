@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What survives a master: a small transactional file in the job's folder.
 //!
 //! Opening it takes the file's lock and the next term, so that two masters can never both speak
@@ -17,19 +18,19 @@ const FORMAT: u32 = 1;
 const FACTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("facts");
 
 /// The open file.
-pub struct Store {
+pub(crate) struct Store {
     database: Database,
     path: PathBuf,
 }
 
 /// What was found in it.
-pub struct Opened {
-    pub term: Term,
-    pub run: RunId,
-    pub durable: Durable,
+pub(crate) struct Opened {
+    pub(crate) term: Term,
+    pub(crate) run: RunId,
+    pub(crate) durable: Durable,
     /// None on the first start.
-    pub spec: Option<JobSpec>,
-    pub fingerprint: Option<String>,
+    pub(crate) spec: Option<JobSpec>,
+    pub(crate) fingerprint: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +49,7 @@ pub enum Error {
 
 impl Store {
     /// Opens or makes the file, and takes the next term.
-    pub fn open(path: &Path) -> Result<(Self, Opened), Error> {
+    pub(crate) fn open(path: &Path) -> Result<(Self, Opened), Error> {
         let database = Database::create(path).map_err(|error| {
             if matches!(error, redb::DatabaseError::DatabaseAlreadyOpen) {
                 Error::InUse { path: path.into() }
@@ -86,11 +87,11 @@ impl Store {
     }
 
     /// Remembers what the job may not change any more.
-    pub fn pin(&self, spec: &JobSpec, fingerprint: &str) -> Result<(), Error> {
+    pub(crate) fn pin(&self, spec: &JobSpec, fingerprint: &str) -> Result<(), Error> {
         self.write(&[("spec", json(spec)), ("fingerprint", json(&fingerprint))])
     }
 
-    pub fn persist(&self, durable: &Durable) -> Result<(), Error> {
+    pub(crate) fn persist(&self, durable: &Durable) -> Result<(), Error> {
         self.write(&[("durable", json(durable))])
     }
 

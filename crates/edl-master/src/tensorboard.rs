@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! TensorBoard's event files: TFRecord frames around small protobuf messages.
 
 use std::fs::{self, File};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The data plane: parameters come down by pull, gradients go up by push.
 //!
 //! [`client::PsClient`] is the worker's half. [`server`] is what a parameter server needs to

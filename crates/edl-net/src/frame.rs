@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The frames of the data plane: a fixed little-endian header and what follows it.
 //!
 //! Pure functions over bytes: nothing here reads a socket, allocates by a peer's word or

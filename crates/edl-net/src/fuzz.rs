@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Entry points for fuzzers: foreign bytes must be refused, never believed and never a panic.
 
 use crate::frame::{Header, Kind, PieceHead, PullHead, PushHead, Refusal, HEADER_LEN};

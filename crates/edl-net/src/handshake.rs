@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! How two ends of a data connection prove that they hold the job's key.
 //!
 //! Each side sends a random nonce and proves the key by a keyed hash over everything that was

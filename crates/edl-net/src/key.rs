@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The job's key: 32 random bytes made when a job is submitted. Who holds it is in the job.
 
 use std::fmt;

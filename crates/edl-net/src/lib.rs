@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What crosses a wire: the gRPC control plane with TLS, and the framed data plane.
 //!
 //! Nothing is decided here.

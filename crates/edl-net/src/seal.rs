@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The tag of a frame: proof that it is of this session, whole and unaltered.
 //!
 //! Over TCP it is a keyed BLAKE3, which nobody without the session's key can forge. A Unix

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! TLS of the control plane, made from the job's key alone.
 //!
 //! Both sides derive the same authority and the same leaf certificate, so no file is exchanged

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Sealed frames over a blocking socket.
 //!
 //! A [`Sender`] and a [`Receiver`] are the two directions of one connection. Payloads go

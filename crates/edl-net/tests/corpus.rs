@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Runs the fuzzers' corpora as ordinary tests.
 
 use std::path::Path;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Measures pulls and pushes over a socket against the same work done in memory by one thread.
 //!
 //! `cargo run --release -p edl-ps --example ps_bench [-- PASSES]`. Ratios are of one run on one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Where a parameter server listens, and what it tells others about it.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The parameter-server process: owner threads around partitions.
 //!
 //! [`store::Store`] is the engine: it knows generations, owner threads and waits, and no socket.

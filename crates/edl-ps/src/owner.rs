@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One owner thread: the only one that ever touches its partitions.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! How far each hosted partition is, for those who wait without owning it.
 
 use std::ops::Range;

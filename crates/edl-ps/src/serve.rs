@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The store on the data plane: one thread per connection decodes, asks the store and encodes.
 
 use std::collections::BTreeMap;

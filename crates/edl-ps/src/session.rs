@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The process: listens on the data plane and holds a session with the master.
 //!
 //! The session may break at any time; the server goes on serving what it holds and connects

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The engine of a parameter server: owner threads, generations and waits, without a socket.
 //!
 //! At most one generation is held. Loading another one ends the threads of the one before;

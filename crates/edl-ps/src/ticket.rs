@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One push on its way through the owner threads. Whoever drops it last gives the answer.
 
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Bounded staleness: who runs too far ahead of the slowest waits at its pull.
 //!
 //! A client that has pulled to train a batch is *open* at the version it pulled, until its push

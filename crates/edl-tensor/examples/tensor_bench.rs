@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! How long a checkpoint holds a partition up, against one copy of the same bytes.
 
 #![allow(clippy::print_stdout, clippy::cast_precision_loss, reason = "a program that prints speeds")]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A batch of decoded records: named, typed columns.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Checkpoints on disk: one file per partition and a manifest that makes them one whole.
 //!
 //! Files appear under their names only when they are complete and on disk. The manifest comes

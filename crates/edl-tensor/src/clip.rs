@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Scales a gradient down to a largest norm.
 
 use edl_core::model::{ModelSpec, Rule};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! From a complete checkpoint to files that other programs read.
 //!
 //! `model.safetensors` holds the dense parameters by name and shape, and each table as two

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Small models and whole jobs for tests.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Entry points for fuzzers: bytes from anywhere must never panic or cost much memory.
 
 use crate::checkpoint::{Manifest, codec};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! First values: a pure function of seed, name and place.
 //!
 //! A parameter that nobody has touched needs no memory and no checkpoint, and a restored server

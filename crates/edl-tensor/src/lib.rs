@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Tensors, the `Model` trait, optimizers, partitions, embedding tables and the checkpoint codec.
 //!
 //! No sockets here: bytes come from and go to the caller, or to files for checkpoints.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The `Model` trait: what the training loop asks of a model, whatever engine is behind it.
 //!
 //! A model keeps no state between calls that a result depends on: parameters and embedding rows

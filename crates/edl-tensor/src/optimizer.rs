@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Optimizers, with their state beside the weights they change.
 //!
 //! The formulas are those of Keras 3: epsilon is added to the root in Adam, AMSGrad and AdamW

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One partition of a model's parameters: applies each batch exactly once.
 //!
 //! A partition is owned by one thread and does no I/O but for reading a checkpoint that it is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What one worker pushes for one batch to one server.
 //!
 //! One push holds the parts of every partition that the server hosts, so that a batch costs one

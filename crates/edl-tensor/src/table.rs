@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Embedding rows by id: one partition's share of one table.
 //!
 //! A row is its weights followed by its optimizer slots, so that an update touches one place.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! De-duplicates the ids of a lookup list, so that each row travels once.
 //!
 //! Remembers how rows expand back to the list, and how the gradients of equal ids add up. The

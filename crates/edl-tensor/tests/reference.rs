@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Every optimizer against Keras: values computed once with the real library and kept as data
 //! (`tests/reference/generate.py`), and against the same formulas in double precision.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The compute thread: takes what is lent, item by item, through the model.
 //!
 //! It owns the model and all decisions; what can block is done by others. Each item goes

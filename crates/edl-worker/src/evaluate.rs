@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Measures the model on one shard of the validation data, minibatch by minibatch.
 
 use std::ops::Range;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The thread that reads and decodes records ahead of the compute thread.
 //!
 //! It reads what it is asked for, in that order; how far ahead is up to the asker. Data is

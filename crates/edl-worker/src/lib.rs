@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The worker process: one training loop over a [`Model`], whatever engine and strategy.
 //!
 //! Four threads share the work. The *session* (async) talks with the master; the *compute*

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The thread that talks to the parameter servers, so that the compute thread never waits in a
 //! socket: it can pull the parameters of the next batch while this one is trained, and can hear
 //! of a new route while a pull waits for its round.

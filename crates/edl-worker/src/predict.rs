@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Writes the model's output for one shard of the prediction data: one JSON line per record, in
 //! the order of the records.
 //!

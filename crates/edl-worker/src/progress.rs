@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the compute thread is at, as the heartbeats tell it.
 //!
 //! Heartbeats come from another thread, so a busy loop does not silence them; but they repeat

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The parameter servers as the worker sees them: the edge that tests replace.
 
 use std::sync::mpsc::RecvTimeoutError;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The stream to the master: who we are, what we are lent, what is done, that we are alive.
 //!
 //! A broken stream stops nothing: the compute thread goes on with what it holds, its reports

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A whole worker against a master and servers that do what the test says.
 
 mod master;

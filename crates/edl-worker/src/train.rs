@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One batch through the model: parameters in, a gradient ready for the servers out.
 
 use edl_core::id::BatchId;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What this worker has been lent, and how far it is with it.
 //!
 //! A batch that is held is *open* (still to train) or *pushed* (trained and sent, not yet

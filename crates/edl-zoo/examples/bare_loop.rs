@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Trains a built-in image model in a bare loop of the engine, without master, servers or
 //! sockets, and prints its speed: what a job's speed is compared with.
 //!

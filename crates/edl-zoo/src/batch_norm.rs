@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Batch normalisation over the channels of images.
 //!
 //! While training, a batch is normalised by its own mean and variance, through which gradients

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The list of built-in models, and how a job's `--model_def` finds its entry.
 
 use edl_core::spec::JobSpec;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the models over the adult census share: features, ids, loss, measures, output.
 //!
 //! Who earns more than 50,000 dollars a year, by eight words and six numbers about a person.

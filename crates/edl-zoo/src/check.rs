@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What every model of this crate must pass, whatever it computes.
 
 use std::collections::BTreeMap;

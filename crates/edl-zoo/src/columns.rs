@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Reads a batch's columns: a wrong name, type, shape or label is an error and never a panic.
 
 use edl_core::model::{DType, FieldSpec};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A 3×3 convolution with valid padding, bias and ReLU, image by image.
 //!
 //! Each image becomes a matrix of patches that stays in cache, and the engine's matrix product

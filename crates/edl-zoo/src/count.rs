@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `count`: a model that learns nothing and counts what is applied, the oracle of exactly-once.
 //!
 //! Each training of a record adds one to its row in the table `count`, and each batch adds its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `deepfm`: a factorisation machine and a deep network over the same embeddings.
 //!
 //! Guo et al., "DeepFM: a factorization-machine based neural network for CTR prediction", 2017.

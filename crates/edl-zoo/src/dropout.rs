@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Dropout whose choices follow from a seed alone.
 
 use burn::tensor::Tensor;

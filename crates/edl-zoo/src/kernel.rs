@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The border between the engine's tensors and kernels of our own.
 //!
 //! Burn's convolution backward, batch norm and pooling take three quarters of a step of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Fully connected layers, and the first values of weights.
 
 use burn::tensor::Tensor;

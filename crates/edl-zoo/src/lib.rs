@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Built-in models behind [`edl_tensor::model::Model`]; the only crate with the tensor engine.
 //!
 //! A model here holds no state between calls. Parameters and embedding rows arrive as flat
@@ -26,10 +27,7 @@ mod pass;
 mod probe;
 mod wide_deep;
 
-pub mod optimizer;
-
 pub use catalog::{Error, names, open};
-pub use optimizer::optimizer;
 pub use probe::instruction_set;
 
 #[cfg(test)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Max pooling over 2×2 windows.
 
 use burn::backend::Flex;

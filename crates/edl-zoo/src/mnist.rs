@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the models over 28×28 images with ten classes share: inputs, loss, measures, output.
 
 use burn::tensor::Tensor;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `mnist_cnn`: the convolutional network of Keras' and ElasticDL's MNIST examples.
 
 use std::collections::BTreeMap;

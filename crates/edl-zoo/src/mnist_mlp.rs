@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `mnist_mlp`: one hidden layer, for jobs that must be quick.
 
 use std::collections::BTreeMap;

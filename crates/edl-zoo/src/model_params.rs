@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Reads `--model_params`: each model says which words it knows, and others are refused.
 
 use std::collections::BTreeMap;
@@ -5,7 +6,7 @@ use std::str::FromStr;
 
 use crate::catalog::Error;
 
-/// Read by [`crate::optimizer()`], whatever the model.
+/// Read where a job's optimizer is chosen, whatever the model.
 const LEARNING_RATE: &str = "lr";
 
 /// The words of one job, checked against those that its model knows.

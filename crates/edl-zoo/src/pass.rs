@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One pass through a model: flat slices become tensors of the engine, gradients become slices.
 
 use burn::tensor::{Device, Tensor, TensorData};

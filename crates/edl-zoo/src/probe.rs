@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Which instruction set the engine uses on this machine.
 
 /// The widest instruction set that the engine's kernels pick at run time, for logs. Two machines

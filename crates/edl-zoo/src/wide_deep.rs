@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `wide_deep`: a linear model over features and their crosses beside a deep network.
 //!
 //! Cheng et al., "Wide & deep learning for recommender systems", 2016, with the crosses of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The command line before clap sees it: one spelling of every flag, old names, and ElasticDL's
 //! flags that mean nothing here.
 

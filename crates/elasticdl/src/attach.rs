@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `attach`: watches a job that runs in the background. Ctrl-C ends the watching, not the job.
 
 use std::io::Write;

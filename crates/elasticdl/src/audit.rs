@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `audit`: proves from the parameter servers' own books that every record was trained exactly
 //! once; after a job's end, from its last checkpoint.
 

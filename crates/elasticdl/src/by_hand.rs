@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `master`, `ps` and `worker` in several shells, as developers run them.
 
 use std::io::Write;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The command line: every command with its flags.
 
 use std::path::PathBuf;

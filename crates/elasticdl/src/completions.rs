@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `completions`: shell completions for every command and flag.
 
 use std::io::Write;

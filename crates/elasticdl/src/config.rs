@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The job description from its three sources: defaults, the file of `--config`, the flags.
 //! The later wins, word by word.
 

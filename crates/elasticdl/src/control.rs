@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Asking a job's master, from any shell of the machine.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `data`: makes, converts and shows data sets.
 
 use std::io::Write;

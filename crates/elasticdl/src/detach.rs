@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `--detach`: hands a job to a process of its own, which outlives this one and its terminal.
 
 use std::fs::File;

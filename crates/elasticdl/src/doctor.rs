@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `doctor`: whether this machine can train, and what to do where it cannot.
 
 use std::io::Write;

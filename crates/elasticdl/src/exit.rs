@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Exit codes, and the refusals that carry one.
 
 use std::fmt;

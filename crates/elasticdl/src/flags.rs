@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The flags that describe a job. Each one that is given overrides one word of the `JobSpec`,
 //! which has the same name.
 

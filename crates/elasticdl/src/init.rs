@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `init`: writes a commented job description to start from.
 
 use std::fs::OpenOptions;

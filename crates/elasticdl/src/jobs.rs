@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The jobs of this machine: one folder each, found by name from any shell, also after their end.
 
 use std::fs::{self, File, TryLockError};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `list` and `clean`: the jobs of this machine, and removing those that have ended.
 
 use std::io::Write;

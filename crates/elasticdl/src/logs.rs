@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `logs`: what the processes of a job wrote, in the order of time.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The `elasticdl` command.
 //!
 //! Results go to standard output, all else to standard error; exit codes are in [`exit`].

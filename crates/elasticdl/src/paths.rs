@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Local paths of a job, made whole: a job is resumed from any folder.
 
 use anyhow::Context as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The three processes of a job, as the supervisor starts them: each is its crate's `run` with
 //! signals, the supervisor's end and an exit code around it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `--resume`: goes on with a job, from its own description and what may change in it.
 
 use edl_core::spec::{JobSpec, JobType};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One place that writes to standard error, for all that is not a result.
 
 use std::fmt::Display;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `scale`: changes the number of workers of a running job.
 
 use std::io::Write;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a job without flags uses: the data that comes with the repository, and a name.
 
 use std::path::{Path, PathBuf};

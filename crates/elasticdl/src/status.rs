@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `status`: how far a job is, from its master while it runs and from its folder afterwards.
 
 use std::io::Write;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `stop`: ends a job in order; it can be resumed.
 
 use std::io::Write;

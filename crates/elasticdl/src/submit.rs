@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `train`, `evaluate` and `predict`: checks a job, makes its folder and runs it to its end.
 
 use std::io::Write;

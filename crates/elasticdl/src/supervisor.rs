@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Runs a job's processes on one machine: starts the master, does what the master orders, starts
 //! it again when it dies, and ends everything in order.
 //!

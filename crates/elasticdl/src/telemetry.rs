@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Log lines in the form that users grep for:
 //! `[2026-11-15 02:46:40,750] [INFO] [evaluation.rs:214:evaluation] message`. Times are in UTC.
 

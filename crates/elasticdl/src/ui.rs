@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the user sees of a running job: a progress bar on a terminal, plain lines elsewhere.
 //!
 //! Everything goes to standard error; the summary at the end is the result, and is made here but

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What clap says about a bad command line, as one sentence that names the thing and the next
 //! step.
 

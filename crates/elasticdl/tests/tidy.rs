@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The shape of the source tree: which crate may know which, and what every file says first.
 
 use std::collections::BTreeMap;

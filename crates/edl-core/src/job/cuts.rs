@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Checkpoints: when one is cut, when it counts, which ones are kept.
 //!
 //! Any moment is good for a cut, because each partition's applied set travels with its rows. A

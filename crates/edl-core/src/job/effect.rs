@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Everything that a job's machine can want done.
 
 use std::ops::Range;

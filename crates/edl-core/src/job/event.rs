@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Everything that can happen to a job: a closed list, so that all triggers are seen in one place.
 
 use crate::id::{BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PsId, WorkerId};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Work goes out to workers, results come in.
 
 use std::collections::BTreeSet;

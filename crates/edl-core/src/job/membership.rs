@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Workers that come, fall silent, fail and leave; processes that are started and end.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Parameter servers that come, load, get lost and come back.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The course of a job: work up to a barrier, evaluate there, go on, finish, end.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Which optimizer a job uses: the model's own, changed by what the job says.
 //!
 //! Pure: it needs nothing of the engine, so that the master can decide the same.

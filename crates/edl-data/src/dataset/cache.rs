@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The few decoded chunks that stay in memory.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The adult census: who earns more than 50,000 dollars a year.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Spreads records over the files of a new data set.
 
 use std::fs::File;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One RecordIO chunk as pure functions of its bytes.
 
 use std::io::{self, Read};

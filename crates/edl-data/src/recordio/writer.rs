@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Writes RecordIO files.
 
 use std::io::{self, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A model that counts: after training, every row holds the number of epochs and every dense
 //! number the records trained, if and only if each batch was applied exactly once everywhere.
 
@@ -36,7 +37,12 @@ impl Counter {
         let rule = Rule::Trainable { decay: false };
         let model = ModelSpec {
             name: "counter".into(),
-            params: vec![ParamSpec { name: "dense".into(), shape: vec![DENSE_LEN], init: zero, rule }],
+            params: vec![ParamSpec {
+                name: "dense".into(),
+                shape: vec![DENSE_LEN],
+                init: zero,
+                rule,
+            }],
             tables: vec![TableSpec { name: "rows".into(), dim: 1, init: zero }],
             inputs: Vec::new(),
             metrics: vec![Metric::Loss],

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The job's folder: what is durable, and checkpoint folders with real partition files in them.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Bad luck, by chance.
 
 use edl_core::platform::{InstanceId, Role};

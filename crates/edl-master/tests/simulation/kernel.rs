@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Time, chance and connections: everything that happens is an action in one queue.
 //!
 //! A connection keeps its order; different connections do not keep step with each other. When one

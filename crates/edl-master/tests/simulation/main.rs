@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A deterministic simulation of whole jobs: the real machine of the master and real partitions,
 //! among simulated workers, servers, connections, disks and a great deal of bad luck.
 //!
@@ -8,12 +9,14 @@
 mod counter;
 mod disk;
 mod faults;
+mod interleavings;
 mod kernel;
 mod master;
 mod message;
 mod process;
 mod scenario;
 mod server;
+mod site;
 mod worker;
 mod world;
 
@@ -69,8 +72,18 @@ fn every_job_ends_well_and_counts_every_record_once_whatever_dies() {
     println!("{n_seeds} jobs: {counts:?}");
     // A simulation that never meets what it is made for proves nothing.
     for kind in [
-        "checkpoint", "checkpoint_bad", "checkpoint_failed", "fault", "ps_lost", "restored",
-        "resumed", "scaled", "work_failed", "worker_crashed", "worker_killed", "worker_left",
+        "checkpoint",
+        "checkpoint_bad",
+        "checkpoint_failed",
+        "fault",
+        "ps_lost",
+        "restored",
+        "resumed",
+        "scaled",
+        "work_failed",
+        "worker_crashed",
+        "worker_killed",
+        "worker_left",
         "worker_silent",
     ] {
         assert!(n_seeds < N_SEEDS || counts.contains_key(kind), "no job met `{kind}`");

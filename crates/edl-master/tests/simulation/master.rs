@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The shell of a master around the real machine: sessions, effects, and death in their midst.
 
 use std::collections::BTreeMap;
@@ -141,7 +142,9 @@ impl Master {
     ) {
         let event = match message {
             Message::Loaded { generation, sets } => Event::Loaded { ps, generation, sets },
-            Message::LoadFailed { generation, error } => Event::LoadFailed { ps, generation, error },
+            Message::LoadFailed { generation, error } => {
+                Event::LoadFailed { ps, generation, error }
+            }
             Message::CutDone { cut, generation, files } => {
                 Event::CutDone { ps, cut, generation, files }
             }

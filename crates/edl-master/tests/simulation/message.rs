@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What processes say to each other, and what they wait for.
 
 use std::ops::Range;
@@ -23,32 +24,94 @@ pub(crate) struct Address {
 #[derive(Clone, Debug)]
 pub(crate) enum Message {
     // Worker to master.
-    WorkerHello { worker: u32, incarnation: u64, pid: Pid },
-    Ready { held: Vec<Held> },
-    Done { batch: BatchId, generation: Generation },
-    Evaluated { eval: EvalId, shard: u32, generation: Generation, value: f64, n_records: u32 },
-    Failed { lease: LeaseId, item: u32 },
+    WorkerHello {
+        worker: u32,
+        incarnation: u64,
+        pid: Pid,
+    },
+    Ready {
+        held: Vec<Held>,
+    },
+    Done {
+        batch: BatchId,
+        generation: Generation,
+    },
+    Evaluated {
+        eval: EvalId,
+        shard: u32,
+        generation: Generation,
+        value: f64,
+        n_records: u32,
+    },
+    Failed {
+        lease: LeaseId,
+        item: u32,
+    },
     Leaving,
     // Server to master.
-    PsHello { ps: PsId, incarnation: u64, pid: Pid, generation: Generation, sets: Vec<PartitionState> },
-    Loaded { generation: Generation, sets: Vec<PartitionState> },
-    LoadFailed { generation: Generation, error: String },
-    CutDone { cut: CutId, generation: Generation, files: Vec<CutFile> },
-    CutFailed { cut: CutId, error: String },
+    PsHello {
+        ps: PsId,
+        incarnation: u64,
+        pid: Pid,
+        generation: Generation,
+        sets: Vec<PartitionState>,
+    },
+    Loaded {
+        generation: Generation,
+        sets: Vec<PartitionState>,
+    },
+    LoadFailed {
+        generation: Generation,
+        error: String,
+    },
+    CutDone {
+        cut: CutId,
+        generation: Generation,
+        files: Vec<CutFile>,
+    },
+    CutFailed {
+        cut: CutId,
+        error: String,
+    },
     // Both to the master.
     Heartbeat,
     // Master to worker and server.
-    Welcome { term: Term },
-    Route { generation: Generation, servers: Vec<Address> },
-    Lease { lease: LeaseId, work: Work },
-    Revoke { lease: LeaseId },
+    Welcome {
+        term: Term,
+    },
+    Route {
+        generation: Generation,
+        servers: Vec<Address>,
+    },
+    Lease {
+        lease: LeaseId,
+        work: Work,
+    },
+    Revoke {
+        lease: LeaseId,
+    },
     Order(PsOrder),
     Stop,
     // Worker to server and back.
-    Pull { request: u64, generation: Generation, min_round: u64 },
-    Pulled { request: u64, version: u64, sum: f64, n: u64 },
-    Push { generation: Generation, push: Arc<Push> },
-    Acked { batch: BatchId, generation: Generation },
+    Pull {
+        request: u64,
+        generation: Generation,
+        min_round: u64,
+    },
+    Pulled {
+        request: u64,
+        version: u64,
+        sum: f64,
+        n: u64,
+    },
+    Push {
+        generation: Generation,
+        push: Arc<Push>,
+    },
+    Acked {
+        batch: BatchId,
+        generation: Generation,
+    },
     /// The server is of another generation, or not told to serve yet.
     NotServing,
 }
@@ -60,29 +123,67 @@ pub(crate) enum Timer {
     Tick,
     /// The answer to an effect.
     Answer(Box<Event>),
-    Commit { cut: CutId, folder: String, files: Vec<CutFile> },
-    Export { folder: String },
+    Commit {
+        cut: CutId,
+        folder: String,
+        files: Vec<CutFile>,
+    },
+    Export {
+        folder: String,
+    },
     Report(Report),
     // Server and worker.
     Reconnect,
     Heartbeat,
     Terminate,
     // Server.
-    Load { generation: Generation, checkpoint: Option<String> },
-    Apply { partition: u32, generation: Generation, push: Arc<Push> },
-    Snapshot { cut: CutId, generation: Generation, folder: String, partition: PartitionId },
-    Written { cut: CutId, generation: Generation, folder: String, file: (u32, Vec<u8>, u64) },
+    Load {
+        generation: Generation,
+        checkpoint: Option<String>,
+    },
+    Apply {
+        partition: u32,
+        generation: Generation,
+        push: Arc<Push>,
+    },
+    Snapshot {
+        cut: CutId,
+        generation: Generation,
+        folder: String,
+        partition: PartitionId,
+    },
+    Written {
+        cut: CutId,
+        generation: Generation,
+        folder: String,
+        file: (u32, Vec<u8>, u64),
+    },
     // Worker.
     Built,
-    Computed { request: u64 },
-    Redial { ps: PsId, generation: Generation },
+    Computed {
+        request: u64,
+    },
+    Redial {
+        ps: PsId,
+        generation: Generation,
+    },
     // The world.
-    Obey { master: Pid, order: Order },
+    Obey {
+        master: Pid,
+        order: Order,
+    },
     StartMaster,
     Fault,
-    Thaw { pid: Pid },
-    Kill { pid: Pid },
-    Launched { instance: InstanceId, pid: Pid },
+    Thaw {
+        pid: Pid,
+    },
+    Kill {
+        pid: Pid,
+    },
+    Launched {
+        instance: InstanceId,
+        pid: Pid,
+    },
     DiskFree,
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A process in the simulated world: it is told what happens, and acts through its context.
 
 use std::time::Duration;

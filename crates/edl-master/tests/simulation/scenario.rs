@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a seed means: the job, its people and its bad luck.
 
 use edl_core::rng::{self, Rng};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A parameter server with real partitions, each with an owner of its own pace.
 
 use std::collections::{BTreeMap, BTreeSet};

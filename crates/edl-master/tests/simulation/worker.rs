@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A worker: takes leases, pulls, computes, pushes to every server, and reports what all of them
 //! have acknowledged.
 
@@ -86,7 +87,8 @@ impl Worker {
         let Some(ps) = dialed.map(|(ps, _)| *ps) else { return };
         match message {
             Message::Pulled { request, version, sum, n } => {
-                let Some(step) = self.current.as_mut().filter(|step| step.request == request) else {
+                let Some(step) = self.current.as_mut().filter(|step| step.request == request)
+                else {
                     return;
                 };
                 step.pulled.insert(ps, (version, sum, n));

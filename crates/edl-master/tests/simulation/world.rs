@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The simulated world: processes, the platform that starts and ends them, and the run of a job.
 
 use std::collections::BTreeMap;

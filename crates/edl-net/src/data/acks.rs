@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Collects the acknowledgements of all servers into one per batch.
 
 use std::collections::BTreeMap;

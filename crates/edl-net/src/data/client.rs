@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The worker's half of the data plane: all servers of one generation as one.
 //!
 //! A client lives as long as a route: when a server is lost or the generation is over, the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The server's half of the data plane: frames in, frames out.
 //!
 //! A request is handed out only when its last byte is in and its tag has been checked.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The handshake over a socket: both ends come out with sealed directions, or not at all.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Sorts the ids of a batch by partition and table, and remembers where each came from.
 //!
 //! One counting sort serves all servers: what one server holds is one range of partitions and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Who gets in and who does not, against a real server.
 
 use std::pin::Pin;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a master can order, done beside the session.
 
 use std::path::PathBuf;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Makes the partitions of a generation, on the threads that will own them.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Pulls and pushes of honest clients.
 
 use edl_core::spec::Mode;

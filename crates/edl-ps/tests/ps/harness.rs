@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Servers in this process and clients to them.
 
 use std::net::TcpListener;

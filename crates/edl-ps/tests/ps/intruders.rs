@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Who is not let in, and what does not get through.
 
 use std::io::{Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A man in the middle of a data connection, who sees and changes frames on their way up.
 
 use std::io::{Read, Write};

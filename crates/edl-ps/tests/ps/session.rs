@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The whole process against a master of straw, whose script is the test.
 
 use std::path::Path;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Rounds, bounded staleness, deadlines and aborts.
 
 use std::time::Duration;

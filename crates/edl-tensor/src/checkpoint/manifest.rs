@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The manifest: makes the files of many partitions one checkpoint.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Files and folders: what is written is read back, and nothing else is believed.
 
 use std::collections::BTreeMap;

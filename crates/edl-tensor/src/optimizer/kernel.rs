@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The inner loops, one per optimizer: plain passes over slices that the compiler vectorises.
 
 use edl_core::optimizer::OptimizerKind;

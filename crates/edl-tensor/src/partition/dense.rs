@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One partition's segment of the flat dense vector, with its optimizer slots.
 
 use std::ops::Range;

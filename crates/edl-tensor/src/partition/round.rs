@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Rounds of synchronous training: which batches are applied together, and those that wait.
 //!
 //! Round r of an epoch is its batches `[r * size, (r + 1) * size)`; the last one may be smaller.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Named interleavings, and random ones against a naive model.
 
 use edl_core::id::PsId;

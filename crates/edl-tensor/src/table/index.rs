@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! From ids to places: a hash index that is only ever added to.
 //!
 //! A bucket is one cache line, and nearly every id is found in the first line that is read, so

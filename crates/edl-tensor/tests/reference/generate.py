@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes what Keras makes of fixed gradients, for the optimizer tests.
 
 Run once by hand, with the packages pinned in requirements.txt:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The compute thread's side of its connection to the servers: which route it follows, whether
 //! it stands, and when to try again.
 

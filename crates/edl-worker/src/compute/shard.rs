@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A shard of records that is walked in minibatches, to evaluate or to predict.
 
 use std::ops::Range;

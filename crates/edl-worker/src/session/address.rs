@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Where the master is: at the address given, or where the job's folder says it is now.
 
 use std::path::Path;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! From the first welcome to a running worker: the job as the master tells it, and the threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

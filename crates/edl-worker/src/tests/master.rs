@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A master that does what a test tells it, over the real control plane.
 
 use std::net::SocketAddr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A toy job: a model that can be checked by hand, records that are their own numbers, and
 //! servers in memory.
 

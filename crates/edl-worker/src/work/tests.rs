@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The book of leases, by example and against a naive model.
 
 use proptest::prelude::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Our kernels against the engine's own operations: values and gradients, number by number.
 
 use burn::tensor::activation::relu;

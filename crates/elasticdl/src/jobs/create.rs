@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Making and removing job folders: a folder appears whole or not at all, and is its owner's alone.
 
 use std::fs::{self, DirBuilder};

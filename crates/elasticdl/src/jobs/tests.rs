@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Tests of job folders.
 
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What is looked at before anything starts: each failure is one sentence that names the thing
 //! and the next step.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The processes of a job: started, signalled and reaped.
 
 use std::collections::BTreeMap;

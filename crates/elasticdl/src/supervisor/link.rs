@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The line to the master: orders come as JSON lines from its standard output, reports go to its
 //! standard input.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! How soon a dead master is started again, and when it is given up.
 
 use std::collections::VecDeque;

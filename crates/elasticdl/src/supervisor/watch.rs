@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Notices a master that lives but does nothing, such as one that was stopped by a signal.
 //!
 //! A working master writes `status.json` about every second. One that has not for too long is

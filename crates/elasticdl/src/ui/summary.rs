@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The words at a job's end.
 
 use std::fmt::Write as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Kills and stops everything at random moments: every record must still be trained exactly once.
 //!
 //! A seed fixes what is done to whom and after which pause. `CHAOS_SEEDS=20` tries more of them,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Starts jobs in a folder of their own, looks at them, kills them, and reads what they leave.
 
 use std::fs::File;

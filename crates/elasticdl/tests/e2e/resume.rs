@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Everything killed at once, then resumed: nothing is lost and nothing is trained twice.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Everything around the machine, in the simplest form that behaves: answers come at once, in
 //! order, unless a test holds them back.
 

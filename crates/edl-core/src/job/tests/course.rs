@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The course of a job without faults: training, evaluations, limits, the other job types.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Workers and servers that are killed, crash, hang or lie; disks that are full or rot.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Masters that die and come back: what is durable, what is asked for again.
 
 use std::time::Duration;

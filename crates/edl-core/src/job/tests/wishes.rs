@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What people ask of a running job: more workers, fewer workers, an end.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A partition against a naive one: maps of doubles, plain SGD, the rules read off the design.
 
 use std::collections::{BTreeMap, BTreeSet};

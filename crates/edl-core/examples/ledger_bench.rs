@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How many leases a ledger lends, and how many events a whole job takes, per second on one core:
+//! `cargo run --release -p edl-core --example ledger_bench`.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use edl_core::applied::AppliedSet;
+use edl_core::id::{
+    BatchId, Generation, Incarnation, LeaseId, PartitionId, PsId, Term, WorkerId,
+};
+use edl_core::job::{Command, Config, Durable, Effect, Event, Job, Work};
+use edl_core::ledger::Ledger;
+use edl_core::model::ModelSpec;
+use edl_core::optimizer::OptimizerSpec;
+use edl_core::servers::{Member, PartitionState};
+use edl_core::spec::{JobSpec, Mode};
+use edl_core::time::Time;
+
+const N_BATCHES: u32 = 1_000_000;
+const N_EVENTS: usize = 300_000;
+
+fn main() -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let (n_leases, time) = ledger(10_000);
+    writeln!(out, "ledger, 10000 workers: {:.0} leases/s", rate(n_leases, time))?;
+    for (mode, grads_to_wait) in [("async", None), ("sync, rounds of 64", Some(64))] {
+        for n_workers in [1_000, 10_000] {
+            let (n_events, time) = job(n_workers, grads_to_wait);
+            let rate = rate(n_events, time);
+            writeln!(out, "job, {mode}, {n_workers} workers: {rate:.0} events/s")?;
+        }
+    }
+    let time = restore();
+    writeln!(out, "restore of {N_BATCHES} batches in 32 uneven partitions: {time:.1?}")
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a number for people")]
+fn rate(n: usize, time: Duration) -> f64 {
+    n as f64 / time.as_secs_f64()
+}
+
+#[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let result = work();
+    (result, start.elapsed())
+}
+
+/// Every worker holds a lease of one batch; whoever finishes gets the next.
+fn ledger(n_workers: u32) -> (usize, Duration) {
+    let mut ledger = Ledger::new(N_BATCHES, 1, Mode::Async, Duration::from_secs(300));
+    timed(|| {
+        let mut held = VecDeque::new();
+        let mut n_leases = 0;
+        for number in 0..u64::from(N_BATCHES) {
+            if held.len() == n_workers as usize {
+                let (worker, batch) = held.pop_front().expect("somebody works");
+                ledger.extend(worker, Time::ZERO);
+                assert!(ledger.done(batch));
+            }
+            let worker = WorkerId(u32::try_from(number).expect("few batches") % n_workers);
+            let lent = ledger.lend(LeaseId(number), worker, n_workers, u64::MAX, Time::ZERO);
+            let Some((epoch, range)) = lent else { break };
+            held.extend(range.map(|index| (worker, BatchId { epoch, index })));
+            n_leases += 1;
+        }
+        n_leases
+    })
+}
+
+/// Every batch is reported as soon as it is lent; each report is one event.
+fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
+    let spec = JobSpec {
+        job_name: "bench".into(),
+        minibatch_size: 1,
+        num_minibatches_per_task: 1,
+        num_epochs: 0,
+        num_workers: n_workers,
+        partitions: 1,
+        grads_to_wait,
+        checkpoint_secs: 0,
+        // Nobody is silent here, though most say nothing.
+        heartbeat_timeout_secs: 1e6,
+        task_timeout_secs: 1_000_000,
+        ..JobSpec::default()
+    };
+    let config = Config {
+        spec,
+        term: Term(1),
+        n_records: u64::from(N_BATCHES),
+        n_validation_records: 0,
+        n_prediction_records: 0,
+    };
+    let mut job = Job::new(config, Durable::default(), Time::ZERO);
+    let mut lent = VecDeque::new();
+    start(&mut job, n_workers, &mut lent);
+    timed(|| {
+        for number in 0..N_EVENTS {
+            // A thousand events are a second, so that ticks are part of the price.
+            let now = Time::since_origin(Duration::from_millis(number as u64));
+            let (worker, batch) = lent.pop_front().expect("there is always work");
+            let generation = Generation(1);
+            let done = Event::BatchDone { worker, batch, generation, loss: 0.5 };
+            take_leases(job.handle(done, now), &mut lent);
+            let incarnation = Incarnation(u64::from(worker.0));
+            job.handle(Event::WorkerHeard { worker, incarnation }, now);
+        }
+        2 * N_EVENTS
+    })
+}
+
+fn start(job: &mut Job, n_workers: u32, lent: &mut VecDeque<(WorkerId, BatchId)>) {
+    let model = ModelSpec {
+        name: "none".into(),
+        params: Vec::new(),
+        tables: Vec::new(),
+        inputs: Vec::new(),
+        metrics: Vec::new(),
+        optimizer: OptimizerSpec::sgd(1.0),
+    };
+    for id in 0..n_workers {
+        let (worker, incarnation) = (WorkerId(id), Incarnation(u64::from(id)));
+        job.handle(Event::WorkerConnected { worker, incarnation, pid: id }, Time::ZERO);
+        let (model, held) = (Box::new(model.clone()), Vec::new());
+        let ready = Event::WorkerReady { worker, incarnation, model, capacity: 2, held };
+        job.handle(ready, Time::ZERO);
+    }
+    let member = Member {
+        incarnation: Incarnation(1),
+        address: String::new(),
+        unix_path: String::new(),
+        generation: Generation(0),
+        sets: Vec::new(),
+    };
+    let (ps, member) = (PsId(0), Box::new(member));
+    job.handle(Event::PsConnected { ps, pid: 1, member }, Time::ZERO);
+    let applied = AppliedSet::new(N_BATCHES);
+    let state = PartitionState { partition: PartitionId(0), applied, updates: 0, n_rows: 0 };
+    let loaded = Event::Loaded { ps, generation: Generation(1), sets: vec![state] };
+    take_leases(job.handle(loaded, Time::ZERO), lent);
+}
+
+fn take_leases(effects: Vec<Effect>, lent: &mut VecDeque<(WorkerId, BatchId)>) {
+    for effect in effects {
+        if let Effect::ToWorker(worker, Command::Lease { work, .. }) = effect
+            && let Work::Train { epoch, range } = work
+        {
+            lent.extend(range.map(|index| (worker, BatchId { epoch, index })));
+        }
+    }
+}
+
+/// What a lost server costs the master: the AND of all sets, and a new ledger.
+fn restore() -> Duration {
+    let sets: Vec<AppliedSet> = (0..32).map(uneven).collect();
+    let mut ledger = Ledger::new(N_BATCHES, 8, Mode::Async, Duration::from_secs(300));
+    let (n_done, time) = timed(|| {
+        let first = sets[0].clone();
+        let done = sets.iter().fold(first, |done, set| done.and(set));
+        ledger.restore(&done, None);
+        ledger.n_done()
+    });
+    assert!(n_done > 0);
+    time
+}
+
+/// Half of an epoch, but for a few batches.
+fn uneven(partition: u32) -> AppliedSet {
+    let mut set = AppliedSet::new(N_BATCHES);
+    for index in (0..N_BATCHES / 2).filter(|index| index % 997 != partition) {
+        set.insert(BatchId { epoch: 0, index });
+    }
+    set
+}
