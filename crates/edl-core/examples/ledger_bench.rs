@@ -7,9 +7,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use edl_core::applied::AppliedSet;
-use edl_core::id::{
-    BatchId, Generation, Incarnation, LeaseId, PartitionId, PsId, Term, WorkerId,
-};
+use edl_core::id::{BatchId, Generation, Incarnation, LeaseId, PartitionId, PsId, Term, WorkerId};
 use edl_core::job::{Command, Config, Durable, Effect, Event, Job, Work};
 use edl_core::ledger::Ledger;
 use edl_core::model::ModelSpec;
@@ -98,8 +96,8 @@ fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
     start(&mut job, n_workers, &mut lent);
     timed(|| {
         for number in 0..N_EVENTS {
-            // A thousand events are a second, so that ticks are part of the price.
-            let now = Time::since_origin(Duration::from_millis(number as u64));
+            // Twenty thousand events are a second, so that ticks are part of the price.
+            let now = Time::since_origin(Duration::from_micros(100 * number as u64));
             let (worker, batch) = lent.pop_front().expect("there is always work");
             let generation = Generation(1);
             let done = Event::BatchDone { worker, batch, generation, loss: 0.5 };

@@ -395,8 +395,11 @@ impl Job {
                 (n_done, (self.limit < u64::MAX).then(|| self.records_before(self.limit)))
             }
             JobType::Evaluate => {
-                let n_done = self.evaluation.as_ref().map_or(0, |e| u64::from(e.shards.n_done()));
                 let total = self.config.n_validation_records;
+                if self.durable.end == Some(End::Succeeded) {
+                    return (total, Some(total));
+                }
+                let n_done = self.evaluation.as_ref().map_or(0, |e| u64::from(e.shards.n_done()));
                 ((n_done * self.records_per_shard()).min(total), Some(total))
             }
             JobType::Predict => {

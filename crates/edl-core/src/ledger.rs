@@ -5,6 +5,7 @@
 //! has a position, counted over all epochs; a barrier is a position that nobody is lent past
 //! until everything before it is done, so that the model there is that of an exact version.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -31,6 +32,9 @@ pub struct Ledger {
     pool: Pool,
     /// Below this position some partitions may have applied what others have not.
     touched: u64,
+    /// Batches of the open epoch that a worker held when it was lost, one of which may be why.
+    /// Each is lent alone, so that the next loss tells which.
+    isolated: BTreeSet<u32>,
 }
 
 impl Ledger {
@@ -52,6 +56,7 @@ impl Ledger {
             epoch: 0,
             pool: Pool::new(n_batches),
             touched: 0,
+            isolated: BTreeSet::new(),
         }
     }
 
@@ -66,6 +71,7 @@ impl Ledger {
         let epoch = self.epoch;
         self.pool =
             Pool::with_done(self.n_batches, |index| applied.contains(BatchId { epoch, index }));
+        self.isolated.clear();
     }
 
     /// Lends the next batches before `barrier` to one of `n_workers` workers.
@@ -83,7 +89,13 @@ impl Ledger {
         // Towards a barrier leases get smaller, so that nobody waits long for the last worker.
         let fair = left.div_ceil(4 * n_workers.max(1)).max(1);
         let (shard, is_sync) = (self.batches_per_shard, self.is_sync);
-        let most = |start: u32| if is_sync { 1 } else { fair.min(shard - start % shard) };
+        let isolated = &self.isolated;
+        let most = |start: u32| match isolated.range(start..).next() {
+            _ if is_sync => 1,
+            Some(&index) if index == start => 1,
+            Some(&index) => fair.min(shard - start % shard).min(index - start),
+            None => fair.min(shard - start % shard),
+        };
         let range = self.pool.lend(lease, worker, limit, most, deadline)?;
         Some((self.epoch, range))
     }
@@ -100,6 +112,27 @@ impl Ledger {
         limit.min((n_rounds_done + 1).saturating_mul(self.round))
     }
 
+    /// Lends these batches alone from now on. A round needs all its batches at once, maybe by
+    /// one worker, so there it cannot be.
+    pub fn isolate(&mut self, indices: impl IntoIterator<Item = u32>) {
+        if !self.is_sync {
+            self.isolated.extend(indices.into_iter().filter(|index| !self.pool.is_done(*index)));
+        }
+    }
+
+    /// Whether `worker`, which holds something, must finish it first: that or the next batch is
+    /// to be trained alone.
+    #[must_use]
+    pub fn must_finish_first(&self, worker: WorkerId) -> bool {
+        let is_isolated = |index: &u32| self.isolated.contains(index);
+        let holds_isolated = || {
+            let leases = self.pool.held_by(worker).filter_map(|lease| self.pool.lease(lease));
+            leases.flat_map(|lease| &lease.open).any(is_isolated)
+        };
+        !self.isolated.is_empty()
+            && (self.pool.first_todo().as_ref().is_some_and(is_isolated) || holds_isolated())
+    }
+
     /// Whether anything before `barrier` waits for a worker.
     #[must_use]
     pub fn has_todo(&self, barrier: u64) -> bool {
@@ -111,6 +144,7 @@ impl Ledger {
         if batch.epoch != self.epoch || !self.pool.done(batch.index) {
             return false;
         }
+        self.isolated.remove(&batch.index);
         if self.pool.is_finished() {
             self.epoch += 1;
             self.pool = Pool::new(self.n_batches);
@@ -306,6 +340,25 @@ mod tests {
         let mut ledger = ledger(5, Mode::Sync { grads_to_wait: 1 });
         let mut lend = |lease| ledger.lend(LeaseId(lease), WorkerId(0), 1, u64::MAX, Time::ZERO);
         assert_eq!((lend(0), lend(1)), (Some((0, 0..1)), None), "the next would wait for this one");
+    }
+
+    #[test]
+    fn an_isolated_batch_is_lent_alone_until_it_is_done() {
+        let mut ledger = ledger(60, Mode::Async);
+        let [first, second] = [WorkerId(0), WorkerId(1)];
+        assert_eq!(ledger.lend(LeaseId(0), first, 1, u64::MAX, Time::ZERO), Some((0, 0..8)));
+        let lost = ledger.release_worker(first);
+        ledger.isolate(lost.iter().flat_map(|lease| &lease.open).copied().skip(2).take(2));
+        let mut lend =
+            |lease, worker| ledger.lend(LeaseId(lease), worker, 1, u64::MAX, Time::ZERO).unwrap().1;
+        assert_eq!((lend(1, first), lend(2, second)), (0..2, 2..3));
+        assert_eq!((lend(3, first), lend(4, first)), (3..4, 4..8));
+        assert!(ledger.must_finish_first(second), "it holds one");
+        assert!(ledger.must_finish_first(first));
+        for index in 2..4 {
+            ledger.done(BatchId { epoch: 0, index });
+        }
+        assert!(!ledger.must_finish_first(first));
     }
 
     #[test]

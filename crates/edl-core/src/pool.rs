@@ -95,10 +95,16 @@ impl Pool {
         Some(start..stop)
     }
 
+    /// The item that is lent next.
+    #[must_use]
+    pub fn first_todo(&self) -> Option<u32> {
+        self.todo.first_key_value().map(|(start, _)| *start)
+    }
+
     /// Whether an item below `limit` waits for a worker.
     #[must_use]
     pub fn has_todo(&self, limit: u32) -> bool {
-        self.todo.first_key_value().is_some_and(|(start, _)| *start < limit)
+        self.first_todo().is_some_and(|start| start < limit)
     }
 
     /// Notes that `worker` already works on `items`, as far as nobody else does.
@@ -368,10 +374,12 @@ mod tests {
                         let (lease, worker) = (LeaseId(number as u64), WorkerId(worker));
                         let lent = pool.lend(lease, worker, limit, |_| most, Time::ZERO);
                         let first = naive.iter().position(|state| *state == Naive::Todo);
-                        let expected = first.filter(|first| (*first as u32) < limit.min(n)).map(|first| {
-                            let run = naive[first..].iter().take_while(|s| **s == Naive::Todo).count();
-                            let end = (first + run.min(most as usize)).min(limit as usize);
-                            first as u32..end as u32
+                        let first = first.map(|first| u32::try_from(first).expect("a small pool"));
+                        let expected = first.filter(|first| *first < limit.min(n)).map(|first| {
+                            let rest = naive[first as usize..].iter();
+                            let run = rest.take_while(|s| **s == Naive::Todo).take(most as usize);
+                            let run = u32::try_from(run.count()).expect("a small pool");
+                            first..(first + run).min(limit)
                         });
                         prop_assert_eq!(&lent, &expected);
                         lent.into_iter().flatten().for_each(|i| naive[i as usize] = Naive::Lent(lease, worker));

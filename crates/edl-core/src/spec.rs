@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchPlan;
 
+/// Each one is a file of every checkpoint.
+const MAX_PARTITIONS: u32 = 4096;
+
 /// Everything that a user says about a job. `JobSpec::default()` is the job without flags.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -294,6 +297,12 @@ impl JobSpec {
         }
         if self.partitions == 0 || self.num_ps_pods > self.partitions {
             return invalid("--num_ps_pods must not exceed --partitions, which must be at least 1");
+        }
+        if self.partitions > MAX_PARTITIONS {
+            return Err(Invalid(format!("--partitions must be at most {MAX_PARTITIONS}")));
+        }
+        if self.clip_norm.is_some_and(|norm| !norm.is_finite() || norm <= 0.0) {
+            return invalid("--clip_norm must be a number above 0; leave it out to clip nothing");
         }
         if self.grads_to_wait == Some(0) || self.get_model_steps == 0 {
             return invalid("--grads_to_wait and --get_model_steps must be at least 1");

@@ -83,9 +83,11 @@ async fn list(
     root: &ObjectPath,
     pattern: Option<&glob::Pattern>,
 ) -> Result<Vec<ObjectMeta>, object_store::Error> {
-    if pattern.is_none()
-        && let Ok(object) = store.head(root).await
-    {
+    let alone = match pattern {
+        None => Some(store.head(root).await),
+        Some(_) => None,
+    };
+    if let Some(Ok(object)) = alone {
         return Ok(vec![object]);
     }
     let listed = store.list_with_delimiter(Some(root)).await?;
@@ -93,7 +95,12 @@ async fn list(
         let name = object.location.filename().unwrap_or_default();
         is_data(name) && pattern.is_none_or(|pattern| pattern.matches(name))
     };
-    Ok(listed.objects.into_iter().filter(wanted).collect())
+    let found: Vec<ObjectMeta> = listed.objects.into_iter().filter(wanted).collect();
+    match alone {
+        // Neither a file nor a folder: what the store said of the file is the better answer.
+        Some(Err(error)) if found.is_empty() => Err(error),
+        _ => Ok(found),
+    }
 }
 
 async fn fetch_one(
@@ -162,7 +169,9 @@ mod tests {
                 let status = if found { "200 OK" } else { "404 Not Found" };
                 let content = if found { content } else { b"" };
                 let len = content.len();
-                let head = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nETag: \"1\"\r\nConnection: close\r\n\r\n");
+                let head = format!(
+                    "HTTP/1.1 {status}\r\nContent-Length: {len}\r\nETag: \"1\"\r\nConnection: close\r\n\r\n"
+                );
                 stream.write_all(head.as_bytes()).unwrap();
                 if request.starts_with("GET") {
                     stream.write_all(content).unwrap();

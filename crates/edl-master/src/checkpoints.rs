@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use edl_core::id::{CutId, Generation, PartitionId, RunId, Term};
-use edl_core::job::{CutFile, Event, Job};
+use edl_core::job::{CheckpointRef, CutFile, Event, Job};
 use edl_core::optimizer;
 use edl_core::spec::JobType;
 use edl_tensor::checkpoint::{self, FileEntry, Manifest};
@@ -46,6 +46,19 @@ impl Checkpoints {
     /// One of the job's own checkpoint folders.
     pub(crate) fn path(&self, folder: &str) -> PathBuf {
         self.folder.join(folder)
+    }
+
+    /// Removes what masters that were killed have left half written or half removed. Only for a
+    /// folder that no other job writes to.
+    pub(crate) fn sweep(&self, known: &[CheckpointRef]) {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        for entry in entries {
+            let name = entry.file_name();
+            let is_ours = name.to_string_lossy().starts_with("version-");
+            if is_ours && !known.iter().any(|checkpoint| name == *checkpoint.folder) {
+                delete(&entry.path());
+            }
+        }
     }
 
     /// What a server loads from: an own folder, or one that the user named.

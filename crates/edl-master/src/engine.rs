@@ -73,6 +73,9 @@ impl Engine {
         origin: Instant,
     ) -> Self {
         let checkpoints = Checkpoints::new(&config, run, &data, job_config.term);
+        if config.spec.checkpoint_dir.is_empty() {
+            checkpoints.sweep(&durable.checkpoints);
+        }
         let journal = Journal::open(&config.job_dir, &config.spec.tensorboard_dir);
         let job = Job::new(job_config, durable, Time::ZERO);
         Self {
@@ -165,6 +168,11 @@ impl Engine {
             }
         }
         self.farewell(&mut queue).await;
+        // Old checkpoints that are still being removed.
+        let _ = tokio::time::timeout(FAREWELL, async {
+            while self.jobs.join_next().await.is_some() {}
+        })
+        .await;
         crate::evaluation::stopped(self.data.n_validation_records);
         self.publish(&health);
         served.cancel();

@@ -4,10 +4,10 @@
 //! [`client::PsClient`] is the worker's half. [`server`] is what a parameter server needs to
 //! accept connections and to read and write frames; what a frame does is decided there.
 
+mod acks;
 pub mod client;
 pub mod route;
 pub mod server;
-mod acks;
 mod session;
 mod split;
 

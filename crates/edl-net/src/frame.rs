@@ -296,7 +296,9 @@ impl PieceHead {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The frame is of another generation than the server's.
-    Generation { current: Generation },
+    Generation {
+        current: Generation,
+    },
     NotServing,
     /// Something that had to come first did not come in time; the text names it.
     Waited(String),
@@ -455,7 +457,7 @@ mod tests {
                 Refusal::Generation { current: Generation(sequence / 3) },
                 Refusal::NotServing,
                 Refusal::Waited(text.clone()),
-                Refusal::Other(text.clone()),
+                Refusal::Other(text),
             ] {
                 let read = Refusal::decode(&refusal.encode(sequence));
                 prop_assert_eq!(read, Ok((refusal, sequence)));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Entry points for fuzzers: foreign bytes must be refused, never believed and never a panic.
 
-use crate::frame::{Header, Kind, PieceHead, PullHead, PushHead, Refusal, HEADER_LEN};
+use crate::frame::{HEADER_LEN, Header, Kind, PieceHead, PullHead, PushHead, Refusal};
 use crate::handshake::{Challenge, Hello};
 
 /// Reads `bytes` as one frame, as a peer would.

@@ -58,11 +58,8 @@ impl JobKey {
     /// Writes a new file that only its owner can read; an existing one is never replaced.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         let write = || -> io::Result<()> {
-            let mut file = std::fs::OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(path)?;
+            let mut file =
+                std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
             let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
             file.write_all(digits.as_bytes())?;
             file.write_all(b"\n")?;

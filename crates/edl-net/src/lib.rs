@@ -17,6 +17,13 @@ pub const CONTROL_PROTOCOL: u32 = 1;
 
 pub mod proto {
     //! Messages and services of the control plane, generated from `proto/elasticdl/v1`.
-    #![allow(clippy::all, unreachable_pub, unused_qualifications, reason = "generated code")]
+    #![allow(
+        clippy::all,
+        clippy::allow_attributes_without_reason,
+        clippy::too_many_lines,
+        unreachable_pub,
+        unused_qualifications,
+        reason = "generated code"
+    )]
     tonic::include_proto!("elasticdl.v1");
 }

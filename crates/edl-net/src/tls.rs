@@ -134,8 +134,10 @@ fn authority(key: &JobKey) -> Result<(KeyPair, CertificateParams), rcgen::Error>
 
 /// The Ed25519 key of a seed, by way of its PKCS#8 form (RFC 8410), which is a fixed prefix.
 fn ed25519(seed: &[u8; 32]) -> Result<KeyPair, rcgen::Error> {
-    const PREFIX: [u8; 16] =
-        [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+    const PREFIX: [u8; 16] = [
+        0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04,
+        0x20,
+    ];
     let mut der = PREFIX.to_vec();
     der.extend(seed);
     KeyPair::from_pkcs8_der_and_sign_algo(&der.into(), &rcgen::PKCS_ED25519)

@@ -46,7 +46,9 @@ pub enum Error {
     Deadline { waiting_for: String },
     #[error("refused: {0}")]
     Refused(String),
-    #[error("the peer speaks version {theirs} of the data protocol, this build speaks {ours}; run the same build everywhere")]
+    #[error(
+        "the peer speaks version {theirs} of the data protocol, this build speaks {ours}; run the same build everywhere"
+    )]
     Version { ours: u16, theirs: u16 },
     #[error("cannot {action}")]
     Io { action: String, source: io::Error },
@@ -104,19 +106,16 @@ impl Stream {
     pub fn connect_unix(path: &Path, timeout: Duration) -> Result<Self, Error> {
         let connect = || -> io::Result<UnixStream> {
             let flags = SocketFlags::CLOEXEC;
-            let socket = rustix::net::socket_with(
-                AddressFamily::UNIX,
-                SocketType::STREAM,
-                flags,
-                None,
-            )?;
+            let socket =
+                rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             // A stopped server with a full backlog would block a plain connect for ever.
             sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
             rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
             Ok(UnixStream::from(socket))
         };
-        let stream = connect().map_err(|source| {
-            Error::Io { action: format!("connect to `{}`", path.display()), source }
+        let stream = connect().map_err(|source| Error::Io {
+            action: format!("connect to `{}`", path.display()),
+            source,
         })?;
         Self::unix(stream)
     }
@@ -222,19 +221,19 @@ enum Moved {
 }
 
 fn moved(result: io::Result<usize>, action: &str) -> Result<Moved, Error> {
-    use io::ErrorKind;
+    const QUIET: [io::ErrorKind; 3] =
+        [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut, io::ErrorKind::Interrupted];
+    const GONE: [io::ErrorKind; 3] = [
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionAborted,
+    ];
     match result {
         Ok(0) => Err(Error::Closed),
         Ok(n) => Ok(Moved::Bytes(n)),
-        Err(error) => match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {
-                Ok(Moved::Nothing)
-            }
-            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
-                Err(Error::Closed)
-            }
-            _ => Err(Error::Io { action: action.into(), source: error }),
-        },
+        Err(error) if QUIET.contains(&error.kind()) => Ok(Moved::Nothing),
+        Err(error) if GONE.contains(&error.kind()) => Err(Error::Closed),
+        Err(source) => Err(Error::Io { action: action.into(), source }),
     }
 }
 
@@ -326,7 +325,8 @@ impl Sender {
 /// The receiving direction.
 pub struct Receiver {
     stream: Arc<Stream>,
-    run: RunId,
+    /// `None` hears frames of any run.
+    run: Option<RunId>,
     seal: Option<Seal>,
     next: u64,
     patience: Duration,
@@ -344,7 +344,13 @@ struct Open {
 impl Receiver {
     #[must_use]
     pub fn new(stream: Arc<Stream>, run: RunId, patience: Duration) -> Self {
-        Self { stream, run, seal: None, next: 0, patience, open: None }
+        Self { run: Some(run), ..Self::of_any_run(stream, patience) }
+    }
+
+    /// For one who does not know its own run yet.
+    #[must_use]
+    pub fn of_any_run(stream: Arc<Stream>, patience: Duration) -> Self {
+        Self { stream, run: None, seal: None, next: 0, patience, open: None }
     }
 
     /// From now on frames must be sealed and counted.
@@ -363,10 +369,7 @@ impl Receiver {
     ///
     /// # Panics
     /// If the frame before was not finished.
-    pub fn header(
-        &mut self,
-        idle: &mut dyn FnMut() -> Result<(), Error>,
-    ) -> Result<Header, Error> {
+    pub fn header(&mut self, idle: &mut dyn FnMut() -> Result<(), Error>) -> Result<Header, Error> {
         assert!(self.open.is_none(), "the frame before is finished");
         let mut bytes = [0; HEADER_LEN];
         let n_first = loop {
@@ -377,11 +380,9 @@ impl Receiver {
         };
         self.read(&mut bytes[n_first..], None)?;
         let header = Header::decode(&bytes)?;
-        if header.run != self.run {
-            return Err(Error::Refused(format!(
-                "the peer is of run {}, this is run {}",
-                header.run, self.run
-            )));
+        if let Some(run) = self.run.filter(|run| *run != header.run) {
+            let theirs = header.run;
+            return Err(Error::Refused(format!("the peer is of run {theirs}, this is run {run}")));
         }
         if header.sequence != self.next {
             return Err(Error::Forged { sequence: header.sequence });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measures pulls and pushes over a socket against the same work done in memory by one thread.
 //!
-//! `cargo run --release -p edl-ps --example ps_bench [-- PASSES]`. Ratios are of one run on one
+//! `cargo run --release -p edl-ps --example ps_bench [-- PASSES [CASE]]`. Ratios are of one run on one
 //! machine: each case runs both sides in turn, and the best pass of each counts.
 
 use std::io::Write;
@@ -38,15 +38,23 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Outcome<()> {
     let passes = std::env::args().nth(1).map_or(Ok(200), |passes| passes.parse())?;
+    let only = std::env::args().nth(2).unwrap_or_default();
+    let is_wanted = |name: &str| name.contains(&only);
     let mut out = std::io::stdout().lock();
-    seals(&mut out)?;
+    if is_wanted("tag") {
+        seals(&mut out)?;
+    }
     for n_rows in [100_000, 2_000_000] {
         for by in [By::Unix, By::Tcp] {
-            rows(&mut out, n_rows, by, passes)?;
+            if is_wanted(&format!("{n_rows} rows by {by:?}")) {
+                rows(&mut out, n_rows, by, passes)?;
+            }
         }
     }
     for by in [By::Unix, By::Tcp] {
-        dense(&mut out, 10_000_000, by, passes / 10 + 1)?;
+        if is_wanted(&format!("dense by {by:?}")) {
+            dense(&mut out, 10_000_000, by, passes / 10 + 1)?;
+        }
     }
     Ok(())
 }
@@ -304,7 +312,12 @@ fn rows(out: &mut impl Write, n_rows: u64, by: By, passes: usize) -> Outcome<()>
     writeln!(
         out,
         "{n_rows} rows by {by:?}: pull {:.1} M rows/s, bare {:.1}, ratio {:.2}; push {:.1} M rows/s, bare {:.1}, ratio {:.2}",
-        rate(pulled), rate(gathered), gathered / pulled, rate(pushed), rate(updated), updated / pushed,
+        rate(pulled),
+        rate(gathered),
+        gathered / pulled,
+        rate(pushed),
+        rate(updated),
+        updated / pushed,
     )?;
     Ok(())
 }
@@ -389,7 +402,12 @@ fn dense(out: &mut impl Write, n: usize, by: By, passes: usize) -> Outcome<()> {
         out,
         "dense {} MB by {by:?}: pull {:.2} GB/s, bare {:.2}, ratio {:.2}; push {:.2} GB/s, bare {:.2}, ratio {:.2}",
         n * 4 / 1_000_000,
-        rate(pulled), rate(copied), copied / pulled, rate(pushed), rate(updated), updated / pushed,
+        rate(pulled),
+        rate(copied),
+        copied / pulled,
+        rate(pushed),
+        rate(updated),
+        updated / pushed,
     )?;
     Ok(())
 }

@@ -39,10 +39,7 @@ impl Listeners {
 
 /// Binds the server's socket in the job's folder; in a private temporary folder if that is too
 /// deep, or on a file system without sockets.
-fn bind_unix(
-    job_dir: &Path,
-    ps: PsId,
-) -> Result<(UnixListener, PathBuf, Option<TempDir>), Error> {
+fn bind_unix(job_dir: &Path, ps: PsId) -> Result<(UnixListener, PathBuf, Option<TempDir>), Error> {
     let name = format!("ps-{ps}.sock");
     let failed = |source| Error::Listen { address: name.clone(), source };
     let folder = std::path::absolute(job_dir.join("run")).map_err(failed)?;

@@ -83,7 +83,8 @@ impl Owner {
                 Task::Push(ticket) => self.push(ticket),
                 Task::Snapshot(out) => {
                     // A failed send means that the cut was given up.
-                    let _ = self.partitions.iter().try_for_each(|p| out.send(p.snapshot()));
+                    let is_sent = |partition: &Partition| out.send(partition.snapshot()).is_ok();
+                    let _ = self.partitions.iter().all(is_sent);
                 }
                 Task::Inspect(out) => {
                     let states = self.partitions.iter().map(PartitionState::of);

@@ -83,11 +83,11 @@ async fn accept_all(front: Arc<Front>, listeners: Listeners) {
         let stream = tokio::select! {
             tcp = listeners.tcp.accept() => tcp
                 .and_then(|(stream, _)| stream.into_std())
-                .map_err(|source| accept_failed(source))
+                .map_err(accept_failed)
                 .and_then(Stream::tcp),
             unix = listeners.unix.accept() => unix
                 .and_then(|(stream, _)| stream.into_std())
-                .map_err(|source| accept_failed(source))
+                .map_err(accept_failed)
                 .and_then(Stream::unix),
         };
         if let Err(error) = stream.and_then(|stream| front.admit(stream)) {
@@ -281,8 +281,9 @@ impl Member {
         if ours != theirs {
             return Err(Error::OtherRun { ours: ours.to_string(), theirs: run });
         }
-        let spec = serde_json::from_str(&spec_json)
-            .map_err(|error| Error::Refused(format!("its job description cannot be read: {error}")))?;
+        let spec = serde_json::from_str(&spec_json).map_err(|error| {
+            Error::Refused(format!("its job description cannot be read: {error}"))
+        })?;
         self.term = Term(term);
         let heartbeat = Duration::try_from_secs_f64(heartbeat_secs)
             .ok()

@@ -26,8 +26,8 @@ pub use load::LoadSpec;
 
 use crate::owner::{Pull, SpareFloats, Task};
 use crate::progress::{Progress, Waited};
-pub use crate::ticket::{Reply, Returns, Spare};
 use crate::ticket::Ticket;
+pub use crate::ticket::{Reply, Returns, Spare};
 use crate::window::Window;
 
 /// Tasks that may queue at one owner before connections wait.
@@ -106,7 +106,10 @@ enum Phase {
     Empty,
     Loading(Generation),
     /// `is_served` turns true when the master says that workers may come.
-    Held { hosted: Arc<Hosted>, is_served: bool },
+    Held {
+        hosted: Arc<Hosted>,
+        is_served: bool,
+    },
     /// The last load failed.
     Failed(Generation),
     Closed,

@@ -37,9 +37,10 @@ impl Window {
 
     /// The version of the open pull that `client` has to wait for, if any.
     pub(crate) fn blocker(&self, client: ClientId, version: u64, now: Time) -> Option<u64> {
-        let others = self.open.iter().filter(|(other, _)| {
-            **other != client && !self.waiting.contains(*other)
-        });
+        let others = self
+            .open
+            .iter()
+            .filter(|(other, _)| **other != client && !self.waiting.contains(*other));
         let live = |pull: &&OpenPull| now.since(pull.since) < self.patience;
         let oldest = others.flat_map(|(_, pulls)| pulls.iter().filter(live));
         let oldest = oldest.map(|pull| pull.version).min()?;

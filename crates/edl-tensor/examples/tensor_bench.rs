@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How long a checkpoint holds a partition up, against one copy of the same bytes.
 
-#![allow(clippy::print_stdout, clippy::cast_precision_loss, reason = "a program that prints speeds")]
+#![allow(
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    reason = "a program that prints speeds"
+)]
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -21,8 +25,12 @@ const ROUNDS: usize = 9;
 
 fn main() {
     let kind = OptimizerKind::Adam { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7, amsgrad: false };
-    let optimizer =
-        OptimizerSpec { kind, learning_rate: 0.001, schedule: Schedule::Constant, weight_decay: 0.0 };
+    let optimizer = OptimizerSpec {
+        kind,
+        learning_rate: 0.001,
+        schedule: Schedule::Constant,
+        weight_decay: 0.0,
+    };
     let rule = Rule::Trainable { decay: false };
     let weights =
         ParamSpec { name: "w".into(), shape: vec![DENSE_LEN], init: Init::Constant(0.1), rule };

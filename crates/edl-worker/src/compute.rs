@@ -387,13 +387,7 @@ impl Compute {
         self.trainer.recycle_lookups(lookups);
     }
 
-    fn train(
-        &mut self,
-        batch: BatchId,
-        decoded: &Decoded,
-        lookups: &Lookups,
-        ids: Vec<Vec<u64>>,
-    ) {
+    fn train(&mut self, batch: BatchId, decoded: &Decoded, lookups: &Lookups, ids: Vec<Vec<u64>>) {
         self.progress.busy("training");
         let item = Item::Batch(batch);
         match self.trainer.train(batch, &decoded.batch, lookups, ids) {
@@ -401,7 +395,7 @@ impl Compute {
                 let step = self.progress.step();
                 let is_due = self.log_loss_steps > 0 && step.is_multiple_of(self.log_loss_steps);
                 if step == 1 || is_due {
-                    info!("Loss = {:.3}, steps = {step}", trained.loss);
+                    info!("{}", loss_line(trained.loss, step));
                 }
                 trace!(%batch, loss = trained.loss, "batch trained");
                 if self.connection.is_up() && self.work().pushed(batch, trained) {
@@ -517,7 +511,24 @@ fn describe(error: &dyn std::error::Error, item: Item, decoded: &Decoded) -> Str
     let place = records.first().map(|record| decoded.data.locate(*record)).unwrap_or_default();
     let n_records = records.len();
     match item {
-        Item::Batch(batch) => format!("{error} (batch {batch}: {n_records} records from {place} on)"),
+        Item::Batch(batch) => {
+            format!("{error} (batch {batch}: {n_records} records from {place} on)")
+        }
         Item::Piece { .. } => format!("{error} ({n_records} records from {place} on)"),
+    }
+}
+
+/// The line that users look for in a worker's log.
+fn loss_line(loss: f32, step: u64) -> String {
+    format!("Loss = {loss:.3}, steps = {step}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loss_is_logged_in_the_form_that_users_grep_for() {
+        assert_eq!(loss_line(0.0834, 100), "Loss = 0.083, steps = 100");
     }
 }

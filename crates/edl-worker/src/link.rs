@@ -30,7 +30,10 @@ pub(crate) enum News {
     Pulled(Pull, Versions),
     /// The gradient is sent; its buffers can be used again.
     Sent(Push),
-    Acknowledged { batch: BatchId, generation: Generation },
+    Acknowledged {
+        batch: BatchId,
+        generation: Generation,
+    },
     /// The last news of a connection.
     Broken(Error),
 }

@@ -74,9 +74,10 @@ impl Prediction {
         }
         for (row, record) in inputs.batch.records.iter().enumerate() {
             let output = &predictions.values[row * width..(row + 1) * width];
-            let write = serde_json::to_writer(&mut self.part.out, &Line { record: *record, output })
-                .map_err(io::Error::from)
-                .and_then(|()| self.part.out.write_all(b"\n"));
+            let write =
+                serde_json::to_writer(&mut self.part.out, &Line { record: *record, output })
+                    .map_err(io::Error::from)
+                    .and_then(|()| self.part.out.write_all(b"\n"));
             write.map_err(|source| self.part.error(source))?;
         }
         self.n_records += n_records as u64;

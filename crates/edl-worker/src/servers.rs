@@ -14,7 +14,7 @@ use edl_tensor::model::Gradient;
 use crate::chain;
 
 /// A connection to a server must stand after this time.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// A frame must not stop in the middle for longer than this.
 const FRAME_LIMIT: Duration = Duration::from_secs(10);
 
@@ -92,14 +92,8 @@ impl Dial for PsDial {
             pull: self.patience,
             ack: self.patience,
         };
-        let client = PsClient::connect_with(
-            route,
-            &self.key,
-            self.run,
-            self.layout,
-            &self.model,
-            limits,
-        )?;
+        let client =
+            PsClient::connect_with(route, &self.key, self.run, self.layout, &self.model, limits)?;
         let handle = client.abort_handle();
         Ok(Line { servers: Box::new(client), abort: Box::new(move || handle.abort()) })
     }

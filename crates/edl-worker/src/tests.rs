@@ -51,13 +51,14 @@ struct Props {
     n_records: u64,
     key: JobKey,
     limits: Limits,
+    has_model: bool,
 }
 
 impl Default for Props {
     fn default() -> Self {
         // Whatever the machine is busy with, these tests wait for what they expect.
         let limits = Limits { master: HANG, finish: HANG, last_answers: HANG, flush: HANG };
-        Self { n_records: N_RECORDS, key: JobKey::from_bytes([7; 32]), limits }
+        Self { n_records: N_RECORDS, key: JobKey::from_bytes([7; 32]), limits, has_model: true }
     }
 }
 
@@ -67,7 +68,7 @@ impl Stage {
     }
 
     async fn with(spec: JobSpec, props: Props) -> Self {
-        let Props { n_records, key, limits } = props;
+        let Props { n_records, key, limits, has_model } = props;
         let master = ToyMaster::start(&Props::default().key).await;
         let servers = ToyServers::default();
         let job_dir = tempfile::tempdir().unwrap();
@@ -77,9 +78,11 @@ impl Stage {
             key,
             job_dir: job_dir.path().into(),
         };
-        let dial = servers.clone();
+        let (dial, model) = (servers.clone(), ToyModel::new(servers.clone()));
         let edges = Edges {
-            open_model: Box::new(|_| Ok(Box::new(ToyModel::new()))),
+            open_model: Box::new(move |_| {
+                if has_model { Ok(Box::new(model)) } else { Err("there is none".into()) }
+            }),
             open_records: Box::new(move |_| Box::new(move |_| Ok(Arc::new(ToyRecords(n_records))))),
             open_dial: Box::new(|_, _, _| Box::new(dial)),
             limits,
@@ -95,7 +98,11 @@ impl Stage {
     }
 
     async fn ended(&mut self) -> Result<(), Error> {
-        timeout(HANG, self.worker.join_next()).await.expect("the worker never ended").unwrap().unwrap()
+        timeout(HANG, self.worker.join_next())
+            .await
+            .expect("the worker never ended")
+            .unwrap()
+            .unwrap()
     }
 }
 
@@ -237,7 +244,8 @@ async fn a_bad_record_is_named_and_the_worker_goes_on_with_other_leases() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_that_changed_is_refused() {
-    let mut stage = Stage::with(spec(), Props { n_records: N_RECORDS + 1, ..Props::default() }).await;
+    let mut stage =
+        Stage::with(spec(), Props { n_records: N_RECORDS + 1, ..Props::default() }).await;
     let (mut session, _) = stage.welcome().await;
     session.route(1).await;
     session.train(1, 0, 1).await;
@@ -303,13 +311,55 @@ async fn one_worker_supplies_a_whole_round_and_the_next_starts_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_parameters_are_pulled_while_a_batch_is_trained() {
+    let mut stage = Stage::new(spec()).await;
+    stage.servers.change(|book| (book.held_pulls, book.held_training) = (true, true));
+    let (mut session, _) = stage.welcome().await;
+    session.route(1).await;
+    session.train(1, 0, 2).await;
+    // Reading goes in order: when this one has failed, both batches before it are read.
+    session.train(2, 9, 1).await;
+    assert!(matches!(session.next().await, Kind::Failed(_)));
+    stage.servers.change(|book| book.held_pulls = false);
+    stage.servers.wait(|book| book.n_pulls == 2);
+    assert!(stage.servers.book().pushes.is_empty());
+    stage.servers.change(|book| book.held_training = false);
+    assert_eq!(session.done(2).await, [(1, 0, 1), (1, 1, 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_age_matters_nothing_is_pulled_before_the_batch_at_hand_is_pushed() {
+    let bounded = JobSpec { use_async: None, sync_version_tolerance: 1, ..spec() };
+    let sync = JobSpec { use_async: Some(false), grads_to_wait: Some(1), ..spec() };
+    for spec in [bounded, sync] {
+        let mut stage = Stage::new(JobSpec { get_model_steps: 2, ..spec }).await;
+        let (mut session, _) = stage.welcome().await;
+        session.route(1).await;
+        session.train(1, 0, 3).await;
+        session.done(3).await;
+        let book = stage.servers.book();
+        assert_eq!(book.log, ["pull", "push", "pull", "push", "pull", "push"]);
+        assert_eq!(book.n_pulls_without_dense, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_without_a_model_ends_with_the_reason() {
+    let mut stage = Stage::with(spec(), Props { has_model: false, ..Props::default() }).await;
+    let mut session = stage.master.accept().await;
+    session.send(command::Kind::Welcome(welcome(&stage.spec, N_RECORDS))).await;
+    let error = stage.ended().await.unwrap_err();
+    assert_eq!(error.to_string(), "cannot build the model: there is none");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dense_parameters_are_pulled_as_often_as_the_job_says() {
     let mut stage = Stage::new(JobSpec { get_model_steps: 3, ..spec() }).await;
     let (mut session, _) = stage.welcome().await;
     session.route(1).await;
     session.train(1, 0, 3).await;
     session.done(3).await;
-    session.train(2, 5, 4).await;
+    session.train(2, 3, 4).await;
     session.done(4).await;
     let book = stage.servers.book();
     assert_eq!((book.n_pulls, book.n_pulls_without_dense), (7, 4));
@@ -326,7 +376,8 @@ async fn a_refused_worker_ends_with_the_masters_words() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_with_another_key_ends_at_once() {
-    let mut stage = Stage::with(spec(), Props { key: JobKey::from_bytes([8; 32]), ..Props::default() }).await;
+    let mut stage =
+        Stage::with(spec(), Props { key: JobKey::from_bytes([8; 32]), ..Props::default() }).await;
     assert!(matches!(stage.ended().await, Err(Error::OtherKey(_))));
 }
 

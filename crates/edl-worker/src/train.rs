@@ -198,7 +198,9 @@ impl Trainer {
         let rows_fit = rows.len() == self.rows.len()
             && rows.iter().zip(&self.rows).all(|(grads, rows)| grads.len() == rows.len());
         if dense.len() != self.dense_len || !rows_fit {
-            return Err(Error::Other("the model's gradient has another shape than its inputs".into()));
+            return Err(Error::Other(
+                "the model's gradient has another shape than its inputs".into(),
+            ));
         }
         let mut sums = self.spares.rows.take();
         sums.resize_with(self.dims.len(), Vec::new);

@@ -22,9 +22,14 @@ pub(crate) enum Item {
 /// What a lease lends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Task {
-    Train { epoch: u32, indices: Range<u32> },
+    Train {
+        epoch: u32,
+        indices: Range<u32>,
+    },
     /// A range of records that is walked in `n_pieces` minibatches.
-    Shard { n_pieces: u32 },
+    Shard {
+        n_pieces: u32,
+    },
 }
 
 /// What came out of training one batch.
@@ -75,7 +80,8 @@ impl Work {
     pub(crate) fn lend(&mut self, lease: LeaseId, task: Task) {
         match task {
             Task::Train { epoch, indices } => {
-                let keeps = |batch: &BatchId| batch.epoch == epoch && indices.contains(&batch.index);
+                let keeps =
+                    |batch: &BatchId| batch.epoch == epoch && indices.contains(&batch.index);
                 self.batches.retain(|batch, held| held.lease != lease || keeps(batch));
                 self.shards.remove(&lease);
                 for index in indices {
@@ -125,7 +131,9 @@ impl Work {
                 .shards
                 .get(&lease)
                 .is_some_and(|shard| (shard.n_done..shard.n_pieces).contains(&piece)),
-            Item::Batch(batch) => self.batches.get(&batch).is_some_and(|held| held.pushed.is_none()),
+            Item::Batch(batch) => {
+                self.batches.get(&batch).is_some_and(|held| held.pushed.is_none())
+            }
         }
     }
 

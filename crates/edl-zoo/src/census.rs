@@ -9,11 +9,11 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::{log_sigmoid, sigmoid};
 use edl_core::metric::{Measures, Metric};
 use edl_core::model::{DType, FieldSpec, ModelSpec, ParamSpec, TableSpec};
-use edl_core::optimizer::{OptimizerKind, OptimizerSpec, Schedule};
 use edl_core::rng;
 use edl_tensor::batch::Batch;
 use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
 
+use crate::adam::adam;
 use crate::columns;
 use crate::pass::{self, Kind, Pass};
 
@@ -102,7 +102,7 @@ impl<N: Network> Census<N> {
             tables,
             inputs: [&numbers, &words, std::slice::from_ref(&label)].concat(),
             metrics: vec![Metric::Auc, Metric::Accuracy, Metric::Loss],
-            optimizer: adam(),
+            optimizer: adam(1e-3),
         };
         Self { spec, numbers, words, label, network }
     }
@@ -139,15 +139,6 @@ impl<N: Network> Census<N> {
 
     fn labels(&self, batch: &Batch) -> Result<Vec<bool>, Error> {
         Ok(columns::labels(batch, &self.label, 2)?.iter().map(|label| *label == 1).collect())
-    }
-}
-
-fn adam() -> OptimizerSpec {
-    OptimizerSpec {
-        kind: OptimizerKind::Adam { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7, amsgrad: false },
-        learning_rate: 1e-3,
-        schedule: Schedule::Constant,
-        weight_decay: 0.0,
     }
 }
 

@@ -8,6 +8,7 @@
 //! alone: equal inputs and an equal seed give equal bits on one instruction set, and a job
 //! scales by workers, one per core.
 
+mod adam;
 mod batch_norm;
 mod catalog;
 mod census;

@@ -27,7 +27,7 @@ pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use
     let hidden = params.get("hidden", 128, needs, |n| (1..=65_536).contains(n))?;
     let layers =
         [linear_params("hidden", SIDE * SIDE, hidden), linear_params("output", hidden, N_CLASSES)];
-    Ok(Classifier::new(NAME, layers.concat(), Mlp))
+    Ok(Classifier::new(NAME, layers.concat(), 1e-3, Mlp))
 }
 
 impl Network for Mlp {

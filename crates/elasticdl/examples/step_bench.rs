@@ -2,7 +2,11 @@
 //! A training step through the whole system with one worker, against the same model in a bare
 //! loop of its engine.
 
-#![allow(clippy::print_stdout, clippy::cast_precision_loss, reason = "a program that prints speeds")]
+#![allow(
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    reason = "a program that prints speeds"
+)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -39,7 +43,8 @@ fn bare_loop(model_def: &str, data: &Path) -> anyhow::Result<f64> {
     let dataset = Dataset::open(&data.to_string_lossy(), &options)?;
     let plan = spec.plan(dataset.n_records());
     let fields = model.spec().inputs.clone();
-    let batches = (0..32).map(|index| dataset.batch(&plan.records(BatchId { epoch: 0, index }), &fields));
+    let batches =
+        (0..32).map(|index| dataset.batch(&plan.records(BatchId { epoch: 0, index }), &fields));
     let batches = batches.collect::<Result<Vec<_>, _>>()?;
     let mut dense = vec![0.01_f32; model.spec().dense_len()];
     let mut gradient = Gradient { dense: vec![0.0; dense.len()], rows: Vec::new() };

@@ -150,7 +150,10 @@ fn join(flags: &JoinFlags) -> anyhow::Result<Joined> {
     };
     let key = match (key_file, &job) {
         (Some(path), _) => {
-            JobKey::load(path).map_err(|error| refuse(format!("--job_key_file: {error}")))?
+            let chain = |error| format!("{:#}", anyhow::Error::new(error));
+            JobKey::load(path).map_err(|error| {
+                refuse(format!("--job_key_file: {}; give the job's `job.key`", chain(error)))
+            })?
         }
         (None, Some(job)) => job.key()?,
         (None, None) => {

@@ -18,9 +18,9 @@ pub(crate) fn run(args: DataArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
     match args.command {
         DataCommand::Gen { name, dir, source, write } => {
             let set: Set = name.parse().map_err(refused)?;
-            let train = write_options(&write)?;
-            let test = ImportOptions { limit: write.test_limit, ..train.clone() };
-            let options = GenerateOptions { source, train, test };
+            let mut test = write_options(&write)?;
+            test.limit = write.test_limit;
+            let options = GenerateOptions { source, train: write_options(&write)?, test };
             for written in generate::generate(set, &dir, &options).map_err(refused)? {
                 tell(&written, out)?;
             }

@@ -19,9 +19,12 @@ pub(crate) fn run(args: &InitArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let shown = file.display();
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).create_new(!force);
-    let mut opened = options.open(file).map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => refuse(format!("`{shown}` exists; add --force to replace it")),
-        _ => refuse(format!("cannot write `{shown}`: {error}")),
+    let mut opened = options.open(file).map_err(|error| {
+        if error.kind() == ErrorKind::AlreadyExists {
+            refuse(format!("`{shown}` exists; add --force to replace it"))
+        } else {
+            refuse(format!("cannot write `{shown}`: {error}"))
+        }
     })?;
     opened.write_all(TEMPLATE.as_bytes()).with_context(|| format!("cannot write `{shown}`"))?;
     writeln!(out, "{shown}")?;

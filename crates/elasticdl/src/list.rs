@@ -44,7 +44,7 @@ pub(crate) fn list(args: &ListArgs, out: &mut impl Write) -> anyhow::Result<Exit
     )?;
     for row in rows {
         let Row { job, state, job_type, model_def, .. } = &row;
-        let done = format!("{} %", 100 * row.records_done / row.records_total.max(1));
+        let done = format!("{} %", (100 * row.records_done / row.records_total.max(1)).min(100));
         let started = span(row.started_secs_ago);
         writeln!(
             out,

@@ -147,6 +147,13 @@ pub(crate) fn runtime() -> anyhow::Result<Runtime> {
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let is_pipe = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
-    error.chain().filter_map(|cause| cause.downcast_ref()).any(is_pipe)
+    error.chain().any(|cause| {
+        let kind =
+            match (cause.downcast_ref::<io::Error>(), cause.downcast_ref::<serde_json::Error>()) {
+                (Some(error), _) => Some(error.kind()),
+                (None, Some(error)) => error.io_error_kind(),
+                (None, None) => None,
+            };
+        kind == Some(io::ErrorKind::BrokenPipe)
+    })
 }

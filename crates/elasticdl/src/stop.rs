@@ -38,7 +38,8 @@ pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
     let state = job.state();
     writeln!(out, "job {name} {state}")?;
     if state != "succeeded" {
-        say(format_args!("go on with it by `elasticdl train --resume {name}`"));
+        let kind = job.spec().map_or("train", |spec| crate::config::kind_word(spec.job_type));
+        say(format_args!("go on with it by `elasticdl {kind} --resume {name}`"));
     }
     Ok(Exit::Ok)
 }

@@ -47,6 +47,7 @@ pub(crate) fn run(
         return Ok(Exit::Ok);
     }
     let ready = if run.resume.is_some() {
+        checks::check_workers(resume::described(&home, kind, run, flags)?.1.num_workers)?;
         match resume::prepare(&home, kind, run, flags)? {
             resume::Prepared::Ready(ready) => ready,
             resume::Prepared::Succeeded(job) => {
@@ -57,6 +58,7 @@ pub(crate) fn run(
         }
     } else {
         let spec = described(kind, config::given(run, flags)?)?;
+        checks::check_workers(spec.num_workers)?;
         prepare(&home, spec, run.job_dir.as_deref())?
     };
     if run.detach {
@@ -71,6 +73,8 @@ pub(crate) fn described(kind: JobType, given: Map<String, Value>) -> anyhow::Res
     let mut spec = config::job(kind, given.clone())?;
     paths::make_absolute(&mut spec)?;
     checks::pin_checkpoint(&mut spec, &given)?;
+    // Before data is asked for: which data fits depends on the model.
+    edl_zoo::open(&spec).map_err(|error| refuse(error.to_string()))?;
     shipped::fill(&mut spec)?;
     Ok(spec)
 }

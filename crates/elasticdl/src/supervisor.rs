@@ -139,7 +139,7 @@ impl Supervisor<'_> {
             }
             Event::Probed(true) => self.watch.answered(now),
             Event::Probed(false) => {
-                self.ui.say("the master does not answer; it is ended and started again");
+                self.ui.say("the master does not answer and is ended");
                 self.children.kill(MASTER);
             }
             Event::Tick => self.tick(now)?,
@@ -191,7 +191,7 @@ impl Supervisor<'_> {
 
     fn report(&mut self, report: Report) {
         if self.link.as_ref().is_some_and(|link| !link.report(report)) {
-            self.ui.say("the master reads nothing; it is ended and started again");
+            self.ui.say("the master reads nothing and is ended");
             self.children.kill(MASTER);
         }
     }

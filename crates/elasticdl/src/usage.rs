@@ -4,38 +4,68 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::say::nearest;
+
 /// One sentence for an error of the parser; `None` for help and version, which are no errors.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the parser's kinds grow with its versions")]
 pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<String> {
     let help = command.map_or("elasticdl --help".to_owned(), |c| format!("elasticdl {c} --help"));
-    let word = |kind| match error.get(kind)? {
-        ContextValue::String(text) => Some(text.clone()),
-        ContextValue::Strings(texts) => texts.first().cloned(),
-        _ => None,
-    };
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => None,
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => None,
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => None,
         ErrorKind::UnknownArgument => {
-            let flag = word(ContextKind::InvalidArg).unwrap_or_default();
+            let flag = word(error, ContextKind::InvalidArg).unwrap_or_default();
             let what = if flag.starts_with('-') { "unknown flag" } else { "unexpected word" };
-            Some(match word(ContextKind::SuggestedArg) {
+            let suggested = word(error, ContextKind::SuggestedArg);
+            // Without the dashes, which make any two flags alike.
+            let is_near = |near: &String| {
+                nearest(flag.trim_start_matches('-'), [near.trim_start_matches('-')]).is_some()
+            };
+            Some(match suggested.filter(is_near) {
                 Some(near) => format!("{what} `{flag}`; did you mean `{near}`?"),
                 None => format!("{what} `{flag}`; see `{help}`"),
             })
         }
         ErrorKind::InvalidSubcommand => {
-            let name = word(ContextKind::InvalidSubcommand).unwrap_or_default();
-            Some(match word(ContextKind::SuggestedSubcommand) {
+            let name = word(error, ContextKind::InvalidSubcommand).unwrap_or_default();
+            Some(match word(error, ContextKind::SuggestedSubcommand) {
                 Some(near) => format!("unknown command `{name}`; did you mean `{near}`?"),
                 None => format!("unknown command `{name}`; see `elasticdl --help`"),
             })
         }
+        ErrorKind::MissingRequiredArgument => {
+            let missing = match error.get(ContextKind::InvalidArg) {
+                Some(ContextValue::Strings(names)) => names.join(" "),
+                _ => word(error, ContextKind::InvalidArg).unwrap_or_default(),
+            };
+            Some(format!("{missing} is missing; see `{help}`"))
+        }
         // Clap's own first line is such a sentence already.
         _ => {
+            if let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidValue)
+                && !known.is_empty()
+            {
+                let value = word(error, ContextKind::InvalidValue).unwrap_or_default();
+                let flag = word(error, ContextKind::InvalidArg).unwrap_or_default();
+                return Some(format!(
+                    "{flag} cannot be `{value}`; choose from {}",
+                    known.join(", ")
+                ));
+            }
             let text = error.render().to_string();
             let line = text.lines().next().unwrap_or_default();
             Some(format!("{}; see `{help}`", line.trim_start_matches("error: ")))
         }
+    }
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the parser's values grow with its versions")]
+fn word(error: &clap::Error, kind: ContextKind) -> Option<String> {
+    match error.get(kind)? {
+        ContextValue::String(text) => Some(text.clone()),
+        ContextValue::Strings(texts) => texts.first().cloned(),
+        _ => None,
     }
 }
 
@@ -61,9 +91,19 @@ mod tests {
             check(&["train", "--zebra"]).unwrap(),
             "unknown flag `--zebra`; see `elasticdl train --help`"
         );
+        assert_eq!(
+            check(&["train", "--frobnicate"]).unwrap(),
+            "unknown flag `--frobnicate`; see `elasticdl train --help`"
+        );
+        assert_eq!(
+            check(&["train", "--codec_type=json"]).unwrap(),
+            "--codec_type <CODEC_TYPE> cannot be `json`; choose from tf_example, bytes"
+        );
         assert_eq!(check(&["trian"]).unwrap(), "unknown command `trian`; did you mean `train`?");
         let number = check(&["train", "--num_workers=two"]).unwrap();
         assert!(number.starts_with("invalid value 'two' for '--num_workers <N>'"), "{number}");
+        let missing = check(&["scale", "job"]).unwrap();
+        assert_eq!(missing, "--workers <N> is missing; see `elasticdl scale --help`");
         assert_eq!(check(&["--help"]), None);
     }
 

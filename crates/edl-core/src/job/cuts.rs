@@ -13,7 +13,7 @@ use super::{Effect, End, Job, PsOrder, Stage};
 use crate::id::{CutId, Generation, PsId};
 use crate::time::Time;
 
-/// A failed final checkpoint is tried again after this pause.
+/// A failed final checkpoint is tried again after this pause, doubled by each further failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const MAX_FINAL_TRIES: u32 = 5;
 /// A cut that takes longer has failed: storage hangs.
@@ -138,7 +138,8 @@ impl Job {
         let Some(current) = self.cut.take_if(|current| current.id == cut) else { return };
         let text = format!("checkpoint of version {} is complete", current.version);
         self.note("checkpoint", text);
-        if self.stage == Stage::BestCut {
+        let is_exact = current.exact == Some(self.ledger.n_done());
+        if self.stage == Stage::BestCut && is_exact {
             self.durable.best = Some(current.folder.clone());
         }
         self.durable.checkpoints.push(CheckpointRef {
@@ -150,7 +151,7 @@ impl Job {
         let dropped = self.drop_old();
         self.persist();
         self.effects.extend(dropped.into_iter().map(Effect::Delete));
-        self.after_cut(true, now);
+        self.after_cut(true, is_exact, now);
     }
 
     /// A cut went wrong: the checkpoint before stays, and the job goes on.
@@ -161,13 +162,16 @@ impl Job {
             current.version
         );
         self.note("checkpoint_failed", text);
+        let is_exact = current.exact == Some(self.ledger.n_done());
         self.effects.push(Effect::Delete(current.folder));
-        self.after_cut(false, now);
+        self.after_cut(false, is_exact, now);
     }
 
-    /// What was waiting for the cut goes on.
-    fn after_cut(&mut self, is_complete: bool, now: Time) {
+    /// What was waiting for the cut goes on. `is_exact` if it was of the model that is held now.
+    fn after_cut(&mut self, is_complete: bool, is_exact: bool, now: Time) {
         match &mut self.stage {
+            // One of before was still being written; now it is the best model's turn.
+            Stage::BestCut if !is_exact => self.begin_cut(Some(self.ledger.n_done()), now),
             Stage::BestCut => self.resume_training(),
             Stage::Finishing if is_complete => self.export(),
             Stage::Finishing => {
@@ -177,7 +181,7 @@ impl Job {
                         "the final checkpoint cannot be written; free some space, then resume";
                     self.end(End::Failed(why.into()));
                 } else {
-                    self.not_before = now + RETRY_AFTER;
+                    self.not_before = now + RETRY_AFTER * (1 << (self.n_final_tries - 1));
                 }
             }
             Stage::Stopping { reason, .. } => {

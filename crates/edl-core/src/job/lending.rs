@@ -27,7 +27,8 @@ impl Job {
                 return;
             }
             while let Some((n_held, worker)) = free.pop_first() {
-                if n_held >= self.capacity(worker) {
+                let must_wait = n_held > 0 && self.ledger.must_finish_first(worker);
+                if n_held >= self.capacity(worker) || must_wait {
                     self.hungry.remove(&worker);
                     continue;
                 }

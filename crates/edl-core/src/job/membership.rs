@@ -142,9 +142,11 @@ impl Job {
     }
 
     pub(super) fn worker_leaving(&mut self, worker: WorkerId) {
-        self.release_worker(worker);
         if let Some(entry) = self.workers.get_mut(&worker) {
             entry.is_leaving = true;
+        }
+        self.release_worker(worker);
+        if let Some(entry) = self.workers.get_mut(&worker) {
             entry.suspect = None;
         }
         self.note("worker_left", format!("worker-{worker} left and gave its work back"));
@@ -154,8 +156,12 @@ impl Job {
     pub(super) fn release_worker(&mut self, worker: WorkerId) {
         let epoch = self.ledger.epoch();
         let first = |leases: &[Lease]| leases.first().and_then(|lease| lease.open.first().copied());
-        let mut suspect = first(&self.ledger.release_worker(worker))
-            .map(|index| Suspect::Batch(BatchId { epoch, index }));
+        let batches = self.ledger.release_worker(worker);
+        if self.workers.get(&worker).is_some_and(|entry| !entry.is_leaving) {
+            // It may have finished the first of them without a word: any of them may be why.
+            self.ledger.isolate(batches.iter().flat_map(|lease| &lease.open).copied());
+        }
+        let mut suspect = first(&batches).map(|index| Suspect::Batch(BatchId { epoch, index }));
         if let Some(evaluation) = &mut self.evaluation {
             let shard = first(&evaluation.shards.release_worker(worker));
             suspect = suspect.or(shard.map(Suspect::EvalShard));

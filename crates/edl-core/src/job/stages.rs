@@ -242,9 +242,10 @@ impl Job {
         }
         if is_best && is_training {
             self.stage = Stage::BestCut;
-            // A cut under way is of an earlier moment; it makes way for this one.
-            self.abandon_cut();
-            self.begin_cut(Some(self.ledger.n_done()), now);
+            // Servers write one cut at a time: one of an earlier moment is waited for.
+            if self.cut.is_none() {
+                self.begin_cut(Some(self.ledger.n_done()), now);
+            }
         } else {
             self.resume_training();
         }

@@ -230,7 +230,9 @@ fn a_partition_that_is_a_round_ahead_in_a_cut_waits_for_the_others() {
     }
     let second: Vec<_> = site.lent.drain(..).collect();
     assert_eq!(second.len(), 2);
-    second.iter().for_each(|(_, batch)| drop(site.push_to(0, &[0], *batch)));
+    for (_, batch) in second {
+        site.push_to(0, &[0], batch);
+    }
     for (ps, order) in std::mem::take(&mut site.held_cuts) {
         let done = site.obey(ps, order).unwrap();
         site.handle(done);

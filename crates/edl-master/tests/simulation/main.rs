@@ -39,20 +39,16 @@ fn run(seed: u64) -> Outcome {
     if number("SIM_SEED").is_some() {
         world.kernel.log_lines = usize::MAX;
     }
-    match catch_unwind(AssertUnwindSafe(|| world.run())) {
-        Ok(outcome) => outcome,
-        Err(panic) => {
-            for line in &world.kernel.log {
-                println!("{line}");
-            }
-            println!("{:?}", world.scenario);
-            println!("at the end: {}", world.state());
-            println!(
-                "replay: SIM_SEED={seed} cargo test --release -p edl-master --test simulation"
-            );
-            std::panic::resume_unwind(panic);
-        }
+    let result = catch_unwind(AssertUnwindSafe(|| world.run()));
+    if result.is_err() || number("SIM_SEED").is_some() {
+        world.kernel.log.iter().for_each(|line| println!("{line}"));
+        println!("{:?}", world.scenario);
     }
+    result.unwrap_or_else(|panic| {
+        println!("at the end: {}", world.state());
+        println!("replay: SIM_SEED={seed} cargo test --release -p edl-master --test simulation");
+        std::panic::resume_unwind(panic)
+    })
 }
 
 #[test]
@@ -64,12 +60,17 @@ fn every_job_ends_well_and_counts_every_record_once_whatever_dies() {
     }
     let n_seeds = number("SIM_SEEDS").unwrap_or(N_SEEDS);
     let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+    let mut times = Vec::new();
     for seed in 0..n_seeds {
-        for (kind, n) in run(seed).counts {
+        let outcome = run(seed);
+        times.push((outcome.time, seed));
+        for (kind, n) in outcome.counts {
             *counts.entry(kind).or_default() += n;
         }
     }
-    println!("{n_seeds} jobs: {counts:?}");
+    times.sort_unstable();
+    let slowest: Vec<_> = times.iter().rev().take(5).collect();
+    println!("{n_seeds} jobs: {counts:?}; the slowest: {slowest:?}");
     // A simulation that never meets what it is made for proves nothing.
     for kind in [
         "checkpoint",

@@ -31,7 +31,10 @@ pub(crate) struct Server {
     /// Who waits for which batch.
     waiting: BTreeMap<BatchId, Vec<ConnId>>,
     pulls: Vec<(ConnId, u64, u64)>,
+    /// The cut that is being written: one at a time.
     cuts: BTreeMap<CutId, Vec<CutFile>>,
+    /// Answers for the next master.
+    outbox: Vec<Message>,
 }
 
 impl Server {
@@ -51,6 +54,7 @@ impl Server {
             waiting: BTreeMap::new(),
             pulls: Vec::new(),
             cuts: BTreeMap::new(),
+            outbox: Vec::new(),
         }
     }
 
@@ -74,7 +78,12 @@ impl Server {
             // What an earlier master still says is void.
             _ if self.master != Some(conn) => {}
             Message::Welcome { term } if term < self.term => context.kernel.hang_up(conn),
-            Message::Welcome { term } => self.term = term,
+            Message::Welcome { term } => {
+                self.term = term;
+                for answer in std::mem::take(&mut self.outbox) {
+                    self.tell(context, answer);
+                }
+            }
             Message::Order(order) => self.obey(context, order),
             Message::Stop => context.exit = Some(Ended::Exit(0)),
             other => panic!("a server is never told {other:?}"),
@@ -106,6 +115,7 @@ impl Server {
             }
             Timer::Snapshot { cut, generation, folder, partition } => {
                 if generation != self.generation {
+                    self.cuts.remove(&cut);
                     let error = "the generation is over".into();
                     return self.tell(context, Message::CutFailed { cut, error });
                 }
@@ -124,19 +134,23 @@ impl Server {
         let Some(master) = context.disk.master else {
             return context.after(20, 200, Timer::Reconnect);
         };
+        // What is being replaced is not held any more.
+        let is_whole = self.loading.is_none();
         let hello = Message::PsHello {
             ps: self.ps,
             incarnation: self.incarnation,
             pid: context.pid,
-            generation: self.generation,
-            sets: states(&self.parts),
+            generation: if is_whole { self.generation } else { Generation(0) },
+            sets: if is_whole { states(&self.parts) } else { Vec::new() },
         };
         self.master = Some(context.connect(master, hello));
     }
 
     fn tell(&mut self, context: &mut Context<'_>, message: Message) {
-        if let Some(master) = self.master {
-            context.send(master, message);
+        match self.master {
+            Some(master) => context.send(master, message),
+            None if matches!(message, Message::Heartbeat) => {}
+            None => self.outbox.push(message),
         }
     }
 
@@ -159,6 +173,10 @@ impl Server {
             PsOrder::Cut { cut, generation, folder } => {
                 if generation != self.generation {
                     let error = "another generation is held".into();
+                    return self.tell(context, Message::CutFailed { cut, error });
+                }
+                if !self.cuts.is_empty() {
+                    let error = "another cut is still being written".into();
                     return self.tell(context, Message::CutFailed { cut, error });
                 }
                 self.cuts.insert(cut, Vec::new());

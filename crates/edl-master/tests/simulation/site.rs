@@ -283,7 +283,9 @@ impl Site {
             let generation = self.generation();
             let n_ps = self.counter.spec.num_ps_pods;
             for (_, batch) in &lent {
-                (0..n_ps).for_each(|ps| drop(self.push(ps, generation, *batch)));
+                for ps in 0..n_ps {
+                    self.push(ps, generation, *batch);
+                }
             }
             for (worker, batch) in lent {
                 if (0..n_ps).all(|ps| self.push(ps, generation, batch)) {

@@ -36,6 +36,8 @@ pub(crate) struct Worker {
 struct Server {
     address: Address,
     conn: Option<ConnId>,
+    /// What it has not answered will be sent again soon.
+    is_redialed: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -101,10 +103,7 @@ impl Worker {
             }
             Message::Acked { .. } => {}
             // It may not have heard yet that it shall serve.
-            Message::NotServing => {
-                let generation = self.generation;
-                context.after(10, 60, Timer::Redial { ps, generation });
-            }
+            Message::NotServing => self.redial(context, ps),
             other => panic!("a worker is never told {other:?}"),
         }
     }
@@ -156,7 +155,7 @@ impl Worker {
         }
         for address in servers {
             let ps = address.ps;
-            self.servers.insert(ps, Server { address, conn: None });
+            self.servers.insert(ps, Server { address, conn: None, is_redialed: false });
         }
     }
 
@@ -165,11 +164,18 @@ impl Worker {
             self.master = None;
             context.after(5, 200, Timer::Reconnect);
         }
-        let generation = self.generation;
-        for (ps, server) in &mut self.servers {
-            if server.conn.take_if(|broken| *broken == conn).is_some() {
-                context.after(5, 80, Timer::Redial { ps: *ps, generation });
-            }
+        let broken = self.servers.iter().find(|(_, server)| server.conn == Some(conn));
+        if let Some(ps) = broken.map(|(ps, _)| *ps) {
+            self.servers.get_mut(&ps).expect("just found").conn = None;
+            self.redial(context, ps);
+        }
+    }
+
+    fn redial(&mut self, context: &mut Context<'_>, ps: PsId) {
+        let server = self.servers.get_mut(&ps).expect("a server of the route");
+        if !std::mem::replace(&mut server.is_redialed, true) {
+            let generation = self.generation;
+            context.after(10, 80, Timer::Redial { ps, generation });
         }
     }
 
@@ -265,6 +271,7 @@ impl Worker {
 
     /// After a broken connection: whatever the server has not answered.
     fn send_again(&mut self, context: &mut Context<'_>, ps: PsId) {
+        self.servers.get_mut(&ps).expect("a server of the route").is_redialed = false;
         if self.current.as_ref().is_some_and(|step| !step.pulled.contains_key(&ps)) {
             self.pull(context, ps);
         }

@@ -19,7 +19,7 @@ use crate::server::Server;
 use crate::worker::Worker;
 
 /// No job of a scenario may take longer, whatever happens to it.
-const TIME_LIMIT: Duration = Duration::from_secs(1800);
+const TIME_LIMIT: Duration = Duration::from_secs(300);
 
 pub(crate) struct World {
     pub(crate) kernel: Kernel,

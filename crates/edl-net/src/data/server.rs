@@ -26,13 +26,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const FRAME_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Lets a client of this run in. `run` is `None` while the server does not know it yet.
-pub fn accept(
-    stream: Arc<Stream>,
-    key: &JobKey,
-    run: Option<RunId>,
-) -> Result<Connection, Error> {
+pub fn accept(stream: Arc<Stream>, key: &JobKey, run: Option<RunId>) -> Result<Connection, Error> {
     let Some(run) = run else {
-        turn_away(stream, HANDSHAKE_TIMEOUT);
+        turn_away(stream, HANDSHAKE_TIMEOUT)?;
         return Err(Error::NotServing);
     };
     let party = Party { key, run, timeout: HANDSHAKE_TIMEOUT, patience: FRAME_PATIENCE };
@@ -128,11 +124,7 @@ pub struct Piece {
     pub floats: Vec<f32>,
 }
 
-pub fn send_piece(
-    sender: &mut Sender,
-    generation: Generation,
-    piece: &Piece,
-) -> Result<(), Error> {
+pub fn send_piece(sender: &mut Sender, generation: Generation, piece: &Piece) -> Result<(), Error> {
     let head = PieceHead {
         partitions: piece.partitions.clone(),
         version: piece.version,

@@ -98,11 +98,18 @@ impl Party<'_> {
     }
 }
 
-/// Tells a client that nobody is at home yet.
-pub(super) fn turn_away(stream: Arc<Stream>, timeout: Duration) {
-    let mut sender = Sender::new(stream, RunId::default(), timeout);
-    let _ = say(&mut sender, Kind::Refused, &Refusal::NotServing.encode(0));
-    sender.stream().shutdown();
+/// Tells a client that nobody is at home yet, in the name of the run that it asks for.
+pub(super) fn turn_away(stream: Arc<Stream>, timeout: Duration) -> Result<(), Error> {
+    let start = Instant::now();
+    let mut receiver = Receiver::of_any_run(Arc::clone(&stream), timeout);
+    // Closing before the client has spoken would lose the answer on its way.
+    let hello = receiver.header(&mut || expire(Kind::Hello, start, timeout))?;
+    if hello.kind != Kind::Hello {
+        return Err(Error::Forged { sequence: hello.sequence });
+    }
+    receiver.skip()?;
+    let mut sender = Sender::new(stream, hello.run, timeout);
+    say(&mut sender, Kind::Refused, &Refusal::NotServing.encode(0))
 }
 
 fn say(sender: &mut Sender, kind: Kind, payload: &[u8]) -> Result<(), Error> {
@@ -116,12 +123,7 @@ fn hear<const N: usize>(
     start: Instant,
     timeout: Duration,
 ) -> Result<[u8; N], Error> {
-    let header = receiver.header(&mut || {
-        if start.elapsed() < timeout {
-            return Ok(());
-        }
-        Err(Error::Deadline { waiting_for: format!("the {kind:?} of a handshake") })
-    })?;
+    let header = receiver.header(&mut || expire(kind, start, timeout))?;
     let Header { kind: theirs, length, sequence, .. } = header;
     if theirs == Kind::Refused {
         let (refusal, _) = Refusal::decode(&receiver.small()?)?;
@@ -134,4 +136,11 @@ fn hear<const N: usize>(
     receiver.fill(&mut payload)?;
     receiver.finish()?;
     Ok(payload)
+}
+
+fn expire(kind: Kind, start: Instant, timeout: Duration) -> Result<(), Error> {
+    if start.elapsed() < timeout {
+        return Ok(());
+    }
+    Err(Error::Deadline { waiting_for: format!("the {kind:?} of a handshake") })
 }

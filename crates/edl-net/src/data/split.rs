@@ -198,7 +198,7 @@ mod tests {
             for partition in 0..n_partitions {
                 for (table, ids) in ids.iter().enumerate() {
                     let mine = ids.iter().filter(|id| layout.partition_of(**id).0 == partition);
-                    naive_counts.push(mine.clone().count() as u32);
+                    naive_counts.push(u32::try_from(mine.clone().count()).unwrap());
                     naive_ids.extend(mine.clone().copied());
                     naive_rows.extend(mine.flat_map(|id| row(table, *id, dims[table])));
                 }

@@ -173,7 +173,8 @@ impl Store {
             Mode::Bounded { versions } => Some(Window::new(u64::from(versions), WINDOW_PATIENCE)),
             Mode::Async | Mode::Sync { .. } => None,
         };
-        let (tasks, threads) = owners.into_iter().map(|Birth { tasks, thread }| (tasks, thread)).unzip();
+        let (tasks, threads) =
+            owners.into_iter().map(|Birth { tasks, thread }| (tasks, thread)).unzip();
         Ok(Hosted {
             generation: spec.generation,
             partitions: spec.partitions.clone(),

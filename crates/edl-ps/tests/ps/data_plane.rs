@@ -27,7 +27,8 @@ fn rows_come_back_in_the_order_in_which_they_were_asked_for() {
     let job = Job::start(Mode::Async);
     let mut client = job.client(1, By::Unix);
     let ids = vec![(0..300).rev().collect::<Vec<u64>>(), (0..40).collect()];
-    let value = |table: usize, id: u64, column: usize| (id * 20 + column as u64 + table as u64) as f32;
+    let value =
+        |table: usize, id: u64, column: usize| (id * 20 + column as u64 + table as u64) as f32;
     let row = |table, dim| {
         move |id: &u64| (0..dim).map(|column| -value(table, *id, column)).collect::<Vec<_>>()
     };

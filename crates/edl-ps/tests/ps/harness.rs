@@ -18,18 +18,18 @@ use edl_net::wire::Stream;
 use edl_ps::Front;
 use edl_ps::store::{LoadSpec, Store};
 
-pub const RUN: RunId = RunId([7; 16]);
-pub const N_PARTITIONS: u32 = 6;
-pub const N_BATCHES: u32 = 5;
+pub(crate) const RUN: RunId = RunId([7; 16]);
+pub(crate) const N_PARTITIONS: u32 = 6;
+pub(crate) const N_BATCHES: u32 = 5;
 /// Far longer than any test takes: hit only when something hangs.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-pub fn key() -> JobKey {
+pub(crate) fn key() -> JobKey {
     JobKey::from_bytes([3; 32])
 }
 
 /// Zeros at first, and plain gradient descent with rate one: values are sums of gradients.
-pub fn model() -> ModelSpec {
+pub(crate) fn model() -> ModelSpec {
     let zero = Init::Constant(0.0);
     let table = |name: &str, dim| TableSpec { name: name.into(), dim, init: zero };
     ModelSpec {
@@ -47,11 +47,11 @@ pub fn model() -> ModelSpec {
     }
 }
 
-pub fn layout() -> Layout {
+pub(crate) fn layout() -> Layout {
     Layout { dense_len: 20, n_partitions: N_PARTITIONS }
 }
 
-pub fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode: Mode) -> LoadSpec {
+pub(crate) fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode: Mode) -> LoadSpec {
     LoadSpec {
         generation: Generation(generation),
         partitions,
@@ -69,21 +69,21 @@ pub fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode: Mode) 
 
 /// What carries the frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum By {
+pub(crate) enum By {
     Tcp,
     Unix,
 }
 
 /// One server of a job, with its listeners.
-pub struct Server {
-    pub store: Arc<Store>,
-    pub address: String,
-    pub unix_path: PathBuf,
+pub(crate) struct Server {
+    pub(crate) store: Arc<Store>,
+    pub(crate) address: String,
+    pub(crate) unix_path: PathBuf,
     front: Arc<Front>,
 }
 
 impl Server {
-    pub fn start(folder: &Path, ps: u32) -> Self {
+    pub(crate) fn start(folder: &Path, ps: u32) -> Self {
         let store = Arc::new(Store::new(2));
         let front = Arc::new(Front::new(Arc::clone(&store), key()));
         front.set_run(RUN);
@@ -120,13 +120,13 @@ impl Drop for Server {
 }
 
 /// Two servers that hold all partitions between them.
-pub struct Job {
-    pub servers: [Server; 2],
-    pub folder: tempfile::TempDir,
+pub(crate) struct Job {
+    pub(crate) servers: [Server; 2],
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl Job {
-    pub fn start(mode: Mode) -> Self {
+    pub(crate) fn start(mode: Mode) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let servers = [0, 1].map(|ps| Server::start(folder.path(), ps));
         let job = Self { servers, folder };
@@ -134,14 +134,14 @@ impl Job {
         job
     }
 
-    pub fn load(&self, generation: u64, mode: Mode) {
+    pub(crate) fn load(&self, generation: u64, mode: Mode) {
         for (server, partitions) in self.servers.iter().zip(shares()) {
             server.store.load(&load_spec(generation, partitions, mode)).unwrap();
             server.store.serve(Generation(generation)).unwrap();
         }
     }
 
-    pub fn route(&self, generation: u64, by: By) -> Route {
+    pub(crate) fn route(&self, generation: u64, by: By) -> Route {
         let server = |((ps, server), partitions): ((u32, &Server), _)| ServerRoute {
             ps: PsId(ps),
             address: server.address.clone(),
@@ -155,48 +155,48 @@ impl Job {
         Route { generation: Generation(generation), servers }
     }
 
-    pub fn client(&self, generation: u64, by: By) -> Client {
+    pub(crate) fn client(&self, generation: u64, by: By) -> Client {
         Client::connect(&self.route(generation, by)).unwrap()
     }
 
     /// Updates of every partition.
-    pub fn updates(&self) -> Vec<u64> {
+    pub(crate) fn updates(&self) -> Vec<u64> {
         let states = self.servers.iter().flat_map(|server| server.store.inspect().1);
         states.map(|state| state.updates).collect()
     }
 }
 
-pub fn shares() -> [std::ops::Range<u32>; 2] {
+pub(crate) fn shares() -> [std::ops::Range<u32>; 2] {
     [0..2, 2..N_PARTITIONS]
 }
 
 /// A worker: a client and the buffers around it.
-pub struct Client {
-    pub net: PsClient,
-    pub ids: Vec<Vec<u64>>,
-    pub dense: Vec<f32>,
-    pub rows: Vec<Vec<f32>>,
+pub(crate) struct Client {
+    pub(crate) net: PsClient,
+    pub(crate) ids: Vec<Vec<u64>>,
+    pub(crate) dense: Vec<f32>,
+    pub(crate) rows: Vec<Vec<f32>>,
 }
 
 impl Client {
-    pub fn connect(route: &Route) -> Result<Self, Error> {
+    pub(crate) fn connect(route: &Route) -> Result<Self, Error> {
         let net = PsClient::connect(route, &key(), RUN, layout(), &model(), DEADLINE)?;
         let ids = vec![vec![5, 1, 900, 17, 4], (0..100).map(|id| id * 7 + 1).collect()];
         Ok(Self { net, ids, dense: vec![9.0; 20], rows: vec![Vec::new(), Vec::new()] })
     }
 
-    pub fn pull(&mut self, min_round: Option<u64>) -> Result<Vec<u64>, Error> {
+    pub(crate) fn pull(&mut self, min_round: Option<u64>) -> Result<Vec<u64>, Error> {
         let Self { net, ids, dense, rows } = self;
         Ok(net.pull(ids, Some(dense), rows, min_round)?.0)
     }
 
     /// Pushes minus one everywhere, so that values count applications, times `value`.
-    pub fn push(&mut self, batch: BatchId, value: f32) -> Result<(), Error> {
+    pub(crate) fn push(&mut self, batch: BatchId, value: f32) -> Result<(), Error> {
         let base = edl_net::data::Versions(vec![0, 0]);
         self.push_from(batch, value, &base)
     }
 
-    pub fn push_from(
+    pub(crate) fn push_from(
         &mut self,
         batch: BatchId,
         value: f32,
@@ -207,25 +207,25 @@ impl Client {
         self.net.push(batch, 10, base, &[-value; 20], &self.ids, &grads)
     }
 
-    pub fn ack(&self) -> Result<(BatchId, u64), Error> {
+    pub(crate) fn ack(&self) -> Result<(BatchId, u64), Error> {
         let acked = self.net.acks().recv_timeout(DEADLINE).expect("an answer in time")?;
         Ok((acked.batch, acked.generation.0))
     }
 
     /// Pulls and checks that every number is `value`.
-    pub fn expect(&mut self, value: f32) {
+    pub(crate) fn expect(&mut self, value: f32) {
         self.pull(None).unwrap();
         assert_eq!(self.dense, vec![value; 20]);
         assert_eq!(self.rows, [vec![value; 10], vec![value; 1600]]);
     }
 }
 
-pub fn batch(index: u32) -> BatchId {
+pub(crate) fn batch(index: u32) -> BatchId {
     BatchId { epoch: 0, index }
 }
 
 /// Makes the files of a cut one checkpoint.
-pub fn commit(folder: &Path, mut files: Vec<edl_tensor::checkpoint::FileEntry>) {
+pub(crate) fn commit(folder: &Path, mut files: Vec<edl_tensor::checkpoint::FileEntry>) {
     files.sort_by_key(|file| file.partition);
     let manifest = edl_tensor::checkpoint::Manifest {
         format: edl_tensor::checkpoint::FORMAT,

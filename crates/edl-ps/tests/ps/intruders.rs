@@ -38,7 +38,9 @@ fn relayed(job: &Job, by: By, hook: Hook) -> Client {
 }
 
 fn on_push(change: impl Fn(Vec<u8>) -> Passed + Send + Sync + 'static) -> Hook {
-    Arc::new(move |header, frame| if header.kind == Kind::Push { change(frame) } else { pass(frame) })
+    Arc::new(
+        move |header, frame| if header.kind == Kind::Push { change(frame) } else { pass(frame) },
+    )
 }
 
 #[test]
@@ -135,11 +137,15 @@ fn a_frame_with_one_altered_byte_is_refused_and_ends_the_connection() {
     for by in [By::Unix, By::Tcp] {
         for from_end in [1, 100, 1000] {
             let job = Job::start(Mode::Async);
-            let mut client = relayed(&job, by, on_push(move |mut frame| {
-                let place = frame.len() - from_end;
-                frame[place] ^= 1;
-                pass(frame)
-            }));
+            let mut client = relayed(
+                &job,
+                by,
+                on_push(move |mut frame| {
+                    let place = frame.len() - from_end;
+                    frame[place] ^= 1;
+                    pass(frame)
+                }),
+            );
             client.push(batch(0), 1.0).unwrap();
             assert!(matches!(client.ack(), Err(Error::Closed)));
             let (_, states) = job.servers[0].store.inspect();
@@ -167,16 +173,20 @@ fn a_frame_that_is_repeated_is_refused_and_ends_the_connection() {
 fn frames_in_another_order_are_refused() {
     let job = Job::start(Mode::Async);
     let held: Mutex<Option<Vec<u8>>> = Mutex::new(None);
-    let mut client = relayed(&job, By::Tcp, on_push(move |frame| {
-        let mut held = held.lock().unwrap();
-        match held.take() {
-            None => {
-                *held = Some(frame);
-                pass(Vec::new())
+    let mut client = relayed(
+        &job,
+        By::Tcp,
+        on_push(move |frame| {
+            let mut held = held.lock().unwrap();
+            match held.take() {
+                None => {
+                    *held = Some(frame);
+                    pass(Vec::new())
+                }
+                Some(first) => pass([frame, first].concat()),
             }
-            Some(first) => pass([frame, first].concat()),
-        }
-    }));
+        }),
+    );
     client.push(batch(0), 1.0).unwrap();
     client.push(batch(1), 1.0).unwrap();
     assert!(matches!(client.ack(), Err(Error::Closed)));
@@ -188,12 +198,16 @@ fn frames_in_another_order_are_refused() {
 fn a_recorded_session_cannot_be_played_again() {
     for by in [By::Unix, By::Tcp] {
         let job = Job::start(Mode::Async);
-        let recorded: Arc<Mutex<Vec<(Kind, Vec<u8>)>>> = Arc::default();
+        let recorded = Arc::new(Mutex::new(Vec::<(Kind, Vec<u8>)>::new()));
         let record = Arc::clone(&recorded);
-        let mut client = relayed(&job, by, Arc::new(move |header, frame| {
-            record.lock().unwrap().push((header.kind, frame.clone()));
-            pass(frame)
-        }));
+        let mut client = relayed(
+            &job,
+            by,
+            Arc::new(move |header, frame| {
+                record.lock().unwrap().push((header.kind, frame.clone()));
+                pass(frame)
+            }),
+        );
         client.push(batch(0), 1.0).unwrap();
         client.ack().unwrap();
         drop(client);
@@ -217,10 +231,14 @@ fn a_push_that_breaks_off_in_the_middle_applies_nothing() {
     for by in [By::Unix, By::Tcp] {
         for keep in [HEADER_LEN / 2, HEADER_LEN, HEADER_LEN + 41, 2000] {
             let job = Job::start(Mode::Async);
-            let mut client = relayed(&job, by, on_push(move |mut frame| {
-                frame.truncate(keep);
-                Passed { bytes: frame, then_close: true }
-            }));
+            let mut client = relayed(
+                &job,
+                by,
+                on_push(move |mut frame| {
+                    frame.truncate(keep);
+                    Passed { bytes: frame, then_close: true }
+                }),
+            );
             client.push(batch(0), 1.0).unwrap();
             assert!(matches!(client.ack(), Err(Error::Closed)));
             let (_, states) = job.servers[0].store.inspect();

@@ -10,27 +10,28 @@ use std::sync::Arc;
 use edl_net::frame::{HEADER_LEN, Header};
 
 /// What is passed on instead of a frame.
-pub struct Passed {
-    pub bytes: Vec<u8>,
-    pub then_close: bool,
+pub(crate) struct Passed {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) then_close: bool,
 }
 
 /// Sees each frame of a client and says what to pass on.
-pub type Hook = Arc<dyn Fn(&Header, Vec<u8>) -> Passed + Send + Sync>;
+pub(crate) type Hook = Arc<dyn Fn(&Header, Vec<u8>) -> Passed + Send + Sync>;
 
-pub fn pass(bytes: Vec<u8>) -> Passed {
+pub(crate) fn pass(bytes: Vec<u8>) -> Passed {
     Passed { bytes, then_close: false }
 }
 
 /// Relays to the TCP server at `target`; the relay's own address.
-pub fn tcp(target: &str, hook: Hook) -> String {
+pub(crate) fn tcp(target: &str, hook: Hook) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let target = target.to_owned();
     std::thread::spawn(move || {
         for client in listener.incoming() {
             let (client, server) = (client.unwrap(), TcpStream::connect(&target).unwrap());
-            let (mut up_from, mut up_to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let (mut up_from, mut up_to) =
+                (client.try_clone().unwrap(), server.try_clone().unwrap());
             let hook = Arc::clone(&hook);
             std::thread::spawn(move || {
                 up(&mut up_from, &mut up_to, &hook);
@@ -47,13 +48,14 @@ pub fn tcp(target: &str, hook: Hook) -> String {
 }
 
 /// Relays to the Unix socket `target` by a socket at `path`.
-pub fn unix(path: &Path, target: &Path, hook: Hook) {
+pub(crate) fn unix(path: &Path, target: &Path, hook: Hook) {
     let listener = UnixListener::bind(path).unwrap();
     let target = target.to_owned();
     std::thread::spawn(move || {
         for client in listener.incoming() {
             let (client, server) = (client.unwrap(), UnixStream::connect(&target).unwrap());
-            let (mut up_from, mut up_to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let (mut up_from, mut up_to) =
+                (client.try_clone().unwrap(), server.try_clone().unwrap());
             let hook = Arc::clone(&hook);
             std::thread::spawn(move || {
                 up(&mut up_from, &mut up_to, &hook);

@@ -97,7 +97,8 @@ async fn stage() -> Stage {
         service.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
     });
     // The address given leads nowhere: the master has moved, and the job's folder says where to.
-    std::fs::write(folder.path().join("master.json"), format!(r#"{{"address": "{address}"}}"#)).unwrap();
+    std::fs::write(folder.path().join("master.json"), format!(r#"{{"address": "{address}"}}"#))
+        .unwrap();
     let config = Config {
         ps: PsId(4),
         master_addr: "127.0.0.1:1".into(),
@@ -140,10 +141,8 @@ impl Session {
     }
 
     async fn hello(&mut self) -> PsHello {
-        match self.next().await {
-            Message::Hello(hello) => hello,
-            other => panic!("{other:?} instead of a hello"),
-        }
+        let Message::Hello(hello) = self.next().await else { panic!("no hello") };
+        hello
     }
 
     async fn heartbeat(&mut self) {
@@ -188,13 +187,9 @@ impl Session {
     /// Loads, and says how many updates each partition has.
     async fn loaded(&mut self, generation: u64, checkpoint: &str) -> Vec<u64> {
         self.load(generation, checkpoint).await;
-        match self.next().await {
-            Message::Loaded(loaded) => {
-                assert_eq!(loaded.generation, generation);
-                loaded.sets.iter().map(|set| set.updates).collect()
-            }
-            other => panic!("{other:?} instead of loaded"),
-        }
+        let Message::Loaded(loaded) = self.next().await else { panic!("not loaded") };
+        assert_eq!(loaded.generation, generation);
+        loaded.sets.iter().map(|set| set.updates).collect()
     }
 
     async fn serve(&self, generation: u64) {
@@ -317,8 +312,9 @@ async fn a_cut_is_written_and_loaded_again_in_the_next_generation() {
     assert_eq!(session.loaded(2, &folder).await, [1; N_PARTITIONS as usize]);
     session.serve(2).await;
     expect(route(&hello, 2), 1.0).await;
-    // A cut of the generation before is refused, and so is one into a folder that is not there.
-    for (cut, generation, folder) in [(10, 1, folder), (11, 2, "/nowhere/at/all".into())] {
+    // A cut of the generation before is refused, and so is one into what is not a folder.
+    let no_folder = format!("{folder}/manifest.json");
+    for (cut, generation, folder) in [(10, 1, folder), (11, 2, no_folder)] {
         session.order(Order::Cut(Cut { cut, generation, folder })).await;
         let Message::CutFailed(failed) = session.next().await else { panic!("a cut") };
         assert_eq!((failed.cut, failed.generation), (cut, generation));
@@ -335,10 +331,11 @@ async fn a_load_that_fails_says_why_and_a_later_one_succeeds() {
     let mut session = stage.session().await;
     session.hello().await;
     session.welcome(1).await;
-    session.load(1, "/nowhere/at/all").await;
+    let missing = stage.folder.path().join("missing").to_str().unwrap().to_owned();
+    session.load(1, &missing).await;
     let Message::LoadFailed(failed) = session.next().await else { panic!("loaded") };
     assert_eq!(failed.generation, 1);
-    assert!(failed.error.contains("/nowhere/at/all"), "{}", failed.error);
+    assert!(failed.error.contains(&missing), "{}", failed.error);
     assert_eq!(session.loaded(2, "").await, [0; N_PARTITIONS as usize]);
     stage.shutdown.cancel();
     stage.end().await.unwrap();

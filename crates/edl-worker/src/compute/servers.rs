@@ -28,8 +28,13 @@ enum State {
     /// No route yet.
     Idle,
     Connecting,
-    Up { abort: Abort, has_worked: bool },
-    Down { retry_at: Instant },
+    Up {
+        abort: Abort,
+        has_worked: bool,
+    },
+    Down {
+        retry_at: Instant,
+    },
 }
 
 impl Connection {

@@ -93,7 +93,11 @@ impl Shard {
     }
 
     /// What the master is told when the last minibatch is in.
-    pub(super) fn done(self, lease: LeaseId, generation: Generation) -> Result<Kind, predict::Error> {
+    pub(super) fn done(
+        self,
+        lease: LeaseId,
+        generation: Generation,
+    ) -> Result<Kind, predict::Error> {
         match self.pass {
             Pass::Evaluate(evaluation) => Ok(Kind::EvalDone(evaluation.done(lease, generation))),
             Pass::Predict(prediction) => Ok(Kind::PredictDone(prediction.done(lease)?)),

@@ -35,7 +35,8 @@ mod tests {
             job_dir: folder.path().into(),
         };
         assert_eq!(choose(&config, 1), "old:1", "no file");
-        std::fs::write(folder.path().join("master.json"), r#"{"address": "new:2", "pid": 7}"#).unwrap();
+        std::fs::write(folder.path().join("master.json"), r#"{"address": "new:2", "pid": 7}"#)
+            .unwrap();
         assert_eq!([0, 1, 2].map(|attempt| choose(&config, attempt)), ["old:1", "new:2", "old:1"]);
         std::fs::write(folder.path().join("master.json"), "{").unwrap();
         assert_eq!(choose(&config, 1), "old:1", "a broken file");

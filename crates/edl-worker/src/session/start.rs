@@ -40,11 +40,14 @@ pub(super) struct Job {
     counts: Counts,
 }
 
+/// Makes what connects to the servers of one run.
+pub(crate) type OpenDial = Box<dyn FnOnce(RunId, &JobSpec, ModelSpec) -> Box<dyn Dial> + Send>;
+
 /// Everything that a worker touches and a test replaces.
 pub(crate) struct Edges {
     pub(crate) open_model: OpenModel,
     pub(crate) open_records: Box<dyn FnOnce(&JobSpec) -> OpenRecords + Send>,
-    pub(crate) open_dial: Box<dyn FnOnce(RunId, &JobSpec, ModelSpec) -> Box<dyn Dial> + Send>,
+    pub(crate) open_dial: OpenDial,
     pub(crate) limits: Limits,
 }
 
@@ -219,7 +222,9 @@ fn spawn_for(
 
 fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     let started = thread::Builder::new().name(name.into()).spawn(body);
-    started.map(drop).map_err(|error| Error::Died(format!("cannot start the {name} thread: {error}")))
+    started
+        .map(drop)
+        .map_err(|error| Error::Died(format!("cannot start the {name} thread: {error}")))
 }
 
 /// How the worker ended, from how its compute thread did.

@@ -90,9 +90,9 @@ impl ToySession {
     pub(super) async fn last(&mut self) -> Option<Kind> {
         loop {
             let message = timeout(HANG, self.messages.message()).await.expect("no message came");
-            match message.ok().flatten()?.kind? {
-                Kind::Heartbeat(_) => {}
-                other => return Some(other),
+            let kind = message.ok().flatten()?.kind?;
+            if !matches!(kind, Kind::Heartbeat(_)) {
+                return Some(kind);
             }
         }
     }
@@ -135,10 +135,9 @@ impl ToySession {
     pub(super) async fn done(&mut self, n: usize) -> Vec<(u64, u32, u64)> {
         let mut done = Vec::new();
         while done.len() < n {
-            match self.next().await {
-                Kind::BatchDone(batch) => done.push((batch.lease, batch.index, batch.generation)),
-                other => panic!("expected a batch, got {other:?}"),
-            }
+            let next = self.next().await;
+            let Kind::BatchDone(batch) = next else { panic!("expected a batch, got {next:?}") };
+            done.push((batch.lease, batch.index, batch.generation));
         }
         done
     }

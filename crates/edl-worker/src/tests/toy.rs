@@ -24,10 +24,11 @@ pub(super) const WEIGHT: f32 = 0.5;
 /// One dense parameter and one table with a row per record; the loss is the mean record number.
 pub(super) struct ToyModel {
     spec: ModelSpec,
+    servers: ToyServers,
 }
 
 impl ToyModel {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(servers: ToyServers) -> Self {
         let init = Init::Constant(0.0);
         let rule = Rule::Trainable { decay: false };
         let spec = ModelSpec {
@@ -38,7 +39,7 @@ impl ToyModel {
             metrics: vec![Metric::Mse],
             optimizer: OptimizerSpec::sgd(0.1),
         };
-        Self { spec }
+        Self { spec, servers }
     }
 }
 
@@ -63,6 +64,7 @@ impl Model for ToyModel {
         _seed: u64,
         gradient: &mut Gradient,
     ) -> Result<Outcome, model::Error> {
+        self.servers.wait(|book| !book.held_training);
         assert_eq!(inputs.dense, [WEIGHT]);
         let records = &inputs.batch.records;
         let expected: Vec<f32> = records.iter().flat_map(|record| [*record as f32; 4]).collect();
@@ -86,7 +88,8 @@ impl Model for ToyModel {
     }
 
     fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, model::Error> {
-        let values = inputs.batch.records.iter().flat_map(|record| [*record as f32, inputs.dense[0]]);
+        let values =
+            inputs.batch.records.iter().flat_map(|record| [*record as f32, inputs.dense[0]]);
         Ok(Predictions { width: 2, values: values.collect() })
     }
 }
@@ -125,6 +128,9 @@ pub(super) struct Book {
     pub(super) round: usize,
     pub(super) held_pulls: bool,
     pub(super) held_acks: bool,
+    pub(super) held_training: bool,
+    /// Pulls and pushes in their order.
+    pub(super) log: Vec<&'static str>,
     pub(super) n_pulls: usize,
     pub(super) n_dials: usize,
     /// Generations that are over: connections of them break when used.
@@ -195,6 +201,7 @@ impl Servers for ToyLine {
     fn pull(&mut self, pull: &mut Pull) -> Result<Versions, Error> {
         self.servers.change(|book| {
             book.n_pulls += 1;
+            book.log.push("pull");
             book.min_rounds.push(pull.min_round);
             book.n_pulls_without_dense += usize::from(pull.dense.is_none());
         });
@@ -216,6 +223,7 @@ impl Servers for ToyLine {
         let is_broken = self.servers.book().break_at == Some(push.batch);
         self.servers.change(|book| {
             book.pushes.push(push.batch);
+            book.log.push("push");
             book.break_at = book.break_at.filter(|batch| *batch != push.batch);
         });
         self.unanswered.push(push.batch);

@@ -53,12 +53,18 @@ impl Home {
         let link = self.jobs_dir().join(name);
         if let Some(job) = Job::open(&link).or_else(|| Job::open(place)) {
             let name = job.name().unwrap_or_else(|| name.to_owned());
-            let runs = if job.is_running() { "runs" } else { "has ended" };
-            return Err(refuse(format!(
-                "the job name `{name}` is taken by a job that {runs} ({}); go on with it by `--resume {name}`, \
-                 choose another --job_name, or remove it by `elasticdl clean {name}`",
-                job.state(),
-            )));
+            return Err(refuse(if job.is_running() {
+                format!(
+                    "the job name `{name}` is taken by a job that runs; watch it by `elasticdl attach {name}`, \
+                     or choose another --job_name"
+                )
+            } else {
+                format!(
+                    "the job name `{name}` is taken by a job that has ended ({}); go on with it by `--resume {name}`, \
+                     choose another --job_name, or remove it by `elasticdl clean {name}`",
+                    job.state()
+                )
+            }));
         }
         if link.is_symlink() && !link.exists() {
             // Its folder was removed by hand.

@@ -14,6 +14,9 @@ use serde_json::{Map, Value};
 use crate::exit::refuse;
 use crate::jobs::Job;
 
+/// Workers are processes of one machine.
+pub(crate) const MAX_WORKERS: u32 = 512;
+
 /// What the checks found out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
@@ -42,6 +45,20 @@ pub(crate) fn check(spec: &JobSpec) -> anyhow::Result<Facts> {
         check_folder(flag, folder)?;
     }
     Ok(Facts { n_records })
+}
+
+/// A job whose processes are started here needs some workers, and not more than the machine and
+/// its supervisor can bear.
+pub(crate) fn check_workers(num_workers: u32) -> anyhow::Result<()> {
+    match num_workers {
+        0 => Err(refuse(
+            "--num_workers=0 leaves nobody to work; use 1 or more, or bring workers by hand to `elasticdl master`",
+        )),
+        1..=MAX_WORKERS => Ok(()),
+        _ => Err(refuse(format!(
+            "--num_workers={num_workers} is too many for one machine; use at most {MAX_WORKERS}"
+        ))),
+    }
 }
 
 fn check_strategy(spec: &JobSpec) -> anyhow::Result<()> {
@@ -247,6 +264,14 @@ mod tests {
             let text = refusal(check_strategy(&spec));
             assert!(text.contains(word) && text.contains("parameter servers only"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_number_of_workers_that_cannot_work_is_refused() {
+        check_workers(1).unwrap();
+        check_workers(MAX_WORKERS).unwrap();
+        assert!(refusal(check_workers(0)).starts_with("--num_workers=0 leaves nobody"));
+        assert!(refusal(check_workers(100_000)).contains("at most 512"));
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub(crate) fn summary(job: &Job, status: Option<&JobStatus>, exit: Exit) -> Stri
             line(&mut text, metric, &format!("{value:.4}"));
         }
     }
-    line(&mut text, "records", &records(status));
-    if exit == Exit::Ok && !status.output.is_empty() {
+    line(&mut text, "records", &records(status, exit));
+    if exit == Exit::Ok && !status.output.is_empty() && status.job_type != "evaluate" {
         let what = if status.job_type == "predict" { "output" } else { "model" };
         line(&mut text, what, &result_file(&status.output, what));
     }
@@ -57,13 +57,16 @@ fn outcome(exit: Exit) -> &'static str {
     }
 }
 
-fn records(status: &JobStatus) -> String {
-    let mut text = grouped(status.records_done);
-    if status.records_done < status.records_total {
+fn records(status: &JobStatus, exit: Exit) -> String {
+    // Nothing is counted any more after an evaluation's end.
+    let is_measured = status.job_type == "evaluate" && exit == Exit::Ok;
+    let done = if is_measured { status.records_total } else { status.records_done };
+    let mut text = grouped(done);
+    if done < status.records_total {
         let _infallible = write!(text, " of {}", grouped(status.records_total));
     }
     #[expect(clippy::cast_precision_loss, reason = "a speed for the eye")]
-    let speed = status.records_done as f64 / status.elapsed_secs.max(1e-3);
+    let speed = done as f64 / status.elapsed_secs.max(1e-3);
     let _infallible = write!(text, ", {} records/s", grouped(rounded(speed)));
     if status.job_type == "train" {
         let _infallible = write!(text, ", {} steps", grouped(status.step));

@@ -272,13 +272,7 @@ impl Bench {
         }
     }
 
-    fn cut(
-        &mut self,
-        id: PsId,
-        cut: CutId,
-        generation: Generation,
-        folder: &str,
-    ) -> Option<Event> {
+    fn cut(&mut self, id: PsId, cut: CutId, generation: Generation, folder: &str) -> Option<Event> {
         if self.disk_is_full {
             return Some(Event::CutFailed { cut, error: "no space left on device".into() });
         }
@@ -342,8 +336,7 @@ impl Bench {
         match instance.role {
             Role::Worker => {
                 let known = &self.workers[&instance.id];
-                let (worker, incarnation) =
-                    (WorkerId(instance.id), Incarnation(known.incarnation));
+                let (worker, incarnation) = (WorkerId(instance.id), Incarnation(known.incarnation));
                 let held = held(&known.work);
                 let (model, capacity, pid) = (Box::new(model()), 2, known.pid);
                 vec![

@@ -31,7 +31,10 @@ fn evaluations_are_of_exact_versions_by_steps_and_after_each_epoch() {
         (JobSpec { num_epochs: 2, ..by_steps.clone() }, vec![4, 8, 12, 16, 20]),
         (JobSpec { num_epochs: 1, ..by_steps.clone() }, vec![4, 8, 10]),
         (JobSpec { num_epochs: 2, ..spec() }, vec![10, 20]),
-        (JobSpec { num_epochs: 2, evaluation_epochs: true, ..by_steps }, vec![4, 8, 10, 12, 16, 20]),
+        (
+            JobSpec { num_epochs: 2, evaluation_epochs: true, ..by_steps },
+            vec![4, 8, 10, 12, 16, 20],
+        ),
         (JobSpec { num_epochs: 2, evaluation_epochs: false, ..spec() }, vec![20]),
     ];
     for (spec, expected) in cases {
@@ -63,6 +66,25 @@ fn the_best_model_is_kept_in_a_checkpoint_of_its_own() {
     let kept = &bench.folders[&folder];
     assert!(kept.values().all(|(applied, _)| applied.len() == 20), "it is of version 20");
     assert_eq!(bench.committed.len(), 2, "the best one and the last one are kept");
+}
+
+#[test]
+fn the_best_model_waits_for_a_cut_that_is_still_being_written() {
+    let spec = JobSpec { num_epochs: 2, checkpoint_steps: 9, ..spec() };
+    let mut bench = Bench::started(config(spec, 4));
+    bench.holds_cuts = true;
+    bench.run_until(|bench| !bench.evaluated.is_empty());
+    assert_eq!(bench.held_back.len(), 2, "that of version 9; servers write one at a time");
+    bench.holds_cuts = false;
+    for effect in std::mem::take(&mut bench.held_back) {
+        let Effect::ToPs(ps, order) = effect else { panic!() };
+        let done = bench.obey_as_ps(ps, order).unwrap();
+        bench.handle(done);
+    }
+    let best = bench.disk.best.clone().unwrap();
+    assert!(bench.disk.checkpoints.iter().any(|c| c.folder == best && c.exact == Some(10)));
+    bench.run();
+    bench.expect_trained(2);
 }
 
 #[test]
@@ -153,12 +175,8 @@ fn a_result_of_another_evaluation_or_of_another_form_counts_for_nothing() {
 #[test]
 fn one_worker_supplies_every_gradient_of_a_synchronous_round() {
     for grads_to_wait in 1..=4 {
-        let spec = JobSpec {
-            grads_to_wait: Some(grads_to_wait),
-            num_workers: 1,
-            num_epochs: 2,
-            ..spec()
-        };
+        let spec =
+            JobSpec { grads_to_wait: Some(grads_to_wait), num_workers: 1, num_epochs: 2, ..spec() };
         let mut bench = Bench::started(config(spec, 0));
         let n_lent = bench.workers[&0].work.len();
         assert!(n_lent >= grads_to_wait as usize, "a whole round, or nobody could complete it");
@@ -199,8 +217,7 @@ fn a_checkpoint_is_cut_by_steps_and_by_time_and_old_ones_are_deleted() {
 
 #[test]
 fn a_cut_that_hangs_is_given_up_and_the_next_one_is_tried() {
-    let spec =
-        JobSpec { num_epochs: 2, checkpoint_steps: 5, task_timeout_secs: 3600, ..spec() };
+    let spec = JobSpec { num_epochs: 2, checkpoint_steps: 5, task_timeout_secs: 3600, ..spec() };
     let mut bench = Bench::started(config(spec, 0));
     bench.holds_cuts = true;
     bench.run_to(6);

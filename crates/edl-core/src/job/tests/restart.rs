@@ -40,10 +40,10 @@ fn a_new_master_starts_no_process_that_runs_already() {
 fn a_new_master_takes_note_of_what_workers_hold() {
     let mut bench = Bench::started(config(train(1), 0));
     bench.run_to(2);
-    let held: Vec<u32> = bench.workers.values().map(|worker| worker.work.len() as u32).collect();
+    let held: Vec<usize> = bench.workers.values().map(|worker| worker.work.len()).collect();
     bench.restart_master();
     bench.connect_all();
-    let holds = |bench: &Bench, id: u32| bench.job.ledger().n_held(WorkerId(id)) as u32;
+    let holds = |bench: &Bench, id: u32| bench.job.ledger().n_held(WorkerId(id));
     assert!(holds(&bench, 0) >= held[0] && holds(&bench, 1) >= held[1]);
     bench.job.check_invariants();
     bench.run();
@@ -182,7 +182,11 @@ fn a_lost_evaluation_is_made_again_and_a_kept_one_is_not() {
     assert_eq!(bench.evaluated.len(), 2);
     bench.kill_now(ps(0), Ended::Signal(9));
     assert_eq!(bench.job.ledger().n_done(), 4);
-    assert_eq!(bench.disk.evaluations.len(), 1, "the one of version 8 is of a model that is no more");
+    assert_eq!(
+        bench.disk.evaluations.len(),
+        1,
+        "the one of version 8 is of a model that is no more"
+    );
     bench.restart_master();
     bench.connect_all();
     bench.run();
