@@ -26,8 +26,9 @@ compile_error!("payloads are little-endian and travel as they lie in memory");
 
 /// How often a blocked read or write looks at its deadline.
 const TICK: Duration = Duration::from_millis(250);
-/// What a Unix socket may hold; the kernel may grant less.
-const SOCKET_BUFFER: usize = 4 << 20;
+/// What a Unix socket may hold. Measured: with less the two ends wait for each other, with more
+/// the bytes have left the cache before they are read.
+const SOCKET_BUFFER: usize = 512 << 10;
 /// A silent TCP peer is tried after this long, this often, this many times.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration::from_secs(2), 5);
 /// Read at once: what is hashed next is then still in the cache.

@@ -331,10 +331,9 @@ fn push_over(
 ) -> Outcome<f64> {
     const TOGETHER: usize = 8;
     let dense = vec![0.01; layout.dense_len];
-    let grads: Vec<Vec<Vec<f32>>> = lists
-        .iter()
-        .map(|ids| ids.iter().map(|ids| vec![0.01; ids.len() * DIM]).collect())
-        .collect();
+    // One buffer for all, as a worker uses its gradient's again.
+    let n_rows = lists.iter().flatten().map(Vec::len).max().unwrap_or(0);
+    let grads = vec![vec![0.01; n_rows * DIM]];
     let mut next = 0;
     let base = Versions(vec![0]);
     let together = best((passes / TOGETHER).max(3), |_| {
@@ -343,7 +342,7 @@ fn push_over(
         for _ in 0..TOGETHER {
             let at = next as usize % lists.len();
             let batch = BatchId { epoch: 0, index: next };
-            client.push(batch, 64, &base, &dense, &lists[at], &grads[at])?;
+            client.push(batch, 64, &base, &dense, &lists[at], &grads)?;
             next += 1;
             open += 1;
             if open == IN_FLIGHT {

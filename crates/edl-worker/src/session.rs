@@ -144,6 +144,10 @@ impl Session {
             if seen.elapsed() >= limit {
                 return Err(Error::MasterLost { limit, reason });
             }
+            // Loud once, for whoever started this worker by hand.
+            if attempt == 0 && self.job.is_none() {
+                warn!(reason, "master not reached, trying again");
+            }
             debug!(attempt, reason, "master not reached");
             attempt += 1;
             if let Err(result) = self.unless_over(sleep(retry)).await {

@@ -89,7 +89,7 @@ fn what_is_done_follows_from_the_snapshots_and_not_from_any_ledger_of_before() {
 }
 
 /// 3. One PS dies after acknowledging a batch and comes back from an older cut; the worker's
-/// report arrives afterwards.
+///    report arrives afterwards.
 #[test]
 fn a_report_that_arrives_after_a_restore_does_not_count() {
     let mut site = Site::running(checkpoint_every(2), 1);

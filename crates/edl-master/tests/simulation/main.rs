@@ -6,6 +6,12 @@
 //! A failure prints how to replay it: `SIM_SEED=… cargo test --release -p edl-master --test
 //! simulation`. `SIM_SEEDS=…` raises the number of seeds.
 
+#![allow(
+    clippy::print_stdout,
+    clippy::wildcard_enum_match_arm,
+    reason = "a harness that prints seeds and cares for a few messages of each kind"
+)]
+
 mod counter;
 mod disk;
 mod faults;

@@ -34,6 +34,7 @@ pub(crate) struct Running {
 
 /// A process of a job.
 #[derive(Clone, Debug)]
+#[allow(dead_code, reason = "all of it is shown when a test fails")]
 pub(crate) struct Instance {
     pub(crate) role: String,
     pub(crate) id: u64,
