@@ -300,7 +300,10 @@ impl Engine {
     /// Writes what others may look at without asking.
     fn publish(&mut self, health: &watch::Sender<&'static str>) {
         let now = self.now();
-        self.progress.sample(now, self.job.progress().0);
+        // Until the servers have said what they hold, nothing is known to be done.
+        if self.job.servers().is_serving() {
+            self.progress.sample(now, self.job.progress().0);
+        }
         let status = self.status();
         self.metrics.publish(&status);
         self.journal.publish(&status);
