@@ -19,7 +19,8 @@ test: setup lint unit ## Set up what tests need, then run every check and test
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
 	@bash tests/setup.sh
 
-$(VENV)/ready: tests/python/requirements.txt
+# Its name holds the hash of what it is made from, so it is never out of date.
+$(VENV)/ready:
 	rm -rf $(VENV)
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt
@@ -40,8 +41,8 @@ sim: ## Simulate one seed: make sim SEED=17
 
 soak: ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST
 	SIM_SEEDS=5000 $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation
-	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test chaos
-	$(CARGO) test $(PROFILE) --locked -p elasticdl --test accuracy -- --ignored --nocapture
+	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos
+	$(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e accuracy -- --ignored --nocapture
 
 bench: build ## Print speeds as ratios to what the machine can do
 	$(CARGO) run $(PROFILE) --locked -p edl-core --example ledger_bench
