@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reading records of a RecordIO file against reading the file's bytes.
 
-#![allow(clippy::print_stdout, clippy::cast_precision_loss, reason = "a program that prints speeds")]
+#![allow(
+    clippy::print_stdout,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "a program that prints speeds"
+)]
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -23,9 +28,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for number in 0..N_RECORDS {
             // Half noise, half runs: images are like that.
             let record: Vec<u8> = (0..RECORD_BYTES)
-                .map(|place| if place % 2 == 0 { 0 } else { ((number * 31 + place as u64 * 7) % 251) as u8 })
+                .map(|place| {
+                    if place % 2 == 0 { 0 } else { ((number * 31 + place as u64 * 7) % 251) as u8 }
+                })
                 .collect();
-            writer.write(&record)?;
+            writer.write(record)?;
         }
         writer.finish()?;
         let open = OpenOptions { codec: Codec::Bytes, params: BTreeMap::new() };
