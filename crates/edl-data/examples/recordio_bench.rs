@@ -12,11 +12,13 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
+use edl_core::model::{DType, FieldSpec};
 use edl_data::recordio::{Compressor, Writer, WriterOptions};
 use edl_data::{Codec, Dataset, OpenOptions};
 
-const N_RECORDS: u64 = 200_000;
+const N_RECORDS: u64 = 50_000;
 const RECORD_BYTES: usize = 784;
+const BATCH: usize = 512;
 const ROUNDS: usize = 5;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,11 +39,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         writer.finish()?;
         let open = OpenOptions { codec: Codec::Bytes, params: BTreeMap::new() };
         let dataset = Dataset::open(&path.to_string_lossy(), &open)?;
+        let field = FieldSpec { name: "record".into(), dtype: DType::Bytes, shape: Vec::new() };
+        let fields = [field];
         let (mut reads, mut bytes) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let start = Instant::now();
-            for record in 0..dataset.n_records() {
-                black_box(dataset.raw(record)?);
+            for first in (0..dataset.n_records()).step_by(BATCH) {
+                let last = dataset.n_records().min(first + BATCH as u64);
+                let records: Vec<u64> = (first..last).collect();
+                black_box(dataset.batch(&records, &fields)?);
             }
             reads.push(start.elapsed().as_secs_f64());
             let start = Instant::now();

@@ -84,7 +84,7 @@ pub(crate) struct CommonFlags {
     #[arg(long, help_heading = "Processes", value_name = "SECS")]
     task_timeout_secs: Option<u32>,
     /// A process that is silent for longer is replaced [default: 10]
-    #[arg(long, help_heading = "Processes", value_name = "SECS")]
+    #[arg(long, help_heading = "Processes", value_name = "SECS", value_parser = finite)]
     heartbeat_timeout_secs: Option<f64>,
     /// Unexplained crashes after which a worker is given up [default: 3]
     #[arg(long, help_heading = "Processes", value_name = "N")]
@@ -109,16 +109,16 @@ pub(crate) struct TrainFlags {
     #[arg(long, help_heading = "Model", value_name = "NAME")]
     optimizer: Option<String>,
     /// Learning rate instead of the model's own
-    #[arg(long, help_heading = "Model", value_name = "RATE")]
+    #[arg(long, help_heading = "Model", value_name = "RATE", value_parser = finite)]
     learning_rate: Option<f64>,
     /// constant, steps:1000,2000:0.1, exponential:1000:0.9, cosine:100:10000, linear:100:10000
     #[arg(long, help_heading = "Model", value_name = "SCHEDULE")]
     learning_rate_schedule: Option<String>,
     /// Weight decay of the optimizer
-    #[arg(long, help_heading = "Model", value_name = "FACTOR")]
+    #[arg(long, help_heading = "Model", value_name = "FACTOR", value_parser = finite)]
     weight_decay: Option<f64>,
     /// Scale a batch's gradient down to this norm
-    #[arg(long, help_heading = "Model", value_name = "NORM")]
+    #[arg(long, help_heading = "Model", value_name = "NORM", value_parser = finite)]
     clip_norm: Option<f64>,
 
     /// Data to train on: a file, a folder, a glob or a URL
@@ -229,6 +229,12 @@ pub(crate) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
         }
     }
     Ok(pairs)
+}
+
+/// A description has no word for infinity, nor for what is no number.
+fn finite(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if number.is_finite() { Ok(number) } else { Err("expected a finite number".into()) }
 }
 
 /// Seconds, or a number with s, m, h or d.

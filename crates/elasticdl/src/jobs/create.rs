@@ -77,7 +77,7 @@ impl Home {
                 place.display()
             ))),
             Err(error) if error.kind() == ErrorKind::NotADirectory => Err(refuse(format!(
-                "`{}` is not a folder; choose another --job_dir",
+                "`{}` is not a folder; choose another with --job_dir or ELASTICDL_HOME",
                 place.display()
             ))),
             Ok(false) | Err(_) => Ok(()),

@@ -2,7 +2,7 @@
 //! Starts jobs in a folder of their own, looks at them, kills them, and reads what they leave.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -62,7 +62,41 @@ impl Home {
 
     /// Runs a command to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().expect("the command starts")
+        ended(self.command(args))
+    }
+
+    /// Runs a job to its end, which must be good.
+    pub(crate) fn train(&self, name: &str, args: &[&str]) {
+        let name_flag = format!("--job_name={name}");
+        self.stdout(&[&["train", &name_flag], args].concat());
+    }
+
+    /// The status of a job, from its master or from its file.
+    pub(crate) fn status(&self, name: &str) -> Value {
+        serde_json::from_str(&self.stdout(&["status", name, "--json"])).expect("JSON")
+    }
+
+    /// Waits until `is_so` of the status of a job that somebody else runs.
+    pub(crate) fn wait_until(&self, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) {
+        let start = Instant::now();
+        let mut status = self.status(name);
+        while !is_so(&status) {
+            assert!(start.elapsed() < PATIENCE, "{what} did not come: {status:#}");
+            std::thread::sleep(POLL);
+            status = self.status(name);
+        }
+    }
+
+    /// The description of a job.
+    pub(crate) fn spec(&self, name: &str) -> JobSpec {
+        let spec = std::fs::read(self.job_dir(name).join("job.json")).expect("a job");
+        serde_json::from_slice(&spec).expect("a job")
+    }
+
+    /// Everything in the folder of jobs.
+    pub(crate) fn jobs(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path().join("jobs")).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
     /// Runs a command that must succeed; its standard output.
@@ -80,6 +114,26 @@ impl Home {
         command.stderr(File::options().create(true).append(true).open(log).expect("a log file"));
         let child = command.spawn().expect("the command starts");
         Running { name: name.into(), home: self.path().into(), child }
+    }
+}
+
+impl Drop for Home {
+    /// A failed test must leave nothing behind, so supervisors in the background are ended. A
+    /// process with the number of one that has ended is known by its environment.
+    fn drop(&mut self) {
+        let ours = format!("ELASTICDL_HOME={}", self.path().display());
+        for name in self.jobs() {
+            let info = std::fs::read(self.job_dir(&name).join("supervisor.json"));
+            let info: Value = serde_json::from_slice(&info.unwrap_or_default()).unwrap_or_default();
+            let Some(pid) = info["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()) else {
+                continue;
+            };
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let is_ours = environment.split(|byte| *byte == 0).any(|word| word == ours.as_bytes());
+            if is_ours && is_alive(pid) {
+                signal(pid, Signal::KILL);
+            }
+        }
     }
 }
 
@@ -180,6 +234,35 @@ impl Drop for Running {
     }
 }
 
+/// What a command leaves that ends by itself, in bounded time.
+pub(crate) fn ended(mut command: Command) -> Output {
+    let capture = || tempfile::tempfile().expect("a file for the output");
+    let (stdout, stderr) = (capture(), capture());
+    let shared = |file: &File| file.try_clone().expect("another handle");
+    command.stdin(Stdio::null()).stdout(shared(&stdout)).stderr(shared(&stderr));
+    let mut child = command.spawn().expect("the command starts");
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            break status;
+        }
+        if start.elapsed() > PATIENCE {
+            child.kill().expect("a child");
+            child.wait().expect("a child");
+            panic!("{command:?} does not end:\n{}", String::from_utf8_lossy(&content(stderr)));
+        }
+        std::thread::sleep(POLL);
+    };
+    Output { status, stdout: content(stdout), stderr: content(stderr) }
+}
+
+fn content(mut file: File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    file.rewind().expect("a file");
+    file.read_to_end(&mut bytes).expect("a file");
+    bytes
+}
+
 fn command(home: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elasticdl"));
     command.args(args).env("ELASTICDL_HOME", home).env_remove("RUST_LOG");
@@ -214,6 +297,38 @@ pub(crate) fn is_alive(pid: i32) -> bool {
 /// The data shipped with the repository.
 pub(crate) fn shipped(part: &str) -> String {
     format!("{}/../../data/fashion_mnist/{part}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The data shipped with the repository, as a flag.
+pub(crate) fn shipped_as(flag: &str, part: &str) -> String {
+    format!("--{flag}={}", shipped(part))
+}
+
+/// A port that nobody listens on for now.
+pub(crate) fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// A word for whoever reads the output of tests.
+#[expect(clippy::print_stdout, reason = "the harness shows it when it is asked to")]
+pub(crate) fn tell(word: &str) {
+    println!("{word}");
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Processes of a role that are there.
+pub(crate) fn n_running(status: &Value, role: &str) -> usize {
+    let is_there = |instance: &&Instance| instance.role == role && instance.state != "gone";
+    instances(status).iter().filter(is_there).count()
+}
+
+/// Whether the job has written a checkpoint.
+pub(crate) fn has_checkpoint(status: &Value) -> bool {
+    status["last_checkpoint"].as_str().is_some_and(|checkpoint| !checkpoint.is_empty())
 }
 
 /// What the `count` model leaves: how often each record was applied, and each dense total.
@@ -255,9 +370,7 @@ fn expected(plan: &BatchPlan, epochs: u32, round: u32) -> (Vec<f64>, f64) {
 /// Asserts that every record was trained once per epoch: by the oracle and by the audit.
 pub(crate) fn assert_exactly_once(home: &Home, name: &str, epochs: u32, round: u32) {
     let job_dir = home.job_dir(name);
-    let spec = std::fs::read(job_dir.join("job.json")).expect("a job");
-    let spec: JobSpec = serde_json::from_slice(&spec).expect("a job");
-    let plan = spec.plan(N_RECORDS);
+    let plan = home.spec(name).plan(N_RECORDS);
     let (expected_rows, expected_total) = expected(&plan, epochs, round);
     let (rows, totals) = counts(&job_dir.join("output"));
     assert_eq!(rows.len() as u64, N_RECORDS, "every record has a row");

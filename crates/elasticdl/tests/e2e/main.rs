@@ -1,6 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The whole product, from outside: the real command, real processes, real signals.
 
+#![allow(clippy::print_stdout, reason = "a test that is left out says why")]
+
+mod accuracy;
+mod bad_input;
+mod by_hand;
 mod chaos;
+mod commands;
+mod data;
+mod description;
+mod disk;
 mod harness;
+mod metrics;
+mod poison;
 mod resume;
+mod security;
+mod sync;

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Each command shown once, on real jobs.
+
+use serde_json::Value;
+
+use crate::harness::{
+    Home, N_RECORDS, assert_exactly_once, has_checkpoint, n_running, shipped_as, stderr,
+};
+
+/// A job of the `count` model that takes some seconds.
+fn long_job(data: &str) -> Vec<&str> {
+    vec![
+        "--model_def=count",
+        "--model_params=sleep_ms=15",
+        data,
+        "--num_epochs=2",
+        "--minibatch_size=10",
+        "--num_minibatches_per_task=4",
+        "--checkpoint_steps=20",
+    ]
+}
+
+/// Trains a small model on the test data and measures it there.
+fn train_mlp(home: &Home) {
+    let (training, validation) =
+        (shipped_as("training_data", "test"), shipped_as("validation_data", "test"));
+    home.train("mlp", &["--model_def=mnist_mlp", &training, &validation, "--num_epochs=2"]);
+}
+
+fn last_metrics(status: &Value) -> Vec<(String, f64)> {
+    let evaluations = status["evaluations"].as_array().expect("evaluations");
+    let metrics = evaluations.last().expect("an evaluation")["metrics"].as_object();
+    let number = |(name, value): (&String, &Value)| (name.clone(), value.as_f64().expect(name));
+    metrics.expect("metrics").iter().map(number).collect()
+}
+
+#[test]
+fn evaluate_measures_what_training_measured_last() {
+    let home = Home::new();
+    train_mlp(&home);
+    let trained = home.status("mlp");
+    assert_eq!(trained["evaluations"].as_array().map(Vec::len), Some(2), "one after each epoch");
+    let from = format!("--checkpoint_dir_for_init={}", home.job_dir("mlp").display());
+    let summary = home.stdout(&["evaluate", &from, "--job_name=again", "--num_workers=3"]);
+    let measured = home.status("again");
+    let (expected, found) = (last_metrics(&trained), last_metrics(&measured));
+    let names = |metrics: &[(String, f64)]| -> Vec<String> {
+        metrics.iter().map(|(name, _)| name.clone()).collect()
+    };
+    assert_eq!(names(&expected), names(&found));
+    assert!(names(&found).contains(&"accuracy".into()), "{found:?}");
+    for ((name, expected), (_, found)) in expected.iter().zip(&found) {
+        assert!((expected - found).abs() < 1e-6, "{name}: {expected} in training, {found} now");
+        assert!(summary.contains(&format!("{expected:.4}")), "{name} is told: {summary}");
+    }
+    assert_eq!(measured["records_done"], N_RECORDS);
+}
+
+#[test]
+fn predict_writes_one_output_per_record_in_order() {
+    let home = Home::new();
+    train_mlp(&home);
+    let from = format!("--checkpoint_dir_for_init={}/checkpoints", home.job_dir("mlp").display());
+    let output = home.path().join("answers");
+    let output_flag = format!("--output={}", output.display());
+    let data = shipped_as("prediction_data", "test");
+    home.stdout(&["predict", &from, &data, &output_flag, "--num_workers=3", "--minibatch_size=7"]);
+    let predictions = std::fs::read_to_string(output.join("predictions.jsonl")).expect("a file");
+    let head = home.stdout(&["data", "head", &crate::harness::shipped("test"), "-n", "2000"]);
+    let (mut n_right, mut n_lines) = (0_u64, 0_u64);
+    for (line, record) in predictions.lines().zip(head.lines()) {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let record: Value = serde_json::from_str(record).expect("JSON");
+        assert_eq!(line["record"], n_lines);
+        let output = line["output"].as_array().expect("an output");
+        let output: Vec<f64> = output.iter().map(|p| p.as_f64().expect("a number")).collect();
+        assert_eq!(output.len(), 10);
+        let best = (0..10).max_by(|a, b| output[*a].total_cmp(&output[*b])).expect("ten");
+        n_right += u64::from(record["label"] == best);
+        n_lines += 1;
+    }
+    assert_eq!((n_lines, predictions.lines().count() as u64), (N_RECORDS, N_RECORDS));
+    let metrics = last_metrics(&home.status("mlp"));
+    let accuracy = metrics.iter().find(|(name, _)| name == "accuracy").expect("accuracy").1;
+    let found = n_right as f64 / N_RECORDS as f64;
+    assert!((found - accuracy).abs() < 1e-6, "predictions are right in {found}, not {accuracy}");
+}
+
+#[test]
+fn a_detached_job_is_watched_listed_stopped_resumed_and_removed() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let detached = home
+        .stdout(&[&["train", "--detach", "--job_name=bg"], long_job(&data).as_slice()].concat());
+    assert_eq!(detached, "bg\n", "only the name, for scripts");
+    home.wait_until("bg", "a checkpoint", has_checkpoint);
+    let table = home.stdout(&["status"]);
+    for word in ["bg (train count)", "running", "worker-1", "checkpoint"] {
+        assert!(table.contains(word), "`{word}` in {table}");
+    }
+    let list: Value = serde_json::from_str(&home.stdout(&["list", "--json"])).expect("JSON");
+    assert_eq!((&list[0]["job"], &list[0]["state"]), (&"bg".into(), &"running".into()));
+    let refused = home.run(&["clean", "bg"]);
+    assert_eq!(refused.status.code(), Some(2), "a job that runs is not removed");
+    assert_eq!(home.stdout(&["stop", "bg"]), "job bg stopped\n");
+    assert_eq!(home.stdout(&["stop", "bg"]), "job bg does not run (stopped)\n");
+    assert_eq!(home.run(&["attach", "bg"]).status.code(), Some(3), "it can be resumed");
+    let stopped = home.status("bg");
+    assert_eq!(stopped["state"], "stopped");
+    assert!(stopped["records_done"].as_u64() < Some(2 * N_RECORDS), "{stopped:#}");
+
+    home.stdout(&["train", "--resume", "bg", "--detach"]);
+    let attached = home.run(&["attach", "bg"]);
+    assert_eq!(attached.status.code(), Some(0), "{}", stderr(&attached));
+    let summary = String::from_utf8_lossy(&attached.stdout);
+    assert!(summary.starts_with("job bg succeeded"), "{summary}");
+    assert_exactly_once(&home, "bg", 2, 1);
+    shows_logs(&home);
+    assert_eq!(home.stdout(&["clean", "bg"]), "removed bg\n");
+    assert_eq!(home.jobs(), [""; 0]);
+    assert_eq!(home.run(&["status", "bg"]).status.code(), Some(4));
+}
+
+/// The logs of an ended job, by process.
+fn shows_logs(home: &Home) {
+    let worker = home.stdout(&["logs", "bg", "--worker", "0"]);
+    assert!(worker.contains("Loss = ") && worker.contains("steps = "), "{worker}");
+    let tail = home.stdout(&["logs", "bg", "--master", "-n", "2"]);
+    assert_eq!(tail.lines().count(), 2, "{tail}");
+    let all = home.stdout(&["logs", "bg", "--follow"]);
+    for process in ["master", "ps-0", "worker-0", "worker-1"] {
+        assert!(all.lines().any(|line| line.starts_with(process)), "{process} in {all}");
+    }
+    assert_eq!(home.run(&["logs", "bg", "--worker", "99"]).status.code(), Some(4));
+}
+
+#[test]
+fn workers_come_and_go_by_scale_and_every_record_is_trained_once() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let args = [
+        &["train", "--job_name=grow", "--num_workers=1", "--num_ps_pods=2"],
+        long_job(&data).as_slice(),
+    ]
+    .concat();
+    let mut job = home.start("grow", &args);
+    job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
+    let told = home.stdout(&["scale", "grow", "--workers", "3"]);
+    assert_eq!(told, "job grow: 1 workers become 3\n");
+    let working = |status: &Value| {
+        let instances = status["instances"].as_array().into_iter().flatten();
+        instances.filter(|i| i["role"] == "worker" && i["state"] == "working").count()
+    };
+    job.wait_until("three workers", |status| working(status) == 3);
+    home.stdout(&["scale", "grow", "--workers", "1"]);
+    let status = job.wait_until("one worker", |status| n_running(status, "worker") == 1);
+    assert_eq!(status["workers_wanted"], 1);
+    job.wait_for_success();
+    assert_exactly_once(&home, "grow", 2, 1);
+}
+
+#[test]
+fn doctor_finds_this_machine_ready_and_tells_how_to_mend_a_bad_home() {
+    let home = Home::new();
+    let told = home.stdout(&["doctor"]);
+    assert!(told.ends_with("this machine can train\n"), "{told}");
+    let file = home.path().join("file");
+    std::fs::write(&file, "").expect("a file");
+    let mut command = home.command(&["doctor"]);
+    command.env("ELASTICDL_HOME", file.join("below"));
+    let output = crate::harness::ended(command);
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(told.contains("FAIL  jobs folder") && told.contains("mend it: "), "{told}");
+}
+
+#[test]
+fn version_help_and_completions_are_there() {
+    let home = Home::new();
+    let version = home.stdout(&["--version"]);
+    assert!(version.starts_with("elasticdl ") && version.contains("(commit "), "{version}");
+    assert!(home.stdout(&["--help"]).contains("Exit codes: 0 done"));
+    for command in ["train", "evaluate", "predict", "data", "worker"] {
+        assert!(home.stdout(&[command, "--help"]).contains("Usage: elasticdl"), "{command}");
+    }
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = home.stdout(&["completions", shell]);
+        assert!(script.contains("num_ps_pods") && script.contains("evaluate"), "{shell}");
+    }
+    assert_eq!(home.jobs(), [""; 0]);
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A job said in other words is the same job: files, kebab-case and ElasticDL's old names.
+
+use edl_core::spec::JobSpec;
+
+use crate::harness::{Home, N_RECORDS, shipped, shipped_as, stderr};
+
+fn nameless(home: &Home, name: &str) -> JobSpec {
+    JobSpec { job_name: String::new(), ..home.spec(name) }
+}
+
+#[test]
+fn a_job_from_a_file_is_the_job_of_the_flags() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let flags = [
+        "--model_def=count",
+        "--model_params=sleep_ms=1",
+        data.as_str(),
+        "--max_step=6",
+        "--num_workers=1",
+        "--grads_to_wait=2",
+        "--checkpoint_secs=0",
+        "--heartbeat_timeout_secs=7.5",
+        "--seed=18446744073709551615",
+        "--shuffle=false",
+    ];
+    home.train("by-flags", &flags);
+    let yaml = home.stdout(&[&["train", "--print_config"], flags.as_slice()].concat());
+    let file = home.path().join("job.yaml");
+    std::fs::write(&file, yaml).expect("a file");
+    let config = format!("--config={}", file.display());
+    home.train("by-file", &[&config]);
+    assert_eq!(nameless(&home, "by-flags"), nameless(&home, "by-file"));
+    assert_ne!(nameless(&home, "by-file"), JobSpec::default());
+    // A flag wins over the file.
+    home.train("by-both", &[&config, "--max_step=4"]);
+    assert_eq!(nameless(&home, "by-both"), JobSpec { max_step: 4, ..nameless(&home, "by-file") });
+    assert_eq!(home.status("by-both")["step"], 4);
+}
+
+#[test]
+fn init_writes_a_file_that_config_takes() {
+    let home = Home::new();
+    let file = home.path().join("new.yaml");
+    let file = file.to_str().expect("text");
+    assert_eq!(home.stdout(&["init", file]), format!("{file}\n"));
+    let from_file = home.stdout(&["train", "--config", file, "--print_config"]);
+    assert_eq!(from_file, home.stdout(&["train", "--print_config"]), "all defaults");
+    assert_eq!(home.run(&["init", file]).status.code(), Some(2), "it is kept");
+    let data = shipped_as("training_data", "test");
+    home.train("from-init", &["--config", file, "--model_def=count", &data, "--max_step=3"]);
+    assert_eq!(home.status("from-init")["step"], 3);
+}
+
+#[test]
+fn kebab_case_and_old_names_work_and_old_ones_are_called_deprecated() {
+    let home = Home::new();
+    let data = format!("--training-data-dir={}", shipped("test"));
+    let validation = format!("--evaluation_data_dir={}", shipped("test"));
+    let output = home.run(&[
+        "train",
+        "--job-name=old",
+        "--model_file=count",
+        &data,
+        &validation,
+        "--records-per-task=25",
+        "--minibatch-size=10",
+        "--num-workers=1",
+        "--restart_policy=Never",
+    ]);
+    let said = stderr(&output);
+    assert!(output.status.success(), "{said}");
+    for (old, new) in [
+        ("training_data_dir", "training_data"),
+        ("evaluation_data_dir", "validation_data"),
+        ("model_file", "model_def"),
+        ("records_per_task", "num_minibatches_per_task"),
+    ] {
+        let line = format!("--{old} is deprecated; use --{new}");
+        assert!(said.lines().any(|said| said == line), "`{line}` in {said}");
+    }
+    assert!(said.contains("--restart_policy is ignored: "), "{said}");
+    let spec = home.spec("old");
+    assert_eq!((spec.num_workers, spec.minibatch_size), (1, 10));
+    assert_eq!(spec.num_minibatches_per_task, 3, "25 records are three batches of 10");
+    assert_eq!(spec.validation_data, spec.training_data);
+    assert_eq!(home.status("old")["records_done"], N_RECORDS);
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Records that cannot be trained: tried by others first, then the job fails and names them.
+
+use edl_core::id::BatchId;
+use serde_json::Value;
+
+use crate::harness::{Home, N_RECORDS, shipped, shipped_as};
+
+/// Not the first of its batch, nor in the first batch of what a worker is lent.
+const POISON: u64 = 777;
+
+/// Runs a job that must fail; its status.
+fn fail(home: &Home, name: &str, args: &[&str]) -> Value {
+    let name_flag = format!("--job_name={name}");
+    let output = home.run(&[&["train", &name_flag], args].concat());
+    let summary = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{summary}");
+    let status = home.status(name);
+    assert_eq!(status["state"], "failed");
+    let reason = status["reason"].as_str().expect("a reason");
+    assert!(summary.contains(reason), "the user is told `{reason}`, in {summary}");
+    assert!(summary.contains(&format!("elasticdl logs {name}")), "{summary}");
+    status
+}
+
+fn reason(status: &Value) -> &str {
+    status["reason"].as_str().expect("a reason")
+}
+
+/// The workers that failed, one per failure.
+fn culprits(status: &Value) -> Vec<String> {
+    let events = status["events"].as_array().expect("events").iter();
+    let texts = events.filter(|event| event["kind"] == "work_failed").map(|event| &event["text"]);
+    let worker = |text: &Value| {
+        let (_, rest) = text.as_str()?.split_once(" failed on ")?;
+        Some(rest.split(':').next()?.to_owned())
+    };
+    texts.filter_map(worker).collect()
+}
+
+#[test]
+fn a_record_that_the_model_refuses_fails_the_job_by_name() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let params = format!("--model_params=fail_record={POISON}");
+    let args = ["--model_def=count", &params, &data, "--minibatch_size=10"];
+    let status = fail(&home, "refused", &args);
+    let found = reason(&status);
+    assert!(found.contains(&format!("record {POISON}: ")), "{found}");
+    assert!(found.contains("data-00000.recordio") && found.contains("failed 3 times"), "{found}");
+    let mut workers = culprits(&status);
+    assert_eq!(workers.len(), 3, "{status:#}");
+    workers.sort();
+    workers.dedup();
+    assert!(workers.len() > 1, "another worker tried it too: {status:#}");
+}
+
+#[test]
+fn a_record_that_crashes_workers_fails_the_job_and_its_batch_is_named() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let params = format!("--model_params=crash_record={POISON}");
+    // Eight records: a reason names so many.
+    let args = ["--model_def=count", &params, &data, "--minibatch_size=8"];
+    let status = fail(&home, "crashed", &args);
+    let plan = home.spec("crashed").plan(N_RECORDS);
+    let holds = |index: &u32| plan.records(BatchId { epoch: 0, index: *index }).contains(&POISON);
+    let index = (0..plan.n_batches()).find(holds).expect("its batch");
+    let found = reason(&status);
+    assert!(found.starts_with(&format!("batch 0/{index} (records ")), "not 0/{index}: {found}");
+    assert!(found.contains(&POISON.to_string()) && found.contains("signal 6"), "{found}");
+}
+
+#[test]
+fn a_corrupt_chunk_fails_the_job_and_file_and_chunk_are_named() {
+    let home = Home::new();
+    let copy = home.path().join("data");
+    std::fs::create_dir(&copy).expect("a folder");
+    for name in ["data-00000.recordio", "data-00001.recordio"] {
+        let mut bytes = std::fs::read(format!("{}/{name}", shipped("test"))).expect("shipped data");
+        if name == "data-00001.recordio" {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 0x10;
+        }
+        std::fs::write(copy.join(name), bytes).expect("a copy");
+    }
+    let data = format!("--training_data={}", copy.display());
+    let status = fail(&home, "corrupt", &["--model_def=mnist_mlp", &data]);
+    let found = reason(&status);
+    for word in ["data-00001.recordio", "chunk 0", "checksum", "failed 3 times"] {
+        assert!(found.contains(word), "`{word}` in {found}");
+    }
+}
