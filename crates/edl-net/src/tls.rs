@@ -41,6 +41,21 @@ pub enum Error {
     Deadline { address: String, timeout: Duration },
 }
 
+impl Error {
+    /// Whether the two sides do not trust each other, as opposed to not reaching each other.
+    #[must_use]
+    pub fn is_untrusted(&self) -> bool {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
+        while let Some(error) = cause {
+            if let Some(error) = error.downcast_ref::<std::io::Error>() {
+                return error.kind() == std::io::ErrorKind::InvalidData;
+            }
+            cause = error.source();
+        }
+        false
+    }
+}
+
 /// What both sides present and trust, as PEM.
 struct Credentials {
     authority: String,

@@ -46,6 +46,8 @@ pub enum Error {
     Random(#[source] edl_net::key::Error),
     #[error("the master belongs to run `{theirs}`, this server to run `{ours}`")]
     OtherRun { ours: String, theirs: String },
+    #[error("the master at `{0}` holds another job's key; check --master_addr and the job's key")]
+    OtherKey(String),
     #[error("the master refused this server: {0}")]
     Refused(String),
     #[error("an owner thread broke its books and was ended")]

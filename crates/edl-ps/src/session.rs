@@ -222,6 +222,9 @@ impl Member {
         let address = self.master_address(attempt);
         let channel = match tls::connect(&address, &self.config.key, CONNECT_TIMEOUT).await {
             Ok(channel) => channel,
+            Err(error) if self.welcome.is_none() && error.is_untrusted() => {
+                return Err(Error::OtherKey(address));
+            }
             Err(error) => return Ok(Err(chain(&error))),
         };
         let (out, queue) = mpsc::channel(OUT_QUEUE);

@@ -4,7 +4,9 @@
 //! A client that has pulled to train a batch is *open* at the version it pulled, until its push
 //! arrives. Another client may pull while the server's version is less than `tolerance` beyond
 //! the oldest open one. Nobody waits for a client that itself waits here (they would wait for
-//! each other) nor for one that was open for longer than `patience`.
+//! each other) nor for one that was open for longer than `patience`. With several servers clients
+//! ask one after the other (`PsClient::pull_in_order`), so that whoever is waited for either
+//! computes, or waits at a later server.
 //!
 //! Pure: callers pass `now`.
 

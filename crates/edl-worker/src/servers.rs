@@ -82,6 +82,8 @@ pub(crate) struct PsDial {
     pub(crate) model: ModelSpec,
     /// How long parameters or an answer may take, rounds of other workers included.
     pub(crate) patience: Duration,
+    /// Whether the servers bound staleness.
+    pub(crate) is_bounded: bool,
 }
 
 impl Dial for PsDial {
@@ -92,8 +94,11 @@ impl Dial for PsDial {
             pull: self.patience,
             ack: self.patience,
         };
-        let client =
+        let mut client =
             PsClient::connect_with(route, &self.key, self.run, self.layout, &self.model, limits)?;
+        if self.is_bounded {
+            client.pull_in_order();
+        }
         let handle = client.abort_handle();
         Ok(Line { servers: Box::new(client), abort: Box::new(move || handle.abort()) })
     }

@@ -186,7 +186,7 @@ impl Session {
         let connect = async move {
             let channel = tls::connect(&address, &key, CONNECT_LIMIT).await;
             let channel = channel.map_err(|error| match error {
-                error if is_first && is_untrusted(&error) => {
+                error if is_first && error.is_untrusted() => {
                     End::Over(Err(Error::OtherKey(address)))
                 }
                 error => End::Broken(crate::chain(&error)),
@@ -410,18 +410,6 @@ fn loan(work: proto::lease::Work) -> Loan {
         proto::lease::Work::Eval(work) => Loan::Evaluate(work),
         proto::lease::Work::Predict(work) => Loan::Predict(work),
     }
-}
-
-/// Whether the two sides do not trust each other, as opposed to not reaching each other.
-fn is_untrusted(error: &tls::Error) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<std::io::Error>() {
-            return error.kind() == std::io::ErrorKind::InvalidData;
-        }
-        cause = error.source();
-    }
-    false
 }
 
 /// A refusal is final; everything else may be mended by another try.

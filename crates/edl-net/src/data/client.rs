@@ -69,6 +69,8 @@ pub struct PsClient {
     dims: Vec<usize>,
     limits: Limits,
     servers: Vec<Server>,
+    /// Servers are asked one after the other.
+    is_in_order: bool,
     split: Split,
     /// Rows as they travel: sorted by partition.
     sorted: Vec<f32>,
@@ -193,6 +195,7 @@ impl PsClient {
             dims: model.tables.iter().map(|table| table.dim).collect(),
             limits,
             servers,
+            is_in_order: false,
             split: Split::default(),
             sorted: Vec::new(),
             open,
@@ -200,6 +203,13 @@ impl PsClient {
             _readers: Readers(readers.inspect_err(|_| abort.abort())?),
             abort,
         })
+    }
+
+    /// From now on `pull` asks one server after the other, in the route's order. Servers that
+    /// bound staleness need this: two clients that each hold what the other waits for, at two
+    /// servers, would wait for each other.
+    pub fn pull_in_order(&mut self) {
+        self.is_in_order = true;
     }
 
     #[must_use]
@@ -259,27 +269,33 @@ impl PsClient {
         }
         let wish = Wish { will_push, wants_dense: dense.is_some(), min_round };
         let patience = self.limits.pull;
-        for server in &mut self.servers {
-            server.ask(self.generation, &self.split, wish, patience).inspect_err(|_| {
-                self.abort.abort();
-            })?;
-        }
         let mut versions = Versions::default();
         let mut refused = None;
-        // Every answer is read to its end, even after a refusal: the connections stay usable.
-        for server in &mut self.servers {
-            let mut answer = Answer {
-                split: &self.split,
-                dims: &self.dims,
-                layout: &self.layout,
-                sorted: &mut self.sorted,
-                dense: dense.as_deref_mut(),
-                rows: &mut *rows,
-            };
-            let answered = server.receive(&mut answer, patience + ANSWER_SLACK);
-            match answered.inspect_err(|_| self.abort.abort())? {
-                Ok(version) => versions.0.push(version),
-                Err(refusal) => refused = refused.or(Some(refusal)),
+        let n_at_once = if will_push && self.is_in_order { 1 } else { self.servers.len().max(1) };
+        for servers in self.servers.chunks_mut(n_at_once) {
+            for server in &mut *servers {
+                server.ask(self.generation, &self.split, wish, patience).inspect_err(|_| {
+                    self.abort.abort();
+                })?;
+            }
+            // Every answer is read to its end, even after a refusal: connections stay usable.
+            for server in servers {
+                let mut answer = Answer {
+                    split: &self.split,
+                    dims: &self.dims,
+                    layout: &self.layout,
+                    sorted: &mut self.sorted,
+                    dense: dense.as_deref_mut(),
+                    rows: &mut *rows,
+                };
+                let answered = server.receive(&mut answer, patience + ANSWER_SLACK);
+                match answered.inspect_err(|_| self.abort.abort())? {
+                    Ok(version) => versions.0.push(version),
+                    Err(refusal) => refused = refused.or(Some(refusal)),
+                }
+            }
+            if refused.is_some() {
+                break;
             }
         }
         match refused {

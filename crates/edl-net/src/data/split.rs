@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use edl_core::layout::Layout;
+use edl_core::rng;
 
 /// The ids of one batch, sorted.
 #[derive(Debug, Default)]
@@ -20,8 +21,8 @@ pub(crate) struct Split {
     ids: Vec<u64>,
     /// For each sorted id its place in the caller's list of its table.
     origins: Vec<u32>,
-    /// The partition of each id, in the caller's order: hashing twice would cost more.
-    owners: Vec<u32>,
+    /// The partition and table of each id, in the caller's order: hashing twice would cost more.
+    groups: Vec<u32>,
     /// Per partition and table: where its next id goes.
     next: Vec<usize>,
 }
@@ -30,23 +31,25 @@ impl Split {
     /// Sorts `ids`, one list per table.
     ///
     /// # Panics
-    /// If a table's list has 2^32 ids or more.
+    /// If there are 2^32 ids or more.
     pub(crate) fn sort(&mut self, layout: &Layout, ids: &[Vec<u64>]) {
-        self.n_tables = ids.len();
+        let n_tables = ids.len();
+        let n_groups = layout.n_partitions as usize * n_tables;
+        assert!(u32::try_from(n_groups).is_ok(), "partitions times tables are counted in 32 bits");
+        self.n_tables = n_tables;
         self.counts.clear();
-        self.counts.resize(layout.n_partitions as usize * ids.len(), 0);
-        self.owners.clear();
+        self.counts.resize(n_groups, 0);
+        self.groups.clear();
         for (table, ids) in ids.iter().enumerate() {
-            assert!(u32::try_from(ids.len()).is_ok(), "a batch has fewer than 2^32 ids");
-            let counts = &mut self.counts;
-            let n_tables = self.n_tables;
-            self.owners.extend(ids.iter().map(|id| {
-                let owner = layout.partition_of(*id).0;
-                counts[owner as usize * n_tables + table] += 1;
-                owner
-            }));
+            let first = self.groups.len();
+            // Passes of their own, because each is then a short loop that the core runs ahead in.
+            self.groups.extend(ids.iter().map(|id| group(layout, *id, n_tables, table)));
+            for group in &self.groups[first..] {
+                self.counts[*group as usize] += 1;
+            }
         }
-        let n_ids = self.owners.len();
+        let n_ids = self.groups.len();
+        assert!(u32::try_from(n_ids).is_ok(), "a batch has fewer than 2^32 ids");
         self.starts.clear();
         let mut start = 0;
         self.starts.extend(self.counts.iter().map(|count| {
@@ -54,20 +57,23 @@ impl Split {
             start += *count as usize;
             this
         }));
+        self.starts.push(n_ids);
         self.ids.resize(n_ids, 0);
         self.origins.resize(n_ids, 0);
         self.place(ids);
-        self.starts.push(n_ids);
     }
 
     fn place(&mut self, ids: &[Vec<u64>]) {
-        self.next.clone_from(&self.starts);
-        let mut owners = self.owners.iter();
-        for (table, ids) in ids.iter().enumerate() {
-            for ((origin, id), owner) in (0..).zip(ids).zip(&mut owners) {
-                let next = &mut self.next[*owner as usize * self.n_tables + table];
-                self.ids[*next] = *id;
-                self.origins[*next] = origin;
+        let Self { starts, next, groups, ids: sorted, origins, .. } = self;
+        next.clone_from(starts);
+        let mut groups = groups.as_slice();
+        for ids in ids {
+            let (here, rest) = groups.split_at(ids.len());
+            groups = rest;
+            for ((origin, id), group) in (0..).zip(ids).zip(here) {
+                let next = &mut next[*group as usize];
+                sorted[*next] = *id;
+                origins[*next] = origin;
                 *next += 1;
             }
         }
@@ -125,23 +131,30 @@ impl Split {
         }
     }
 
-    /// Brings rows in the caller's order into sorted order, for all partitions.
+    /// Brings rows in the caller's order into sorted order, for all partitions: they lie in
+    /// `sorted` from its beginning. It is made longer if needed and never shorter, so that only
+    /// growth is paid for.
     pub(crate) fn gather(&self, dims: &[usize], rows: &[Vec<f32>], sorted: &mut Vec<f32>) {
-        sorted.clear();
-        let n_partitions = self.counts.len() / self.n_tables.max(1);
-        for partition in 0..n_partitions {
-            for (table, dim) in dims.iter().enumerate() {
-                let partition = u32::try_from(partition).expect("partitions are counted in u32");
-                let origins = &self.origins[self.group(partition, table)];
-                match dim {
-                    8 => gather_rows::<8>(origins, &rows[table], sorted),
-                    16 => gather_rows::<16>(origins, &rows[table], sorted),
-                    32 => gather_rows::<32>(origins, &rows[table], sorted),
-                    dim => {
-                        for origin in origins {
-                            let at = *origin as usize * dim;
-                            sorted.extend_from_slice(&rows[table][at..at + dim]);
-                        }
+        let widths = self.counts.iter().zip(dims.iter().cycle());
+        let n_floats = widths.map(|(count, dim)| *count as usize * dim).sum();
+        if sorted.len() < n_floats {
+            sorted.resize(n_floats, 0.0);
+        }
+        let mut sorted = sorted.as_mut_slice();
+        for (place, bounds) in self.starts.windows(2).enumerate() {
+            let table = place % self.n_tables;
+            let (rows, dim) = (&rows[table], dims[table]);
+            let origins = &self.origins[bounds[0]..bounds[1]];
+            let (here, rest) = sorted.split_at_mut(origins.len() * dim);
+            sorted = rest;
+            match dim {
+                8 => gather_rows::<8>(origins, rows, here),
+                16 => gather_rows::<16>(origins, rows, here),
+                32 => gather_rows::<32>(origins, rows, here),
+                dim => {
+                    for (origin, row) in origins.iter().zip(here.chunks_exact_mut(dim)) {
+                        let at = *origin as usize * dim;
+                        row.copy_from_slice(&rows[at..at + dim]);
                     }
                 }
             }
@@ -162,12 +175,21 @@ fn scatter_rows<const DIM: usize>(origins: &[u32], sorted: &[f32], rows: &mut [f
     }
 }
 
-fn gather_rows<const DIM: usize>(origins: &[u32], rows: &[f32], sorted: &mut Vec<f32>) {
+fn gather_rows<const DIM: usize>(origins: &[u32], rows: &[f32], sorted: &mut [f32]) {
     let (rows, _) = rows.as_chunks::<DIM>();
-    sorted.reserve(origins.len() * DIM);
-    for origin in origins {
-        sorted.extend_from_slice(&rows[*origin as usize]);
+    let (sorted, _) = sorted.as_chunks_mut::<DIM>();
+    for (origin, row) in origins.iter().zip(sorted) {
+        *row = rows[*origin as usize];
     }
+}
+
+/// The place of an id's partition and table among all. `Layout::partition_of` is spelled out:
+/// called across crates for each id, it took most of the time of a sort.
+fn group(layout: &Layout, id: u64, n_tables: usize, table: usize) -> u32 {
+    let partition = (u128::from(rng::mix(id)) * u128::from(layout.n_partitions)) >> 64;
+    #[expect(clippy::cast_possible_truncation, reason = "checked for the last group of all")]
+    let group = (partition as usize * n_tables + table) as u32;
+    group
 }
 
 #[cfg(test)]
@@ -215,12 +237,13 @@ mod tests {
                 .collect();
             let mut sorted = vec![7.0];
             split.gather(&dims, &rows, &mut sorted);
-            prop_assert_eq!(&sorted, &naive_rows);
+            prop_assert_eq!(&sorted[..naive_rows.len()], &naive_rows[..]);
             let mut back: Vec<Vec<f32>> = rows.iter().map(|rows| vec![0.0; rows.len()]).collect();
             let cut = cut.min(n_partitions);
             let n_low = split.n_row_floats(&(0..cut), &dims);
             split.scatter(&(0..cut), &dims, &sorted[..n_low], &mut back);
-            split.scatter(&(cut..n_partitions), &dims, &sorted[n_low..], &mut back);
+            let high = &sorted[n_low..naive_rows.len()];
+            split.scatter(&(cut..n_partitions), &dims, high, &mut back);
             prop_assert_eq!(back, rows);
         }
     }

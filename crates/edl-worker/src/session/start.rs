@@ -95,7 +95,9 @@ impl Edges {
             open_dial: Box::new(|run, spec, model| {
                 let n_partitions = spec.partitions;
                 let layout = Layout { dense_len: model.dense_len(), n_partitions };
-                Box::new(PsDial { key, run, layout, model, patience: spec.task_timeout() })
+                let is_bounded = matches!(spec.mode(), Mode::Bounded { .. });
+                let patience = spec.task_timeout();
+                Box::new(PsDial { key, run, layout, model, patience, is_bounded })
             }),
             limits: Limits::default(),
         }

@@ -314,6 +314,18 @@ fn a_server_whose_stream_breaks_is_told_again_to_serve_and_to_cut() {
 }
 
 #[test]
+fn a_server_that_comes_back_as_another_process_has_lost_its_memory() {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(1) }, 0));
+    bench.run_to(5);
+    // It calls before the platform tells that the one before it has ended.
+    bench.servers.remove(&1);
+    bench.launch(ps(1)).into_iter().skip(1).for_each(|event| bench.handle(event));
+    assert_eq!((bench.job.servers().generation().0, bench.job.ledger().n_done()), (2, 4));
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
 fn a_server_that_dies_while_loading_loads_again_when_it_is_back() {
     let mut bench = Bench::new(config(train(1), 0), Durable::default());
     bench.holds_loads = true;
