@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bad luck, by chance.
 
-use std::time::Duration;
-
 use edl_core::platform::{InstanceId, Role};
 
 use crate::kernel::{Pid, WORLD};
 use crate::message::Timer;
 use crate::process::Process;
 use crate::world::World;
-
-/// Longer than any job may take.
-const FOR_EVER: Duration = Duration::from_secs(100_000);
 
 impl World {
     /// Something goes wrong now, as long as the scenario has bad luck left.
@@ -89,9 +84,7 @@ impl World {
     }
 
     fn freeze_any(&mut self, role: Role) {
-        // Some never wake, and must be noticed.
-        let is_long = self.kernel.chance(200);
-        let time = if is_long { FOR_EVER } else { self.kernel.between(100, 6000) };
+        let time = self.kernel.between(100, 6000);
         if let Some((instance, pid)) = self.any(role) {
             self.tell("fault", &format!("{instance} is frozen for {time:?}"));
             self.freeze(pid, time);

@@ -46,9 +46,6 @@ pub(crate) struct Kernel {
     orders_until: Time,
     /// Deaths in the midst of effects that are still to come.
     deaths_left: u32,
-    /// Per thousand messages: the connection breaks with it, as long as there is bad luck left.
-    breaks: u64,
-    breaks_left: u32,
     pub(crate) log_lines: usize,
     /// The last things that masters noted, and how often each kind was.
     pub(crate) log: VecDeque<String>,
@@ -64,7 +61,7 @@ pub(crate) fn millis(n: u64) -> Duration {
 }
 
 impl Kernel {
-    pub(crate) fn new(seed: u64, breaks: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self {
             now: Time::ZERO,
             rng: Rng::new(rng::key(&[seed, 1])),
@@ -74,8 +71,6 @@ impl Kernel {
             trace: seed,
             orders_until: Time::ZERO,
             deaths_left: 15,
-            breaks,
-            breaks_left: 40,
             log_lines: LOG_LINES,
             log: VecDeque::new(),
             counts: BTreeMap::new(),
@@ -176,10 +171,6 @@ impl Kernel {
         known.last[to] = at;
         let pid = known.ends[to];
         self.enqueue(at, pid, Action::Deliver { conn, message });
-        if self.breaks_left > 0 && self.chance(self.breaks) {
-            self.breaks_left -= 1;
-            self.hang_up(conn);
-        }
     }
 
     /// Whether a message that arrives now was not lost with its connection.

@@ -15,8 +15,6 @@ pub(crate) struct Scenario {
     pub(crate) fault_every_ms: u64,
     /// Per thousand handled events: the master dies in the middle of its effects.
     pub(crate) master_deaths: u64,
-    /// Per thousand messages: the connection breaks.
-    pub(crate) breaks: u64,
     /// Per thousand batches: user code fails, the worker crashes, a message goes out twice.
     pub(crate) failures: u64,
     pub(crate) crashes: u64,
@@ -74,7 +72,6 @@ impl Scenario {
             n_faults: u64::from(small(0, 14)),
             fault_every_ms: u64::from(small(100, 1200)),
             master_deaths: [0, 0, 3, 10][small(0, 3) as usize],
-            breaks: [0, 0, 3, 20][small(0, 3) as usize],
             failures: [0, 0, 20][small(0, 2) as usize],
             crashes: [0, 0, 10][small(0, 2) as usize],
             duplicates: [0, 50][small(0, 1) as usize],

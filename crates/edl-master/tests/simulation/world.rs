@@ -57,7 +57,7 @@ pub(crate) struct Outcome {
 impl World {
     pub(crate) fn new(scenario: Scenario) -> Self {
         Self {
-            kernel: Kernel::new(scenario.seed, scenario.breaks),
+            kernel: Kernel::new(scenario.seed),
             disk: Disk::default(),
             counter: Counter::new(scenario.spec.clone(), scenario.n_records),
             processes: BTreeMap::new(),
