@@ -98,8 +98,16 @@ fn a_detached_job_is_watched_listed_stopped_resumed_and_removed() {
     for word in ["bg (train count)", "running", "worker-1", "checkpoint"] {
         assert!(table.contains(word), "`{word}` in {table}");
     }
-    let list: Value = serde_json::from_str(&home.stdout(&["list", "--json"])).expect("JSON");
-    assert_eq!((&list[0]["job"], &list[0]["state"]), (&"bg".into(), &"running".into()));
+    // `list` reads the file that the master writes every half second.
+    let start = std::time::Instant::now();
+    loop {
+        let list: Value = serde_json::from_str(&home.stdout(&["list", "--json"])).expect("JSON");
+        assert_eq!(list[0]["job"], "bg");
+        if list[0]["state"] == "running" {
+            break;
+        }
+        assert!(start.elapsed() < crate::harness::PATIENCE, "{list:#}");
+    }
     let refused = home.run(&["clean", "bg"]);
     assert_eq!(refused.status.code(), Some(2), "a job that runs is not removed");
     assert_eq!(home.stdout(&["stop", "bg"]), "job bg stopped\n");
