@@ -59,6 +59,10 @@ number! {
     CutId(u64)
 }
 number! {
+    /// One set of workers that train together, under AllReduce; later ones are higher.
+    WorldId(u64)
+}
+number! {
     /// One evaluation of the model on the validation data.
     EvalId(u64)
 }

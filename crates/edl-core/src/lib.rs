@@ -12,6 +12,7 @@ pub mod evaluation;
 pub mod id;
 pub mod instances;
 pub mod job;
+pub mod lanes;
 pub mod layout;
 pub mod ledger;
 pub mod metric;

@@ -49,6 +49,15 @@ pub struct JobSpec {
     // Who works.
     pub distribution_strategy: Strategy,
     pub num_workers: u32,
+    /// AllReduce waits while fewer than these are there.
+    pub min_workers: u32,
+    /// `scale` goes no higher.
+    pub max_workers: Option<u32>,
+    /// Micro-batches of one AllReduce step, for the job's whole life; unset: `max_workers`.
+    pub lanes: Option<u32>,
+    /// Threads of each worker's engine: sums depend on it, so it is fixed for the job's life.
+    pub threads_per_worker: u32,
+    pub same_bits: SameBits,
     pub num_ps_pods: u32,
     /// Into how many pieces parameter state is cut, for the job's whole life.
     pub partitions: u32,
@@ -133,6 +142,17 @@ pub enum Strategy {
     Local,
 }
 
+/// What happens when a worker's arithmetic differs from the job's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SameBits {
+    /// It is refused.
+    #[default]
+    Strict,
+    /// It is taken in, and the job says that its bits depend on who computed them.
+    Report,
+}
+
 /// How gradients of several workers meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -177,6 +197,11 @@ impl Default for JobSpec {
             seed: 0,
             distribution_strategy: Strategy::ParameterServer,
             num_workers: 2,
+            min_workers: 1,
+            max_workers: None,
+            lanes: None,
+            threads_per_worker: 1,
+            same_bits: SameBits::Strict,
             num_ps_pods: 1,
             partitions: 32,
             use_async: None,
@@ -226,12 +251,29 @@ impl JobSpec {
         }
     }
 
-    /// The plan of batches over a data set of `n_records`.
+    /// Whether the workers hold the parameters themselves and train in steps.
+    #[must_use]
+    pub fn is_allreduce(&self) -> bool {
+        match self.distribution_strategy {
+            Strategy::ParameterServer => false,
+            Strategy::Allreduce | Strategy::Local => self.job_type == JobType::Train,
+        }
+    }
+
+    /// Micro-batches of one AllReduce step.
+    #[must_use]
+    pub fn n_lanes(&self) -> u32 {
+        self.lanes.or(self.max_workers).unwrap_or(self.num_workers).max(1)
+    }
+
+    /// The plan of batches over a data set of `n_records`. A step of AllReduce is one batch of
+    /// it: `lanes::share_out` cuts it into lanes.
     #[must_use]
     pub fn plan(&self, n_records: u64) -> BatchPlan {
+        let lanes = if self.is_allreduce() { self.n_lanes() } else { 1 };
         BatchPlan {
             n_records,
-            minibatch_size: self.minibatch_size,
+            minibatch_size: self.minibatch_size.saturating_mul(lanes),
             batches_per_shard: self.num_minibatches_per_task,
             seed: self.seed,
             shuffle: self.shuffle,
@@ -261,6 +303,9 @@ impl JobSpec {
             ("shuffle", self.shuffle != before.shuffle),
             ("seed", self.seed != before.seed),
             ("partitions", self.partitions != before.partitions),
+            ("distribution_strategy", self.is_allreduce() != before.is_allreduce()),
+            ("lanes", self.is_allreduce() && self.n_lanes() != before.n_lanes()),
+            ("threads_per_worker", self.threads_per_worker != before.threads_per_worker),
             (
                 "use_async, --grads_to_wait or --sync_version_tolerance",
                 self.mode() != before.mode(),
@@ -298,6 +343,9 @@ impl JobSpec {
         if self.partitions == 0 || self.num_ps_pods > self.partitions {
             return invalid("--num_ps_pods must not exceed --partitions, which must be at least 1");
         }
+        if self.is_allreduce() {
+            self.check_workers()?;
+        }
         if self.partitions > MAX_PARTITIONS {
             return Err(Invalid(format!("--partitions must be at most {MAX_PARTITIONS}")));
         }
@@ -321,6 +369,32 @@ impl JobSpec {
                 "--codec_type `{}` is unknown; use tf_example or bytes",
                 self.codec_type
             )));
+        }
+        Ok(())
+    }
+
+    /// Refuses numbers of workers and lanes that contradict each other.
+    fn check_workers(&self) -> Result<(), Invalid> {
+        let lanes = self.n_lanes();
+        let most = self.max_workers.unwrap_or(lanes);
+        if self.num_workers == 0 || self.lanes == Some(0) || self.threads_per_worker == 0 {
+            let why = "--num_workers, --lanes and --threads_per_worker must be at least 1";
+            return Err(Invalid(why.into()));
+        }
+        if self.num_workers > most || self.min_workers > self.num_workers {
+            return Err(Invalid(format!(
+                "--num_workers={} must lie between --min_workers={} and --max_workers={most}",
+                self.num_workers, self.min_workers
+            )));
+        }
+        if most > lanes {
+            return Err(Invalid(format!(
+                "--max_workers={most} is more than --lanes={lanes}: every worker needs a lane; \
+                 raise --lanes"
+            )));
+        }
+        if u64::from(lanes) * u64::from(self.minibatch_size) > u64::from(u32::MAX) {
+            return Err(Invalid("--lanes times --minibatch_size must stay below 2^32".into()));
         }
         Ok(())
     }

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lanes: how one step's records are shared out, and in which order its gradients are added.
+//!
+//! A step trains a fixed number of lanes, whoever runs them. Sums of floating-point numbers
+//! depend on their order, so the order is one canonical binary tree over the lanes: a member adds
+//! up the subtrees that it owns whole, others add the rest, and the bits are always the same.
+
+use std::ops::Range;
+
+/// Consecutive lanes; a node of the tree, or what one member runs.
+pub type Span = Range<u32>;
+
+/// The lanes of each of `n_members` members: contiguous, in order, as equal as possible.
+#[must_use]
+pub fn assign(n_lanes: u32, n_members: u32) -> Vec<Span> {
+    let cut = |member: u32| {
+        let wide = u64::from(n_lanes) * u64::from(member) / u64::from(n_members.max(1));
+        u32::try_from(wide).expect("at most n_lanes")
+    };
+    (0..n_members).map(|member| cut(member)..cut(member + 1)).collect()
+}
+
+/// The places of each lane's records among the `n_records` of a step. The last step of an epoch
+/// may be short: its records go to as many lanes as get two each, because one record alone has
+/// no statistics; lanes behind those get nothing and are left out of the sum.
+#[must_use]
+pub fn share_out(n_records: usize, n_lanes: u32, minibatch: u32) -> Vec<Range<usize>> {
+    let (lanes, minibatch) = (n_lanes as usize, minibatch as usize);
+    if n_records == lanes * minibatch {
+        return (0..lanes).map(|lane| lane * minibatch..(lane + 1) * minibatch).collect();
+    }
+    let n_active = lanes.min((n_records / 2).max(1));
+    let cut = |lane: usize| n_records * lane / n_active;
+    (0..n_active).map(|lane| cut(lane)..cut(lane + 1)).collect()
+}
+
+/// The two nodes that are added to make `node`; none for a single lane. The left one is the
+/// largest full tree that leaves something for the right one, so the tree of the first lanes is
+/// the same however many follow.
+#[must_use]
+pub fn children(node: &Span) -> Option<(Span, Span)> {
+    let len = node.end - node.start;
+    if len < 2 {
+        return None;
+    }
+    let left = 1 << (u32::BITS - 1 - (len - 1).leading_zeros());
+    Some((node.start..node.start + left, node.start + left..node.end))
+}
+
+/// The largest nodes of the tree over `n_active` lanes that lie inside `span`, in order.
+#[must_use]
+pub fn nodes_within(n_active: u32, span: &Span) -> Vec<Span> {
+    let mut found = Vec::new();
+    collect_within(0..n_active, span, &mut found);
+    found
+}
+
+fn collect_within(node: Span, span: &Span, found: &mut Vec<Span>) {
+    if node.start >= span.end || node.end <= span.start || node.is_empty() {
+        return;
+    }
+    if span.start <= node.start && node.end <= span.end {
+        found.push(node);
+    } else if let Some((left, right)) = children(&node) {
+        collect_within(left, span, found);
+        collect_within(right, span, found);
+    }
+}
+
+/// Adds up `node` in the tree's order: `known` yields a node that is there whole, `add` adds the
+/// right one to the left one.
+pub fn fold<T>(
+    node: &Span,
+    known: &mut impl FnMut(&Span) -> Option<T>,
+    add: &mut impl FnMut(T, T) -> T,
+) -> Option<T> {
+    if let Some(value) = known(node) {
+        return Some(value);
+    }
+    let (left, right) = children(node)?;
+    let left = fold(&left, known, add)?;
+    let right = fold(&right, known, add)?;
+    Some(add(left, right))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The order of additions, written out.
+    fn written(node: &Span) -> String {
+        let mut leaf = |node: &Span| (node.end - node.start == 1).then(|| node.start.to_string());
+        fold(node, &mut leaf, &mut |a, b| format!("({a}+{b})")).expect("every lane is there")
+    }
+
+    #[test]
+    fn the_tree_of_the_first_lanes_does_not_depend_on_how_many_follow() {
+        assert_eq!(written(&(0..4)), "((0+1)+(2+3))");
+        assert_eq!(written(&(0..5)), "(((0+1)+(2+3))+4)");
+        assert_eq!(written(&(0..6)), "(((0+1)+(2+3))+(4+5))");
+        assert_eq!(written(&(0..1)), "0");
+    }
+
+    #[test]
+    fn a_short_step_gives_two_records_to_as_many_lanes_as_it_can() {
+        assert_eq!(share_out(8, 4, 2), [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(share_out(7, 4, 2), [0..2, 2..4, 4..7]);
+        assert_eq!(share_out(3, 4, 2), [0..3]);
+        assert_eq!(share_out(1, 4, 2), [0..1], "one record is a lane by itself");
+        assert_eq!(share_out(40, 4, 16), [0..10, 10..20, 20..30, 30..40]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_mapping_adds_in_the_same_order(
+            n_lanes in 1_u32..40,
+            n_members in 1_u32..17,
+            n_active in 1_u32..40,
+        ) {
+            let n_active = n_active.min(n_lanes);
+            let spans = assign(n_lanes, n_members);
+            prop_assert_eq!(spans.len(), n_members as usize);
+            prop_assert_eq!(spans.iter().map(ExactSizeIterator::len).sum::<usize>(), n_lanes as usize);
+            let nodes: Vec<Span> =
+                spans.iter().flat_map(|span| nodes_within(n_active, span)).collect();
+            let mut known = |node: &Span| nodes.contains(node).then(|| written(node));
+            let sum = fold(&(0..n_active), &mut known, &mut |a, b| format!("({a}+{b})"));
+            prop_assert_eq!(sum, Some(written(&(0..n_active))));
+            let lens: Vec<usize> = spans.iter().map(ExactSizeIterator::len).collect();
+            prop_assert!(lens.iter().max() <= lens.iter().min().map(|least| least + 1).as_ref());
+        }
+
+        #[test]
+        fn every_record_of_a_step_is_in_one_lane(
+            n_lanes in 1_u32..20,
+            minibatch in 1_u32..9,
+            left_out in 0_usize..100,
+        ) {
+            let full = (n_lanes * minibatch) as usize;
+            let n_records = full.saturating_sub(left_out).max(1);
+            let shares = share_out(n_records, n_lanes, minibatch);
+            prop_assert!(shares.len() <= n_lanes as usize);
+            let all: Vec<usize> = shares.iter().cloned().flatten().collect();
+            prop_assert_eq!(all, (0..n_records).collect::<Vec<_>>());
+            let least = shares.iter().map(ExactSizeIterator::len).min();
+            prop_assert!(least >= Some(2.min(minibatch as usize).min(n_records)));
+        }
+    }
+}
