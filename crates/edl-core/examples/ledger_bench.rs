@@ -103,7 +103,8 @@ fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
             let done = Event::BatchDone { worker, batch, generation, loss: 0.5 };
             take_leases(job.handle(done, now), &mut lent);
             let incarnation = Incarnation(u64::from(worker.0));
-            job.handle(Event::WorkerHeard { worker, incarnation }, now);
+            let waiting_for = String::new();
+            job.handle(Event::WorkerHeard { worker, incarnation, waiting_for }, now);
         }
         2 * N_EVENTS
     })
@@ -122,7 +123,8 @@ fn start(job: &mut Job, n_workers: u32, lent: &mut VecDeque<(WorkerId, BatchId)>
         let (worker, incarnation) = (WorkerId(id), Incarnation(u64::from(id)));
         job.handle(Event::WorkerConnected { worker, incarnation, pid: id }, Time::ZERO);
         let (model, held) = (Box::new(model.clone()), Vec::new());
-        let ready = Event::WorkerReady { worker, incarnation, model, capacity: 2, held };
+        let ready =
+            Event::WorkerReady { worker, incarnation, model, capacity: 2, held, peer: None };
         job.handle(ready, Time::ZERO);
     }
     let member = Member {

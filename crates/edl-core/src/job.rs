@@ -12,6 +12,7 @@ mod lending;
 mod membership;
 mod recovery;
 mod stages;
+mod worlds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,11 +20,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use self::cuts::Cut;
-pub use self::cuts::{CheckpointRef, CutFile};
-pub use self::effect::{Command, Effect, End, Note, PsOrder, Work};
-pub use self::event::{Event, Held};
+pub use self::cuts::{CheckpointRef, CutFile, Holder};
+pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
+pub use self::event::{Event, Held, News, Peer};
 use self::membership::{PsPeer, Worker};
 use self::stages::Stage;
+use self::worlds::Pace;
 use crate::evaluation::{Evaluated, Evaluation};
 use crate::id::{BatchId, Generation, PsId, Term, WorkerId};
 use crate::instances::Instances;
@@ -34,6 +36,7 @@ use crate::pool::Pool;
 use crate::servers::Servers;
 use crate::spec::{JobSpec, JobType, Mode};
 use crate::time::Time;
+use crate::world::Worlds;
 
 /// Silence, processes, cuts and limits are looked at this often.
 const TICK: Duration = Duration::from_millis(200);
@@ -63,6 +66,12 @@ pub struct Durable {
     pub best: Option<String>,
     pub workers_wanted: Option<u32>,
     pub failures: Vec<Failure>,
+    /// The gradient's hash that every worker must agree on, under AllReduce.
+    #[serde(default)]
+    pub probe: Option<u64>,
+    /// Workers with other arithmetic took part: the bits depend on who computed them.
+    #[serde(default)]
+    pub bits_differ: bool,
     /// Seconds that earlier masters of this job have worked.
     pub elapsed_secs: f64,
     pub end: Option<End>,
@@ -92,6 +101,8 @@ pub struct Job {
     stage: Stage,
     ledger: Ledger,
     servers: Servers,
+    worlds: Worlds,
+    pace: Pace,
     instances: Instances,
     workers: BTreeMap<WorkerId, Worker>,
     ps_peers: BTreeMap<PsId, PsPeer>,
@@ -142,12 +153,16 @@ impl Job {
         let per_shard = spec.num_minibatches_per_task;
         let ledger = Ledger::new(n_batches, per_shard, spec.mode(), spec.task_timeout());
         let servers = Servers::new(spec.num_ps_pods, spec.partitions, durable.generation);
+        let worlds = Worlds::new(spec.n_lanes(), spec.min_workers);
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
-        let instances = Instances::new(wanted, spec.num_ps_pods, spec.relaunch_on_worker_failure);
+        let n_ps = if spec.is_allreduce() { 0 } else { spec.num_ps_pods };
+        let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
         let mut job = Self {
             stage: Stage::Working,
             ledger,
             servers,
+            worlds,
+            pace: Pace::new(now),
             instances,
             workers: BTreeMap::new(),
             ps_peers: BTreeMap::new(),
@@ -210,9 +225,10 @@ impl Job {
             Event::WorkerConnected { worker, incarnation, pid } => {
                 self.worker_connected(worker, incarnation, pid, now);
             }
-            Event::WorkerReady { worker, incarnation, model, capacity, held } => {
+            Event::WorkerReady { worker, incarnation, model, capacity, held, peer } => {
                 if self.hears_worker(worker, incarnation, now) {
-                    self.worker_ready(worker, *model, capacity, &held, now);
+                    let peer = peer.map(|peer| *peer);
+                    self.worker_ready(worker, *model, capacity, &held, peer, now);
                 }
             }
             Event::WorkerGone { worker, incarnation } => self.worker_gone(worker, incarnation),
@@ -221,8 +237,15 @@ impl Job {
                     self.worker_leaving(worker);
                 }
             }
-            Event::WorkerHeard { worker, incarnation } => {
-                self.hears_worker(worker, incarnation, now);
+            Event::WorkerHeard { worker, incarnation, waiting_for } => {
+                if self.hears_worker(worker, incarnation, now) {
+                    self.worker_heard(worker, waiting_for);
+                }
+            }
+            Event::Member { worker, incarnation, news } => {
+                if self.hears_worker(worker, incarnation, now) {
+                    self.world_news(worker, news, now);
+                }
             }
             Event::BatchDone { worker, batch, generation, loss } => {
                 self.batch_done(worker, batch, generation, loss, now);
@@ -241,8 +264,8 @@ impl Job {
             Event::PsHeard { ps, incarnation } => self.hears_ps(ps, incarnation, now),
             Event::Loaded { ps, generation, sets } => self.ps_loaded(ps, generation, sets, now),
             Event::LoadFailed { ps, generation, error } => self.load_failed(ps, generation, &error),
-            Event::CutDone { ps, cut, generation, files } => {
-                self.cut_done(ps, cut, generation, files, now);
+            Event::CutDone { holder, cut, generation, files } => {
+                self.cut_done(holder, cut, generation, files, now);
             }
             Event::CutFailed { cut, error } => self.cut_failed(cut, &error, now),
             Event::Committed { cut } => self.committed(cut, now),
@@ -265,8 +288,13 @@ impl Job {
             return;
         }
         self.begin_load(now);
-        if self.servers.is_serving() {
+        self.advance_world(now);
+        if self.is_ended() {
+            return;
+        }
+        if self.is_serving() {
             self.advance_stage(now);
+            self.grant(now);
         } else if let Stage::Stopping { reason, .. } = &self.stage {
             // Nothing is left to cut.
             let end = End::Stopped(reason.clone());
@@ -329,6 +357,16 @@ impl Job {
         self.effects.push(Effect::Persist);
     }
 
+    fn is_allreduce(&self) -> bool {
+        self.config.spec.is_allreduce()
+    }
+
+    /// The parameters are there, and can be trained and evaluated.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        if self.is_allreduce() { self.worlds.is_running() } else { self.servers.is_serving() }
+    }
+
     fn mode(&self) -> Mode {
         self.config.spec.mode()
     }
@@ -375,8 +413,8 @@ impl Job {
             (Stage::Ended, Some(End::Succeeded)) => "succeeded",
             (Stage::Ended, Some(End::Failed(_))) => "failed",
             (Stage::Ended, _) => "stopped",
-            _ if !self.servers.is_serving() && self.started_at.is_none() => "starting",
-            _ if !self.servers.is_serving() => "recovering",
+            _ if !self.is_serving() && self.started_at.is_none() => "starting",
+            _ if !self.is_serving() => "recovering",
             (Stage::Evaluating { .. }, _) => "evaluating",
             (Stage::Working, _) => "running",
             (Stage::BestCut | Stage::Finishing | Stage::Exporting | Stage::Stopping { .. }, _) => {
@@ -411,8 +449,9 @@ impl Job {
     }
 
     fn records_before(&self, position: u64) -> u64 {
-        let n_batches = u64::from(self.config.spec.plan(self.config.n_records).n_batches());
-        let in_epoch = position % n_batches * u64::from(self.config.spec.minibatch_size);
+        let plan = self.config.spec.plan(self.config.n_records);
+        let n_batches = u64::from(plan.n_batches());
+        let in_epoch = position % n_batches * u64::from(plan.minibatch_size);
         position / n_batches * self.config.n_records + in_epoch.min(self.config.n_records)
     }
 
@@ -430,7 +469,12 @@ impl Job {
         if let Some(predictions) = &self.predictions {
             predictions.check_invariants();
         }
-        assert_eq!(self.durable.generation, self.servers.generation(), "told only what is durable");
+        if self.is_allreduce() {
+            self.worlds.check_invariants();
+        } else {
+            let told = self.servers.generation();
+            assert_eq!(self.durable.generation, told, "told only what is durable");
+        }
         assert_eq!(self.durable.end.is_some(), self.is_ended());
     }
 }

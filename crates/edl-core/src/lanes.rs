@@ -107,8 +107,8 @@ mod tests {
     fn a_short_step_gives_two_records_to_as_many_lanes_as_it_can() {
         assert_eq!(share_out(8, 4, 2), [0..2, 2..4, 4..6, 6..8]);
         assert_eq!(share_out(7, 4, 2), [0..2, 2..4, 4..7]);
-        assert_eq!(share_out(3, 4, 2), [0..3]);
-        assert_eq!(share_out(1, 4, 2), [0..1], "one record is a lane by itself");
+        assert_eq!(share_out(3, 4, 2), vec![0..3; 1]);
+        assert_eq!(share_out(1, 4, 2), vec![0..1; 1], "one record is a lane by itself");
         assert_eq!(share_out(40, 4, 16), [0..10, 10..20, 20..30, 30..40]);
     }
 

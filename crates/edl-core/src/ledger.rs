@@ -74,6 +74,31 @@ impl Ledger {
         self.isolated.clear();
     }
 
+    /// Starts again from the first `n_done` batches of all epochs. All leases are void.
+    ///
+    /// # Panics
+    /// If there are more epochs than 32 bits count.
+    pub fn restore_first(&mut self, n_done: u64) {
+        let n_batches = u64::from(self.n_batches);
+        self.epoch = u32::try_from(n_done / n_batches).expect("epochs are counted in 32 bits");
+        self.touched = n_done;
+        self.pool = Pool::with_done(self.n_batches, |index| u64::from(index) < n_done % n_batches);
+        self.isolated.clear();
+    }
+
+    /// The batch at `position` among those of all epochs.
+    ///
+    /// # Panics
+    /// If there are more epochs than 32 bits count.
+    #[must_use]
+    pub fn batch_at(&self, position: u64) -> BatchId {
+        let n_batches = u64::from(self.n_batches);
+        BatchId {
+            epoch: u32::try_from(position / n_batches).expect("epochs are counted in 32 bits"),
+            index: u32::try_from(position % n_batches).expect("below n_batches"),
+        }
+    }
+
     /// Lends the next batches before `barrier` to one of `n_workers` workers.
     pub fn lend(
         &mut self,

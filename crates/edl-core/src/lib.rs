@@ -24,3 +24,4 @@ pub mod rng;
 pub mod servers;
 pub mod spec;
 pub mod time;
+pub mod world;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What workers and servers are told, as messages.
 
-use edl_core::id::{PsId, WorkerId};
-use edl_core::job::{Command, PsOrder};
+use std::ops::Range;
+
+use edl_core::id::{Generation, PsId, WorkerId};
+use edl_core::job::{Command, LoadFrom, PsOrder};
 use edl_core::optimizer;
+use edl_core::world::{Member, World};
 use edl_net::proto::{self, PsCommand, WorkerCommand, ps_command, worker_command};
 use serde::Serialize;
 
@@ -29,6 +32,18 @@ impl Engine {
                 convert::lease(lease, timeout, work, &output.to_string_lossy())
             }
             Command::Revoke(lease) => Kind::Revoke(proto::Revoke { lease: lease.0 }),
+            Command::World { world, until, generation, load } => {
+                Kind::World(self.world(world, until, generation, load))
+            }
+            Command::Go { world, until } => Kind::Go(proto::Go { world: world.0, until }),
+            Command::Cut { cut, generation, folder, at, partitions } => Kind::Cut(proto::CutAt {
+                cut: cut.0,
+                generation: generation.0,
+                folder: self.checkpoints.path(&folder).to_string_lossy().into_owned(),
+                at,
+                first_partition: partitions.start,
+                end_partition: partitions.end,
+            }),
             Command::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
         };
         self.workers.send(worker, WorkerCommand { kind: Some(kind) });
@@ -43,8 +58,9 @@ impl Engine {
                 spec_json: json(&self.config.spec),
                 heartbeat_secs: self.heartbeat_secs(),
             }),
-            PsOrder::Load { generation, checkpoint, keep_applied } => {
-                let Some(load) = self.load(ps, generation.0, checkpoint, keep_applied) else {
+            PsOrder::Load { generation, from } => {
+                let hosted = self.layout().hosted(ps, self.config.spec.num_ps_pods);
+                let Some(load) = self.load(hosted, generation, from) else {
                     return;
                 };
                 Kind::Load(load)
@@ -60,12 +76,41 @@ impl Engine {
         self.servers.send(ps, PsCommand { kind: Some(kind) });
     }
 
+    fn world(
+        &self,
+        world: World,
+        until: u64,
+        generation: Generation,
+        load: Option<LoadFrom>,
+    ) -> proto::World {
+        let member = |member: Member| {
+            let peer = self.job.peer(member.worker);
+            proto::Member {
+                worker: member.worker.0,
+                incarnation: member.incarnation.0,
+                address: peer.map(|peer| peer.address.clone()).unwrap_or_default(),
+                unix_path: peer.map(|peer| peer.unix_path.clone()).unwrap_or_default(),
+                first_lane: member.lanes.start,
+                end_lane: member.lanes.end,
+                has_state: member.has_state,
+            }
+        };
+        let all = 0..self.layout().n_partitions;
+        proto::World {
+            world: world.id.0,
+            members: world.members.into_iter().map(member).collect(),
+            after: world.after,
+            until,
+            generation: generation.0,
+            load: load.and_then(|from| self.load(all, generation, from)),
+        }
+    }
+
     fn load(
         &self,
-        ps: PsId,
-        generation: u64,
-        checkpoint: Option<String>,
-        keep_applied: bool,
+        hosted: Range<u32>,
+        generation: Generation,
+        LoadFrom { checkpoint, keep_applied }: LoadFrom,
     ) -> Option<proto::Load> {
         let model = self.job.durable().model.as_ref()?;
         let optimizer = match optimizer::resolve(&self.config.spec, model) {
@@ -77,10 +122,9 @@ impl Engine {
             }
         };
         let layout = self.layout();
-        let hosted = layout.hosted(ps, self.config.spec.num_ps_pods);
         let folder = checkpoint.map(|folder| self.checkpoints.source(&folder, keep_applied));
         Some(proto::Load {
-            generation,
+            generation: generation.0,
             first_partition: hosted.start,
             end_partition: hosted.end,
             n_partitions: layout.n_partitions,

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use edl_core::applied::AppliedSet;
 use edl_core::id::{
-    BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PartitionId, PsId, WorkerId,
+    BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PartitionId, PsId, WorkerId, WorldId,
 };
-use edl_core::job::{CutFile, Event, Held, Work};
+use edl_core::job::{CutFile, Event, Held, Holder, News, Peer, Work};
 use edl_core::layout::Layout;
 use edl_core::servers::{Member, PartitionState, Servers};
 use edl_net::proto;
@@ -29,6 +29,7 @@ pub(crate) fn worker_event(
             model: Box::new(parse(&ready.model_spec_json, "model spec")?),
             capacity: ready.capacity,
             held: ready.held.into_iter().map(held).collect(),
+            peer: ready.peer.map(|peer| Box::new(self::peer(peer))),
         },
         Kind::BatchDone(done) => Event::BatchDone {
             worker,
@@ -52,9 +53,55 @@ pub(crate) fn worker_event(
             error: failed.error,
         },
         Kind::Leaving(_) => Event::WorkerLeaving { worker, incarnation },
-        Kind::Heartbeat(_) => Event::WorkerHeard { worker, incarnation },
+        Kind::Heartbeat(heartbeat) => {
+            Event::WorkerHeard { worker, incarnation, waiting_for: heartbeat.waiting_for }
+        }
+        Kind::CutDone(done) => cut_done(Holder::Worker(worker), done),
+        Kind::CutFailed(failed) => cut_failed(failed),
+        Kind::Formed(formed) => {
+            let proto::Formed { world, step, pause_secs, state_bytes, .. } = formed;
+            let world = WorldId(world);
+            member(worker, incarnation, News::Formed { world, step, pause_secs, state_bytes })
+        }
+        Kind::Stepped(proto::Stepped { world, step, hash, loss }) => {
+            let world = WorldId(world);
+            member(worker, incarnation, News::Stepped { world, step, hash, loss })
+        }
+        Kind::PeerLost(proto::PeerLost { world, suspect, error }) => {
+            let (world, suspect) = (WorldId(world), WorkerId(suspect));
+            member(worker, incarnation, News::PeerLost { world, suspect, error })
+        }
+        Kind::StepFailed(proto::StepFailed { world, step, error }) => {
+            member(worker, incarnation, News::StepFailed { world: WorldId(world), step, error })
+        }
+        Kind::LoadFailed(proto::LoadFailed { generation, error }) => {
+            let generation = Generation(generation);
+            member(worker, incarnation, News::NotLoaded { generation, error })
+        }
     };
     Ok(Some(event))
+}
+
+fn member(worker: WorkerId, incarnation: Incarnation, news: News) -> Event {
+    Event::Member { worker, incarnation, news }
+}
+
+fn peer(peer: proto::Peer) -> Peer {
+    let proto::Peer { address, unix_path, probe, world, step } = peer;
+    Peer { address, unix_path, probe, step: (world > 0).then_some(step) }
+}
+
+fn cut_done(holder: Holder, done: proto::CutDone) -> Event {
+    Event::CutDone {
+        holder,
+        cut: CutId(done.cut),
+        generation: Generation(done.generation),
+        files: done.files.into_iter().map(cut_file).collect(),
+    }
+}
+
+fn cut_failed(failed: proto::CutFailed) -> Event {
+    Event::CutFailed { cut: CutId(failed.cut), error: failed.error }
 }
 
 /// A server's message as an event; `None` for a second hello and for answers to questions.
@@ -74,13 +121,8 @@ pub(crate) fn ps_event(
         Kind::LoadFailed(failed) => {
             Event::LoadFailed { ps, generation: Generation(failed.generation), error: failed.error }
         }
-        Kind::CutDone(done) => Event::CutDone {
-            ps,
-            cut: CutId(done.cut),
-            generation: Generation(done.generation),
-            files: done.files.into_iter().map(cut_file).collect(),
-        },
-        Kind::CutFailed(failed) => Event::CutFailed { cut: CutId(failed.cut), error: failed.error },
+        Kind::CutDone(done) => cut_done(Holder::Ps(ps), done),
+        Kind::CutFailed(failed) => cut_failed(failed),
         Kind::Heartbeat(_) => Event::PsHeard { ps, incarnation },
     };
     Ok(Some(event))

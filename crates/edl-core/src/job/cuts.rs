@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Effect, End, Job, PsOrder, Stage};
-use crate::id::{CutId, Generation, PsId};
+use super::{Command, Effect, End, Job, PsOrder, Stage};
+use crate::id::{CutId, Generation, PsId, WorkerId};
+use crate::layout::Layout;
 use crate::time::Time;
 
 /// A failed final checkpoint is tried again after this pause, doubled by each further failure.
@@ -41,6 +42,13 @@ pub struct CutFile {
     pub updates: u64,
 }
 
+/// Who writes files of a cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Holder {
+    Ps(PsId),
+    Worker(WorkerId),
+}
+
 /// A cut being written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
@@ -50,7 +58,7 @@ pub(super) struct Cut {
     generation: Generation,
     exact: Option<u64>,
     deadline: Time,
-    waiting: BTreeSet<PsId>,
+    waiting: BTreeSet<Holder>,
     files: BTreeMap<u32, CutFile>,
 }
 
@@ -69,18 +77,38 @@ impl Job {
         }
     }
 
-    /// Cuts now; `exact` is the position if nothing is under way.
+    /// Cuts now; `exact` is the position if nothing is under way. Under AllReduce now is the
+    /// step that nobody has passed, and a cut is always exact.
     pub(super) fn begin_cut(&mut self, exact: Option<u64>, now: Time) {
+        if self.is_allreduce() && !self.worlds.is_settled() {
+            return; // `advance_world` comes back to it.
+        }
         let id = CutId(self.number());
-        let (version, generation) = (self.ledger.version(), self.servers.generation());
+        let generation = self.durable.generation;
+        let at = self.worlds.until();
+        let (version, exact) =
+            if self.is_allreduce() { (at, Some(at)) } else { (self.ledger.version(), exact) };
         let folder = format!("version-{version}.g{generation}.c{:x}", id.0);
         self.last_cut_at = now;
         self.last_cut_version = version;
         self.effects.push(Effect::PrepareCut { cut: id, folder: folder.clone() });
-        let waiting: BTreeSet<PsId> = self.servers.members().keys().copied().collect();
-        for ps in &waiting {
+        let mut waiting = BTreeSet::new();
+        for ps in self.servers.members().keys() {
             let order = PsOrder::Cut { cut: id, generation, folder: folder.clone() };
             self.effects.push(Effect::ToPs(*ps, order));
+            waiting.insert(Holder::Ps(*ps));
+        }
+        // Everybody holds everything, so each one writes a part.
+        let n_partitions = self.config.spec.partitions;
+        let members = self.worlds.current().map_or(&[][..], |world| &world.members);
+        let n_members = u32::try_from(members.len()).expect("at most one member per lane");
+        for (rank, member) in (0..).zip(members) {
+            let layout = Layout { dense_len: 0, n_partitions };
+            let partitions = layout.hosted(PsId(rank), n_members);
+            let folder = folder.clone();
+            let order = Command::Cut { cut: id, generation, folder, at, partitions };
+            self.effects.push(Effect::ToWorker(member.worker, order));
+            waiting.insert(Holder::Worker(member.worker));
         }
         let (files, deadline) = (BTreeMap::new(), now + CUT_TIMEOUT);
         self.cut = Some(Cut { id, folder, version, generation, exact, deadline, waiting, files });
@@ -97,7 +125,9 @@ impl Job {
     /// A server's stream broke while it was cutting: the order or its answer may be lost, so
     /// everybody cuts again, into another folder.
     pub(super) fn cut_again(&mut self, ps: PsId, now: Time) {
-        let Some(cut) = self.cut.take_if(|cut| cut.waiting.contains(&ps)) else { return };
+        let Some(cut) = self.cut.take_if(|cut| cut.waiting.contains(&Holder::Ps(ps))) else {
+            return;
+        };
         self.effects.push(Effect::Delete(cut.folder));
         if self.servers.is_serving() && self.servers.generation() == cut.generation {
             self.begin_cut(cut.exact, now);
@@ -106,7 +136,7 @@ impl Job {
 
     pub(super) fn cut_done(
         &mut self,
-        ps: PsId,
+        holder: Holder,
         cut: CutId,
         generation: Generation,
         files: Vec<CutFile>,
@@ -114,7 +144,8 @@ impl Job {
     ) {
         let Some(current) = self.cut.as_mut() else { return };
         // A zombie's files are of an older generation, and no manifest will ever name them.
-        if current.id != cut || current.generation != generation || !current.waiting.remove(&ps) {
+        if current.id != cut || current.generation != generation || !current.waiting.remove(&holder)
+        {
             return;
         }
         current.files.extend(files.into_iter().map(|file| (file.partition, file)));
@@ -190,6 +221,16 @@ impl Job {
             }
             Stage::Working | Stage::Evaluating { .. } | Stage::Exporting | Stage::Ended => {}
         }
+    }
+
+    /// A member that is gone writes nothing: the cut it owes a part of is begun anew later.
+    pub(super) fn lose_cut_of(&mut self, worker: WorkerId) {
+        let Some(cut) = self.cut.take_if(|cut| cut.waiting.contains(&Holder::Worker(worker)))
+        else {
+            return;
+        };
+        self.last_cut_version = self.latest_checkpoint().map_or(0, |before| before.version);
+        self.effects.push(Effect::Delete(cut.folder));
     }
 
     /// Forgets a cut whose servers are gone.

@@ -7,9 +7,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::evaluation::Evaluated;
-use crate::id::{CutId, EvalId, Generation, LeaseId, PsId, WorkerId};
+use crate::id::{CutId, EvalId, Generation, LeaseId, PsId, WorkerId, WorldId};
 use crate::job::cuts::CutFile;
 use crate::platform::Order;
+use crate::world::World;
 
 /// Something to do; effects are performed in the order in which they come.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,7 +67,36 @@ pub enum Command {
         work: Work,
     },
     Revoke(LeaseId),
+    /// AllReduce: who trains from now on, and how far. A worker that is not in it is done with
+    /// the world before.
+    World {
+        world: World,
+        until: u64,
+        generation: Generation,
+        load: Option<LoadFrom>,
+    },
+    /// Train to this step.
+    Go {
+        world: WorldId,
+        until: u64,
+    },
+    /// Write these partitions as they are after step `at`.
+    Cut {
+        cut: CutId,
+        generation: Generation,
+        folder: String,
+        at: u64,
+        partitions: Range<u32>,
+    },
     Stop(String),
+}
+
+/// Where state comes from when nobody has it: a checkpoint, or first values.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LoadFrom {
+    pub checkpoint: Option<String>,
+    /// False for another job's parameters: what that job has trained is no part of ours.
+    pub keep_applied: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -80,20 +110,9 @@ pub enum Work {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PsOrder {
     Welcome,
-    /// From a checkpoint folder, or from first values.
-    Load {
-        generation: Generation,
-        checkpoint: Option<String>,
-        keep_applied: bool,
-    },
-    Serve {
-        generation: Generation,
-    },
-    Cut {
-        cut: CutId,
-        generation: Generation,
-        folder: String,
-    },
+    Load { generation: Generation, from: LoadFrom },
+    Serve { generation: Generation },
+    Cut { cut: CutId, generation: Generation, folder: String },
     Stop(String),
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything that can happen to a job: a closed list, so that all triggers are seen in one place.
 
-use crate::id::{BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PsId, WorkerId};
-use crate::job::cuts::CutFile;
+use crate::id::{
+    BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PsId, WorkerId, WorldId,
+};
+use crate::job::cuts::{CutFile, Holder};
 use crate::metric::Measures;
 use crate::model::ModelSpec;
 use crate::platform::Report;
@@ -26,6 +28,8 @@ pub enum Event {
         model: Box<ModelSpec>,
         capacity: u32,
         held: Vec<Held>,
+        /// Under AllReduce, how others reach it and what it holds.
+        peer: Option<Box<Peer>>,
     },
     /// Its stream broke; it may be dead or come back.
     WorkerGone {
@@ -40,6 +44,8 @@ pub enum Event {
     WorkerHeard {
         worker: WorkerId,
         incarnation: Incarnation,
+        /// Whom it waits for; empty while it is busy itself.
+        waiting_for: String,
     },
     /// Every partition has acknowledged the batch in `generation`: a fact, whoever brings it.
     BatchDone {
@@ -67,6 +73,13 @@ pub enum Event {
         error: String,
     },
 
+    /// A member of a world has news, under AllReduce.
+    Member {
+        worker: WorkerId,
+        incarnation: Incarnation,
+        news: News,
+    },
+
     PsConnected {
         ps: PsId,
         pid: u32,
@@ -91,7 +104,7 @@ pub enum Event {
         error: String,
     },
     CutDone {
-        ps: PsId,
+        holder: Holder,
         cut: CutId,
         generation: Generation,
         files: Vec<CutFile>,
@@ -118,6 +131,32 @@ pub enum Event {
         reason: String,
         with_checkpoint: bool,
     },
+}
+
+/// What a member of a world tells.
+#[derive(Clone, Debug, PartialEq)]
+pub enum News {
+    /// It holds the state that its world begins with.
+    Formed { world: WorldId, step: u64, pause_secs: f64, state_bytes: u64 },
+    /// It holds the state after `step`.
+    Stepped { world: WorldId, step: u64, hash: u64, loss: f32 },
+    /// It cannot go on because of another member.
+    PeerLost { world: WorldId, suspect: WorkerId, error: String },
+    /// It cannot train the records after `step`.
+    StepFailed { world: WorldId, step: u64, error: String },
+    /// It cannot load the state of this generation.
+    NotLoaded { generation: Generation, error: String },
+}
+
+/// A worker as other workers see it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Peer {
+    pub address: String,
+    pub unix_path: String,
+    /// Hash of a gradient that every worker of the job must agree on.
+    pub probe: u64,
+    /// The step whose state it holds.
+    pub step: Option<u64>,
 }
 
 /// What a worker that comes back still works on.

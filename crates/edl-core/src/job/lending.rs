@@ -51,7 +51,9 @@ impl Job {
         let in_turn = self.hungry.range(after).chain(self.hungry.range(..=self.last_fed));
         for id in in_turn {
             let worker = self.workers.get(id);
-            if worker.is_some_and(|worker| worker.is_ready() && worker.not_before <= now) {
+            // Under AllReduce only those who hold the state can evaluate it.
+            let holds = !self.is_allreduce() || self.worlds.has_formed(*id);
+            if holds && worker.is_some_and(|worker| worker.is_ready() && worker.not_before <= now) {
                 free.insert((self.n_held(*id), *id));
             } else {
                 unfit.push(*id);
@@ -73,7 +75,9 @@ impl Job {
         if let Some(predictions) = &self.predictions {
             return predictions.has_todo(u32::MAX);
         }
-        self.stage == Stage::Working && self.ledger.has_todo(self.barrier.min(self.limit))
+        !self.is_allreduce()
+            && self.stage == Stage::Working
+            && self.ledger.has_todo(self.barrier.min(self.limit))
     }
 
     /// In a synchronous round one worker may have to supply every gradient.
@@ -142,13 +146,18 @@ impl Job {
             Phase::Gathering { must_restore: true } | Phase::Loading => return,
         }
         if self.ledger.done(batch) {
-            self.loss = Some(self.loss.map_or(loss, |before| 0.9 * before + 0.1 * loss));
-            self.pardon(Suspect::Batch(batch));
-            self.instances.progressed();
-            if self.ledger.n_done() > self.furthest {
-                self.furthest = self.ledger.n_done();
-                self.instances.went_further();
-            }
+            self.trained(batch, loss);
+        }
+    }
+
+    /// A batch is done that was not before.
+    pub(super) fn trained(&mut self, batch: BatchId, loss: f32) {
+        self.loss = Some(self.loss.map_or(loss, |before| 0.9 * before + 0.1 * loss));
+        self.pardon(Suspect::Batch(batch));
+        self.instances.progressed();
+        if self.ledger.n_done() > self.furthest {
+            self.furthest = self.ledger.n_done();
+            self.instances.went_further();
         }
     }
 
@@ -162,7 +171,7 @@ impl Job {
         now: Time,
     ) {
         self.hungry.insert(worker);
-        if generation != self.servers.generation() {
+        if generation != self.durable.generation {
             return;
         }
         let timeout = self.config.spec.task_timeout();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Command, Effect, End, Failure, Held, Job, Suspect};
+use super::{Command, Effect, End, Failure, Held, Job, Peer, Suspect};
 use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
@@ -31,6 +31,13 @@ pub(super) struct Worker {
     pub held: Vec<Held>,
     /// What it worked on when it was last heard of.
     pub suspect: Option<Suspect>,
+    /// Whom it waits for, by its last heartbeat; empty while it is busy itself.
+    pub waiting_for: String,
+    /// Under AllReduce, how others reach it and what it holds.
+    pub peer: Option<Peer>,
+    /// Others lost it: it is in no world before this.
+    pub banned_until: Time,
+    pub n_bans: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +63,7 @@ impl Job {
         now: Time,
     ) {
         self.release_worker(worker);
+        self.lose_cut_of(worker);
         self.instances.seen_worker(worker.0);
         self.awaited.remove(&InstanceId { role: Role::Worker, id: worker.0 });
         let fresh = Worker {
@@ -69,9 +77,19 @@ impl Job {
             not_before: now,
             held: Vec::new(),
             suspect: None,
+            waiting_for: String::new(),
+            peer: None,
+            banned_until: now,
+            n_bans: 0,
         };
         self.workers.insert(worker, fresh);
         self.effects.push(Effect::ToWorker(worker, Command::Welcome));
+    }
+
+    pub(super) fn worker_heard(&mut self, worker: WorkerId, waiting_for: String) {
+        if let Some(entry) = self.workers.get_mut(&worker) {
+            entry.waiting_for = waiting_for;
+        }
     }
 
     /// Whether `incarnation` is the worker that we know; if so, it lives.
@@ -95,6 +113,7 @@ impl Job {
         model: ModelSpec,
         capacity: u32,
         held: &[Held],
+        peer: Option<Peer>,
         now: Time,
     ) {
         match &self.durable.model {
@@ -113,7 +132,11 @@ impl Job {
                 return self.effects.push(Effect::CloseWorker(worker, why));
             }
         }
+        if self.is_allreduce() && !self.accept_probe(worker, peer.as_ref()) {
+            return;
+        }
         let entry = self.workers.get_mut(&worker).expect("it was heard");
+        entry.peer = peer;
         entry.capacity = capacity.max(1);
         entry.held = held.to_vec();
         self.hungry.insert(worker);
@@ -135,6 +158,7 @@ impl Job {
     pub(super) fn worker_gone(&mut self, worker: WorkerId, incarnation: Incarnation) {
         if self.workers.get(&worker).is_some_and(|known| known.incarnation == incarnation) {
             self.release_worker(worker);
+            self.lose_cut_of(worker);
             let entry = self.workers.get_mut(&worker).expect("just seen");
             entry.is_connected = false;
             entry.capacity = 0;
@@ -149,7 +173,11 @@ impl Job {
         if let Some(entry) = self.workers.get_mut(&worker) {
             entry.suspect = None;
         }
-        self.note("worker_left", format!("worker-{worker} left and gave its work back"));
+        let text = match self.is_allreduce() {
+            true => format!("worker-{worker} was told to leave"),
+            false => format!("worker-{worker} left and gave its work back"),
+        };
+        self.note("worker_left", text);
     }
 
     /// Takes all its leases back, and remembers what it was working on.
@@ -162,6 +190,7 @@ impl Job {
             self.ledger.isolate(batches.iter().flat_map(|lease| &lease.open).copied());
         }
         let mut suspect = first(&batches).map(|index| Suspect::Batch(BatchId { epoch, index }));
+        suspect = suspect.or_else(|| self.step_of(worker));
         if let Some(evaluation) = &mut self.evaluation {
             let shard = first(&evaluation.shards.release_worker(worker));
             suspect = suspect.or(shard.map(Suspect::EvalShard));
@@ -304,6 +333,7 @@ impl Job {
 
     fn worker_ended(&mut self, worker: WorkerId, cause: Cause, how: Ended) {
         self.release_worker(worker);
+        self.lose_cut_of(worker);
         let suspect = self.workers.remove(&worker).and_then(|entry| entry.suspect);
         let how = describe_end(how);
         match cause {
@@ -336,6 +366,7 @@ impl Job {
             .collect();
         for worker in lost {
             self.release_worker(worker);
+            self.lose_cut_of(worker);
             let gone = self.workers.remove(&worker).expect("just seen");
             if gone.is_connected {
                 let why = if is_silent(&gone) {

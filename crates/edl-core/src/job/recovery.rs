@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Command, Effect, End, Job, PsOrder};
+use super::{Command, Effect, End, Job, LoadFrom, PsOrder};
 use crate::applied::AppliedSet;
 use crate::id::{Generation, Incarnation, PsId, WorkerId};
 use crate::job::membership::PsPeer;
@@ -77,7 +77,7 @@ impl Job {
 
     /// Starts to load, once everybody is there and the model is known.
     pub(super) fn begin_load(&mut self, now: Time) {
-        if !self.servers.must_load() || self.durable.model.is_none() {
+        if self.is_allreduce() || !self.servers.must_load() || self.durable.model.is_none() {
             return;
         }
         self.abandon_cut();
@@ -94,20 +94,20 @@ impl Job {
     }
 
     fn send_load(&mut self, ps: PsId) {
-        let generation = self.servers.generation();
+        let order = PsOrder::Load { generation: self.servers.generation(), from: self.load_from() };
+        self.effects.push(Effect::ToPs(ps, order));
+    }
+
+    /// What the load under way reads.
+    pub(super) fn load_from(&self) -> LoadFrom {
         let init = &self.config.spec.checkpoint_dir_for_init;
-        let order = match &self.loading_from {
-            Some(folder) => {
-                PsOrder::Load { generation, checkpoint: Some(folder.clone()), keep_applied: true }
-            }
-            // Another job's parameters: what that job has trained is no part of ours.
-            None => PsOrder::Load {
-                generation,
+        match &self.loading_from {
+            Some(folder) => LoadFrom { checkpoint: Some(folder.clone()), keep_applied: true },
+            None => LoadFrom {
                 checkpoint: (!init.is_empty()).then(|| init.clone()),
                 keep_applied: false,
             },
-        };
-        self.effects.push(Effect::ToPs(ps, order));
+        }
     }
 
     pub(super) fn ps_loaded(
@@ -123,11 +123,15 @@ impl Job {
 
     /// A checkpoint that cannot be read: the one before it is tried, and somebody is told.
     pub(super) fn load_failed(&mut self, ps: PsId, generation: Generation, error: &str) {
-        if !self.servers.load_failed(generation) {
-            return;
+        if self.servers.load_failed(generation) {
+            self.give_up_load(&format!("ps-{ps}"), error);
         }
+    }
+
+    /// What was to be loaded cannot be.
+    pub(super) fn give_up_load(&mut self, who: &str, error: &str) {
         let Some(folder) = self.loading_from.take() else {
-            return self.end(End::Failed(format!("ps-{ps} cannot load its first values: {error}")));
+            return self.end(End::Failed(format!("{who} cannot load its first values: {error}")));
         };
         self.note("checkpoint_bad", format!("checkpoint `{folder}` cannot be loaded: {error}"));
         for checkpoint in &mut self.durable.checkpoints {

@@ -289,17 +289,19 @@ impl Job {
         let is_due = !every.is_zero() && now.since(self.last_eval_at) >= every;
         if is_due && self.config.n_validation_records > 0 {
             // Not before the first version: a part of a round alone would never be applied.
-            let soonest = self.ledger.frontier().max(self.ledger.position_of(1));
+            let soonest = self.frontier().max(self.ledger.position_of(1));
             self.barrier = self.barrier.min(soonest);
         }
-        if !max_time.is_zero()
-            && self.elapsed(now) >= max_time
-            && self.limit > self.ledger.frontier()
-        {
-            self.limit = self.ledger.frontier();
+        if !max_time.is_zero() && self.elapsed(now) >= max_time && self.limit > self.frontier() {
+            self.limit = self.frontier();
             self.barrier = self.barrier.min(self.limit);
             self.note("max_time", format!("--max_time={} is over", max_time.as_secs()));
         }
+    }
+
+    /// The first position that nothing under way lies behind.
+    fn frontier(&self) -> u64 {
+        if self.is_allreduce() { self.worlds.until() } else { self.ledger.frontier() }
     }
 
     /// How long the job has worked, earlier masters included.
@@ -311,7 +313,7 @@ impl Job {
 
     pub(super) fn stop(&mut self, reason: &str, with_checkpoint: bool, now: Time) {
         let is_training = self.config.spec.job_type == JobType::Train;
-        if !with_checkpoint || !is_training || !self.servers.is_serving() {
+        if !with_checkpoint || !is_training || !self.is_serving() {
             return self.end(End::Stopped(reason.into()));
         }
         self.evaluation = None;

@@ -11,7 +11,7 @@ use crate::id::{
     BatchId, CutId, Generation, Incarnation, LeaseId, PartitionId, PsId, Term, WorkerId,
 };
 use crate::job::{
-    Command, Config, CutFile, Durable, Effect, End, Event, Held, Job, Note, PsOrder, Work,
+    Command, Config, CutFile, Durable, Effect, End, Event, Held, Holder, Job, Note, PsOrder, Work,
 };
 use crate::layout::Layout;
 use crate::metric::{Measures, Metric};
@@ -219,6 +219,9 @@ impl Bench {
             }
             Command::Lease { lease, work, .. } => worker.work.push_back((lease, work)),
             Command::Revoke(lease) => worker.work.retain(|(held, _)| *held != lease),
+            Command::World { .. } | Command::Go { .. } | Command::Cut { .. } => {
+                panic!("the servers hold the parameters")
+            }
             Command::Stop(_) => {
                 self.workers.remove(&id.0);
             }
@@ -244,12 +247,12 @@ impl Bench {
         let server = self.servers.get_mut(&id.0)?;
         match order {
             PsOrder::Welcome | PsOrder::Stop(_) => None,
-            PsOrder::Load { generation, checkpoint, .. } => {
+            PsOrder::Load { generation, from } => {
                 if generation <= server.generation {
                     return None;
                 }
                 let first = (AppliedSet::new(n_batches), 0);
-                let parts = match &checkpoint {
+                let parts = match &from.checkpoint {
                     Some(folder) if self.unreadable.contains(folder) => {
                         let error = "checksum".into();
                         return Some(Event::LoadFailed { ps: id, generation, error });
@@ -286,7 +289,7 @@ impl Bench {
             updates,
         };
         let files = parts.into_iter().map(file).collect();
-        Some(Event::CutDone { ps: id, cut, generation, files })
+        Some(Event::CutDone { holder: Holder::Ps(id), cut, generation, files })
     }
 
     fn obey(&mut self, order: &Order) -> Vec<Event> {
@@ -341,7 +344,7 @@ impl Bench {
                 let (model, capacity, pid) = (Box::new(model()), 2, known.pid);
                 vec![
                     Event::WorkerConnected { worker, incarnation, pid },
-                    Event::WorkerReady { worker, incarnation, model, capacity, held },
+                    Event::WorkerReady { worker, incarnation, model, capacity, held, peer: None },
                 ]
             }
             Role::Ps => {
@@ -405,7 +408,7 @@ impl Bench {
         for (id, incarnation) in workers {
             if silent != Some(worker(id)) {
                 let (worker, incarnation) = (WorkerId(id), Incarnation(incarnation));
-                self.handle(Event::WorkerHeard { worker, incarnation });
+                self.handle(Event::WorkerHeard { worker, incarnation, waiting_for: String::new() });
             }
         }
         let servers: Vec<(u32, u64)> =

@@ -218,7 +218,11 @@ fn silence_is_noticed_under_a_load_that_leaves_no_time_for_ticks() {
     for _ in 0..1200 {
         bench.now = bench.now + Duration::from_millis(10);
         let incarnation = Incarnation(bench.workers[&1].incarnation);
-        bench.handle(Event::WorkerHeard { worker: WorkerId(1), incarnation });
+        bench.handle(Event::WorkerHeard {
+            worker: WorkerId(1),
+            incarnation,
+            waiting_for: String::new(),
+        });
         shortest = shortest.min(bench.job.next_deadline(bench.now).since(bench.now));
     }
     assert_eq!(shortest, Duration::from_millis(10), "a tick comes nearer, whatever else happens");
@@ -285,7 +289,14 @@ fn a_worker_with_another_model_is_refused() {
     let (worker, incarnation) = (WorkerId(1), Incarnation(bench.workers[&1].incarnation));
     let model = Box::new(other);
     bench.handle(Event::WorkerConnected { worker, incarnation, pid: 1 });
-    bench.handle(Event::WorkerReady { worker, incarnation, model, capacity: 2, held: Vec::new() });
+    bench.handle(Event::WorkerReady {
+        worker,
+        incarnation,
+        model,
+        capacity: 2,
+        held: Vec::new(),
+        peer: None,
+    });
     let refusal = bench.notes.iter().find(|note| note.kind == "refused").unwrap();
     assert!(refusal.text.contains("`other`") && refusal.text.contains("`counter`"));
     assert_eq!(bench.disk.model.as_ref().unwrap().name, "counter");

@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: Apache-2.0
+//! AllReduce: worlds are formed, steps are allowed, committed and, when a member is lost, repeated.
+//!
+//! A worker may train to the step that it was allowed, then it waits. So a step that was not yet
+//! allowed is one that nobody has passed, and anything can be ordered for it: a cut, a change of
+//! members. Without a master everybody stops there.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{Command, Effect, End, Job, LoadFrom, News, Peer, Stage, Suspect};
+use crate::id::{WorkerId, WorldId};
+use crate::platform::{InstanceId, Role};
+use crate::spec::SameBits;
+use crate::time::Time;
+use crate::world::{Candidate, Change, Worlds};
+
+/// Workers that are started together come together: the first one waits so long for the others.
+const GATHERING: Duration = Duration::from_secs(1);
+/// Steps that are allowed in advance: about so much time of training.
+const AHEAD: Duration = Duration::from_secs(1);
+const MIN_AHEAD: u64 = 8;
+const MAX_AHEAD: u64 = 100_000;
+/// The speed is measured over at least so long.
+const MEASURED: Duration = Duration::from_millis(200);
+/// A worker that others lost is in no world for so long, doubled by each further loss.
+const FIRST_BAN: Duration = Duration::from_millis(500);
+const MAX_BAN: Duration = Duration::from_secs(60);
+/// Hashes of so many steps are kept to be compared.
+const MAX_HASHES: usize = 64;
+
+/// How fast steps are committed, and what is known of the last ones.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Pace {
+    measured_at: Time,
+    n_done: u64,
+    ahead: u64,
+    /// When the world last came further.
+    progressed_at: Time,
+    /// Since when somebody waits for a first world.
+    gathering_since: Option<Time>,
+    hashes: BTreeMap<u64, u64>,
+    pause_secs: f64,
+    state_bytes: u64,
+}
+
+impl Pace {
+    pub(super) fn new(now: Time) -> Self {
+        Self {
+            measured_at: now,
+            n_done: 0,
+            ahead: MIN_AHEAD,
+            progressed_at: now,
+            gathering_since: None,
+            hashes: BTreeMap::new(),
+            pause_secs: 0.0,
+            state_bytes: 0,
+        }
+    }
+
+    /// Adapts the steps allowed in advance to the speed at which they are committed.
+    fn measure(&mut self, n_done: u64, now: Time) {
+        let elapsed = now.since(self.measured_at);
+        if elapsed < MEASURED {
+            return;
+        }
+        let n_new = n_done.saturating_sub(self.n_done);
+        if n_new > 0 {
+            let ahead = u128::from(n_new) * AHEAD.as_nanos() / elapsed.as_nanos().max(1);
+            self.ahead = u64::try_from(ahead).unwrap_or(MAX_AHEAD).clamp(MIN_AHEAD, MAX_AHEAD);
+        }
+        (self.measured_at, self.n_done) = (now, n_done);
+    }
+}
+
+impl Job {
+    /// Brings the world to what it should be, given who is there.
+    pub(super) fn advance_world(&mut self, now: Time) {
+        if !self.is_allreduce() || self.durable.model.is_none() {
+            return;
+        }
+        self.check_progress(now);
+        if self.is_ended() {
+            return;
+        }
+        let candidates = self.candidates(now);
+        if let Change::Form { workers, after } = self.worlds.next(&candidates)
+            && !self.must_gather(&workers, now)
+        {
+            self.form_world(&workers, after, &candidates, now);
+        }
+        let needs_cut = matches!(self.stage, Stage::BestCut | Stage::Stopping { .. });
+        if needs_cut && self.cut.is_none() && self.worlds.is_settled() {
+            self.begin_cut(None, now);
+        }
+    }
+
+    fn candidates(&self, now: Time) -> BTreeMap<WorkerId, Candidate> {
+        let ready = self.workers.iter().filter(|(_, w)| w.is_connected && w.capacity > 0);
+        let candidate = |(id, worker): (&WorkerId, &super::Worker)| {
+            let step = worker.peer.as_ref().and_then(|peer| peer.step);
+            let is_unfit = worker.is_leaving || worker.banned_until > now;
+            (*id, Candidate { incarnation: worker.incarnation, step, is_unfit })
+        };
+        ready.map(candidate).collect()
+    }
+
+    /// Whether a first world should wait a moment for workers that are about to come.
+    fn must_gather(&mut self, workers: &[WorkerId], now: Time) -> bool {
+        if self.worlds.current().is_some() {
+            return false;
+        }
+        let since = *self.pace.gathering_since.get_or_insert(now);
+        let expected = self.instances.running().iter();
+        let is_missing =
+            |id: &InstanceId| id.role == Role::Worker && !workers.contains(&WorkerId(id.id));
+        let is_late = now.since(since) >= GATHERING;
+        let missing = expected.filter(|(_, instance)| !instance.is_leaving);
+        let waits = !is_late && missing.map(|(id, _)| id).any(is_missing);
+        if !waits {
+            self.pace.gathering_since = None;
+        }
+        waits
+    }
+
+    fn form_world(
+        &mut self,
+        workers: &[WorkerId],
+        after: Option<u64>,
+        candidates: &BTreeMap<WorkerId, Candidate>,
+        now: Time,
+    ) {
+        let before: Vec<WorkerId> = self
+            .worlds
+            .current()
+            .map(|world| world.members.iter().map(|member| member.worker).collect())
+            .unwrap_or_default();
+        let furthest = workers.iter().filter_map(|w| candidates.get(w)?.step).max();
+        if self.started_at.is_none() {
+            // Of an earlier master's time: what it allowed, it allowed.
+            self.worlds.allow(furthest.unwrap_or(0));
+        }
+        let has_state = furthest.is_some_and(|_| {
+            workers.iter().any(|w| candidates[w].step.is_some_and(|s| s <= self.worlds.until()))
+        });
+        let load = (!workers.is_empty() && !has_state).then(|| self.load_anew(now));
+        let id = WorldId(self.number());
+        let formed = self.worlds.form(id, workers, after, candidates).cloned();
+        self.pace.progressed_at = now;
+        (self.pace.pause_secs, self.pace.state_bytes) = (0.0, 0);
+        let Some(world) = formed else {
+            self.note("world", self.describe_waiting());
+            // Those who leave are free to go; the others keep what they hold.
+            let nobody = crate::world::World { id, members: Vec::new(), after };
+            return self.tell_world(&before, &nobody, None);
+        };
+        if after.is_none() && self.stage == Stage::Working {
+            self.worlds.allow(self.allowed(self.ledger.n_done()));
+        }
+        let mut told: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
+        told.extend(before.into_iter().filter(|worker| !workers.contains(worker)));
+        self.tell_world(&told, &world, load.as_ref());
+    }
+
+    fn tell_world(
+        &mut self,
+        workers: &[WorkerId],
+        world: &crate::world::World,
+        load: Option<&LoadFrom>,
+    ) {
+        for worker in workers {
+            let command = Command::World {
+                world: world.clone(),
+                until: self.worlds.until(),
+                generation: self.durable.generation,
+                load: load.cloned(),
+            };
+            self.effects.push(Effect::ToWorker(*worker, command));
+        }
+    }
+
+    fn describe_waiting(&self) -> String {
+        let least = self.config.spec.min_workers.max(1);
+        format!("training waits until at least {least} workers are there (--min_workers)")
+    }
+
+    /// Nobody has the state any more, or yet: everybody loads the last checkpoint.
+    fn load_anew(&mut self, now: Time) -> LoadFrom {
+        let before = self.ledger.n_done();
+        self.abandon_cut();
+        self.drop_evaluation();
+        self.durable.generation = self.durable.generation.next();
+        self.persist();
+        let checkpoint = self.latest_checkpoint();
+        let step = checkpoint.map_or(0, |checkpoint| checkpoint.version);
+        self.loading_from = checkpoint.map(|checkpoint| checkpoint.folder.clone());
+        self.loading_since = now;
+        self.go_back_to(step);
+        self.worlds.start_over(step);
+        self.worlds.allow(self.allowed(step));
+        if self.started_at.is_some() {
+            let lost = before.saturating_sub(step);
+            let text = format!(
+                "no worker is left that holds the model; {lost} steps after step {step} are trained again"
+            );
+            self.note("restored", text);
+        }
+        self.load_from()
+    }
+
+    /// The ledger follows what the workers hold.
+    fn go_back_to(&mut self, step: u64) {
+        self.ledger.restore_first(step);
+        self.last_cut_version = self.last_cut_version.min(step);
+        self.drop_evaluation();
+        self.forget_lost_evaluations();
+        self.set_limits();
+    }
+
+    /// The furthest step that may be allowed when `n_done` are done.
+    fn allowed(&self, n_done: u64) -> u64 {
+        self.barrier.min(self.limit).min(n_done.saturating_add(self.pace.ahead))
+    }
+
+    /// Allows further steps before those allowed are used up.
+    pub(super) fn grant(&mut self, now: Time) {
+        if !self.is_allreduce() || self.stage != Stage::Working || !self.worlds.is_settled() {
+            return;
+        }
+        let n_done = self.ledger.n_done();
+        self.pace.measure(n_done, now);
+        let (until, allowed) = (self.worlds.until(), self.allowed(n_done));
+        let is_final = allowed == self.barrier.min(self.limit);
+        let is_due = until.saturating_sub(n_done) <= self.pace.ahead / 2;
+        if allowed <= until || !(is_due || is_final) {
+            return;
+        }
+        self.worlds.allow(allowed);
+        let Some(world) = self.worlds.current() else { return };
+        let command = Command::Go { world: world.id, until: allowed };
+        let members = world.members.iter();
+        self.effects.extend(members.map(|m| Effect::ToWorker(m.worker, command.clone())));
+    }
+
+    pub(super) fn world_news(&mut self, worker: WorkerId, news: News, now: Time) {
+        match news {
+            News::Formed { world, step, pause_secs, state_bytes } => {
+                self.pace.pause_secs = self.pace.pause_secs.max(pause_secs);
+                self.pace.state_bytes += state_bytes;
+                self.formed(worker, world, step, now);
+            }
+            News::Stepped { world, step, hash, loss } => {
+                self.set_step(worker, step);
+                if self.worlds.is_heard(world) && step <= self.worlds.until() {
+                    self.stepped(worker, step, hash, loss, now);
+                }
+            }
+            News::PeerLost { world, suspect, error } => {
+                if self.worlds.broken(world) {
+                    self.peer_lost(worker, suspect, &error, now);
+                }
+            }
+            // Somebody else tries it next.
+            News::StepFailed { world, step, error } => {
+                if self.worlds.broken(world) {
+                    self.worlds.rotate();
+                    self.blame(Suspect::Batch(self.ledger.batch_at(step)), worker, &error);
+                }
+            }
+            News::NotLoaded { generation, error } => {
+                let world = self.worlds.current().map(|world| world.id);
+                let is_now = generation == self.durable.generation;
+                if is_now && world.is_some_and(|world| self.worlds.broken(world)) {
+                    self.give_up_load(&format!("worker-{worker}"), &error);
+                }
+            }
+        }
+    }
+
+    fn formed(&mut self, worker: WorkerId, world: WorldId, step: u64, now: Time) {
+        let Some(formed) = self.worlds.formed(world, worker) else { return };
+        self.set_step(worker, step);
+        self.pace.progressed_at = now;
+        self.hungry.insert(worker);
+        if formed.is_first {
+            self.begin_world(step, now);
+        }
+        if formed.is_last {
+            self.note_world(step);
+        }
+    }
+
+    /// The first member says with which step its world begins.
+    fn begin_world(&mut self, step: u64, now: Time) {
+        let n_done = self.ledger.n_done();
+        let is_resumed = self.started_at.is_none() && step > 0;
+        self.started_at.get_or_insert(now);
+        if step > n_done {
+            self.commit(step, None);
+        } else if step < n_done {
+            // The member that was furthest is gone; what it did is repeated with the same bits.
+            self.go_back_to(step);
+        }
+        if is_resumed {
+            self.set_limits();
+            self.note("resumed", format!("going on after step {step}"));
+        }
+        self.keep_best(now);
+    }
+
+    fn note_world(&mut self, step: u64) {
+        let Some(world) = self.worlds.current() else { return };
+        let lanes = |m: &crate::world::Member| match m.lanes.len() {
+            1 => format!("worker-{} (lane {})", m.worker, m.lanes.start),
+            _ => format!("worker-{} (lanes {}-{})", m.worker, m.lanes.start, m.lanes.end - 1),
+        };
+        let members: Vec<String> = world.members.iter().map(lanes).collect();
+        let mut text = format!(
+            "{} train on after step {step}; the pause was {:.3} s",
+            members.join(", "),
+            self.pace.pause_secs
+        );
+        if self.pace.state_bytes > 0 {
+            text.push_str(&format!(", {} bytes of state were handed over", self.pace.state_bytes));
+        }
+        self.note("world", text);
+    }
+
+    fn stepped(&mut self, worker: WorkerId, step: u64, hash: u64, loss: f32, now: Time) {
+        if !self.is_same_hash(step, hash) {
+            self.bits_differ(&format!(
+                "worker-{worker} got another gradient in step {step} than others before it"
+            ));
+        }
+        if step > self.ledger.n_done() {
+            self.pace.progressed_at = now;
+            self.commit(step, Some(loss));
+        }
+    }
+
+    /// Whether this step had the same gradient whenever it was told of.
+    fn is_same_hash(&mut self, step: u64, hash: u64) -> bool {
+        let is_same = *self.pace.hashes.entry(step).or_insert(hash) == hash;
+        while self.pace.hashes.len() > MAX_HASHES {
+            self.pace.hashes.pop_first();
+        }
+        is_same
+    }
+
+    /// All steps up to `step` are trained.
+    fn commit(&mut self, step: u64, loss: Option<f32>) {
+        while self.ledger.n_done() < step {
+            let batch = self.ledger.batch_at(self.ledger.n_done());
+            if !self.ledger.done(batch) {
+                break;
+            }
+            if let Some(loss) = loss.or(self.loss) {
+                self.trained(batch, loss);
+            }
+        }
+    }
+
+    fn set_step(&mut self, worker: WorkerId, step: u64) {
+        if let Some(peer) = self.workers.get_mut(&worker).and_then(|w| w.peer.as_mut()) {
+            peer.step = Some(step);
+        }
+    }
+
+    /// A member lost another one. It may be dead, stopped or cut off: the rest goes on without
+    /// it, and if it lives it may come back.
+    fn peer_lost(&mut self, worker: WorkerId, suspect: WorkerId, error: &str, now: Time) {
+        let text = format!("worker-{worker} lost worker-{suspect} ({error}); the others go on");
+        self.note("peer_lost", text);
+        if let Some(entry) = self.workers.get_mut(&suspect) {
+            let doubled = FIRST_BAN * 2_u32.saturating_pow(entry.n_bans.min(8));
+            entry.n_bans += 1;
+            entry.banned_until = now + doubled.min(MAX_BAN);
+        }
+    }
+
+    /// The step that a member was training: it may be why it crashed.
+    pub(super) fn step_of(&self, worker: WorkerId) -> Option<Suspect> {
+        let world = self.worlds.current().filter(|_| self.is_allreduce())?;
+        let is_member = world.members.iter().any(|member| member.worker == worker);
+        let is_training = self.ledger.n_done() < self.worlds.until();
+        (is_member && is_training)
+            .then(|| Suspect::Batch(self.ledger.batch_at(self.ledger.n_done())))
+    }
+
+    /// Replaces members that hold the others up. One that waits for another is never at fault.
+    fn check_progress(&mut self, now: Time) {
+        let timeout = self.config.spec.task_timeout();
+        let is_owed = !self.worlds.is_settled() || self.ledger.n_done() < self.worlds.until();
+        if !is_owed || now.since(self.pace.progressed_at) < timeout {
+            return;
+        }
+        let Some(world) = self.worlds.current().cloned() else { return };
+        self.pace.progressed_at = now;
+        self.worlds.broken(world.id);
+        let is_busy = |worker: &WorkerId| {
+            self.workers.get(worker).is_some_and(|entry| entry.waiting_for.is_empty())
+        };
+        let members = world.members.iter().map(|member| member.worker);
+        let stuck: Vec<WorkerId> = members.filter(is_busy).collect();
+        if stuck.is_empty() {
+            let text = format!("no step for {timeout:?} although nobody is busy; trying again");
+            return self.note("stuck", text);
+        }
+        for worker in stuck {
+            if let Some(entry) = self.workers.get_mut(&worker) {
+                entry.banned_until = now + timeout;
+            }
+            if let Some(suspect) = self.step_of(worker) {
+                self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
+            }
+            if self.is_ended() {
+                return;
+            }
+            let instance = InstanceId { role: Role::Worker, id: worker.0 };
+            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+        }
+    }
+
+    /// Takes a worker in only if it computes what the others compute, bit for bit.
+    pub(super) fn accept_probe(&mut self, worker: WorkerId, peer: Option<&Peer>) -> bool {
+        let Some(peer) = peer else {
+            let why = format!("worker-{worker} cannot be reached by other workers");
+            self.note("refused", why.clone());
+            self.effects.push(Effect::CloseWorker(worker, why));
+            return false;
+        };
+        match self.durable.probe {
+            None => {
+                self.durable.probe = Some(peer.probe);
+                self.persist();
+                true
+            }
+            Some(known) if known == peer.probe => true,
+            Some(_) => match self.config.spec.same_bits {
+                SameBits::Strict => {
+                    let why = format!(
+                        "worker-{worker} computes other bits than the workers before it (another \
+                         processor or build); start it on a like machine, or allow it by \
+                         --same_bits=report"
+                    );
+                    self.note("refused", why.clone());
+                    self.effects.push(Effect::CloseWorker(worker, why));
+                    false
+                }
+                SameBits::Report => {
+                    self.bits_differ(&format!("worker-{worker} computes other bits"));
+                    true
+                }
+            },
+        }
+    }
+
+    /// The same step gave two results: the promise of equal bits is broken, or was waived.
+    fn bits_differ(&mut self, what: &str) {
+        let is_news = !self.durable.bits_differ;
+        self.durable.bits_differ = true;
+        if self.config.spec.same_bits == SameBits::Strict {
+            let why = format!("{what}; the result would depend on who computed it");
+            return self.end(End::Failed(why));
+        }
+        if is_news {
+            self.persist();
+            self.note("bits_differ", format!("{what}; the result depends on who computed it"));
+        }
+    }
+
+    /// The world of a job that trains by AllReduce.
+    #[must_use]
+    pub fn worlds(&self) -> Option<&Worlds> {
+        self.is_allreduce().then_some(&self.worlds)
+    }
+
+    /// How other workers reach `worker`.
+    #[must_use]
+    pub fn peer(&self, worker: WorkerId) -> Option<&Peer> {
+        self.workers.get(&worker)?.peer.as_ref()
+    }
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The world: which workers train together under AllReduce, and how far they may go.
+//!
+//! There is one path for every change of members. A world that lost somebody is replaced at once;
+//! one that somebody shall join or leave is replaced after a step that nobody has passed yet, so
+//! that nothing is trained twice for it. A worker's state is a function of its step alone: it
+//! does not matter who had finished a step, and the member that is furthest hands its state on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::id::{Incarnation, WorkerId, WorldId};
+use crate::lanes::{self, Span};
+
+/// Members in the order of their lanes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    pub id: WorldId,
+    pub members: Vec<Member>,
+    /// Takes over after this step; at once if none is named.
+    pub after: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Member {
+    pub worker: WorkerId,
+    pub incarnation: Incarnation,
+    pub lanes: Span,
+    pub has_state: bool,
+}
+
+/// A worker that could be a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    pub incarnation: Incarnation,
+    /// The step whose state it holds.
+    pub step: Option<u64>,
+    /// It may stay where it is, but shall not be in another world.
+    pub is_unfit: bool,
+}
+
+/// What should become of the world.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Change {
+    /// It is as it should be, or a change is under way.
+    Nothing,
+    /// These shall train, from now or after a step. Nobody at all: too few are there.
+    Form { workers: Vec<WorkerId>, after: Option<u64> },
+}
+
+/// The world of a job, and what is known of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Worlds {
+    n_lanes: u32,
+    min_workers: u32,
+    current: Option<World>,
+    /// The world that trains on until the current one takes over.
+    previous: Option<WorldId>,
+    /// Members that hold the state the current world begins with.
+    formed: BTreeSet<WorkerId>,
+    is_broken: bool,
+    /// The highest step that anybody was ever allowed to train.
+    until: u64,
+    /// Shifts the lanes among the members, so that work that failed is tried elsewhere.
+    rotation: usize,
+}
+
+impl Worlds {
+    #[must_use]
+    pub fn new(n_lanes: u32, min_workers: u32) -> Self {
+        Self {
+            n_lanes,
+            min_workers: min_workers.max(1),
+            current: None,
+            previous: None,
+            formed: BTreeSet::new(),
+            is_broken: false,
+            until: 0,
+            rotation: 0,
+        }
+    }
+
+    /// What should become of the world, given who is there.
+    #[must_use]
+    pub fn next(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Change {
+        let fit = candidates.iter().filter(|(_, candidate)| !candidate.is_unfit);
+        let mut wanted: Vec<WorkerId> =
+            fit.map(|(worker, _)| *worker).take(self.n_lanes as usize).collect();
+        if wanted.len() < self.min_workers as usize {
+            wanted.clear();
+        }
+        let Some(current) = &self.current else {
+            return match wanted.is_empty() {
+                true => Change::Nothing,
+                false => Change::Form { workers: wanted, after: None },
+            };
+        };
+        let is_there = |member: &Member| {
+            candidates.get(&member.worker).is_some_and(|c| c.incarnation == member.incarnation)
+        };
+        if self.is_broken || !current.members.iter().all(is_there) {
+            return Change::Form { workers: wanted, after: None };
+        }
+        let members: BTreeSet<WorkerId> = current.members.iter().map(|m| m.worker).collect();
+        if !self.is_settled() || wanted.iter().copied().collect::<BTreeSet<_>>() == members {
+            return Change::Nothing;
+        }
+        Change::Form { workers: wanted, after: Some(self.until) }
+    }
+
+    /// Puts a world of `workers` in the current one's place.
+    pub fn form(
+        &mut self,
+        id: WorldId,
+        workers: &[WorkerId],
+        after: Option<u64>,
+        candidates: &BTreeMap<WorkerId, Candidate>,
+    ) -> Option<&World> {
+        self.previous = match after {
+            Some(_) => self.current.as_ref().map(|world| world.id),
+            None => None,
+        };
+        self.formed.clear();
+        self.is_broken = false;
+        let n_members = u32::try_from(workers.len()).expect("at most one member per lane");
+        let mut order = workers.to_vec();
+        order.rotate_left(self.rotation.checked_rem(workers.len()).unwrap_or(0));
+        let member = |(worker, lanes): (WorkerId, Span)| {
+            let candidate = candidates.get(&worker)?;
+            let has_state = candidate.step.is_some_and(|step| step <= self.until);
+            Some(Member { worker, incarnation: candidate.incarnation, lanes, has_state })
+        };
+        let spans = lanes::assign(self.n_lanes, n_members);
+        let members: Vec<Member> = order.into_iter().zip(spans).filter_map(member).collect();
+        self.current = (!members.is_empty()).then_some(World { id, members, after });
+        if self.current.is_none() {
+            self.previous = None;
+        }
+        self.current.as_ref()
+    }
+
+    /// A member holds the state that `world` begins with; tells whether it is the first to say so.
+    pub fn formed(&mut self, world: WorldId, worker: WorkerId) -> Option<Formed> {
+        let current = self.current.as_ref().filter(|current| current.id == world)?;
+        if self.is_broken || !current.members.iter().any(|member| member.worker == worker) {
+            return None;
+        }
+        let is_first = self.formed.is_empty();
+        if !self.formed.insert(worker) {
+            return None;
+        }
+        let is_last = self.formed.len() == current.members.len();
+        if is_last {
+            self.previous = None;
+        }
+        Some(Formed { is_first, is_last })
+    }
+
+    /// Whether a report from `world` is of those who train now.
+    #[must_use]
+    pub fn is_heard(&self, world: WorldId) -> bool {
+        self.current.as_ref().is_some_and(|current| current.id == world)
+            || self.previous == Some(world)
+    }
+
+    /// Somebody cannot go on in `world`: it must be replaced. False if it was already.
+    pub fn broken(&mut self, world: WorldId) -> bool {
+        if !self.is_heard(world) || self.is_broken {
+            return false;
+        }
+        self.is_broken = true;
+        true
+    }
+
+    /// Work failed: next time others shall try it.
+    pub fn rotate(&mut self) {
+        self.rotation += 1;
+    }
+
+    /// Allows steps up to `until`; never fewer than before.
+    pub fn allow(&mut self, until: u64) {
+        self.until = self.until.max(until);
+    }
+
+    /// All state is loaded anew: nobody holds anything past `until`.
+    pub fn start_over(&mut self, until: u64) {
+        self.until = until;
+    }
+
+    /// All members are together and no change is under way.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let is_whole =
+            self.current.as_ref().is_some_and(|world| self.formed.len() == world.members.len());
+        is_whole && self.previous.is_none() && !self.is_broken
+    }
+
+    /// Somebody trains.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.current.is_some()
+            && !self.is_broken
+            && (self.previous.is_some() || !self.formed.is_empty())
+    }
+
+    #[must_use]
+    pub fn current(&self) -> Option<&World> {
+        self.current.as_ref()
+    }
+
+    /// Whether `worker` holds the state of the current world.
+    #[must_use]
+    pub fn has_formed(&self, worker: WorkerId) -> bool {
+        self.formed.contains(&worker)
+    }
+
+    #[must_use]
+    pub fn until(&self) -> u64 {
+        self.until
+    }
+
+    #[must_use]
+    pub fn n_lanes(&self) -> u32 {
+        self.n_lanes
+    }
+
+    /// Panics if a lane would be trained twice or by nobody.
+    pub fn check_invariants(&self) {
+        let Some(world) = &self.current else {
+            assert!(self.formed.is_empty() && self.previous.is_none());
+            return;
+        };
+        let mut next = 0;
+        for member in &world.members {
+            assert_eq!(member.lanes.start, next, "lanes follow each other");
+            next = member.lanes.end;
+        }
+        assert_eq!(next, self.n_lanes, "every lane has a member");
+        let members: BTreeSet<WorkerId> = world.members.iter().map(|m| m.worker).collect();
+        assert_eq!(members.len(), world.members.len(), "nobody is in a world twice");
+        assert!(self.formed.is_subset(&members));
+    }
+}
+
+/// What a member's report that it has formed means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Formed {
+    pub is_first: bool,
+    pub is_last: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates(workers: &[(u32, Option<u64>)]) -> BTreeMap<WorkerId, Candidate> {
+        let candidate = |(worker, step): &(u32, Option<u64>)| {
+            let incarnation = Incarnation(u64::from(*worker));
+            (WorkerId(*worker), Candidate { incarnation, step: *step, is_unfit: false })
+        };
+        workers.iter().map(candidate).collect()
+    }
+
+    fn form(worlds: &mut Worlds, id: u64, there: &BTreeMap<WorkerId, Candidate>) -> World {
+        let Change::Form { workers, after } = worlds.next(there) else { panic!("a change is due") };
+        let world = worlds.form(WorldId(id), &workers, after, there).expect("members").clone();
+        worlds.check_invariants();
+        world
+    }
+
+    fn settle(worlds: &mut Worlds) {
+        let world = worlds.current().expect("a world").clone();
+        for member in &world.members {
+            worlds.formed(world.id, member.worker);
+        }
+        assert!(worlds.is_settled());
+    }
+
+    #[test]
+    fn a_lost_member_makes_the_next_world_at_once() {
+        let mut worlds = Worlds::new(4, 1);
+        form(&mut worlds, 1, &candidates(&[(0, None), (1, None), (2, None)]));
+        settle(&mut worlds);
+        worlds.allow(20);
+        let left = candidates(&[(0, Some(12)), (2, Some(13))]);
+        let world = form(&mut worlds, 2, &left);
+        assert_eq!(world.after, None);
+        assert!(world.members.iter().all(|member| member.has_state));
+        assert!(!worlds.is_heard(WorldId(1)), "the world before commits nothing any more");
+    }
+
+    #[test]
+    fn a_joiner_comes_in_after_a_step_that_nobody_has_passed() {
+        let mut worlds = Worlds::new(4, 1);
+        form(&mut worlds, 1, &candidates(&[(0, None)]));
+        settle(&mut worlds);
+        worlds.allow(20);
+        let both = candidates(&[(0, Some(12)), (1, None)]);
+        let world = form(&mut worlds, 2, &both);
+        assert_eq!(world.after, Some(20));
+        assert_eq!(world.members.iter().map(|m| m.has_state).collect::<Vec<_>>(), [true, false]);
+        assert!(worlds.is_heard(WorldId(1)), "the world before trains on until then");
+        assert_eq!(worlds.next(&both), Change::Nothing, "one change at a time");
+        settle(&mut worlds);
+        assert!(!worlds.is_heard(WorldId(1)));
+    }
+
+    #[test]
+    fn a_death_overtakes_a_planned_change() {
+        let mut worlds = Worlds::new(4, 1);
+        form(&mut worlds, 1, &candidates(&[(0, None), (1, None)]));
+        settle(&mut worlds);
+        worlds.allow(20);
+        form(&mut worlds, 2, &candidates(&[(0, Some(12)), (1, Some(12)), (2, None)]));
+        let world = form(&mut worlds, 3, &candidates(&[(0, Some(12)), (2, None)]));
+        assert_eq!(world.after, None);
+        assert!(!worlds.is_heard(WorldId(1)) && !worlds.is_heard(WorldId(2)));
+    }
+
+    #[test]
+    fn too_few_workers_wait_with_what_they_hold() {
+        let mut worlds = Worlds::new(4, 2);
+        assert_eq!(worlds.next(&candidates(&[(0, None)])), Change::Nothing);
+        form(&mut worlds, 1, &candidates(&[(0, None), (1, None)]));
+        settle(&mut worlds);
+        worlds.allow(9);
+        let one = candidates(&[(0, Some(5))]);
+        assert_eq!(worlds.next(&one), Change::Form { workers: Vec::new(), after: None });
+        assert_eq!(worlds.form(WorldId(2), &[], None, &one), None);
+        assert!(!worlds.is_running());
+        let world = form(&mut worlds, 3, &candidates(&[(0, Some(5)), (2, None)]));
+        assert!(world.members[0].has_state, "it waited with its state");
+    }
+
+    #[test]
+    fn what_was_trained_past_a_load_is_void() {
+        let mut worlds = Worlds::new(2, 1);
+        worlds.allow(50);
+        worlds.start_over(30);
+        let world = form(&mut worlds, 1, &candidates(&[(0, Some(40)), (1, Some(30))]));
+        assert_eq!(world.members.iter().map(|m| m.has_state).collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
+    fn work_that_failed_is_tried_by_another_member() {
+        let mut worlds = Worlds::new(2, 1);
+        let both = candidates(&[(0, None), (1, None)]);
+        assert_eq!(form(&mut worlds, 1, &both).members[0].worker, WorkerId(0));
+        settle(&mut worlds);
+        worlds.rotate();
+        assert!(worlds.broken(WorldId(1)));
+        assert!(!worlds.broken(WorldId(1)), "once is enough");
+        assert_eq!(form(&mut worlds, 2, &both).members[0].worker, WorkerId(1));
+    }
+}
