@@ -142,6 +142,18 @@ pub enum Strategy {
     Local,
 }
 
+impl Strategy {
+    /// The word in flags and files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ParameterServer => "ParameterServerStrategy",
+            Self::Allreduce => "AllreduceStrategy",
+            Self::Local => "Local",
+        }
+    }
+}
+
 /// What happens when a worker's arithmetic differs from the job's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -266,6 +278,12 @@ impl JobSpec {
         self.lanes.or(self.max_workers).unwrap_or(self.num_workers).max(1)
     }
 
+    /// Lanes of a job without other workers: one, unless said otherwise.
+    #[must_use]
+    pub fn n_lanes_of_local(&self) -> u32 {
+        self.lanes.or(self.max_workers).unwrap_or(1).max(1)
+    }
+
     /// The plan of batches over a data set of `n_records`. A step of AllReduce is one batch of
     /// it: `lanes::share_out` cuts it into lanes.
     #[must_use]
@@ -373,15 +391,38 @@ impl JobSpec {
         Ok(())
     }
 
+    /// Refuses a number of workers that a running job cannot have.
+    pub fn check_scale(&self, workers: u32) -> Result<(), Invalid> {
+        let (lanes, most) = (self.n_lanes(), self.max_workers.unwrap_or(u32::MAX));
+        if self.is_allreduce() && workers > lanes {
+            return Err(Invalid(format!(
+                "{workers} workers are more than the job's {lanes} lanes, which are fixed for its \
+                 life: every worker needs a lane; start a job with more --lanes"
+            )));
+        }
+        if workers > most {
+            return Err(Invalid(format!("{workers} workers are more than --max_workers={most}")));
+        }
+        if workers < self.min_workers && self.is_allreduce() {
+            return Err(Invalid(format!(
+                "{workers} workers are fewer than --min_workers={}",
+                self.min_workers
+            )));
+        }
+        Ok(())
+    }
+
     /// Refuses numbers of workers and lanes that contradict each other.
     fn check_workers(&self) -> Result<(), Invalid> {
         let lanes = self.n_lanes();
         let most = self.max_workers.unwrap_or(lanes);
-        if self.num_workers == 0 || self.lanes == Some(0) || self.threads_per_worker == 0 {
-            let why = "--num_workers, --lanes and --threads_per_worker must be at least 1";
+        if self.lanes == Some(0) || self.threads_per_worker == 0 {
+            let why = "--lanes and --threads_per_worker must be at least 1";
             return Err(Invalid(why.into()));
         }
-        if self.num_workers > most || self.min_workers > self.num_workers {
+        // None at all: they come by hand.
+        let is_between = (self.min_workers..=most).contains(&self.num_workers);
+        if self.num_workers > 0 && !is_between {
             return Err(Invalid(format!(
                 "--num_workers={} must lie between --min_workers={} and --max_workers={most}",
                 self.num_workers, self.min_workers

@@ -38,6 +38,9 @@ struct Open {
 impl Engine {
     /// Asks every server for its books.
     pub(crate) fn begin_audit(&mut self, reply: Reply) {
+        if self.config.spec.is_allreduce() {
+            return self.audit_checkpoint(reply);
+        }
         if !self.job.servers().is_serving() {
             let why = "the parameter servers are loading; ask again in a moment";
             let _ = reply.send(Err(Status::unavailable(why)));
@@ -53,6 +56,24 @@ impl Engine {
             self.servers.send(*ps, PsCommand { kind: Some(kind) });
         }
         self.audits.open.insert(request, Open { reply, waiting, states: Vec::new() });
+    }
+
+    /// Under AllReduce a checkpoint is the whole state after one step, so its books are those of
+    /// the job up to there.
+    fn audit_checkpoint(&self, reply: Reply) {
+        let checkpoints = &self.job.durable().checkpoints;
+        let Some(last) = checkpoints.iter().rev().find(|checkpoint| !checkpoint.is_bad) else {
+            let why = "there is no checkpoint yet; ask again after the first one";
+            let _ = reply.send(Err(Status::unavailable(why)));
+            return;
+        };
+        let folder = self.checkpoints.path(&last.folder);
+        let (spec, n_records) = (self.config.spec.clone(), self.data.n_records);
+        // Whoever asked waits for it; the loop does not.
+        tokio::task::spawn_blocking(move || {
+            let report = of_checkpoint(&spec, n_records, &folder);
+            let _ = reply.send(report.map_err(|error| Status::unavailable(error.to_string())));
+        });
     }
 
     pub(crate) fn answer_audit(&mut self, ps: PsId, sets: proto::Sets) {

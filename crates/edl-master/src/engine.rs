@@ -220,8 +220,12 @@ impl Engine {
             }
             Input::Scale { workers, reply } => {
                 let before = self.job.instances().workers_wanted();
-                let _ = reply.send(proto::ScaleReply { before, after: workers });
-                Some(Event::Scale { workers })
+                let refusal = self.config.spec.check_scale(workers).err();
+                let _ = reply.send(match &refusal {
+                    None => Ok(proto::ScaleReply { before, after: workers }),
+                    Some(why) => Err(Status::invalid_argument(why.to_string())),
+                });
+                refusal.is_none().then_some(Event::Scale { workers })
             }
             Input::Audit(reply) => {
                 self.begin_audit(reply);
@@ -301,7 +305,7 @@ impl Engine {
     fn publish(&mut self, health: &watch::Sender<&'static str>) {
         let now = self.now();
         // Until the servers have said what they hold, nothing is known to be done.
-        if self.job.servers().is_serving() {
+        if self.job.is_serving() {
             self.progress.sample(now, self.job.progress().0);
         }
         let status = self.status();

@@ -66,7 +66,7 @@ pub(crate) enum Input {
     Status(oneshot::Sender<proto::JobStatus>),
     Scale {
         workers: u32,
-        reply: oneshot::Sender<proto::ScaleReply>,
+        reply: oneshot::Sender<Result<proto::ScaleReply, Status>>,
     },
     Audit(oneshot::Sender<Result<proto::AuditReport, Status>>),
 }
@@ -185,7 +185,7 @@ impl Master for Service {
         request: Request<proto::ScaleRequest>,
     ) -> Result<Response<proto::ScaleReply>, Status> {
         let workers = request.into_inner().workers;
-        self.ask(|reply| Input::Scale { workers, reply }).await.map(Response::new)
+        self.ask(|reply| Input::Scale { workers, reply }).await?.map(Response::new)
     }
 
     async fn stop(

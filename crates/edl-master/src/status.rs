@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use edl_core::id::{PsId, WorkerId};
+use edl_core::id::PsId;
 use edl_core::job::End;
 use edl_core::optimizer;
 use edl_core::platform::{InstanceId, Role};
@@ -82,7 +82,7 @@ impl Engine {
             elapsed_secs: self.job.elapsed(self.now()).as_secs_f64(),
             loss: self.job.loss().unwrap_or(0.0),
             learning_rate: rate.map_or(0.0, |optimizer| optimizer.rate(step)),
-            generation: self.job.servers().generation().0,
+            generation: durable.generation.0,
             term: self.job.config().term.0,
             master_address: self.addresses.control.to_string(),
             http_address: self.addresses.http.to_string(),
@@ -100,6 +100,9 @@ impl Engine {
             output: self.output().to_string_lossy().into_owned(),
             job_type: job_type.into(),
             model_def: spec.model_def.clone(),
+            distribution_strategy: spec.distribution_strategy.name().into(),
+            lanes: if spec.is_allreduce() { spec.n_lanes() } else { 0 },
+            same_bits: spec.is_allreduce() && !durable.bits_differ,
         }
     }
 
@@ -112,6 +115,7 @@ impl Engine {
             address: self.addresses.control.to_string(),
             state: "running".into(),
             restarts: u32::try_from(self.job.config().term.0.saturating_sub(1)).unwrap_or(u32::MAX),
+            lanes: Vec::new(),
         }];
         let instances = self.job.instances();
         let instance =
@@ -122,14 +126,21 @@ impl Engine {
                 address,
                 state: state.into(),
                 restarts: instances.restarts(InstanceId { role, id }),
+                lanes: Vec::new(),
             };
         for (PsId(id), pid) in self.job.connected_servers() {
             let address = self.job.servers().members().get(&PsId(id)).map(|m| m.address.clone());
             let state = if self.job.servers().is_serving() { "serving" } else { "loading" };
             all.push(instance(Role::Ps, id, pid, address.unwrap_or_default(), state));
         }
-        for (WorkerId(id), pid, state) in self.job.connected_workers() {
-            all.push(instance(Role::Worker, id, pid, String::new(), state));
+        for (worker, pid, state) in self.job.connected_workers() {
+            let peer = self.job.peer(worker);
+            let address = peer.map(|peer| peer.address.clone()).unwrap_or_default();
+            let mut instance = instance(Role::Worker, worker.0, pid, address, state);
+            let world = self.job.worlds().and_then(|worlds| worlds.current());
+            let member = world.and_then(|w| w.members.iter().find(|m| m.worker == worker));
+            instance.lanes = member.map(|m| m.lanes.clone().collect()).unwrap_or_default();
+            all.push(instance);
         }
         for (id, running) in instances.running() {
             let role = id.role.to_string();

@@ -307,6 +307,7 @@ impl Session {
             model_spec_json: self.model_spec.clone().unwrap_or_default(),
             capacity: self.job.as_ref().map_or(1, Job::capacity),
             held: held.collect(),
+            peer: None,
         })
     }
 
@@ -327,7 +328,8 @@ impl Session {
                 self.tell(Event::Stop);
                 self.leaving = Some(Instant::now() + self.limits.finish);
             }
-            Some(Command::Welcome(_)) | None => {
+            Some(Command::Welcome(_) | Command::World(_) | Command::Go(_) | Command::Cut(_))
+            | None => {
                 warn!("the master sent an unknown command");
             }
         }

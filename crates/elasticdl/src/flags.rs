@@ -63,7 +63,7 @@ pub(crate) struct CommonFlags {
     /// Worker processes [default: 2]
     #[arg(long, help_heading = "Processes", value_name = "N")]
     pub(crate) num_workers: Option<u32>,
-    /// Parameter servers [default: 1]
+    /// Parameter servers [default: 1]; 0 means AllReduce
     #[arg(long, help_heading = "Processes", value_name = "N")]
     num_ps_pods: Option<u32>,
     /// How parameters are shared [default: ParameterServerStrategy]
@@ -105,6 +105,22 @@ pub(crate) struct CommonFlags {
 #[derive(Args, Clone, Debug, Default, Serialize)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct TrainFlags {
+    /// AllReduce waits while fewer workers are there [default: 1]
+    #[arg(long, help_heading = "AllReduce", value_name = "N")]
+    min_workers: Option<u32>,
+    /// `scale` goes no higher [default: lanes]
+    #[arg(long, help_heading = "AllReduce", value_name = "N")]
+    max_workers: Option<u32>,
+    /// Micro-batches of one step, for the job's whole life [default: max_workers, or num_workers]
+    #[arg(long, help_heading = "AllReduce", value_name = "N")]
+    lanes: Option<u32>,
+    /// Threads of each worker's engine [default: 1]
+    #[arg(long, help_heading = "AllReduce", value_name = "N")]
+    threads_per_worker: Option<u32>,
+    /// A worker that computes other bits is refused (strict) or reported [default: strict]
+    #[arg(long, help_heading = "AllReduce", value_parser = PossibleValuesParser::new(["strict", "report"]), hide_possible_values = true)]
+    same_bits: Option<String>,
+
     /// Optimizer instead of the model's own: sgd, momentum, nesterov, adam, amsgrad, adamw, …
     #[arg(long, help_heading = "Model", value_name = "NAME")]
     optimizer: Option<String>,

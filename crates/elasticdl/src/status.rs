@@ -91,6 +91,14 @@ fn table(status: &JobStatus) -> String {
             format!("{epoch}{of}, step {}, loss {:.4}", grouped(status.step), status.loss),
         ));
     }
+    if status.lanes > 0 {
+        let bits = if status.same_bits {
+            "the same bits for any number of workers"
+        } else {
+            "workers differ in their bits"
+        };
+        lines.push(("step", format!("AllReduce over {} lanes, {bits}", status.lanes)));
+    }
     if let Some(evaluation) = status.evaluations.last() {
         let mut metrics: Vec<_> = evaluation.metrics.iter().collect();
         metrics.sort_by_key(|(name, _)| name.as_str());
@@ -150,9 +158,14 @@ fn time(status: &JobStatus) -> String {
 }
 
 fn row(instance: &Instance) -> String {
-    let Instance { role, id, pid, address, state, restarts } = instance;
+    let Instance { role, id, pid, address, state, restarts, lanes } = instance;
     let name = if role == "master" { role.clone() } else { format!("{role}-{id}") };
-    let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{address}");
+    let lanes = match lanes.as_slice() {
+        [] => String::new(),
+        [lane] => format!("  lane {lane}"),
+        [first, .., last] => format!("  lanes {first}-{last}"),
+    };
+    let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{address}{lanes}");
     format!("{}\n", line.trim_end())
 }
 

@@ -126,13 +126,20 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut impl Write) -> anyho
 
 fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
     let JobSpec { job_name, model_def, num_workers, num_ps_pods, .. } = spec;
+    let who = if spec.is_allreduce() {
+        let (lanes, minibatch) = (spec.n_lanes(), spec.minibatch_size);
+        let step = u64::from(lanes) * u64::from(minibatch);
+        format!("{num_workers} workers, AllReduce steps of {lanes} × {minibatch} = {step} records")
+    } else {
+        format!("{num_ps_pods} PS, {num_workers} workers")
+    };
     let verb = match spec.job_type {
         JobType::Train => "trains",
         JobType::Evaluate => "evaluates",
         JobType::Predict => "predicts with",
     };
     say(format_args!(
-        "job {job_name} {verb} {model_def} on {} records: {num_ps_pods} PS, {num_workers} workers, logs and results in {}",
+        "job {job_name} {verb} {model_def} on {} records: {who}, logs and results in {}",
         grouped(facts.n_records),
         job.dir().display(),
     ));

@@ -431,6 +431,7 @@ impl Job {
         self.workers.iter().filter(|(_, worker)| worker.is_connected).map(|(id, worker)| {
             let state = match worker {
                 _ if worker.is_leaving => "leaving",
+                _ if self.is_allreduce() && !self.worlds.has_formed(*id) => "joining",
                 _ if worker.is_ready() => "working",
                 _ => "joining",
             };

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation, Incarnation, PsId, WorkerId};
-use edl_core::job::{Event, PsOrder};
+use edl_core::job::{Event, Holder, PsOrder};
 use edl_core::platform::{Ended, InstanceId, Report, Role};
 use edl_core::spec::JobSpec;
 use edl_tensor::partition::Pushed;
@@ -38,7 +38,8 @@ fn a_worker_that_wakes_after_its_lease_ended_pushes_into_set_bits_and_harms_noth
     for _ in 0..60 {
         site.now = site.now + Duration::from_millis(100);
         for (worker, incarnation) in [(ANN, Incarnation(0)), (BOB, Incarnation(1))] {
-            site.handle(Event::WorkerHeard { worker, incarnation });
+            let waiting_for = String::new();
+            site.handle(Event::WorkerHeard { worker, incarnation, waiting_for });
         }
         (0..2).for_each(|ps| {
             let incarnation = Incarnation(site.seats[&ps].incarnation);
@@ -135,7 +136,7 @@ fn a_zombie_server_cannot_acknowledge_for_the_new_generation_nor_add_to_a_checkp
     assert!(write(&mut site.disk, &zombie, &folder).is_none());
     site.disk.folders.insert(folder.clone(), Default::default());
     let files = write(&mut site.disk, &zombie, &folder).unwrap();
-    site.handle(Event::CutDone { ps: zombie_ps, cut, generation: old, files });
+    site.handle(Event::CutDone { holder: Holder::Ps(zombie_ps), cut, generation: old, files });
     assert!(site.disk.durable.checkpoints.is_empty());
     assert!(site.disk.folders[&folder].manifest.is_none());
     site.holds_cuts = false;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use edl_core::id::{Incarnation, PsId, Term, WorkerId};
-use edl_core::job::{Command, Config, Effect, End, Event, Job, PsOrder};
+use edl_core::job::{Command, Config, Effect, End, Event, Holder, Job, PsOrder};
 use edl_core::metric::{Measures, Metric};
 use edl_core::platform::{Ended, Report};
 use edl_core::servers::Member;
@@ -114,7 +114,7 @@ impl Master {
         let event = match message {
             Message::Ready { held } => {
                 let model = Box::new((*context.counter.model).clone());
-                Event::WorkerReady { worker, incarnation, model, capacity: 2, held }
+                Event::WorkerReady { worker, incarnation, model, capacity: 2, held, peer: None }
             }
             Message::Evaluated { eval, shard, generation, value, n_records } => {
                 let mut measures = Measures::new(&[Metric::Loss]);
@@ -127,7 +127,9 @@ impl Master {
                 Event::Failed { worker, incarnation, lease, item, error }
             }
             Message::Leaving => Event::WorkerLeaving { worker, incarnation },
-            Message::Heartbeat => Event::WorkerHeard { worker, incarnation },
+            Message::Heartbeat => {
+                Event::WorkerHeard { worker, incarnation, waiting_for: String::new() }
+            }
             other => panic!("a worker never says {other:?}"),
         };
         self.handle(context, event);
@@ -146,7 +148,7 @@ impl Master {
                 Event::LoadFailed { ps, generation, error }
             }
             Message::CutDone { cut, generation, files } => {
-                Event::CutDone { ps, cut, generation, files }
+                Event::CutDone { holder: Holder::Ps(ps), cut, generation, files }
             }
             Message::CutFailed { cut, error } => Event::CutFailed { cut, error },
             Message::Heartbeat => Event::PsHeard { ps, incarnation },
@@ -315,6 +317,9 @@ impl Master {
             }
             Command::Lease { lease, work, .. } => Message::Lease { lease, work },
             Command::Revoke(lease) => Message::Revoke { lease },
+            Command::World { .. } | Command::Go { .. } | Command::Cut { .. } => {
+                panic!("the servers hold the parameters")
+            }
             Command::Stop(_) => Message::Stop,
         }
     }

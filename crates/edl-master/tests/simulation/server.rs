@@ -160,14 +160,14 @@ impl Server {
 
     fn obey(&mut self, context: &mut Context<'_>, order: PsOrder) {
         match order {
-            PsOrder::Load { generation, checkpoint, .. } => {
+            PsOrder::Load { generation, from } => {
                 // What is loaded already may have been trained since: it is never loaded again.
                 if generation <= self.generation || Some(generation) <= self.loading {
                     return;
                 }
                 self.loading = Some(generation);
                 self.is_serving = false;
-                context.after(5, 80, Timer::Load { generation, checkpoint });
+                context.after(5, 80, Timer::Load { generation, checkpoint: from.checkpoint });
             }
             PsOrder::Serve { generation } => self.is_serving = generation == self.generation,
             PsOrder::Cut { cut, generation, folder } => {

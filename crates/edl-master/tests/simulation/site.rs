@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use edl_core::id::{BatchId, Generation, Incarnation, PsId, Term, WorkerId};
-use edl_core::job::{Command, Config, CutFile, Effect, End, Event, Job, PsOrder, Work};
+use edl_core::job::{Command, Config, CutFile, Effect, End, Event, Holder, Job, PsOrder, Work};
 use edl_core::platform::Report;
 use edl_core::servers::Member;
 use edl_core::spec::JobSpec;
@@ -109,7 +109,14 @@ impl Site {
         let model = Box::new((*self.counter.model).clone());
         self.handle(Event::WorkerConnected { worker, incarnation, pid: id });
         let held = Vec::new();
-        self.handle(Event::WorkerReady { worker, incarnation, model, capacity: 2, held });
+        self.handle(Event::WorkerReady {
+            worker,
+            incarnation,
+            model,
+            capacity: 2,
+            held,
+            peer: None,
+        });
     }
 
     /// A new server process.
@@ -205,8 +212,8 @@ impl Site {
         let hosted = self.counter.layout.hosted(ps, self.counter.spec.num_ps_pods);
         let seat = self.seats.get_mut(&ps.0)?;
         match order {
-            PsOrder::Load { generation, checkpoint, .. } if generation > seat.generation => {
-                let loaded = match checkpoint {
+            PsOrder::Load { generation, from } if generation > seat.generation => {
+                let loaded = match from.checkpoint {
                     Some(folder) => self.disk.load(&self.counter, &folder, hosted),
                     None => Ok(self.counter.fresh(hosted)),
                 };
@@ -225,7 +232,7 @@ impl Site {
             }
             PsOrder::Cut { cut, generation, folder } => {
                 let files = write(&mut self.disk, seat, &folder)?;
-                Some(Event::CutDone { ps, cut, generation, files })
+                Some(Event::CutDone { holder: Holder::Ps(ps), cut, generation, files })
             }
             PsOrder::Load { .. } | PsOrder::Welcome | PsOrder::Stop(_) => None,
         }

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use edl_core::model::ModelSpec;
-use edl_core::spec::{JobSpec, JobType, Strategy};
+use edl_core::spec::{JobSpec, JobType};
 use edl_data::{Dataset, OpenOptions};
 use edl_tensor::checkpoint::{self, Checkpoint};
 use serde_json::{Map, Value};
@@ -27,9 +27,9 @@ pub(crate) struct Facts {
 /// Checks everything that can be known at submit time, but the job's folder.
 pub(crate) fn check(spec: &JobSpec) -> anyhow::Result<Facts> {
     spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
-    check_strategy(spec)?;
     let model = edl_zoo::open(spec).map_err(|error| refuse(error.to_string()))?;
     let model = model.spec();
+    check_strategy(spec, model)?;
     edl_core::optimizer::resolve(spec, model).map_err(|error| refuse(error.to_string()))?;
     let n_records = check_data(spec, model)?;
     check_checkpoint(spec, model)?;
@@ -61,16 +61,16 @@ pub(crate) fn check_workers(num_workers: u32) -> anyhow::Result<()> {
     }
 }
 
-fn check_strategy(spec: &JobSpec) -> anyhow::Result<()> {
-    let asked = match spec.distribution_strategy {
-        Strategy::ParameterServer if spec.num_ps_pods > 0 => return Ok(()),
-        Strategy::ParameterServer => "--num_ps_pods=0 asks for AllReduce",
-        Strategy::Allreduce => "--distribution_strategy=AllreduceStrategy is not there yet",
-        Strategy::Local => "--distribution_strategy=Local is not there yet",
-    };
-    Err(refuse(format!(
-        "{asked}, but this version trains with parameter servers only; use --num_ps_pods=1 or more"
-    )))
+/// Workers that hold all parameters hold no tables that only servers can hold.
+fn check_strategy(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<()> {
+    match model.tables.first() {
+        Some(table) if spec.is_allreduce() => Err(refuse(format!(
+            "model `{}` has an embedding table `{}`, which AllReduce does not train; use \
+             --distribution_strategy=ParameterServerStrategy",
+            model.name, table.name
+        ))),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Opens every data set of the job and tries the first record on the model.
@@ -245,6 +245,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use edl_core::spec::Strategy;
+
     use super::*;
 
     fn refusal<T: std::fmt::Debug>(result: anyhow::Result<T>) -> String {
@@ -254,16 +256,13 @@ mod tests {
     }
 
     #[test]
-    fn a_strategy_that_is_not_there_is_refused_by_name() {
-        let no_ps = JobSpec { num_ps_pods: 0, ..JobSpec::default() };
-        assert!(refusal(check_strategy(&no_ps)).starts_with("--num_ps_pods=0"));
-        for (strategy, word) in
-            [(Strategy::Allreduce, "AllreduceStrategy"), (Strategy::Local, "Local")]
-        {
-            let spec = JobSpec { distribution_strategy: strategy, ..JobSpec::default() };
-            let text = refusal(check_strategy(&spec));
-            assert!(text.contains(word) && text.contains("parameter servers only"), "{text}");
-        }
+    fn allreduce_is_refused_for_a_model_with_tables() {
+        let spec = JobSpec { distribution_strategy: Strategy::Allreduce, ..JobSpec::default() };
+        let deepfm = JobSpec { model_def: "deepfm".into(), ..JobSpec::default() };
+        let deepfm = edl_zoo::open(&deepfm).unwrap();
+        let text = refusal(check_strategy(&spec, deepfm.spec()));
+        assert!(text.contains("`deepfm`") && text.contains("ParameterServerStrategy"), "{text}");
+        check_strategy(&JobSpec::default(), deepfm.spec()).unwrap();
     }
 
     #[test]
