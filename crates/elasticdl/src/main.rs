@@ -32,6 +32,7 @@ mod flags;
 mod init;
 mod jobs;
 mod list;
+mod local;
 mod logs;
 mod paths;
 mod processes;

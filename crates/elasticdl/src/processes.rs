@@ -4,12 +4,13 @@
 
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use edl_core::id::{PsId, WorkerId};
 use edl_core::job::End;
+use edl_net::key::JobKey;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::io::BufReader;
 use tokio::net::unix::pipe::{Receiver, Sender};
@@ -32,16 +33,8 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
     die_with_supervisor()?;
     let job = Job::open(job_dir)
         .ok_or_else(|| not_found(format!("there is no job in `{}`", job_dir.display())))?;
-    let spec = job.spec()?;
-    crate::telemetry::start(&spec.log_level);
-    let config = edl_master::Config {
-        job_dir: job.dir().to_owned(),
-        listen: format!("{HOST}:{port}"),
-        http_listen: format!("{HOST}:{}", spec.http_port),
-        key: job.key()?,
-        spec,
-        resume,
-    };
+    crate::telemetry::start(&job.spec()?.log_level);
+    let config = master_config(&job, port, resume)?;
     let runtime = runtime(2)?;
     let shutdown = CancellationToken::new();
     let ended = runtime.block_on(async {
@@ -51,7 +44,29 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
         Ok::<_, anyhow::Error>(Box::pin(run).await)
     })?;
     runtime.shutdown_background();
-    Ok(match ended {
+    Ok(exit_of_master(ended))
+}
+
+/// What a master on this machine is told.
+pub(crate) fn master_config(
+    job: &Job,
+    port: u16,
+    resume: bool,
+) -> anyhow::Result<edl_master::Config> {
+    let spec = job.spec()?;
+    Ok(edl_master::Config {
+        job_dir: job.dir().to_owned(),
+        listen: format!("{HOST}:{port}"),
+        http_listen: format!("{HOST}:{}", spec.http_port),
+        key: job.key()?,
+        spec,
+        resume,
+    })
+}
+
+/// How a master's end looks to whoever started it.
+pub(crate) fn exit_of_master(ended: Result<End, edl_master::Error>) -> Exit {
+    match ended {
         Ok(End::Succeeded) => Exit::Ok,
         Ok(End::Failed(_)) => Exit::Failed,
         Ok(End::Stopped(_)) => Exit::Stopped,
@@ -60,7 +75,7 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
             tracing::error!("{:#}", anyhow::Error::from(error));
             exit
         }
-    })
+    }
 }
 
 /// Standard output and input, which are pipes to the supervisor.
@@ -97,12 +112,25 @@ pub(crate) fn ps(id: u32, port: u16, joined: Joined, supervised: bool) -> anyhow
 /// A worker.
 pub(crate) fn worker(id: u32, joined: Joined, supervised: bool) -> anyhow::Result<Exit> {
     let Joined { master_addr, key, job_dir, .. } = joined;
-    let config = edl_worker::Config { worker: WorkerId(id), master_addr, key, job_dir };
-    let open_model: edl_worker::OpenModel =
-        Box::new(|spec| edl_zoo::open(spec).map_err(|error| error.to_string()));
+    let config = worker_config(WorkerId(id), master_addr, key, job_dir);
     run(supervised, |shutdown| async move {
-        Ok(Box::pin(edl_worker::run(config, open_model, shutdown)).await?)
+        Ok(Box::pin(edl_worker::run(config, open_model(), shutdown)).await?)
     })
+}
+
+/// What a worker on this machine is told.
+pub(crate) fn worker_config(
+    worker: WorkerId,
+    master_addr: String,
+    key: JobKey,
+    job_dir: PathBuf,
+) -> edl_worker::Config {
+    edl_worker::Config { worker, master_addr, key, job_dir }
+}
+
+/// The built-in models.
+pub(crate) fn open_model() -> edl_worker::OpenModel {
+    Box::new(|spec| edl_zoo::open(spec).map_err(|error| error.to_string()))
 }
 
 fn run<F>(supervised: bool, body: impl FnOnce(CancellationToken) -> F) -> anyhow::Result<Exit>

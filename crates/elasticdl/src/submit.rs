@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use edl_core::spec::{JobSpec, JobType};
+use edl_core::spec::{JobSpec, JobType, Strategy};
 use serde_json::{Map, Value};
 
 use crate::cli::RunFlags;
@@ -15,7 +15,7 @@ use crate::flags::JobFlags;
 use crate::jobs::{Hold, Home, Job};
 use crate::say::{grouped, say};
 use crate::ui::{self, Ui};
-use crate::{config, detach, paths, resume, shipped, supervisor};
+use crate::{config, detach, local, paths, resume, shipped, supervisor};
 
 pub(crate) mod checks;
 
@@ -113,7 +113,12 @@ pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
 pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut impl Write) -> anyhow::Result<Exit> {
     let Ready { job, hold, resume } = ready;
     let runtime = crate::runtime()?;
-    let exit = runtime.block_on(supervisor::run(&job, hold, resume, &mut ui))?;
+    let is_local = job.spec()?.distribution_strategy == Strategy::Local;
+    let exit = if is_local {
+        runtime.block_on(Box::pin(local::run(&job, hold, resume, &mut ui)))?
+    } else {
+        runtime.block_on(supervisor::run(&job, hold, resume, &mut ui))?
+    };
     let status = ui.finish();
     if status.is_none() && exit == Exit::Failed {
         for line in crate::logs::last_errors(&job) {

@@ -24,7 +24,7 @@ use relaunch::{Next, Relaunch};
 use watch::Watch;
 
 mod children;
-mod link;
+pub(crate) mod link;
 mod relaunch;
 mod watch;
 

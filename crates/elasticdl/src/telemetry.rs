@@ -3,12 +3,17 @@
 //! `[2026-11-15 02:46:40,750] [INFO] [evaluation.rs:214:evaluation] message`. Times are in UTC.
 
 use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use anyhow::Context as _;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
 /// Our own crates; the others speak up from a warning on.
@@ -26,12 +31,25 @@ const CRATES: [&str; 9] = [
 
 /// Sends log lines of `level` and above to standard error, for the life of the process.
 pub(crate) fn start(level: &str) {
+    start_to(level, std::io::stderr);
+}
+
+/// Sends log lines of `level` and above to the end of a file, for the life of the process.
+pub(crate) fn start_in(level: &str, path: &Path) -> anyhow::Result<()> {
+    let file = File::options().create(true).append(true).mode(0o600).open(path);
+    let file = file.with_context(|| format!("cannot write `{}`", path.display()))?;
+    start_to(level, Mutex::new(file));
+    Ok(())
+}
+
+fn start_to(level: &str, writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
     let level = filter_word(level);
     let others = if level == "error" || level == "off" { level } else { "warn" };
     let ours = CRATES.map(|name| format!("{name}={level}")).join(",");
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(format!("{others},{ours}")))
-        .with_writer(std::io::stderr)
+        .with_writer(writer)
+        .with_ansi(false)
         .event_format(Lines)
         .finish();
     // A second start, as in tests, keeps the first one.

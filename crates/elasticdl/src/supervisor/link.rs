@@ -12,14 +12,14 @@ const MAX_REPORTS: usize = 1024;
 const MAX_ORDERS: usize = 64;
 
 /// Ends, with its tasks, when it is dropped.
-pub(super) struct Link {
+pub(crate) struct Link {
     reports: mpsc::Sender<Report>,
     orders: mpsc::Receiver<Order>,
     _tasks: JoinSet<()>,
 }
 
 impl Link {
-    pub(super) fn new(
+    pub(crate) fn new(
         stdin: impl AsyncWrite + Unpin + Send + 'static,
         stdout: impl AsyncRead + Unpin + Send + 'static,
     ) -> Self {
@@ -32,13 +32,13 @@ impl Link {
     }
 
     /// Sends a report; `false` if the master has not read the others for long.
-    pub(super) fn report(&self, report: Report) -> bool {
+    pub(crate) fn report(&self, report: Report) -> bool {
         // A closed line belongs to a dead master: its successor is told what runs.
         !matches!(self.reports.try_send(report), Err(mpsc::error::TrySendError::Full(_)))
     }
 
     /// The next order; `None` when the master has closed its side.
-    pub(super) async fn order(&mut self) -> Option<Order> {
+    pub(crate) async fn order(&mut self) -> Option<Order> {
         self.orders.recv().await
     }
 }
