@@ -3,6 +3,7 @@
 
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticdl
 VENV = $(CACHE)/venv-$(shell sha256sum tests/python/requirements.txt | cut -c1-12)
+PEERS = $(CACHE)/venv-$(shell sha256sum tests/python/requirements-bench.txt | cut -c1-12)
 CARGO ?= cargo
 # One profile for the binary and for the tests that start it: nothing is compiled twice.
 PROFILE = --release
@@ -19,11 +20,13 @@ test: setup lint unit ## Set up what tests need, then run every check and test
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
 	@bash tests/setup.sh
 
-# Its name holds the hash of what it is made from, so it is never out of date.
-$(VENV)/ready:
-	rm -rf $(VENV)
-	python3 -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt
+# Their names hold the hash of what they are made from, so they are never out of date.
+$(VENV)/ready: REQUIREMENTS = tests/python/requirements.txt
+$(PEERS)/ready: REQUIREMENTS = tests/python/requirements-bench.txt
+$(VENV)/ready $(PEERS)/ready:
+	rm -rf $(@D)
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
 	touch $@
 
 lint: setup ## Formatting, lints, scripts
@@ -41,15 +44,20 @@ sim: ## Simulate one seed: make sim SEED=17
 
 soak: ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST
 	SIM_SEEDS=5000 $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation
-	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos
+	SIM_SEEDS=20000 $(CARGO) test $(PROFILE) --locked -p edl-core --test worlds
+	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos -- --test-threads=2
 	$(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e accuracy -- --ignored --nocapture
 
-bench: build ## Print speeds as ratios to what the machine can do
+# The peers are large: where they cannot be installed, the benchmarks say so and print the rest.
+bench: build ## Print speeds as ratios to peers and to what the machine can do
+	-$(MAKE) --no-print-directory $(PEERS)/ready
 	$(CARGO) run $(PROFILE) --locked -p edl-core --example ledger_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-data --example recordio_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-tensor --example tensor_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-ps --example ps_bench
 	$(CARGO) run $(PROFILE) --locked -p elasticdl --example step_bench
+	ELASTICDL_TEST_PYTHON=$(PEERS)/bin/python $(CARGO) run $(PROFILE) --locked -p edl-net --example allreduce_bench
+	ELASTICDL_TEST_PYTHON=$(PEERS)/bin/python $(CARGO) run $(PROFILE) --locked -p elasticdl --example recovery_bench
 
 doc: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked

@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, reason = "a test that is left out says why")]
 
 mod accuracy;
+mod allreduce;
 mod bad_input;
 mod by_hand;
 mod chaos;
@@ -13,6 +14,7 @@ mod description;
 mod disk;
 mod harness;
 mod metrics;
+mod partition;
 mod poison;
 mod resume;
 mod security;

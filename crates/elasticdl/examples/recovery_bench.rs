@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How long AllReduce training stands still when a worker is killed or joins, against torchrun.
+//!
+//! `ELASTICDL_TEST_PYTHON` names a Python with PyTorch; without one torchrun is left out.
+//! `BENCH_KILLS=20` and `BENCH_SECS=60` say how often and how long.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    reason = "a program that prints speeds"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use edl_net::key::JobKey;
+use edl_net::proto::master_client::MasterClient;
+use edl_net::proto::{Instance, JobStatus, StatusRequest};
+use rustix::process::{Pid, Signal, kill_process};
+use tonic::transport::Channel;
+
+const N_WORKERS: usize = 4;
+/// Between two looks at the job.
+const LOOK: Duration = Duration::from_millis(1);
+const PATIENCE: Duration = Duration::from_secs(120);
+/// torchrun takes seconds, so fewer of its restarts are waited for.
+const TORCHRUN_KILLS: usize = 6;
+
+fn main() -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    let n_kills = number("BENCH_KILLS", 20);
+    let secs = number("BENCH_SECS", 60);
+    let mut ours = runtime.block_on(kill_to_next_step(n_kills))?;
+    let ours_median = report("kill -9 of 1 of 4 workers to the next committed step", &mut ours);
+    match torchrun(TORCHRUN_KILLS.min(n_kills)) {
+        Ok(mut theirs) => {
+            let median = report("the same under torchrun (gloo, snapshots)", &mut theirs);
+            println!("elasticdl is {:.0} times quicker (target >= 10)", median / ours_median);
+        }
+        Err(error) => println!("torchrun is left out: {error:#}"),
+    }
+    runtime.block_on(throughput(secs as u64))?;
+    runtime.block_on(joining())
+}
+
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn report(what: &str, seconds: &mut [f64]) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds[seconds.len() / 2];
+    let p99 = seconds[(seconds.len() * 99).div_ceil(100) - 1];
+    println!("{what}: median {median:.3} s, p99 {p99:.3} s of {}", seconds.len());
+    median
+}
+
+/// A job of ours, ended when it is dropped.
+struct Job {
+    child: Child,
+    master: MasterClient<Channel>,
+    _home: tempfile::TempDir,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Its processes follow their supervisor.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Job {
+    async fn start(args: &[&str]) -> anyhow::Result<Self> {
+        let home = tempfile::tempdir()?;
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fashion_mnist/train");
+        let child = Command::new(binary()?)
+            .env("ELASTICDL_HOME", home.path())
+            .args(["train", "--job_name=bench", "--num_ps_pods=0", "--num_epochs=0"])
+            .args(["--minibatch_size=16", "--lanes=4"])
+            .args(args)
+            .arg(format!("--training_data={}", data.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let folder = home.path().join("jobs/bench");
+        let start = Instant::now();
+        let master = loop {
+            anyhow::ensure!(start.elapsed() < PATIENCE, "the job does not start");
+            match connect(&folder).await {
+                Ok(master) => break master,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        };
+        Ok(Self { child, master, _home: home })
+    }
+
+    async fn status(&mut self) -> anyhow::Result<JobStatus> {
+        Ok(self.master.status(StatusRequest {}).await?.into_inner())
+    }
+
+    /// Waits for a status.
+    async fn wait(
+        &mut self,
+        what: &str,
+        is_so: impl Fn(&JobStatus) -> bool,
+    ) -> anyhow::Result<JobStatus> {
+        let start = Instant::now();
+        loop {
+            let status = self.status().await?;
+            if is_so(&status) {
+                return Ok(status);
+            }
+            anyhow::ensure!(start.elapsed() < PATIENCE, "{what} does not come: {status:#?}");
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+async fn connect(folder: &Path) -> anyhow::Result<MasterClient<Channel>> {
+    let info: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.join("master.json"))?)?;
+    let address = info["address"].as_str().context("an address")?;
+    let key = JobKey::load(&folder.join("job.key"))?;
+    Ok(MasterClient::new(edl_net::tls::connect(address, &key, PATIENCE).await?))
+}
+
+fn working(status: &JobStatus) -> Vec<&Instance> {
+    let is_working = |i: &&Instance| i.role == "worker" && i.state == "working";
+    status.instances.iter().filter(is_working).collect()
+}
+
+fn last_world(status: &JobStatus) -> u64 {
+    let worlds = status.events.iter().filter(|event| event.kind == "world");
+    worlds.map(|event| event.number).max().unwrap_or(0)
+}
+
+/// Kills one of four workers again and again; the seconds until a step is committed without it.
+async fn kill_to_next_step(n_kills: usize) -> anyhow::Result<Vec<f64>> {
+    let mut job = Job::start(&["--model_def=mnist_cnn", "--num_workers=4"]).await?;
+    let mut seconds = Vec::new();
+    for number in 0..n_kills {
+        let status = job
+            .wait("four workers at work", |s| working(s).len() == N_WORKERS && s.step > 20)
+            .await?;
+        // Not always at the same moment of a step.
+        tokio::time::sleep(Duration::from_millis(200 + 37 * number as u64 % 100)).await;
+        let victim = working(&status)[number % N_WORKERS].pid;
+        let before = job.status().await?;
+        let start = Instant::now();
+        kill(victim)?;
+        let world = last_world(&before);
+        job.wait("the next step", |s| last_world(s) > world && s.step > before.step).await?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    Ok(seconds)
+}
+
+/// Records per second with a kill every 10 and every 30 seconds, against none.
+async fn throughput(secs: u64) -> anyhow::Result<()> {
+    let undisturbed = speed(secs, None).await?;
+    for every in [10, 30] {
+        let kept = speed(secs.max(2 * every), Some(every)).await? / undisturbed;
+        println!(
+            "throughput with a kill every {every} s: {:.1} % of {undisturbed:.0} records/s{}",
+            100.0 * kept,
+            if every == 30 { " (target >= 95 %)" } else { "" }
+        );
+    }
+    Ok(())
+}
+
+async fn speed(secs: u64, kill_every: Option<u64>) -> anyhow::Result<f64> {
+    let mut job = Job::start(&["--model_def=mnist_cnn", "--num_workers=2"]).await?;
+    let first = job.wait("two workers", |s| working(s).len() == 2 && s.step > 20).await?;
+    let start = Instant::now();
+    let mut killed = start;
+    while start.elapsed() < Duration::from_secs(secs) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let Some(every) = kill_every else { continue };
+        if killed.elapsed() >= Duration::from_secs(every) {
+            killed = Instant::now();
+            let status = job.status().await?;
+            if let Some(victim) = working(&status).first() {
+                kill(victim.pid)?;
+            }
+        }
+    }
+    let last = job.status().await?;
+    Ok((last.records_done - first.records_done) as f64 / start.elapsed().as_secs_f64())
+}
+
+/// A second worker joins: how long training stands still for it, by the size of the state.
+async fn joining() -> anyhow::Result<()> {
+    for hidden in [128, 1024, 8192] {
+        let params = format!("--model_params=hidden={hidden}");
+        let mut job = Job::start(&["--model_def=mnist_mlp", "--num_workers=1", &params]).await?;
+        job.wait("a worker", |s| working(s).len() == 1 && s.step > 20).await?;
+        let start = Instant::now();
+        job.master.scale(edl_net::proto::ScaleRequest { workers: 2 }).await?;
+        let status = job.wait("the joiner", |s| working(s).len() == 2).await?;
+        let joined = job.wait("its first step", |s| s.step > status.step).await?;
+        let total = start.elapsed().as_secs_f64();
+        let worlds = joined.events.iter().filter(|event| event.kind == "world");
+        let text = worlds.last().map(|event| event.text.clone()).unwrap_or_default();
+        println!("a joiner's first committed step came {total:.2} s after `scale`: {text}");
+    }
+    Ok(())
+}
+
+fn kill(pid: u32) -> anyhow::Result<()> {
+    let pid = Pid::from_raw(i32::try_from(pid)?).context("a process id")?;
+    Ok(kill_process(pid, Signal::KILL)?)
+}
+
+/// The peer: kills one of four workers of a torchrun job again and again.
+fn torchrun(n_kills: usize) -> anyhow::Result<Vec<f64>> {
+    let python = std::env::var("ELASTICDL_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+    let has_torch = Command::new(&python)
+        .args(["-c", "import torch"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    anyhow::ensure!(has_torch, "`{python}` has no PyTorch; set ELASTICDL_TEST_PYTHON");
+    let folder = tempfile::tempdir()?;
+    let steps = folder.path().join("steps");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python/torchrun_job.py");
+    let child = Command::new(&python)
+        .args(["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"])
+        .args(["--max_restarts=100", "--monitor_interval=0.1"])
+        .arg(script)
+        .arg(&steps)
+        .env("OMP_NUM_THREADS", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut peer = Peer { child, steps };
+    peer.wait(|last| last.step >= 20)?;
+    let mut seconds = Vec::new();
+    for number in 0..n_kills {
+        let before = peer.wait(|_| true)?;
+        let start = Instant::now();
+        kill(before.pids[number % N_WORKERS])?;
+        // Its processes are all new: a step of theirs is the next one.
+        peer.wait(|last| last.pids != before.pids)?;
+        seconds.push(start.elapsed().as_secs_f64());
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    Ok(seconds)
+}
+
+struct Peer {
+    child: Child,
+    steps: PathBuf,
+}
+
+struct Step {
+    step: u64,
+    pids: Vec<u32>,
+}
+
+impl Peer {
+    fn wait(&mut self, is_so: impl Fn(&Step) -> bool) -> anyhow::Result<Step> {
+        let start = Instant::now();
+        loop {
+            if let Some(step) = self.last()
+                && is_so(&step)
+            {
+                return Ok(step);
+            }
+            anyhow::ensure!(start.elapsed() < PATIENCE, "torchrun makes no step");
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn last(&self) -> Option<Step> {
+        let text = std::fs::read_to_string(&self.steps).ok()?;
+        let whole = &text[..text.rfind('\n')?];
+        let mut words = whole.lines().last()?.split(' ');
+        let step = words.next()?.parse().ok()?;
+        let pids = words.nth(1)?.split(',').filter_map(|pid| pid.parse().ok()).collect();
+        Some(Step { step, pids })
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // Asked first, it ends its workers.
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(10) {
+            if self.child.try_wait().is_ok_and(|ended| ended.is_some()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The command, built beside this program.
+fn binary() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let folder = own.parent().and_then(Path::parent).context("no folder")?;
+    let binary = folder.join("elasticdl");
+    anyhow::ensure!(binary.exists(), "`{}` is not there; run `make` first", binary.display());
+    Ok(binary)
+}

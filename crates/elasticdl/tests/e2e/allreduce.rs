@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//! AllReduce: the weights are the same bits for any number of workers, whatever happens to them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use crate::harness::{
+    Home, Instance, N_RECORDS, PATIENCE, Running, instances, n_running, shipped_as, signal, stderr,
+};
+
+/// 2,000 records in steps of 4 × 16: 32 steps of an epoch, the last of them short.
+const STEPS: u64 = 64;
+
+/// The job whose bits are compared: batch norm and dropout included.
+fn job(home: &Home, name: &str, workers: u32, more: &[&str]) -> Running {
+    let (name_flag, workers) = (format!("--job_name={name}"), format!("--num_workers={workers}"));
+    let data = shipped_as("training_data", "test");
+    let mut args = vec![
+        "train",
+        "--distribution_strategy=AllreduceStrategy",
+        "--model_def=mnist_cnn",
+        "--lanes=4",
+        "--minibatch_size=16",
+        "--num_epochs=2",
+        "--seed=7",
+        "--checkpoint_secs=1",
+        &name_flag,
+        &workers,
+        &data,
+    ];
+    args.extend(more);
+    home.start(name, &args)
+}
+
+/// The exported weights of a job that ended well, and that trained every record twice.
+pub(crate) fn weights(home: &Home, name: &str) -> String {
+    let audit: Value =
+        serde_json::from_str(&home.stdout(&["audit", name, "--json"])).expect("JSON");
+    for epoch in audit["epochs"].as_array().expect("epochs") {
+        let found = (&epoch["records"], &epoch["missing"], &epoch["duplicated"]);
+        assert_eq!(found, (&N_RECORDS.into(), &0.into(), &0.into()), "{audit:#}");
+    }
+    digest(&home.job_dir(name).join("output/model.safetensors"))
+}
+
+fn digest(file: &Path) -> String {
+    let bytes = std::fs::read(file).expect("an exported model");
+    Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn step(status: &Value) -> u64 {
+    status["step"].as_u64().unwrap_or(0)
+}
+
+fn workers(job: &Running) -> Vec<Instance> {
+    let all = job.instances().into_iter();
+    all.filter(|instance| instance.role == "worker" && instance.state == "working").collect()
+}
+
+/// Waits for a step, then does something; false if the job was over before.
+fn at(job: &mut Running, wanted: u64, act: impl FnOnce(&mut Running)) -> bool {
+    let start = Instant::now();
+    while job.is_running() {
+        if job
+            .status()
+            .is_some_and(|status| step(&status) >= wanted && status["state"] == "running")
+        {
+            act(job);
+            return true;
+        }
+        assert!(start.elapsed() < PATIENCE, "step {wanted} did not come:\n{}", job.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+#[test]
+fn the_weights_are_the_same_bits_for_any_number_of_workers_and_any_fate() {
+    let home = Home::new();
+    let mut found: Vec<(String, String)> = Vec::new();
+    let mut end = |name: &str, mut job: Running| {
+        job.wait_for_success();
+        assert_eq!(home.status(name)["step"], STEPS, "{name}");
+        found.push((name.to_owned(), weights(&home, name)));
+    };
+    for n in 1..=4 {
+        let name = format!("workers-{n}");
+        let job = job(&home, &name, n, &[]);
+        end(&name, job);
+    }
+
+    let mut killed = job(&home, "killed", 3, &[]);
+    for wanted in (10..STEPS).step_by(10) {
+        at(&mut killed, wanted, |job| {
+            if let Some(victim) = workers(job).first() {
+                signal(victim.pid, Signal::KILL);
+            }
+        });
+    }
+    end("killed", killed);
+
+    let mut stopped = job(&home, "stopped", 2, &["--heartbeat_timeout_secs=10"]);
+    let was_stopped = at(&mut stopped, 12, |job| {
+        let victim = workers(job).first().expect("a worker").pid;
+        signal(victim, Signal::STOP);
+        std::thread::sleep(Duration::from_secs(3));
+        signal(victim, Signal::CONT);
+    });
+    assert!(was_stopped);
+    end("stopped", stopped);
+
+    let mut joined = job(&home, "joined", 1, &[]);
+    at(&mut joined, 6, |_| drop(home.stdout(&["scale", "joined", "--workers", "2"])));
+    let has_two = |status: &Value| n_working(status) == 2;
+    joined.wait_until("the joiner", has_two);
+    at(&mut joined, 30, |job| {
+        // A graceful leave: the platform asks one of them to go.
+        signal(workers(job)[0].pid, Signal::TERM);
+    });
+    end("joined", joined);
+
+    let mut orphaned = job(&home, "orphaned", 2, &[]);
+    for wanted in [15, 35] {
+        at(&mut orphaned, wanted, |job| {
+            let master = job.instances().into_iter().find(|i| i.role == "master").expect("it");
+            signal(master.pid, Signal::KILL);
+        });
+    }
+    end("orphaned", orphaned);
+
+    let mut dead = job(&home, "dead", 2, &[]);
+    assert!(at(&mut dead, 30, Running::kill_all));
+    let resumed = home.start("dead", &["train", "--resume", "dead", "--num_workers=3"]);
+    end("dead", resumed);
+
+    let name = "--job_name=local";
+    let data = shipped_as("training_data", "test");
+    home.stdout(&[
+        "train",
+        "--distribution_strategy=Local",
+        "--model_def=mnist_cnn",
+        "--lanes=4",
+        "--minibatch_size=16",
+        "--num_epochs=2",
+        "--seed=7",
+        name,
+        &data,
+    ]);
+    found.push(("local".into(), weights(&home, "local")));
+
+    let first = &found[0].1;
+    assert!(found.iter().all(|(_, weights)| weights == first), "{found:#?}");
+}
+
+pub(crate) fn n_working(status: &Value) -> usize {
+    let is_working = |i: &&Instance| i.role == "worker" && i.state == "working";
+    instances(status).iter().filter(is_working).count()
+}
+
+/// A member that dies in the middle of a collective, in each of its phases and on each transport.
+#[test]
+fn survivors_go_on_whatever_a_member_was_sending_when_it_died() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let train = |name: &str, workers: u32, transport: &str, fault: &str| {
+        let (name_flag, workers) =
+            (format!("--job_name={name}"), format!("--num_workers={workers}"));
+        let mut command = home.command(&[
+            "train",
+            "--num_ps_pods=0",
+            "--model_def=mnist_mlp",
+            "--lanes=5",
+            "--minibatch_size=20",
+            "--seed=3",
+            &name_flag,
+            &workers,
+            &data,
+        ]);
+        command.env("ELASTICDL_TRANSPORT", transport).env("ELASTICDL_FAULT", fault);
+        let output = crate::harness::ended(command);
+        assert!(output.status.success(), "{name}: {}", stderr(&output));
+        weights(&home, name)
+    };
+    let undisturbed = train("alone", 1, "shm", "");
+    let phases = ["before_send", "half_sent", "reducing", "before_gather", "after"];
+    let transports = ["shm", "unix", "tcp"];
+    for (number, phase) in phases.into_iter().enumerate() {
+        let (workers, transport) = (2 + number as u32 % 4, transports[number % 3]);
+        let name = format!("{}-{transport}-{workers}", phase.replace('_', "-"));
+        let fault = format!("worker=1,step=7,phase={phase},action=kill");
+        assert_eq!(train(&name, workers, transport, &fault), undisturbed, "{name}");
+        let events = &home.status(&name)["events"];
+        let was_killed = |event: &Value| event["kind"] == "worker_killed";
+        assert!(events.as_array().expect("events").iter().any(was_killed), "{name}: {events:#}");
+    }
+}
+
+#[test]
+fn a_job_grows_to_four_workers_and_shrinks_to_one_in_mid_run() {
+    let home = Home::new();
+    let (training, validation) =
+        (shipped_as("training_data", "train"), shipped_as("validation_data", "test"));
+    let mut job = home.start(
+        "elastic",
+        &[
+            "train",
+            "--distribution_strategy=AllreduceStrategy",
+            "--model_def=mnist_cnn",
+            "--job_name=elastic",
+            "--num_workers=2",
+            "--max_workers=4",
+            "--minibatch_size=16",
+            "--evaluation_steps=20",
+            "--log_loss_steps=5",
+            &training,
+            &validation,
+        ],
+    );
+    job.wait_until("two workers", |status| n_working(status) == 2);
+    let refused = home.run(&["scale", "elastic", "--workers", "5"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("4 lanes"), "{}", stderr(&refused));
+    home.stdout(&["scale", "elastic", "--workers", "4"]);
+    job.wait_until("four workers", |status| n_working(status) == 4);
+    let table = home.stdout(&["status", "elastic"]);
+    assert!(table.contains("AllReduce over 4 lanes") && table.contains("lane 3"), "{table}");
+    home.stdout(&["scale", "elastic", "--workers", "1"]);
+    job.wait_until("one worker", |status| {
+        n_working(status) == 1 && n_running(status, "worker") == 1
+    });
+    home.stdout(&["stop", "elastic"]);
+    job.wait();
+    let logs = home.stdout(&["logs", "elastic"]);
+    assert!(logs.contains("Loss = ") && logs.contains("steps = 1"), "{logs}");
+    assert!(logs.contains("Evaluation metrics[v=20]: {'accuracy': "), "{logs}");
+    // What was stopped goes on where it was.
+    let at_stop = step(&home.status("elastic"));
+    assert!(at_stop > 0);
+    let mut resumed = home.start("elastic", &["train", "--resume", "elastic", "--max_step=400"]);
+    resumed.wait_until("another step", |status| step(status) > at_stop);
+}
+
+#[test]
+fn contradicting_numbers_of_workers_and_lanes_are_refused() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let refused = |args: &[&str]| {
+        let output = home.run(&[&["train", "--num_ps_pods=0", &data], args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        stderr(&output)
+    };
+    assert!(refused(&["--num_workers=4", "--lanes=2"]).contains("--lanes=2"));
+    assert!(refused(&["--num_workers=2", "--min_workers=3"]).contains("--min_workers=3"));
+    assert!(refused(&["--lanes=0"]).contains("at least 1"));
+    assert_eq!(home.jobs(), [""; 0]);
+}

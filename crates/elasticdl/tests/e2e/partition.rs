@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A network that comes and goes between workers and their master, under AllReduce.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::allreduce::{n_working, weights};
+use crate::harness::{Home, PATIENCE, Running, free_port, shipped_as};
+
+/// Passes bytes on to a port until it is told to hold them; connections stay as they are.
+struct Proxy {
+    port: u16,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    fn to(target: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("an address").port();
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let shared = Arc::clone(&is_cut);
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else { continue };
+                let clone = |stream: &TcpStream| stream.try_clone().expect("another handle");
+                pass(clone(&near), clone(&far), Arc::clone(&shared));
+                pass(far, near, Arc::clone(&shared));
+            }
+        });
+        Self { port, is_cut }
+    }
+
+    fn cut(&self, is_cut: bool) {
+        self.is_cut.store(is_cut, Ordering::SeqCst);
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, is_cut: Arc<AtomicBool>) {
+    let wait = Some(Duration::from_millis(20));
+    from.set_read_timeout(wait).expect("a socket");
+    std::thread::spawn(move || {
+        let mut buffer = [0; 16 * 1024];
+        loop {
+            let n_bytes = match from.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n_bytes) => n_bytes,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
+                    continue;
+                }
+                Err(_) => break,
+            };
+            while is_cut.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if to.write_all(&buffer[..n_bytes]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Both);
+        let _ = from.shutdown(std::net::Shutdown::Both);
+    });
+}
+
+/// A worker by hand, ended with the test.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn worker(home: &Home, elsewhere: &Home, id: u32, port: u16) -> Worker {
+    let key = format!("--job_key_file={}", home.job_dir("cut").join("job.key").display());
+    let (id, address) = (format!("--worker_id={id}"), format!("--master_addr=127.0.0.1:{port}"));
+    let mut command = elsewhere.command(&["worker", &id, &address, &key]);
+    command.env("ELASTICDL_TRANSPORT", "tcp").stdout(Stdio::null()).stderr(Stdio::null());
+    Worker(command.spawn().expect("the command starts"))
+}
+
+fn master(home: &Home, port: u16) -> Running {
+    let (port, data) = (format!("--port={port}"), shipped_as("training_data", "test"));
+    home.start(
+        "cut",
+        &[
+            "master",
+            "--job_name=cut",
+            "--distribution_strategy=AllreduceStrategy",
+            "--model_def=mnist_cnn",
+            "--lanes=2",
+            "--minibatch_size=16",
+            "--num_epochs=4",
+            "--seed=5",
+            "--heartbeat_timeout_secs=1.5",
+            &port,
+            &data,
+        ],
+    )
+}
+
+/// The weights after one worker has done it all.
+fn undisturbed() -> String {
+    let (home, elsewhere) = (Home::new(), Home::new());
+    let port = free_port();
+    let mut master = master(&home, port);
+    master.wait_until("the key", |_| true);
+    let _worker = worker(&home, &elsewhere, 0, port);
+    master.wait_for_success();
+    weights(&home, "cut")
+}
+
+fn step(status: &Value) -> u64 {
+    status["step"].as_u64().unwrap_or(0)
+}
+
+fn has_event(status: &Value, kind: &str) -> bool {
+    let events = status["events"].as_array().into_iter().flatten();
+    events.into_iter().any(|event| event["kind"] == kind)
+}
+
+#[test]
+fn cut_off_from_the_master_nobody_commits_and_nothing_is_committed_twice() {
+    let expected = undisturbed();
+    let (home, elsewhere) = (Home::new(), Home::new());
+    let port = free_port();
+    let mut master = master(&home, port);
+    let proxies = [Proxy::to(port), Proxy::to(port)];
+    master.wait_until("the key", |_| true);
+    let _first = worker(&home, &elsewhere, 0, proxies[0].port);
+    let _second = worker(&home, &elsewhere, 1, proxies[1].port);
+    master.wait_until("both", |status| n_working(status) == 2 && step(status) > 10);
+
+    // One of them: the other one goes on alone, then takes it in again.
+    proxies[1].cut(true);
+    let alone = master.wait_until("one alone", |status| n_working(status) == 1);
+    master.wait_until("further steps", |status| step(status) > step(&alone));
+    proxies[1].cut(false);
+    let again = master.wait_until("both again", |status| n_working(status) == 2);
+
+    // Both: they train what they were allowed and wait; the master commits nothing.
+    master.wait_until("further steps", |status| step(status) > step(&again));
+    proxies.iter().for_each(|proxy| proxy.cut(true));
+    let lost = master.wait_until("nobody", |status| n_working(status) == 0);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        let now = master.status().expect("a status");
+        assert_eq!(step(&now), step(&lost), "a step was committed without the master");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    proxies.iter().for_each(|proxy| proxy.cut(false));
+    let start = Instant::now();
+    while master.is_running() {
+        assert!(start.elapsed() < PATIENCE, "{}", master.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    master.wait_for_success();
+    assert_eq!(weights(&home, "cut"), expected);
+    // They came back with what they held, and nothing was trained again.
+    assert!(!has_event(&home.status("cut"), "restored"), "{:#}", home.status("cut")["events"]);
+}

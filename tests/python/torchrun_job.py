@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An elastic job for torchrun: the built-in CNN under DDP with gloo.
+
+Every step of rank 0 is a line `step time pids` in the file that is named, so that whoever kills a
+worker sees when the next step is done. As in torchrun's own examples the job keeps a snapshot and
+goes on from it after a restart.
+"""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH = 16
+SNAPSHOT_STEPS = 20
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.BatchNorm2d(64),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(12 * 12 * 64, 10),
+    )
+
+
+def main() -> None:
+    out = sys.argv[1]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    network = DistributedDataParallel(model())
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    snapshot = out + ".snapshot"
+    step = 0
+    if os.path.exists(snapshot):
+        state = torch.load(snapshot, weights_only=True)
+        network.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(pids, torch.tensor([os.getpid()]))
+    pids = ",".join(str(int(pid)) for pid in pids)
+    images, labels = torch.rand(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,))
+    with open(out, "a", buffering=1) as steps:
+        while True:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(images), labels).backward()
+            optimizer.step()
+            step += 1
+            if rank == 0:
+                if step % SNAPSHOT_STEPS == 0:
+                    state = {
+                        "model": network.module.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "step": step,
+                    }
+                    torch.save(state, snapshot + ".new")
+                    os.replace(snapshot + ".new", snapshot)
+                steps.write(f"{step} {time.time():.6f} {pids}\n")
+
+
+if __name__ == "__main__":
+    main()
