@@ -20,6 +20,39 @@ pub fn assign(n_lanes: u32, n_members: u32) -> Vec<Span> {
     (0..n_members).map(|member| cut(member)..cut(member + 1)).collect()
 }
 
+/// The lanes of each member when they differ in speed: the slowest member's time is as short as
+/// it can be. `secs` is what a lane takes each of them; everybody gets at least one.
+///
+/// # Panics
+/// If there are more members than lanes.
+#[must_use]
+pub fn assign_by_speed(n_lanes: u32, secs: &[f64]) -> Vec<Span> {
+    let n_members = u32::try_from(secs.len()).expect("members are counted in 32 bits");
+    assert!(n_members <= n_lanes, "every member gets a lane");
+    let mut n_of = vec![1_u32; secs.len()];
+    for _ in n_members..n_lanes {
+        // The next lane goes where it is done soonest; the first of equals, so that all agree.
+        let done_at = |member: &usize| f64::from(n_of[*member] + 1) * secs[*member];
+        let soonest = (0..secs.len()).min_by(|a, b| done_at(a).total_cmp(&done_at(b)));
+        if let Some(member) = soonest {
+            n_of[member] += 1;
+        }
+    }
+    let mut next = 0;
+    let span = |n: u32| {
+        next += n;
+        next - n..next
+    };
+    n_of.into_iter().map(span).collect()
+}
+
+/// How long a step takes the slowest member.
+#[must_use]
+pub fn step_secs(spans: &[Span], secs: &[f64]) -> f64 {
+    let of = |(span, secs): (&Span, &f64)| f64::from(span.end - span.start) * secs;
+    spans.iter().zip(secs).map(of).fold(0.0, f64::max)
+}
+
 /// The places of each lane's records among the `n_records` of a step. The last step of an epoch
 /// may be short: its records go to as many lanes as get two each, because one record alone has
 /// no statistics; lanes behind those get nothing and are left out of the sum.
@@ -101,6 +134,15 @@ mod tests {
         assert_eq!(written(&(0..5)), "(((0+1)+(2+3))+4)");
         assert_eq!(written(&(0..6)), "(((0+1)+(2+3))+(4+5))");
         assert_eq!(written(&(0..1)), "0");
+    }
+
+    #[test]
+    fn a_slow_member_gets_fewer_lanes() {
+        assert_eq!(assign_by_speed(8, &[1.0, 1.0]), [0..4, 4..8]);
+        assert_eq!(assign_by_speed(8, &[3.0, 1.0]), [0..2, 2..8]);
+        assert_eq!(assign_by_speed(4, &[100.0, 1.0, 1.0]), [0..1, 1..3, 3..4]);
+        let (spans, secs) = (assign(8, 2), [3.0, 1.0]);
+        assert!(step_secs(&assign_by_speed(8, &secs), &secs) < step_secs(&spans, &secs));
     }
 
     #[test]

@@ -76,6 +76,9 @@ pub struct FieldSpec {
     pub name: String,
     pub dtype: DType,
     pub shape: Vec<usize>,
+    /// Needed to train and to evaluate, but not to predict.
+    #[serde(default)]
+    pub is_label: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -86,6 +89,14 @@ pub enum DType {
     U8,
     /// Text or raw bytes of any length.
     Bytes,
+}
+
+impl ModelSpec {
+    /// The columns that a batch must have to predict it.
+    #[must_use]
+    pub fn unlabelled(&self) -> Vec<FieldSpec> {
+        self.inputs.iter().filter(|field| !field.is_label).cloned().collect()
+    }
 }
 
 impl ParamSpec {

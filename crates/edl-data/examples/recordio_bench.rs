@@ -39,7 +39,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         writer.finish()?;
         let open = OpenOptions { codec: Codec::Bytes, params: BTreeMap::new() };
         let dataset = Dataset::open(&path.to_string_lossy(), &open)?;
-        let field = FieldSpec { name: "record".into(), dtype: DType::Bytes, shape: Vec::new() };
+        let field = FieldSpec {
+            name: "record".into(),
+            dtype: DType::Bytes,
+            shape: Vec::new(),
+            is_label: false,
+        };
         let fields = [field];
         let (mut reads, mut bytes) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {

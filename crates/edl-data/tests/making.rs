@@ -17,7 +17,7 @@ fn open(path: &Path) -> Dataset {
 }
 
 fn field(name: &str, dtype: DType, shape: &[usize]) -> FieldSpec {
-    FieldSpec { name: name.into(), dtype, shape: shape.to_vec() }
+    FieldSpec { name: name.into(), dtype, shape: shape.to_vec(), is_label: false }
 }
 
 /// Writes MNIST-like files of `n` pictures of 2×2 pixels; the training files are packed.

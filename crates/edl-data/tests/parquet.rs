@@ -69,7 +69,7 @@ fn write(path: &Path, compression: Compression) {
 }
 
 fn field(name: &str, dtype: DType, shape: &[usize]) -> FieldSpec {
-    FieldSpec { name: name.into(), dtype, shape: shape.to_vec() }
+    FieldSpec { name: name.into(), dtype, shape: shape.to_vec(), is_label: false }
 }
 
 fn open(path: &Path) -> Result<Dataset, Error> {

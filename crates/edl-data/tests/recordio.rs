@@ -39,7 +39,7 @@ fn open_bytes(path: &Path) -> Result<Dataset, edl_data::Error> {
 }
 
 fn whole_record() -> [FieldSpec; 1] {
-    [FieldSpec { name: "record".into(), dtype: DType::Bytes, shape: vec![] }]
+    [FieldSpec { name: "record".into(), dtype: DType::Bytes, shape: vec![], is_label: false }]
 }
 
 /// All records through the index.

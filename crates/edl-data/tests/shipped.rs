@@ -16,8 +16,8 @@ fn open(split: &str) -> Dataset {
 /// All pixels and labels, the chunks' checksums verified on the way.
 fn content(dataset: &Dataset) -> (Vec<u8>, Vec<i64>) {
     let fields = [
-        FieldSpec { name: "image".into(), dtype: DType::U8, shape: vec![28, 28] },
-        FieldSpec { name: "label".into(), dtype: DType::I64, shape: vec![] },
+        FieldSpec { name: "image".into(), dtype: DType::U8, shape: vec![28, 28], is_label: false },
+        FieldSpec { name: "label".into(), dtype: DType::I64, shape: vec![], is_label: false },
     ];
     dataset.check(&fields).unwrap();
     let records: Vec<u64> = (0..dataset.n_records()).collect();

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 fn field(name: &str, dtype: DType, shape: &[usize]) -> FieldSpec {
-    FieldSpec { name: name.into(), dtype, shape: shape.to_vec() }
+    FieldSpec { name: name.into(), dtype, shape: shape.to_vec(), is_label: false }
 }
 
 fn options(params: &[(&str, &str)]) -> OpenOptions {

@@ -91,7 +91,10 @@ impl<N: Network> Census<N> {
         tables: Vec<TableSpec>,
         network: N,
     ) -> Self {
-        let field = |name: &str, dtype| FieldSpec { name: name.into(), dtype, shape: vec![] };
+        let field = |name: &str, dtype| {
+            let is_label = name == "label";
+            FieldSpec { name: name.into(), dtype, shape: vec![], is_label }
+        };
         let numbers: Vec<FieldSpec> =
             NUMBERS.iter().map(|number| field(number.name, DType::F32)).collect();
         let words: Vec<FieldSpec> = WORDS.iter().map(|name| field(name, DType::Bytes)).collect();

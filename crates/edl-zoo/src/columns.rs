@@ -106,7 +106,8 @@ mod tests {
         let column = Column::U8 { shape: vec![2, 3], values: vec![0; 6] };
         let batch = Batch { records: vec![0, 1], columns: [("image".to_owned(), column)].into() };
         let check = |name: &str, dtype, shape: &[usize]| {
-            let field = FieldSpec { name: name.into(), dtype, shape: shape.to_vec() };
+            let field =
+                FieldSpec { name: name.into(), dtype, shape: shape.to_vec(), is_label: false };
             u8(&batch, &field).map(<[u8]>::len).map_err(|e| e.to_string())
         };
         assert_eq!(check("image", DType::U8, &[3]), Ok(6));

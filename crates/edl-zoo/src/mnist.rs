@@ -42,7 +42,10 @@ pub(crate) struct Classifier<N> {
 
 impl<N: Network> Classifier<N> {
     pub(crate) fn new(name: &str, params: Vec<ParamSpec>, learning_rate: f64, network: N) -> Self {
-        let field = |name: &str, dtype, shape| FieldSpec { name: name.into(), dtype, shape };
+        let field = |name: &str, dtype, shape| {
+            let is_label = name == "label";
+            FieldSpec { name: name.into(), dtype, shape, is_label }
+        };
         let spec = ModelSpec {
             name: name.into(),
             params,

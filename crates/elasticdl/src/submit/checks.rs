@@ -89,6 +89,10 @@ fn check_data(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<u64> {
     };
     let codec = spec.codec_type.parse().map_err(|error| refuse(format!("{error}")))?;
     let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
+    let fields = match spec.job_type {
+        JobType::Train | JobType::Evaluate => model.inputs.clone(),
+        JobType::Predict => model.unlabelled(),
+    };
     let mut n_records = None;
     for (flag, location) in sets {
         if location.is_empty() {
@@ -98,7 +102,7 @@ fn check_data(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<u64> {
         }
         let refused = |error: edl_data::Error| refuse(format!("{flag}: {}", chain(&error)));
         let data = Dataset::open(&location, &options).map_err(refused)?;
-        data.check(&model.inputs).map_err(|error| {
+        data.check(&fields).map_err(|error| {
             refuse(format!(
                 "{flag} does not fit model `{}`: {}; choose other data or another --model_def",
                 model.name,
