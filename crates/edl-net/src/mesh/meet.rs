@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How links come to be: what the listening and the dialling threads share with the mesh.
+//!
+//! Of two members the one with the lower number dials, so they never call each other at once.
+//! A caller that lost its link calls again; its later call replaces the earlier one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use edl_core::id::{Incarnation, RunId, WorkerId};
+
+use super::Transport;
+use super::abort::Abort;
+use super::link::{Ends, Link};
+use crate::data::session::{Connection, Party, hear, say};
+use crate::frame::{Kind, Refusal};
+use crate::handshake::{ClientId, Join, Role};
+use crate::key::JobKey;
+use crate::wire::{Error, Stream};
+
+/// How long a handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Links that nobody has fetched. Who holds the key could make any number of them.
+const MAX_ARRIVED: usize = 256;
+
+/// A member's number, and which start of its process is meant.
+pub(super) type MemberId = (WorkerId, Incarnation);
+
+/// Where members meet. Shared by all threads of a mesh.
+pub(super) struct Door {
+    pub(super) key: JobKey,
+    pub(super) run: RunId,
+    pub(super) me: MemberId,
+    pub(super) transport: Option<Transport>,
+    pub(super) silence: Duration,
+    /// Its bell rings when a link has arrived.
+    pub(super) abort: Abort,
+    attempts: AtomicU64,
+    meeting: Mutex<Meeting>,
+}
+
+#[derive(Default)]
+pub(super) struct Meeting {
+    pub(super) arrived: Vec<Link>,
+    /// Members that cannot be reached, and why.
+    pub(super) failed: BTreeMap<MemberId, String>,
+    /// Members that a thread dials; it stops when its member is taken out.
+    pub(super) dialing: BTreeSet<MemberId>,
+    pub(super) n_greeted: usize,
+    pub(super) is_closed: bool,
+}
+
+impl Door {
+    pub(super) fn new(
+        (key, run): (JobKey, RunId),
+        me: MemberId,
+        transport: Option<Transport>,
+        silence: Duration,
+        abort: Abort,
+    ) -> Self {
+        let (attempts, meeting) = (AtomicU64::new(1), Mutex::default());
+        Self { key, run, me, transport, silence, abort, attempts, meeting }
+    }
+
+    pub(super) fn meeting(&self) -> MutexGuard<'_, Meeting> {
+        self.meeting.lock().expect("nobody panics with the meeting in hand")
+    }
+
+    pub(super) fn arrive(&self, link: Link) {
+        let mut meeting = self.meeting();
+        if !meeting.is_closed && meeting.arrived.len() < MAX_ARRIVED {
+            meeting.arrived.push(link);
+        }
+        drop(meeting);
+        self.abort.bell().ring();
+    }
+
+    fn party(&self) -> Party<'_> {
+        let timeout = HANDSHAKE_TIMEOUT.min(self.silence);
+        Party { key: &self.key, run: self.run, timeout, patience: timeout }
+    }
+
+    /// The caller's half.
+    pub(super) fn call(
+        &self,
+        stream: Stream,
+        to: MemberId,
+        transport: Transport,
+    ) -> Result<Link, Error> {
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        let me = ClientId::of_member(self.me.0, self.me.1);
+        let mut connection = self.party().dial(stream, Role::Member, me)?;
+        let is_shared = transport == Transport::SharedMemory;
+        let join = Join { from: self.me, to, attempt, is_shared };
+        say(&mut connection.sender, Kind::Join, &join.encode())?;
+        let answer = self.hear_join(&mut connection)?;
+        if (answer.from, answer.to) != (to, self.me) {
+            return Err(Error::Refused("another member answers".into()));
+        }
+        self.link(connection, to, attempt, transport)
+    }
+
+    /// The listener's half.
+    pub(super) fn greet(&self, stream: Stream) -> Result<Link, Error> {
+        let is_local = stream.is_local();
+        let mut connection = self.party().accept(Arc::new(stream))?;
+        let join = self.hear_join(&mut connection)?;
+        let transport = self.examine(&connection, &join, is_local).inspect_err(|error| {
+            let refusal = Refusal::Other(error.to_string()).encode(0);
+            // The caller may be gone, or not worth waiting for.
+            let _ = say(&mut connection.sender, Kind::Refused, &refusal);
+        })?;
+        let answer = Join { from: self.me, to: join.from, ..join };
+        say(&mut connection.sender, Kind::Join, &answer.encode())?;
+        self.link(connection, join.from, join.attempt, transport)
+    }
+
+    /// Whether a caller that holds the key is one for us, and how data will travel.
+    fn examine(
+        &self,
+        connection: &Connection,
+        join: &Join,
+        is_local: bool,
+    ) -> Result<Transport, Error> {
+        let is_proven = connection.client == ClientId::of_member(join.from.0, join.from.1);
+        if connection.role != Role::Member || !is_proven {
+            return Err(Error::Refused("a call by nobody".into()));
+        }
+        if join.to != self.me {
+            let ((worker, incarnation), (ours, is)) = (join.to, self.me);
+            return Err(Error::Refused(format!(
+                "a call for worker {worker} (incarnation {incarnation}), but this is worker {ours} \
+                 (incarnation {is})"
+            )));
+        }
+        let transport = match (is_local, join.is_shared) {
+            (true, true) => Transport::SharedMemory,
+            (true, false) => Transport::Unix,
+            (false, false) => Transport::Tcp,
+            (false, true) => return Err(Error::Refused("shared memory over a network".into())),
+        };
+        if self.transport.is_some_and(|forced| forced != transport) {
+            return Err(Error::Refused(format!("a call over {transport}, which is not allowed")));
+        }
+        Ok(transport)
+    }
+
+    fn hear_join(&self, connection: &mut Connection) -> Result<Join, Error> {
+        let timeout = HANDSHAKE_TIMEOUT.min(self.silence);
+        let bytes = hear(&mut connection.receiver, Kind::Join, Instant::now(), timeout)?;
+        Ok(Join::decode(&bytes)?)
+    }
+
+    fn link(
+        &self,
+        connection: Connection,
+        peer: MemberId,
+        attempt: u64,
+        transport: Transport,
+    ) -> Result<Link, Error> {
+        let Connection { sender, receiver, .. } = connection;
+        let stream = Arc::clone(sender.stream());
+        let ((Some(out), next_out), (Some(into), next_in)) =
+            (sender.into_seal(), receiver.into_seal())
+        else {
+            return Err(Error::Closed);
+        };
+        let ends = Ends { stream, run: self.run, out: (out, next_out), into: (into, next_in) };
+        Ok(Link::new(peer, attempt, transport, ends))
+    }
+}
