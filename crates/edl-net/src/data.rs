@@ -8,7 +8,7 @@ mod acks;
 pub mod client;
 pub mod route;
 pub mod server;
-mod session;
+pub(crate) mod session;
 mod split;
 
 pub use acks::Acked;

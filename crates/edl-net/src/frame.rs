@@ -14,6 +14,8 @@ pub const HEADER_LEN: usize = 72;
 pub const TAG_LEN: usize = 16;
 /// Longest payload of rows, ids or dense numbers.
 pub const MAX_PAYLOAD: u64 = 1 << 30;
+/// Longest payload of a block between members of a world.
+pub const MAX_BLOCK: u64 = 256 << 10;
 /// Longest payload of everything else: greetings, acknowledgements, refusals.
 pub const MAX_SMALL_PAYLOAD: u64 = 4096;
 
@@ -44,6 +46,28 @@ pub enum Kind {
     Ack = 8,
     /// Server: a pull or push was not done, and why.
     Refused = 9,
+    /// Member: which member it is, and which one it wants to speak to.
+    Join = 10,
+    /// Member: has left every world before this one.
+    Enter = 11,
+    /// Member: its word in a small exchange.
+    Word = 12,
+    /// Member: a blob of so many bytes follows.
+    Blob = 13,
+    /// Member: a block of the blob.
+    Bytes = 14,
+    /// Member: a block of one of its nodes of the tree.
+    Part = 15,
+    /// Member: a block of the sum of all nodes.
+    Sum = 16,
+    /// Member: its shared memory; the descriptor travels beside it.
+    Region = 17,
+    /// Member: its nodes lie in its shared memory.
+    Ready = 18,
+    /// Member: has read the nodes of others, and the sum of its chunk lies in its memory.
+    Summed = 19,
+    /// Member: is alive, but waits for somebody.
+    Waiting = 20,
 }
 
 /// The fixed part of every frame.
@@ -51,10 +75,12 @@ pub enum Kind {
 pub struct Header {
     pub kind: Kind,
     pub run: RunId,
+    /// Between members of a world, the number of that world.
     pub generation: Generation,
     /// Counts the frames of one direction of one connection.
     pub sequence: u64,
-    /// The batch of a push or acknowledgement; zero in other frames.
+    /// The batch of a push or acknowledgement; between members the number of the step or
+    /// exchange, its high half first; zero in other frames.
     pub batch: BatchId,
     /// Bytes after the header.
     pub length: u64,
@@ -88,6 +114,17 @@ impl Kind {
             Self::Push,
             Self::Ack,
             Self::Refused,
+            Self::Join,
+            Self::Enter,
+            Self::Word,
+            Self::Blob,
+            Self::Bytes,
+            Self::Part,
+            Self::Sum,
+            Self::Region,
+            Self::Ready,
+            Self::Summed,
+            Self::Waiting,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -96,12 +133,21 @@ impl Kind {
     fn limit(self) -> u64 {
         match self {
             Self::Pull | Self::Piece | Self::Push => MAX_PAYLOAD,
+            Self::Bytes | Self::Part | Self::Sum => MAX_BLOCK,
             Self::Hello
             | Self::Challenge
             | Self::Proof
             | Self::Accepted
             | Self::Ack
-            | Self::Refused => MAX_SMALL_PAYLOAD,
+            | Self::Refused
+            | Self::Join
+            | Self::Enter
+            | Self::Word
+            | Self::Blob
+            | Self::Region
+            | Self::Ready
+            | Self::Summed
+            | Self::Waiting => MAX_SMALL_PAYLOAD,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! Entry points for fuzzers: foreign bytes must be refused, never believed and never a panic.
 
 use crate::frame::{HEADER_LEN, Header, Kind, PieceHead, PullHead, PushHead, Refusal};
-use crate::handshake::{Challenge, Hello};
+use crate::handshake::{Challenge, Hello, Join};
 
 /// Reads `bytes` as one frame, as a peer would.
 pub fn frame(bytes: &[u8]) {
@@ -48,6 +48,23 @@ pub fn frame(bytes: &[u8]) {
                 assert_eq!(again, Ok(sequence));
             }
         }
-        Kind::Proof | Kind::Accepted | Kind::Ack => {}
+        Kind::Join => {
+            if let Some(Ok(join)) = payload.first_chunk().map(Join::decode) {
+                assert_eq!(Join::decode(&join.encode()), Ok(join));
+            }
+        }
+        Kind::Proof
+        | Kind::Accepted
+        | Kind::Ack
+        | Kind::Enter
+        | Kind::Word
+        | Kind::Blob
+        | Kind::Bytes
+        | Kind::Part
+        | Kind::Sum
+        | Kind::Region
+        | Kind::Ready
+        | Kind::Summed
+        | Kind::Waiting => {}
     }
 }

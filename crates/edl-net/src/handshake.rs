@@ -13,7 +13,7 @@
 //!          ←  Accepted             (the first sealed frame)
 //! ```
 
-use edl_core::id::RunId;
+use edl_core::id::{Incarnation, RunId, WorkerId};
 
 use crate::frame::{Error, Kind, array};
 use crate::key::{self, JobKey};
@@ -24,6 +24,8 @@ use crate::seal::Seal;
 pub enum Role {
     Pull = 1,
     Push = 2,
+    /// A member of a world speaks to another one.
+    Member = 3,
 }
 
 /// One client process's number, the same on all its connections.
@@ -38,6 +40,17 @@ pub struct Hello {
     pub role: Role,
     pub client: ClientId,
     pub nonce: Nonce,
+}
+
+/// What members say to each other right after the handshake, sealed: the caller first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Join {
+    pub from: (WorkerId, Incarnation),
+    pub to: (WorkerId, Incarnation),
+    /// Counts the calls of one process, so that the later of two links is known.
+    pub attempt: u64,
+    /// Bulk data goes through shared memory.
+    pub is_shared: bool,
 }
 
 /// The server's answer.
@@ -67,6 +80,15 @@ impl ClientId {
         key::random(&mut bytes)?;
         Ok(Self(bytes))
     }
+
+    /// A member's: it is part of what the handshake proves.
+    #[must_use]
+    pub fn of_member(worker: WorkerId, incarnation: Incarnation) -> Self {
+        let mut bytes = [0; 16];
+        bytes[0..4].copy_from_slice(&worker.0.to_le_bytes());
+        bytes[8..16].copy_from_slice(&incarnation.0.to_le_bytes());
+        Self(bytes)
+    }
 }
 
 pub fn nonce() -> Result<Nonce, key::Error> {
@@ -91,9 +113,44 @@ impl Hello {
         let role = match bytes[0] {
             1 => Role::Pull,
             2 => Role::Push,
+            3 => Role::Member,
             _ => return Err(Error::Parts(Kind::Hello)),
         };
         Ok(Self { role, client: ClientId(array(bytes, 8)), nonce: array(bytes, 24) })
+    }
+}
+
+impl Join {
+    pub const LEN: usize = 40;
+
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[0..4].copy_from_slice(&self.from.0.0.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.to.0.0.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.from.1.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.to.1.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.attempt.to_le_bytes());
+        bytes[32] = u8::from(self.is_shared);
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; Self::LEN]) -> Result<Self, Error> {
+        let member = |worker: usize, incarnation: usize| {
+            let worker = WorkerId(u32::from_le_bytes(array(bytes, worker)));
+            (worker, Incarnation(u64::from_le_bytes(array(bytes, incarnation))))
+        };
+        let is_shared = match bytes[32] {
+            0 => false,
+            1 => true,
+            _ => return Err(Error::Parts(Kind::Join)),
+        };
+        Ok(Self {
+            from: member(0, 8),
+            to: member(4, 16),
+            attempt: u64::from_le_bytes(array(bytes, 24)),
+            is_shared,
+        })
     }
 }
 
@@ -199,7 +256,7 @@ mod tests {
         let challenge = Challenge { nonce: [1; 32], proof: [2; 32] };
         assert_eq!(Challenge::decode(&challenge.encode()), challenge);
         let mut bytes = hello(7).encode();
-        bytes[0] = 3;
+        bytes[0] = 4;
         assert_eq!(Hello::decode(&bytes), Err(Error::Parts(Kind::Hello)));
     }
 }

@@ -8,6 +8,7 @@ pub mod frame;
 pub mod fuzz;
 pub mod handshake;
 pub mod key;
+pub mod mesh;
 pub mod seal;
 pub mod tls;
 pub mod wire;

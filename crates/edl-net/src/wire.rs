@@ -306,6 +306,11 @@ impl Sender {
         self.write(&mut slices)
     }
 
+    /// The seal and the number of the next frame, for one who writes in another way.
+    pub(crate) fn into_seal(self) -> (Option<Seal>, u64) {
+        (self.seal, self.next)
+    }
+
     fn write(&self, mut left: &mut [IoSlice<'_>]) -> Result<(), Error> {
         // Also skips empty parts, after which a write of nothing would look like a closed peer.
         IoSlice::advance_slices(&mut left, 0);
@@ -363,6 +368,11 @@ impl Receiver {
     #[must_use]
     pub fn stream(&self) -> &Arc<Stream> {
         &self.stream
+    }
+
+    /// The seal and the number of the next frame, for one who reads in another way.
+    pub(crate) fn into_seal(self) -> (Option<Seal>, u64) {
+        (self.seal, self.next)
     }
 
     /// Waits for the next frame and reads its header. `idle` is called on every tick in which

@@ -90,6 +90,7 @@ impl Front {
                 let ended = match connection.role {
                     Role::Pull => self.answer_pulls(connection),
                     Role::Push => self.take_pushes(connection),
+                    Role::Member => Err(Error::Refused("a server is no member of a world".into())),
                 };
                 self.store.leave(client);
                 ended

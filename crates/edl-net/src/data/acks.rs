@@ -108,23 +108,15 @@ impl Reader {
         })?;
         let forged = Error::Forged { sequence: header.sequence };
         let payload = self.receiver.small()?;
-        match header.kind {
-            Kind::Ack => {
-                let sequence = payload.try_into().map(u64::from_le_bytes).map_err(|_| forged)?;
-                let acked = |batch| Ok(Acked { batch, generation: header.generation });
-                Ok(self.open.acknowledge(sequence, ps).map(acked))
-            }
-            Kind::Refused => {
-                let (refusal, _) = Refusal::decode(&payload)?;
-                Ok(Some(Err(Error::from_refusal(refusal, self.generation))))
-            }
-            Kind::Hello
-            | Kind::Challenge
-            | Kind::Proof
-            | Kind::Accepted
-            | Kind::Pull
-            | Kind::Piece
-            | Kind::Push => Err(forged),
+        if header.kind == Kind::Ack {
+            let sequence = payload.try_into().map(u64::from_le_bytes).map_err(|_| forged)?;
+            let acked = |batch| Ok(Acked { batch, generation: header.generation });
+            Ok(self.open.acknowledge(sequence, ps).map(acked))
+        } else if header.kind == Kind::Refused {
+            let (refusal, _) = Refusal::decode(&payload)?;
+            Ok(Some(Err(Error::from_refusal(refusal, self.generation))))
+        } else {
+            Err(forged)
         }
     }
 }

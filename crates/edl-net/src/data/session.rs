@@ -20,13 +20,13 @@ pub struct Connection {
 }
 
 /// What one side brings to a handshake.
-pub(super) struct Party<'a> {
-    pub(super) key: &'a JobKey,
-    pub(super) run: RunId,
+pub(crate) struct Party<'a> {
+    pub(crate) key: &'a JobKey,
+    pub(crate) run: RunId,
     /// For the whole handshake.
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
     /// For one frame afterwards, without progress.
-    pub(super) patience: Duration,
+    pub(crate) patience: Duration,
 }
 
 impl Party<'_> {
@@ -36,7 +36,7 @@ impl Party<'_> {
     }
 
     /// The client's half.
-    pub(super) fn dial(
+    pub(crate) fn dial(
         &self,
         stream: Stream,
         role: Role,
@@ -62,7 +62,7 @@ impl Party<'_> {
     }
 
     /// The server's half. A client that is not let in hears why.
-    pub(super) fn accept(&self, stream: Arc<Stream>) -> Result<Connection, Error> {
+    pub(crate) fn accept(&self, stream: Arc<Stream>) -> Result<Connection, Error> {
         let (mut sender, mut receiver) = self.directions(stream);
         match self.examine(&mut sender, &mut receiver) {
             Ok(hello) => {
@@ -99,7 +99,7 @@ impl Party<'_> {
 }
 
 /// Tells a client that nobody is at home yet, in the name of the run that it asks for.
-pub(super) fn turn_away(stream: Arc<Stream>, timeout: Duration) -> Result<(), Error> {
+pub(crate) fn turn_away(stream: Arc<Stream>, timeout: Duration) -> Result<(), Error> {
     let start = Instant::now();
     let mut receiver = Receiver::of_any_run(Arc::clone(&stream), timeout);
     // Closing before the client has spoken would lose the answer on its way.
@@ -112,12 +112,12 @@ pub(super) fn turn_away(stream: Arc<Stream>, timeout: Duration) -> Result<(), Er
     say(&mut sender, Kind::Refused, &Refusal::NotServing.encode(0))
 }
 
-fn say(sender: &mut Sender, kind: Kind, payload: &[u8]) -> Result<(), Error> {
+pub(crate) fn say(sender: &mut Sender, kind: Kind, payload: &[u8]) -> Result<(), Error> {
     sender.send(kind, Generation(0), BatchId::default(), &[payload])
 }
 
 /// Reads one frame of the handshake. Nothing of another kind or length is even looked at.
-fn hear<const N: usize>(
+pub(crate) fn hear<const N: usize>(
     receiver: &mut Receiver,
     kind: Kind,
     start: Instant,

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The data plane of AllReduce: members of a world, linked each with each, and what they do
+//! together.
+//!
+//! A [`Mesh`] is used by one thread and blocks it; an [`Abort`] ends its calls from others. Links
+//! live across worlds. Between processes of one host data is read straight from the peer's
+//! memory ([`shm`]) or goes through a Unix socket, between hosts through TCP. The sums are those
+//! of the tree of [`edl_core::lanes`], whoever runs which lane and however data travels.
+//!
+//! All members make the same calls in the same order. After any error a member is done with its
+//! world: it must `enter` a later one (or the same again, if nobody else has got past its entry).
+
+mod abort;
+mod bf16;
+mod dial;
+mod drive;
+mod exchange;
+mod link;
+mod listen;
+mod meet;
+mod plan;
+mod reduce;
+mod shm;
+mod storage;
+mod sum;
+mod transfer;
+mod unite;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use edl_core::id::{Incarnation, RunId, WorkerId, WorldId};
+use edl_core::lanes::Span;
+
+use self::drive::Crew;
+use self::exchange::Exchange;
+use self::link::Link;
+use self::listen::Listener;
+use self::meet::Door;
+use self::plan::Plan;
+use self::reduce::{Phases, Reduce, Task};
+use self::storage::Storage;
+use self::transfer::Transfer;
+use self::unite::Entry;
+use crate::key::JobKey;
+
+pub use self::abort::{Abort, WaitingFor};
+pub use self::bf16::round_all as round_to_bf16;
+
+/// The kernel allows 108 bytes for the path of a Unix socket, its end included.
+const MAX_SOCKET_PATH: usize = 107;
+/// Most members of a world.
+pub const MAX_MEMBERS: usize = 64;
+/// Longest word of an exchange.
+pub const MAX_WORD: usize = 4096;
+
+/// Called at the exact points of a sum, with its step.
+pub type PhaseHook = Box<dyn FnMut(Phase, u64) + Send>;
+
+pub struct MeshConfig {
+    pub key: JobKey,
+    pub run: RunId,
+    pub worker: WorkerId,
+    pub incarnation: Incarnation,
+    /// A private folder (0700) for the Unix socket.
+    pub folder: PathBuf,
+    /// `127.0.0.1:0`, for example.
+    pub listen: String,
+    /// Forces one transport.
+    pub transport: Option<Transport>,
+    /// A peer that owes us bytes and sends none for so long is lost.
+    pub silence: Duration,
+    pub on_phase: Option<PhaseHook>,
+}
+
+/// How two members move bulk data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Transport {
+    SharedMemory,
+    Unix,
+    Tcp,
+}
+
+/// How numbers travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    #[default]
+    F32,
+    /// Lanes and the mean are rounded to 16 bits; sums are `f32`.
+    Bf16,
+}
+
+/// The points of a sum, in order. Each is reached once, by every member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Nothing has left this member.
+    BeforeSend,
+    /// Half of its nodes are on their way.
+    HalfSent,
+    /// Half of its chunk is added up, or as much as it needs to before it sends sums.
+    Reducing,
+    /// None of its sums has left it.
+    BeforeGather,
+    /// All of the result is here.
+    After,
+}
+
+/// A member of a world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub worker: WorkerId,
+    pub incarnation: Incarnation,
+    /// `host:port`.
+    pub address: String,
+    /// Empty if it has none.
+    pub unix_path: String,
+    /// The lanes that it runs.
+    pub span: Span,
+}
+
+/// A blob that one member, by its place in the world, sends to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    pub from: usize,
+    pub to: usize,
+    pub item: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the world is over")]
+    Aborted,
+    #[error("worker {peer} is lost: {error}")]
+    Lost { peer: WorkerId, error: String },
+    #[error("item {item} was not accepted: {error}")]
+    Item { item: u32, error: String },
+    #[error("cannot {action}")]
+    Io { action: String, source: io::Error },
+    #[error("the path of the socket is too long: `{}`", path.display())]
+    Path { path: PathBuf },
+}
+
+/// This process among the members of a world.
+pub struct Mesh {
+    abort: Abort,
+    waiting: WaitingFor,
+    door: Arc<Door>,
+    listener: Listener,
+    unix_path: String,
+    silence: Duration,
+    on_phase: Option<PhaseHook>,
+    world: Option<World>,
+    storage: Storage,
+    /// Blocks of peers that wait to be added, kept from sum to sum.
+    windows: Vec<Vec<f32>>,
+}
+
+/// The world that was entered, and the links with its members.
+struct World {
+    id: WorldId,
+    me: usize,
+    members: Vec<Peer>,
+    /// `None` for oneself, and for a peer that was lost.
+    links: Vec<Option<Link>>,
+}
+
+impl Transport {
+    /// What `ELASTICDL_TRANSPORT` forces: `shm`, `unix` or `tcp`; nothing if it is not set.
+    pub fn from_env() -> Result<Option<Self>, String> {
+        match std::env::var("ELASTICDL_TRANSPORT") {
+            Ok(text) => Self::parse(&text).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "shm" => Ok(Self::SharedMemory),
+            "unix" => Ok(Self::Unix),
+            "tcp" => Ok(Self::Tcp),
+            _ => Err(format!("transport `{text}` is none of `shm`, `unix`, `tcp`")),
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SharedMemory => "shared memory",
+            Self::Unix => "unix",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
+impl Phase {
+    pub const ALL: [Self; 5] =
+        [Self::BeforeSend, Self::HalfSent, Self::Reducing, Self::BeforeGather, Self::After];
+}
+
+impl Mesh {
+    /// Listens from now on.
+    pub fn open(config: MeshConfig) -> Result<Self, Error> {
+        let path = config.folder.join(format!("mesh-{}.sock", config.worker));
+        if path.as_os_str().len() > MAX_SOCKET_PATH {
+            return Err(Error::Path { path });
+        }
+        let unix_path = path.to_str().map(String::from);
+        let unix_path = unix_path.ok_or_else(|| Error::Path { path: path.clone() })?;
+        let failed = |action: &str| {
+            let action = action.to_string();
+            move |source| Error::Io { action, source }
+        };
+        let abort = Abort::new().map_err(failed("make an event"))?;
+        let door = Arc::new(Door::new(
+            (config.key, config.run),
+            (config.worker, config.incarnation),
+            config.transport,
+            config.silence,
+            abort.clone(),
+        ));
+        let action = format!("listen on `{}` and `{unix_path}`", config.listen);
+        let listener = Listener::start(Arc::clone(&door), &config.listen, path);
+        Ok(Self {
+            abort,
+            waiting: WaitingFor::default(),
+            door,
+            listener: listener.map_err(failed(&action))?,
+            unix_path,
+            silence: config.silence,
+            on_phase: config.on_phase,
+            world: None,
+            storage: Storage::default(),
+            windows: Vec::new(),
+        })
+    }
+
+    /// `host:port` as bound. Who listens everywhere must name a host that others can reach.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.listener.address
+    }
+
+    #[must_use]
+    pub fn unix_path(&self) -> &str {
+        &self.unix_path
+    }
+
+    #[must_use]
+    pub fn abort(&self) -> Abort {
+        self.abort.clone()
+    }
+
+    /// The members that a blocked call waits for, for other threads to read.
+    #[must_use]
+    pub fn waiting_for(&self) -> WaitingFor {
+        self.waiting.clone()
+    }
+
+    /// Links with members of a world to come, in the background.
+    pub fn prepare(&mut self, peers: &[Peer]) {
+        let links = self.world.iter().flat_map(|world| world.links.iter().flatten());
+        unite::prepare(&self.door, links, peers);
+    }
+
+    /// Enters a world: waits until all its members are linked and have left every world before
+    /// it. Links to others are closed.
+    ///
+    /// # Panics
+    /// If `peers[me]` is not this worker, or there are more than `MAX_MEMBERS`.
+    pub fn enter(&mut self, world: WorldId, me: usize, peers: Vec<Peer>) -> Result<(), Error> {
+        assert!(peers.len() <= MAX_MEMBERS, "a world has at most {MAX_MEMBERS} members");
+        assert_eq!((peers[me].worker, peers[me].incarnation), self.door.me, "one's own place");
+        let old = self.world.take().map(|world| world.links).unwrap_or_default();
+        let mut links = unite::keep(&self.door, old.into_iter().flatten(), me, &peers);
+        let mut crew = Crew {
+            world,
+            links: &mut links,
+            abort: &self.abort,
+            waiting: &self.waiting,
+            silence: self.silence,
+        };
+        let entered = Entry::new(&self.door, me, &peers).pass(&mut crew);
+        self.waiting.set(Vec::new());
+        // Also after an error: links that are there serve the next world.
+        self.windows.resize_with(peers.len(), Vec::new);
+        self.world = Some(World { id: world, me, members: peers, links });
+        entered
+    }
+
+    /// How this member reaches the others, for the log.
+    #[must_use]
+    pub fn transport(&self) -> String {
+        let links = self.world.iter().flat_map(|world| world.links.iter().flatten());
+        let mut kinds: Vec<Transport> = links.map(|link| link.transport).collect();
+        kinds.sort_unstable();
+        let mut texts: Vec<String> = Vec::new();
+        for same in kinds.chunk_by(|a, b| a == b) {
+            texts.push(format!("{} ({})", same[0], same.len()));
+        }
+        match kinds.first() {
+            None => "none".into(),
+            Some(kind) if texts.len() == 1 => kind.to_string(),
+            Some(_) => texts.join(", "),
+        }
+    }
+
+    /// Everybody tells everybody `mine`; all words in the order of members.
+    ///
+    /// # Panics
+    /// If `mine` is longer than `MAX_WORD`, or no world was entered.
+    pub fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        assert!(mine.len() <= MAX_WORD, "a word has at most {MAX_WORD} bytes");
+        let world = self.world.as_mut().expect("a world was entered");
+        let mut op = Exchange::new(world.id, number, mine, world.me, world.members.len());
+        world.crew(&self.abort, &self.waiting, self.silence)?.drive(&mut op)?;
+        Ok(op.into_words())
+    }
+
+    /// Moves blobs between members, who all call it with the same list. `encode` makes those that
+    /// this one sends, `accept` takes those that it gets. Returns the bytes that it moved.
+    ///
+    /// # Panics
+    /// If no world was entered, or a move names no member of it.
+    pub fn transfer(
+        &mut self,
+        moves: &[Move],
+        encode: &mut dyn FnMut(u32) -> Vec<u8>,
+        accept: &mut dyn FnMut(u32, Vec<u8>) -> Result<(), String>,
+    ) -> Result<u64, Error> {
+        let world = self.world.as_mut().expect("a world was entered");
+        let n_members = world.members.len();
+        let mut op = Transfer::new(world.id, world.me, n_members, moves, encode, accept);
+        world.crew(&self.abort, &self.waiting, self.silence)?.drive(&mut op)?;
+        Ok(op.n_bytes)
+    }
+
+    /// The buffers that this member's nodes are to be summed into: one of `len` numbers per node
+    /// of `nodes_within(n_active, span)`. What they hold is undefined.
+    ///
+    /// With `Dtype::Bf16` a lane that is added to others here must be rounded before, by
+    /// [`round_to_bf16`]; a node of one lane need not be.
+    ///
+    /// # Panics
+    /// If no world was entered, or the system has no memory left.
+    pub fn buffers(&mut self, n_active: u32, len: usize) -> Vec<&mut [f32]> {
+        let world = self.world.as_ref().expect("a world was entered");
+        let nodes = edl_core::lanes::nodes_within(n_active, &world.members[world.me].span);
+        self.storage.fit(world.shares_memory(), nodes.len(), len);
+        self.storage.nodes_mut(nodes.len(), len)
+    }
+
+    /// Adds up all nodes in the tree's order, divides by `divisor`, and gives everybody all of
+    /// it in `out`. The nodes are what was written into `buffers` of the same `n_active` and
+    /// length; they are spent afterwards.
+    ///
+    /// # Panics
+    /// If no world was entered, or `buffers` was not called for this sum.
+    pub fn all_reduce(
+        &mut self,
+        step: u64,
+        n_active: u32,
+        divisor: f32,
+        dtype: Dtype,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let world = self.world.as_mut().expect("a world was entered");
+        let spans: Vec<Span> = world.members.iter().map(|member| member.span.clone()).collect();
+        let plan = Plan::new(n_active, &spans, out.len());
+        let task = Task { world: world.id, me: world.me, step, divisor, dtype };
+        let mine = self.storage.mine(plan.nodes[world.me].len(), out.len());
+        let phases = Phases { hook: &mut self.on_phase, step, n_reached: 0 };
+        let windows = &mut self.windows;
+        let mut op = Reduce::new(task, &plan, mine, out, windows, &world.links, phases);
+        world.crew(&self.abort, &self.waiting, self.silence)?.drive(&mut op)?;
+        op.finish();
+        Ok(())
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        self.abort.close();
+        let mut meeting = self.door.meeting();
+        meeting.is_closed = true;
+        meeting.dialing.clear();
+        meeting.arrived.clear();
+    }
+}
+
+impl World {
+    fn shares_memory(&self) -> bool {
+        self.links.iter().flatten().any(|link| link.transport == Transport::SharedMemory)
+    }
+
+    /// All members but oneself must be there.
+    fn crew<'a>(
+        &'a mut self,
+        abort: &'a Abort,
+        waiting: &'a WaitingFor,
+        silence: Duration,
+    ) -> Result<Crew<'a>, Error> {
+        let is_there = |(member, link): (usize, &Option<Link>)| link.is_some() || member == self.me;
+        if let Some(gone) = (0..self.links.len()).find(|i| !is_there((*i, &self.links[*i]))) {
+            let error = "was lost before, in this world".into();
+            return Err(Error::Lost { peer: self.members[gone].worker, error });
+        }
+        Ok(Crew { world: self.id, links: &mut self.links, abort, waiting, silence })
+    }
+}

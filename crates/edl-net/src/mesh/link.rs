@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One connection between two members, kept across worlds: frames in and out, never blocking.
+//!
+//! A frame that was begun is always finished, even if its world is over by then: the bytes that
+//! are left are kept by whoever sends it, and read for nobody by whoever gets it. So a link
+//! never has to be made anew because a world ended in the middle of a frame.
+//!
+//! What a link holds is bounded: one block in either direction and a few small frames.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use edl_core::id::{BatchId, Generation, Incarnation, RunId, WorkerId, WorldId};
+use rustix::io::{Errno, IoSliceMut};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use super::Transport;
+use super::shm::Mapped;
+use crate::frame::{HEADER_LEN, Header, Kind, TAG_LEN};
+use crate::seal::Seal;
+use crate::wire::{Error, Stream};
+
+/// A peer's memory, and how it is cut.
+#[derive(Clone, Debug)]
+pub(super) struct PeerRegion {
+    pub(super) map: Arc<Mapped>,
+    pub(super) number: u64,
+    /// Its nodes begin here; before them is room for the sum of its chunk.
+    pub(super) n_sum: usize,
+}
+
+pub(super) struct Link {
+    pub(super) worker: WorkerId,
+    pub(super) incarnation: Incarnation,
+    /// Of two links with one peer the one with the higher number counts.
+    pub(super) attempt: u64,
+    pub(super) transport: Transport,
+    /// The latest world that the peer said to have entered.
+    pub(super) entered: Option<WorldId>,
+    /// The latest world that the peer was told of.
+    pub(super) told: Option<WorldId>,
+    /// The number of our memory that the peer knows.
+    pub(super) shown_region: u64,
+    pub(super) region: Option<PeerRegion>,
+    /// When bytes last came or went.
+    pub(super) moved: Instant,
+    stream: Arc<Stream>,
+    run: RunId,
+    outbox: Outbox,
+    inbox: Inbox,
+}
+
+struct Outbox {
+    seal: Seal,
+    next: u64,
+    /// What goes out first.
+    bytes: Vec<u8>,
+    n_sent: usize,
+    /// A descriptor that goes out with the byte at this place.
+    fd: Option<(usize, Arc<OwnedFd>)>,
+    /// The payload that goes out then, which lies elsewhere: its length and what is sent of it.
+    tail: usize,
+    n_tail_sent: usize,
+}
+
+struct Inbox {
+    seal: Seal,
+    next: u64,
+    head: [u8; HEADER_LEN],
+    n_head: usize,
+    open: Option<Open>,
+    scratch: Vec<u8>,
+    fd: Option<OwnedFd>,
+}
+
+/// A frame whose payload is being read.
+struct Open {
+    header: Header,
+    n_read: usize,
+    room: Room,
+}
+
+/// Where a payload is read to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// The link's own memory.
+    Scratch,
+    /// Memory of the caller's.
+    Caller,
+    /// Nowhere: the frame is of a world that is over.
+    Nowhere,
+}
+
+/// What one read came to.
+pub(super) enum Got {
+    /// The peer has sent no more.
+    Nothing,
+    /// More of a frame, but not its end.
+    More,
+    /// The header of a frame; say where its payload goes.
+    Header,
+    /// A genuine frame, whole. Its payload is `link.payload()` if it went to the scratch.
+    Frame(Header),
+    /// A frame for nobody has ended.
+    Dropped,
+}
+
+/// What a link is made from.
+pub(super) struct Ends {
+    pub(super) stream: Arc<Stream>,
+    pub(super) run: RunId,
+    pub(super) out: (Seal, u64),
+    pub(super) into: (Seal, u64),
+}
+
+impl Link {
+    pub(super) fn new(
+        (worker, incarnation): (WorkerId, Incarnation),
+        attempt: u64,
+        transport: Transport,
+        ends: Ends,
+    ) -> Self {
+        let Ends { stream, run, out, into } = ends;
+        Self {
+            worker,
+            incarnation,
+            attempt,
+            transport,
+            entered: None,
+            told: None,
+            shown_region: 0,
+            region: None,
+            moved: Instant::now(),
+            stream,
+            run,
+            outbox: Outbox {
+                seal: out.0,
+                next: out.1,
+                bytes: Vec::new(),
+                n_sent: 0,
+                fd: None,
+                tail: 0,
+                n_tail_sent: 0,
+            },
+            inbox: Inbox {
+                seal: into.0,
+                next: into.1,
+                head: [0; HEADER_LEN],
+                n_head: 0,
+                open: None,
+                scratch: Vec::new(),
+                fd: None,
+            },
+        }
+    }
+
+    /// Whether everything that was posted is gone.
+    pub(super) fn is_idle(&self) -> bool {
+        self.outbox.n_sent == self.outbox.bytes.len() && !self.has_tail()
+    }
+
+    pub(super) fn has_tail(&self) -> bool {
+        self.outbox.n_tail_sent < self.outbox.tail
+    }
+
+    /// Posts a frame whose payload is copied.
+    pub(super) fn post(&mut self, kind: Kind, world: WorldId, number: u64, payload: &[u8]) {
+        self.begin(kind, world, number, payload);
+        self.settle(payload);
+    }
+
+    /// Posts a frame with a descriptor.
+    pub(super) fn post_fd(&mut self, kind: Kind, world: WorldId, payload: &[u8], fd: Arc<OwnedFd>) {
+        let at = self.outbox.bytes.len();
+        self.post(kind, world, 0, payload);
+        self.outbox.fd = Some((at, fd));
+    }
+
+    /// Posts a frame whose payload stays where it is: every `write` needs it until it is gone.
+    pub(super) fn begin(&mut self, kind: Kind, world: WorldId, number: u64, payload: &[u8]) {
+        assert!(!self.has_tail(), "the frame before is whole");
+        let out = &mut self.outbox;
+        let mut header = Header {
+            kind,
+            run: self.run,
+            generation: Generation(world.0),
+            sequence: out.next,
+            batch: number_to_batch(number),
+            length: payload.len() as u64,
+            tag: [0; TAG_LEN],
+        };
+        let mut hasher = out.seal.begin();
+        hasher.update(&header.encode());
+        hasher.update(payload);
+        header.tag = hasher.tag();
+        out.next += 1;
+        out.bytes.extend(header.encode());
+        (out.tail, out.n_tail_sent) = (payload.len(), 0);
+    }
+
+    /// Sends as much as the peer takes. `tail` is the payload of the frame that was begun.
+    /// Returns whether everything is gone.
+    pub(super) fn write(&mut self, tail: &[u8]) -> Result<bool, Error> {
+        while !self.is_idle() {
+            let Some(n) = self.send(tail)? else { return Ok(false) };
+            self.moved = Instant::now();
+            let out = &mut self.outbox;
+            let n_bytes = n.min(out.bytes.len() - out.n_sent);
+            out.n_sent += n_bytes;
+            out.n_tail_sent += n - n_bytes;
+            if out.fd.as_ref().is_some_and(|(at, _)| *at < out.n_sent) {
+                out.fd = None;
+            }
+            if out.n_sent == out.bytes.len() {
+                out.bytes.clear();
+                out.n_sent = 0;
+            }
+        }
+        Ok(true)
+    }
+
+    fn send(&self, tail: &[u8]) -> Result<Option<usize>, Error> {
+        let out = &self.outbox;
+        let tail = if self.has_tail() { &tail[out.n_tail_sent..out.tail] } else { &[] };
+        let bytes = &out.bytes[out.n_sent..];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = match &out.fd {
+            Some((at, _)) if *at > out.n_sent => {
+                let before = IoSlice::new(&bytes[..at - out.n_sent]);
+                rustix::net::sendmsg(&*self.stream, &[before], &mut beside, flags)
+            }
+            Some((_, fd)) => {
+                let fds = [fd.as_fd()];
+                let has_room = beside.push(SendAncillaryMessage::ScmRights(&fds));
+                assert!(has_room, "space for one descriptor");
+                rustix::net::sendmsg(&*self.stream, &[IoSlice::new(bytes)], &mut beside, flags)
+            }
+            None => {
+                let parts = [IoSlice::new(bytes), IoSlice::new(tail)];
+                rustix::net::sendmsg(&*self.stream, &parts, &mut beside, flags)
+            }
+        };
+        moved(sent, "send a frame")
+    }
+
+    /// Keeps what is left of the payload of the frame that was begun: the caller's memory is
+    /// about to change.
+    pub(super) fn settle(&mut self, tail: &[u8]) {
+        if self.has_tail() {
+            let out = &mut self.outbox;
+            out.bytes.extend(&tail[out.n_tail_sent..out.tail]);
+        }
+        (self.outbox.tail, self.outbox.n_tail_sent) = (0, 0);
+    }
+
+    /// The header of the frame whose payload is being read, and where it goes.
+    pub(super) fn open(&self) -> Option<(&Header, Room)> {
+        self.inbox.open.as_ref().map(|open| (&open.header, open.room))
+    }
+
+    /// Decides where the payload of the frame goes whose header has just come.
+    pub(super) fn place(&mut self, room: Room) {
+        let inbox = &mut self.inbox;
+        let open = inbox.open.as_mut().expect("a header has come");
+        open.room = room;
+        // The header has been checked against the longest payload of its kind.
+        let length = usize::try_from(open.header.length).expect("at most a block");
+        if room != Room::Caller && inbox.scratch.len() < length {
+            inbox.scratch.resize(length, 0);
+        }
+    }
+
+    /// A frame whose payload went to the caller's memory is for nobody now.
+    pub(super) fn forget_room(&mut self) {
+        if self.inbox.open.as_ref().is_some_and(|open| open.room == Room::Caller) {
+            self.place(Room::Nowhere);
+        }
+    }
+
+    /// The payload that went to the scratch.
+    pub(super) fn payload(&self, header: &Header) -> &[u8] {
+        let length = usize::try_from(header.length).expect("at most a block");
+        &self.inbox.scratch[..length]
+    }
+
+    /// The descriptor that came last.
+    pub(super) fn take_fd(&mut self) -> Option<OwnedFd> {
+        self.inbox.fd.take()
+    }
+
+    /// Reads a header or more of a payload, once. `room` is the caller's memory for the whole
+    /// payload, if it goes there.
+    pub(super) fn read(&mut self, room: &mut [u8]) -> Result<Got, Error> {
+        if self.inbox.open.is_none() {
+            return self.read_header();
+        }
+        let inbox = &mut self.inbox;
+        let open = inbox.open.as_mut().expect("looked at above");
+        let length = usize::try_from(open.header.length).expect("at most a block");
+        let payload = match open.room {
+            Room::Caller => room,
+            Room::Scratch | Room::Nowhere => &mut inbox.scratch[..length],
+        };
+        if open.n_read < length {
+            let read =
+                rustix::net::recv(&*self.stream, &mut payload[open.n_read..], RecvFlags::DONTWAIT);
+            match moved(read.map(|(n, _)| n), "read a frame")? {
+                None => return Ok(Got::Nothing),
+                Some(n) => open.n_read += n,
+            }
+            self.moved = Instant::now();
+            if open.n_read < length {
+                return Ok(Got::More);
+            }
+        }
+        let Open { header, room, .. } = inbox.open.take().expect("looked at above");
+        if room == Room::Nowhere {
+            // Nobody believes it, so nobody needs to check it.
+            return Ok(Got::Dropped);
+        }
+        let mut hasher = inbox.seal.begin();
+        hasher.update(&Header { tag: [0; TAG_LEN], ..header.clone() }.encode());
+        hasher.update(payload);
+        if !hasher.matches(header.tag) {
+            return Err(Error::Forged { sequence: header.sequence });
+        }
+        Ok(Got::Frame(header))
+    }
+
+    fn read_header(&mut self) -> Result<Got, Error> {
+        let inbox = &mut self.inbox;
+        let left = &mut inbox.head[inbox.n_head..];
+        let read = if self.transport == Transport::SharedMemory {
+            receive_with_fd(&self.stream, left, &mut inbox.fd)
+        } else {
+            rustix::net::recv(&*self.stream, left, RecvFlags::DONTWAIT).map(|(n, _)| n)
+        };
+        match moved(read, "read a frame")? {
+            None => return Ok(Got::Nothing),
+            Some(n) => inbox.n_head += n,
+        }
+        self.moved = Instant::now();
+        if inbox.n_head < HEADER_LEN {
+            return Ok(Got::More);
+        }
+        inbox.n_head = 0;
+        let header = Header::decode(&inbox.head)?;
+        if header.run != self.run || header.sequence != inbox.next {
+            return Err(Error::Forged { sequence: header.sequence });
+        }
+        inbox.next += 1;
+        inbox.open = Some(Open { header, n_read: 0, room: Room::Nowhere });
+        Ok(Got::Header)
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Drop for Link {
+    /// The peer sees the end at once, whoever else holds the socket.
+    fn drop(&mut self) {
+        self.stream.shutdown();
+    }
+}
+
+/// Reads bytes and keeps a descriptor that comes with them; of several only the last.
+fn receive_with_fd(
+    stream: &Stream,
+    out: &mut [u8],
+    fd: &mut Option<OwnedFd>,
+) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let read = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(out)], &mut beside, flags)?;
+    for message in beside.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            *fd = fds.last();
+        }
+    }
+    Ok(read.bytes)
+}
+
+/// How many bytes moved; `None` if the peer is not ready.
+fn moved(result: rustix::io::Result<usize>, action: &str) -> Result<Option<usize>, Error> {
+    match result {
+        Ok(0) => Err(Error::Closed),
+        Ok(n) => Ok(Some(n)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(Errno::CONNRESET | Errno::PIPE | Errno::CONNABORTED) => Err(Error::Closed),
+        Err(error) => Err(Error::Io { action: action.into(), source: error.into() }),
+    }
+}
+
+fn number_to_batch(number: u64) -> BatchId {
+    let [a, b, c, d, e, f, g, h] = number.to_be_bytes();
+    BatchId { epoch: u32::from_be_bytes([a, b, c, d]), index: u32::from_be_bytes([e, f, g, h]) }
+}
+
+/// The number of the step or exchange that a frame is of.
+pub(super) fn number(header: &Header) -> u64 {
+    u64::from(header.batch.epoch) << 32 | u64::from(header.batch.index)
+}

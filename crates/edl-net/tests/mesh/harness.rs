@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Worlds of threads, and the sums that they must come to.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use edl_core::id::{Incarnation, RunId, WorkerId, WorldId};
+use edl_core::lanes::{Span, fold, nodes_within};
+use edl_net::key::JobKey;
+use edl_net::mesh::{Dtype, Error, Mesh, MeshConfig, Peer, PhaseHook, Transport, round_to_bf16};
+use tempfile::TempDir;
+
+pub(crate) const KEY: [u8; 32] = [7; 32];
+pub(crate) const RUN: RunId = RunId([3; 16]);
+pub(crate) const TRANSPORTS: [Transport; 3] =
+    [Transport::SharedMemory, Transport::Unix, Transport::Tcp];
+/// Fails a test that hangs; nothing is expected to take so long.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+pub(crate) fn config(folder: &TempDir, worker: u32, transport: Option<Transport>) -> MeshConfig {
+    MeshConfig {
+        key: JobKey::from_bytes(KEY),
+        run: RUN,
+        worker: WorkerId(worker),
+        incarnation: Incarnation(100 + u64::from(worker)),
+        folder: folder.path().into(),
+        listen: "127.0.0.1:0".into(),
+        transport,
+        silence: DEADLINE,
+        on_phase: None,
+    }
+}
+
+pub(crate) fn peer(mesh: &Mesh, worker: u32, span: Span) -> Peer {
+    Peer {
+        worker: WorkerId(worker),
+        incarnation: Incarnation(100 + u64::from(worker)),
+        address: mesh.address().into(),
+        unix_path: mesh.unix_path().into(),
+        span,
+    }
+}
+
+/// Meshes of workers `0..spans.len()`, and how they find each other.
+pub(crate) fn open(
+    folder: &TempDir,
+    transport: Transport,
+    spans: &[Span],
+    hook: &mut dyn FnMut(usize) -> Option<PhaseHook>,
+) -> (Vec<Mesh>, Vec<Peer>) {
+    let mut meshes = Vec::new();
+    let mut peers = Vec::new();
+    for (member, span) in spans.iter().enumerate() {
+        let worker = u32::try_from(member).unwrap();
+        let mut config = config(folder, worker, Some(transport));
+        config.on_phase = hook(member);
+        let mesh = Mesh::open(config).unwrap();
+        peers.push(peer(&mesh, worker, span.clone()));
+        meshes.push(mesh);
+    }
+    (meshes, peers)
+}
+
+/// Runs every member in a thread of its own, and gives up what takes too long.
+pub(crate) fn run<T: Send + 'static>(
+    meshes: Vec<Mesh>,
+    member: impl Fn(usize, &mut Mesh) -> T + Clone + Send + 'static,
+) -> (Vec<Mesh>, Vec<T>) {
+    let n_members = meshes.len();
+    let (sender, results) = mpsc::channel();
+    for (place, mut mesh) in meshes.into_iter().enumerate() {
+        let (sender, member) = (sender.clone(), member.clone());
+        std::thread::spawn(move || {
+            let result = member(place, &mut mesh);
+            sender.send((place, mesh, result)).unwrap();
+        });
+    }
+    drop(sender);
+    let mut ended = Vec::new();
+    for _ in 0..n_members {
+        ended.push(results.recv_timeout(DEADLINE).expect("nobody hangs or panics"));
+    }
+    ended.sort_by_key(|(place, ..)| *place);
+    ended.into_iter().map(|(_, mesh, result)| (mesh, result)).unzip()
+}
+
+/// A lane's numbers: of many magnitudes, so that every other order of addition shows.
+pub(crate) fn lane(step: u64, lane: u32, len: usize) -> Vec<f32> {
+    let mut state = step.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (u64::from(lane) << 32);
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u32::try_from(state >> 32).unwrap()
+    };
+    (0..len)
+        .map(|_| {
+            let sign_and_mantissa = next() & 0x807f_ffff;
+            f32::from_bits(sign_and_mantissa | (117 + next() % 20) << 23)
+        })
+        .collect()
+}
+
+fn add(left: Vec<f32>, right: Vec<f32>) -> Vec<f32> {
+    left.into_iter().zip(right).map(|(left, right)| left + right).collect()
+}
+
+/// Adds up a node in the tree's order, on one thread.
+fn node(step: u64, span: &Span, len: usize, dtype: Dtype) -> Vec<f32> {
+    let mut known = |node: &Span| {
+        (node.len() == 1).then(|| {
+            let mut values = lane(step, node.start, len);
+            if dtype == Dtype::Bf16 {
+                round_to_bf16(&mut values);
+            }
+            values
+        })
+    };
+    fold(span, &mut known, &mut add).unwrap()
+}
+
+/// What everybody must get.
+pub(crate) fn expected(step: u64, n_active: u32, len: usize, dtype: Dtype) -> Vec<u32> {
+    let mut sum = node(step, &(0..n_active), len, dtype);
+    sum.iter_mut().for_each(|sum| *sum /= divisor(n_active));
+    if dtype == Dtype::Bf16 {
+        round_to_bf16(&mut sum);
+    }
+    sum.into_iter().map(f32::to_bits).collect()
+}
+
+pub(crate) fn divisor(n_active: u32) -> f32 {
+    3.0 * f32::from(u16::try_from(n_active).unwrap())
+}
+
+/// One step of a member that runs `span`: its sum's bits.
+pub(crate) fn step(
+    mesh: &mut Mesh,
+    step: u64,
+    span: &Span,
+    n_active: u32,
+    len: usize,
+    dtype: Dtype,
+) -> Result<Vec<u32>, Error> {
+    let nodes = nodes_within(n_active, span);
+    let buffers = mesh.buffers(n_active, len);
+    assert_eq!(buffers.len(), nodes.len());
+    for (buffer, span) in buffers.into_iter().zip(&nodes) {
+        if span.len() == 1 {
+            // Not rounded: a lane by itself is the mesh's business.
+            buffer.copy_from_slice(&lane(step, span.start, len));
+        } else {
+            buffer.copy_from_slice(&node(step, span, len, dtype));
+        }
+    }
+    let mut out = vec![f32::NAN; len];
+    mesh.all_reduce(step, n_active, divisor(n_active), dtype, &mut out)?;
+    Ok(out.into_iter().map(f32::to_bits).collect())
+}
+
+/// Enters `world` with all peers and checks one sum.
+pub(crate) fn enter_and_check(mesh: &mut Mesh, world: u64, me: usize, peers: &[Peer], len: usize) {
+    mesh.enter(WorldId(world), me, peers.to_vec()).unwrap();
+    let n_lanes = peers.iter().map(|peer| peer.span.end).max().unwrap();
+    let sum = step(mesh, world, &peers[me].span, n_lanes, len, Dtype::F32).unwrap();
+    assert!(sum == expected(world, n_lanes, len, Dtype::F32), "another sum in world {world}");
+}
