@@ -2,6 +2,7 @@
 //! A whole worker against a master and servers that do what the test says.
 
 mod master;
+mod member;
 mod toy;
 
 use std::sync::Arc;

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The other workers as the training loop sees them: the edge that tests replace.
 
+mod real;
+
 use edl_core::id::{Incarnation, RunId, WorkerId, WorldId};
 use edl_core::spec::JobSpec;
 
 use super::world::Member;
+
+pub(crate) use real::open_mesh;
 
 /// Links to the members of a world, used by one thread. Every call of a world ends at once when
 /// that world is aborted.
@@ -21,13 +25,13 @@ pub(crate) trait Mesh: Send {
     /// Tells everybody a few bytes, and hears theirs in the order of the members.
     fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error>;
 
-    /// Moves items between members, who all call it with the same list; the bytes received.
+    /// Moves items between members, who all call it with the same list.
     fn transfer(
         &mut self,
         moves: &[Move],
         encode: &mut dyn FnMut(u32) -> Vec<u8>,
         accept: &mut dyn FnMut(u32, Vec<u8>) -> Result<(), String>,
-    ) -> Result<u64, Error>;
+    ) -> Result<(), Error>;
 
     /// Where my nodes of the tree over `n_active` lanes are summed up: one buffer of `len`
     /// numbers per node, with anything in it.
@@ -91,8 +95,3 @@ pub(crate) struct Identity {
 }
 
 pub(crate) type OpenMesh = Box<dyn FnOnce(Identity, &JobSpec) -> Result<Opened, String> + Send>;
-
-/// Opens the real mesh of a worker.
-pub(crate) fn open_mesh(_config: &crate::Config) -> OpenMesh {
-    Box::new(|_, _| Err("this build has no mesh".into()))
-}

@@ -267,13 +267,15 @@ impl Run {
         arrived.resize_with(if is_behind { n_partitions as usize } else { 0 }, || None);
         let mut encode =
             |item: u32| replica.expect("only those who have state are asked for it").encode(item);
+        let mut n_bytes = 0;
         let mut accept = |item: u32, bytes: Vec<u8>| {
+            n_bytes += bytes.len() as u64;
             let partition = recipe.decode(item, &bytes).map_err(|error| chain(&error))?;
             let slot = arrived.get_mut(item as usize).ok_or("a partition too many")?;
             *slot = Some(partition);
             Ok(())
         };
-        let n_bytes = mesh.transfer(&moves, &mut encode, &mut accept)?;
+        mesh.transfer(&moves, &mut encode, &mut accept)?;
         if is_behind {
             let partitions = arrived.into_iter().flatten().collect();
             let assembled = recipe.assemble(partitions, world.generation);
@@ -425,8 +427,9 @@ impl Run {
             Place::Piece(..) => true,
             Place::Lane(batch, lane) => batches.contains(&batch) && mine.contains(&lane),
         });
-        for batch in batches {
-            if *num_epochs > 0 && batch.epoch >= *num_epochs {
+        for (ahead, batch) in batches.into_iter().enumerate() {
+            let is_past_end = *num_epochs > 0 && batch.epoch >= *num_epochs;
+            if ahead > 0 && is_past_end {
                 continue;
             }
             let end = mine.end.min(n_active(plan, *n_lanes, batch.index));

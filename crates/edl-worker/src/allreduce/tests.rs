@@ -59,6 +59,32 @@ fn any_number_of_members_yields_the_same_bits() {
 }
 
 #[test]
+fn members_linked_as_in_real_jobs_yield_the_same_bits() {
+    let mut stage = Stage::new(spec(), N_RECORDS);
+    stage.is_real = true;
+    (0..4).for_each(|worker| stage.start(worker));
+    let members = &[0, 1, 2];
+    let formed = stage.form(Named { members, until: 3, load: Some(""), ..Named::default() });
+    assert_eq!(formed[0].transport, "shared memory");
+    stage.stepped(members, 3);
+    // One joins and one leaves at a boundary; later one is gone at once.
+    let members = &[0, 2, 3];
+    let (void, left_out, after) = (&[3], &[1], Some(5));
+    let named = Named { members, void, left_out, after, until: 7, ..Named::default() };
+    let world = stage.name(named);
+    stage.tell(1, compute::Event::Leave);
+    (0..3).for_each(|worker| stage.go_on(worker, 1, 5));
+    members.iter().for_each(|worker| assert_eq!(stage.formed(*worker, world).step, 5));
+    stage.ended(1).unwrap();
+    stage.stepped(members, 7);
+    stage.stop(0);
+    let members = &[2, 3];
+    stage.form(Named { members, until: END, ..Named::default() });
+    stage.stepped(members, END);
+    assert!(stage.weights(members, END) == reference(spec(), N_RECORDS));
+}
+
+#[test]
 fn every_worker_computes_the_same_probe() {
     let mut stage = Stage::new(spec(), N_RECORDS);
     stage.start(0);

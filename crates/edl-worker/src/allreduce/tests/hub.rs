@@ -72,7 +72,9 @@ struct Said {
 impl Hub {
     /// Ends `worker` at a point of the reduction that makes `step`.
     pub(crate) fn fault(&self, worker: u32, step: u64, phase: Phase) {
-        self.change(|state| drop(state.faults.insert((WorkerId(worker), step), phase)));
+        self.change(|state| {
+            state.faults.insert((WorkerId(worker), step), phase);
+        });
     }
 
     pub(crate) fn opener(&self) -> OpenMesh {
@@ -118,7 +120,9 @@ impl Abort for End {
     }
 
     fn close(&self) {
-        self.hub.change(|state| drop(state.closed.insert(self.worker)));
+        self.hub.change(|state| {
+            state.closed.insert(self.worker);
+        });
     }
 }
 
@@ -133,7 +137,9 @@ struct ToyMesh {
 
 impl Drop for ToyMesh {
     fn drop(&mut self) {
-        self.hub.change(|state| drop(state.dead.insert(self.worker)));
+        self.hub.change(|state| {
+            state.dead.insert(self.worker);
+        });
     }
 }
 
@@ -185,7 +191,9 @@ impl ToyMesh {
 
     /// Ends this thread as a killed process ends: nobody is told but by the broken link.
     fn die(&self) {
-        self.hub.change(|state| drop(state.dead.insert(self.worker)));
+        self.hub.change(|state| {
+            state.dead.insert(self.worker);
+        });
         std::panic::resume_unwind(Box::new("killed"));
     }
 }
@@ -214,18 +222,16 @@ impl Mesh for ToyMesh {
         moves: &[Move],
         encode: &mut dyn FnMut(u32) -> Vec<u8>,
         accept: &mut dyn FnMut(u32, Vec<u8>) -> Result<(), String>,
-    ) -> Result<u64, Error> {
+    ) -> Result<(), Error> {
         let mine = moves.iter().filter(|item| item.from == self.me);
         let items = mine.map(|item| (*item, encode(item.item))).collect();
         let heard = self.hear(self.say(Kind::Transfer, 0, Said { items, ..Said::default() }))?;
-        let mut n_bytes = 0;
         for (item, bytes) in heard.into_iter().flat_map(|said| said.items) {
             if item.to == self.me {
-                n_bytes += bytes.len() as u64;
                 accept(item.item, bytes).map_err(Error::Other)?;
             }
         }
-        Ok(n_bytes)
+        Ok(())
     }
 
     fn buffers(&mut self, n_active: u32, len: usize) -> Vec<&mut [f32]> {

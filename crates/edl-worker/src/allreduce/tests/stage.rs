@@ -11,13 +11,15 @@ use std::time::Duration;
 use edl_core::id::{Incarnation, LeaseId, RunId, WorkerId, WorldId};
 use edl_core::lanes::assign;
 use edl_core::spec::{JobSpec, Strategy};
+use edl_net::key::JobKey;
 use edl_net::proto::{self, worker_message::Kind};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use super::hub::Hub;
 use super::toy::{ToyModel, ToyRecords};
-use crate::allreduce::{self, Error, Event, Identity, Seat, Start};
+use crate::Config;
+use crate::allreduce::{self, Error, Event, Identity, OpenMesh, Seat, Start, open_mesh};
 use crate::compute::{self, Loan};
 use crate::feed::{Counts, Feeder, Source};
 use crate::progress::Progress;
@@ -50,6 +52,8 @@ pub(crate) struct Stage {
     spec: JobSpec,
     n_records: u64,
     pub(crate) swap: Option<(u64, u64)>,
+    /// Whether members are linked as those of real jobs.
+    pub(crate) is_real: bool,
     members: BTreeMap<u32, Player>,
     told: Sender<(u32, Kind)>,
     reports: Receiver<(u32, Kind)>,
@@ -90,6 +94,7 @@ impl Stage {
             spec,
             n_records,
             swap: None,
+            is_real: false,
             members: BTreeMap::new(),
             told,
             reports,
@@ -115,7 +120,8 @@ impl Stage {
                 let _ = told.send((worker, kind));
             }
         });
-        let (seat, spec, mesh) = (Arc::new(Seat::default()), self.spec.clone(), self.hub.opener());
+        let mesh = if self.is_real { self.real_mesh(worker) } else { self.hub.opener() };
+        let (seat, spec) = (Arc::new(Seat::default()), self.spec.clone());
         let feed = self.feed(events.clone());
         let (plan, shared) = (spec.plan(self.n_records), Arc::clone(&seat));
         let thread = thread::spawn(move || {
@@ -138,6 +144,15 @@ impl Stage {
             })
         });
         self.members.insert(worker, Player { events, seat, thread });
+    }
+
+    fn real_mesh(&self, worker: u32) -> OpenMesh {
+        open_mesh(&Config {
+            worker: WorkerId(worker),
+            master_addr: "127.0.0.1:9".into(),
+            key: JobKey::from_bytes([7; 32]),
+            job_dir: self.folder.path().into(),
+        })
     }
 
     fn feed(
@@ -222,14 +237,18 @@ impl Stage {
     fn message(&self, named: Named<'_>) -> proto::World {
         let n_members = u32::try_from(named.members.len()).unwrap();
         let lanes = assign(self.spec.n_lanes(), n_members);
-        let member = |(worker, lanes): (&u32, std::ops::Range<u32>)| proto::Member {
-            worker: *worker,
-            incarnation: incarnation(*worker).0,
-            address: format!("toy:{worker}"),
-            unix_path: String::new(),
-            first_lane: lanes.start,
-            end_lane: lanes.end,
-            has_state: named.load.is_none() && !named.void.contains(worker),
+        let member = |(worker, lanes): (&u32, std::ops::Range<u32>)| {
+            let peer = self.members.get(worker).and_then(|player| player.seat.peer());
+            let proto::Peer { address, unix_path, .. } = peer.unwrap_or_default();
+            proto::Member {
+                worker: *worker,
+                incarnation: incarnation(*worker).0,
+                address,
+                unix_path,
+                first_lane: lanes.start,
+                end_lane: lanes.end,
+                has_state: named.load.is_none() && !named.void.contains(worker),
+            }
         };
         let load = named.load.map(|checkpoint| proto::Load {
             generation: 1,

@@ -71,10 +71,9 @@ impl Model for ToyModel {
         }
         let n_records = records.len() as f32;
         for (place, number) in gradient.dense.iter_mut().enumerate() {
-            let of = |record: &u64| rng::unit(rng::key(&[*record, place as u64])) as f32;
+            let of = |record: &u64| number_of(*record, place);
             let mean = records.iter().map(of).sum::<f32>() / n_records;
-            let noise = rng::unit(rng::key(&[seed, place as u64])) as f32;
-            *number = mean + 0.1 * noise - 0.3 * inputs.dense[place];
+            *number = mean + 0.1 * number_of(seed, place) - 0.3 * inputs.dense[place];
         }
         let loss = inputs.dense.iter().sum::<f32>() + records.iter().sum::<u64>() as f32;
         Ok(Outcome { loss: loss / n_records })
@@ -89,6 +88,12 @@ impl Model for ToyModel {
     fn predict(&mut self, _: Inputs<'_>) -> Result<Predictions, Error> {
         Err(Error::Other("not this one".into()))
     }
+}
+
+/// Some number below 1 that needs all the bits of its mantissa.
+fn number_of(key: u64, place: usize) -> f32 {
+    let bits = rng::key(&[key, place as u64]) >> 40;
+    u32::try_from(bits).expect("24 bits") as f32 / 16_777_216.0
 }
 
 /// Records that are their own numbers, but for one that stands for another.
