@@ -52,10 +52,6 @@ pub enum Error {
     Overtaken,
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
-    #[error("the checkpoint `{folder}` has no partition {partition}")]
-    NoPartition { folder: String, partition: PartitionId },
-    #[error("the checkpoint `{folder}` has {theirs} partitions, the job has {ours}")]
-    OtherCut { folder: String, theirs: u32, ours: u32 },
     #[error("partitions {}..{} of {n_partitions} with {n_batches} batches per epoch cannot be", partitions.start, partitions.end)]
     Impossible { partitions: Range<u32>, n_partitions: u32, n_batches: u32 },
     #[error("cannot start an owner thread")]

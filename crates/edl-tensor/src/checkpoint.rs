@@ -7,6 +7,7 @@
 
 pub mod codec;
 mod manifest;
+mod origin;
 #[cfg(test)]
 mod tests;
 
@@ -14,12 +15,13 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use edl_core::id::{CutId, Generation};
+use edl_core::id::{CutId, Generation, PartitionId};
 
 use crate::partition::{Partition, PartitionConfig};
 
 pub use codec::Snapshot;
 pub use manifest::{Error as ManifestError, FileEntry, Manifest, file_name};
+pub use origin::Origin;
 
 /// The number of the format that this build writes and reads.
 pub const FORMAT: u32 = 1;
@@ -46,6 +48,10 @@ pub enum Error {
     Differs { path: PathBuf, what: &'static str },
     #[error("`{}` is complete already and is never written again", path.display())]
     Exists { path: PathBuf },
+    #[error("the checkpoint `{}` has no partition {partition}", path.display())]
+    NoPartition { path: PathBuf, partition: PartitionId },
+    #[error("the checkpoint `{}` has {theirs} partitions, the job has {ours}", path.display())]
+    OtherCut { path: PathBuf, theirs: u32, ours: u32 },
 }
 
 /// Name of a checkpoint's folder, such as `version-100.g2c7`.

@@ -7,7 +7,7 @@
 //! leaves the item where the servers' applied sets make a second try harmless.
 
 mod servers;
-mod shard;
+pub(crate) mod shard;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,6 +25,7 @@ use edl_net::proto::{self, worker_message::Kind};
 use tokio::sync::mpsc;
 use tracing::{debug, info, trace, warn};
 
+use crate::allreduce;
 use crate::feed::{Decoded, Read};
 use crate::link::{Ask, News};
 use crate::progress::Progress;
@@ -51,6 +52,8 @@ pub(crate) enum Event {
     Rejoined,
     Decoded(Item, Result<Decoded, String>),
     Link(u64, News),
+    /// For the loop of AllReduce.
+    AllReduce(Box<allreduce::Event>),
     /// Finish the item at hand and go.
     Leave,
     /// Go.
@@ -70,7 +73,7 @@ pub(crate) enum Loan {
 /// How the loop ended, if not well.
 #[derive(Debug, thiserror::Error)]
 #[error("the {0} thread has panicked")]
-pub(crate) struct Died(&'static str);
+pub(crate) struct Died(pub(crate) &'static str);
 
 /// The ends of all channels.
 pub(crate) struct Channels {
@@ -201,6 +204,7 @@ impl Compute {
                 self.fail(item, error);
             }
             Event::Link(connection, news) => self.hear_link(connection, news),
+            Event::AllReduce(_) => warn!("the master sent a command of another strategy"),
             Event::Leave => {
                 self.progress.waiting("leaving", "acknowledgements");
                 self.leaving = Some(Instant::now() + self.last_answers);
@@ -507,19 +511,15 @@ fn lock(work: &Mutex<Work>) -> MutexGuard<'_, Work> {
 
 /// An error of the model with the place of the records in the data.
 fn describe(error: &dyn std::error::Error, item: Item, decoded: &Decoded) -> String {
-    let records = &decoded.batch.records;
-    let place = records.first().map(|record| decoded.data.locate(*record)).unwrap_or_default();
-    let n_records = records.len();
+    let records = decoded.describe();
     match item {
-        Item::Batch(batch) => {
-            format!("{error} (batch {batch}: {n_records} records from {place} on)")
-        }
-        Item::Piece { .. } => format!("{error} ({n_records} records from {place} on)"),
+        Item::Batch(batch) => format!("{error} (batch {batch}: {records})"),
+        Item::Piece { .. } => format!("{error} ({records})"),
     }
 }
 
 /// The line that users look for in a worker's log.
-fn loss_line(loss: f32, step: u64) -> String {
+pub(crate) fn loss_line(loss: f32, step: u64) -> String {
     format!("Loss = {loss:.3}, steps = {step}")
 }
 

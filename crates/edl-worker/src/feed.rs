@@ -11,13 +11,13 @@ use std::sync::mpsc::Receiver;
 
 use edl_core::batch::BatchPlan;
 use edl_core::id::BatchId;
+use edl_core::lanes;
 use edl_core::model::FieldSpec;
 use edl_core::spec::JobSpec;
 use edl_data::{Codec, Dataset, OpenOptions};
 use edl_tensor::batch::Batch;
 
 use crate::chain;
-use crate::work::Item;
 
 /// The data sets of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +42,8 @@ pub(crate) type OpenRecords = Box<dyn FnMut(Source) -> Result<Arc<dyn Records>, 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Read {
     Batch(BatchId),
+    /// What one lane trains of a batch.
+    Lane(BatchId, u32),
     Range(Source, Range<u64>),
 }
 
@@ -49,6 +51,15 @@ pub(crate) enum Read {
 pub(crate) struct Decoded {
     pub(crate) batch: Batch,
     pub(crate) data: Arc<dyn Records>,
+}
+
+impl Decoded {
+    /// How many records these are, and where the first lies, for people.
+    pub(crate) fn describe(&self) -> String {
+        let records = &self.batch.records;
+        let place = records.first().map(|record| self.data.locate(*record)).unwrap_or_default();
+        format!("{} records from {place} on", records.len())
+    }
 }
 
 /// How many records each data set had when the job was started.
@@ -66,22 +77,25 @@ pub(crate) struct Feeder {
     pub(crate) first: Source,
     pub(crate) counts: Counts,
     pub(crate) plan: BatchPlan,
+    /// Into how many lanes a batch is cut.
+    pub(crate) n_lanes: u32,
     pub(crate) fields: Vec<FieldSpec>,
 }
 
 impl Feeder {
-    pub(crate) fn run(
+    /// Reads what it is asked for; a tag of the asker's choice comes back with the answer.
+    pub(crate) fn run<T>(
         mut self,
-        asks: &Receiver<(Item, Read)>,
-        tell: impl Fn(Item, Result<Decoded, String>),
+        asks: &Receiver<(T, Read)>,
+        tell: impl Fn(T, Result<Decoded, String>),
     ) {
         let mut opened = BTreeMap::new();
         // An error is told when the data is asked for, and then it is tried again.
         if let Ok(data) = self.open(self.first) {
             opened.insert(self.first, data);
         }
-        for (item, read) in asks {
-            tell(item, self.read(&mut opened, &read));
+        for (tag, read) in asks {
+            tell(tag, self.read(&mut opened, &read));
         }
     }
 
@@ -91,10 +105,8 @@ impl Feeder {
         read: &Read,
     ) -> Result<Decoded, String> {
         let (source, records) = match read {
-            Read::Batch(batch) if batch.index >= self.plan.n_batches() => {
-                return Err(format!("batch {batch} is not of this job's plan"));
-            }
-            Read::Batch(batch) => (Source::Training, self.plan.records(*batch)),
+            Read::Batch(batch) => (Source::Training, self.records(*batch)?),
+            Read::Lane(batch, lane) => (Source::Training, self.records_of_lane(*batch, *lane)?),
             Read::Range(source, records) => (*source, records.clone().collect()),
         };
         let data = match opened.get(&source) {
@@ -107,6 +119,22 @@ impl Feeder {
         };
         let batch = data.batch(&records, &self.fields)?;
         Ok(Decoded { batch, data })
+    }
+
+    fn records(&self, batch: BatchId) -> Result<Vec<u64>, String> {
+        if batch.index >= self.plan.n_batches() {
+            return Err(format!("batch {batch} is not of this job's plan"));
+        }
+        Ok(self.plan.records(batch))
+    }
+
+    fn records_of_lane(&self, batch: BatchId, lane: u32) -> Result<Vec<u64>, String> {
+        let records = self.records(batch)?;
+        let minibatch = self.plan.minibatch_size / self.n_lanes;
+        let shares = lanes::share_out(records.len(), self.n_lanes, minibatch);
+        let share = shares.get(lane as usize);
+        let share = share.ok_or_else(|| format!("batch {batch} has no lane {lane}"))?;
+        Ok(records[share.clone()].to_vec())
     }
 
     fn open(&mut self, source: Source) -> Result<Arc<dyn Records>, String> {

@@ -5,7 +5,14 @@
 //! thread owns the model and decides; the *feed* thread reads records ahead of it; the *link*
 //! thread moves parameters and gradients. A worker holds nothing that a job cannot lose: it may
 //! be killed at any moment, and what it was lent is lent again.
+//!
+//! There are two strategies. With *parameter servers* a worker is lent batches, each of which it
+//! pulls parameters for and pushes a gradient of; `compute` is its loop. With *AllReduce* every
+//! worker holds all parameters, and all workers of a world take each step together, each on its
+//! lanes, until a step that the master has granted; `allreduce` is its loop, the mesh between
+//! workers takes the place of the link, and what a worker holds is held by its peers too.
 
+mod allreduce;
 mod compute;
 mod evaluate;
 mod feed;

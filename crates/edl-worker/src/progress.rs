@@ -4,16 +4,17 @@
 //! Heartbeats come from another thread, so a busy loop does not silence them; but they repeat
 //! what the loop said last, so that the master sees a loop that is stuck.
 
+use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard};
 
 /// The state behind the heartbeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
-    /// Batches trained by this process.
+    /// Batches trained by this process; under AllReduce the job's step.
     pub(crate) step: u64,
     pub(crate) phase: &'static str,
     /// Whom the worker waits for; empty while it is busy itself.
-    pub(crate) waiting_for: &'static str,
+    pub(crate) waiting_for: Cow<'static, str>,
 }
 
 /// Shared by the compute thread and the session.
@@ -22,19 +23,19 @@ pub(crate) struct Progress(Mutex<State>);
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(State { step: 0, phase: "starting", waiting_for: "" }))
+        Self(Mutex::new(State { step: 0, phase: "starting", waiting_for: "".into() }))
     }
 
     /// The loop does something of its own.
     pub(crate) fn busy(&self, phase: &'static str) {
         let mut state = self.lock();
-        (state.phase, state.waiting_for) = (phase, "");
+        (state.phase, state.waiting_for) = (phase, "".into());
     }
 
     /// The loop can do nothing until somebody else has.
     pub(crate) fn waiting(&self, phase: &'static str, waiting_for: &'static str) {
         let mut state = self.lock();
-        (state.phase, state.waiting_for) = (phase, waiting_for);
+        (state.phase, state.waiting_for) = (phase, waiting_for.into());
     }
 
     /// Counts a trained batch, and says which one it was.
@@ -42,6 +43,11 @@ impl Progress {
         let mut state = self.lock();
         state.step += 1;
         state.step
+    }
+
+    /// The job's step, where all workers take it together.
+    pub(crate) fn at_step(&self, step: u64) {
+        self.lock().step = step;
     }
 
     pub(crate) fn state(&self) -> State {

@@ -9,11 +9,11 @@ mod start;
 
 use std::collections::VecDeque;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use edl_core::id::LeaseId;
+use edl_core::id::{Incarnation, LeaseId, WorldId};
 use edl_net::proto::{
     self, master_client::MasterClient, worker_command::Kind as Command, worker_message::Kind,
 };
@@ -26,12 +26,12 @@ use tonic::{Code, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use crate::Config;
+use crate::allreduce;
 use crate::compute::{Event, Loan};
 use crate::progress::Progress;
-use crate::work::Work;
 
 pub(crate) use start::{Edges, Limits};
-use start::{Ended, Job};
+use start::{Ended, Job, Shared};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// From the opened stream to the welcome.
@@ -77,7 +77,7 @@ pub(crate) struct Session {
     edges: Option<Edges>,
     limits: Limits,
     shutdown: CancellationToken,
-    incarnation: u64,
+    incarnation: Incarnation,
     job: Option<Job>,
     /// The announcement of the model, once it is built.
     model_spec: Option<String>,
@@ -86,8 +86,7 @@ pub(crate) struct Session {
     start: Option<start::Ends>,
     reports: mpsc::Receiver<Kind>,
     ended: oneshot::Receiver<Ended>,
-    work: Arc<Mutex<Work>>,
-    progress: Arc<Progress>,
+    shared: Shared,
     outbox: VecDeque<Kind>,
     leaving: Option<Instant>,
 }
@@ -116,8 +115,11 @@ impl Session {
             events,
             reports,
             ended,
-            work: Arc::default(),
-            progress: Arc::new(Progress::new()),
+            shared: Shared {
+                work: Arc::default(),
+                progress: Arc::new(Progress::new()),
+                seat: Arc::default(),
+            },
             outbox: VecDeque::new(),
             leaving: None,
         }
@@ -132,6 +134,7 @@ impl Session {
                     End::Over(result) => return self.close(stream, result).await,
                     End::Broken(reason) if stream.is_welcome => {
                         warn!(reason, "master lost");
+                        self.hurry();
                         (seen, retry) = (Instant::now(), FIRST_RETRY);
                         reason
                     }
@@ -167,6 +170,9 @@ impl Session {
                 ended = &mut self.ended => return Err(start::result(ended)),
                 () = self.shutdown.cancelled(), if leaving.is_none() => self.leave(),
                 () = until(leaving), if leaving.is_some() => return Err(Ok(())),
+                Some(report) = self.reports.recv(), if self.outbox.len() < MAX_REPORTS => {
+                    self.keep(report);
+                }
                 output = &mut future => return Ok(output),
             }
         }
@@ -178,7 +184,7 @@ impl Session {
         let hello = proto::WorkerHello {
             protocol: edl_net::CONTROL_PROTOCOL,
             worker: self.config.worker.0,
-            incarnation: self.incarnation,
+            incarnation: self.incarnation.0,
             pid: std::process::id(),
         };
         // Later on it may be a stranger who was given the port of a master that is restarted.
@@ -260,11 +266,16 @@ impl Session {
 
     /// A heartbeat tells what is, so one that finds no room is not sent later.
     fn beat(&self, stream: &Stream) {
-        let state = self.progress.state();
+        let state = self.shared.progress.state();
+        // A loop that calls itself busy may be in a call that waits for other workers.
+        let waiting_for = match state.waiting_for.is_empty() {
+            true => self.shared.seat.waiting_for(),
+            false => state.waiting_for.into(),
+        };
         let _ = stream.messages.try_send(message(Kind::Heartbeat(proto::Heartbeat {
             step: state.step,
             phase: state.phase.into(),
-            waiting_for: state.waiting_for.into(),
+            waiting_for,
         })));
     }
 
@@ -284,8 +295,9 @@ impl Session {
         }
         info!(term, run = %job.run, worker = %self.config.worker, "welcomed by the master");
         if let (Some(edges), Some(ends)) = (self.edges.take(), self.start.take()) {
-            let shared = (Arc::clone(&self.work), Arc::clone(&self.progress));
-            start::threads(edges, ends, self.events.clone(), &job, &self.config, shared)?;
+            let (events, shared) = (self.events.clone(), self.shared.clone());
+            let identity = (&self.config, self.incarnation);
+            start::threads(edges, ends, events, &job, identity, shared)?;
         }
         self.job = Some(job);
         // Announced anew on every stream: first of all, so that late reports find their leases.
@@ -293,11 +305,15 @@ impl Session {
             self.outbox.retain(|kind| !matches!(kind, Kind::Ready(_)));
             self.outbox.push_front(self.ready());
         }
+        if self.leaving.is_some() && self.is_member() {
+            self.outbox.push_back(leaving());
+        }
         Ok(())
     }
 
     fn ready(&self) -> Kind {
-        let held = self.work.lock().expect("nobody panics while holding the work").announce();
+        let work = self.shared.work.lock();
+        let held = work.expect("nobody panics while holding the work").announce();
         let held = held.into_iter().map(|held| proto::HeldLease {
             lease: held.lease.0,
             epoch: held.epoch,
@@ -307,7 +323,7 @@ impl Session {
             model_spec_json: self.model_spec.clone().unwrap_or_default(),
             capacity: self.job.as_ref().map_or(1, Job::capacity),
             held: held.collect(),
-            peer: None,
+            peer: self.shared.seat.peer(),
         })
     }
 
@@ -326,10 +342,21 @@ impl Session {
             Some(Command::Stop(stop)) => {
                 info!(reason = stop.reason, "stopped by the master");
                 self.tell(Event::Stop);
+                self.shared.seat.close();
                 self.leaving = Some(Instant::now() + self.limits.finish);
             }
-            Some(Command::Welcome(_) | Command::World(_) | Command::Go(_) | Command::Cut(_))
-            | None => {
+            Some(Command::World(world)) => {
+                let (id, is_due) = (WorldId(world.world), world.after.is_none());
+                self.tell_member(allreduce::Event::World(world.into()));
+                if is_due {
+                    self.shared.seat.abort(id);
+                }
+            }
+            Some(Command::Go(proto::Go { world, until })) => {
+                self.tell_member(allreduce::Event::Go { world: WorldId(world), until });
+            }
+            Some(Command::Cut(cut)) => self.tell_member(allreduce::Event::Cut(cut)),
+            Some(Command::Welcome(_)) | None => {
                 warn!("the master sent an unknown command");
             }
         }
@@ -340,13 +367,35 @@ impl Session {
         let _ = self.events.send(event);
     }
 
+    /// Whether other workers train together with this one.
+    fn is_member(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| job.spec.is_allreduce())
+    }
+
+    fn tell_member(&self, event: allreduce::Event) {
+        self.tell(Event::AllReduce(Box::new(event)));
+    }
+
     fn leave(&mut self) {
         info!("leaving");
         self.tell(Event::Leave);
-        self.leaving = Some(Instant::now() + self.limits.finish);
+        let is_member = self.is_member();
+        let limit = if is_member { self.limits.hand_over } else { self.limits.finish };
+        self.leaving = Some(Instant::now() + limit);
+        if is_member {
+            // Others take over its lanes when the master has named a world without it.
+            self.outbox.push_back(leaving());
+        }
         if self.start.is_some() {
             // There is no compute thread yet that could finish anything.
             self.leaving = Some(Instant::now());
+        }
+    }
+
+    /// A worker that leaves waits for the master's word; without a master it does not wait long.
+    fn hurry(&mut self) {
+        if let Some(limit) = &mut self.leaving {
+            *limit = (*limit).min(Instant::now() + self.limits.finish);
         }
     }
 
@@ -355,9 +404,13 @@ impl Session {
         if let Kind::Ready(ready) = report {
             self.model_spec = Some(ready.model_spec_json);
             self.outbox.push_front(self.ready());
-        } else {
-            self.outbox.push_back(report);
+            return;
         }
+        // Of steps that nobody has heard of yet only the last one matters.
+        if let (Kind::Stepped(_), Some(Kind::Stepped(_))) = (&report, self.outbox.back()) {
+            self.outbox.pop_back();
+        }
+        self.outbox.push_back(report);
     }
 
     fn drain(&mut self) {
@@ -369,12 +422,11 @@ impl Session {
     /// Says the last words on a stream that still stands.
     async fn close(mut self, stream: Stream, result: Result<(), Error>) -> Result<(), Error> {
         let Stream { mut commands, messages, is_welcome } = stream;
-        if result.is_err() || !is_welcome {
+        if !is_welcome || (result.is_err() && self.outbox.is_empty()) {
             return result;
         }
-        if self.shutdown.is_cancelled() {
-            let reason = "told to leave".into();
-            self.outbox.push_back(Kind::Leaving(proto::Leaving { reason }));
+        if self.shutdown.is_cancelled() && !self.is_member() {
+            self.outbox.push_back(leaving());
         }
         let flush = async {
             for kind in self.outbox.drain(..) {
@@ -397,7 +449,12 @@ impl Drop for Session {
     fn drop(&mut self) {
         // However the session ends, nobody is left to compute for.
         self.tell(Event::Stop);
+        self.shared.seat.close();
     }
+}
+
+fn leaving() -> Kind {
+    Kind::Leaving(proto::Leaving { reason: "told to leave".into() })
 }
 
 fn message(kind: Kind) -> proto::WorkerMessage {

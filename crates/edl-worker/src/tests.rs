@@ -2,6 +2,7 @@
 //! A whole worker against a master and servers that do what the test says.
 
 mod master;
+mod member;
 mod toy;
 
 use std::sync::Arc;
@@ -57,7 +58,8 @@ struct Props {
 impl Default for Props {
     fn default() -> Self {
         // Whatever the machine is busy with, these tests wait for what they expect.
-        let limits = Limits { master: HANG, finish: HANG, last_answers: HANG, flush: HANG };
+        let limits =
+            Limits { master: HANG, finish: HANG, last_answers: HANG, hand_over: HANG, flush: HANG };
         Self { n_records: N_RECORDS, key: JobKey::from_bytes([7; 32]), limits, has_model: true }
     }
 }
@@ -85,6 +87,7 @@ impl Stage {
             }),
             open_records: Box::new(move |_| Box::new(move |_| Ok(Arc::new(ToyRecords(n_records))))),
             open_dial: Box::new(|_, _, _| Box::new(dial)),
+            open_mesh: Box::new(|_, _| Err("there are no other workers".into())),
             limits,
         };
         let shutdown = CancellationToken::new();

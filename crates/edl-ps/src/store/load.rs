@@ -12,7 +12,7 @@ use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::OptimizerSpec;
 use edl_core::spec::Mode;
-use edl_tensor::checkpoint::{self, Checkpoint, FileEntry};
+use edl_tensor::checkpoint::Origin;
 use edl_tensor::partition::{Partition, PartitionConfig};
 use tokio::sync::watch;
 
@@ -67,33 +67,10 @@ impl LoadSpec {
         Err(Error::Impossible { partitions, n_partitions, n_batches })
     }
 
-    /// The checkpoint's folder and its files by partition.
-    fn source(&self) -> Result<Option<Source>, Error> {
-        let Some(folder) = &self.checkpoint else { return Ok(None) };
-        let checkpoint = Checkpoint::open(folder)?;
-        let theirs = checkpoint.manifest.n_partitions;
-        if theirs != self.n_partitions {
-            let folder = folder.display().to_string();
-            return Err(Error::OtherCut { folder, theirs, ours: self.n_partitions });
-        }
-        let files = checkpoint.manifest.files.into_iter().map(|file| (file.partition, file));
-        Ok(Some(Source { folder: folder.clone(), files: files.collect() }))
+    fn origin(&self) -> Result<Origin, Error> {
+        let Some(folder) = &self.checkpoint else { return Ok(Origin::first_values()) };
+        Ok(Origin::checkpoint(folder, self.n_partitions, self.keep_applied)?)
     }
-
-    fn make(&self, partition: u32, source: Option<&Source>) -> Result<Partition, Error> {
-        let config = self.config(partition);
-        let Some(Source { folder, files }) = source else { return Ok(Partition::new(config)) };
-        let file = files.get(&config.id).ok_or_else(|| Error::NoPartition {
-            folder: folder.display().to_string(),
-            partition: config.id,
-        })?;
-        Ok(checkpoint::read_partition(folder, file, config, self.keep_applied)?)
-    }
-}
-
-struct Source {
-    folder: PathBuf,
-    files: BTreeMap<PartitionId, FileEntry>,
 }
 
 /// An owner thread that is making its partitions.
@@ -154,12 +131,12 @@ impl Store {
     }
 
     fn make(&self, spec: &LoadSpec) -> Result<Hosted, Error> {
-        let source = Arc::new(spec.source()?);
+        let origin = Arc::new(spec.origin()?);
         let progress = Arc::new(Progress::new(&spec.partitions));
         let (ready, births) = mpsc::channel();
         let mut owners = Vec::new();
         for range in shares(&spec.partitions, self.n_owners(spec.partitions.len())) {
-            owners.push(self.start_owner(spec, range, &source, &progress, ready.clone())?);
+            owners.push(self.start_owner(spec, range, &origin, &progress, ready.clone())?);
         }
         drop(ready);
         let born: Vec<Result<(), Error>> = births.iter().collect();
@@ -197,18 +174,18 @@ impl Store {
         &self,
         spec: &LoadSpec,
         range: Range<u32>,
-        source: &Arc<Option<Source>>,
+        origin: &Arc<Origin>,
         progress: &Arc<Progress>,
         ready: mpsc::Sender<Result<(), Error>>,
     ) -> Result<Birth, Error> {
         let (tasks, queue) = mpsc::sync_channel(OWNER_QUEUE);
         let name = format!("owner-{}", range.start);
-        let (spec, source, progress) = (spec.clone(), Arc::clone(source), Arc::clone(progress));
+        let (spec, origin, progress) = (spec.clone(), Arc::clone(origin), Arc::clone(progress));
         let guard = Guard(self.is_broken.clone());
         let run = move || {
             let _guard = guard;
-            let made: Result<Vec<Partition>, Error> =
-                range.map(|partition| spec.make(partition, source.as_ref().as_ref())).collect();
+            let make = |partition| Ok(origin.make(spec.config(partition))?);
+            let made: Result<Vec<Partition>, Error> = range.map(make).collect();
             let partitions = match made {
                 Ok(partitions) => partitions,
                 Err(error) => {
@@ -228,7 +205,7 @@ impl Store {
             };
             let _ = ready.send(Ok(()));
             // Whoever waits for the births waits for the ends of this channel.
-            drop((ready, source));
+            drop((ready, origin));
             owner.run(&queue);
         };
         let thread = std::thread::Builder::new().name(name).spawn(run).map_err(Error::Thread)?;

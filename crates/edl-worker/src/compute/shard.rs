@@ -15,7 +15,7 @@ use crate::feed::{Read, Source};
 use crate::predict::{self, Prediction};
 
 /// A shard under way.
-pub(super) struct Shard {
+pub(crate) struct Shard {
     pass: Pass,
     minibatch: u64,
 }
@@ -26,12 +26,12 @@ enum Pass {
 }
 
 impl Shard {
-    pub(super) fn evaluation(work: EvalWork, metrics: &[Metric], minibatch: u32) -> Self {
+    pub(crate) fn evaluation(work: EvalWork, metrics: &[Metric], minibatch: u32) -> Self {
         let pass = Pass::Evaluate(Evaluation::new(work, metrics));
         Self { pass, minibatch: u64::from(minibatch) }
     }
 
-    pub(super) fn prediction(
+    pub(crate) fn prediction(
         work: PredictWork,
         job_dir: &Path,
         lease: LeaseId,
@@ -42,14 +42,14 @@ impl Shard {
     }
 
     /// The shard's number in the master's books.
-    pub(super) fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         match &self.pass {
             Pass::Evaluate(evaluation) => evaluation.shard(),
             Pass::Predict(prediction) => prediction.shard(),
         }
     }
 
-    pub(super) fn phase(&self) -> &'static str {
+    pub(crate) fn phase(&self) -> &'static str {
         match &self.pass {
             Pass::Evaluate(_) => "evaluating",
             Pass::Predict(_) => "predicting",
@@ -63,14 +63,14 @@ impl Shard {
         }
     }
 
-    pub(super) fn n_pieces(&self) -> u32 {
+    pub(crate) fn n_pieces(&self) -> u32 {
         let records = self.records();
         let n_pieces = records.end.saturating_sub(records.start).div_ceil(self.minibatch);
         u32::try_from(n_pieces).expect("a shard has fewer than 2^32 minibatches")
     }
 
     /// The records of one minibatch.
-    pub(super) fn read(&self, piece: u32) -> Read {
+    pub(crate) fn read(&self, piece: u32) -> Read {
         let source = match &self.pass {
             Pass::Evaluate(_) => Source::Validation,
             Pass::Predict(_) => Source::Prediction,
@@ -81,7 +81,7 @@ impl Shard {
     }
 
     /// Adds the next minibatch.
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         model: &mut dyn Model,
         inputs: Inputs<'_>,
@@ -93,7 +93,7 @@ impl Shard {
     }
 
     /// What the master is told when the last minibatch is in.
-    pub(super) fn done(
+    pub(crate) fn done(
         self,
         lease: LeaseId,
         generation: Generation,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use edl_core::id::RunId;
+use edl_core::id::{Incarnation, RunId};
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::rng;
@@ -17,8 +17,9 @@ use edl_net::proto::{self, worker_message::Kind};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Error;
+use crate::allreduce::{self, Identity, OpenMesh, Seat};
 use crate::compute::{Channels, Compute, Event, Setup};
-use crate::feed::{self, Counts, Feeder, OpenRecords, Source};
+use crate::feed::{self, Counts, Decoded, Feeder, OpenRecords, Read, Source};
 use crate::link::Link;
 use crate::progress::Progress;
 use crate::servers::{Dial, PsDial};
@@ -36,7 +37,7 @@ const CAPACITY: u32 = 2;
 pub(super) struct Job {
     pub(super) run: RunId,
     pub(super) heartbeat: Duration,
-    spec: JobSpec,
+    pub(super) spec: JobSpec,
     counts: Counts,
 }
 
@@ -48,7 +49,16 @@ pub(crate) struct Edges {
     pub(crate) open_model: OpenModel,
     pub(crate) open_records: Box<dyn FnOnce(&JobSpec) -> OpenRecords + Send>,
     pub(crate) open_dial: OpenDial,
+    pub(crate) open_mesh: OpenMesh,
     pub(crate) limits: Limits,
+}
+
+/// What the session and the compute thread both look at.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) work: Arc<Mutex<Work>>,
+    pub(super) progress: Arc<Progress>,
+    pub(super) seat: Arc<Seat>,
 }
 
 /// How long a worker waits for others. What concerns its end fits into the two seconds that a
@@ -61,6 +71,9 @@ pub(crate) struct Limits {
     pub(crate) finish: Duration,
     /// Until the servers have answered the last gradients.
     pub(crate) last_answers: Duration,
+    /// AllReduce: until the master has named a world without this worker, whose lanes others
+    /// take over then.
+    pub(crate) hand_over: Duration,
     /// Until the last messages have reached the master.
     pub(crate) flush: Duration,
 }
@@ -71,6 +84,7 @@ impl Default for Limits {
             master: Duration::from_secs(300),
             finish: Duration::from_millis(1200),
             last_answers: Duration::from_millis(700),
+            hand_over: Duration::from_secs(10),
             flush: Duration::from_millis(300),
         }
     }
@@ -99,6 +113,7 @@ impl Edges {
                 let patience = spec.task_timeout();
                 Box::new(PsDial { key, run, layout, model, patience, is_bounded })
             }),
+            open_mesh: allreduce::open_mesh(config),
             limits: Limits::default(),
         }
     }
@@ -139,72 +154,135 @@ pub(super) fn threads(
     ends: Ends,
     events: Sender<Event>,
     job: &Job,
-    config: &Config,
-    shared: (Arc<Mutex<Work>>, Arc<Progress>),
+    (config, incarnation): (&Config, Incarnation),
+    shared: Shared,
 ) -> Result<(), Error> {
+    let identity = Identity { run: job.run, worker: config.worker, incarnation };
     let (job, job_dir) = (job.clone(), config.job_dir.clone());
     let Ends { heard, report, end } = ends;
     let body = move || {
-        shared.1.busy("building the model");
+        shared.progress.busy("building the model");
+        let birth = Birth { edges, heard, reports: report, events, job: &job, shared };
         // A panic drops the other half of `end`, which says the same.
-        let result = compute(edges, (heard, report), events, &job, job_dir, shared);
+        let result = match job.spec.is_allreduce() {
+            true => birth.all_reduce(identity),
+            false => birth.compute(job_dir),
+        };
         let _ = end.send(result);
     };
     spawn("compute", body)
 }
 
-fn compute(
+/// A compute thread that is about to start.
+struct Birth<'a> {
     edges: Edges,
-    (heard, reports): (Receiver<Event>, mpsc::Sender<Kind>),
+    heard: Receiver<Event>,
+    reports: mpsc::Sender<Kind>,
     events: Sender<Event>,
-    job: &Job,
-    job_dir: PathBuf,
-    shared: (Arc<Mutex<Work>>, Arc<Progress>),
-) -> Result<(), Error> {
-    let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
-    let model_spec = model.spec().clone();
-    let model_spec_json = serde_json::to_string(&model_spec)
-        .map_err(|error| Error::Model(format!("its description cannot be written: {error}")))?;
-    let ready = proto::Ready { model_spec_json, ..proto::Ready::default() };
-    if reports.blocking_send(Kind::Ready(ready)).is_err() {
-        return Ok(());
+    job: &'a Job,
+    shared: Shared,
+}
+
+impl Birth<'_> {
+    /// Works with parameter servers.
+    fn compute(self, job_dir: PathBuf) -> Result<(), Error> {
+        let Self { edges, heard, reports, events, job, shared } = self;
+        let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
+        let model_spec = model.spec().clone();
+        let model_spec_json = serde_json::to_string(&model_spec)
+            .map_err(|error| Error::Model(format!("its description cannot be written: {error}")))?;
+        let ready = proto::Ready { model_spec_json, ..proto::Ready::default() };
+        if reports.blocking_send(Kind::Ready(ready)).is_err() {
+            return Ok(());
+        }
+        let feeder = feeder(edges.open_records, job, &model_spec);
+        let plan = feeder.plan.clone();
+        let feed = spawn_feeder(feeder, &events, Event::Decoded)?;
+
+        let dial = (edges.open_dial)(job.run, &job.spec, model_spec);
+        let (link, link_asks) = channel();
+        let tell = events.clone();
+        let news = move |connection, news| drop(tell.send(Event::Link(connection, news)));
+        spawn_for(&events, "link", move || Link::new(dial, link_asks, news).run())?;
+        drop(events);
+
+        let channels = Channels { events: heard, reports, feed, link };
+        let setup = Setup {
+            trainer: Trainer::new(model, &job.spec),
+            spec: &job.spec,
+            plan,
+            job_dir,
+            last_answers: edges.limits.last_answers,
+            work: shared.work,
+            progress: shared.progress,
+        };
+        let compute = Compute::new(setup, channels);
+        compute.run().map_err(|died| Error::Died(died.to_string()))
     }
-    let plan = job.spec.plan(job.counts.training);
-    let (feed, feed_asks) = channel();
-    let feeder = Feeder {
-        open: (edges.open_records)(&job.spec),
-        first: match job.spec.job_type {
+
+    /// Works with other workers.
+    fn all_reduce(self, identity: Identity) -> Result<(), Error> {
+        let Self { edges, heard, reports, events, job, shared } = self;
+        let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
+        let feeder = feeder(edges.open_records, job, model.spec());
+        let plan = feeder.plan.clone();
+        let decoded =
+            |place, records| Event::AllReduce(Box::new(allreduce::Event::Decoded(place, records)));
+        let feed = spawn_feeder(feeder, &events, decoded)?;
+        drop(events);
+        let start = allreduce::Start {
+            identity,
+            spec: &job.spec,
+            plan,
+            model,
+            open_mesh: edges.open_mesh,
+            events: heard,
+            feed,
+            reports,
+            seat: shared.seat,
+            progress: shared.progress,
+        };
+        allreduce::run(start).map_err(|error| match error {
+            allreduce::Error::Unfit(why) => Error::Model(why),
+            error @ (allreduce::Error::Died(_)
+            | allreduce::Error::Mesh(_)
+            | allreduce::Error::Probe(_)
+            | allreduce::Error::Thread(_)) => Error::Died(error.to_string()),
+        })
+    }
+}
+
+fn feeder(
+    open_records: impl FnOnce(&JobSpec) -> OpenRecords,
+    job: &Job,
+    model: &ModelSpec,
+) -> Feeder {
+    let Job { spec, counts, .. } = job;
+    Feeder {
+        open: open_records(spec),
+        first: match spec.job_type {
             JobType::Train => Source::Training,
             JobType::Evaluate => Source::Validation,
             JobType::Predict => Source::Prediction,
         },
-        counts: job.counts,
-        plan: plan.clone(),
-        fields: model_spec.inputs.clone(),
-    };
-    let tell = events.clone();
-    let decoded = move |item, result| drop(tell.send(Event::Decoded(item, result)));
-    spawn_for(&events, "feed", move || feeder.run(&feed_asks, decoded))?;
+        counts: *counts,
+        plan: spec.plan(counts.training),
+        n_lanes: if spec.is_allreduce() { spec.n_lanes() } else { 1 },
+        fields: model.inputs.clone(),
+    }
+}
 
-    let dial = (edges.open_dial)(job.run, &job.spec, model_spec);
-    let (link, link_asks) = channel();
+/// Starts the feeder, whose answers become events; it is asked by what is returned.
+fn spawn_feeder<T: Send + 'static>(
+    feeder: Feeder,
+    events: &Sender<Event>,
+    event: impl Fn(T, Result<Decoded, String>) -> Event + Send + 'static,
+) -> Result<Sender<(T, Read)>, Error> {
+    let (feed, asks) = channel();
     let tell = events.clone();
-    let news = move |connection, news| drop(tell.send(Event::Link(connection, news)));
-    spawn_for(&events, "link", move || Link::new(dial, link_asks, news).run())?;
-    drop(events);
-
-    let channels = Channels { events: heard, reports, feed, link };
-    let setup = Setup {
-        trainer: Trainer::new(model, &job.spec),
-        spec: &job.spec,
-        plan,
-        job_dir,
-        last_answers: edges.limits.last_answers,
-        work: shared.0,
-        progress: shared.1,
-    };
-    let compute = Compute::new(setup, channels);
-    compute.run().map_err(|died| Error::Died(died.to_string()))
+    let decoded = move |tag, result| drop(tell.send(event(tag, result)));
+    spawn_for(events, "feed", move || feeder.run(&asks, decoded))?;
+    Ok(feed)
 }
 
 /// Starts a thread whose panic the compute thread hears of.
@@ -235,7 +313,8 @@ pub(super) fn result(ended: Result<Ended, oneshot::error::RecvError>) -> Result<
 }
 
 /// A number that another start of a process will not have.
-pub(super) fn incarnation() -> u64 {
+pub(super) fn incarnation() -> Incarnation {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    rng::key(&[now.as_secs(), u64::from(now.subsec_nanos()), u64::from(std::process::id())])
+    let words = [now.as_secs(), now.subsec_nanos().into(), std::process::id().into()];
+    Incarnation(rng::key(&words))
 }

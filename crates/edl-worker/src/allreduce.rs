@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The AllReduce strategy: every worker holds all parameters, and all take each step together.
+//!
+//! A step is a function of its number and of the state before it, whoever computes which part of
+//! it. So a worker that dies costs the step at hand and no more: the others form the next world,
+//! bring each other to the highest step that any of them holds, and go on.
+
+mod cut;
+mod fault;
+mod inbox;
+mod lanes;
+mod mesh;
+mod replica;
+mod run;
+mod seat;
+mod world;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+use edl_core::batch::BatchPlan;
+use edl_core::id::Generation;
+use edl_core::model::ModelSpec;
+use edl_core::spec::JobSpec;
+use edl_net::proto::{self, worker_message::Kind};
+use edl_tensor::model::Model;
+use tokio::sync::mpsc;
+
+use crate::compute::{self, Died};
+use crate::feed::Read;
+use crate::progress::Progress;
+
+pub(crate) use inbox::{Event, Place};
+pub(crate) use mesh::{Identity, OpenMesh, open_mesh};
+pub(crate) use seat::Seat;
+
+use inbox::{Halt, Inbox};
+use lanes::{Lanes, Step};
+use replica::{Recipe, batch_of};
+use run::{Run, Setup};
+
+/// What a worker of this strategy starts with.
+pub(crate) struct Start<'a> {
+    pub(crate) identity: Identity,
+    pub(crate) spec: &'a JobSpec,
+    pub(crate) plan: BatchPlan,
+    pub(crate) model: Box<dyn Model>,
+    pub(crate) open_mesh: OpenMesh,
+    pub(crate) events: Receiver<compute::Event>,
+    pub(crate) feed: Sender<(Place, Read)>,
+    pub(crate) reports: mpsc::Sender<Kind>,
+    pub(crate) seat: Arc<Seat>,
+    pub(crate) progress: Arc<Progress>,
+}
+
+/// Why a worker of this strategy ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Died(#[from] Died),
+    #[error("{0}")]
+    Unfit(String),
+    #[error("cannot listen for other workers: {0}")]
+    Mesh(String),
+    #[error("the first records cannot be trained: {0}")]
+    Probe(String),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+/// Trains until the worker is told to go.
+pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
+    let Start { identity, spec, plan, model, open_mesh, .. } = start;
+    check(model.spec(), &plan)?;
+    let recipe = Recipe::new(spec, model.spec(), plan.n_batches());
+    let recipe = recipe.map_err(|error| Error::Unfit(error.to_string()))?;
+    let metrics = model.spec().metrics.clone();
+    let ready = ready(model.spec())?;
+    let mut lanes = Lanes::new(model, spec.seed);
+    let mut inbox = Inbox::new(start.events, start.feed, metrics, spec.minibatch_size);
+    start.progress.busy("computing the probe");
+    let Some(probe) = probe(&mut lanes, &mut inbox, &recipe, &plan, &start.reports)? else {
+        return Ok(());
+    };
+    let opened = open_mesh(identity, spec).map_err(Error::Mesh)?;
+    let mesh = start.seat.take(opened, probe);
+    // The session adds what others must know.
+    if start.reports.blocking_send(Kind::Ready(ready)).is_err() {
+        return Ok(());
+    }
+    let setup = Setup {
+        me: (identity.worker, identity.incarnation),
+        lanes,
+        recipe,
+        plan,
+        n_lanes: spec.n_lanes(),
+        num_epochs: spec.num_epochs,
+        clip_norm: spec.clip_norm,
+        log_loss_steps: u64::from(spec.log_loss_steps),
+        mesh,
+        inbox,
+        writer: cut::Writer::start(start.reports.clone()).map_err(Error::Thread)?,
+        reports: start.reports,
+        seat: start.seat,
+        progress: start.progress,
+    };
+    Ok(Run::new(setup).run()?)
+}
+
+fn check(model: &ModelSpec, plan: &BatchPlan) -> Result<(), Error> {
+    if !model.tables.is_empty() {
+        return Err(Error::Unfit(format!(
+            "model `{}` has embedding tables, which AllReduce does not train; use --distribution_strategy=ParameterServerStrategy",
+            model.name
+        )));
+    }
+    if plan.n_batches() == 0 {
+        return Err(Error::Unfit("there are no records to train on".into()));
+    }
+    Ok(())
+}
+
+fn ready(model: &ModelSpec) -> Result<proto::Ready, Error> {
+    let model_spec_json = serde_json::to_string(model)
+        .map_err(|error| Error::Unfit(format!("its description cannot be written: {error}")))?;
+    Ok(proto::Ready { model_spec_json, ..proto::Ready::default() })
+}
+
+/// Trains the first lane of the first step on first values; none if the worker is to go.
+fn probe(
+    lanes: &mut Lanes,
+    inbox: &mut Inbox,
+    recipe: &Recipe,
+    plan: &BatchPlan,
+    reports: &mpsc::Sender<Kind>,
+) -> Result<Option<u64>, Error> {
+    let batch = batch_of(0, plan.n_batches());
+    let place = Place::Lane(batch, 0);
+    inbox.ask(place, || Read::Lane(batch, 0));
+    let first = recipe.first_values(Generation(0));
+    let step = Step { batch, dense: first.dense() };
+    let probed = match inbox.records(place) {
+        Ok(records) => lanes.probe(step, &records),
+        Err(Halt::Failed(error)) => Err(error),
+        Err(Halt::Interrupted) => return Ok(None),
+        Err(Halt::Died(died)) => return Err(died.into()),
+    };
+    let error = match probed {
+        Ok(probe) => return Ok(Some(probe)),
+        Err(error) => error,
+    };
+    let failed = proto::StepFailed { world: 0, step: 0, error: error.clone() };
+    // A session that is gone needs no report.
+    let _ = reports.blocking_send(Kind::StepFailed(failed));
+    Err(Error::Probe(error))
+}

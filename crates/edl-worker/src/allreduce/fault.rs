@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A hook for tests of whole processes: an environment variable that ends or stops a worker at
+//! an exact point of a step.
+//!
+//! `ELASTICDL_FAULT="worker=1,step=7,phase=half_sent,action=kill"` kills worker 1 when it has
+//! sent half of what it sends for step 7, the step after which 7 steps are done. Phases:
+//! `before_send`, `half_sent`, `reducing`, `before_gather`, `after`. Actions: `kill` (SIGKILL),
+//! `stop` (SIGSTOP), `exit` (status 1). It happens once in a process.
+
+use edl_core::id::WorkerId;
+use rustix::process::{Signal, getpid, kill_process};
+
+/// Where the fault is written.
+const VARIABLE: &str = "ELASTICDL_FAULT";
+
+/// What happens, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    worker: WorkerId,
+    step: u64,
+    phase: String,
+    action: Action,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Kill,
+    Stop,
+    Exit,
+}
+
+const PHASES: [&str; 5] = ["before_send", "half_sent", "reducing", "before_gather", "after"];
+
+impl Fault {
+    /// The fault that this worker's environment names, if any. One that cannot be read is an
+    /// error: a test must not pass because nothing happened.
+    pub(crate) fn from_env(worker: WorkerId) -> Result<Option<Self>, String> {
+        let Ok(text) = std::env::var(VARIABLE) else { return Ok(None) };
+        let fault =
+            Self::parse(&text).ok_or_else(|| format!("{VARIABLE}={text} has no meaning"))?;
+        Ok((fault.worker == worker).then_some(fault))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (mut worker, mut step, mut phase, mut action) = (None, None, None, None);
+        for word in text.split(',') {
+            match word.trim().split_once('=')? {
+                ("worker", number) => worker = Some(WorkerId(number.parse().ok()?)),
+                ("step", number) => step = Some(number.parse().ok()?),
+                ("phase", name) => phase = PHASES.contains(&name).then(|| name.to_owned()),
+                ("action", "kill") => action = Some(Action::Kill),
+                ("action", "stop") => action = Some(Action::Stop),
+                ("action", "exit") => action = Some(Action::Exit),
+                _ => return None,
+            }
+        }
+        Some(Self { worker: worker?, step: step?, phase: phase?, action: action? })
+    }
+
+    /// Whether `phase` of `step` is the place.
+    pub(crate) fn is_at(&self, phase: &str, step: u64) -> bool {
+        self.step == step && self.phase == phase
+    }
+
+    pub(crate) fn happen(&self) {
+        tracing::warn!(step = self.step, phase = self.phase, "a fault was asked for");
+        // A signal to oneself cannot fail in a way that a test could use.
+        match self.action {
+            Action::Kill => drop(kill_process(getpid(), Signal::KILL)),
+            Action::Stop => drop(kill_process(getpid(), Signal::STOP)),
+            Action::Exit => std::process::exit(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_read_word_by_word() {
+        let fault = Fault::parse("worker=1,step=7,phase=half_sent,action=stop").unwrap();
+        let phase = "half_sent".to_owned();
+        assert_eq!(fault, Fault { worker: WorkerId(1), step: 7, phase, action: Action::Stop });
+        assert!(fault.is_at("half_sent", 7));
+        assert!(!fault.is_at("half_sent", 8) && !fault.is_at("after", 7));
+    }
+
+    #[test]
+    fn a_fault_that_says_too_little_or_anything_else_is_none() {
+        for text in [
+            "",
+            "worker=1,step=7,phase=half_sent",
+            "worker=1,step=7,phase=sometime,action=kill",
+            "worker=1,step=7,phase=after,action=sing",
+            "worker=one,step=7,phase=after,action=kill",
+            "worker=1,step=7,phase=after,action=kill,more=1",
+        ] {
+            assert_eq!(Fault::parse(text), None, "{text}");
+        }
+    }
+}

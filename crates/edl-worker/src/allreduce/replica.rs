@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A whole copy of the parameters, as every worker of AllReduce holds one.
+//!
+//! It is made of the same partitions as on the parameter servers, so that optimizer, applied
+//! set, checkpoint files and audit are the same. All partitions are always of the same step.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use edl_core::id::{BatchId, Generation, PartitionId};
+use edl_core::layout::Layout;
+use edl_core::model::ModelSpec;
+use edl_core::optimizer::{self, OptimizerSpec};
+use edl_core::spec::{JobSpec, Mode};
+use edl_tensor::checkpoint::codec;
+use edl_tensor::checkpoint::{self, Origin, Snapshot};
+use edl_tensor::partition::{Partition, PartitionConfig, Pushed};
+use edl_tensor::push::{Body, Head, Push};
+
+/// Everything that decides what a replica holds before its first step.
+#[derive(Clone, Debug)]
+pub(crate) struct Recipe {
+    pub(crate) model: Arc<ModelSpec>,
+    optimizer: OptimizerSpec,
+    seed: u64,
+    n_partitions: u32,
+    /// Steps of an epoch.
+    n_batches: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    #[error("partition {partition} cannot be used")]
+    Partition { partition: PartitionId, source: codec::Error },
+    #[error("partition {0} did not arrive")]
+    Missing(PartitionId),
+    #[error(
+        "partition {partition} does not hold exactly the first {step} steps; a checkpoint of another strategy can be started from with --checkpoint_dir_for_init"
+    )]
+    Torn { partition: PartitionId, step: u64 },
+}
+
+/// The parameters after some step.
+pub(crate) struct Replica {
+    recipe: Recipe,
+    /// All of them, in order.
+    partitions: Vec<Partition>,
+    /// The flat vector of all dense parameters, as models read it.
+    dense: Vec<f32>,
+    step: u64,
+    pub(crate) generation: Generation,
+}
+
+impl Recipe {
+    pub(crate) fn new(
+        spec: &JobSpec,
+        model: &ModelSpec,
+        n_batches: u32,
+    ) -> Result<Self, optimizer::Error> {
+        Ok(Self {
+            model: Arc::new(model.clone()),
+            optimizer: optimizer::resolve(spec, model)?,
+            seed: spec.seed,
+            n_partitions: spec.partitions,
+            n_batches,
+        })
+    }
+
+    pub(crate) fn n_partitions(&self) -> u32 {
+        self.n_partitions
+    }
+
+    fn layout(&self) -> Layout {
+        Layout { dense_len: self.model.dense_len(), n_partitions: self.n_partitions }
+    }
+
+    fn config(&self, partition: u32) -> PartitionConfig {
+        PartitionConfig {
+            id: PartitionId(partition),
+            layout: self.layout(),
+            model: Arc::clone(&self.model),
+            optimizer: self.optimizer.clone(),
+            seed: self.seed,
+            n_batches: self.n_batches,
+            // A step is one push, already summed.
+            mode: Mode::Async,
+            lr_staleness_modulation: false,
+        }
+    }
+
+    /// The parameters before the first step.
+    pub(crate) fn first_values(&self, generation: Generation) -> Replica {
+        let made = self.make(&Origin::first_values(), generation);
+        made.expect("first values need no file")
+    }
+
+    /// The parameters of a complete checkpoint. Without `keep_applied` only the parameters and
+    /// the optimizer's state are taken, and a new job starts from them.
+    pub(crate) fn load(
+        &self,
+        folder: &Path,
+        keep_applied: bool,
+        generation: Generation,
+    ) -> Result<Replica, Error> {
+        let origin = Origin::checkpoint(folder, self.n_partitions, keep_applied)?;
+        self.make(&origin, generation)
+    }
+
+    fn make(&self, origin: &Origin, generation: Generation) -> Result<Replica, Error> {
+        let made = (0..self.n_partitions).map(|partition| origin.make(self.config(partition)));
+        self.assemble(made.collect::<Result<_, _>>()?, generation)
+    }
+
+    /// Reads one partition as another member encoded it.
+    pub(crate) fn decode(&self, partition: u32, mut bytes: &[u8]) -> Result<Partition, Error> {
+        Partition::restore(self.config(partition), &mut bytes, true)
+            .map_err(|source| Error::Partition { partition: PartitionId(partition), source })
+    }
+
+    /// A replica of partitions that must all be of the same step.
+    pub(crate) fn assemble(
+        &self,
+        partitions: Vec<Partition>,
+        generation: Generation,
+    ) -> Result<Replica, Error> {
+        for (place, id) in (0..self.n_partitions).map(PartitionId).enumerate() {
+            if partitions.get(place).is_none_or(|partition| partition.id() != id) {
+                return Err(Error::Missing(id));
+            }
+        }
+        let step = partitions.first().map_or(0, Partition::updates);
+        let next = batch_of(step, self.n_batches);
+        for partition in &partitions {
+            let applied = partition.applied();
+            let mut open = (0..next.index).map(|index| BatchId { index, ..next });
+            let is_whole = applied.len() == step
+                && applied.epoch() == next.epoch
+                && open.all(|batch| applied.contains(batch));
+            if !is_whole {
+                return Err(Error::Torn { partition: partition.id(), step });
+            }
+        }
+        let mut dense = vec![0.0; self.model.dense_len()];
+        for partition in &partitions {
+            dense[self.layout().segment(partition.id())].copy_from_slice(partition.dense());
+        }
+        Ok(Replica { recipe: self.clone(), partitions, dense, step, generation })
+    }
+}
+
+/// The batch that the step after `step` steps trains.
+pub(crate) fn batch_of(step: u64, n_batches: u32) -> BatchId {
+    let n_batches = u64::from(n_batches);
+    let narrow = |number: u64| u32::try_from(number).expect("a job has fewer than 2^32 epochs");
+    BatchId { epoch: narrow(step / n_batches), index: narrow(step % n_batches) }
+}
+
+impl Replica {
+    /// Steps in this state.
+    pub(crate) fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// What the next step trains.
+    pub(crate) fn next_batch(&self) -> BatchId {
+        batch_of(self.step, self.recipe.n_batches)
+    }
+
+    pub(crate) fn dense(&self) -> &[f32] {
+        &self.dense
+    }
+
+    /// Takes the next step by its mean gradient; gives the gradient's memory back.
+    pub(crate) fn apply(&mut self, n_records: u32, gradient: Vec<f32>) -> Vec<f32> {
+        let layout = self.recipe.layout();
+        let head = Head {
+            batch: self.next_batch(),
+            n_records,
+            base_version: self.step,
+            partitions: 0..self.recipe.n_partitions,
+            layout,
+        };
+        let body = Body { dense: gradient, ..Body::default() };
+        let push = Push::new(head, &[], body).expect("the gradient has the model's length");
+        let push = Arc::new(push);
+        for partition in &mut self.partitions {
+            let pushed = partition.push(&push);
+            assert_eq!(pushed, Pushed::Applied, "a step is applied once and whole");
+            self.dense[layout.segment(partition.id())].copy_from_slice(partition.dense());
+        }
+        self.step += 1;
+        Arc::into_inner(push).expect("partitions keep nothing of a push").into_body().dense
+    }
+
+    /// One partition, for a member that lacks it.
+    pub(crate) fn encode(&self, partition: u32) -> Vec<u8> {
+        let snapshot = self.partitions[partition as usize].snapshot();
+        let mut bytes = Vec::new();
+        codec::encode(&snapshot, &mut bytes).expect("memory takes all bytes");
+        bytes
+    }
+
+    /// Copies some partitions into the memory of earlier copies.
+    pub(crate) fn snapshot_into(&self, partitions: Range<u32>, snapshots: &mut Vec<Snapshot>) {
+        snapshots.resize_with(partitions.len(), Snapshot::default);
+        for (partition, snapshot) in partitions.zip(snapshots) {
+            self.partitions[partition as usize].snapshot_into(snapshot);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A mesh in memory: members are threads, and a test may end one at an exact point.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use edl_core::id::{WorkerId, WorldId};
+use edl_core::lanes::{Span, fold, nodes_within};
+
+use crate::allreduce::mesh::{Abort, Error, Identity, Mesh, Move, OpenMesh, Opened};
+use crate::allreduce::world::Member;
+
+/// A hang becomes a failure after this time; nothing depends on it otherwise.
+const HANG: Duration = Duration::from_secs(60);
+
+/// The points of a reduction at which a member may die.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    BeforeSend,
+    HalfSent,
+    Reducing,
+    BeforeGather,
+    /// Only one member gets what the dead one owes to all.
+    HalfGathered {
+        to: usize,
+    },
+    After,
+}
+
+/// All members of all worlds of one test.
+#[derive(Clone, Default)]
+pub(crate) struct Hub(Arc<(Mutex<State>, Condvar)>);
+
+#[derive(Default)]
+struct State {
+    calls: BTreeMap<Call, BTreeMap<usize, Said>>,
+    /// Calls of worlds before these are over.
+    aborted: BTreeMap<WorkerId, WorldId>,
+    closed: BTreeSet<WorkerId>,
+    dead: BTreeSet<WorkerId>,
+    waiting: BTreeMap<WorkerId, String>,
+    faults: BTreeMap<(WorkerId, u64), Phase>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Call {
+    world: WorldId,
+    kind: Kind,
+    number: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Enter,
+    Exchange,
+    Transfer,
+    Reduce,
+    Gather,
+}
+
+/// What a member gives to a call.
+#[derive(Clone, Default)]
+struct Said {
+    bytes: Vec<u8>,
+    items: Vec<(Move, Vec<u8>)>,
+    nodes: Vec<(Span, Vec<f32>)>,
+    /// The only member that gets it.
+    only_to: Option<usize>,
+}
+
+impl Hub {
+    /// Ends `worker` at a point of the reduction that makes `step`.
+    pub(crate) fn fault(&self, worker: u32, step: u64, phase: Phase) {
+        self.change(|state| {
+            state.faults.insert((WorkerId(worker), step), phase);
+        });
+    }
+
+    pub(crate) fn opener(&self) -> OpenMesh {
+        let hub = self.clone();
+        Box::new(move |identity: Identity, _| {
+            let worker = identity.worker;
+            let (ends, names) = (End { hub: hub.clone(), worker }, hub.clone());
+            let none = WorldId(0);
+            let mesh = ToyMesh { hub, worker, world: none, me: 0, members: vec![], nodes: vec![] };
+            Ok(Opened {
+                mesh: Box::new(mesh),
+                address: format!("toy:{worker}"),
+                unix_path: String::new(),
+                abort: Box::new(ends),
+                waiting_for: Box::new(move || {
+                    names.state().waiting.get(&worker).cloned().unwrap_or_default()
+                }),
+            })
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.0.lock().unwrap()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.0.1.notify_all();
+    }
+}
+
+struct End {
+    hub: Hub,
+    worker: WorkerId,
+}
+
+impl Abort for End {
+    fn abort(&self, world: WorldId) {
+        self.hub.change(|state| {
+            let before = state.aborted.entry(self.worker).or_default();
+            *before = world.max(*before);
+        });
+    }
+
+    fn close(&self) {
+        self.hub.change(|state| {
+            state.closed.insert(self.worker);
+        });
+    }
+}
+
+struct ToyMesh {
+    hub: Hub,
+    worker: WorkerId,
+    world: WorldId,
+    me: usize,
+    members: Vec<Member>,
+    nodes: Vec<(Span, Vec<f32>)>,
+}
+
+impl Drop for ToyMesh {
+    fn drop(&mut self) {
+        self.hub.change(|state| {
+            state.dead.insert(self.worker);
+        });
+    }
+}
+
+impl ToyMesh {
+    fn say(&self, kind: Kind, number: u64, said: Said) -> Call {
+        let call = Call { world: self.world, kind, number };
+        self.hub.change(|state| {
+            state.calls.entry(call).or_default().insert(self.me, said);
+        });
+        call
+    }
+
+    /// Waits until everybody has said something to me.
+    fn hear(&self, call: Call) -> Result<Vec<Said>, Error> {
+        let mut state = self.hub.state();
+        loop {
+            let is_over = state.aborted.get(&self.worker).is_some_and(|least| self.world < *least);
+            if is_over || state.closed.contains(&self.worker) {
+                state.waiting.remove(&self.worker);
+                return Err(Error::Aborted);
+            }
+            let said = state.calls.get(&call).cloned().unwrap_or_default();
+            let reaches = |said: &Said| said.only_to.is_none_or(|to| to == self.me);
+            let has_said = |place: &usize| said.get(place).is_some_and(reaches);
+            let missing: Vec<usize> =
+                (0..self.members.len()).filter(|place| !has_said(place)).collect();
+            let workers = missing.iter().map(|place| self.members[*place].worker);
+            if missing.is_empty() {
+                state.waiting.remove(&self.worker);
+                return Ok(said.into_values().collect());
+            }
+            if let Some(peer) = workers.clone().find(|worker| state.dead.contains(worker)) {
+                state.waiting.remove(&self.worker);
+                return Err(Error::Lost { peer, error: "connection reset".into() });
+            }
+            let names: Vec<String> = workers.map(|worker| format!("worker {worker}")).collect();
+            state.waiting.insert(self.worker, names.join(", "));
+            let (woken, timed) = self.hub.0.1.wait_timeout(state, HANG).unwrap();
+            assert!(!timed.timed_out(), "{call:?} of worker {} hangs", self.worker);
+            state = woken;
+        }
+    }
+
+    fn die_at(&self, phase: Phase, step: u64) {
+        if self.hub.state().faults.get(&(self.worker, step)) == Some(&phase) {
+            self.die();
+        }
+    }
+
+    /// Ends this thread as a killed process ends: nobody is told but by the broken link.
+    fn die(&self) {
+        self.hub.change(|state| {
+            state.dead.insert(self.worker);
+        });
+        std::panic::resume_unwind(Box::new("killed"));
+    }
+}
+
+impl Mesh for ToyMesh {
+    fn prepare(&mut self, _: &[Member]) {}
+
+    fn enter(&mut self, world: WorldId, me: usize, members: &[Member]) -> Result<(), Error> {
+        assert!(world > self.world, "worlds only grow");
+        (self.world, self.me, self.members) = (world, me, members.to_vec());
+        self.hear(self.say(Kind::Enter, 0, Said::default())).map(drop)
+    }
+
+    fn transport(&self) -> String {
+        "memory".into()
+    }
+
+    fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let said = Said { bytes: mine.to_vec(), ..Said::default() };
+        let heard = self.hear(self.say(Kind::Exchange, number, said))?;
+        Ok(heard.into_iter().map(|said| said.bytes).collect())
+    }
+
+    fn transfer(
+        &mut self,
+        moves: &[Move],
+        encode: &mut dyn FnMut(u32) -> Vec<u8>,
+        accept: &mut dyn FnMut(u32, Vec<u8>) -> Result<(), String>,
+    ) -> Result<(), Error> {
+        let mine = moves.iter().filter(|item| item.from == self.me);
+        let items = mine.map(|item| (*item, encode(item.item))).collect();
+        let heard = self.hear(self.say(Kind::Transfer, 0, Said { items, ..Said::default() }))?;
+        for (item, bytes) in heard.into_iter().flat_map(|said| said.items) {
+            if item.to == self.me {
+                accept(item.item, bytes).map_err(Error::Other)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn buffers(&mut self, n_active: u32, len: usize) -> Vec<&mut [f32]> {
+        let nodes = nodes_within(n_active, &self.members[self.me].lanes);
+        self.nodes = nodes.into_iter().map(|node| (node, vec![f32::NAN; len])).collect();
+        self.nodes.iter_mut().map(|(_, numbers)| numbers.as_mut_slice()).collect()
+    }
+
+    fn all_reduce(
+        &mut self,
+        step: u64,
+        n_active: u32,
+        divisor: f32,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        self.die_at(Phase::BeforeSend, step);
+        // A half that was sent is as good as nothing.
+        self.die_at(Phase::HalfSent, step);
+        let said = Said { nodes: std::mem::take(&mut self.nodes), ..Said::default() };
+        let call = self.say(Kind::Reduce, step, said);
+        self.die_at(Phase::Reducing, step);
+        let nodes: BTreeMap<u32, (Span, Vec<f32>)> = self
+            .hear(call)?
+            .into_iter()
+            .flat_map(|said| said.nodes)
+            .map(|(node, numbers)| (node.start, (node, numbers)))
+            .collect();
+        self.die_at(Phase::BeforeGather, step);
+        let fault = self.hub.state().faults.get(&(self.worker, step)).copied();
+        if let Some(Phase::HalfGathered { to }) = fault {
+            self.say(Kind::Gather, step, Said { only_to: Some(to), ..Said::default() });
+            self.die();
+        }
+        let call = self.say(Kind::Gather, step, Said::default());
+        self.die_at(Phase::After, step);
+        self.hear(call)?;
+        let mut known = |node: &Span| match nodes.get(&node.start) {
+            Some((span, numbers)) if span == node => Some(numbers.clone()),
+            Some(_) | None => None,
+        };
+        let mut add = |left: Vec<f32>, right: Vec<f32>| {
+            left.iter().zip(&right).map(|(left, right)| left + right).collect()
+        };
+        let sum = fold(&(0..n_active), &mut known, &mut add).expect("every node is there");
+        out.iter_mut().zip(sum).for_each(|(out, sum)| *out = sum / divisor);
+        Ok(())
+    }
+}

@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Members in threads, and a test in the master's place.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use edl_core::id::{Incarnation, LeaseId, RunId, WorkerId, WorldId};
+use edl_core::lanes::assign;
+use edl_core::spec::{JobSpec, Strategy};
+use edl_net::key::JobKey;
+use edl_net::proto::{self, worker_message::Kind};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use super::hub::Hub;
+use super::toy::{ToyModel, ToyRecords};
+use crate::Config;
+use crate::allreduce::{self, Error, Event, Identity, OpenMesh, Seat, Start, open_mesh};
+use crate::compute::{self, Loan};
+use crate::feed::{Counts, Feeder, Source};
+use crate::progress::Progress;
+
+const HANG: Duration = Duration::from_secs(60);
+
+/// A job of four lanes with two records each and a short last step.
+pub(crate) fn spec() -> JobSpec {
+    JobSpec {
+        job_name: "toy".into(),
+        training_data: "toy".into(),
+        distribution_strategy: Strategy::Allreduce,
+        optimizer: Some("adam".into()),
+        minibatch_size: 2,
+        lanes: Some(4),
+        num_epochs: 3,
+        partitions: 5,
+        seed: 3,
+        ..JobSpec::default()
+    }
+}
+
+pub(crate) fn incarnation(worker: u32) -> Incarnation {
+    Incarnation(100 + u64::from(worker))
+}
+
+pub(crate) struct Stage {
+    pub(crate) hub: Hub,
+    pub(crate) folder: TempDir,
+    spec: JobSpec,
+    n_records: u64,
+    pub(crate) swap: Option<(u64, u64)>,
+    /// Whether members are linked as those of real jobs.
+    pub(crate) is_real: bool,
+    members: BTreeMap<u32, Player>,
+    told: Sender<(u32, Kind)>,
+    reports: Receiver<(u32, Kind)>,
+    /// Reports of members that nobody has asked for yet.
+    kept: BTreeMap<u32, VecDeque<Kind>>,
+    world: u64,
+    n_cuts: u64,
+}
+
+struct Player {
+    events: Sender<compute::Event>,
+    seat: Arc<Seat>,
+    thread: JoinHandle<Result<(), Error>>,
+}
+
+/// A world as a test names it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Named<'a> {
+    pub(crate) members: &'a [u32],
+    /// Members without valid state.
+    pub(crate) void: &'a [u32],
+    /// Workers that hear of it without being in it.
+    pub(crate) left_out: &'a [u32],
+    pub(crate) after: Option<u64>,
+    pub(crate) until: u64,
+    pub(crate) load: Option<&'a str>,
+}
+
+/// Every byte of a checkpoint, by partition.
+pub(crate) type Weights = BTreeMap<u32, Vec<u8>>;
+
+impl Stage {
+    pub(crate) fn new(spec: JobSpec, n_records: u64) -> Self {
+        let (told, reports) = channel();
+        Self {
+            hub: Hub::default(),
+            folder: tempfile::tempdir().unwrap(),
+            spec,
+            n_records,
+            swap: None,
+            is_real: false,
+            members: BTreeMap::new(),
+            told,
+            reports,
+            kept: BTreeMap::new(),
+            world: 0,
+            n_cuts: 0,
+        }
+    }
+
+    /// Starts a worker and waits until it is ready.
+    pub(crate) fn start(&mut self, worker: u32) {
+        self.launch(worker, ToyModel::new());
+        let Kind::Ready(ready) = self.next(worker) else { panic!("ready comes first") };
+        assert!(ready.model_spec_json.contains("toy"));
+    }
+
+    pub(crate) fn launch(&mut self, worker: u32, model: ToyModel) {
+        let (events, heard) = channel();
+        let (reports, mut reported) = mpsc::channel(64);
+        let told = self.told.clone();
+        thread::spawn(move || {
+            while let Some(kind) = reported.blocking_recv() {
+                let _ = told.send((worker, kind));
+            }
+        });
+        let mesh = if self.is_real { self.real_mesh(worker) } else { self.hub.opener() };
+        let (seat, spec) = (Arc::new(Seat::default()), self.spec.clone());
+        let feed = self.feed(events.clone());
+        let (plan, shared) = (spec.plan(self.n_records), Arc::clone(&seat));
+        let thread = thread::spawn(move || {
+            let identity = Identity {
+                run: RunId::default(),
+                worker: WorkerId(worker),
+                incarnation: incarnation(worker),
+            };
+            allreduce::run(Start {
+                identity,
+                spec: &spec,
+                plan,
+                model: Box::new(model),
+                open_mesh: mesh,
+                events: heard,
+                feed,
+                reports,
+                seat: shared,
+                progress: Arc::new(Progress::new()),
+            })
+        });
+        self.members.insert(worker, Player { events, seat, thread });
+    }
+
+    fn real_mesh(&self, worker: u32) -> OpenMesh {
+        open_mesh(&Config {
+            worker: WorkerId(worker),
+            master_addr: "127.0.0.1:9".into(),
+            key: JobKey::from_bytes([7; 32]),
+            job_dir: self.folder.path().into(),
+        })
+    }
+
+    fn feed(
+        &self,
+        events: Sender<compute::Event>,
+    ) -> Sender<(allreduce::Place, crate::feed::Read)> {
+        let (feed, asks) = channel();
+        let (n_records, swap) = (self.n_records, self.swap);
+        let feeder = Feeder {
+            open: Box::new(move |_| Ok(Arc::new(ToyRecords { n_records, swap }))),
+            first: Source::Training,
+            counts: Counts { training: n_records, validation: n_records, prediction: 0 },
+            plan: self.spec.plan(n_records),
+            n_lanes: self.spec.n_lanes(),
+            fields: Vec::new(),
+        };
+        thread::spawn(move || {
+            feeder.run(&asks, |place, records| {
+                let event = Event::Decoded(place, records);
+                drop(events.send(compute::Event::AllReduce(Box::new(event))));
+            });
+        });
+        feed
+    }
+
+    /// The next report of `worker`.
+    pub(crate) fn next(&mut self, worker: u32) -> Kind {
+        loop {
+            if let Some(kind) = self.kept.entry(worker).or_default().pop_front() {
+                return kind;
+            }
+            self.hear();
+        }
+    }
+
+    fn hear(&mut self) {
+        let (from, kind) = self.reports.recv_timeout(HANG).expect("no report came");
+        self.kept.entry(from).or_default().push_back(kind);
+    }
+
+    /// The next report of `worker` that `take` wants; others are left for later.
+    pub(crate) fn find<T>(&mut self, worker: u32, take: impl Fn(Kind) -> Option<T>) -> T {
+        let mut n_seen = 0;
+        loop {
+            let kept = self.kept.entry(worker).or_default();
+            while let Some(kind) = kept.get(n_seen) {
+                if let Some(found) = take(kind.clone()) {
+                    kept.remove(n_seen);
+                    return found;
+                }
+                n_seen += 1;
+            }
+            self.hear();
+        }
+    }
+
+    pub(crate) fn tell(&self, worker: u32, event: compute::Event) {
+        self.members[&worker].events.send(event).expect("the member lives");
+    }
+
+    fn tell_member(&self, worker: u32, event: Event) {
+        self.tell(worker, compute::Event::AllReduce(Box::new(event)));
+    }
+
+    /// Names a world to all whom it concerns, as the session passes it on.
+    pub(crate) fn name(&mut self, named: Named<'_>) -> u64 {
+        self.world += 1;
+        let world = self.message(named);
+        for worker in named.members.iter().chain(named.left_out) {
+            // A worker that a test has not started is one that never comes.
+            if !self.members.contains_key(worker) {
+                continue;
+            }
+            self.tell_member(*worker, Event::World(world.clone().into()));
+            if named.after.is_none() {
+                self.members[worker].seat.abort(WorldId(self.world));
+            }
+        }
+        self.world
+    }
+
+    fn message(&self, named: Named<'_>) -> proto::World {
+        let n_members = u32::try_from(named.members.len()).unwrap();
+        let lanes = assign(self.spec.n_lanes(), n_members);
+        let member = |(worker, lanes): (&u32, std::ops::Range<u32>)| {
+            let peer = self.members.get(worker).and_then(|player| player.seat.peer());
+            let proto::Peer { address, unix_path, .. } = peer.unwrap_or_default();
+            proto::Member {
+                worker: *worker,
+                incarnation: incarnation(*worker).0,
+                address,
+                unix_path,
+                first_lane: lanes.start,
+                end_lane: lanes.end,
+                has_state: named.load.is_none() && !named.void.contains(worker),
+            }
+        };
+        let load = named.load.map(|checkpoint| proto::Load {
+            generation: 1,
+            checkpoint: checkpoint.into(),
+            keep_applied: true,
+            ..proto::Load::default()
+        });
+        proto::World {
+            world: self.world,
+            members: named.members.iter().zip(lanes).map(member).collect(),
+            after: named.after,
+            until: named.until,
+            generation: 1,
+            load,
+        }
+    }
+
+    /// Names a world and waits until it has formed; what its members say about it.
+    pub(crate) fn form(&mut self, named: Named<'_>) -> Vec<proto::Formed> {
+        let world = self.name(named);
+        named.members.iter().map(|worker| self.formed(*worker, world)).collect()
+    }
+
+    pub(crate) fn formed(&mut self, worker: u32, world: u64) -> proto::Formed {
+        self.find(worker, |kind| {
+            if let Kind::Formed(formed) = kind
+                && formed.world == world
+            {
+                Some(formed)
+            } else {
+                None
+            }
+        })
+    }
+
+    /// Grants steps of the last world.
+    pub(crate) fn go(&self, members: &[u32], until: u64) {
+        members.iter().for_each(|worker| self.go_on(*worker, self.world, until));
+    }
+
+    pub(crate) fn go_on(&self, worker: u32, world: u64, until: u64) {
+        self.tell_member(worker, Event::Go { world: WorldId(world), until });
+    }
+
+    /// Waits until every one of `members` has said that it holds the state after `step`.
+    pub(crate) fn stepped(&mut self, members: &[u32], step: u64) -> Vec<proto::Stepped> {
+        let all = members.iter().map(|worker| {
+            self.find(*worker, |kind| {
+                if let Kind::Stepped(stepped) = kind
+                    && stepped.step == step
+                {
+                    Some(stepped)
+                } else {
+                    None
+                }
+            })
+        });
+        all.collect()
+    }
+
+    pub(crate) fn lost(&mut self, worker: u32) -> proto::PeerLost {
+        self.find(worker, |kind| if let Kind::PeerLost(lost) = kind { Some(lost) } else { None })
+    }
+
+    /// Orders a cut from each of `members`; its folder.
+    pub(crate) fn cut(&mut self, members: &[u32], at: u64) -> String {
+        self.n_cuts += 1;
+        let folder = self.folder.path().join(format!("cut-{}", self.n_cuts));
+        let folder = folder.to_str().unwrap().to_owned();
+        let n_members = u32::try_from(members.len()).unwrap();
+        for (worker, share) in members.iter().zip(assign(self.spec.partitions, n_members)) {
+            let order = proto::CutAt {
+                cut: self.n_cuts,
+                generation: 1,
+                folder: folder.clone(),
+                at,
+                first_partition: share.start,
+                end_partition: share.end,
+            };
+            self.tell_member(*worker, Event::Cut(order));
+        }
+        folder
+    }
+
+    /// Waits for the files of a cut, and reads them.
+    pub(crate) fn written(&mut self, members: &[u32], folder: &str) -> Weights {
+        let mut weights = Weights::new();
+        for worker in members {
+            let done = self.find(*worker, |kind| {
+                assert!(!matches!(kind, Kind::CutFailed(_)), "no cut: {kind:?}");
+                if let Kind::CutDone(done) = kind { Some(done) } else { None }
+            });
+            for file in done.files {
+                let bytes = std::fs::read(Path::new(folder).join(&file.name)).unwrap();
+                assert_eq!(bytes.len() as u64, file.bytes);
+                weights.insert(file.partition, bytes);
+            }
+        }
+        weights
+    }
+
+    /// The state of members that wait at `step`.
+    pub(crate) fn weights(&mut self, members: &[u32], step: u64) -> Weights {
+        let folder = self.cut(members, step);
+        let weights = self.written(members, &folder);
+        assert_eq!(weights.len(), self.spec.partitions as usize, "every partition is written");
+        weights
+    }
+
+    pub(crate) fn lend(&self, worker: u32, lease: u64, work: proto::EvalWork) {
+        self.tell(worker, compute::Event::Lease(LeaseId(lease), Loan::Evaluate(work)));
+    }
+
+    pub(crate) fn peer(&self, worker: u32) -> proto::Peer {
+        self.members[&worker].seat.peer().expect("the mesh is open")
+    }
+
+    /// Waits until a blocked call of `worker` waits for somebody.
+    pub(crate) fn waits_for(&self, worker: u32) -> String {
+        let start = std::time::Instant::now();
+        loop {
+            let names = self.members[&worker].seat.waiting_for();
+            if !names.is_empty() {
+                return names;
+            }
+            assert!(start.elapsed() < HANG, "nobody is waited for");
+            thread::yield_now();
+        }
+    }
+
+    /// Stops a member as the session does, and waits for its end.
+    pub(crate) fn stop(&mut self, worker: u32) {
+        let player = &self.members[&worker];
+        let _ = player.events.send(compute::Event::Stop);
+        player.seat.close();
+        self.ended(worker).unwrap();
+    }
+
+    /// Waits for the end of a member that ends by itself.
+    pub(crate) fn ended(&mut self, worker: u32) -> Result<(), Error> {
+        let player = self.members.remove(&worker).expect("a member");
+        player.thread.join().expect("no member panics")
+    }
+
+    /// Waits for the end of a member that a fault killed.
+    pub(crate) fn killed(&mut self, worker: u32) {
+        let player = self.members.remove(&worker).expect("a member");
+        assert!(player.thread.join().is_err(), "the fault happens");
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for player in self.members.values() {
+            let _ = player.events.send(compute::Event::Stop);
+            player.seat.close();
+        }
+    }
+}

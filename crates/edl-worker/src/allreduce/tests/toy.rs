@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A model without tables whose sums depend on their order, and records that are numbers.
+
+use edl_core::metric::{Measures, Metric};
+use edl_core::model::{FieldSpec, Init, ModelSpec, ParamSpec, Rule, TableSpec};
+use edl_core::optimizer::OptimizerSpec;
+use edl_core::rng;
+use edl_tensor::batch::Batch;
+use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
+
+use crate::feed::Records;
+
+/// A record that the model cannot take.
+pub(crate) const POISON: u64 = 1_000;
+/// A record whose loss is not a number.
+pub(crate) const ABYSS: u64 = 1_001;
+/// A record that cannot be read.
+pub(crate) const CORRUPT: u64 = 1_002;
+
+pub(crate) struct ToyModel(ModelSpec);
+
+impl ToyModel {
+    pub(crate) fn new() -> Self {
+        let param = |name: &str, len: usize, rule: Rule| ParamSpec {
+            name: name.into(),
+            shape: vec![len],
+            init: Init::Uniform { low: -1.0, high: 1.0 },
+            rule,
+        };
+        Self(ModelSpec {
+            name: "toy".into(),
+            params: vec![
+                param("w", 19, Rule::Trainable { decay: true }),
+                param("mean", 4, Rule::MovingAverage),
+            ],
+            tables: Vec::new(),
+            inputs: Vec::new(),
+            metrics: vec![Metric::Mse],
+            optimizer: OptimizerSpec::sgd(0.1),
+        })
+    }
+
+    pub(crate) fn with_table() -> Self {
+        let Self(mut spec) = Self::new();
+        spec.tables.push(TableSpec { name: "t".into(), dim: 2, init: Init::Constant(0.0) });
+        Self(spec)
+    }
+}
+
+impl Model for ToyModel {
+    fn spec(&self) -> &ModelSpec {
+        &self.0
+    }
+
+    fn lookups(&self, _: &Batch) -> Result<Vec<Vec<u64>>, Error> {
+        Ok(Vec::new())
+    }
+
+    fn train(
+        &mut self,
+        inputs: Inputs<'_>,
+        seed: u64,
+        gradient: &mut Gradient,
+    ) -> Result<Outcome, Error> {
+        let records = &inputs.batch.records;
+        if records.contains(&POISON) {
+            return Err(Error::Record { record: POISON, problem: "poison".into() });
+        }
+        if records.contains(&ABYSS) {
+            return Ok(Outcome { loss: f32::NAN });
+        }
+        let n_records = records.len() as f32;
+        for (place, number) in gradient.dense.iter_mut().enumerate() {
+            let of = |record: &u64| number_of(*record, place);
+            let mean = records.iter().map(of).sum::<f32>() / n_records;
+            *number = mean + 0.1 * number_of(seed, place) - 0.3 * inputs.dense[place];
+        }
+        let loss = inputs.dense.iter().sum::<f32>() + records.iter().sum::<u64>() as f32;
+        Ok(Outcome { loss: loss / n_records })
+    }
+
+    fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error> {
+        let sum = inputs.dense.iter().sum::<f32>();
+        inputs.batch.records.iter().for_each(|record| measures.add_value(*record as f32, sum));
+        Ok(Outcome { loss: 0.0 })
+    }
+
+    fn predict(&mut self, _: Inputs<'_>) -> Result<Predictions, Error> {
+        Err(Error::Other("not this one".into()))
+    }
+}
+
+/// Some number below 1 that needs all the bits of its mantissa.
+fn number_of(key: u64, place: usize) -> f32 {
+    let bits = rng::key(&[key, place as u64]) >> 40;
+    u32::try_from(bits).expect("24 bits") as f32 / 16_777_216.0
+}
+
+/// Records that are their own numbers, but for one that stands for another.
+pub(crate) struct ToyRecords {
+    pub(crate) n_records: u64,
+    pub(crate) swap: Option<(u64, u64)>,
+}
+
+impl Records for ToyRecords {
+    fn n_records(&self) -> u64 {
+        self.n_records
+    }
+
+    fn batch(&self, records: &[u64], _: &[FieldSpec]) -> Result<Batch, String> {
+        let read = |record: &u64| match self.swap {
+            Some((from, to)) if from == *record => to,
+            Some(_) | None => *record,
+        };
+        let records: Vec<u64> = records.iter().map(read).collect();
+        if records.contains(&CORRUPT) {
+            return Err(format!("{} is corrupt", self.locate(CORRUPT)));
+        }
+        Ok(Batch { records, ..Batch::default() })
+    }
+
+    fn locate(&self, record: u64) -> String {
+        format!("toy file, record {record}")
+    }
+}
