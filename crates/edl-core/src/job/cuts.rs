@@ -233,6 +233,11 @@ impl Job {
         self.effects.push(Effect::Delete(cut.folder));
     }
 
+    /// Whether a cut is written and only its manifest is missing.
+    pub(super) fn is_committing(&self) -> bool {
+        self.cut.as_ref().is_some_and(|cut| cut.waiting.is_empty())
+    }
+
     /// Forgets a cut whose servers are gone.
     pub(super) fn abandon_cut(&mut self) {
         if let Some(cut) = self.cut.take() {
