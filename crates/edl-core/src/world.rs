@@ -129,7 +129,8 @@ impl Worlds {
             let members = self.current.iter().flat_map(|world| &world.members);
             let is_there = |member: &&Member| {
                 let known = candidates.get(&member.worker);
-                known.is_some_and(|c| c.incarnation == member.incarnation && c.step.is_some())
+                let is_able = |c: &&Candidate| c.step.is_some() && !c.is_shunned;
+                known.filter(is_able).is_some_and(|c| c.incarnation == member.incarnation)
             };
             wanted.extend(members.filter(is_there).map(|member| member.worker));
             wanted.sort_unstable();

@@ -186,7 +186,7 @@ impl Job {
     }
 
     /// Whether what `worker` measures is the job's model; under AllReduce it holds that itself.
-    fn is_holding(&self, worker: WorkerId) -> bool {
+    pub(super) fn is_holding(&self, worker: WorkerId) -> bool {
         let entry = self.workers.get(&worker);
         !self.is_allreduce()
             || entry.is_some_and(|entry| self.worlds.is_holder(worker, entry.incarnation))

@@ -26,6 +26,8 @@ const MEASURED: Duration = Duration::from_millis(200);
 /// A worker that others lost is in no world for so long, doubled by each further loss.
 const FIRST_BAN: Duration = Duration::from_millis(500);
 const MAX_BAN: Duration = Duration::from_secs(60);
+/// One that is busy with itself is replaced when it was lost so often.
+const MAX_BANS: u32 = 3;
 /// A last member that leaves cuts so many checkpoints until one is complete.
 const MAX_FAREWELLS: u32 = 3;
 /// So often a world is formed anew before those who wait for each other are replaced.
@@ -469,15 +471,40 @@ impl Job {
     fn peer_lost(&mut self, worker: WorkerId, suspect: WorkerId, error: &str, now: Time) {
         let text = format!("worker-{worker} lost worker-{suspect} ({error}); the others go on");
         self.note("peer_lost", text);
-        let Some(entry) = self.workers.get_mut(&suspect) else { return };
+        if suspect == worker {
+            // It could not make sense of what it holds or got.
+            self.worlds.disown(worker);
+            let until = self.shun(worker, now);
+            if let Some(entry) = self.workers.get_mut(&worker) {
+                entry.unfit_until = until;
+            }
+            return;
+        }
+        // A newcomer that cannot reach those who hold the state must not drive them out.
+        let is_newcomer = !self.is_holding(worker) && self.is_holding(suspect);
+        let shunned = if is_newcomer { worker } else { suspect };
+        self.shun(shunned, now);
+        let Some(entry) = self.workers.get(&shunned) else { return };
+        // It is lost again and again and waits for none of its peers: it hangs.
+        let hangs = match entry.waiting_for.as_str() {
+            "" => entry.n_bans >= MAX_BANS,
+            "master" => entry.n_bans >= 2 * MAX_BANS,
+            _ => false,
+        };
+        if hangs {
+            self.note("stuck", format!("worker-{shunned} is lost by others again and again"));
+            let instance = InstanceId { role: Role::Worker, id: shunned.0 };
+            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+        }
+    }
+
+    /// Keeps a worker out of worlds for a while, longer each time.
+    fn shun(&mut self, worker: WorkerId, now: Time) -> Time {
+        let Some(entry) = self.workers.get_mut(&worker) else { return now };
         let doubled = FIRST_BAN * 2_u32.saturating_pow(entry.n_bans.min(8));
         entry.n_bans += 1;
         entry.banned_until = now + doubled.min(MAX_BAN);
-        if suspect == worker {
-            // It could not make sense of what it holds or got.
-            entry.unfit_until = entry.banned_until;
-            self.worlds.disown(worker);
-        }
+        entry.banned_until
     }
 
     /// Whether everybody holds the state of the last step: then it cannot be lost with one of them.

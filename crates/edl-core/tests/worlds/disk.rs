@@ -42,12 +42,12 @@ impl Disk {
         Some(partitions.clone().map(file).collect())
     }
 
-    /// The state in a checkpoint; none if it is spoiled. Panics if it is not whole.
+    /// The state in a checkpoint; none if it is spoiled, or deleted before somebody slow came to
+    /// it. Panics if it is not whole.
     pub(crate) fn load(&self, folder: &str, n_partitions: u32) -> Option<State> {
-        if self.spoiled.contains(folder) {
+        if self.spoiled.contains(folder) || !self.manifests.contains_key(folder) {
             return None;
         }
-        assert!(self.manifests.contains_key(folder), "`{folder}` is no checkpoint");
         Some(self.whole(folder, n_partitions))
     }
 
