@@ -38,6 +38,8 @@ pub(super) struct Worker {
     /// Others lost it: it is in no world before this.
     pub banned_until: Time,
     pub n_bans: u32,
+    /// How often others lost it since it last came further.
+    pub n_lost: u32,
     /// It could not use its own state: it is in no world before this, even alone.
     pub unfit_until: Time,
 }
@@ -83,6 +85,7 @@ impl Job {
             peer: None,
             banned_until: now,
             n_bans: 0,
+            n_lost: 0,
             unfit_until: now,
         };
         self.workers.insert(worker, fresh);

@@ -26,8 +26,8 @@ const MEASURED: Duration = Duration::from_millis(200);
 /// A worker that others lost is in no world for so long, doubled by each further loss.
 const FIRST_BAN: Duration = Duration::from_millis(500);
 const MAX_BAN: Duration = Duration::from_secs(60);
-/// One that is busy with itself is replaced when it was lost so often.
-const MAX_BANS: u32 = 3;
+/// One that is busy with itself is replaced when it was lost so often without coming further.
+const MAX_LOST: u32 = 3;
 /// A last member that leaves cuts so many checkpoints until one is complete.
 const MAX_FAREWELLS: u32 = 3;
 /// So often a world is formed anew before those who wait for each other are replaced.
@@ -460,8 +460,11 @@ impl Job {
         }
     }
 
+    /// A member came to `step`.
     fn set_step(&mut self, worker: WorkerId, step: u64) {
-        if let Some(peer) = self.workers.get_mut(&worker).and_then(|w| w.peer.as_mut()) {
+        let Some(entry) = self.workers.get_mut(&worker) else { return };
+        entry.n_lost = 0;
+        if let Some(peer) = &mut entry.peer {
             peer.step = Some(step);
         }
     }
@@ -482,18 +485,15 @@ impl Job {
         }
         // A newcomer that cannot reach those who hold the state must not drive them out.
         let is_newcomer = !self.is_holding(worker) && self.is_holding(suspect);
-        let shunned = if is_newcomer { worker } else { suspect };
-        self.shun(shunned, now);
-        let Some(entry) = self.workers.get(&shunned) else { return };
-        // It is lost again and again and waits for none of its peers: it hangs.
-        let hangs = match entry.waiting_for.as_str() {
-            "" => entry.n_bans >= MAX_BANS,
-            "master" => entry.n_bans >= 2 * MAX_BANS,
-            _ => false,
-        };
-        if hangs {
-            self.note("stuck", format!("worker-{shunned} is lost by others again and again"));
-            let instance = InstanceId { role: Role::Worker, id: shunned.0 };
+        self.shun(if is_newcomer { worker } else { suspect }, now);
+        let Some(entry) = self.workers.get_mut(&suspect) else { return };
+        entry.n_lost += 1;
+        // One that says that it waits for others gets more chances, but a member that never comes
+        // further must not hold up a job that cannot do without it.
+        let most = if entry.waiting_for.is_empty() { MAX_LOST } else { 2 * MAX_LOST };
+        if entry.n_lost >= most {
+            self.note("stuck", format!("worker-{suspect} is lost by others again and again"));
+            let instance = InstanceId { role: Role::Worker, id: suspect.0 };
             self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
         }
     }
