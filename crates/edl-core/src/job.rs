@@ -333,6 +333,7 @@ impl Job {
         self.workers.values_mut().for_each(|worker| worker.last_heard = now);
         self.ps_peers.values_mut().for_each(|peer| peer.last_heard = now);
         self.awaited.values_mut().for_each(|since| *since = now);
+        self.pace.progressed(now);
         self.ledger.extend_all(now);
         let timeout = self.config.spec.task_timeout();
         if let Some(evaluation) = &mut self.evaluation {

@@ -6,6 +6,7 @@
 //! that nothing is trained twice for it. A worker's state is a function of its step alone: it
 //! does not matter who had finished a step, and the member that is furthest hands its state on.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{Incarnation, WorkerId, WorldId};
@@ -36,6 +37,8 @@ pub struct Candidate {
     pub step: Option<u64>,
     /// It may stay where it is, but shall not be in another world.
     pub is_unfit: bool,
+    /// Others have lost it lately: it is taken only if there is nobody else.
+    pub is_shunned: bool,
 }
 
 /// What should become of the world.
@@ -57,6 +60,9 @@ pub struct Worlds {
     previous: Option<WorldId>,
     /// Members that hold the state the current world begins with.
     formed: BTreeSet<WorkerId>,
+    /// Whose state counts. What anybody else holds may be torn: the members that it read from
+    /// train on without waiting for it. None before the first world: everybody is believed.
+    holders: Option<BTreeMap<WorkerId, Incarnation>>,
     is_broken: bool,
     /// The highest step that anybody was ever allowed to train.
     until: u64,
@@ -73,6 +79,7 @@ impl Worlds {
             current: None,
             previous: None,
             formed: BTreeSet::new(),
+            holders: None,
             is_broken: false,
             until: 0,
             rotation: 0,
@@ -82,12 +89,7 @@ impl Worlds {
     /// What should become of the world, given who is there.
     #[must_use]
     pub fn next(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Change {
-        let fit = candidates.iter().filter(|(_, candidate)| !candidate.is_unfit);
-        let mut wanted: Vec<WorkerId> =
-            fit.map(|(worker, _)| *worker).take(self.n_lanes as usize).collect();
-        if wanted.len() < self.min_workers as usize {
-            wanted.clear();
-        }
+        let wanted = self.wanted(candidates);
         let Some(current) = &self.current else {
             return match wanted.is_empty() {
                 true => Change::Nothing,
@@ -105,6 +107,50 @@ impl Worlds {
             return Change::Nothing;
         }
         Change::Form { workers: wanted, after: Some(self.until) }
+    }
+
+    /// Who should be in a world, in order.
+    fn wanted(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Vec<WorkerId> {
+        let fit = candidates.iter().filter(|(_, candidate)| !candidate.is_unfit);
+        let welcome = fit.clone().filter(|(_, candidate)| !candidate.is_shunned);
+        let mut wanted: Vec<WorkerId> =
+            welcome.map(|(worker, _)| *worker).take(self.n_lanes as usize).collect();
+        if wanted.is_empty() {
+            // One of those that others have lost can at least train alone.
+            let alone = fit.max_by_key(|(worker, candidate)| (candidate.step, Reverse(**worker)));
+            wanted.extend(alone.map(|(worker, _)| *worker));
+        }
+        if wanted.len() < self.min_workers as usize {
+            wanted.clear();
+        }
+        let has_state = |worker: &WorkerId| candidates[worker].step.is_some();
+        if !wanted.is_empty() && !wanted.iter().any(has_state) {
+            // Those who leave hand over what nobody else has before they go.
+            let members = self.current.iter().flat_map(|world| &world.members);
+            let is_there = |member: &&Member| {
+                let known = candidates.get(&member.worker);
+                let is_able = |c: &&Candidate| c.step.is_some() && !c.is_shunned;
+                known.filter(is_able).is_some_and(|c| c.incarnation == member.incarnation)
+            };
+            wanted.extend(members.filter(is_there).map(|member| member.worker));
+            wanted.sort_unstable();
+            wanted.dedup();
+        }
+        wanted
+    }
+
+    /// Whether what this worker holds counts.
+    #[must_use]
+    pub fn is_holder(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
+        let holders = self.holders.as_ref();
+        holders.is_none_or(|holders| holders.get(&worker) == Some(&incarnation))
+    }
+
+    /// What `worker` holds does not count any more.
+    pub fn disown(&mut self, worker: WorkerId) {
+        if let Some(holders) = &mut self.holders {
+            holders.remove(&worker);
+        }
     }
 
     /// Puts a world of `workers` in the current one's place.
@@ -126,15 +172,25 @@ impl Worlds {
         order.rotate_left(self.rotation.checked_rem(workers.len()).unwrap_or(0));
         let member = |(worker, lanes): (WorkerId, Span)| {
             let candidate = candidates.get(&worker)?;
-            let has_state = candidate.step.is_some_and(|step| step <= self.until);
+            let has_state = candidate.step.is_some_and(|step| step <= self.until)
+                && self.is_holder(worker, candidate.incarnation);
             Some(Member { worker, incarnation: candidate.incarnation, lanes, has_state })
         };
         let spans = lanes::assign(self.n_lanes, n_members);
         let members: Vec<Member> = order.into_iter().zip(spans).filter_map(member).collect();
-        self.current = (!members.is_empty()).then_some(World { id, members, after });
-        if self.current.is_none() {
-            self.previous = None;
+        if members.is_empty() {
+            // Nobody trains, so everybody's state stays what it is.
+            (self.current, self.previous) = (None, None);
+            return None;
         }
+        let with_state = members.iter().filter(|member| member.has_state);
+        let with_state = with_state.map(|member| (member.worker, member.incarnation));
+        match &mut self.holders {
+            // Until the new world is there the one before trains on.
+            Some(holders) if after.is_some() => holders.extend(with_state),
+            holders => *holders = Some(with_state.collect()),
+        }
+        self.current = Some(World { id, members, after });
         self.current.as_ref()
     }
 
@@ -149,6 +205,12 @@ impl Worlds {
             return None;
         }
         let is_last = self.formed.len() == current.members.len();
+        let members = current.members.iter().map(|member| (member.worker, member.incarnation));
+        let members = members.filter(|(member, _)| self.formed.contains(member));
+        match &mut self.holders {
+            Some(holders) if !is_last => holders.extend(members),
+            holders => *holders = Some(members.collect()),
+        }
         if is_last {
             self.previous = None;
         }
@@ -255,7 +317,7 @@ mod tests {
     fn candidates(workers: &[(u32, Option<u64>)]) -> BTreeMap<WorkerId, Candidate> {
         let candidate = |(worker, step): &(u32, Option<u64>)| {
             let incarnation = Incarnation(u64::from(*worker));
-            (WorkerId(*worker), Candidate { incarnation, step: *step, is_unfit: false })
+            (WorkerId(*worker), Candidate { incarnation, step: *step, is_unfit: false, is_shunned: false })
         };
         workers.iter().map(candidate).collect()
     }

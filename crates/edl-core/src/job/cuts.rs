@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{Command, Effect, End, Job, PsOrder, Stage};
 use crate::id::{CutId, Generation, PsId, WorkerId};
 use crate::layout::Layout;
+use crate::platform::{InstanceId, Role};
 use crate::time::Time;
 
 /// A failed final checkpoint is tried again after this pause, doubled by each further failure.
@@ -110,16 +111,28 @@ impl Job {
             self.effects.push(Effect::ToWorker(member.worker, order));
             waiting.insert(Holder::Worker(member.worker));
         }
-        let (files, deadline) = (BTreeMap::new(), now + CUT_TIMEOUT);
+        let (files, deadline) = (BTreeMap::new(), now + self.cut_timeout());
         self.cut = Some(Cut { id, folder, version, generation, exact, deadline, waiting, files });
     }
 
     /// Gives up on a cut that hangs.
     pub(super) fn check_cut(&mut self, now: Time) {
-        if let Some(cut) = self.cut.as_ref().filter(|cut| now >= cut.deadline) {
-            let error = format!("it was not complete after {CUT_TIMEOUT:?}");
-            self.cut_failed(cut.id, &error, now);
+        let Some(cut) = self.cut.as_ref().filter(|cut| now >= cut.deadline) else { return };
+        let (id, owing) = (cut.id, cut.waiting.clone());
+        let error = format!("it was not complete after {:?}", self.cut_timeout());
+        for holder in owing {
+            // Others hold what this one holds; a server may be slow, but has no substitute.
+            if let Holder::Worker(worker) = holder {
+                let instance = InstanceId { role: Role::Worker, id: worker.0 };
+                self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+            }
         }
+        self.cut_failed(id, &error, now);
+    }
+
+    fn cut_timeout(&self) -> Duration {
+        let patience = self.config.spec.task_timeout() * 2;
+        if self.is_allreduce() { CUT_TIMEOUT.min(patience) } else { CUT_TIMEOUT }
     }
 
     /// A server's stream broke while it was cutting: the order or its answer may be lost, so
@@ -231,6 +244,11 @@ impl Job {
         };
         self.last_cut_version = self.latest_checkpoint().map_or(0, |before| before.version);
         self.effects.push(Effect::Delete(cut.folder));
+    }
+
+    /// Whether a cut is written and only its manifest is missing.
+    pub(super) fn is_committing(&self) -> bool {
+        self.cut.as_ref().is_some_and(|cut| cut.waiting.is_empty())
     }
 
     /// Forgets a cut whose servers are gone.

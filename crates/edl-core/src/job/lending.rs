@@ -171,7 +171,7 @@ impl Job {
         now: Time,
     ) {
         self.hungry.insert(worker);
-        if generation != self.durable.generation {
+        if generation != self.durable.generation || !self.is_holding(worker) {
             return;
         }
         let timeout = self.config.spec.task_timeout();
@@ -183,6 +183,13 @@ impl Job {
                 self.pardon(Suspect::EvalShard(shard));
             }
         }
+    }
+
+    /// Whether what `worker` measures is the job's model; under AllReduce it holds that itself.
+    pub(super) fn is_holding(&self, worker: WorkerId) -> bool {
+        let entry = self.workers.get(&worker);
+        !self.is_allreduce()
+            || entry.is_some_and(|entry| self.worlds.is_holder(worker, entry.incarnation))
     }
 
     pub(super) fn predict_done(&mut self, worker: WorkerId, shard: u32, now: Time) {

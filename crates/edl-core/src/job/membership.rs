@@ -38,6 +38,10 @@ pub(super) struct Worker {
     /// Others lost it: it is in no world before this.
     pub banned_until: Time,
     pub n_bans: u32,
+    /// How often others lost it since it last came further.
+    pub n_lost: u32,
+    /// It could not use its own state: it is in no world before this, even alone.
+    pub unfit_until: Time,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +85,8 @@ impl Job {
             peer: None,
             banned_until: now,
             n_bans: 0,
+            n_lost: 0,
+            unfit_until: now,
         };
         self.workers.insert(worker, fresh);
         self.effects.push(Effect::ToWorker(worker, Command::Welcome));
@@ -297,6 +303,8 @@ impl Job {
             // They have a new master: those that do not call it are stuck.
             Report::Running(running) => {
                 running.iter().for_each(|(instance, _)| self.await_call(*instance, now));
+                let workers = running.iter().filter(|(id, _)| id.role == Role::Worker);
+                self.pace.survivors = workers.map(|(id, _)| WorkerId(id.id)).collect();
             }
             Report::NotStarted { instance, error } => {
                 self.awaited.remove(instance);

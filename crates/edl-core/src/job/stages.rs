@@ -76,7 +76,7 @@ impl Job {
 
     /// Cuts the best model if that was begun and lost before it was complete.
     pub(super) fn keep_best(&mut self, now: Time) {
-        let Some(last) = self.durable.evaluations.last() else { return };
+        let Some(last) = self.durable.evaluations.last().cloned() else { return };
         let n_done = self.ledger.n_done();
         let is_kept = |checkpoint: &CheckpointRef| {
             checkpoint.version == last.version
@@ -89,8 +89,14 @@ impl Job {
             && self.ledger.position_of(last.version) == n_done
             && !self.durable.checkpoints.iter().any(is_kept)
         {
-            self.stage = Stage::BestCut;
-            self.begin_cut(Some(n_done), now);
+            let is_it = |c: &&CheckpointRef| c.exact == Some(n_done) && !c.is_bad;
+            if let Some(checkpoint) = self.durable.checkpoints.iter().find(is_it) {
+                self.durable.best = Some(checkpoint.folder.clone());
+                self.persist();
+            } else if !self.is_allreduce() || self.worlds.until() == n_done {
+                self.stage = Stage::BestCut;
+                self.begin_cut(Some(n_done), now);
+            }
         }
     }
 
@@ -194,7 +200,10 @@ impl Job {
         let has_data = self.config.n_validation_records > 0;
         let is_known = self.config.spec.job_type == JobType::Train && self.is_evaluated(n_done);
         if has_data && !is_known {
-            self.begin_evaluation(is_last);
+            // What is decided by an evaluation must not be lost with the one that came first.
+            if !self.is_allreduce() || self.is_together() {
+                self.begin_evaluation(is_last);
+            }
         } else if is_last {
             self.stage = Stage::Finishing;
             self.finish(now);

@@ -5,7 +5,7 @@
 //! allowed is one that nobody has passed, and anything can be ordered for it: a cut, a change of
 //! members. Without a master everybody stops there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{Command, Effect, End, Job, LoadFrom, News, Peer, Stage, Suspect};
@@ -13,7 +13,7 @@ use crate::id::{WorkerId, WorldId};
 use crate::platform::{InstanceId, Role};
 use crate::spec::SameBits;
 use crate::time::Time;
-use crate::world::{Candidate, Change, Worlds};
+use crate::world::{Candidate, Change, Member, World, Worlds};
 
 /// Workers that are started together come together: the first one waits so long for the others.
 const GATHERING: Duration = Duration::from_secs(1);
@@ -26,6 +26,12 @@ const MEASURED: Duration = Duration::from_millis(200);
 /// A worker that others lost is in no world for so long, doubled by each further loss.
 const FIRST_BAN: Duration = Duration::from_millis(500);
 const MAX_BAN: Duration = Duration::from_secs(60);
+/// One that is busy with itself is replaced when it was lost so often without coming further.
+const MAX_LOST: u32 = 3;
+/// A last member that leaves cuts so many checkpoints until one is complete.
+const MAX_FAREWELLS: u32 = 3;
+/// So often a world is formed anew before those who wait for each other are replaced.
+const MAX_STUCK: u32 = 4;
 /// Hashes of so many steps are kept to be compared.
 const MAX_HASHES: usize = 64;
 
@@ -42,6 +48,12 @@ pub(super) struct Pace {
     hashes: BTreeMap<u64, u64>,
     pause_secs: f64,
     state_bytes: u64,
+    /// Times in a row that nobody came further although nobody seemed busy.
+    n_stuck: u32,
+    /// Everybody leaves: no further step is allowed, and so many checkpoints were begun for it.
+    farewells: Option<u32>,
+    /// Workers of an earlier master's time, which may hold the state.
+    pub(super) survivors: BTreeSet<WorkerId>,
 }
 
 impl Pace {
@@ -55,7 +67,15 @@ impl Pace {
             hashes: BTreeMap::new(),
             pause_secs: 0.0,
             state_bytes: 0,
+            n_stuck: 0,
+            farewells: None,
+            survivors: BTreeSet::new(),
         }
+    }
+
+    /// The world came further, or cannot be expected to have.
+    pub(super) fn progressed(&mut self, now: Time) {
+        (self.progressed_at, self.n_stuck) = (now, 0);
     }
 
     /// Adapts the steps allowed in advance to the speed at which they are committed.
@@ -84,10 +104,14 @@ impl Job {
             return;
         }
         let candidates = self.candidates(now);
-        if let Change::Form { workers, after } = self.worlds.next(&candidates)
-            && !self.must_gather(&workers, now)
-        {
-            self.form_world(&workers, after, &candidates, now);
+        match self.worlds.next(&candidates) {
+            Change::Nothing => self.pace.farewells = None,
+            Change::Form { workers, after } => {
+                let keeps = after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
+                if !keeps && !self.must_gather(&workers, &candidates, now) {
+                    self.form_world(&workers, after, &candidates, now);
+                }
+            }
         }
         let needs_cut = matches!(self.stage, Stage::BestCut | Stage::Stopping { .. });
         if needs_cut && self.cut.is_none() && self.worlds.is_settled() {
@@ -98,15 +122,28 @@ impl Job {
     fn candidates(&self, now: Time) -> BTreeMap<WorkerId, Candidate> {
         let ready = self.workers.iter().filter(|(_, w)| w.is_connected && w.capacity > 0);
         let candidate = |(id, worker): (&WorkerId, &super::Worker)| {
+            let incarnation = worker.incarnation;
             let step = worker.peer.as_ref().and_then(|peer| peer.step);
-            let is_unfit = worker.is_leaving || worker.banned_until > now;
-            (*id, Candidate { incarnation: worker.incarnation, step, is_unfit })
+            let step = step.filter(|_| self.worlds.is_holder(*id, incarnation));
+            let is_unfit = worker.is_leaving || worker.unfit_until > now;
+            let is_shunned = worker.banned_until > now;
+            (*id, Candidate { incarnation, step, is_unfit, is_shunned })
         };
         ready.map(candidate).collect()
     }
 
-    /// Whether a first world should wait a moment for workers that are about to come.
-    fn must_gather(&mut self, workers: &[WorkerId], now: Time) -> bool {
+    /// Whether a world without one should wait a moment for workers that are about to come: longer
+    /// if they may hold what nobody else has.
+    fn must_gather(
+        &mut self,
+        workers: &[WorkerId],
+        candidates: &BTreeMap<WorkerId, Candidate>,
+        now: Time,
+    ) -> bool {
+        let has_state = workers.iter().any(|worker| candidates[worker].step.is_some());
+        if !workers.is_empty() && !has_state && self.is_state_expected(now) {
+            return true;
+        }
         if self.worlds.current().is_some() {
             return false;
         }
@@ -121,6 +158,46 @@ impl Job {
             self.pace.gathering_since = None;
         }
         waits
+    }
+
+    /// Whether the state that would be loaded anew may come with somebody, or is just being
+    /// committed. Nobody is waited for longer than for a sign of life.
+    fn is_state_expected(&self, now: Time) -> bool {
+        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
+        let is_back_soon = |(id, worker): (&WorkerId, &super::Worker)| {
+            !worker.is_connected && self.worlds.is_holder(*id, worker.incarnation)
+        };
+        let is_awaited = |worker: &WorkerId| {
+            let instance = InstanceId { role: Role::Worker, id: worker.0 };
+            let runs = self.instances.running().get(&instance).is_some_and(|i| !i.is_leaving);
+            let since = self.awaited.get(&instance);
+            runs && since.is_some_and(|since| now.since(*since) < timeout)
+        };
+        self.is_committing()
+            || self.workers.iter().any(is_back_soon)
+            || self.started_at.is_none() && self.pace.survivors.iter().any(is_awaited)
+    }
+
+    /// The last ones who hold the state want to go: they cut a checkpoint first. True while that
+    /// takes.
+    fn keep_last(&mut self, candidates: &BTreeMap<WorkerId, Candidate>, now: Time) -> bool {
+        let members = self.worlds.current().map_or(&[][..], |world| &world.members);
+        let is_leaving = |m: &Member| self.workers.get(&m.worker).is_some_and(|w| w.is_leaving);
+        let has_state = |m: &Member| candidates.get(&m.worker).is_some_and(|c| c.step.is_some());
+        let at = self.worlds.until();
+        let is_kept = self.latest_checkpoint().is_some_and(|c| c.exact == Some(at));
+        if !members.iter().all(is_leaving) || !members.iter().any(has_state) || is_kept {
+            return false;
+        }
+        let n_before = *self.pace.farewells.get_or_insert(0);
+        if self.cut.is_none() {
+            if n_before == MAX_FAREWELLS {
+                return false;
+            }
+            self.pace.farewells = Some(n_before + 1);
+            self.begin_cut(None, now);
+        }
+        true
     }
 
     fn form_world(
@@ -147,11 +224,15 @@ impl Job {
         let id = WorldId(self.number());
         let formed = self.worlds.form(id, workers, after, candidates).cloned();
         self.pace.progressed_at = now;
+        self.pace.farewells = None;
         (self.pace.pause_secs, self.pace.state_bytes) = (0.0, 0);
+        if after.is_none() {
+            self.take_back_from(&before, workers);
+        }
         let Some(world) = formed else {
             self.note("world", self.describe_waiting());
             // Those who leave are free to go; the others keep what they hold.
-            let nobody = crate::world::World { id, members: Vec::new(), after };
+            let nobody = World { id, members: Vec::new(), after };
             return self.tell_world(&before, &nobody, None);
         };
         if after.is_none() && self.stage == Stage::Working {
@@ -165,7 +246,7 @@ impl Job {
     fn tell_world(
         &mut self,
         workers: &[WorkerId],
-        world: &crate::world::World,
+        world: &World,
         load: Option<&LoadFrom>,
     ) {
         for worker in workers {
@@ -176,6 +257,18 @@ impl Job {
                 load: load.cloned(),
             };
             self.effects.push(Effect::ToWorker(*worker, command));
+        }
+    }
+
+    /// Members that are left out at once finish nothing any more.
+    fn take_back_from(&mut self, before: &[WorkerId], workers: &[WorkerId]) {
+        for worker in before.iter().filter(|worker| !workers.contains(worker)) {
+            self.lose_cut_of(*worker);
+            if !workers.is_empty()
+                && let Some(evaluation) = &mut self.evaluation
+            {
+                evaluation.shards.release_worker(*worker);
+            }
         }
     }
 
@@ -224,7 +317,8 @@ impl Job {
 
     /// Allows further steps before those allowed are used up.
     pub(super) fn grant(&mut self, now: Time) {
-        if !self.is_allreduce() || self.stage != Stage::Working || !self.worlds.is_settled() {
+        let is_open = self.stage == Stage::Working && self.pace.farewells.is_none();
+        if !self.is_allreduce() || !is_open || !self.worlds.is_settled() {
             return;
         }
         let n_done = self.ledger.n_done();
@@ -234,6 +328,10 @@ impl Job {
         let is_due = until.saturating_sub(n_done) <= self.pace.ahead / 2;
         if allowed <= until || !(is_due || is_final) {
             return;
+        }
+        if n_done >= until {
+            // They had nothing to do until now.
+            self.pace.progressed(now);
         }
         self.worlds.allow(allowed);
         let Some(world) = self.worlds.current() else { return };
@@ -250,8 +348,8 @@ impl Job {
                 self.formed(worker, world, step, now);
             }
             News::Stepped { world, step, hash, loss } => {
-                self.set_step(worker, step);
                 if self.worlds.is_heard(world) && step <= self.worlds.until() {
+                    self.set_step(worker, step);
                     self.stepped(worker, step, hash, loss, now);
                 }
             }
@@ -280,7 +378,7 @@ impl Job {
     fn formed(&mut self, worker: WorkerId, world: WorldId, step: u64, now: Time) {
         let Some(formed) = self.worlds.formed(world, worker) else { return };
         self.set_step(worker, step);
-        self.pace.progressed_at = now;
+        self.pace.progressed(now);
         self.hungry.insert(worker);
         if formed.is_first {
             self.begin_world(step, now);
@@ -295,6 +393,8 @@ impl Job {
         let n_done = self.ledger.n_done();
         let is_resumed = self.started_at.is_none() && step > 0;
         self.started_at.get_or_insert(now);
+        // Under a new master it may have come further than it said at first.
+        self.worlds.allow(step);
         if step > n_done {
             self.commit(step, None);
         } else if step < n_done {
@@ -310,7 +410,7 @@ impl Job {
 
     fn note_world(&mut self, step: u64) {
         let Some(world) = self.worlds.current() else { return };
-        let lanes = |m: &crate::world::Member| match m.lanes.len() {
+        let lanes = |m: &Member| match m.lanes.len() {
             1 => format!("worker-{} (lane {})", m.worker, m.lanes.start),
             _ => format!("worker-{} (lanes {}-{})", m.worker, m.lanes.start, m.lanes.end - 1),
         };
@@ -333,7 +433,7 @@ impl Job {
             ));
         }
         if step > self.ledger.n_done() {
-            self.pace.progressed_at = now;
+            self.pace.progressed(now);
             self.commit(step, Some(loss));
         }
     }
@@ -360,8 +460,11 @@ impl Job {
         }
     }
 
+    /// A member came to `step`.
     fn set_step(&mut self, worker: WorkerId, step: u64) {
-        if let Some(peer) = self.workers.get_mut(&worker).and_then(|w| w.peer.as_mut()) {
+        let Some(entry) = self.workers.get_mut(&worker) else { return };
+        entry.n_lost = 0;
+        if let Some(peer) = &mut entry.peer {
             peer.step = Some(step);
         }
     }
@@ -371,11 +474,45 @@ impl Job {
     fn peer_lost(&mut self, worker: WorkerId, suspect: WorkerId, error: &str, now: Time) {
         let text = format!("worker-{worker} lost worker-{suspect} ({error}); the others go on");
         self.note("peer_lost", text);
-        if let Some(entry) = self.workers.get_mut(&suspect) {
-            let doubled = FIRST_BAN * 2_u32.saturating_pow(entry.n_bans.min(8));
-            entry.n_bans += 1;
-            entry.banned_until = now + doubled.min(MAX_BAN);
+        if suspect == worker {
+            // It could not make sense of what it holds or got.
+            self.worlds.disown(worker);
+            let until = self.shun(worker, now);
+            if let Some(entry) = self.workers.get_mut(&worker) {
+                entry.unfit_until = until;
+            }
+            return;
         }
+        // A newcomer that cannot reach those who hold the state must not drive them out.
+        let is_newcomer = !self.is_holding(worker) && self.is_holding(suspect);
+        self.shun(if is_newcomer { worker } else { suspect }, now);
+        let Some(entry) = self.workers.get_mut(&suspect) else { return };
+        entry.n_lost += 1;
+        // One that says that it waits for others gets more chances, but a member that never comes
+        // further must not hold up a job that cannot do without it.
+        let most = if entry.waiting_for.is_empty() { MAX_LOST } else { 2 * MAX_LOST };
+        if entry.n_lost >= most {
+            self.note("stuck", format!("worker-{suspect} is lost by others again and again"));
+            let instance = InstanceId { role: Role::Worker, id: suspect.0 };
+            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+        }
+    }
+
+    /// Keeps a worker out of worlds for a while, longer each time.
+    fn shun(&mut self, worker: WorkerId, now: Time) -> Time {
+        let Some(entry) = self.workers.get_mut(&worker) else { return now };
+        let doubled = FIRST_BAN * 2_u32.saturating_pow(entry.n_bans.min(8));
+        entry.n_bans += 1;
+        entry.banned_until = now + doubled.min(MAX_BAN);
+        entry.banned_until
+    }
+
+    /// Whether everybody holds the state of the last step: then it cannot be lost with one of them.
+    pub(super) fn is_together(&self) -> bool {
+        let n_done = self.ledger.n_done();
+        let is_there = |m: &Member| self.peer(m.worker).is_some_and(|p| p.step >= Some(n_done));
+        let members = self.worlds.current().map(|world| &world.members);
+        self.worlds.is_settled() && members.is_some_and(|members| members.iter().all(is_there))
     }
 
     /// The step that a member was training: it may be why it crashed.
@@ -390,18 +527,28 @@ impl Job {
     /// Replaces members that hold the others up. One that waits for another is never at fault.
     fn check_progress(&mut self, now: Time) {
         let timeout = self.config.spec.task_timeout();
-        let is_owed = !self.worlds.is_settled() || self.ledger.n_done() < self.worlds.until();
+        let is_owed = self.ledger.n_done() < self.worlds.until() || !self.is_together();
         if !is_owed || now.since(self.pace.progressed_at) < timeout {
             return;
         }
         let Some(world) = self.worlds.current().cloned() else { return };
         self.pace.progressed_at = now;
         self.worlds.broken(world.id);
-        let is_busy = |worker: &WorkerId| {
-            self.workers.get(worker).is_some_and(|entry| entry.waiting_for.is_empty())
+        self.pace.n_stuck += 1;
+        let waits_for = |worker: &WorkerId| {
+            self.workers.get(worker).map_or("", |entry| entry.waiting_for.as_str())
         };
-        let members = world.members.iter().map(|member| member.worker);
-        let stuck: Vec<WorkerId> = members.filter(is_busy).collect();
+        let members: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
+        let is_busy = |worker: &WorkerId| waits_for(worker).is_empty();
+        let mut stuck: Vec<WorkerId> = members.iter().copied().filter(is_busy).collect();
+        if stuck.is_empty() && self.pace.n_stuck > 1 {
+            // Told twice, they still say that they wait for us: they do not listen.
+            let is_deaf = |worker: &WorkerId| waits_for(worker) == "master";
+            stuck = members.iter().copied().filter(is_deaf).collect();
+        }
+        if stuck.is_empty() && self.pace.n_stuck >= MAX_STUCK {
+            stuck = members; // They wait for each other, world after world.
+        }
         if stuck.is_empty() {
             let text = format!("no step for {timeout:?} although nobody is busy; trying again");
             return self.note("stuck", text);
