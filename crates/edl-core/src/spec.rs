@@ -420,18 +420,18 @@ impl JobSpec {
             let why = "--lanes and --threads_per_worker must be at least 1";
             return Err(Invalid(why.into()));
         }
+        if self.num_workers.max(most) > lanes {
+            return Err(Invalid(format!(
+                "{} workers are more than --lanes={lanes}: every worker needs a lane; raise --lanes",
+                self.num_workers.max(most)
+            )));
+        }
         // None at all: they come by hand.
         let is_between = (self.min_workers..=most).contains(&self.num_workers);
         if self.num_workers > 0 && !is_between {
             return Err(Invalid(format!(
                 "--num_workers={} must lie between --min_workers={} and --max_workers={most}",
                 self.num_workers, self.min_workers
-            )));
-        }
-        if most > lanes {
-            return Err(Invalid(format!(
-                "--max_workers={most} is more than --lanes={lanes}: every worker needs a lane; \
-                 raise --lanes"
             )));
         }
         if u64::from(lanes) * u64::from(self.minibatch_size) > u64::from(u32::MAX) {

@@ -128,7 +128,8 @@ impl Engine {
             served.clone(),
         ));
         let mut server = edl_net::tls::server(&self.config.key).map_err(Error::Tls)?;
-        let service = MasterServer::new(Service::new(inputs.clone(), streams.clone()));
+        let service = MasterServer::new(Service::new(inputs.clone(), streams.clone()))
+            .max_decoding_message_size(edl_net::MAX_MESSAGE);
         let stop_serving = served.clone();
         let mut serving = JoinSet::new();
         serving.spawn(
@@ -245,6 +246,9 @@ impl Engine {
                 Effect::ToWorker(worker, command) => self.tell_worker(worker, command),
                 Effect::ToPs(ps, order) => self.tell_ps(ps, order),
                 Effect::CloseWorker(worker, why) => {
+                    self.workers.close(worker, Status::unavailable(why));
+                }
+                Effect::RefuseWorker(worker, why) => {
                     self.workers.close(worker, Status::failed_precondition(why));
                 }
                 Effect::ClosePs(ps) => {

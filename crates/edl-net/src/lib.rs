@@ -16,6 +16,10 @@ pub mod wire;
 /// Version of the control plane: the `protocol` of every hello. Another one is refused by name.
 pub const CONTROL_PROTOCOL: u32 = 1;
 
+/// Longest message of the control plane. The applied sets of thousands of partitions over millions
+/// of batches come in one, which is far more than gRPC's usual 4 MiB.
+pub const MAX_MESSAGE: usize = 1 << 30;
+
 pub mod proto {
     //! Messages and services of the control plane, generated from `proto/elasticdl/v1`.
     #![allow(

@@ -230,9 +230,7 @@ impl Member {
         let (out, queue) = mpsc::channel(OUT_QUEUE);
         // The queue is empty: this cannot fail or wait.
         let _ = out.send(self.hello().await).await;
-        let mut master = MasterClient::new(channel)
-            .max_decoding_message_size(usize::MAX)
-            .max_encoding_message_size(usize::MAX);
+        let mut master = MasterClient::new(channel).max_decoding_message_size(edl_net::MAX_MESSAGE);
         let session = master.ps_session(ReceiverStream::new(queue));
         match timeout(CONNECT_TIMEOUT, session).await {
             Ok(Ok(commands)) => Ok(Ok((out, commands.into_inner()))),

@@ -117,8 +117,16 @@ impl Feeder {
                 data
             }
         };
-        let batch = data.batch(&records, &self.fields)?;
+        let batch = match source {
+            Source::Training | Source::Validation => data.batch(&records, &self.fields)?,
+            Source::Prediction => data.batch(&records, &self.unlabelled())?,
+        };
         Ok(Decoded { batch, data })
+    }
+
+    /// What is predicted need not be known.
+    fn unlabelled(&self) -> Vec<FieldSpec> {
+        self.fields.iter().filter(|field| !field.is_label).cloned().collect()
     }
 
     fn records(&self, batch: BatchId) -> Result<Vec<u64>, String> {

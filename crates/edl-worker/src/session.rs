@@ -199,7 +199,8 @@ impl Session {
             })?;
             let (messages, outgoing) = mpsc::channel(MAX_SENDING);
             messages.try_send(message(Kind::Hello(hello))).expect("the channel is new");
-            let mut client = MasterClient::new(channel);
+            let mut client =
+                MasterClient::new(channel).max_decoding_message_size(edl_net::MAX_MESSAGE);
             let opened = client.worker_session(ReceiverStream::new(outgoing)).await;
             let commands = opened.map_err(|status| refused_or_broken(&status))?.into_inner();
             Ok(Stream { commands, messages, is_welcome: false })

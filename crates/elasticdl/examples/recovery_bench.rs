@@ -204,8 +204,8 @@ async fn joining() -> anyhow::Result<()> {
         let status = job.wait("the joiner", |s| working(s).len() == 2).await?;
         let joined = job.wait("its first step", |s| s.step > status.step).await?;
         let total = start.elapsed().as_secs_f64();
-        let worlds = joined.events.iter().filter(|event| event.kind == "world");
-        let text = worlds.last().map(|event| event.text.clone()).unwrap_or_default();
+        let mut worlds = joined.events.iter().filter(|event| event.kind == "world");
+        let text = worlds.next_back().map(|event| event.text.clone()).unwrap_or_default();
         println!("a joiner's first committed step came {total:.2} s after `scale`: {text}");
     }
     Ok(())

@@ -28,7 +28,7 @@ pub(crate) async fn connect(job: &Job) -> anyhow::Result<MasterClient<Channel>> 
     let channel = edl_net::tls::connect(&master.address, &job.key()?, CONNECT_TIMEOUT)
         .await
         .with_context(|| format!("the master of job `{name}` does not answer"))?;
-    Ok(MasterClient::new(channel))
+    Ok(MasterClient::new(channel).max_decoding_message_size(edl_net::MAX_MESSAGE))
 }
 
 /// What the master says now about the job.

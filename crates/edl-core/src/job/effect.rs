@@ -21,6 +21,8 @@ pub enum Effect {
     ToPs(PsId, PsOrder),
     /// End this stream; its owner is told why.
     CloseWorker(WorkerId, String),
+    /// The same for good: it shall not come back.
+    RefuseWorker(WorkerId, String),
     ClosePs(PsId),
     Platform(Order),
     /// Make the folder of a cut; a failure is answered by `Event::CutFailed`.

@@ -135,7 +135,7 @@ impl Job {
                     model.name, known.name
                 );
                 self.note("refused", why.clone());
-                return self.effects.push(Effect::CloseWorker(worker, why));
+                return self.effects.push(Effect::RefuseWorker(worker, why));
             }
         }
         if self.is_allreduce() && !self.accept_probe(worker, peer.as_ref()) {

@@ -107,7 +107,8 @@ impl Job {
         match self.worlds.next(&candidates) {
             Change::Nothing => self.pace.farewells = None,
             Change::Form { workers, after } => {
-                let keeps = after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
+                let keeps =
+                    after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
                 if !keeps && !self.must_gather(&workers, &candidates, now) {
                     self.form_world(&workers, after, &candidates, now);
                 }
@@ -243,12 +244,7 @@ impl Job {
         self.tell_world(&told, &world, load.as_ref());
     }
 
-    fn tell_world(
-        &mut self,
-        workers: &[WorkerId],
-        world: &World,
-        load: Option<&LoadFrom>,
-    ) {
+    fn tell_world(&mut self, workers: &[WorkerId], world: &World, load: Option<&LoadFrom>) {
         for worker in workers {
             let command = Command::World {
                 world: world.clone(),
@@ -573,7 +569,7 @@ impl Job {
         let Some(peer) = peer else {
             let why = format!("worker-{worker} cannot be reached by other workers");
             self.note("refused", why.clone());
-            self.effects.push(Effect::CloseWorker(worker, why));
+            self.effects.push(Effect::RefuseWorker(worker, why));
             return false;
         };
         match self.durable.probe {
@@ -591,7 +587,7 @@ impl Job {
                          --same_bits=report"
                     );
                     self.note("refused", why.clone());
-                    self.effects.push(Effect::CloseWorker(worker, why));
+                    self.effects.push(Effect::RefuseWorker(worker, why));
                     false
                 }
                 SameBits::Report => {

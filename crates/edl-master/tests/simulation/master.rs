@@ -261,7 +261,7 @@ impl Master {
                     context.send(*conn, message);
                 }
             }
-            Effect::CloseWorker(worker, _) => {
+            Effect::CloseWorker(worker, _) | Effect::RefuseWorker(worker, _) => {
                 if let Some(conn) = self.workers.remove(&worker) {
                     context.kernel.hang_up(conn);
                 }

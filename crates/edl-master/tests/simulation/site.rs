@@ -198,6 +198,7 @@ impl Site {
             Effect::Ended(end) => self.ended = Some(end),
             Effect::ToWorker(..)
             | Effect::CloseWorker(..)
+            | Effect::RefuseWorker(..)
             | Effect::ClosePs(_)
             | Effect::Platform(_)
             | Effect::JoinPredictions { .. }

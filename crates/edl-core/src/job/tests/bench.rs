@@ -171,7 +171,7 @@ impl Bench {
             Effect::Persist => self.disk = self.job.durable().clone(),
             Effect::ToWorker(id, command) => self.tell_worker(id, command),
             Effect::ToPs(id, order) => events.extend(self.tell_ps(id, order)),
-            Effect::CloseWorker(id, _) => {
+            Effect::CloseWorker(id, _) | Effect::RefuseWorker(id, _) => {
                 if let Some(worker) = self.workers.get_mut(&id.0) {
                     worker.work.clear();
                 }

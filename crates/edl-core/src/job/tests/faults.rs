@@ -403,6 +403,7 @@ fn an_export_under_way_is_not_begun_again_when_a_server_is_lost() {
                 Effect::Persist
                 | Effect::ToWorker(..)
                 | Effect::CloseWorker(..)
+                | Effect::RefuseWorker(..)
                 | Effect::ClosePs(..)
                 | Effect::Platform(_)
                 | Effect::Delete(_)

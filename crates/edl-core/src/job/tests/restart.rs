@@ -156,6 +156,7 @@ impl Bench {
                 Effect::ToPs(id, order) => drop(self.obey_as_ps(id, order)),
                 Effect::ToWorker(..)
                 | Effect::CloseWorker(..)
+                | Effect::RefuseWorker(..)
                 | Effect::ClosePs(..)
                 | Effect::Platform(_)
                 | Effect::PrepareCut { .. }
