@@ -97,7 +97,9 @@ impl Crew<'_> {
 
     fn run(&mut self, op: &mut dyn Op) -> Result<(), Error> {
         let start = Instant::now();
-        self.links.iter_mut().flatten().for_each(|link| link.moved = start);
+        for link in self.links.iter_mut().flatten() {
+            (link.heard, link.taken) = (start, start);
+        }
         let mut watch = Watch { progress: start, said: start };
         loop {
             if self.abort.is_over(self.world) {
@@ -202,12 +204,15 @@ impl Crew<'_> {
     fn look_at_the_clock(&mut self, op: &dyn Op, watch: &mut Watch) -> Result<(), Error> {
         let owing: Vec<(Instant, WorkerId)> = (self.links.iter().enumerate())
             .filter_map(|(peer, link)| Some((peer, link.as_ref()?)))
-            .filter(|(peer, link)| op.wants(*peer) || !link.is_idle())
-            .map(|(_, link)| (link.moved, link.worker))
+            .filter_map(|(peer, link)| {
+                let heard = op.wants(peer).then_some(link.heard);
+                let taken = (!link.is_idle()).then_some(link.taken);
+                Some((heard.into_iter().chain(taken).min()?, link.worker))
+            })
             .collect();
         self.waiting.set(owing.iter().map(|(_, worker)| *worker).collect());
-        let Some((moved, worker)) = owing.into_iter().min() else { return Ok(()) };
-        let is_silent = moved.elapsed() > self.silence;
+        let Some((since, worker)) = owing.into_iter().min() else { return Ok(()) };
+        let is_silent = since.elapsed() > self.silence;
         if is_silent || watch.progress.elapsed() > self.silence * PATIENCE {
             let error = if is_silent { "was silent for" } else { "waits, too, for longer than" };
             return Err(Error::Lost { peer: worker, error: format!("{error} {:?}", self.silence) });
@@ -233,7 +238,10 @@ struct Watch {
 fn place(link: &mut Link, peer: usize, op: &mut dyn Op, world: WorldId) {
     let Some((header, _)) = link.open() else { return };
     let length = header.length;
-    let room = if header.generation.0 < world.0 {
+    let room = if header.kind == Kind::Region {
+        // Memory outlives worlds, and it is shown only once.
+        Room::Scratch
+    } else if header.generation.0 < world.0 {
         Room::Nowhere
     } else if header.generation.0 > world.0 {
         Room::Scratch
@@ -258,6 +266,10 @@ fn take(
     if header.kind == Kind::Enter {
         link.entered = link.entered.max(Some(theirs));
     }
+    if header.kind == Kind::Region && theirs <= world {
+        link.region = Some(map_region(link, header).map_err(fail)?);
+        return Ok(false);
+    }
     if theirs > world {
         // Nobody gets past the entry of a world that we have not entered.
         return Err(if header.kind == Kind::Enter {
@@ -267,10 +279,6 @@ fn take(
         });
     }
     if header.kind == Kind::Waiting {
-        return Ok(false);
-    }
-    if header.kind == Kind::Region {
-        link.region = Some(map_region(link, header).map_err(fail)?);
         return Ok(false);
     }
     let payload = if op.room(peer, header).is_some_and(|room| room.len() as u64 == header.length) {

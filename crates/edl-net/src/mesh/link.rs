@@ -48,8 +48,10 @@ pub(super) struct Link {
     /// The number of our memory that the peer knows.
     pub(super) shown_region: u64,
     pub(super) region: Option<PeerRegion>,
-    /// When bytes last came or went.
-    pub(super) moved: Instant,
+    /// When bytes last came.
+    pub(super) heard: Instant,
+    /// When the peer last took bytes.
+    pub(super) taken: Instant,
     stream: Arc<Stream>,
     run: RunId,
     outbox: Outbox,
@@ -136,7 +138,8 @@ impl Link {
             told: None,
             shown_region: 0,
             region: None,
-            moved: Instant::now(),
+            heard: Instant::now(),
+            taken: Instant::now(),
             stream,
             run,
             outbox: Outbox {
@@ -209,7 +212,7 @@ impl Link {
     pub(super) fn write(&mut self, tail: &[u8]) -> Result<bool, Error> {
         while !self.is_idle() {
             let Some(n) = self.send(tail)? else { return Ok(false) };
-            self.moved = Instant::now();
+            self.taken = Instant::now();
             let out = &mut self.outbox;
             let n_bytes = n.min(out.bytes.len() - out.n_sent);
             out.n_sent += n_bytes;
@@ -316,7 +319,7 @@ impl Link {
                 None => return Ok(Got::Nothing),
                 Some(n) => open.n_read += n,
             }
-            self.moved = Instant::now();
+            self.heard = Instant::now();
             if open.n_read < length {
                 return Ok(Got::More);
             }
@@ -327,7 +330,7 @@ impl Link {
             return Ok(Got::Dropped);
         }
         let mut hasher = inbox.seal.begin();
-        hasher.update(&Header { tag: [0; TAG_LEN], ..header.clone() }.encode());
+        hasher.update(&Header { tag: [0; TAG_LEN], ..header }.encode());
         hasher.update(payload);
         if !hasher.matches(header.tag) {
             return Err(Error::Forged { sequence: header.sequence });
@@ -347,7 +350,7 @@ impl Link {
             None => return Ok(Got::Nothing),
             Some(n) => inbox.n_head += n,
         }
-        self.moved = Instant::now();
+        self.heard = Instant::now();
         if inbox.n_head < HEADER_LEN {
             return Ok(Got::More);
         }
@@ -413,3 +416,6 @@ fn number_to_batch(number: u64) -> BatchId {
 pub(super) fn number(header: &Header) -> u64 {
     u64::from(header.batch.epoch) << 32 | u64::from(header.batch.index)
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@ use super::Transport;
 use super::abort::Abort;
 use super::link::{Ends, Link};
 use crate::data::session::{Connection, Party, hear, say};
-use crate::frame::Kind;
+use crate::frame::{Kind, Refusal};
 use crate::handshake::{ClientId, Join, Role};
 use crate::key::JobKey;
 use crate::wire::{Error, Stream};
@@ -107,9 +107,33 @@ impl Door {
         let is_local = stream.is_local();
         let mut connection = self.party().accept(Arc::new(stream))?;
         let join = self.hear_join(&mut connection)?;
+        let transport = self.examine(&connection, &join, is_local).inspect_err(|error| {
+            let refusal = Refusal::Other(error.to_string()).encode(0);
+            // The caller may be gone, or not worth waiting for.
+            let _ = say(&mut connection.sender, Kind::Refused, &refusal);
+        })?;
+        let answer = Join { from: self.me, to: join.from, ..join };
+        say(&mut connection.sender, Kind::Join, &answer.encode())?;
+        self.link(connection, join.from, join.attempt, transport)
+    }
+
+    /// Whether a caller that holds the key is one for us, and how data will travel.
+    fn examine(
+        &self,
+        connection: &Connection,
+        join: &Join,
+        is_local: bool,
+    ) -> Result<Transport, Error> {
         let is_proven = connection.client == ClientId::of_member(join.from.0, join.from.1);
-        if connection.role != Role::Member || !is_proven || join.to != self.me {
-            return Err(Error::Refused("a call for another member".into()));
+        if connection.role != Role::Member || !is_proven {
+            return Err(Error::Refused("a call by nobody".into()));
+        }
+        if join.to != self.me {
+            let ((worker, incarnation), (ours, is)) = (join.to, self.me);
+            return Err(Error::Refused(format!(
+                "a call for worker {worker} (incarnation {incarnation}), but this is worker {ours} \
+                 (incarnation {is})"
+            )));
         }
         let transport = match (is_local, join.is_shared) {
             (true, true) => Transport::SharedMemory,
@@ -118,11 +142,9 @@ impl Door {
             (false, true) => return Err(Error::Refused("shared memory over a network".into())),
         };
         if self.transport.is_some_and(|forced| forced != transport) {
-            return Err(Error::Refused("a call over another transport than the forced one".into()));
+            return Err(Error::Refused(format!("a call over {transport}, which is not allowed")));
         }
-        let answer = Join { from: self.me, to: join.from, ..join };
-        say(&mut connection.sender, Kind::Join, &answer.encode())?;
-        self.link(connection, join.from, join.attempt, transport)
+        Ok(transport)
     }
 
     fn hear_join(&self, connection: &mut Connection) -> Result<Join, Error> {

@@ -1,2 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
-//! To come.
+//! A member that vanishes in any phase: the others hear of it and go on without it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use edl_core::id::{WorkerId, WorldId};
+use edl_core::lanes::assign;
+use edl_net::mesh::{Dtype, Error, Mesh, Peer, Phase, PhaseHook};
+
+use crate::harness::{TRANSPORTS, enter_and_check, expected, open, run, step};
+
+const LANES: u32 = 7;
+const LEN: usize = 400_000;
+
+/// What a survivor may see of the world in which somebody died.
+pub(crate) fn check_survivor(result: Result<Vec<u32>, Error>, dead: &[u32], seen: u64) {
+    match result {
+        Ok(sum) => assert!(sum == expected(seen, LANES, LEN, Dtype::F32)),
+        Err(Error::Lost { peer, .. }) => assert!(dead.contains(&peer.0), "{peer} is alive"),
+        Err(error) => assert!(matches!(error, Error::Aborted), "{error}"),
+    }
+}
+
+/// The world of those who are left.
+pub(crate) fn survivors(peers: &[Peer], dead: usize) -> Vec<Peer> {
+    let mut left = peers.to_vec();
+    left.remove(dead);
+    let spans = assign(LANES, u32::try_from(left.len()).unwrap());
+    left.iter_mut().zip(spans).for_each(|(peer, span)| peer.span = span);
+    left
+}
+
+/// A survivor's way: the step in which somebody dies, and the next world.
+pub(crate) fn survive(mesh: &mut Mesh, me: usize, peers: &[Peer], dead: usize) {
+    mesh.enter(WorldId(1), me, peers.to_vec()).unwrap();
+    let first = step(mesh, 4, &peers[me].span, LANES, LEN, Dtype::F32).unwrap();
+    assert!(first == expected(4, LANES, LEN, Dtype::F32));
+    let sum = step(mesh, 5, &peers[me].span, LANES, LEN, Dtype::F32);
+    // A survivor that has left the world may be taken for lost by one that has not.
+    let suspects: Vec<u32> = (peers.iter().enumerate())
+        .filter(|(place, _)| *place != me)
+        .map(|(_, peer)| peer.worker.0)
+        .collect();
+    check_survivor(sum, &suspects, 5);
+    let place = if me > dead { me - 1 } else { me };
+    enter_and_check(mesh, 2, place, &survivors(peers, dead), LEN);
+    enter_and_check(mesh, 3, place, &survivors(peers, dead), 1000);
+}
+
+#[test]
+fn whoever_vanishes_in_whichever_phase_the_others_go_on() {
+    for transport in TRANSPORTS {
+        for phase in Phase::ALL {
+            for n_members in 2..=5_u32 {
+                let folder = tempfile::tempdir().unwrap();
+                let dead = (phase as usize + n_members as usize) % n_members as usize;
+                let spans = assign(LANES, n_members);
+                let (meshes, peers) = open(&folder, transport, &spans, &mut |member| {
+                    let hook: PhaseHook = Box::new(move |reached, step| {
+                        if (reached, step) == (phase, 5) {
+                            resume_unwind(Box::new("vanishes"));
+                        }
+                    });
+                    (member == dead).then_some(hook)
+                });
+                let mut meshes: Vec<Option<Mesh>> = meshes.into_iter().map(Some).collect();
+                let mut victim = meshes[dead].take().unwrap();
+                let all = peers.clone();
+                let death = std::thread::spawn(move || {
+                    let died = catch_unwind(AssertUnwindSafe(|| {
+                        victim.enter(WorldId(1), dead, all.clone()).unwrap();
+                        for number in [4, 5] {
+                            let _ =
+                                step(&mut victim, number, &all[dead].span, LANES, LEN, Dtype::F32);
+                        }
+                    }));
+                    assert!(died.is_err());
+                    drop(victim);
+                });
+                let survivors = meshes.into_iter().flatten().collect();
+                run(survivors, move |place, mesh| {
+                    let me = if place < dead { place } else { place + 1 };
+                    survive(mesh, me, &peers, dead);
+                });
+                death.join().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_member_that_is_gone_before_a_world_is_lost_at_its_entry() {
+    for transport in TRANSPORTS {
+        for dead in 0..2 {
+            let folder = tempfile::tempdir().unwrap();
+            let (mut meshes, peers) = open(&folder, transport, &assign(2, 2), &mut |_| None);
+            let first = peers.clone();
+            meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &first, 9)).0;
+            drop(meshes.remove(dead));
+            let ended = meshes[0].enter(WorldId(2), 1 - dead, peers);
+            let gone = WorkerId(u32::try_from(dead).unwrap());
+            assert!(matches!(ended, Err(Error::Lost { peer, .. }) if peer == gone), "{ended:?}");
+        }
+    }
+}

@@ -1,2 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
-//! To come.
+//! Who does not hold the key, or is of another run, or talks nonsense, stays outside.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+
+use edl_core::id::{BatchId, Generation, RunId, WorldId};
+use edl_core::lanes::assign;
+use edl_net::frame::{Header, Kind, TAG_LEN};
+use edl_net::key::JobKey;
+use edl_net::mesh::{Error, Mesh};
+
+use crate::harness::{RUN, TRANSPORTS, config, enter_and_check, open, peer, run};
+
+#[test]
+fn another_key_or_run_is_refused_by_name() {
+    for transport in TRANSPORTS {
+        for (of_key, text) in [(true, "key"), (false, "run")] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut ours = Mesh::open(config(&folder, 0, Some(transport))).unwrap();
+            let mut config = config(&folder, 1, Some(transport));
+            if of_key {
+                config.key = JobKey::from_bytes([9; 32]);
+            } else {
+                config.run = RunId([9; 16]);
+            }
+            let theirs = Mesh::open(config).unwrap();
+            let peers = vec![peer(&ours, 0, 0..1), peer(&theirs, 1, 1..2)];
+            match ours.enter(WorldId(1), 0, peers) {
+                Err(Error::Lost { error, .. }) => assert!(error.contains(text), "{error}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Sends `bytes` to a mesh and reads until it hangs up.
+fn intrude(stream: &mut (impl Read + Write), bytes: &[u8]) {
+    // It may hang up before everything is sent.
+    let _ = stream.write_all(bytes);
+    let _ = stream.read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn nonsense_is_dropped_and_the_mesh_works_on() {
+    let header = |kind, length| {
+        let (run, tag) = (RUN, [0; TAG_LEN]);
+        let batch = BatchId::default();
+        Header { kind, run, generation: Generation(0), sequence: 0, batch, length, tag }.encode()
+    };
+    let mut hello = header(Kind::Hello, 56).to_vec();
+    hello.extend([3; 56]);
+    hello.extend(header(Kind::Proof, 32));
+    hello.extend([0; 32]);
+    let nonsense = [
+        b"GET / HTTP/1.1\r\n\r\n".repeat(10),
+        header(Kind::Hello, u64::MAX).to_vec(),
+        header(Kind::Part, 100).to_vec(),
+        header(Kind::Region, 24).to_vec(),
+        hello,
+    ];
+    for transport in TRANSPORTS {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut meshes, peers) = open(&folder, transport, &assign(4, 2), &mut |_| None);
+        for bytes in &nonsense {
+            for mesh in &meshes {
+                intrude(&mut UnixStream::connect(mesh.unix_path()).unwrap(), bytes);
+                intrude(&mut TcpStream::connect(mesh.address()).unwrap(), bytes);
+            }
+        }
+        // Callers that say nothing at all are still there when the others meet.
+        let silent: Vec<TcpStream> =
+            (0..20).map(|_| TcpStream::connect(meshes[1].address()).unwrap()).collect();
+        meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &peers, 5000)).0;
+        drop((silent, meshes));
+    }
+}

@@ -1,2 +1,137 @@
 // SPDX-License-Identifier: Apache-2.0
-//! To come.
+//! Words, blobs and links between members.
+
+use edl_core::id::{Incarnation, WorldId};
+use edl_core::lanes::assign;
+use edl_net::mesh::{Error, Mesh, Move};
+
+use crate::harness::{TRANSPORTS, config, enter_and_check, open, peer, run};
+
+#[test]
+fn everybody_hears_every_word_in_the_order_of_members() {
+    for transport in TRANSPORTS {
+        let folder = tempfile::tempdir().unwrap();
+        let (meshes, peers) = open(&folder, transport, &assign(4, 4), &mut |_| None);
+        let (_, heard) = run(meshes, move |me, mesh| {
+            mesh.enter(WorldId(1), me, peers.clone()).unwrap();
+            let long = mesh.exchange(1, &vec![b'a' + u8::try_from(me).unwrap(); 4096]).unwrap();
+            (long, mesh.exchange(2, &[]).unwrap(), mesh.transport())
+        });
+        for (long, empty, text) in heard {
+            assert_eq!(long, [b'a', b'b', b'c', b'd'].map(|letter| vec![letter; 4096]));
+            assert_eq!(empty, [const { Vec::<u8>::new() }; 4]);
+            assert_eq!(text, transport.to_string());
+        }
+    }
+}
+
+fn blob(item: u32) -> Vec<u8> {
+    let len = [0, 1, 4096, 1_000_000, 5 << 20][item as usize % 5];
+    (0..len).map(|place: usize| u8::try_from((place * 7 + item as usize) % 251).unwrap()).collect()
+}
+
+#[test]
+fn blobs_arrive_whole_at_those_they_are_for() {
+    for transport in TRANSPORTS {
+        let folder = tempfile::tempdir().unwrap();
+        let (meshes, peers) = open(&folder, transport, &assign(3, 3), &mut |_| None);
+        let moves: Vec<Move> = (0..20)
+            .flat_map(|item| {
+                let from = item as usize % 2;
+                [Move { from, to: 2, item }, Move { from, to: 1 - from, item: item + 100 }]
+            })
+            .collect();
+        let all = moves.clone();
+        let (_, got) = run(meshes, move |me, mesh| {
+            mesh.enter(WorldId(1), me, peers.clone()).unwrap();
+            let mut got = Vec::new();
+            let n_bytes = mesh.transfer(&all, &mut blob, &mut |item, bytes| {
+                assert!(bytes == blob(item));
+                got.push(item);
+                Ok(())
+            });
+            enter_and_check(mesh, 2, me, &peers, 10);
+            (got, n_bytes.unwrap())
+        });
+        for (me, (mut got, n_bytes)) in got.into_iter().enumerate() {
+            got.sort_unstable();
+            let mine = |step: &&Move| step.to == me;
+            let mut expected: Vec<u32> = moves.iter().filter(mine).map(|step| step.item).collect();
+            expected.sort_unstable();
+            assert_eq!(got, expected);
+            let moved = moves.iter().filter(|step| step.to == me || step.from == me);
+            assert_eq!(n_bytes, moved.map(|step| blob(step.item).len() as u64).sum::<u64>());
+        }
+    }
+}
+
+#[test]
+fn a_blob_that_is_not_accepted_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (meshes, peers) = open(&folder, TRANSPORTS[1], &assign(2, 2), &mut |_| None);
+    let (_, ended) = run(meshes, move |me, mesh| {
+        mesh.enter(WorldId(1), me, peers.clone()).unwrap();
+        let moves = [Move { from: 0, to: 1, item: 7 }];
+        mesh.transfer(&moves, &mut blob, &mut |_, _| Err("spoilt".into()))
+    });
+    assert!(ended[0].is_ok());
+    assert!(matches!(&ended[1], Err(Error::Item { item: 7, error }) if error == "spoilt"));
+}
+
+#[test]
+fn members_that_do_different_things_lose_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (meshes, peers) = open(&folder, TRANSPORTS[1], &assign(2, 2), &mut |_| None);
+    let (_, ended) = run(meshes, move |me, mesh| {
+        mesh.enter(WorldId(1), me, peers.clone()).unwrap();
+        let talked = mesh.exchange(me as u64, b"x");
+        // The loser of the two closes, and the other one hears that.
+        let again = talked.is_ok() || mesh.exchange(9, b"x").is_ok();
+        enter_and_check(mesh, 2, me, &peers, 100);
+        again
+    });
+    assert_eq!(ended, [false, false]);
+}
+
+#[test]
+fn worlds_follow_each_other_and_joiners_are_linked_ahead() {
+    for transport in TRANSPORTS {
+        let folder = tempfile::tempdir().unwrap();
+        let (meshes, peers) = open(&folder, transport, &assign(6, 3), &mut |_| None);
+        run(meshes, move |me, mesh| {
+            // Alone, then the first two, then all, then the last two.
+            let worlds = [0..1, 0..2, 0..3, 1..3].into_iter().enumerate();
+            for (world, places) in worlds.filter(|(_, places)| places.contains(&me)) {
+                mesh.prepare(&peers);
+                let spans = assign(6, u32::try_from(places.len()).unwrap());
+                let mut members = peers[places.clone()].to_vec();
+                members.iter_mut().zip(spans).for_each(|(member, span)| member.span = span);
+                enter_and_check(mesh, world as u64 + 1, me - places.start, &members, 70_000);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_restarted_worker_is_known_by_its_incarnation() {
+    for transport in TRANSPORTS {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut meshes, peers) = open(&folder, transport, &assign(2, 2), &mut |_| None);
+        let first = peers.clone();
+        meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &first, 100)).0;
+        drop(meshes.remove(1));
+        let mut again = config(&folder, 1, Some(transport));
+        again.incarnation = Incarnation(999);
+        meshes.push(Mesh::open(again).unwrap());
+        let mut second = peers.clone();
+        second[1] = peer(&meshes[1], 1, peers[1].span.clone());
+        second[1].incarnation = Incarnation(999);
+        let of_new = second.clone();
+        meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 2, me, &of_new, 100)).0;
+        // Who is called by the name of its predecessor does not answer.
+        second[1].incarnation = Incarnation(101);
+        let mut old = meshes.remove(0);
+        let entered = old.enter(WorldId(3), 0, second);
+        assert!(matches!(entered, Err(Error::Lost { peer, .. }) if peer.0 == 1));
+    }
+}

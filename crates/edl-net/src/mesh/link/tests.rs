@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A link against a peer that holds the key and breaks the rules.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use super::*;
+use crate::frame::MAX_BLOCK;
+
+const WORLD: WorldId = WorldId(4);
+
+fn link(stream: UnixStream, out: u8, into: u8) -> Link {
+    let ends = Ends {
+        stream: Arc::new(Stream::unix(stream).unwrap()),
+        run: RunId([1; 16]),
+        out: (Seal::new([out; 32], true), 1),
+        into: (Seal::new([into; 32], true), 1),
+    };
+    Link::new((WorkerId(1), Incarnation(1)), 1, Transport::SharedMemory, ends)
+}
+
+fn pair() -> (Link, Link) {
+    let (a, b) = UnixStream::pair().unwrap();
+    (link(a, 1, 2), link(b, 2, 1))
+}
+
+/// Reads until a frame is whole, nothing is left, or an error comes.
+fn next(link: &mut Link) -> Result<Option<Header>, Error> {
+    loop {
+        match link.read(&mut [])? {
+            Got::Nothing => return Ok(None),
+            Got::More => {}
+            Got::Header => link.place(Room::Scratch),
+            Got::Frame(header) => return Ok(Some(header)),
+            Got::Dropped => panic!("placed in the scratch"),
+        }
+    }
+}
+
+/// The bytes of a frame that a link of this key and number would send.
+fn bytes(sequence: u64, payload: &[u8]) -> Vec<u8> {
+    let (end, mut reader) = UnixStream::pair().unwrap();
+    let mut sender = link(end, 1, 2);
+    sender.outbox.next = sequence;
+    sender.post(Kind::Word, WORLD, 5, payload);
+    assert!(sender.write(&[]).unwrap());
+    drop(sender);
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+fn hear(bytes: &[u8]) -> Result<Option<Header>, Error> {
+    let (mut writer, end) = UnixStream::pair().unwrap();
+    let mut receiver = link(end, 2, 1);
+    writer.write_all(bytes).unwrap();
+    next(&mut receiver)
+}
+
+#[test]
+fn a_genuine_frame_is_heard_and_nothing_else_is() {
+    let frame = bytes(1, b"hello");
+    assert!(matches!(hear(&frame), Ok(Some(header)) if number(&header) == 5));
+    assert!(matches!(hear(&frame[..frame.len() - 1]), Ok(None)));
+    // But for byte 7, which means nothing.
+    for place in (0..frame.len()).filter(|place| *place != 7) {
+        let mut altered = frame.clone();
+        altered[place] ^= 1;
+        // A longer length only makes it wait for what will never come.
+        assert!(!matches!(hear(&altered), Ok(Some(_))), "{place}");
+    }
+    assert!(matches!(hear(&bytes(2, b"hello")), Err(Error::Forged { sequence: 2 })));
+    assert!(matches!(hear(&[b'x'; 4096]), Err(Error::Frame(_))));
+}
+
+#[test]
+fn a_length_beyond_a_block_is_refused_before_room_is_made() {
+    for (kind, length) in [(Kind::Part, MAX_BLOCK + 1), (Kind::Word, 4097), (Kind::Sum, u64::MAX)] {
+        let mut frame = bytes(1, b"");
+        frame[6] = kind as u8;
+        frame[48..56].copy_from_slice(&length.to_le_bytes());
+        assert!(matches!(hear(&frame), Err(Error::Frame(_))));
+    }
+}
+
+#[test]
+fn a_frame_that_lost_its_memory_is_finished_from_a_copy() {
+    let (mut a, mut b) = pair();
+    let block: Vec<u8> = (0..200_u8).cycle().take(200 << 10).collect();
+    let mut n_posted = 0;
+    // Until the peer's end is full in the middle of a frame.
+    loop {
+        a.begin(Kind::Part, WORLD, n_posted, &block);
+        n_posted += 1;
+        if !a.write(&block).unwrap() {
+            break;
+        }
+    }
+    a.settle(&block);
+    a.post(Kind::Enter, WORLD.next(), 0, &[]);
+    for expected in 0..n_posted {
+        while !matches!(next(&mut b), Ok(Some(header)) if number(&header) == expected) {
+            a.write(&[]).unwrap();
+        }
+        assert!(b.inbox.scratch == block);
+    }
+    a.write(&[]).unwrap();
+    assert!(matches!(next(&mut b), Ok(Some(header)) if header.kind == Kind::Enter));
+}
+
+#[test]
+fn a_frame_of_an_ended_world_is_read_for_nobody() {
+    let (mut a, mut b) = pair();
+    a.post(Kind::Part, WORLD, 0, &[1; 3000]);
+    a.write(&[]).unwrap();
+    assert!(matches!(b.read(&mut []), Ok(Got::Header)));
+    b.place(Room::Caller);
+    let mut room = [0; 3000];
+    // As if its world ended now, with half of it in the caller's memory.
+    b.inbox.open.as_mut().unwrap().n_read = 1500;
+    let mut half = [0; 1500];
+    rustix::net::recv(&b, half.as_mut_slice(), RecvFlags::empty()).unwrap();
+    b.forget_room();
+    assert!(matches!(b.read(&mut room), Ok(Got::Dropped)));
+    a.post(Kind::Enter, WORLD, 0, &[]);
+    a.write(&[]).unwrap();
+    assert!(matches!(next(&mut b), Ok(Some(header)) if header.kind == Kind::Enter));
+}
+
+#[test]
+fn of_many_descriptors_one_is_kept() {
+    let (mut a, mut b) = pair();
+    for _ in 0..50 {
+        let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        a.post_fd(Kind::Region, WORLD, &[], Arc::new(fd));
+        assert!(a.write(&[]).unwrap());
+        assert!(next(&mut b).unwrap().is_some());
+    }
+    assert!(b.take_fd().is_some());
+    assert!(b.take_fd().is_none());
+}
+
+#[test]
+fn the_end_of_a_peer_is_heard_behind_its_last_frame() {
+    let (mut a, mut b) = pair();
+    a.post(Kind::Enter, WORLD, 0, &[]);
+    a.write(&[]).unwrap();
+    drop(a);
+    assert!(matches!(next(&mut b), Ok(Some(_))));
+    assert!(matches!(next(&mut b), Err(Error::Closed)));
+}

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums vectors with PyTorch's gloo: one process of several, told what to do on its stdin.
+
+Usage: gloo_bench.py RANK WORLD_SIZE PORT. Each line `BYTES ROUNDS` is answered by the seconds
+of one round, the median.
+"""
+
+import statistics
+import sys
+import time
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    print(f"no torch: {error}", flush=True)
+    sys.exit(0)
+
+
+def main() -> None:
+    rank, world_size, port = (int(word) for word in sys.argv[1:4])
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        n_bytes, n_rounds = (int(word) for word in line.split())
+        tensor = torch.ones(n_bytes // 4)
+        times = []
+        for _ in range(n_rounds + 2):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(tensor)
+            times.append(time.perf_counter() - start)
+            tensor.fill_(1.0)
+        print(statistics.median(times[2:]), flush=True)
+
+
+main()
