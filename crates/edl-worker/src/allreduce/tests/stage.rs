@@ -206,7 +206,8 @@ impl Stage {
     }
 
     fn hear(&mut self) {
-        let (from, kind) = self.reports.recv_timeout(HANG).expect("no report came");
+        let heard = self.reports.recv_timeout(HANG);
+        let (from, kind) = heard.unwrap_or_else(|_| panic!("no report came: {:?}", self.kept));
         self.kept.entry(from).or_default().push_back(kind);
     }
 
@@ -328,6 +329,20 @@ impl Stage {
 
     pub(crate) fn lost(&mut self, worker: u32) -> proto::PeerLost {
         self.find(worker, |kind| if let Kind::PeerLost(lost) = kind { Some(lost) } else { None })
+    }
+
+    /// Waits until one of `members` has lost a peer; who that is.
+    pub(crate) fn anyone_lost(&mut self, members: &[u32]) -> u32 {
+        loop {
+            let kept = members.iter().filter_map(|worker| self.kept.get(worker)).flatten();
+            let suspect = |kind: &Kind| {
+                if let Kind::PeerLost(lost) = kind { Some(lost.suspect) } else { None }
+            };
+            if let Some(suspect) = kept.filter_map(suspect).next() {
+                return suspect;
+            }
+            self.hear();
+        }
     }
 
     /// Orders a cut from each of `members`; its folder.
