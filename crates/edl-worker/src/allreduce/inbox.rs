@@ -66,6 +66,8 @@ pub(super) struct Inbox {
     /// What shards are measured by, and in which pieces.
     metrics: Vec<Metric>,
     minibatch: u32,
+    /// Reports may have been lost with a stream.
+    pub(super) is_rejoined: bool,
     pub(super) is_leaving: bool,
     pub(super) is_over: bool,
 }
@@ -88,6 +90,7 @@ impl Inbox {
             shards: BTreeMap::new(),
             metrics,
             minibatch,
+            is_rejoined: false,
             is_leaving: false,
             is_over: false,
         }
@@ -180,6 +183,7 @@ impl Inbox {
             }
             // The master has lent its shards to others meanwhile.
             compute::Event::Rejoined => {
+                self.is_rejoined = true;
                 self.shards.clear();
                 self.keep(|place| !matches!(place, Place::Piece(..)));
             }

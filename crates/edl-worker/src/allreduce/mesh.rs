@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The other workers as the training loop sees them: the edge that tests replace.
 
-mod real;
+pub(crate) mod real;
 
 use edl_core::id::{Incarnation, RunId, WorkerId, WorldId};
 use edl_core::spec::JobSpec;

@@ -211,3 +211,70 @@ impl Replica {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use edl_tensor::model::Model;
+
+    use super::*;
+    use crate::allreduce::tests::toy::ToyModel;
+
+    fn recipe() -> Recipe {
+        let spec = JobSpec { partitions: 3, optimizer: Some("adam".into()), ..JobSpec::default() };
+        Recipe::new(&spec, ToyModel::new().spec(), 2).unwrap()
+    }
+
+    /// Takes `n` steps whose gradients are functions of their numbers.
+    fn walk(replica: &mut Replica, n: u64) {
+        for _ in 0..n {
+            let number = |place: usize| (place as u64 * 7 + replica.step()) as f32 / 64.0;
+            let gradient = (0..replica.dense().len()).map(number).collect();
+            replica.apply(4, gradient);
+        }
+    }
+
+    #[test]
+    fn steps_visit_the_batches_of_one_epoch_after_another() {
+        let batch = |epoch, index| BatchId { epoch, index };
+        let all: Vec<BatchId> = (0..5).map(|step| batch_of(step, 2)).collect();
+        assert_eq!(all, [batch(0, 0), batch(0, 1), batch(1, 0), batch(1, 1), batch(2, 0)]);
+    }
+
+    #[test]
+    fn a_replica_that_travelled_takes_the_same_steps() {
+        let recipe = recipe();
+        let mut replica = recipe.first_values(Generation(1));
+        walk(&mut replica, 3);
+        let travel = |partition| recipe.decode(partition, &replica.encode(partition)).unwrap();
+        let mut other = recipe.assemble((0..3).map(travel).collect(), Generation(1)).unwrap();
+        assert_eq!((other.step(), other.next_batch()), (3, BatchId { epoch: 1, index: 1 }));
+        walk(&mut replica, 4);
+        walk(&mut other, 4);
+        assert_eq!(replica.dense(), other.dense());
+        assert!((0..3).all(|partition| replica.encode(partition) == other.encode(partition)));
+    }
+
+    #[test]
+    fn partitions_of_different_steps_make_no_replica() {
+        let recipe = recipe();
+        let mut replica = recipe.first_values(Generation(1));
+        walk(&mut replica, 2);
+        let old = replica.encode(1);
+        walk(&mut replica, 1);
+        let bytes = [replica.encode(0), old, replica.encode(2)];
+        let decode = |(partition, bytes): (u32, &Vec<u8>)| recipe.decode(partition, bytes).unwrap();
+        let torn = || (0..).zip(&bytes).map(decode).collect::<Vec<_>>();
+        let refused = recipe.assemble(torn(), Generation(1)).err().unwrap();
+        assert!(matches!(refused, Error::Torn { partition: PartitionId(1), step: 3 }));
+        let refused = recipe.assemble(torn().split_off(1), Generation(1)).err().unwrap();
+        assert!(matches!(refused, Error::Missing(PartitionId(0))));
+    }
+
+    #[test]
+    fn a_partition_is_not_taken_for_another() {
+        let recipe = recipe();
+        let replica = recipe.first_values(Generation(1));
+        assert!(recipe.decode(1, &replica.encode(0)).is_err());
+        assert!(recipe.decode(0, b"nonsense").is_err());
+    }
+}

@@ -75,6 +75,10 @@ pub(super) struct Run {
     mean: Vec<f32>,
     unreported: Option<proto::Stepped>,
     reported: Option<Instant>,
+    /// What was said last about a world and about a step, to be said again to a master that may
+    /// not have heard it.
+    last_word: Option<Kind>,
+    last_step: Option<proto::Stepped>,
 }
 
 /// What to do next.
@@ -99,6 +103,8 @@ impl Run {
             left: None,
             unreported: None,
             reported: None,
+            last_word: None,
+            last_step: None,
         }
     }
 
@@ -106,6 +112,7 @@ impl Run {
     pub(super) fn run(mut self) -> Result<(), Died> {
         loop {
             self.setup.inbox.drain()?;
+            self.repeat();
             self.prepare();
             self.cut();
             match self.decide() {
@@ -150,6 +157,18 @@ impl Run {
             Some(world) if step < self.setup.inbox.until(world) => Action::Train,
             Some(_) | None => Action::Wait,
         }
+    }
+
+    /// Says again what may have been lost with a stream.
+    fn repeat(&mut self) {
+        if !std::mem::take(&mut self.setup.inbox.is_rejoined) {
+            return;
+        }
+        if let Some(word) = self.last_word.clone() {
+            self.report(word);
+        }
+        self.unreported = self.unreported.take().or_else(|| self.last_step.clone());
+        self.flush();
     }
 
     fn name_wait(&self) {
@@ -231,7 +250,7 @@ impl Run {
                     let error = chain(&error);
                     warn!(world = %next.id, error, "cannot load");
                     let generation = next.generation.0;
-                    self.report(Kind::LoadFailed(proto::LoadFailed { generation, error }));
+                    self.say(Kind::LoadFailed(proto::LoadFailed { generation, error }));
                     return;
                 }
             }
@@ -296,7 +315,7 @@ impl Run {
         let transport = self.setup.mesh.transport();
         let n_members = world.members.len();
         info!(world = %world.id, step, n_members, state_bytes, transport, ?pause, "world formed");
-        self.report(Kind::Formed(proto::Formed {
+        self.say(Kind::Formed(proto::Formed {
             world: world.id.0,
             step,
             pause_secs: pause.as_secs_f64(),
@@ -321,7 +340,7 @@ impl Run {
         };
         warn!(%world, %suspect, error, "a member of the world is lost");
         let (world, suspect) = (world.0, suspect.0);
-        self.report(Kind::PeerLost(proto::PeerLost { world, suspect, error }));
+        self.say(Kind::PeerLost(proto::PeerLost { world, suspect, error }));
     }
 
     /// Replaces the state. Nobody is told of a world before it has formed.
@@ -415,7 +434,7 @@ impl Run {
         self.world = None;
         self.left = Some(Instant::now());
         self.flush();
-        self.report(Kind::StepFailed(proto::StepFailed { world: world.0, step, error }));
+        self.say(Kind::StepFailed(proto::StepFailed { world: world.0, step, error }));
     }
 
     /// Asks for the records of this worker's lanes in the step at hand and in those after it.
@@ -514,8 +533,15 @@ impl Run {
     fn flush(&mut self) {
         if let Some(stepped) = self.unreported.take() {
             self.reported = Some(Instant::now());
+            self.last_step = Some(stepped.clone());
             self.report(Kind::Stepped(stepped));
         }
+    }
+
+    /// Says how this worker stands to its world.
+    fn say(&mut self, word: Kind) {
+        self.last_word = Some(word.clone());
+        self.report(word);
     }
 
     fn report(&mut self, report: Kind) {

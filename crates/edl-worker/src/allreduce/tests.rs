@@ -7,6 +7,7 @@ pub(crate) mod toy;
 
 use edl_core::metric::Measures;
 use edl_core::spec::JobSpec;
+use edl_net::mesh::{self, Transport};
 use edl_net::proto::{self, worker_message::Kind};
 
 use crate::compute;
@@ -61,7 +62,7 @@ fn any_number_of_members_yields_the_same_bits() {
 #[test]
 fn members_linked_as_in_real_jobs_yield_the_same_bits() {
     let mut stage = Stage::new(spec(), N_RECORDS);
-    stage.is_real = true;
+    stage.transport = Some(Transport::SharedMemory);
     (0..4).for_each(|worker| stage.start(worker));
     let members = &[0, 1, 2];
     let formed = stage.form(Named { members, until: 3, load: Some(""), ..Named::default() });
@@ -82,6 +83,32 @@ fn members_linked_as_in_real_jobs_yield_the_same_bits() {
     stage.form(Named { members, until: END, ..Named::default() });
     stage.stepped(members, END);
     assert!(stage.weights(members, END) == reference(spec(), N_RECORDS));
+}
+
+#[test]
+fn survivors_of_real_links_go_on_wherever_a_member_dies() {
+    let alone = reference(spec(), N_RECORDS);
+    for transport in [Transport::SharedMemory, Transport::Unix, Transport::Tcp] {
+        for phase in mesh::Phase::ALL {
+            for n_members in 2..=4 {
+                let members: Vec<u32> = (0..n_members).collect();
+                let mut stage = Stage::new(spec(), N_RECORDS);
+                stage.transport = Some(transport);
+                stage.fault = Some((1, 4, phase));
+                members.iter().for_each(|worker| stage.start(*worker));
+                let until = END;
+                stage.form(Named { members: &members, until, load: Some(""), ..Named::default() });
+                let survivors: Vec<u32> = members.into_iter().filter(|it| *it != 1).collect();
+                // Who needs nothing from the dead one hears of it from the master alone.
+                assert_eq!(stage.anyone_lost(&survivors), 1, "{transport}, {phase:?}");
+                stage.killed(1);
+                stage.form(Named { members: &survivors, until, ..Named::default() });
+                stage.stepped(&survivors, END);
+                let weights = stage.weights(&survivors, END);
+                assert!(weights == alone, "{transport}, {phase:?}, {n_members} members");
+            }
+        }
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::master::{HANG, ToyMaster, ToySession, welcome};
 use super::{N_RECORDS, Props};
 use crate::allreduce::tests::hub::Hub;
-use crate::allreduce::tests::toy::{ToyModel, ToyRecords};
+use crate::allreduce::tests::toy::{Gate, ToyModel, ToyRecords};
 use crate::session::{Edges, Limits, Session};
 use crate::{Config, Error};
 
@@ -23,6 +23,7 @@ const ME: u32 = 7;
 
 struct Stage {
     master: ToyMaster,
+    gate: Gate,
     spec: JobSpec,
     shutdown: CancellationToken,
     worker: JoinSet<Result<(), Error>>,
@@ -40,9 +41,11 @@ impl Stage {
             key,
             job_dir: job_dir.path().into(),
         };
+        let gate = Gate::default();
+        let shut = gate.clone();
         let records = || Arc::new(ToyRecords { n_records: N_RECORDS, swap: None });
         let edges = Edges {
-            open_model: Box::new(|_| Ok(Box::new(ToyModel::new()))),
+            open_model: Box::new(|_| Ok(Box::new(ToyModel::with_gate(shut)))),
             open_records: Box::new(move |_| Box::new(move |_| Ok(records()))),
             open_dial: Box::new(|_, _, _| panic!("there are no servers")),
             open_mesh: Hub::default().opener(),
@@ -53,7 +56,7 @@ impl Stage {
         worker.spawn(Session::new(config, edges, shutdown.clone()).run());
         let spec =
             JobSpec { distribution_strategy: Strategy::Allreduce, lanes: Some(4), ..super::spec() };
-        Self { master, spec, shutdown, worker, _job_dir: job_dir }
+        Self { master, gate, spec, shutdown, worker, _job_dir: job_dir }
     }
 
     /// Welcomes the worker; its peer, as it announces it, and its incarnation.
@@ -121,14 +124,16 @@ async fn a_broken_stream_does_not_stop_training_before_the_granted_step() {
     let (mut session, peer, me) = stage.welcome().await;
     assert_eq!((peer.address.as_str(), peer.world, peer.step), ("toy:7", 0, 0));
     let probe = peer.probe;
-    session.send(world(5, &[(ME, me)], 2, true)).await;
+    stage.gate.shut(true);
+    session.send(world(5, &[(ME, me)], 6, true)).await;
     assert_eq!(formed(&mut session, 5).await, 0);
-    stepped(&mut session, 2).await;
-    session.send(command::Kind::Go(proto::Go { world: 5, until: 6 })).await;
     drop(session);
+    stage.gate.shut(false);
+    // The probe and six steps of four lanes, without any word of a master.
+    stage.gate.wait(25);
     let (mut session, peer, again) = stage.welcome().await;
     assert_eq!((again, peer.world, peer.probe), (me, 5, probe));
-    assert!((2..=6).contains(&peer.step));
+    assert_eq!(formed(&mut session, 5).await, 0, "said again, for it may have been lost");
     stepped(&mut session, 6).await;
     session.heartbeat("at the granted step", "master").await;
     session.send(command::Kind::Stop(proto::StopWork { reason: "done".into() })).await;

@@ -7,10 +7,11 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use edl_core::id::{WorkerId, WorldId};
+use edl_core::spec::JobSpec;
 use edl_net::mesh::{self, Dtype, MeshConfig, Phase, PhaseHook, Transport};
 use tempfile::TempDir;
 
-use super::{Abort, Error, Mesh, Move, OpenMesh, Opened};
+use super::{Abort, Error, Identity, Mesh, Move, OpenMesh, Opened};
 use crate::Config;
 use crate::allreduce::fault::Fault;
 use crate::allreduce::world::Member;
@@ -19,34 +20,46 @@ use crate::chain;
 /// The kernel allows 108 bytes for the path of a Unix socket; this is left for the folder.
 const MAX_SOCKET_FOLDER: usize = 80;
 
-/// Opens the mesh of a worker.
+/// Opens the mesh of a worker, with what its environment forces.
 pub(crate) fn open_mesh(config: &Config) -> OpenMesh {
     let config = config.clone();
     Box::new(move |identity, spec| {
-        let (folder, temporary) = socket_folder(&config.job_dir)
-            .map_err(|error| format!("there is no place for a socket: {error}"))?;
-        let opened = mesh::Mesh::open(MeshConfig {
-            key: config.key,
-            run: identity.run,
-            worker: identity.worker,
-            incarnation: identity.incarnation,
-            folder,
-            listen: format!("{}:0", towards(&config.master_addr)),
-            transport: Transport::from_env()?,
-            // Who computes for long is silent, too; whether a process hangs is for the master to
-            // say, who hears its heartbeats.
-            silence: spec.task_timeout(),
-            on_phase: Fault::from_env(identity.worker)?.map(hook),
-        });
-        let mesh = opened.map_err(|error| chain(&error))?;
-        let waiting = mesh.waiting_for();
-        Ok(Opened {
-            address: mesh.address().into(),
-            unix_path: mesh.unix_path().into(),
-            abort: Box::new(mesh.abort()),
-            waiting_for: Box::new(move || names(&waiting.peers())),
-            mesh: Box::new(Real { mesh, _folder: temporary }),
-        })
+        let transport = Transport::from_env()?;
+        let fault = Fault::from_env(identity.worker)?.map(hook);
+        open(config, identity, spec, transport, fault)
+    })
+}
+
+pub(crate) fn open(
+    config: Config,
+    identity: Identity,
+    spec: &JobSpec,
+    transport: Option<Transport>,
+    on_phase: Option<PhaseHook>,
+) -> Result<Opened, String> {
+    let (folder, temporary) = socket_folder(&config.job_dir)
+        .map_err(|error| format!("there is no place for a socket: {error}"))?;
+    let opened = mesh::Mesh::open(MeshConfig {
+        key: config.key,
+        run: identity.run,
+        worker: identity.worker,
+        incarnation: identity.incarnation,
+        folder,
+        listen: format!("{}:0", towards(&config.master_addr)),
+        transport,
+        // Who computes for long is silent, too; whether a process hangs is for the master to
+        // say, who hears its heartbeats.
+        silence: spec.task_timeout(),
+        on_phase,
+    });
+    let mesh = opened.map_err(|error| chain(&error))?;
+    let waiting = mesh.waiting_for();
+    Ok(Opened {
+        address: mesh.address().into(),
+        unix_path: mesh.unix_path().into(),
+        abort: Box::new(mesh.abort()),
+        waiting_for: Box::new(move || names(&waiting.peers())),
+        mesh: Box::new(Real { mesh, _folder: temporary }),
     })
 }
 

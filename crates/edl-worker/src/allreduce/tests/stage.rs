@@ -12,6 +12,7 @@ use edl_core::id::{Incarnation, LeaseId, RunId, WorkerId, WorldId};
 use edl_core::lanes::assign;
 use edl_core::spec::{JobSpec, Strategy};
 use edl_net::key::JobKey;
+use edl_net::mesh::{Phase, PhaseHook, Transport};
 use edl_net::proto::{self, worker_message::Kind};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -19,7 +20,8 @@ use tokio::sync::mpsc;
 use super::hub::Hub;
 use super::toy::{ToyModel, ToyRecords};
 use crate::Config;
-use crate::allreduce::{self, Error, Event, Identity, OpenMesh, Seat, Start, open_mesh};
+use crate::allreduce::mesh::real;
+use crate::allreduce::{self, Error, Event, Identity, OpenMesh, Seat, Start};
 use crate::compute::{self, Loan};
 use crate::feed::{Counts, Feeder, Source};
 use crate::progress::Progress;
@@ -52,8 +54,10 @@ pub(crate) struct Stage {
     spec: JobSpec,
     n_records: u64,
     pub(crate) swap: Option<(u64, u64)>,
-    /// Whether members are linked as those of real jobs.
-    pub(crate) is_real: bool,
+    /// Set if members are linked as those of real jobs.
+    pub(crate) transport: Option<Transport>,
+    /// Where such a member ends, as a killed process ends.
+    pub(crate) fault: Option<(u32, u64, Phase)>,
     members: BTreeMap<u32, Player>,
     told: Sender<(u32, Kind)>,
     reports: Receiver<(u32, Kind)>,
@@ -94,7 +98,8 @@ impl Stage {
             spec,
             n_records,
             swap: None,
-            is_real: false,
+            transport: None,
+            fault: None,
             members: BTreeMap::new(),
             told,
             reports,
@@ -120,7 +125,10 @@ impl Stage {
                 let _ = told.send((worker, kind));
             }
         });
-        let mesh = if self.is_real { self.real_mesh(worker) } else { self.hub.opener() };
+        let mesh = match self.transport {
+            Some(transport) => self.real_mesh(worker, transport),
+            None => self.hub.opener(),
+        };
         let (seat, spec) = (Arc::new(Seat::default()), self.spec.clone());
         let feed = self.feed(events.clone());
         let (plan, shared) = (spec.plan(self.n_records), Arc::clone(&seat));
@@ -146,13 +154,22 @@ impl Stage {
         self.members.insert(worker, Player { events, seat, thread });
     }
 
-    fn real_mesh(&self, worker: u32) -> OpenMesh {
-        open_mesh(&Config {
+    fn real_mesh(&self, worker: u32, transport: Transport) -> OpenMesh {
+        let config = Config {
             worker: WorkerId(worker),
             master_addr: "127.0.0.1:9".into(),
             key: JobKey::from_bytes([7; 32]),
             job_dir: self.folder.path().into(),
-        })
+        };
+        let fault = self.fault.filter(|(whose, ..)| *whose == worker);
+        let hook = fault.map(|(_, at, phase)| -> PhaseHook {
+            Box::new(move |reached, step| {
+                if (reached, step) == (phase, at) {
+                    std::panic::resume_unwind(Box::new("killed"));
+                }
+            })
+        });
+        Box::new(move |identity, spec| real::open(config, identity, spec, Some(transport), hook))
     }
 
     fn feed(
@@ -189,7 +206,8 @@ impl Stage {
     }
 
     fn hear(&mut self) {
-        let (from, kind) = self.reports.recv_timeout(HANG).expect("no report came");
+        let heard = self.reports.recv_timeout(HANG);
+        let (from, kind) = heard.unwrap_or_else(|_| panic!("no report came: {:?}", self.kept));
         self.kept.entry(from).or_default().push_back(kind);
     }
 
@@ -311,6 +329,20 @@ impl Stage {
 
     pub(crate) fn lost(&mut self, worker: u32) -> proto::PeerLost {
         self.find(worker, |kind| if let Kind::PeerLost(lost) = kind { Some(lost) } else { None })
+    }
+
+    /// Waits until one of `members` has lost a peer; who that is.
+    pub(crate) fn anyone_lost(&mut self, members: &[u32]) -> u32 {
+        loop {
+            let kept = members.iter().filter_map(|worker| self.kept.get(worker)).flatten();
+            let suspect = |kind: &Kind| {
+                if let Kind::PeerLost(lost) = kind { Some(lost.suspect) } else { None }
+            };
+            if let Some(suspect) = kept.filter_map(suspect).next() {
+                return suspect;
+            }
+            self.hear();
+        }
     }
 
     /// Orders a cut from each of `members`; its folder.

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A model without tables whose sums depend on their order, and records that are numbers.
 
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
 use edl_core::metric::{Measures, Metric};
 use edl_core::model::{FieldSpec, Init, ModelSpec, ParamSpec, Rule, TableSpec};
 use edl_core::optimizer::OptimizerSpec;
@@ -17,7 +20,46 @@ pub(crate) const ABYSS: u64 = 1_001;
 /// A record that cannot be read.
 pub(crate) const CORRUPT: u64 = 1_002;
 
-pub(crate) struct ToyModel(ModelSpec);
+pub(crate) struct ToyModel {
+    spec: ModelSpec,
+    gate: Gate,
+}
+
+/// Lets a test hold the training of lanes, and counts them.
+#[derive(Clone, Default)]
+pub(crate) struct Gate(Arc<(Mutex<Passed>, Condvar)>);
+
+#[derive(Default)]
+struct Passed {
+    is_shut: bool,
+    n_lanes: usize,
+}
+
+impl Gate {
+    pub(crate) fn shut(&self, is_shut: bool) {
+        self.0.0.lock().unwrap().is_shut = is_shut;
+        self.0.1.notify_all();
+    }
+
+    /// Waits until so many lanes have passed.
+    pub(crate) fn wait(&self, n_lanes: usize) {
+        drop(self.until(|passed| passed.n_lanes >= n_lanes));
+    }
+
+    fn pass(&self) {
+        self.until(|passed| !passed.is_shut).n_lanes += 1;
+        self.0.1.notify_all();
+    }
+
+    fn until(&self, is_so: impl Fn(&Passed) -> bool) -> MutexGuard<'_, Passed> {
+        let passed = self.0.0.lock().unwrap();
+        let limit = Duration::from_secs(60);
+        let waited = self.0.1.wait_timeout_while(passed, limit, |passed| !is_so(passed));
+        let (passed, timed) = waited.unwrap();
+        assert!(!timed.timed_out(), "the gate never opened");
+        passed
+    }
+}
 
 impl ToyModel {
     pub(crate) fn new() -> Self {
@@ -27,7 +69,7 @@ impl ToyModel {
             init: Init::Uniform { low: -1.0, high: 1.0 },
             rule,
         };
-        Self(ModelSpec {
+        let spec = ModelSpec {
             name: "toy".into(),
             params: vec![
                 param("w", 19, Rule::Trainable { decay: true }),
@@ -37,19 +79,25 @@ impl ToyModel {
             inputs: Vec::new(),
             metrics: vec![Metric::Mse],
             optimizer: OptimizerSpec::sgd(0.1),
-        })
+        };
+        Self { spec, gate: Gate::default() }
+    }
+
+    pub(crate) fn with_gate(gate: Gate) -> Self {
+        Self { gate, ..Self::new() }
     }
 
     pub(crate) fn with_table() -> Self {
-        let Self(mut spec) = Self::new();
-        spec.tables.push(TableSpec { name: "t".into(), dim: 2, init: Init::Constant(0.0) });
-        Self(spec)
+        let mut model = Self::new();
+        let init = Init::Constant(0.0);
+        model.spec.tables.push(TableSpec { name: "t".into(), dim: 2, init });
+        model
     }
 }
 
 impl Model for ToyModel {
     fn spec(&self) -> &ModelSpec {
-        &self.0
+        &self.spec
     }
 
     fn lookups(&self, _: &Batch) -> Result<Vec<Vec<u64>>, Error> {
@@ -62,6 +110,7 @@ impl Model for ToyModel {
         seed: u64,
         gradient: &mut Gradient,
     ) -> Result<Outcome, Error> {
+        self.gate.pass();
         let records = &inputs.batch.records;
         if records.contains(&POISON) {
             return Err(Error::Record { record: POISON, problem: "poison".into() });
