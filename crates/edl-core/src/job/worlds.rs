@@ -190,14 +190,19 @@ impl Job {
             return false;
         }
         let n_before = *self.pace.farewells.get_or_insert(0);
-        if self.cut.is_none() {
-            if n_before == MAX_FAREWELLS {
-                return false;
-            }
+        if self.cut.is_some() || now < self.not_before || self.stage == Stage::Finishing {
+            return true;
+        }
+        if n_before < MAX_FAREWELLS {
             self.pace.farewells = Some(n_before + 1);
             self.begin_cut(None, now);
         }
-        true
+        n_before < MAX_FAREWELLS
+    }
+
+    /// Whether somebody stays only until a checkpoint is complete.
+    pub(super) fn is_farewell(&self) -> bool {
+        self.pace.farewells.is_some()
     }
 
     fn form_world(
@@ -223,6 +228,7 @@ impl Job {
         let load = (!workers.is_empty() && !has_state).then(|| self.load_anew(now));
         let id = WorldId(self.number());
         let formed = self.worlds.form(id, workers, after, candidates).cloned();
+        self.keep_holders();
         self.pace.progressed_at = now;
         self.pace.farewells = None;
         (self.pace.pause_secs, self.pace.state_bytes) = (0.0, 0);
@@ -272,6 +278,16 @@ impl Job {
         }
     }
 
+    /// Makes it durable whose state counts, before anybody trains on without the others: the next
+    /// master must not believe one of them.
+    fn keep_holders(&mut self) {
+        let holders = self.worlds.holders().map(|all| all.iter().map(|(w, i)| (*w, *i)).collect());
+        if self.durable.holders != holders {
+            self.durable.holders = holders;
+            self.persist();
+        }
+    }
+
     fn describe_waiting(&self) -> String {
         let least = self.config.spec.min_workers.max(1);
         format!("training waits until at least {least} workers are there (--min_workers)")
@@ -304,6 +320,7 @@ impl Job {
     /// The ledger follows what the workers hold.
     fn go_back_to(&mut self, step: u64) {
         self.ledger.restore_first(step);
+        self.n_final_tries = 0;
         self.last_cut_version = self.last_cut_version.min(step);
         self.drop_evaluation();
         self.forget_lost_evaluations();
@@ -377,6 +394,7 @@ impl Job {
 
     fn formed(&mut self, worker: WorkerId, world: WorldId, step: u64, now: Time) {
         let Some(formed) = self.worlds.formed(world, worker) else { return };
+        self.keep_holders();
         self.set_step(worker, step);
         self.pace.progressed(now);
         self.hungry.insert(worker);
@@ -477,6 +495,7 @@ impl Job {
         if suspect == worker {
             // It could not make sense of what it holds or got.
             self.worlds.disown(worker);
+            self.keep_holders();
             let until = self.shun(worker, now);
             if let Some(entry) = self.workers.get_mut(&worker) {
                 entry.unfit_until = until;
@@ -493,8 +512,16 @@ impl Job {
         let most = if entry.waiting_for.is_empty() { MAX_LOST } else { 2 * MAX_LOST };
         if entry.n_lost >= most {
             self.note("stuck", format!("worker-{suspect} is lost by others again and again"));
+            self.pardon_all(now);
             let instance = InstanceId { role: Role::Worker, id: suspect.0 };
             self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+        }
+    }
+
+    /// Somebody goes who may have been why others were kept out.
+    pub(super) fn pardon_all(&mut self, now: Time) {
+        for worker in self.workers.values_mut() {
+            (worker.banned_until, worker.n_bans) = (now, 0);
         }
     }
 
