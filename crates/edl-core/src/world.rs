@@ -328,7 +328,10 @@ mod tests {
     fn candidates(workers: &[(u32, Option<u64>)]) -> BTreeMap<WorkerId, Candidate> {
         let candidate = |(worker, step): &(u32, Option<u64>)| {
             let incarnation = Incarnation(u64::from(*worker));
-            (WorkerId(*worker), Candidate { incarnation, step: *step, is_unfit: false, is_shunned: false })
+            (
+                WorkerId(*worker),
+                Candidate { incarnation, step: *step, is_unfit: false, is_shunned: false },
+            )
         };
         workers.iter().map(candidate).collect()
     }

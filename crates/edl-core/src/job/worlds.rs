@@ -107,7 +107,8 @@ impl Job {
         match self.worlds.next(&candidates) {
             Change::Nothing => self.pace.farewells = None,
             Change::Form { workers, after } => {
-                let keeps = after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
+                let keeps =
+                    after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
                 if !keeps && !self.must_gather(&workers, &candidates, now) {
                     self.form_world(&workers, after, &candidates, now);
                 }
@@ -140,14 +141,15 @@ impl Job {
         candidates: &BTreeMap<WorkerId, Candidate>,
         now: Time,
     ) -> bool {
+        let since = *self.pace.gathering_since.get_or_insert(now);
         let has_state = workers.iter().any(|worker| candidates[worker].step.is_some());
         if !workers.is_empty() && !has_state && self.is_state_expected(now) {
             return true;
         }
         if self.worlds.current().is_some() {
+            self.pace.gathering_since = None;
             return false;
         }
-        let since = *self.pace.gathering_since.get_or_insert(now);
         let expected = self.instances.running().iter();
         let is_missing =
             |id: &InstanceId| id.role == Role::Worker && !workers.contains(&WorkerId(id.id));
@@ -163,9 +165,14 @@ impl Job {
     /// Whether the state that would be loaded anew may come with somebody, or is just being
     /// committed. Nobody is waited for longer than for a sign of life.
     fn is_state_expected(&self, now: Time) -> bool {
+        let kept = self.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
+        if self.started_at.is_some() && kept >= self.ledger.n_done() {
+            return false; // Nothing would be lost.
+        }
         let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
         let is_back_soon = |(id, worker): (&WorkerId, &super::Worker)| {
-            !worker.is_connected && self.worlds.is_holder(*id, worker.incarnation)
+            let is_away = !worker.is_connected && !worker.is_leaving;
+            is_away && self.worlds.is_holder(*id, worker.incarnation)
         };
         let is_awaited = |worker: &WorkerId| {
             let instance = InstanceId { role: Role::Worker, id: worker.0 };
@@ -249,12 +256,7 @@ impl Job {
         self.tell_world(&told, &world, load.as_ref());
     }
 
-    fn tell_world(
-        &mut self,
-        workers: &[WorkerId],
-        world: &World,
-        load: Option<&LoadFrom>,
-    ) {
+    fn tell_world(&mut self, workers: &[WorkerId], world: &World, load: Option<&LoadFrom>) {
         for worker in workers {
             let command = Command::World {
                 world: world.clone(),

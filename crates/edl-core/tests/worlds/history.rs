@@ -67,7 +67,8 @@ impl History {
         let all = 0..n_active(self.lanes_of(step));
         let covered: u32 = nodes.iter().map(|(node, _)| node.end - node.start).sum();
         assert_eq!(covered, all.end, "every lane of step {step} is trained once");
-        let mut known = |node: &Span| nodes.iter().find(|(n, _)| n == node).map(|(_, value)| *value);
+        let mut known =
+            |node: &Span| nodes.iter().find(|(n, _)| n == node).map(|(_, value)| *value);
         lanes::fold(&all, &mut known, &mut add).expect("every lane is there")
     }
 

@@ -201,7 +201,8 @@ impl Master {
         self.job.check_invariants();
         self.check_monotone(before);
         let dies = context.kernel.chance(context.scenario.master_deaths) && context.may_die();
-        let survives = if dies { context.kernel.rng.below(effects.len() as u64 + 1) } else { u64::MAX };
+        let survives =
+            if dies { context.kernel.rng.below(effects.len() as u64 + 1) } else { u64::MAX };
         for (n, effect) in (0..).zip(effects) {
             if n == survives {
                 context.kernel.note_text(context.pid, "master died in its effects", "");

@@ -14,23 +14,59 @@ use crate::kernel::Pid;
 #[derive(Clone, Debug)]
 pub(crate) enum Message {
     // Worker to master.
-    Hello { worker: WorkerId, incarnation: Incarnation },
-    Ready { step: Option<u64> },
+    Hello {
+        worker: WorkerId,
+        incarnation: Incarnation,
+    },
+    Ready {
+        step: Option<u64>,
+    },
     Leaving,
-    Heartbeat { waiting_for: String },
+    Heartbeat {
+        waiting_for: String,
+    },
     /// With the state that the worker holds, for the judge alone.
     News(News, Option<State>),
-    CutDone { cut: CutId, generation: Generation, files: Vec<CutFile> },
-    CutFailed { cut: CutId },
-    EvalDone { eval: EvalId, shard: u32, generation: Generation, value: f64 },
-    Failed { lease: LeaseId, shard: u32 },
+    CutDone {
+        cut: CutId,
+        generation: Generation,
+        files: Vec<CutFile>,
+    },
+    CutFailed {
+        cut: CutId,
+    },
+    EvalDone {
+        eval: EvalId,
+        shard: u32,
+        generation: Generation,
+        value: f64,
+    },
+    Failed {
+        lease: LeaseId,
+        shard: u32,
+    },
     // Master to worker.
-    Told { term: Term, command: Command },
+    Told {
+        term: Term,
+        command: Command,
+    },
     // Worker to worker.
-    Level { world: WorldId, step: Option<u64> },
-    State { world: WorldId, state: State },
-    Gradient { world: WorldId, step: u64, nodes: Vec<(Span, u64)> },
-    Farewell { world: WorldId },
+    Level {
+        world: WorldId,
+        step: Option<u64>,
+    },
+    State {
+        world: WorldId,
+        state: State,
+    },
+    Gradient {
+        world: WorldId,
+        step: u64,
+        nodes: Vec<(Span, u64)>,
+    },
+    Farewell {
+        world: WorldId,
+    },
 }
 
 impl Message {

@@ -140,7 +140,12 @@ impl Site {
             self.dispatch(pid, action);
             let trained = millis(self.scenario.step_ms * 2) * 130;
             let limit = self.calm_at + TIME_LIMIT + trained;
-            assert!(self.kernel.now < limit, "not over after {:?}: {}", self.kernel.now, self.state());
+            assert!(
+                self.kernel.now < limit,
+                "not over after {:?}: {}",
+                self.kernel.now,
+                self.state()
+            );
         }
         let (end, exported) = self.ended.take().expect("it ended");
         self.check_end(&end, exported);

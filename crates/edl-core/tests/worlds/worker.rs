@@ -125,7 +125,8 @@ impl Seat {
 
 impl Named {
     fn has(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
-        let is_it = |m: &edl_core::world::Member| (m.worker, m.incarnation) == (worker, incarnation);
+        let is_it =
+            |m: &edl_core::world::Member| (m.worker, m.incarnation) == (worker, incarnation);
         self.world.members.iter().any(is_it)
     }
 }
@@ -416,8 +417,10 @@ impl Worker {
         if let Some(seat) = &mut self.seat {
             seat.phase = phase;
         }
-        if matches!(phase, Phase::Leveling | Phase::Receiving(_) | Phase::Gathering | Phase::Parting)
-        {
+        if matches!(
+            phase,
+            Phase::Leveling | Phase::Receiving(_) | Phase::Gathering | Phase::Parting
+        ) {
             context.kernel.schedule(context.pid, SILENCE, Timer::Silence { act });
         }
     }
@@ -442,7 +445,8 @@ impl Worker {
     fn cut(&mut self, context: &mut Context<'_>) {
         let Some(state) = self.state else { return };
         let generation = self.generation;
-        let is_due = |order: &mut CutOrder| order.at <= state.step || order.generation != generation;
+        let is_due =
+            |order: &mut CutOrder| order.at <= state.step || order.generation != generation;
         let due: Vec<CutOrder> = self.cuts.extract_if(.., is_due).collect();
         for order in due {
             let CutOrder { cut, generation: of, folder, at, partitions } = order;

@@ -19,7 +19,9 @@ impl Worker {
             (None, _) | (_, None) => true,
             (Some(after), Some(seat)) if step >= Some(after) => match seat.phase {
                 Phase::Idle => !self.loses_members(next),
-                Phase::Parting => seat.others(self.id).iter().all(|(w, _)| seat.farewells.contains(w)),
+                Phase::Parting => {
+                    seat.others(self.id).iter().all(|(w, _)| seat.farewells.contains(w))
+                }
                 // It never trained there.
                 Phase::Loading | Phase::Leveling | Phase::Receiving(_) => false,
                 Phase::Computing | Phase::Gathering | Phase::Reducing => false,
@@ -52,9 +54,8 @@ impl Worker {
         self.seat = None;
         self.act += 1;
         self.is_measuring = false;
-        let stays = |pid: &u32| {
-            next.world.members.iter().any(|member| pid_of(member.incarnation) == *pid)
-        };
+        let stays =
+            |pid: &u32| next.world.members.iter().any(|member| pid_of(member.incarnation) == *pid);
         let dropped: Vec<_> = self.links.iter().filter(|(pid, _)| !stays(pid)).collect();
         dropped.into_iter().for_each(|(_, conn)| context.kernel.hang_up(*conn));
         self.links.retain(|pid, _| stays(pid));

@@ -73,7 +73,11 @@ impl Worker {
         let mut nodes: Vec<(Span, u64)> = context.history.nodes(state, &lanes);
         let of_step = |((step, _), _): &((u64, _), &Vec<_>)| *step == state.step;
         nodes.extend(
-            seat.gradients.iter().map(|(k, v)| (*k, v)).filter(of_step).flat_map(|(_, n)| n.clone()),
+            seat.gradients
+                .iter()
+                .map(|(k, v)| (*k, v))
+                .filter(of_step)
+                .flat_map(|(_, n)| n.clone()),
         );
         seat.gradients.retain(|(step, _), _| *step > state.step);
         let mut hash = context.history.gradient(state.step, &nodes);
