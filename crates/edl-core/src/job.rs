@@ -27,7 +27,7 @@ use self::membership::{PsPeer, Worker};
 use self::stages::Stage;
 use self::worlds::Pace;
 use crate::evaluation::{Evaluated, Evaluation};
-use crate::id::{BatchId, Generation, PsId, Term, WorkerId};
+use crate::id::{BatchId, Generation, Incarnation, PsId, Term, WorkerId};
 use crate::instances::Instances;
 use crate::ledger::Ledger;
 use crate::model::ModelSpec;
@@ -69,6 +69,9 @@ pub struct Durable {
     /// The gradient's hash that every worker must agree on, under AllReduce.
     #[serde(default)]
     pub probe: Option<u64>,
+    /// Whose state counts, under AllReduce; everybody's if no world was formed yet.
+    #[serde(default)]
+    pub holders: Option<Vec<(WorkerId, Incarnation)>>,
     /// Workers with other arithmetic took part: the bits depend on who computed them.
     #[serde(default)]
     pub bits_differ: bool,
@@ -153,7 +156,8 @@ impl Job {
         let per_shard = spec.num_minibatches_per_task;
         let ledger = Ledger::new(n_batches, per_shard, spec.mode(), spec.task_timeout());
         let servers = Servers::new(spec.num_ps_pods, spec.partitions, durable.generation);
-        let worlds = Worlds::new(spec.n_lanes(), spec.min_workers);
+        let holders = durable.holders.as_ref().map(|holders| holders.iter().copied().collect());
+        let worlds = Worlds::new(spec.n_lanes(), spec.min_workers, holders);
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
         let n_ps = if spec.is_allreduce() { 0 } else { spec.num_ps_pods };
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);

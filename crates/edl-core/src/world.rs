@@ -61,7 +61,7 @@ pub struct Worlds {
     /// Members that hold the state the current world begins with.
     formed: BTreeSet<WorkerId>,
     /// Whose state counts. What anybody else holds may be torn: the members that it read from
-    /// train on without waiting for it. None before the first world: everybody is believed.
+    /// train on without waiting for it. None before a job's first world: everybody is believed.
     holders: Option<BTreeMap<WorkerId, Incarnation>>,
     is_broken: bool,
     /// The highest step that anybody was ever allowed to train.
@@ -71,15 +71,20 @@ pub struct Worlds {
 }
 
 impl Worlds {
+    /// The world of a job, with those whose state counted under an earlier master.
     #[must_use]
-    pub fn new(n_lanes: u32, min_workers: u32) -> Self {
+    pub fn new(
+        n_lanes: u32,
+        min_workers: u32,
+        holders: Option<BTreeMap<WorkerId, Incarnation>>,
+    ) -> Self {
         Self {
             n_lanes,
             min_workers: min_workers.max(1),
             current: None,
             previous: None,
             formed: BTreeSet::new(),
-            holders: None,
+            holders,
             is_broken: false,
             until: 0,
             rotation: 0,
@@ -137,6 +142,12 @@ impl Worlds {
             wanted.dedup();
         }
         wanted
+    }
+
+    /// Whose state counts; everybody's if none is named.
+    #[must_use]
+    pub fn holders(&self) -> Option<&BTreeMap<WorkerId, Incarnation>> {
+        self.holders.as_ref()
     }
 
     /// Whether what this worker holds counts.
@@ -342,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_lost_member_makes_the_next_world_at_once() {
-        let mut worlds = Worlds::new(4, 1);
+        let mut worlds = Worlds::new(4, 1, None);
         form(&mut worlds, 1, &candidates(&[(0, None), (1, None), (2, None)]));
         settle(&mut worlds);
         worlds.allow(20);
@@ -355,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_joiner_comes_in_after_a_step_that_nobody_has_passed() {
-        let mut worlds = Worlds::new(4, 1);
+        let mut worlds = Worlds::new(4, 1, None);
         form(&mut worlds, 1, &candidates(&[(0, None)]));
         settle(&mut worlds);
         worlds.allow(20);
@@ -371,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_death_overtakes_a_planned_change() {
-        let mut worlds = Worlds::new(4, 1);
+        let mut worlds = Worlds::new(4, 1, None);
         form(&mut worlds, 1, &candidates(&[(0, None), (1, None)]));
         settle(&mut worlds);
         worlds.allow(20);
@@ -383,7 +394,7 @@ mod tests {
 
     #[test]
     fn too_few_workers_wait_with_what_they_hold() {
-        let mut worlds = Worlds::new(4, 2);
+        let mut worlds = Worlds::new(4, 2, None);
         assert_eq!(worlds.next(&candidates(&[(0, None)])), Change::Nothing);
         form(&mut worlds, 1, &candidates(&[(0, None), (1, None)]));
         settle(&mut worlds);
@@ -398,7 +409,7 @@ mod tests {
 
     #[test]
     fn what_was_trained_past_a_load_is_void() {
-        let mut worlds = Worlds::new(2, 1);
+        let mut worlds = Worlds::new(2, 1, None);
         worlds.allow(50);
         worlds.start_over(30);
         let world = form(&mut worlds, 1, &candidates(&[(0, Some(40)), (1, Some(30))]));
@@ -407,7 +418,7 @@ mod tests {
 
     #[test]
     fn work_that_failed_is_tried_by_another_member() {
-        let mut worlds = Worlds::new(2, 1);
+        let mut worlds = Worlds::new(2, 1, None);
         let both = candidates(&[(0, None), (1, None)]);
         assert_eq!(form(&mut worlds, 1, &both).members[0].worker, WorkerId(0));
         settle(&mut worlds);

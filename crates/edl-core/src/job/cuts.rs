@@ -208,6 +208,9 @@ impl Job {
         self.note("checkpoint_failed", text);
         let is_exact = current.exact == Some(self.ledger.n_done());
         self.effects.push(Effect::Delete(current.folder));
+        if self.is_farewell() {
+            self.not_before = now + RETRY_AFTER;
+        }
         self.after_cut(false, is_exact, now);
     }
 

@@ -316,7 +316,10 @@ impl Job {
         self.awaited.remove(&instance);
         let Report::Ended { how, pid, .. } = report else { return };
         match instance.role {
-            Role::Worker => self.worker_ended(WorkerId(instance.id), cause, *how),
+            Role::Worker => {
+                self.worker_ended(WorkerId(instance.id), cause, *how);
+                self.pardon_all(now);
+            }
             Role::Ps => {
                 let ps = PsId(instance.id);
                 if self.ps_peers.get(&ps).is_none_or(|peer| peer.pid == *pid) {

@@ -141,14 +141,15 @@ impl Job {
         candidates: &BTreeMap<WorkerId, Candidate>,
         now: Time,
     ) -> bool {
+        let since = *self.pace.gathering_since.get_or_insert(now);
         let has_state = workers.iter().any(|worker| candidates[worker].step.is_some());
         if !workers.is_empty() && !has_state && self.is_state_expected(now) {
             return true;
         }
         if self.worlds.current().is_some() {
+            self.pace.gathering_since = None;
             return false;
         }
-        let since = *self.pace.gathering_since.get_or_insert(now);
         let expected = self.instances.running().iter();
         let is_missing =
             |id: &InstanceId| id.role == Role::Worker && !workers.contains(&WorkerId(id.id));
@@ -164,9 +165,14 @@ impl Job {
     /// Whether the state that would be loaded anew may come with somebody, or is just being
     /// committed. Nobody is waited for longer than for a sign of life.
     fn is_state_expected(&self, now: Time) -> bool {
+        let kept = self.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
+        if self.started_at.is_some() && kept >= self.ledger.n_done() {
+            return false; // Nothing would be lost.
+        }
         let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
         let is_back_soon = |(id, worker): (&WorkerId, &super::Worker)| {
-            !worker.is_connected && self.worlds.is_holder(*id, worker.incarnation)
+            let is_away = !worker.is_connected && !worker.is_leaving;
+            is_away && self.worlds.is_holder(*id, worker.incarnation)
         };
         let is_awaited = |worker: &WorkerId| {
             let instance = InstanceId { role: Role::Worker, id: worker.0 };
@@ -191,14 +197,19 @@ impl Job {
             return false;
         }
         let n_before = *self.pace.farewells.get_or_insert(0);
-        if self.cut.is_none() {
-            if n_before == MAX_FAREWELLS {
-                return false;
-            }
+        if self.cut.is_some() || now < self.not_before || self.stage == Stage::Finishing {
+            return true;
+        }
+        if n_before < MAX_FAREWELLS {
             self.pace.farewells = Some(n_before + 1);
             self.begin_cut(None, now);
         }
-        true
+        n_before < MAX_FAREWELLS
+    }
+
+    /// Whether somebody stays only until a checkpoint is complete.
+    pub(super) fn is_farewell(&self) -> bool {
+        self.pace.farewells.is_some()
     }
 
     fn form_world(
@@ -224,6 +235,7 @@ impl Job {
         let load = (!workers.is_empty() && !has_state).then(|| self.load_anew(now));
         let id = WorldId(self.number());
         let formed = self.worlds.form(id, workers, after, candidates).cloned();
+        self.keep_holders();
         self.pace.progressed_at = now;
         self.pace.farewells = None;
         (self.pace.pause_secs, self.pace.state_bytes) = (0.0, 0);
@@ -268,6 +280,16 @@ impl Job {
         }
     }
 
+    /// Makes it durable whose state counts, before anybody trains on without the others: the next
+    /// master must not believe one of them.
+    fn keep_holders(&mut self) {
+        let holders = self.worlds.holders().map(|all| all.iter().map(|(w, i)| (*w, *i)).collect());
+        if self.durable.holders != holders {
+            self.durable.holders = holders;
+            self.persist();
+        }
+    }
+
     fn describe_waiting(&self) -> String {
         let least = self.config.spec.min_workers.max(1);
         format!("training waits until at least {least} workers are there (--min_workers)")
@@ -300,6 +322,7 @@ impl Job {
     /// The ledger follows what the workers hold.
     fn go_back_to(&mut self, step: u64) {
         self.ledger.restore_first(step);
+        self.n_final_tries = 0;
         self.last_cut_version = self.last_cut_version.min(step);
         self.drop_evaluation();
         self.forget_lost_evaluations();
@@ -373,6 +396,7 @@ impl Job {
 
     fn formed(&mut self, worker: WorkerId, world: WorldId, step: u64, now: Time) {
         let Some(formed) = self.worlds.formed(world, worker) else { return };
+        self.keep_holders();
         self.set_step(worker, step);
         self.pace.progressed(now);
         self.hungry.insert(worker);
@@ -473,6 +497,7 @@ impl Job {
         if suspect == worker {
             // It could not make sense of what it holds or got.
             self.worlds.disown(worker);
+            self.keep_holders();
             let until = self.shun(worker, now);
             if let Some(entry) = self.workers.get_mut(&worker) {
                 entry.unfit_until = until;
@@ -489,8 +514,16 @@ impl Job {
         let most = if entry.waiting_for.is_empty() { MAX_LOST } else { 2 * MAX_LOST };
         if entry.n_lost >= most {
             self.note("stuck", format!("worker-{suspect} is lost by others again and again"));
+            self.pardon_all(now);
             let instance = InstanceId { role: Role::Worker, id: suspect.0 };
             self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+        }
+    }
+
+    /// Somebody goes who may have been why others were kept out.
+    pub(super) fn pardon_all(&mut self, now: Time) {
+        for worker in self.workers.values_mut() {
+            (worker.banned_until, worker.n_bans) = (now, 0);
         }
     }
 
