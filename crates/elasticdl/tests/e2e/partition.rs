@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::allreduce::{n_working, weights};
-use crate::harness::{Home, PATIENCE, Running, free_port, shipped_as};
+use crate::harness::{Home, PATIENCE, Running, free_port, n_running, shipped_as};
 
 /// Passes bytes on to a port until it is told to hold them; connections stay as they are.
 struct Proxy {
@@ -81,7 +81,10 @@ impl Drop for Worker {
 }
 
 fn worker(home: &Home, elsewhere: &Home, id: u32, port: u16) -> Worker {
-    let key = format!("--job_key_file={}", home.job_dir("cut").join("job.key").display());
+    // A copy: beside the key itself the worker would find the master's own address.
+    let copy = elsewhere.path().join(format!("key-{id}"));
+    std::fs::copy(home.job_dir("cut").join("job.key"), &copy).expect("the job's key");
+    let key = format!("--job_key_file={}", copy.display());
     let (id, address) = (format!("--worker_id={id}"), format!("--master_addr=127.0.0.1:{port}"));
     let mut command = elsewhere.command(&["worker", &id, &address, &key]);
     command.env("ELASTICDL_TRANSPORT", "tcp").stdout(Stdio::null()).stderr(Stdio::null());
@@ -150,7 +153,7 @@ fn cut_off_from_the_master_nobody_commits_and_nothing_is_committed_twice() {
     // Both: they train what they were allowed and wait; the master commits nothing.
     master.wait_until("further steps", |status| step(status) > step(&again));
     proxies.iter().for_each(|proxy| proxy.cut(true));
-    let lost = master.wait_until("nobody", |status| n_working(status) == 0);
+    let lost = master.wait_until("nobody", |status| n_running(status, "worker") == 0);
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(2) {
         let now = master.status().expect("a status");
