@@ -57,7 +57,7 @@ pub struct Worlds {
     min_workers: u32,
     current: Option<World>,
     /// The world that trains on until the current one takes over.
-    previous: Option<WorldId>,
+    previous: Option<World>,
     /// Members that hold the state the current world begins with.
     formed: BTreeSet<WorkerId>,
     /// Whose state counts. What anybody else holds may be torn: the members that it read from
@@ -105,7 +105,13 @@ impl Worlds {
             candidates.get(&member.worker).is_some_and(|c| c.incarnation == member.incarnation)
         };
         if self.is_broken || !current.members.iter().all(is_there) {
-            return Change::Form { workers: wanted, after: None };
+            let is_kept = candidates.values().any(|c| c.step.is_some() && !c.is_unfit);
+            let workers = match wanted.is_empty() && !is_kept {
+                // Those who leave are the last to hold the state: first it must be safe.
+                true => self.able_members(candidates),
+                false => wanted,
+            };
+            return Change::Form { workers, after: None };
         }
         let members: BTreeSet<WorkerId> = current.members.iter().map(|m| m.worker).collect();
         if !self.is_settled() || wanted.iter().copied().collect::<BTreeSet<_>>() == members {
@@ -131,17 +137,23 @@ impl Worlds {
         let has_state = |worker: &WorkerId| candidates[worker].step.is_some();
         if !wanted.is_empty() && !wanted.iter().any(has_state) {
             // Those who leave hand over what nobody else has before they go.
-            let members = self.current.iter().flat_map(|world| &world.members);
-            let is_there = |member: &&Member| {
-                let known = candidates.get(&member.worker);
-                let is_able = |c: &&Candidate| c.step.is_some() && !c.is_shunned;
-                known.filter(is_able).is_some_and(|c| c.incarnation == member.incarnation)
-            };
-            wanted.extend(members.filter(is_there).map(|member| member.worker));
+            wanted.extend(self.able_members(candidates));
             wanted.sort_unstable();
             wanted.dedup();
         }
         wanted
+    }
+
+    /// Members that can still hand over what they hold.
+    fn able_members(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Vec<WorkerId> {
+        let is_able = |member: &&Member| {
+            let known = candidates.get(&member.worker);
+            let known = known.filter(|c| c.step.is_some() && !c.is_shunned);
+            known.is_some_and(|c| c.incarnation == member.incarnation)
+        };
+        let members = self.current.iter().chain(&self.previous).flat_map(|world| &world.members);
+        let able: BTreeSet<WorkerId> = members.filter(is_able).map(|m| m.worker).collect();
+        able.into_iter().collect()
     }
 
     /// Whose state counts; everybody's if none is named.
@@ -172,10 +184,7 @@ impl Worlds {
         after: Option<u64>,
         candidates: &BTreeMap<WorkerId, Candidate>,
     ) -> Option<&World> {
-        self.previous = match after {
-            Some(_) => self.current.as_ref().map(|world| world.id),
-            None => None,
-        };
+        self.previous = after.and(self.current.take());
         self.formed.clear();
         self.is_broken = false;
         let n_members = u32::try_from(workers.len()).expect("at most one member per lane");
@@ -232,7 +241,7 @@ impl Worlds {
     #[must_use]
     pub fn is_heard(&self, world: WorldId) -> bool {
         self.current.as_ref().is_some_and(|current| current.id == world)
-            || self.previous == Some(world)
+            || self.previous.as_ref().is_some_and(|previous| previous.id == world)
     }
 
     /// Somebody cannot go on in `world`: it must be replaced. False if it was already.
