@@ -130,11 +130,7 @@ impl Job {
         candidates: &BTreeMap<WorkerId, Candidate>,
         now: Time,
     ) {
-        let before: Vec<WorkerId> = self
-            .worlds
-            .current()
-            .map(|world| world.members.iter().map(|member| member.worker).collect())
-            .unwrap_or_default();
+        let before: Vec<WorkerId> = self.worlds.involved().into_iter().collect();
         let furthest = workers.iter().filter_map(|w| candidates.get(w)?.step).max();
         if self.started_at.is_none() {
             // Of an earlier master's time: what it allowed, it allowed.
@@ -144,6 +140,7 @@ impl Job {
             workers.iter().any(|w| candidates[w].step.is_some_and(|s| s <= self.worlds.until()))
         });
         let load = (!workers.is_empty() && !has_state).then(|| self.load_anew(now));
+        assert!(load.is_none() || after.is_none(), "those who train on hold the state");
         let id = WorldId(self.number());
         let formed = self.worlds.form(id, workers, after, candidates).cloned();
         self.keep_holders();
