@@ -299,7 +299,9 @@ impl Job {
         if self.is_serving() {
             self.advance_stage(now);
             self.grant(now);
-        } else if let Stage::Stopping { reason, .. } = &self.stage {
+        } else if let Stage::Stopping { reason, deadline } = &self.stage
+            && (now >= *deadline || !self.is_world_expected())
+        {
             // Nothing is left to cut.
             let end = End::Stopped(reason.clone());
             self.end(end);

@@ -57,7 +57,7 @@ pub struct Worlds {
     min_workers: u32,
     current: Option<World>,
     /// The world that trains on until the current one takes over.
-    previous: Option<WorldId>,
+    previous: Option<World>,
     /// Members that hold the state the current world begins with.
     formed: BTreeSet<WorkerId>,
     /// Whose state counts. What anybody else holds may be torn: the members that it read from
@@ -105,7 +105,13 @@ impl Worlds {
             candidates.get(&member.worker).is_some_and(|c| c.incarnation == member.incarnation)
         };
         if self.is_broken || !current.members.iter().all(is_there) {
-            return Change::Form { workers: wanted, after: None };
+            let is_kept = candidates.values().any(|c| c.step.is_some() && !c.is_unfit);
+            let workers = match wanted.is_empty() && !is_kept {
+                // Those who leave are the last to hold the state: first it must be safe.
+                true => self.able_members(candidates),
+                false => wanted,
+            };
+            return Change::Form { workers, after: None };
         }
         let members: BTreeSet<WorkerId> = current.members.iter().map(|m| m.worker).collect();
         if !self.is_settled() || wanted.iter().copied().collect::<BTreeSet<_>>() == members {
@@ -117,7 +123,11 @@ impl Worlds {
     /// Who should be in a world, in order.
     fn wanted(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Vec<WorkerId> {
         let fit = candidates.iter().filter(|(_, candidate)| !candidate.is_unfit);
-        let welcome = fit.clone().filter(|(_, candidate)| !candidate.is_shunned);
+        // One that trains well where it is need not go again.
+        let settled = self.current.iter().filter(|_| self.is_settled());
+        let settled: Vec<&Member> = settled.flat_map(|world| &world.members).collect();
+        let is_settled = |worker: &WorkerId| settled.iter().any(|member| member.worker == *worker);
+        let welcome = fit.clone().filter(|(worker, c)| !c.is_shunned || is_settled(worker));
         let mut wanted: Vec<WorkerId> =
             welcome.map(|(worker, _)| *worker).take(self.n_lanes as usize).collect();
         if wanted.is_empty() {
@@ -131,17 +141,30 @@ impl Worlds {
         let has_state = |worker: &WorkerId| candidates[worker].step.is_some();
         if !wanted.is_empty() && !wanted.iter().any(has_state) {
             // Those who leave hand over what nobody else has before they go.
-            let members = self.current.iter().flat_map(|world| &world.members);
-            let is_there = |member: &&Member| {
-                let known = candidates.get(&member.worker);
-                let is_able = |c: &&Candidate| c.step.is_some() && !c.is_shunned;
-                known.filter(is_able).is_some_and(|c| c.incarnation == member.incarnation)
-            };
-            wanted.extend(members.filter(is_there).map(|member| member.worker));
+            wanted.extend(self.able_members(candidates));
             wanted.sort_unstable();
             wanted.dedup();
         }
         wanted
+    }
+
+    /// Who trains, and who is to train.
+    #[must_use]
+    pub fn involved(&self) -> BTreeSet<WorkerId> {
+        let worlds = self.current.iter().chain(&self.previous);
+        worlds.flat_map(|world| &world.members).map(|member| member.worker).collect()
+    }
+
+    /// Members that can still hand over what they hold.
+    fn able_members(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Vec<WorkerId> {
+        let is_able = |member: &&Member| {
+            let known = candidates.get(&member.worker);
+            let known = known.filter(|c| c.step.is_some() && !c.is_shunned);
+            known.is_some_and(|c| c.incarnation == member.incarnation)
+        };
+        let members = self.current.iter().chain(&self.previous).flat_map(|world| &world.members);
+        let able: BTreeSet<WorkerId> = members.filter(is_able).map(|m| m.worker).collect();
+        able.into_iter().collect()
     }
 
     /// Whose state counts; everybody's if none is named.
@@ -172,10 +195,7 @@ impl Worlds {
         after: Option<u64>,
         candidates: &BTreeMap<WorkerId, Candidate>,
     ) -> Option<&World> {
-        self.previous = match after {
-            Some(_) => self.current.as_ref().map(|world| world.id),
-            None => None,
-        };
+        self.previous = after.and(self.current.take());
         self.formed.clear();
         self.is_broken = false;
         let n_members = u32::try_from(workers.len()).expect("at most one member per lane");
@@ -232,7 +252,7 @@ impl Worlds {
     #[must_use]
     pub fn is_heard(&self, world: WorldId) -> bool {
         self.current.as_ref().is_some_and(|current| current.id == world)
-            || self.previous == Some(world)
+            || self.previous.as_ref().is_some_and(|previous| previous.id == world)
     }
 
     /// Somebody cannot go on in `world`: it must be replaced. False if it was already.
@@ -426,5 +446,53 @@ mod tests {
         assert!(worlds.broken(WorldId(1)));
         assert!(!worlds.broken(WorldId(1)), "once is enough");
         assert_eq!(form(&mut worlds, 2, &both).members[0].worker, WorkerId(1));
+    }
+
+    #[test]
+    fn one_that_others_lost_trains_if_nobody_else_can_and_stays_when_others_come() {
+        let mut worlds = Worlds::new(4, 1, None);
+        let mut there = candidates(&[(0, Some(3)), (1, Some(5)), (2, None)]);
+        there.values_mut().for_each(|candidate| candidate.is_shunned = true);
+        worlds.allow(8);
+        let world = form(&mut worlds, 1, &there);
+        assert_eq!(world.members.len(), 1, "together they would only lose each other again");
+        assert_eq!(world.members[0].worker, WorkerId(1), "the furthest of them");
+        settle(&mut worlds);
+        there.get_mut(&WorkerId(2)).unwrap().is_shunned = false;
+        let next = Change::Form { workers: vec![WorkerId(1), WorkerId(2)], after: Some(8) };
+        assert_eq!(worlds.next(&there), next);
+    }
+
+    #[test]
+    fn what_one_that_was_left_out_holds_is_void_until_it_has_formed_again() {
+        let mut worlds = Worlds::new(4, 1, None);
+        let both = candidates(&[(0, Some(5)), (1, Some(5))]);
+        worlds.allow(8);
+        form(&mut worlds, 1, &both);
+        settle(&mut worlds);
+        form(&mut worlds, 2, &candidates(&[(0, Some(5))]));
+        settle(&mut worlds);
+        assert!(!worlds.is_holder(WorkerId(1), Incarnation(1)));
+        let world = form(&mut worlds, 3, &both);
+        assert_eq!(world.members.iter().map(|m| m.has_state).collect::<Vec<_>>(), [true, false]);
+        settle(&mut worlds);
+        assert!(worlds.is_holder(WorkerId(1), Incarnation(1)));
+        assert!(!worlds.is_holder(WorkerId(1), Incarnation(9)), "another process");
+    }
+
+    #[test]
+    fn those_who_leave_hand_over_what_nobody_else_has() {
+        let mut worlds = Worlds::new(1, 1, None);
+        let mut there = candidates(&[(0, Some(5))]);
+        worlds.allow(8);
+        form(&mut worlds, 1, &there);
+        settle(&mut worlds);
+        there.extend(candidates(&[(1, None)]));
+        there.get_mut(&WorkerId(0)).unwrap().is_unfit = true;
+        let world = form(&mut worlds, 2, &there);
+        assert_eq!(world.members.len(), 2, "though there is but one lane");
+        settle(&mut worlds);
+        there.get_mut(&WorkerId(1)).unwrap().step = Some(8);
+        assert_eq!(form(&mut worlds, 3, &there).members[0].worker, WorkerId(1));
     }
 }

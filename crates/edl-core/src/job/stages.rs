@@ -322,7 +322,8 @@ impl Job {
 
     pub(super) fn stop(&mut self, reason: &str, with_checkpoint: bool, now: Time) {
         let is_training = self.config.spec.job_type == JobType::Train;
-        if !with_checkpoint || !is_training || !self.is_serving() {
+        let can_cut = self.is_serving() || self.is_world_expected();
+        if !with_checkpoint || !is_training || !can_cut {
             return self.end(End::Stopped(reason.into()));
         }
         self.evaluation = None;

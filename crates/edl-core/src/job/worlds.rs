@@ -5,33 +5,23 @@
 //! allowed is one that nobody has passed, and anything can be ordered for it: a cut, a change of
 //! members. Without a master everybody stops there.
 
+mod blame;
+mod gather;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{Command, Effect, End, Job, LoadFrom, News, Peer, Stage, Suspect};
+use super::{Command, Effect, Job, LoadFrom, News, Peer, Stage, Suspect};
 use crate::id::{WorkerId, WorldId};
-use crate::platform::{InstanceId, Role};
-use crate::spec::SameBits;
 use crate::time::Time;
 use crate::world::{Candidate, Change, Member, World, Worlds};
 
-/// Workers that are started together come together: the first one waits so long for the others.
-const GATHERING: Duration = Duration::from_secs(1);
 /// Steps that are allowed in advance: about so much time of training.
 const AHEAD: Duration = Duration::from_secs(1);
 const MIN_AHEAD: u64 = 8;
 const MAX_AHEAD: u64 = 100_000;
 /// The speed is measured over at least so long.
 const MEASURED: Duration = Duration::from_millis(200);
-/// A worker that others lost is in no world for so long, doubled by each further loss.
-const FIRST_BAN: Duration = Duration::from_millis(500);
-const MAX_BAN: Duration = Duration::from_secs(60);
-/// One that is busy with itself is replaced when it was lost so often without coming further.
-const MAX_LOST: u32 = 3;
-/// A last member that leaves cuts so many checkpoints until one is complete.
-const MAX_FAREWELLS: u32 = 3;
-/// So often a world is formed anew before those who wait for each other are replaced.
-const MAX_STUCK: u32 = 4;
 /// Hashes of so many steps are kept to be compared.
 const MAX_HASHES: usize = 64;
 
@@ -133,85 +123,6 @@ impl Job {
         ready.map(candidate).collect()
     }
 
-    /// Whether a world without one should wait a moment for workers that are about to come: longer
-    /// if they may hold what nobody else has.
-    fn must_gather(
-        &mut self,
-        workers: &[WorkerId],
-        candidates: &BTreeMap<WorkerId, Candidate>,
-        now: Time,
-    ) -> bool {
-        let since = *self.pace.gathering_since.get_or_insert(now);
-        let has_state = workers.iter().any(|worker| candidates[worker].step.is_some());
-        if !workers.is_empty() && !has_state && self.is_state_expected(now) {
-            return true;
-        }
-        if self.worlds.current().is_some() {
-            self.pace.gathering_since = None;
-            return false;
-        }
-        let expected = self.instances.running().iter();
-        let is_missing =
-            |id: &InstanceId| id.role == Role::Worker && !workers.contains(&WorkerId(id.id));
-        let is_late = now.since(since) >= GATHERING;
-        let missing = expected.filter(|(_, instance)| !instance.is_leaving);
-        let waits = !is_late && missing.map(|(id, _)| id).any(is_missing);
-        if !waits {
-            self.pace.gathering_since = None;
-        }
-        waits
-    }
-
-    /// Whether the state that would be loaded anew may come with somebody, or is just being
-    /// committed. Nobody is waited for longer than for a sign of life.
-    fn is_state_expected(&self, now: Time) -> bool {
-        let kept = self.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
-        if self.started_at.is_some() && kept >= self.ledger.n_done() {
-            return false; // Nothing would be lost.
-        }
-        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
-        let is_back_soon = |(id, worker): (&WorkerId, &super::Worker)| {
-            let is_away = !worker.is_connected && !worker.is_leaving;
-            is_away && self.worlds.is_holder(*id, worker.incarnation)
-        };
-        let is_awaited = |worker: &WorkerId| {
-            let instance = InstanceId { role: Role::Worker, id: worker.0 };
-            let runs = self.instances.running().get(&instance).is_some_and(|i| !i.is_leaving);
-            let since = self.awaited.get(&instance);
-            runs && since.is_some_and(|since| now.since(*since) < timeout)
-        };
-        self.is_committing()
-            || self.workers.iter().any(is_back_soon)
-            || self.started_at.is_none() && self.pace.survivors.iter().any(is_awaited)
-    }
-
-    /// The last ones who hold the state want to go: they cut a checkpoint first. True while that
-    /// takes.
-    fn keep_last(&mut self, candidates: &BTreeMap<WorkerId, Candidate>, now: Time) -> bool {
-        let members = self.worlds.current().map_or(&[][..], |world| &world.members);
-        let is_leaving = |m: &Member| self.workers.get(&m.worker).is_some_and(|w| w.is_leaving);
-        let has_state = |m: &Member| candidates.get(&m.worker).is_some_and(|c| c.step.is_some());
-        let at = self.worlds.until();
-        let is_kept = self.latest_checkpoint().is_some_and(|c| c.exact == Some(at));
-        if !members.iter().all(is_leaving) || !members.iter().any(has_state) || is_kept {
-            return false;
-        }
-        let n_before = *self.pace.farewells.get_or_insert(0);
-        if self.cut.is_some() || now < self.not_before || self.stage == Stage::Finishing {
-            return true;
-        }
-        if n_before < MAX_FAREWELLS {
-            self.pace.farewells = Some(n_before + 1);
-            self.begin_cut(None, now);
-        }
-        n_before < MAX_FAREWELLS
-    }
-
-    /// Whether somebody stays only until a checkpoint is complete.
-    pub(super) fn is_farewell(&self) -> bool {
-        self.pace.farewells.is_some()
-    }
-
     fn form_world(
         &mut self,
         workers: &[WorkerId],
@@ -219,11 +130,7 @@ impl Job {
         candidates: &BTreeMap<WorkerId, Candidate>,
         now: Time,
     ) {
-        let before: Vec<WorkerId> = self
-            .worlds
-            .current()
-            .map(|world| world.members.iter().map(|member| member.worker).collect())
-            .unwrap_or_default();
+        let before: Vec<WorkerId> = self.worlds.involved().into_iter().collect();
         let furthest = workers.iter().filter_map(|w| candidates.get(w)?.step).max();
         if self.started_at.is_none() {
             // Of an earlier master's time: what it allowed, it allowed.
@@ -233,6 +140,7 @@ impl Job {
             workers.iter().any(|w| candidates[w].step.is_some_and(|s| s <= self.worlds.until()))
         });
         let load = (!workers.is_empty() && !has_state).then(|| self.load_anew(now));
+        assert!(load.is_none() || after.is_none(), "those who train on hold the state");
         let id = WorldId(self.number());
         let formed = self.worlds.form(id, workers, after, candidates).cloned();
         self.keep_holders();
@@ -489,160 +397,12 @@ impl Job {
         }
     }
 
-    /// A member lost another one. It may be dead, stopped or cut off: the rest goes on without
-    /// it, and if it lives it may come back.
-    fn peer_lost(&mut self, worker: WorkerId, suspect: WorkerId, error: &str, now: Time) {
-        let text = format!("worker-{worker} lost worker-{suspect} ({error}); the others go on");
-        self.note("peer_lost", text);
-        if suspect == worker {
-            // It could not make sense of what it holds or got.
-            self.worlds.disown(worker);
-            self.keep_holders();
-            let until = self.shun(worker, now);
-            if let Some(entry) = self.workers.get_mut(&worker) {
-                entry.unfit_until = until;
-            }
-            return;
-        }
-        // A newcomer that cannot reach those who hold the state must not drive them out.
-        let is_newcomer = !self.is_holding(worker) && self.is_holding(suspect);
-        self.shun(if is_newcomer { worker } else { suspect }, now);
-        let Some(entry) = self.workers.get_mut(&suspect) else { return };
-        entry.n_lost += 1;
-        // One that says that it waits for others gets more chances, but a member that never comes
-        // further must not hold up a job that cannot do without it.
-        let most = if entry.waiting_for.is_empty() { MAX_LOST } else { 2 * MAX_LOST };
-        if entry.n_lost >= most {
-            self.note("stuck", format!("worker-{suspect} is lost by others again and again"));
-            self.pardon_all(now);
-            let instance = InstanceId { role: Role::Worker, id: suspect.0 };
-            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
-        }
-    }
-
-    /// Somebody goes who may have been why others were kept out.
-    pub(super) fn pardon_all(&mut self, now: Time) {
-        for worker in self.workers.values_mut() {
-            (worker.banned_until, worker.n_bans) = (now, 0);
-        }
-    }
-
-    /// Keeps a worker out of worlds for a while, longer each time.
-    fn shun(&mut self, worker: WorkerId, now: Time) -> Time {
-        let Some(entry) = self.workers.get_mut(&worker) else { return now };
-        let doubled = FIRST_BAN * 2_u32.saturating_pow(entry.n_bans.min(8));
-        entry.n_bans += 1;
-        entry.banned_until = now + doubled.min(MAX_BAN);
-        entry.banned_until
-    }
-
     /// Whether everybody holds the state of the last step: then it cannot be lost with one of them.
     pub(super) fn is_together(&self) -> bool {
         let n_done = self.ledger.n_done();
         let is_there = |m: &Member| self.peer(m.worker).is_some_and(|p| p.step >= Some(n_done));
         let members = self.worlds.current().map(|world| &world.members);
         self.worlds.is_settled() && members.is_some_and(|members| members.iter().all(is_there))
-    }
-
-    /// The step that a member was training: it may be why it crashed.
-    pub(super) fn step_of(&self, worker: WorkerId) -> Option<Suspect> {
-        let world = self.worlds.current().filter(|_| self.is_allreduce())?;
-        let is_member = world.members.iter().any(|member| member.worker == worker);
-        let is_training = self.ledger.n_done() < self.worlds.until();
-        (is_member && is_training)
-            .then(|| Suspect::Batch(self.ledger.batch_at(self.ledger.n_done())))
-    }
-
-    /// Replaces members that hold the others up. One that waits for another is never at fault.
-    fn check_progress(&mut self, now: Time) {
-        let timeout = self.config.spec.task_timeout();
-        let is_owed = self.ledger.n_done() < self.worlds.until() || !self.is_together();
-        if !is_owed || now.since(self.pace.progressed_at) < timeout {
-            return;
-        }
-        let Some(world) = self.worlds.current().cloned() else { return };
-        self.pace.progressed_at = now;
-        self.worlds.broken(world.id);
-        self.pace.n_stuck += 1;
-        let waits_for = |worker: &WorkerId| {
-            self.workers.get(worker).map_or("", |entry| entry.waiting_for.as_str())
-        };
-        let members: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
-        let is_busy = |worker: &WorkerId| waits_for(worker).is_empty();
-        let mut stuck: Vec<WorkerId> = members.iter().copied().filter(is_busy).collect();
-        if stuck.is_empty() && self.pace.n_stuck > 1 {
-            // Told twice, they still say that they wait for us: they do not listen.
-            let is_deaf = |worker: &WorkerId| waits_for(worker) == "master";
-            stuck = members.iter().copied().filter(is_deaf).collect();
-        }
-        if stuck.is_empty() && self.pace.n_stuck >= MAX_STUCK {
-            stuck = members; // They wait for each other, world after world.
-        }
-        if stuck.is_empty() {
-            let text = format!("no step for {timeout:?} although nobody is busy; trying again");
-            return self.note("stuck", text);
-        }
-        for worker in stuck {
-            if let Some(entry) = self.workers.get_mut(&worker) {
-                entry.banned_until = now + timeout;
-            }
-            if let Some(suspect) = self.step_of(worker) {
-                self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
-            }
-            if self.is_ended() {
-                return;
-            }
-            let instance = InstanceId { role: Role::Worker, id: worker.0 };
-            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
-        }
-    }
-
-    /// Takes a worker in only if it computes what the others compute, bit for bit.
-    pub(super) fn accept_probe(&mut self, worker: WorkerId, peer: Option<&Peer>) -> bool {
-        let Some(peer) = peer else {
-            let why = format!("worker-{worker} cannot be reached by other workers");
-            self.note("refused", why.clone());
-            self.effects.push(Effect::RefuseWorker(worker, why));
-            return false;
-        };
-        match self.durable.probe {
-            None => {
-                self.durable.probe = Some(peer.probe);
-                self.persist();
-                true
-            }
-            Some(known) if known == peer.probe => true,
-            Some(_) => match self.config.spec.same_bits {
-                SameBits::Strict => {
-                    let why = format!(
-                        "worker-{worker} computes other bits than the workers before it (another \
-                         processor or build); start it on a like machine, or allow it by \
-                         --same_bits=report"
-                    );
-                    self.note("refused", why.clone());
-                    self.effects.push(Effect::RefuseWorker(worker, why));
-                    false
-                }
-                SameBits::Report => {
-                    self.bits_differ(&format!("worker-{worker} computes other bits"));
-                    true
-                }
-            },
-        }
-    }
-
-    /// The same step gave two results: the promise of equal bits is broken, or was waived.
-    fn bits_differ(&mut self, what: &str) {
-        let is_news = !self.durable.bits_differ;
-        self.durable.bits_differ = true;
-        if self.config.spec.same_bits == SameBits::Strict {
-            let why = format!("{what}; the result would depend on who computed it");
-            return self.end(End::Failed(why));
-        }
-        if is_news {
-            self.persist();
-            self.note("bits_differ", format!("{what}; the result depends on who computed it"));
-        }
     }
 
     /// The world of a job that trains by AllReduce.

@@ -25,7 +25,8 @@ impl Site {
         let kind = self.kernel.rng.below(22);
         self.kernel.note(kind);
         match kind {
-            0..=3 => self.kill_any(),
+            0 | 1 => self.kill_any(),
+            2 | 3 => self.kill_furthest(),
             4 | 5 => self.kill_master(),
             6 | 7 => self.freeze_any(),
             8 => self.freeze_master(),
@@ -72,6 +73,19 @@ impl Site {
     fn kill_any(&mut self) {
         if let Some((instance, pid)) = self.any() {
             self.tell("worker killed", &instance.to_string());
+            self.kill(pid);
+        }
+    }
+
+    /// Kills the one that holds the most, before it can hand that on.
+    fn kill_furthest(&mut self) {
+        let step = |pid: &Pid| match self.processes.get(pid).map(|slot| &slot.process) {
+            Some(Process::Worker(worker)) => worker.state.map(|state| state.step),
+            Some(Process::Master(_)) | None => None,
+        };
+        let furthest = self.workers().into_iter().max_by_key(|(_, pid)| step(pid));
+        if let Some((instance, pid)) = furthest {
+            self.tell("furthest worker killed", &instance.to_string());
             self.kill(pid);
         }
     }

@@ -279,6 +279,39 @@ fn the_only_worker_hands_its_state_to_its_successor_before_it_leaves() {
 }
 
 #[test]
+fn one_that_leaves_keeps_the_state_when_those_who_stay_die() {
+    let mut table = Table::new(spec(), 0);
+    table.start(&[0, 1]);
+    table.train_to(3);
+    table.leave(1);
+    assert_eq!(table.told_world(1).members(), [0]);
+    table.die(0);
+    let told = table.told_world(1);
+    assert!(told.members() == [1] && told.has_state(1), "it cannot go yet");
+    table.formed(1, told.world.id, 3);
+    let at = table.cuts(1).pop().expect("it cuts a checkpoint");
+    table.train_to(at);
+    table.write_cut(1);
+    assert_eq!(table.told_world(1).members(), [0; 0], "now it is free");
+}
+
+#[test]
+fn a_stop_between_two_worlds_still_gets_its_checkpoint() {
+    let mut table = Table::new(spec(), 0);
+    table.start(&[0, 1]);
+    table.train_to(3);
+    table.die(1);
+    table.handle(Event::Stop { reason: "enough".into(), with_checkpoint: true });
+    assert_eq!(table.ended, None);
+    table.formed(0, table.current().id, 3);
+    let at = table.cuts(0).pop().expect("it cuts a checkpoint");
+    table.train_to(at);
+    table.write_cut(0);
+    assert_eq!(table.ended, Some(End::Stopped("enough".into())));
+    assert_eq!(table.disk.checkpoints.last().map(|c| c.version), Some(at));
+}
+
+#[test]
 fn a_cut_while_a_join_is_planned_waits_for_the_new_world() {
     let mut table = Table::new(JobSpec { checkpoint_steps: 3, ..spec() }, 0);
     table.start(&[0]);

@@ -33,7 +33,7 @@ use site::{Outcome, Site};
 const N_SEEDS: u64 = 3000;
 
 /// What must happen to some job: bad luck, and what the machine makes of it.
-const MET: [&str; 35] = [
+const MET: [&str; 36] = [
     "all workers dismissed",
     "checkpoint",
     "checkpoint spoiled",
@@ -48,6 +48,7 @@ const MET: [&str; 35] = [
     "evaluations",
     "everything killed",
     "failed steps",
+    "furthest worker killed",
     "master died in its effects",
     "master frozen",
     "master killed",

@@ -119,7 +119,8 @@ impl Worker {
         self.act += 1;
         self.is_measuring = true;
         let act = self.act;
-        context.after(1, 40, Timer::Measured { act, lease });
+        let most = context.scenario.step_ms;
+        context.after(0, most, Timer::Measured { act, lease });
         false
     }
 

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Waiting for those who come, and for those who go: the state is neither loaded anew while
+//! somebody may bring it, nor lost with the last one who holds it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::id::WorkerId;
+use crate::job::{Job, Stage, Worker};
+use crate::platform::{InstanceId, Role};
+use crate::time::Time;
+use crate::world::{Candidate, Member};
+
+/// Workers that are started together come together: the first one waits so long for the others.
+const GATHERING: Duration = Duration::from_secs(1);
+/// A last member that leaves cuts so many checkpoints until one is complete.
+const MAX_FAREWELLS: u32 = 3;
+
+impl Job {
+    /// Whether a world without one should wait a moment for workers that are about to come: longer
+    /// if they may hold what nobody else has.
+    pub(super) fn must_gather(
+        &mut self,
+        workers: &[WorkerId],
+        candidates: &BTreeMap<WorkerId, Candidate>,
+        now: Time,
+    ) -> bool {
+        let since = *self.pace.gathering_since.get_or_insert(now);
+        let has_state = workers.iter().any(|worker| candidates[worker].step.is_some());
+        if !workers.is_empty() && !has_state && self.is_state_expected(now) {
+            return true;
+        }
+        if self.worlds.current().is_some() {
+            self.pace.gathering_since = None;
+            return false;
+        }
+        let expected = self.instances.running().iter();
+        let is_missing =
+            |id: &InstanceId| id.role == Role::Worker && !workers.contains(&WorkerId(id.id));
+        let is_late = now.since(since) >= GATHERING;
+        let missing = expected.filter(|(_, instance)| !instance.is_leaving);
+        let waits = !is_late && missing.map(|(id, _)| id).any(is_missing);
+        if !waits {
+            self.pace.gathering_since = None;
+        }
+        waits
+    }
+
+    /// Whether the state that would be loaded anew may come with somebody, or is just being
+    /// committed. Nobody is waited for longer than for a sign of life.
+    fn is_state_expected(&self, now: Time) -> bool {
+        let kept = self.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
+        if self.started_at.is_some() && kept >= self.ledger.n_done() {
+            return false; // Nothing would be lost.
+        }
+        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
+        let is_back_soon = |(id, worker): (&WorkerId, &Worker)| {
+            let is_away = !worker.is_connected && !worker.is_leaving;
+            is_away && self.worlds.is_holder(*id, worker.incarnation)
+        };
+        let is_awaited = |worker: &WorkerId| {
+            let instance = InstanceId { role: Role::Worker, id: worker.0 };
+            let runs = self.instances.running().get(&instance).is_some_and(|i| !i.is_leaving);
+            let since = self.awaited.get(&instance);
+            runs && since.is_some_and(|since| now.since(*since) < timeout)
+        };
+        self.is_committing()
+            || self.workers.iter().any(is_back_soon)
+            || self.started_at.is_none() && self.pace.survivors.iter().any(is_awaited)
+    }
+
+    /// Whether those who hold the state are about to form a world.
+    pub(in crate::job) fn is_world_expected(&self) -> bool {
+        let holds = |(id, worker): (&WorkerId, &Worker)| {
+            let has_state = worker.peer.as_ref().is_some_and(|peer| peer.step.is_some());
+            worker.is_connected && has_state && self.worlds.is_holder(*id, worker.incarnation)
+        };
+        self.is_allreduce() && self.workers.iter().any(holds)
+    }
+
+    /// The last ones who hold the state want to go: they cut a checkpoint first. True while that
+    /// takes.
+    pub(super) fn keep_last(
+        &mut self,
+        candidates: &BTreeMap<WorkerId, Candidate>,
+        now: Time,
+    ) -> bool {
+        let members = self.worlds.current().map_or(&[][..], |world| &world.members);
+        let is_leaving = |m: &Member| self.workers.get(&m.worker).is_some_and(|w| w.is_leaving);
+        let has_state = |m: &Member| candidates.get(&m.worker).is_some_and(|c| c.step.is_some());
+        let at = self.worlds.until();
+        let is_kept = self.latest_checkpoint().is_some_and(|c| c.exact == Some(at));
+        if !members.iter().all(is_leaving) || !members.iter().any(has_state) || is_kept {
+            return false;
+        }
+        let n_before = *self.pace.farewells.get_or_insert(0);
+        if self.cut.is_some() || now < self.not_before || self.stage == Stage::Finishing {
+            return true;
+        }
+        if n_before < MAX_FAREWELLS {
+            self.pace.farewells = Some(n_before + 1);
+            self.begin_cut(None, now);
+        }
+        n_before < MAX_FAREWELLS
+    }
+
+    /// Whether somebody stays only until a checkpoint is complete.
+    pub(in crate::job) fn is_farewell(&self) -> bool {
+        self.pace.farewells.is_some()
+    }
+}
