@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The tag of a frame: proof that it is of this session, whole and unaltered.
 //!
-//! Over TCP it is a keyed BLAKE3, which nobody without the session's key can forge. A Unix
-//! socket in a private folder (mode 0700) has nobody between its ends, and there BLAKE3 would be
-//! what limits a pull: measured here on one core, it hashes 3 GB/s where XXH3 hashes 30 and the
-//! socket moves 3. So frames of a Unix socket carry an XXH3 checksum, seeded by the session's
-//! key: it finds damage and frames of other sessions, but is no proof against a forger.
+//! Over TCP it is an AEGIS-128X2 MAC, which nobody without the session's key can forge. Measured
+//! here on one core in the cache it takes 39 GB/s where keyed BLAKE3 takes 4, Poly1305 2.8 and the
+//! GMAC of `ring` 1.5; the socket moves 2 to 3, so anything slower would be what limits it.
+//!
+//! A Unix socket in a private folder (mode 0700) has nobody between its ends. Its frames carry an
+//! XXH3 checksum, seeded by the session's key: it finds damage and frames of other sessions, also
+//! where the processor has no AES instructions, but is no proof against a forger.
 
+use aegis::aegis128x2::Aegis128X2Mac;
 use twox_hash::XxHash3_128;
 
 use crate::frame::TAG_LEN;
@@ -22,7 +25,7 @@ pub enum Seal {
 
 /// A tag in the making.
 pub enum Hasher {
-    Keyed(Box<blake3::Hasher>),
+    Keyed(Box<Aegis128X2Mac<TAG_LEN>>),
     Checksum(Box<XxHash3_128>),
 }
 
@@ -41,7 +44,11 @@ impl Seal {
     #[must_use]
     pub fn begin(&self) -> Hasher {
         match self {
-            Self::Keyed(key) => Hasher::Keyed(Box::new(blake3::Hasher::new_keyed(key))),
+            Self::Keyed(key) => {
+                let (halves, _) = key.as_chunks::<16>();
+                // The nonce need not differ from frame to frame: every frame has its number.
+                Hasher::Keyed(Box::new(Aegis128X2Mac::new_with_nonce(&halves[0], &halves[1])))
+            }
             Self::Checksum { seed } => Hasher::Checksum(Box::new(XxHash3_128::with_seed(*seed))),
         }
     }
@@ -50,9 +57,7 @@ impl Seal {
 impl Hasher {
     pub fn update(&mut self, bytes: &[u8]) {
         match self {
-            Self::Keyed(hasher) => {
-                hasher.update(bytes);
-            }
+            Self::Keyed(hasher) => hasher.update(bytes),
             Self::Checksum(hasher) => hasher.write(bytes),
         }
     }
@@ -60,11 +65,7 @@ impl Hasher {
     #[must_use]
     pub fn tag(&self) -> [u8; TAG_LEN] {
         match self {
-            Self::Keyed(hasher) => {
-                let mut tag = [0; TAG_LEN];
-                tag.copy_from_slice(&hasher.finalize().as_bytes()[..TAG_LEN]);
-                tag
-            }
+            Self::Keyed(hasher) => hasher.clone().finalize(),
             Self::Checksum(hasher) => hasher.finish_128().to_le_bytes(),
         }
     }
