@@ -380,10 +380,10 @@ impl Session {
     fn leave(&mut self) {
         info!("leaving");
         self.tell(Event::Leave);
-        let is_member = self.is_member();
-        let limit = if is_member { self.limits.hand_over } else { self.limits.finish };
+        let has_lanes = self.shared.seat.peer().is_some_and(|peer| peer.world != 0);
+        let limit = if has_lanes { self.limits.hand_over } else { self.limits.finish };
         self.leaving = Some(Instant::now() + limit);
-        if is_member {
+        if self.is_member() {
             // Others take over its lanes when the master has named a world without it.
             self.outbox.push_back(leaving());
         }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use edl_core::id::Term;
+use edl_core::id::{PartitionId, Term};
 use edl_core::spec::Mode;
 use proptest::prelude::*;
 
@@ -192,7 +192,7 @@ fn only_complete_checkpoints_are_found_and_the_newest_is_last() {
     let folder = dir.path().join(folder_name(11, Generation(1), CutId(3)));
     write_file(&folder, &trained(&job)[0].snapshot()).unwrap();
     let damaged = write(&job, dir.path(), 4, 12);
-    fs::remove_file(damaged.join(file_name(edl_core::id::PartitionId(2)))).unwrap();
+    fs::remove_file(damaged.join(file_name(PartitionId(2)))).unwrap();
     let versions = |found: Vec<Checkpoint>| -> Vec<u64> {
         found.iter().map(|checkpoint| checkpoint.manifest.version).collect()
     };

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One step with all members of a world.
+
+use std::time::{Duration, Instant};
+
+use edl_core::batch::BatchPlan;
+use edl_core::id::WorldId;
+use edl_core::lanes::{Span, nodes_within, share_out};
+use edl_net::proto::{self, worker_message::Kind};
+use edl_tensor::clip;
+use edl_tensor::model::Gradient;
+use tracing::{info, warn};
+
+use super::{Run, Setup};
+use crate::allreduce::inbox::{Halt, Place};
+use crate::allreduce::lanes::{Step, hash};
+use crate::allreduce::replica::{Replica, batch_of};
+use crate::compute::{Died, loss_line};
+use crate::feed::Read;
+
+/// Steps are not reported more often than this, but for those that somebody waits for.
+const REPORT_EVERY: Duration = Duration::from_millis(20);
+/// Steps whose records are read beyond the one at hand.
+const READ_AHEAD: u64 = 1;
+
+impl Run {
+    /// Takes one step with all members.
+    pub(super) fn train(&mut self) -> Result<(), Died> {
+        let (Some(world), Some(replica)) = (&self.world, &self.replica) else { return Ok(()) };
+        let (id, step, batch) = (world.id, replica.step(), replica.next_batch());
+        let (worker, incarnation) = self.setup.me;
+        let place = world.place_of(worker, incarnation).expect("a member is in its world");
+        let mine = world.members[place].lanes.clone();
+        self.read_ahead(step, &mine);
+
+        self.setup.progress.busy("training");
+        let Some(dense) = self.replica.as_ref().map(Replica::dense) else { return Ok(()) };
+        let Setup { mesh, inbox, lanes, plan, n_lanes, .. } = &mut self.setup;
+        let n_records = n_records(plan, batch.index);
+        let n_active = n_active(plan, *n_lanes, batch.index);
+        let mut records = |lane| inbox.records(Place::Lane(batch, lane));
+        let buffers = mesh.buffers(n_active, lanes.len());
+        let mut nodes = nodes_within(n_active, &mine).into_iter().zip(buffers);
+        let trained = nodes.try_for_each(|(node, buffer)| {
+            lanes.sum(Step { batch, dense }, &node, buffer, &mut records)
+        });
+        match trained {
+            Ok(()) => {}
+            Err(Halt::Interrupted) => return Ok(()),
+            Err(Halt::Died(died)) => return Err(died),
+            Err(Halt::Failed(error)) => {
+                self.failed(id, step, error);
+                return Ok(());
+            }
+        }
+        self.setup.progress.busy("reducing");
+        self.mean.resize(self.setup.lanes.len(), 0.0);
+        let reduced =
+            self.setup.mesh.all_reduce(step + 1, n_active, n_records as f32, &mut self.mean);
+        match reduced {
+            Ok(()) => self.apply(id, n_records),
+            Err(error) => self.lost(id, error),
+        }
+        Ok(())
+    }
+
+    /// Takes the step whose mean gradient and loss are in `self.mean`.
+    fn apply(&mut self, world: WorldId, n_records: u32) {
+        let Some(replica) = &mut self.replica else { return };
+        let mut mean = std::mem::take(&mut self.mean);
+        let hash = hash(&mean);
+        let loss = mean.pop().expect("the loss rides along");
+        if !loss.is_finite() {
+            let (step, batch) = (replica.step(), replica.next_batch());
+            self.failed(world, step, format!("the loss is not a number (batch {batch})"));
+            return;
+        }
+        let mut gradient = Gradient { dense: mean, rows: Vec::new() };
+        if let Some(limit) = self.setup.clip_norm {
+            clip::clip(&mut gradient, self.setup.lanes.spec(), limit);
+        }
+        self.mean = replica.apply(n_records, gradient.dense);
+        let step = replica.step();
+        self.setup.progress.at_step(step);
+        self.setup.seat.holds(world, step);
+        let every = self.setup.log_loss_steps;
+        if step == 1 || (every > 0 && step.is_multiple_of(every)) {
+            info!("{}", loss_line(loss, step));
+        }
+        self.unreported = Some(proto::Stepped { world: world.0, step, hash, loss });
+        if self.reported.is_none_or(|reported| reported.elapsed() >= REPORT_EVERY) {
+            self.flush();
+        }
+    }
+
+    /// Leaves the world because the next step cannot be trained here.
+    fn failed(&mut self, world: WorldId, step: u64, error: String) {
+        warn!(%world, step, error, "the step failed here");
+        self.world = None;
+        self.left = Some(Instant::now());
+        self.flush();
+        self.say(Kind::StepFailed(proto::StepFailed { world: world.0, step, error }));
+    }
+
+    /// Asks for the records of this worker's lanes in the step at hand and in those after it.
+    fn read_ahead(&mut self, step: u64, mine: &Span) {
+        let Setup { inbox, plan, n_lanes, num_epochs, .. } = &mut self.setup;
+        let steps = step..=step + READ_AHEAD;
+        let batches: Vec<_> = steps.map(|step| batch_of(step, plan.n_batches())).collect();
+        inbox.keep(|place| match place {
+            Place::Piece(..) => true,
+            Place::Lane(batch, lane) => batches.contains(&batch) && mine.contains(&lane),
+        });
+        for (ahead, batch) in batches.into_iter().enumerate() {
+            let is_past_end = *num_epochs > 0 && batch.epoch >= *num_epochs;
+            if ahead > 0 && is_past_end {
+                continue;
+            }
+            let end = mine.end.min(n_active(plan, *n_lanes, batch.index));
+            for lane in mine.start..end {
+                inbox.ask(Place::Lane(batch, lane), || Read::Lane(batch, lane));
+            }
+        }
+    }
+}
+
+/// Records of a step: the last one of an epoch may be short.
+fn n_records(plan: &BatchPlan, index: u32) -> u32 {
+    let before = u64::from(index) * u64::from(plan.minibatch_size);
+    let left = plan.n_records.saturating_sub(before);
+    u32::try_from(left).unwrap_or(u32::MAX).min(plan.minibatch_size)
+}
+
+/// Lanes of a step that have records.
+fn n_active(plan: &BatchPlan, n_lanes: u32, index: u32) -> u32 {
+    let shares = share_out(n_records(plan, index) as usize, n_lanes, plan.minibatch_size / n_lanes);
+    u32::try_from(shares.len()).expect("at most n_lanes")
+}
