@@ -182,8 +182,8 @@ impl Crew<'_> {
                 Some((_, Room::Scratch | Room::Nowhere)) | None => &mut [],
             };
             match link.read(room).map_err(|error| lost(worker, &error))? {
-                Got::Nothing => break,
-                Got::More => {}
+                // The rest has not come yet.
+                Got::Nothing | Got::More => break,
                 Got::Dropped => n_frames += 1,
                 Got::Header => place(link, peer, op, self.world),
                 Got::Frame(header) => {
