@@ -22,7 +22,7 @@ use edl_net::key::JobKey;
 use edl_net::mesh::{Dtype, Mesh, MeshConfig, Peer, Transport};
 use rustix::event::{PollFd, PollFlags, poll};
 
-const SIZES: [usize; 3] = [1 << 20, 10 << 20, 100 << 20];
+const SIZES_MB: [usize; 3] = [1, 10, 100];
 /// How often all contenders take their turn.
 const TURNS: usize = 5;
 const CONTENDERS: [&str; 5] = ["shm", "unix", "tcp", "raw", "gloo"];
@@ -31,12 +31,24 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("raw") => probe(args[1].parse().unwrap(), args[2].parse().unwrap()),
-        Some(transport) if args.len() > 2 => {
+        // For instance `only 2 100 tcp,raw`.
+        Some("only") => {
+            let names: Vec<&str> = args[3].split(',').collect();
+            compare(&[args[1].parse().unwrap()], &[args[2].parse().unwrap()], &names);
+        }
+        Some(transport) if args.len() > 3 => {
             let transport = Transport::parse(transport).unwrap();
             member(transport, args[1].parse().unwrap(), args[2].parse().unwrap(), &args[3]);
         }
-        _ => compare(),
+        _ => compare(&[2, 4], &SIZES_MB, &CONTENDERS),
     }
+}
+
+/// In seconds.
+#[derive(Clone, Copy)]
+struct Cost {
+    time: f64,
+    cpu: f64,
 }
 
 /// Processes that answer a line each to a line to all.
@@ -68,10 +80,16 @@ impl Team {
         self.stdouts.iter_mut().map(|lines| lines.next().unwrap().unwrap()).collect()
     }
 
-    /// The seconds of a sum: those of the slowest member.
-    fn time(&mut self, n_bytes: usize, n_rounds: usize) -> f64 {
+    /// What a sum costs: the time of the slowest member, and the work of all.
+    fn time(&mut self, n_bytes: usize, n_rounds: usize) -> Cost {
         self.say(&format!("{n_bytes} {n_rounds}"));
-        self.hear().iter().map(|line| line.parse::<f64>().unwrap()).fold(0.0, f64::max)
+        let mut cost = Cost { time: 0.0, cpu: 0.0 };
+        for line in self.hear() {
+            let (time, cpu) = line.split_once(' ').unwrap();
+            cost.time = cost.time.max(time.parse().unwrap());
+            cost.cpu += cpu.parse::<f64>().unwrap();
+        }
+        cost
     }
 }
 
@@ -82,38 +100,56 @@ impl Drop for Team {
     }
 }
 
-fn compare() {
-    for n_members in [2, 4] {
+fn compare(members: &[usize], sizes_mb: &[usize], names: &[&str]) {
+    for &n_members in members {
         let folder = tempfile::tempdir().unwrap();
-        let mut teams: Vec<(&str, Team)> = CONTENDERS
-            .into_iter()
-            .filter_map(|name| Some((name, start(name, n_members, folder.path().to_str()?)?)))
+        let mut teams: Vec<(&str, Team)> = names
+            .iter()
+            .filter_map(|&name| Some((name, start(name, n_members, folder.path().to_str()?)?)))
             .collect();
-        for n_bytes in SIZES {
+        for n_bytes in sizes_mb.iter().map(|size| size << 20) {
             let n_rounds = (40 << 20) / n_bytes + 4;
-            let mut times: Vec<Vec<f64>> = vec![Vec::new(); teams.len()];
+            let mut times: Vec<Vec<Cost>> = vec![Vec::new(); teams.len()];
             for _ in 0..TURNS {
                 for ((_, team), times) in teams.iter_mut().zip(&mut times) {
                     times.push(team.time(n_bytes, n_rounds));
                 }
             }
             let names = teams.iter().map(|(name, _)| *name);
-            let medians: Vec<(&str, f64)> = names.zip(times.into_iter().map(median)).collect();
+            let medians: Vec<(&str, Cost)> = names.zip(times.into_iter().map(middle)).collect();
             print(n_members, n_bytes, &medians);
         }
     }
 }
 
-fn print(n_members: usize, n_bytes: usize, medians: &[(&str, f64)]) {
-    let of = |name: &str| medians.iter().find(|(known, _)| *known == name).map(|(_, time)| *time);
+fn print(n_members: usize, n_bytes: usize, medians: &[(&str, Cost)]) {
     println!("{n_members} processes, {} MB", n_bytes >> 20);
-    for (name, time) in medians {
+    for (name, cost) in medians {
         let against = |other: &str| {
-            of(other).map_or(String::from("-"), |other| format!("{:.2}x", other / time))
+            let other = medians.iter().find(|(known, _)| *known == other);
+            other.map_or((0.0, 0.0), |(_, other)| (other.time / cost.time, other.cpu / cost.cpu))
         };
-        let (raw, gloo) = (against("raw"), against("gloo"));
-        println!("  {name:5} {:9.3} ms   {raw:>6} of raw   {gloo:>6} of gloo", time * 1e3);
+        let ((raw, raw_cpu), (gloo, gloo_cpu)) = (against("raw"), against("gloo"));
+        println!(
+            "  {name:5} {:9.3} ms  {raw:5.2}x raw {gloo:5.2}x gloo    processors {:9.3} ms \
+             {raw_cpu:5.2}x raw {gloo_cpu:5.2}x gloo",
+            cost.time * 1e3,
+            cost.cpu * 1e3
+        );
     }
+}
+
+fn middle(costs: Vec<Cost>) -> Cost {
+    Cost {
+        time: median(costs.iter().map(|cost| cost.time).collect()),
+        cpu: median(costs.iter().map(|cost| cost.cpu).collect()),
+    }
+}
+
+/// Processor time of this process so far, in seconds.
+fn cpu() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap().as_secs_f64()
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -210,17 +246,18 @@ fn member(transport: Transport, me: usize, n_members: usize, folder: &str) {
     for line in lines {
         let (n_bytes, n_rounds) = numbers(&line);
         let mut out = vec![0.0; n_bytes / 4];
-        let mut times = Vec::new();
+        let (mut times, mut work) = (Vec::new(), Vec::new());
         for _ in 0..n_rounds + 2 {
             step += 1;
             mesh.buffers(n_lanes, out.len())[0].fill(1.0);
             mesh.exchange(step, &[]).unwrap();
-            let start = Instant::now();
+            let (start, start_cpu) = (Instant::now(), cpu());
             mesh.all_reduce(step, n_lanes, 1.0, Dtype::F32, &mut out).unwrap();
             times.push(start.elapsed().as_secs_f64());
-            assert!(out.iter().all(|sum| (sum - f64::from(n_lanes) as f32).abs() < 0.5));
+            work.push(cpu() - start_cpu);
+            assert!(out.iter().all(|sum| (f64::from(*sum) - f64::from(n_lanes)).abs() < 0.5));
         }
-        println!("{}", median(times.split_off(2)));
+        println!("{} {}", median(times.split_off(2)), median(work.split_off(2)));
     }
 }
 
@@ -244,14 +281,15 @@ fn probe(me: usize, n_members: usize) {
         let n_each = 2 * n_bytes / n_members;
         let data = vec![1_u8; n_bytes];
         let mut scratch = vec![0_u8; 256 << 10];
-        let mut times = Vec::new();
+        let (mut times, mut work) = (Vec::new(), Vec::new());
         for _ in 0..n_rounds + 2 {
             trade(&mut streams, 1, &data, &mut scratch);
-            let start = Instant::now();
+            let (start, start_cpu) = (Instant::now(), cpu());
             trade(&mut streams, n_each, &data, &mut scratch);
             times.push(start.elapsed().as_secs_f64());
+            work.push(cpu() - start_cpu);
         }
-        println!("{}", median(times.split_off(2)));
+        println!("{} {}", median(times.split_off(2)), median(work.split_off(2)));
     }
 }
 

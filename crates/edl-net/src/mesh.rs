@@ -4,11 +4,17 @@
 //!
 //! A [`Mesh`] is used by one thread and blocks it; an [`Abort`] ends its calls from others. Links
 //! live across worlds. Between processes of one host data is read straight from the peer's
-//! memory ([`shm`]) or goes through a Unix socket, between hosts through TCP. The sums are those
+//! memory (`mesh/shm.rs`) or goes through a Unix socket, between hosts through TCP. The sums are those
 //! of the tree of [`edl_core::lanes`], whoever runs which lane and however data travels.
 //!
 //! All members make the same calls in the same order. After any error a member is done with its
 //! world: it must `enter` a later one (or the same again, if nobody else has got past its entry).
+//! A peer that enters a later world ends our calls for this one with `Error::Aborted`, too.
+//!
+//! Beyond the contract that callers were written against: `enter` is also a barrier (shared
+//! memory needs it), `waiting_for` gives a [`WaitingFor`], `Transport::from_env` says what it
+//! does not understand, an item that is not accepted is `Error::Item`, and lanes that a member
+//! adds up itself are rounded by [`round_to_bf16`].
 
 mod abort;
 mod bf16;

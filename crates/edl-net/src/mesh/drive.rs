@@ -101,13 +101,16 @@ impl Crew<'_> {
             (link.heard, link.taken) = (start, start);
         }
         let mut watch = Watch { progress: start, said: start };
+        let n_members = self.links.len();
+        // Everybody begins with the one behind it, so that not all send to the first one first.
+        let me = self.links.iter().position(Option::is_none).unwrap_or(0);
         loop {
             if self.abort.is_over(self.world) {
                 return Err(Error::Aborted);
             }
             let mut is_busy = op.work()?;
-            for peer in 0..self.links.len() {
-                is_busy |= self.send(peer, op)?;
+            for peer in 0..n_members {
+                is_busy |= self.send((me + peer) % n_members, op)?;
             }
             if op.is_done() && self.links.iter().flatten().all(Link::is_idle) {
                 return Ok(());
@@ -182,8 +185,8 @@ impl Crew<'_> {
                 Some((_, Room::Scratch | Room::Nowhere)) | None => &mut [],
             };
             match link.read(room).map_err(|error| lost(worker, &error))? {
-                Got::Nothing => break,
-                Got::More => {}
+                // The rest has not come yet.
+                Got::Nothing | Got::More => break,
                 Got::Dropped => n_frames += 1,
                 Got::Header => place(link, peer, op, self.world),
                 Got::Frame(header) => {

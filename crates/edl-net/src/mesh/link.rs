@@ -215,6 +215,7 @@ impl Link {
             self.taken = Instant::now();
             let out = &mut self.outbox;
             let n_bytes = n.min(out.bytes.len() - out.n_sent);
+            let is_full = n < out.bytes.len() - out.n_sent + out.tail - out.n_tail_sent;
             out.n_sent += n_bytes;
             out.n_tail_sent += n - n_bytes;
             if out.fd.as_ref().is_some_and(|(at, _)| *at < out.n_sent) {
@@ -223,6 +224,11 @@ impl Link {
             if out.n_sent == out.bytes.len() {
                 out.bytes.clear();
                 out.n_sent = 0;
+            }
+            // A peer that took only some of it will not take more at once, and a descriptor
+            // is not yet in the way of that.
+            if is_full && out.fd.is_none() {
+                return Ok(false);
             }
         }
         Ok(true)

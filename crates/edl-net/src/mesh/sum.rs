@@ -52,6 +52,7 @@ impl Summer<'_> {
                     }
                 }
             }
+            // Sums stay in the first cache; the result is written once, and not read again.
             let sum = &mut levels[0][..n];
             match self.dtype {
                 Dtype::F32 => sum.iter_mut().for_each(|sum| *sum /= self.divisor),

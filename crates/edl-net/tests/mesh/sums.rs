@@ -9,6 +9,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::harness::{TRANSPORTS, expected, open, run, step};
 
+/// The points that a member has reached.
+type Reached = Arc<Mutex<Vec<(Phase, u64)>>>;
+
 /// Sums of several lengths in one world; every member must get the bits of one thread.
 fn check(transport: Transport, spans: &[Span], sums: &[(u32, usize, Dtype)]) {
     let folder = tempfile::tempdir().unwrap();
@@ -78,8 +81,7 @@ fn every_member_reaches_every_phase_once_and_in_order() {
         for (n_members, len) in [(1, 10), (2, 300_000), (3, 10), (4, 0)] {
             let folder = tempfile::tempdir().unwrap();
             let spans = assign(4, n_members);
-            let reached: Vec<Arc<Mutex<Vec<(Phase, u64)>>>> =
-                spans.iter().map(|_| Arc::default()).collect();
+            let reached: Vec<Reached> = spans.iter().map(|_| Reached::default()).collect();
             let (meshes, peers) = open(&folder, transport, &spans, &mut |member| {
                 let reached = Arc::clone(&reached[member]);
                 Some(Box::new(move |phase, step| reached.lock().unwrap().push((phase, step))))

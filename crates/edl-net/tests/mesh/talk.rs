@@ -135,3 +135,21 @@ fn a_restarted_worker_is_known_by_its_incarnation() {
         assert!(matches!(entered, Err(Error::Lost { peer, .. }) if peer.0 == 1));
     }
 }
+
+#[test]
+fn without_force_each_pair_takes_the_best_transport_and_a_mix_comes_to_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let meshes: Vec<Mesh> =
+        (0..3).map(|worker| Mesh::open(config(&folder, worker, None)).unwrap()).collect();
+    let mut peers: Vec<_> = (0..3_u32)
+        .zip(assign(5, 3))
+        .map(|(worker, span)| peer(&meshes[worker as usize], worker, span))
+        .collect();
+    // As if it were on another host: no path of its leads anywhere.
+    peers[2].unix_path = String::new();
+    let (_, texts) = run(meshes, move |me, mesh| {
+        enter_and_check(mesh, 1, me, &peers, 300_000);
+        mesh.transport()
+    });
+    assert_eq!(texts, ["shared memory (1), tcp (1)", "shared memory (1), tcp (1)", "tcp"]);
+}
