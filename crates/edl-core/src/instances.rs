@@ -11,8 +11,9 @@ use std::time::Duration;
 use crate::platform::{Ended, InstanceId, Order, Report, Role};
 use crate::time::Time;
 
-/// How long a process that shall leave may take.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long a process that shall leave may take: under AllReduce it trains on to a step that the
+/// others can go on from.
+const GRACE: Duration = Duration::from_secs(12);
 /// After a crash the next try waits this long, doubled by each further crash.
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);

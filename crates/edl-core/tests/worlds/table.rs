@@ -146,7 +146,9 @@ impl Table {
             Effect::ToWorker(worker, command) => {
                 self.told.entry(worker.0).or_default().push(command);
             }
-            Effect::CloseWorker(worker, why) => self.closed.push((worker.0, why)),
+            Effect::CloseWorker(worker, why) | Effect::RefuseWorker(worker, why) => {
+                self.closed.push((worker.0, why));
+            }
             Effect::Platform(order) => self.orders.push(order),
             Effect::Commit { cut, .. } => return Some(Event::Committed { cut }),
             Effect::Export { checkpoint } => {

@@ -190,9 +190,9 @@ fn survivors_go_on_whatever_a_member_was_sending_when_it_died() {
     };
     let undisturbed = train("alone", 1, "shm", "");
     let phases = ["before_send", "half_sent", "reducing", "before_gather", "after"];
-    let transports = ["shm", "unix", "tcp"];
-    for (number, phase) in phases.into_iter().enumerate() {
-        let (workers, transport) = (2 + number as u32 % 4, transports[number % 3]);
+    let transports = ["shm", "unix", "tcp"].into_iter().cycle();
+    for (number, (phase, transport)) in (0..).zip(phases.into_iter().zip(transports)) {
+        let workers = 2 + number % 4;
         let name = format!("{}-{transport}-{workers}", phase.replace('_', "-"));
         let fault = format!("worker=1,step=7,phase={phase},action=kill");
         assert_eq!(train(&name, workers, transport, &fault), undisturbed, "{name}");

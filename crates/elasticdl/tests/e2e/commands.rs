@@ -11,7 +11,7 @@ use crate::harness::{
 fn long_job(data: &str) -> Vec<&str> {
     vec![
         "--model_def=count",
-        "--model_params=sleep_ms=15",
+        "--model_params=sleep_ms=40",
         data,
         "--num_epochs=2",
         "--minibatch_size=10",
