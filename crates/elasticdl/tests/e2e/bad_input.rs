@@ -52,7 +52,7 @@ fn a_bad_flag_is_refused_by_name() {
         (&["train", "--num_ps_pods=0", "--lanes=1"], &["--lanes=1", "lane"]),
         (&["train", "--num_ps_pods=99"], &["--num_ps_pods", "--partitions"]),
         (&["train", "--partitions=1000000"], &["--partitions"]),
-        (&["train", "--distribution_strategy=Ring"], &["'Ring'", "--distribution_strategy"]),
+        (&["train", "--distribution_strategy=Ring"], &["`Ring`", "AllreduceStrategy"]),
         (&["train", "--image_name=x"], &["--image_name", "Kubernetes"]),
         (&["train", "--loss=loss"], &["--loss", "Python"]),
         (&["train", "--minibatch_size=0"], &["--minibatch_size"]),
