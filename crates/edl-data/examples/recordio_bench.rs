@@ -38,7 +38,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         writer.finish()?;
         let open = OpenOptions { codec: Codec::Bytes, params: BTreeMap::new() };
-        let dataset = Dataset::open(&path.to_string_lossy(), &open)?;
         let field = FieldSpec {
             name: "record".into(),
             dtype: DType::Bytes,
@@ -49,6 +48,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (mut reads, mut bytes) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let start = Instant::now();
+            // Opened anew: what was read in the round before is not to be found in memory.
+            let dataset = Dataset::open(&path.to_string_lossy(), &open)?;
             for first in (0..dataset.n_records()).step_by(BATCH) {
                 let last = dataset.n_records().min(first + BATCH as u64);
                 let records: Vec<u64> = (first..last).collect();
