@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An elastic job for torchrun: the built-in CNN under DDP with gloo.
+"""An elastic job for torchrun: the built-in MLP under DDP with gloo.
 
 Every step of rank 0 is a line `step time pids` in the file that is named, so that whoever kills a
 worker sees when the next step is done. As in torchrun's own examples the job keeps a snapshot and
@@ -16,27 +16,26 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 16
-SNAPSHOT_STEPS = 20
+SNAPSHOT_STEPS = 100
 
 
 def model() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.BatchNorm2d(64),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Flatten(),
-        nn.Linear(12 * 12 * 64, 10),
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def join() -> None:
+    # Addresses of the attempt before are still in the agent's store: each attempt has its own part.
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, is_master=False)
+    store = dist.PrefixStore("attempt-" + os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
 
 def main() -> None:
     out = sys.argv[1]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    join()
     rank = dist.get_rank()
     torch.manual_seed(rank)
     network = DistributedDataParallel(model())

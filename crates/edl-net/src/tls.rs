@@ -12,6 +12,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SerialNumber,
 };
+use tokio::net::TcpListener;
+use tonic::transport::server::TcpIncoming;
 use tonic::transport::{
     Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
 };
@@ -77,9 +79,16 @@ pub fn server_config(key: &JobKey) -> Result<ServerTlsConfig, Error> {
 pub fn server(key: &JobKey) -> Result<Server, Error> {
     let server = Server::builder().tls_config(server_config(key)?).map_err(Error::Setup)?;
     Ok(server
-        .tcp_nodelay(true)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT)))
+}
+
+/// The connections that come to `listener`. The server's own setting is not used for connections
+/// that it did not accept itself, and without this one a message waits for the answer to the one
+/// before it: tens of milliseconds.
+#[must_use]
+pub fn incoming(listener: TcpListener) -> TcpIncoming {
+    TcpIncoming::from(listener).with_nodelay(Some(true))
 }
 
 /// What a client of this job presents and trusts.
