@@ -158,6 +158,7 @@ impl Job {
         let servers = Servers::new(spec.num_ps_pods, spec.partitions, durable.generation);
         let holders = durable.holders.as_ref().map(|holders| holders.iter().copied().collect());
         let worlds = Worlds::new(spec.n_lanes(), spec.min_workers, holders);
+        let worlds = if spec.lane_balance { worlds.balanced() } else { worlds };
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
         let n_ps = if spec.is_allreduce() { 0 } else { spec.num_ps_pods };
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);

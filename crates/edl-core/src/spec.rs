@@ -58,6 +58,8 @@ pub struct JobSpec {
     /// Threads of each worker's engine: sums depend on it, so it is fixed for the job's life.
     pub threads_per_worker: u32,
     pub same_bits: SameBits,
+    /// Lets slow workers run fewer lanes; the bits stay the same.
+    pub lane_balance: bool,
     pub num_ps_pods: u32,
     /// Into how many pieces parameter state is cut, for the job's whole life.
     pub partitions: u32,
@@ -214,6 +216,7 @@ impl Default for JobSpec {
             lanes: None,
             threads_per_worker: 1,
             same_bits: SameBits::Strict,
+            lane_balance: false,
             num_ps_pods: 1,
             partitions: 32,
             use_async: None,

@@ -8,9 +8,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::id::{Incarnation, WorkerId, WorldId};
 use crate::lanes::{self, Span};
+
+/// Lanes are shared out anew if that makes a step shorter than this share of what it is.
+const WORTH_IT: f64 = 0.8;
 
 /// Members in the order of their lanes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +72,8 @@ pub struct Worlds {
     until: u64,
     /// Shifts the lanes among the members, so that work that failed is tried elsewhere.
     rotation: usize,
+    /// Nanoseconds that a lane takes each worker, where lanes follow speed.
+    speeds: Option<BTreeMap<WorkerId, u64>>,
 }
 
 impl Worlds {
@@ -88,7 +94,38 @@ impl Worlds {
             is_broken: false,
             until: 0,
             rotation: 0,
+            speeds: None,
         }
+    }
+
+    /// Lets the number of a member's lanes follow its speed.
+    #[must_use]
+    pub fn balanced(self) -> Self {
+        Self { speeds: Some(BTreeMap::new()), ..self }
+    }
+
+    /// A lane takes `worker` so long.
+    pub fn measured(&mut self, worker: WorkerId, lane: Duration) {
+        if let Some(speeds) = &mut self.speeds {
+            speeds.insert(worker, u64::try_from(lane.as_nanos()).unwrap_or(u64::MAX).max(1));
+        }
+    }
+
+    /// What a lane takes each of `workers`, once all of them were measured.
+    #[expect(clippy::cast_precision_loss, reason = "a measure needs no more than 53 bits")]
+    fn lane_secs(&self, workers: impl Iterator<Item = WorkerId>) -> Option<Vec<f64>> {
+        let speeds = self.speeds.as_ref()?;
+        workers.map(|worker| speeds.get(&worker).map(|nanos| *nanos as f64)).collect()
+    }
+
+    /// Whether other lanes would make the members' step much shorter.
+    fn is_uneven(&self, world: &World) -> bool {
+        let Some(secs) = self.lane_secs(world.members.iter().map(|member| member.worker)) else {
+            return false;
+        };
+        let spans: Vec<Span> = world.members.iter().map(|member| member.lanes.clone()).collect();
+        let best = lanes::assign_by_speed(self.n_lanes, &secs);
+        lanes::step_secs(&best, &secs) < WORTH_IT * lanes::step_secs(&spans, &secs)
     }
 
     /// What should become of the world, given who is there.
@@ -114,7 +151,8 @@ impl Worlds {
             return Change::Form { workers, after: None };
         }
         let members: BTreeSet<WorkerId> = current.members.iter().map(|m| m.worker).collect();
-        if !self.is_settled() || wanted.iter().copied().collect::<BTreeSet<_>>() == members {
+        let is_wanted = wanted.iter().copied().collect::<BTreeSet<_>>() == members;
+        if !self.is_settled() || is_wanted && !self.is_uneven(current) {
             return Change::Nothing;
         }
         Change::Form { workers: wanted, after: Some(self.until) }
@@ -207,7 +245,10 @@ impl Worlds {
                 && self.is_holder(worker, candidate.incarnation);
             Some(Member { worker, incarnation: candidate.incarnation, lanes, has_state })
         };
-        let spans = lanes::assign(self.n_lanes, n_members);
+        let spans = match self.lane_secs(order.iter().copied()) {
+            Some(secs) => lanes::assign_by_speed(self.n_lanes, &secs),
+            None => lanes::assign(self.n_lanes, n_members),
+        };
         let members: Vec<Member> = order.into_iter().zip(spans).filter_map(member).collect();
         if members.is_empty() {
             // Nobody trains, so everybody's state stays what it is.
@@ -434,6 +475,27 @@ mod tests {
         worlds.start_over(30);
         let world = form(&mut worlds, 1, &candidates(&[(0, Some(40)), (1, Some(30))]));
         assert_eq!(world.members.iter().map(|m| m.has_state).collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
+    fn a_slow_member_gives_lanes_to_others_if_that_is_asked_for() {
+        let both = candidates(&[(0, Some(5)), (1, Some(5))]);
+        for (is_balanced, mut worlds) in
+            [(false, Worlds::new(8, 1, None)), (true, Worlds::new(8, 1, None).balanced())]
+        {
+            worlds.allow(9);
+            form(&mut worlds, 1, &both);
+            settle(&mut worlds);
+            worlds.measured(WorkerId(0), Duration::from_millis(30));
+            assert_eq!(worlds.next(&both), Change::Nothing, "one of them was not measured");
+            worlds.measured(WorkerId(1), Duration::from_millis(10));
+            if is_balanced {
+                let world = form(&mut worlds, 2, &both);
+                assert_eq!((world.after, world.members[0].lanes.clone()), (Some(9), 0..2));
+                settle(&mut worlds);
+            }
+            assert_eq!(worlds.next(&both), Change::Nothing);
+        }
     }
 
     #[test]

@@ -67,6 +67,9 @@ pub(crate) fn worker_event(
             let world = WorldId(world);
             member(worker, incarnation, News::Stepped { world, step, hash, loss })
         }
+        Kind::Pace(proto::Pace { lane_secs }) => {
+            member(worker, incarnation, News::Pace { lane_secs })
+        }
         Kind::PeerLost(proto::PeerLost { world, suspect, error }) => {
             let (world, suspect) = (WorldId(world), WorkerId(suspect));
             member(worker, incarnation, News::PeerLost { world, suspect, error })

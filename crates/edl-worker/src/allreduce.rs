@@ -100,6 +100,7 @@ pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
         num_epochs: spec.num_epochs,
         clip_norm: spec.clip_norm,
         log_loss_steps: u64::from(spec.log_loss_steps),
+        lane_balance: spec.lane_balance,
         mesh,
         inbox,
         writer: cut::Writer::start(start.reports.clone()).map_err(Error::Thread)?,

@@ -120,6 +120,10 @@ pub(crate) struct TrainFlags {
     /// A worker that computes other bits is refused (strict) or reported [default: strict]
     #[arg(long, help_heading = "AllReduce", value_parser = PossibleValuesParser::new(["strict", "report"]), hide_possible_values = true)]
     same_bits: Option<String>,
+    /// Let slow workers run fewer lanes; the bits stay the same [default: false]
+    #[arg(long, help_heading = "AllReduce", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    lane_balance: Option<bool>,
 
     /// Optimizer instead of the model's own: sgd, momentum, nesterov, adam, amsgrad, adamw, …
     #[arg(long, help_heading = "Model", value_name = "NAME")]

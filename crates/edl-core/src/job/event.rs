@@ -140,6 +140,8 @@ pub enum News {
     Formed { world: WorldId, step: u64, pause_secs: f64, state_bytes: u64 },
     /// It holds the state after `step`.
     Stepped { world: WorldId, step: u64, hash: u64, loss: f32 },
+    /// A lane takes it so long.
+    Pace { lane_secs: f64 },
     /// It cannot go on because of another member.
     PeerLost { world: WorldId, suspect: WorkerId, error: String },
     /// It cannot train the records after `step`.

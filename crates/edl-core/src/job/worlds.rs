@@ -280,6 +280,10 @@ impl Job {
                     self.stepped(worker, step, hash, loss, now);
                 }
             }
+            News::Pace { lane_secs } => {
+                let lane = Duration::try_from_secs_f64(lane_secs).unwrap_or_default();
+                self.worlds.measured(worker, lane);
+            }
             News::PeerLost { world, suspect, error } => {
                 if self.worlds.broken(world) {
                     self.peer_lost(worker, suspect, &error, now);

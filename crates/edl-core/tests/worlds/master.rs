@@ -129,6 +129,7 @@ impl Master {
                 assert_eq!(*hash, context.history.gradient_of(*step), "step {step} on {worker}");
             }
             News::Stepped { .. }
+            | News::Pace { .. }
             | News::PeerLost { .. }
             | News::StepFailed { .. }
             | News::NotLoaded { .. } => {}

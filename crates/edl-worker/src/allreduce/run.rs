@@ -7,6 +7,7 @@
 
 mod evaluate;
 mod form;
+mod pace;
 mod step;
 
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub(super) struct Setup {
     pub(super) num_epochs: u32,
     pub(super) clip_norm: Option<f64>,
     pub(super) log_loss_steps: u64,
+    pub(super) lane_balance: bool,
     pub(super) mesh: Box<dyn Mesh>,
     pub(super) inbox: Inbox,
     pub(super) writer: Writer,
@@ -66,6 +68,7 @@ pub(super) struct Run {
     /// not have heard it.
     last_word: Option<Kind>,
     last_step: Option<proto::Stepped>,
+    pace: pace::Pace,
 }
 
 /// What to do next.
@@ -82,6 +85,7 @@ impl Run {
     pub(super) fn new(setup: Setup) -> Self {
         Self {
             mean: vec![0.0; setup.lanes.len()],
+            pace: pace::Pace::new(setup.lane_balance),
             setup,
             replica: None,
             world: None,

@@ -89,7 +89,8 @@ fn the_weights_are_the_same_bits_for_any_number_of_workers_and_any_fate() {
     };
     for n in 1..=4 {
         let name = format!("workers-{n}");
-        let job = job(&home, &name, n, &[]);
+        let more: &[&str] = if n == 3 { &["--lane_balance"] } else { &[] };
+        let job = job(&home, &name, n, more);
         end(&name, job);
     }
 

@@ -38,6 +38,7 @@ impl Run {
         let Setup { mesh, inbox, lanes, plan, n_lanes, .. } = &mut self.setup;
         let n_records = n_records(plan, batch.index);
         let n_active = n_active(plan, *n_lanes, batch.index);
+        let started = Instant::now();
         let mut records = |lane| inbox.records(Place::Lane(batch, lane));
         let buffers = mesh.buffers(n_active, lanes.len());
         let mut nodes = nodes_within(n_active, &mine).into_iter().zip(buffers);
@@ -52,6 +53,11 @@ impl Run {
                 self.failed(id, step, error);
                 return Ok(());
             }
+        }
+        let n_mine = mine.end.min(n_active).saturating_sub(mine.start);
+        self.pace.measure(started.elapsed(), n_mine);
+        if let Some(pace) = self.pace.due() {
+            self.report(Kind::Pace(pace));
         }
         self.setup.progress.busy("reducing");
         self.mean.resize(self.setup.lanes.len(), 0.0);
