@@ -15,6 +15,9 @@ use super::{Error, Peer, dial};
 
 /// How often a blocked entry looks at the clock.
 const TICK: Duration = Duration::from_millis(50);
+/// How long a link may take to be made. A member looks for links between two steps, so this is
+/// longer than a step; one that is still missing then is given up, and the others go on.
+const LINK_LIMIT: Duration = Duration::from_secs(30);
 /// How long a member may take to come back whose link broke at the entry.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -139,7 +142,8 @@ impl<'a> Entry<'a> {
         if let Some(error) = failed {
             return lost(error);
         }
-        let patience = if self.is_broken[place] { self.grace() } else { self.door.silence };
+        let limit = LINK_LIMIT.min(self.door.silence);
+        let patience = if self.is_broken[place] { self.grace() } else { limit };
         if self.start.elapsed() > patience {
             return lost(format!("made no link for {patience:?}"));
         }
