@@ -16,7 +16,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between calls: at first, and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 /// A member listens from its start on, so a host that refuses so often has lost it.
-const MAX_REFUSALS: u32 = 6;
+const MAX_REFUSALS: u32 = 15;
 
 /// Calls `peer` until it answers, cannot be there any more, or nobody wants it any longer.
 pub(super) fn start(door: &Arc<Door>, peer: &Peer) {
