@@ -91,12 +91,10 @@ pub enum DType {
     Bytes,
 }
 
-impl ModelSpec {
-    /// The columns that a batch must have to predict it.
-    #[must_use]
-    pub fn unlabelled(&self) -> Vec<FieldSpec> {
-        self.inputs.iter().filter(|field| !field.is_label).cloned().collect()
-    }
+/// Those of `fields` that a batch must have to be predicted.
+#[must_use]
+pub fn unlabelled(fields: &[FieldSpec]) -> Vec<FieldSpec> {
+    fields.iter().filter(|field| !field.is_label).cloned().collect()
 }
 
 impl ParamSpec {

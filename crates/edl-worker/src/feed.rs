@@ -12,7 +12,7 @@ use std::sync::mpsc::Receiver;
 use edl_core::batch::BatchPlan;
 use edl_core::id::BatchId;
 use edl_core::lanes;
-use edl_core::model::FieldSpec;
+use edl_core::model::{FieldSpec, unlabelled};
 use edl_core::spec::JobSpec;
 use edl_data::{Codec, Dataset, OpenOptions};
 use edl_tensor::batch::Batch;
@@ -119,14 +119,9 @@ impl Feeder {
         };
         let batch = match source {
             Source::Training | Source::Validation => data.batch(&records, &self.fields)?,
-            Source::Prediction => data.batch(&records, &self.unlabelled())?,
+            Source::Prediction => data.batch(&records, &unlabelled(&self.fields))?,
         };
         Ok(Decoded { batch, data })
-    }
-
-    /// What is predicted need not be known.
-    fn unlabelled(&self) -> Vec<FieldSpec> {
-        self.fields.iter().filter(|field| !field.is_label).cloned().collect()
     }
 
     fn records(&self, batch: BatchId) -> Result<Vec<u64>, String> {

@@ -5,7 +5,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
-use edl_core::model::ModelSpec;
+use edl_core::model::{ModelSpec, unlabelled};
 use edl_core::spec::{JobSpec, JobType};
 use edl_data::{Dataset, OpenOptions};
 use edl_tensor::checkpoint::{self, Checkpoint};
@@ -91,7 +91,7 @@ fn check_data(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<u64> {
     let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
     let fields = match spec.job_type {
         JobType::Train | JobType::Evaluate => model.inputs.clone(),
-        JobType::Predict => model.unlabelled(),
+        JobType::Predict => unlabelled(&model.inputs),
     };
     let mut n_records = None;
     for (flag, location) in sets {

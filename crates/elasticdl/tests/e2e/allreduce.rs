@@ -52,7 +52,7 @@ fn digest(file: &Path) -> String {
     Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn step(status: &Value) -> u64 {
+pub(crate) fn step(status: &Value) -> u64 {
     status["step"].as_u64().unwrap_or(0)
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::allreduce::{n_working, weights};
+use crate::allreduce::{n_working, step, weights};
 use crate::harness::{Home, PATIENCE, Running, free_port, n_running, shipped_as};
 
 /// Passes bytes on to a port until it is told to hold them; connections stay as they are.
@@ -120,10 +120,6 @@ fn undisturbed() -> String {
     let _worker = worker(&home, &elsewhere, 0, port);
     master.wait_for_success();
     weights(&home, "cut")
-}
-
-fn step(status: &Value) -> u64 {
-    status["step"].as_u64().unwrap_or(0)
 }
 
 fn has_event(status: &Value, kind: &str) -> bool {
