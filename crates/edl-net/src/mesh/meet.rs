@@ -2,10 +2,10 @@
 //! How links come to be: what the listening and the dialling threads share with the mesh.
 //!
 //! Of two members the one with the lower number dials, so they never call each other at once.
-//! A caller that lost its link calls again; its later call replaces the earlier one.
+//! A caller that lost its link calls again; its later call replaces the earlier one. Whoever waits
+//! to be called knocks: it connects and says nothing, and learns whether anybody is there at all.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,6 @@ pub(super) struct Door {
     pub(super) silence: Duration,
     /// Its bell rings when a link has arrived.
     pub(super) abort: Abort,
-    attempts: AtomicU64,
     meeting: Mutex<Meeting>,
 }
 
@@ -46,10 +45,27 @@ pub(super) struct Meeting {
     pub(super) arrived: Vec<Link>,
     /// Members that cannot be reached, and why.
     pub(super) failed: BTreeMap<MemberId, String>,
-    /// Members that a thread dials; it stops when its member is taken out.
-    pub(super) dialing: BTreeSet<MemberId>,
+    /// Members that a thread dials, by the number of its first call. It stops, and what it comes
+    /// to is for nobody, when that is taken out or another one is in its place.
+    pub(super) dialing: BTreeMap<MemberId, u64>,
+    /// Calls that were begun. Of two links with one member the one of the later call counts.
+    pub(super) n_calls: u64,
     pub(super) n_greeted: usize,
     pub(super) is_closed: bool,
+}
+
+impl Meeting {
+    pub(super) fn arrive(&mut self, link: Link) {
+        if !self.is_closed && self.arrived.len() < MAX_ARRIVED {
+            self.arrived.push(link);
+        }
+    }
+
+    /// The number of the next call.
+    pub(super) fn next_call(&mut self) -> u64 {
+        self.n_calls += 1;
+        self.n_calls
+    }
 }
 
 impl Door {
@@ -60,8 +76,7 @@ impl Door {
         silence: Duration,
         abort: Abort,
     ) -> Self {
-        let (attempts, meeting) = (AtomicU64::new(1), Mutex::default());
-        Self { key, run, me, transport, silence, abort, attempts, meeting }
+        Self { key, run, me, transport, silence, abort, meeting: Mutex::default() }
     }
 
     pub(super) fn meeting(&self) -> MutexGuard<'_, Meeting> {
@@ -69,11 +84,7 @@ impl Door {
     }
 
     pub(super) fn arrive(&self, link: Link) {
-        let mut meeting = self.meeting();
-        if !meeting.is_closed && meeting.arrived.len() < MAX_ARRIVED {
-            meeting.arrived.push(link);
-        }
-        drop(meeting);
+        self.meeting().arrive(link);
         self.abort.bell().ring();
     }
 
@@ -87,9 +98,9 @@ impl Door {
         &self,
         stream: Stream,
         to: MemberId,
+        attempt: u64,
         transport: Transport,
     ) -> Result<Link, Error> {
-        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         let me = ClientId::of_member(self.me.0, self.me.1);
         let mut connection = self.party().dial(stream, Role::Member, me)?;
         let is_shared = transport == Transport::SharedMemory;

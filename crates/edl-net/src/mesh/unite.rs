@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use edl_core::id::WorkerId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::drive::Crew;
@@ -18,8 +19,11 @@ const TICK: Duration = Duration::from_millis(50);
 /// How long a link may take to be made. A member looks for links between two steps, so this is
 /// longer than a step; one that is still missing then is given up, and the others go on.
 const LINK_LIMIT: Duration = Duration::from_secs(30);
-/// How long a member may take to come back whose link broke at the entry.
+/// How long a member may take to come back whose link broke at the entry, and how often it may.
 const GRACE: Duration = Duration::from_secs(1);
+const MAX_BREAKS: u32 = 4;
+/// Members that come together call each other at once; one that has not is knocked at.
+const KNOCK_AFTER: Duration = Duration::from_millis(100);
 
 /// Dials the members of a world to come that are not linked yet, if it is on us to dial.
 pub(super) fn prepare<'a>(door: &Arc<Door>, links: impl Iterator<Item = &'a Link>, peers: &[Peer]) {
@@ -48,7 +52,7 @@ pub(super) fn keep(
     }
     // Nobody else is to be dialled any longer, or to be remembered as unreachable.
     let mut meeting = door.meeting();
-    meeting.dialing.retain(|id| place_of(peers, *id).is_some());
+    meeting.dialing.retain(|id, _| place_of(peers, *id).is_some());
     meeting.failed.clear();
     links
 }
@@ -59,30 +63,45 @@ pub(super) struct Entry<'a> {
     me: usize,
     peers: &'a [Peer],
     start: Instant,
-    /// Members whose link broke on the way.
-    is_broken: Vec<bool>,
+    /// When a member's link last broke on the way, and how often.
+    breaks: Vec<Option<(Instant, u32)>>,
 }
 
 impl<'a> Entry<'a> {
     pub(super) fn new(door: &'a Arc<Door>, me: usize, peers: &'a [Peer]) -> Self {
-        Self { door, me, peers, start: Instant::now(), is_broken: vec![false; peers.len()] }
+        Self { door, me, peers, start: Instant::now(), breaks: vec![None; peers.len()] }
     }
 
     /// Makes the links that are missing and passes the entry with all members.
     pub(super) fn pass(&mut self, crew: &mut Crew<'_>) -> Result<(), Error> {
+        let passed = self.try_pass(crew);
+        // Nobody is knocked at who is not waited for.
+        self.door.meeting().dialing.retain(|id, _| self.door.me.0 < id.0);
+        passed
+    }
+
+    fn try_pass(&mut self, crew: &mut Crew<'_>) -> Result<(), Error> {
         loop {
             self.gather(crew)?;
             let mut entry = Enter::new(crew.world, crew.links);
             match crew.drive(&mut entry) {
                 // It may have closed a link that it took for dead, and come back over another.
-                Err(Error::Lost { peer, error }) if self.start.elapsed() < self.grace() => {
+                Err(Error::Lost { peer, error }) if self.may_come_back(peer) => {
                     tracing::debug!(%peer, error, "a link broke at the entry of a world");
-                    let place = self.peers.iter().position(|known| known.worker == peer);
-                    place.into_iter().for_each(|place| self.is_broken[place] = true);
                 }
                 ended => return ended,
             }
         }
+    }
+
+    /// A link broke: counts that, and tells whether its member has a chance to make another.
+    fn may_come_back(&mut self, peer: WorkerId) -> bool {
+        let Some(place) = self.peers.iter().position(|known| known.worker == peer) else {
+            return false;
+        };
+        let n_breaks = self.breaks[place].map_or(0, |(_, n_breaks)| n_breaks) + 1;
+        self.breaks[place] = Some((Instant::now(), n_breaks));
+        n_breaks <= MAX_BREAKS && self.start.elapsed() < self.limit()
     }
 
     /// Waits until there is a link to every member.
@@ -120,9 +139,11 @@ impl<'a> Entry<'a> {
     fn fetch(&self, links: &mut [Option<Link>]) {
         let mut meeting = self.door.meeting();
         let mut rest = Vec::new();
-        for link in meeting.arrived.drain(..) {
+        for link in std::mem::take(&mut meeting.arrived) {
             match place_of(self.peers, (link.worker, link.incarnation)) {
                 Some(place) if place != self.me => {
+                    // It has called: nobody need knock any longer.
+                    meeting.dialing.remove(&(link.worker, link.incarnation));
                     if links[place].as_ref().is_none_or(|old| old.attempt < link.attempt) {
                         links[place] = Some(link);
                     }
@@ -134,7 +155,7 @@ impl<'a> Entry<'a> {
         meeting.arrived = rest;
     }
 
-    /// Dials a member that is missing if it is on us to dial; gives it up after a while.
+    /// Dials a member that is missing, or knocks at its door; gives it up after a while.
     fn look_for(&self, place: usize) -> Result<(), Error> {
         let peer = &self.peers[place];
         let lost = |error: String| Err(Error::Lost { peer: peer.worker, error });
@@ -142,19 +163,23 @@ impl<'a> Entry<'a> {
         if let Some(error) = failed {
             return lost(error);
         }
-        let limit = LINK_LIMIT.min(self.door.silence);
-        let patience = if self.is_broken[place] { self.grace() } else { limit };
-        if self.start.elapsed() > patience {
+        let is_broken = self.breaks[place].is_some();
+        let (since, patience) = match self.breaks[place] {
+            Some((broken, _)) => (broken, GRACE.min(self.door.silence)),
+            None => (self.start, self.limit()),
+        };
+        if since.elapsed() > patience {
             return lost(format!("made no link for {patience:?}"));
         }
-        if self.door.me.0 < peer.worker {
+        let is_caller = self.door.me.0 < peer.worker;
+        if is_caller || is_broken || since.elapsed() > KNOCK_AFTER {
             dial::start(self.door, peer);
         }
         Ok(())
     }
 
-    fn grace(&self) -> Duration {
-        GRACE.min(self.door.silence)
+    fn limit(&self) -> Duration {
+        LINK_LIMIT.min(self.door.silence)
     }
 }
 

@@ -2,6 +2,7 @@
 //! A member that vanishes in any phase: the others hear of it and go on without it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
 use edl_core::id::{WorkerId, WorldId};
 use edl_core::lanes::assign;
@@ -11,6 +12,8 @@ use crate::harness::{TRANSPORTS, enter_and_check, expected, open, run, step};
 
 const LANES: u32 = 7;
 const LEN: usize = 400_000;
+/// More than the time that a member has to come back whose link broke.
+const LONG: Duration = Duration::from_millis(1200);
 
 /// What a survivor may see of the world in which somebody died.
 pub(crate) fn check_survivor(result: Result<Vec<u32>, Error>, dead: &[u32], seen: u64) {
@@ -99,7 +102,31 @@ fn a_member_that_is_gone_before_a_world_is_lost_at_its_entry() {
             drop(meshes.remove(dead));
             let ended = meshes[0].enter(WorldId(2), 1 - dead, peers);
             let gone = WorkerId(u32::try_from(dead).unwrap());
-            assert!(matches!(ended, Err(Error::Lost { peer, .. }) if peer == gone), "{ended:?}");
+            let Err(Error::Lost { peer, error }) = ended else { panic!("{ended:?}") };
+            // Whoever was to be called has looked for itself, and did not wait in vain.
+            assert!(peer == gone && error.contains("connect to"), "{peer}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_link_that_breaks_long_after_the_entry_began_is_made_anew() {
+    for transport in TRANSPORTS {
+        for busy in 0..2 {
+            let folder = tempfile::tempdir().unwrap();
+            let (mut meshes, peers) = open(&folder, transport, &assign(2, 2), &mut |_| None);
+            let first = peers.clone();
+            meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &first, 9)).0;
+            run(meshes, move |me, mesh| {
+                if me == busy {
+                    // It does not hear of the next world, and then trains alone for a while,
+                    // which closes the link that the other one waits on.
+                    std::thread::sleep(LONG);
+                    let alone = Peer { span: 0..2, ..peers[me].clone() };
+                    enter_and_check(mesh, 2, 0, &[alone], 9);
+                }
+                enter_and_check(mesh, 3, me, &peers, 9);
+            });
         }
     }
 }
