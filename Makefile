@@ -9,7 +9,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build test lint unit bench soak sim doc deny setup clean help
+.PHONY: build test lint unit bench soak sim verify doc deny setup clean help
 
 build: ## Build the elasticdl command (target/release/elasticdl)
 	$(CARGO) build $(PROFILE)
@@ -41,6 +41,13 @@ unit: setup ## Unit, property, simulation and end-to-end tests
 
 sim: ## Simulate one seed: make sim SEED=17
 	SIM_SEED=$(SEED) $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation -- --nocapture
+
+# Miri comes with a nightly compiler only: rustup component add --toolchain nightly miri
+verify: ## Shared memory between workers in every order of events (loom), its unsafe reads (Miri)
+	cd crates/edl-net/verify && $(CARGO) test $(PROFILE) --locked
+	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
+		cd crates/edl-net/verify && $(CARGO) +nightly miri test --locked --lib; \
+	else echo "verify: there is no Miri, unsafe reads are not checked"; fi
 
 soak: ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST
 	SIM_SEEDS=5000 $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation

@@ -15,8 +15,12 @@
 //!   `Enter`, which they do when they have stopped reading; nobody writes before. A member that
 //!   is left out may still read while others write: what it holds is void, and it is told so.
 //! - Doorbells pass through a socket, whose locks order the memory on both sides.
+//!
+//! `make verify` tries these rules in every order of events (`verify/`, by loom).
 
 #![expect(unsafe_code, reason = "shared memory has no safe form")]
+
+mod numbers;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,6 +29,7 @@ use std::sync::Arc;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use self::numbers::Numbers;
 use super::bf16;
 
 /// Without these a peer could take the memory away under our hands, or write into it.
@@ -93,32 +98,25 @@ impl Mapped {
         self.n_floats
     }
 
-    /// Copies the numbers from `at` on.
+    /// Copies the numbers from `at` on. If the owner writes meanwhile they are torn; the module's
+    /// words say why nobody uses them then.
     pub(super) fn load(&self, at: usize, out: &mut [f32]) {
-        let from = self.from(at, out.len());
-        // SAFETY: `from` has checked that the mapping is long enough; its size is sealed, and
-        // private memory never overlaps it. If the owner writes meanwhile the numbers are torn,
-        // but still numbers, and the module's words say why nobody uses them.
-        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        self.numbers().load(at, out);
     }
 
     /// Adds the numbers from `at` on, each rounded first if `is_half`.
     pub(super) fn add(&self, at: usize, out: &mut [f32], is_half: bool) {
-        let from = self.from(at, out.len());
-        // SAFETY: as in `load`; `place` is below the length that was checked.
-        let read = |place: usize| unsafe { from.add(place).read() };
         if is_half {
-            out.iter_mut().enumerate().for_each(|(i, sum)| *sum += bf16::round(read(i)));
+            self.numbers().add(at, out, bf16::round);
         } else {
-            out.iter_mut().enumerate().for_each(|(i, sum)| *sum += read(i));
+            self.numbers().add(at, out, |number| number);
         }
     }
 
-    fn from(&self, at: usize, n: usize) -> *const f32 {
-        let end = at.checked_add(n);
-        assert!(end.is_some_and(|end| end <= self.n_floats), "inside of the peer's memory");
-        // Not past the end, so it is a place of the same mapping.
-        self.map.as_ptr().cast::<f32>().wrapping_add(at)
+    fn numbers(&self) -> Numbers {
+        // SAFETY: the mapping is page-aligned, `n_floats` long and sealed against shrinking; it
+        // lives as long as `self`, and nobody keeps the numbers.
+        unsafe { Numbers::new(self.map.as_ptr().cast(), self.n_floats) }
     }
 }
 

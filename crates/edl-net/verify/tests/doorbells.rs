@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rules of `mesh/shm.rs` in every order of events: loom panics where one member writes what
+//! another one reads.
+//!
+//! This is a model of the rules, not the code that follows them: members are threads, sockets are
+//! channels, a region is one cell of nodes and one of sums, and a value is its step.
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::mpsc::{Receiver, Sender, channel};
+use loom::thread;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Enter,
+    Ready,
+    Summed,
+}
+
+/// A frame: of a world, of a step.
+type Frame = (u64, u64, Kind);
+
+/// What a member shares: it alone writes, the other one reads.
+struct Region {
+    nodes: UnsafeCell<u64>,
+    sum: UnsafeCell<u64>,
+}
+
+/// A rule that is left out, to see that the model can fail.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    None,
+    /// Sums are written before the peer has said that it copied the last one.
+    SumsTooEarly,
+    /// Nodes are written before the peer has said that it read the last ones.
+    NodesTooEarly,
+    /// A world is begun before the peer has left the one before.
+    NoEntry,
+}
+
+struct Member {
+    mine: Arc<Region>,
+    theirs: Arc<Region>,
+    out: Sender<Frame>,
+    into: Receiver<Frame>,
+    flaw: Flaw,
+    /// Frames that came while another one was waited for.
+    early: Vec<Frame>,
+}
+
+impl Region {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { nodes: UnsafeCell::new(0), sum: UnsafeCell::new(0) })
+    }
+}
+
+impl Member {
+    fn say(&self, frame: Frame) {
+        // A peer that has ended needs no frame.
+        let _ = self.out.send(frame);
+    }
+
+    /// Waits for a frame; those of worlds before are dropped. False if the peer has left its world.
+    fn hear(&mut self, frame: Frame) -> bool {
+        loop {
+            if let Some(place) = self.early.iter().position(|early| *early == frame) {
+                self.early.remove(place);
+                return true;
+            }
+            if self.early.iter().any(|early| early.0 > frame.0) {
+                return false;
+            }
+            let heard = self.into.recv().expect("the peer lives");
+            if heard.0 >= frame.0 {
+                self.early.push(heard);
+            }
+        }
+    }
+
+    fn write_nodes(&self, step: u64) {
+        // SAFETY: loom checks that nobody reads meanwhile.
+        self.mine.nodes.with_mut(|nodes| unsafe { *nodes = step });
+    }
+
+    fn write_sum(&self, step: u64) {
+        // SAFETY: as above.
+        self.mine.sum.with_mut(|sum| unsafe { *sum = step });
+    }
+
+    fn read(cell: &UnsafeCell<u64>) -> u64 {
+        // SAFETY: loom checks that nobody writes meanwhile.
+        cell.with(|value| unsafe { *value })
+    }
+
+    fn enter(&mut self, world: u64) {
+        self.say((world, 0, Kind::Enter));
+        if self.flaw != Flaw::NoEntry {
+            assert!(self.hear((world, 0, Kind::Enter)), "there is no later world");
+        }
+    }
+
+    /// One step; left after `n_phases` of its four.
+    fn step(&mut self, world: u64, step: u64, n_phases: u32) {
+        let is_early = self.flaw == Flaw::SumsTooEarly;
+        self.write_nodes(step);
+        self.say((world, step, Kind::Ready));
+        if is_early {
+            self.write_sum(step);
+        }
+        if n_phases == 1 {
+            return;
+        }
+        if !self.hear((world, step, Kind::Ready)) {
+            return;
+        }
+        assert_eq!(Self::read(&self.theirs.nodes), step, "nodes of another step");
+        if !is_early {
+            self.write_sum(step);
+        }
+        self.say((world, step, Kind::Summed));
+        if n_phases == 2 {
+            return;
+        }
+        if self.flaw == Flaw::NodesTooEarly {
+            self.write_nodes(step + 1);
+        }
+        if !self.hear((world, step, Kind::Summed)) || n_phases == 3 {
+            return;
+        }
+        assert_eq!(Self::read(&self.theirs.sum), step, "the sum of another step");
+    }
+}
+
+/// Two members; each does `what`.
+fn two(flaw: Flaw, what: [fn(&mut Member); 2]) {
+    let regions = [Region::new(), Region::new()];
+    let (to_first, of_first) = channel();
+    let (to_second, of_second) = channel();
+    let member = |me: usize, out, into| Member {
+        mine: Arc::clone(&regions[me]),
+        theirs: Arc::clone(&regions[1 - me]),
+        out,
+        into,
+        flaw,
+        early: Vec::new(),
+    };
+    let mut first = member(0, to_second, of_first);
+    let mut second = member(1, to_first, of_second);
+    let other = thread::spawn(move || {
+        what[1](&mut second);
+        second // Its end of the channels lives until both are done.
+    });
+    what[0](&mut first);
+    other.join().expect("it ends well");
+}
+
+fn check(flaw: Flaw, what: [fn(&mut Member); 2]) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(4);
+    builder.check(move || two(flaw, what));
+}
+
+fn train(member: &mut Member) {
+    for step in 1..=3 {
+        member.step(1, step, 4);
+    }
+}
+
+/// Leaves the first world in the middle of its step, and trains in the next.
+fn leave_after<const N_PHASES: u32>(member: &mut Member) {
+    member.step(1, 1, N_PHASES);
+    member.enter(2);
+    member.step(2, 2, 4);
+}
+
+#[test]
+fn nobody_writes_what_another_one_reads() {
+    check(Flaw::None, [train, train]);
+}
+
+#[test]
+fn a_world_may_be_left_in_any_phase() {
+    let left = [leave_after::<1>, leave_after::<2>, leave_after::<3>, leave_after::<4>];
+    for first in left {
+        for second in left {
+            check(Flaw::None, [first, second]);
+        }
+    }
+}
+
+#[test]
+#[should_panic]
+fn sums_that_are_written_too_early_are_found() {
+    check(Flaw::SumsTooEarly, [train, train]);
+}
+
+#[test]
+#[should_panic]
+fn nodes_that_are_written_too_early_are_found() {
+    check(Flaw::NodesTooEarly, [train, train]);
+}
+
+#[test]
+#[should_panic]
+fn a_world_that_is_begun_without_the_others_is_found() {
+    check(Flaw::NoEntry, [leave_after::<2>, leave_after::<4>]);
+}
