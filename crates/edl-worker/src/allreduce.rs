@@ -36,6 +36,7 @@ use crate::progress::Progress;
 pub(crate) use inbox::{Event, Place};
 pub(crate) use mesh::{Identity, OpenMesh, open_mesh};
 pub(crate) use seat::Seat;
+pub(crate) use world::World;
 
 use inbox::{Halt, Inbox};
 use lanes::{Lanes, Step};

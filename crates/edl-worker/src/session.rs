@@ -347,8 +347,10 @@ impl Session {
                 self.leaving = Some(Instant::now() + self.limits.finish);
             }
             Some(Command::World(world)) => {
-                let (id, is_due) = (WorldId(world.world), world.after.is_none());
-                self.tell_member(allreduce::Event::World(world.into()));
+                let world = allreduce::World::from(world);
+                let is_due = world.is_due_at_once(self.config.worker, self.incarnation);
+                let id = world.id;
+                self.tell_member(allreduce::Event::World(world));
                 if is_due {
                     self.shared.seat.abort(id);
                 }

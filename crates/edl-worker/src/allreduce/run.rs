@@ -131,8 +131,10 @@ impl Run {
         let step = self.replica.as_ref().map(Replica::step);
         let is_in = self.world.is_some();
         // Whoever is between worlds has nothing to finish before the next one.
-        let is_due =
-            |next: &mut World| next.after.is_none_or(|after| !is_in || step >= Some(after));
+        let (worker, incarnation) = self.setup.me;
+        let is_due = |next: &mut World| {
+            !is_in || step >= next.after || next.is_due_at_once(worker, incarnation)
+        };
         if let Some(next) = self.setup.inbox.next.take_if(is_due) {
             return Action::Enter(next);
         }

@@ -222,6 +222,33 @@ fn a_void_state_is_dropped() {
     assert_eq!((stage.peer(1).world, stage.peer(1).step), (3, END));
 }
 
+/// Both lost the master at once. The one that comes back first trains alone; the other one, which
+/// never heard of that, waits where the world of both was allowed to.
+#[test]
+fn a_member_of_a_world_that_was_replaced_unheard_does_not_wait_for_its_steps() {
+    let transports = [None, Some(Transport::SharedMemory), Some(Transport::Tcp)];
+    for (transport, first) in transports.into_iter().flat_map(|t| [(t, 0), (t, 1)]) {
+        let mut stage = Stage::new(spec(), N_RECORDS);
+        stage.transport = transport;
+        let members = &[0, 1];
+        members.iter().for_each(|worker| stage.start(*worker));
+        stage.form(Named { members, until: 4, load: Some(""), ..Named::default() });
+        stage.stepped(members, 4);
+        stage.form(Named { members: &[first], until: 6, ..Named::default() });
+        stage.stepped(&[first], 6);
+        let second = 1 - first;
+        let named =
+            Named { members, void: &[second], after: Some(7), until: END, ..Named::default() };
+        let before = stage.world();
+        let world = stage.name(named);
+        stage.go_on(first, before, 7);
+        let formed = stage.formed(second, world);
+        assert_eq!((formed.step, formed.state_bytes > 0), (7, true));
+        stage.stepped(members, END);
+        assert!(stage.weights(members, END) == reference(spec(), N_RECORDS));
+    }
+}
+
 #[test]
 fn training_goes_no_further_than_granted() {
     let mut stage = stage(&[0, 1], 2);

@@ -61,6 +61,14 @@ impl World {
         self.members.iter().position(is_it)
     }
 
+    /// Whether a worker has nothing to finish before this world takes over. One whose state is
+    /// void is not of the world that trains on until then: the world that it believes to be in
+    /// was replaced while it did not hear the master.
+    pub(crate) fn is_due_at_once(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
+        let place = self.place_of(worker, incarnation);
+        self.after.is_none() || place.is_some_and(|place| !self.members[place].has_state)
+    }
+
     /// Whether a member of this world is not in `next`.
     pub(crate) fn loses_members_in(&self, next: &Self) -> bool {
         let stays = |member: &Member| next.place_of(member.worker, member.incarnation).is_some();

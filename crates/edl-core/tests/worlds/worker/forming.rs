@@ -15,8 +15,12 @@ impl Worker {
     pub(super) fn must_enter(&self) -> bool {
         let Some(next) = &self.next else { return false };
         let step = self.state.map(|state| state.step);
+        let me = next.world.members.iter().find(|member| member.worker == self.id);
+        // One whose state is void is not of the world that trains on until then.
+        let is_void = me.is_some_and(|me| me.incarnation == self.incarnation && !me.has_state);
         match (next.world.after, &self.seat) {
             (None, _) | (_, None) => true,
+            _ if is_void => true,
             (Some(after), Some(seat)) if step >= Some(after) => match seat.phase {
                 Phase::Idle => !self.loses_members(next),
                 Phase::Parting => {

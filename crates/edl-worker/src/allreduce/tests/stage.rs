@@ -21,7 +21,7 @@ use super::hub::Hub;
 use super::toy::{ToyModel, ToyRecords};
 use crate::Config;
 use crate::allreduce::mesh::real;
-use crate::allreduce::{self, Error, Event, Identity, OpenMesh, Seat, Start};
+use crate::allreduce::{self, Error, Event, Identity, OpenMesh, Seat, Start, World};
 use crate::compute::{self, Loan};
 use crate::feed::{Counts, Feeder, Source};
 use crate::progress::Progress;
@@ -244,11 +244,18 @@ impl Stage {
             if !self.members.contains_key(worker) {
                 continue;
             }
-            self.tell_member(*worker, Event::World(world.clone().into()));
-            if named.after.is_none() {
+            let world = World::from(world.clone());
+            let is_due = world.is_due_at_once(WorkerId(*worker), incarnation(*worker));
+            self.tell_member(*worker, Event::World(world));
+            if is_due {
                 self.members[worker].seat.abort(WorldId(self.world));
             }
         }
+        self.world
+    }
+
+    /// The last world that was named.
+    pub(crate) fn world(&self) -> u64 {
         self.world
     }
 
