@@ -346,6 +346,9 @@ impl Job {
         self.release_worker(worker);
         self.lose_cut_of(worker);
         let suspect = self.workers.remove(&worker).and_then(|entry| entry.suspect);
+        // Nobody shall wait for what it held.
+        self.worlds.disown(worker);
+        self.keep_holders();
         let how = describe_end(how);
         match cause {
             Cause::Left => self.note("worker_ended", format!("worker-{worker} {how}")),

@@ -190,7 +190,7 @@ impl Job {
 
     /// Makes it durable whose state counts, before anybody trains on without the others: the next
     /// master must not believe one of them.
-    fn keep_holders(&mut self) {
+    pub(super) fn keep_holders(&mut self) {
         let holders = self.worlds.holders().map(|all| all.iter().map(|(w, i)| (*w, *i)).collect());
         if self.durable.holders != holders {
             self.durable.holders = holders;

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use edl_core::id::WorldId;
 use edl_core::job::{End, Event, News};
-use edl_core::platform::Order;
+use edl_core::platform::{Ended, Order, Report};
 use edl_core::spec::{JobSpec, SameBits};
 
 use crate::history::History;
 use crate::scenario::Scenario;
-use crate::table::{Table, spec};
+use crate::table::{Table, instance, spec};
 
 const MOMENT: Duration = Duration::from_millis(100);
+/// Longer than those who are started together wait for each other, shorter than a silence.
+const A_WHILE: Duration = Duration::from_millis(1300);
 
 #[test]
 fn the_member_with_the_highest_step_dies_before_handing_over() {
@@ -144,6 +146,73 @@ fn a_new_master_believes_nobody_who_was_left_out() {
     table.connect(0, Some(6));
     let told = table.told_world(0);
     assert!(told.has_state(0) && !told.has_state(1));
+}
+
+/// A network between two members and their master breaks: the master hears nothing more of one,
+/// names a world of the other alone, and then hears nothing of that one either.
+fn both_cut_off_one_after_the_other() -> Table {
+    let mut table = Table::new(spec(), 0);
+    table.start(&[0, 1]);
+    table.train_to(6);
+    pass_without(&mut table, 0, Duration::from_millis(2200));
+    assert_eq!(table.told_world(1).members(), [1], "which never hears of it");
+    for _ in 0..22 {
+        table.now = table.now + MOMENT;
+        table.handle(Event::Tick);
+    }
+    assert!(table.job.worlds().is_some_and(|worlds| worlds.current().is_none()));
+    table
+}
+
+#[test]
+fn members_that_come_back_after_a_dissolved_world_train_nothing_again() {
+    for is_holder_first in [false, true] {
+        let mut table = both_cut_off_one_after_the_other();
+        let order = if is_holder_first { [1, 0] } else { [0, 1] };
+        for id in order {
+            table.connect(id, Some(8));
+            table.pass(A_WHILE);
+        }
+        let told = table.told_world(1);
+        assert!(told.has_state(1) && told.load.is_none());
+        table.form_all(8);
+        table.pass(MOMENT);
+        table.form_all(8);
+        assert_eq!((table.current().members.len(), table.n_done()), (2, 8));
+        assert!(!table.has_note("restored"), "{:?}", table.notes);
+    }
+}
+
+#[test]
+fn the_state_that_a_worker_is_about_to_announce_is_not_loaded_anew() {
+    let mut table = both_cut_off_one_after_the_other();
+    let (worker, incarnation) = (edl_core::id::WorkerId(1), edl_core::id::Incarnation(2));
+    table.handle(Event::WorkerConnected { worker, incarnation, pid: 2 });
+    table.connect(0, Some(8));
+    table.pass(A_WHILE);
+    table.connect(1, Some(8));
+    assert!(table.told_world(0).has_state(1) && !table.has_note("restored"));
+}
+
+#[test]
+fn members_that_hold_the_state_and_do_not_come_back_are_not_waited_for_long() {
+    let mut table = both_cut_off_one_after_the_other();
+    table.connect(0, Some(8));
+    table.pass(Duration::from_millis(1500));
+    assert!(!table.has_note("restored"));
+    table.pass(Duration::from_millis(1000));
+    assert!(table.has_note("restored") && table.told_world(0).load.is_some());
+}
+
+#[test]
+fn nobody_waits_for_the_state_of_one_that_is_known_to_have_ended() {
+    let mut table = both_cut_off_one_after_the_other();
+    let ended = Report::Ended { instance: instance(1), pid: 2, how: Ended::Signal(9) };
+    table.handle(Event::Platform(ended));
+    table.connect(0, Some(8));
+    // As long as for any worker that is about to come, but not for a sign of life.
+    table.pass(A_WHILE);
+    assert!(table.has_note("restored") && table.told_world(0).load.is_some());
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::id::WorkerId;
+use crate::id::{Incarnation, WorkerId};
 use crate::job::{Job, Stage, Worker};
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;
@@ -27,7 +27,7 @@ impl Job {
     ) -> bool {
         let since = *self.pace.gathering_since.get_or_insert(now);
         let has_state = workers.iter().any(|worker| candidates[worker].step.is_some());
-        if !workers.is_empty() && !has_state && self.is_state_expected(now) {
+        if !workers.is_empty() && !has_state && self.is_state_expected(since, now) {
             return true;
         }
         if self.worlds.current().is_some() {
@@ -47,16 +47,22 @@ impl Job {
     }
 
     /// Whether the state that would be loaded anew may come with somebody, or is just being
-    /// committed. Nobody is waited for longer than for a sign of life.
-    fn is_state_expected(&self, now: Time) -> bool {
+    /// committed. Nobody is waited for longer than for a sign of life, from when others are there.
+    fn is_state_expected(&self, since: Time, now: Time) -> bool {
         let kept = self.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
         if self.started_at.is_some() && kept >= self.ledger.n_done() {
             return false; // Nothing would be lost.
         }
         let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
-        let is_back_soon = |(id, worker): (&WorkerId, &Worker)| {
-            let is_away = !worker.is_connected && !worker.is_leaving;
-            is_away && self.worlds.is_holder(*id, worker.incarnation)
+        let is_early = now.since(since) < timeout;
+        // A network that broke brings them back one by one, and those first who hold nothing that
+        // counts. One that is known to have ended is no holder any more.
+        let is_missed = |(id, incarnation): (&WorkerId, &Incarnation)| match self.workers.get(id) {
+            Some(worker) => {
+                let is_away = worker.capacity == 0 && !worker.is_leaving;
+                is_away && worker.incarnation == *incarnation
+            }
+            None => self.started_at.is_some(),
         };
         let is_awaited = |worker: &WorkerId| {
             let instance = InstanceId { role: Role::Worker, id: worker.0 };
@@ -65,7 +71,7 @@ impl Job {
             runs && since.is_some_and(|since| now.since(*since) < timeout)
         };
         self.is_committing()
-            || self.workers.iter().any(is_back_soon)
+            || is_early && self.worlds.holders().into_iter().flatten().any(is_missed)
             || self.started_at.is_none() && self.pace.survivors.iter().any(is_awaited)
     }
 
