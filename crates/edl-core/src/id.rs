@@ -5,7 +5,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-macro_rules! number {
+/// Numbers of a term, below the term itself.
+const NUMBER_BITS: u32 = 40;
+
+macro_rules! raw_number {
     ($(#[$doc:meta])* $name:ident($raw:ty)) => {
         $(#[$doc])*
         #[derive(
@@ -21,10 +24,43 @@ macro_rules! number {
                 Self(self.0 + 1)
             }
         }
+    };
+}
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($raw:ty)) => {
+        raw_number! { $(#[$doc])* $name($raw) }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 self.0.fmt(f)
+            }
+        }
+    };
+}
+
+/// A number that a master gives out, above all those of masters before it. People read it as
+/// `3.17`: the seventeenth of the master of term 3.
+macro_rules! number_of_term {
+    ($(#[$doc:meta])* $name:ident) => {
+        raw_number! { $(#[$doc])* $name(u64) }
+
+        impl $name {
+            /// The number `number` of the master of `term`.
+            ///
+            /// # Panics
+            /// If a term has given out 2^40 numbers.
+            #[must_use]
+            pub fn of(term: Term, number: u64) -> Self {
+                assert!(number >> NUMBER_BITS == 0, "a term has 2^{NUMBER_BITS} numbers");
+                Self(term.0 << NUMBER_BITS | number)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let number = self.0 & ((1 << NUMBER_BITS) - 1);
+                write!(f, "{}.{number}", self.0 >> NUMBER_BITS)
             }
         }
     };
@@ -50,21 +86,21 @@ number! {
     /// Raised by each start of a master; lower terms are refused.
     Term(u64)
 }
-number! {
+number_of_term! {
     /// One loan of work to one worker; never reused within a term.
-    LeaseId(u64)
+    LeaseId
 }
-number! {
+number_of_term! {
     /// One try to write a checkpoint.
-    CutId(u64)
+    CutId
 }
-number! {
+number_of_term! {
     /// One set of workers that train together, under AllReduce; later ones are higher.
-    WorldId(u64)
+    WorldId
 }
-number! {
+number_of_term! {
     /// One evaluation of the model on the validation data.
-    EvalId(u64)
+    EvalId
 }
 number! {
     /// Told apart by every start of a process, so that a late message of a dead one is known.
@@ -108,5 +144,24 @@ impl RunId {
             *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
         }
         Some(Self(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_of_a_term_is_read_as_both() {
+        assert_eq!(WorldId::of(Term(3), 17).to_string(), "3.17");
+        assert_eq!(LeaseId::of(Term(12), 0).to_string(), "12.0");
+        assert_eq!(WorldId::default().to_string(), "0.0");
+    }
+
+    #[test]
+    fn numbers_of_a_later_term_are_higher() {
+        let last = WorldId::of(Term(3), (1 << NUMBER_BITS) - 1);
+        assert!(last < WorldId::of(Term(4), 0));
+        assert_eq!(last.0, (3 << 40) | ((1 << 40) - 1), "the raw number is on the wire");
     }
 }

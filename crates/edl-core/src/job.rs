@@ -42,8 +42,6 @@ use crate::world::Worlds;
 const TICK: Duration = Duration::from_millis(200);
 /// Two looks further apart than this mean that we ourselves were stopped.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
-/// Numbers of one master; its term stands above them.
-const NUMBER_BITS: u32 = 40;
 
 /// What a job is made of when its master starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -351,10 +349,10 @@ impl Job {
         }
     }
 
-    /// A number that this master has not given out before, above those of earlier masters.
+    /// A number that this master has not given out before.
     fn number(&mut self) -> u64 {
         self.next_number += 1;
-        self.config.term.0 << NUMBER_BITS | self.next_number
+        self.next_number
     }
 
     fn note(&mut self, kind: &'static str, text: impl Into<String>) {

@@ -57,7 +57,7 @@ pub enum Error {
 /// Name of a checkpoint's folder, such as `version-100.g2c7`.
 #[must_use]
 pub fn folder_name(version: u64, generation: Generation, cut: CutId) -> String {
-    format!("version-{version}.g{generation}c{cut}")
+    format!("version-{version}.g{generation}c{}", cut.0)
 }
 
 /// Writes one partition's file into the folder `dir`, which is made if needed. When this returns

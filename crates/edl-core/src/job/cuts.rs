@@ -84,7 +84,7 @@ impl Job {
         if self.is_allreduce() && !self.worlds.is_settled() {
             return; // `advance_world` comes back to it.
         }
-        let id = CutId(self.number());
+        let id = CutId::of(self.config.term, self.number());
         let generation = self.durable.generation;
         let at = self.worlds.until();
         let (version, exact) =

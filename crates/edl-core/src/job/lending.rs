@@ -32,7 +32,7 @@ impl Job {
                     self.hungry.remove(&worker);
                     continue;
                 }
-                let lease = LeaseId(self.number());
+                let lease = LeaseId::of(self.config.term, self.number());
                 let Some(work) = self.next_work(lease, worker, n_workers, now) else { return };
                 let timeout = self.config.spec.task_timeout();
                 let command = Command::Lease { lease, timeout, work };

@@ -213,7 +213,7 @@ impl Job {
     }
 
     fn begin_evaluation(&mut self, is_last: bool) {
-        let id = EvalId(self.number());
+        let id = EvalId::of(self.config.term, self.number());
         let (version, epoch) = (self.ledger.version(), self.ledger.epoch());
         let n_records = self.config.n_validation_records;
         let per_shard = self.records_per_shard();

@@ -141,7 +141,7 @@ impl Job {
         });
         let load = (!workers.is_empty() && !has_state).then(|| self.load_anew(now));
         assert!(load.is_none() || after.is_none(), "those who train on hold the state");
-        let id = WorldId(self.number());
+        let id = WorldId::of(self.config.term, self.number());
         let formed = self.worlds.form(id, workers, after, candidates).cloned();
         self.keep_holders();
         self.pace.progressed_at = now;

@@ -311,7 +311,9 @@ fn map_region(link: &mut Link, header: &Header) -> Result<PeerRegion, wire::Erro
 pub(super) fn unexpected(header: &Header) -> wire::Error {
     wire::Error::Refused(format!(
         "an unexpected frame: {:?} of {} bytes in world {}",
-        header.kind, header.length, header.generation
+        header.kind,
+        header.length,
+        WorldId(header.generation.0)
     ))
 }
 
