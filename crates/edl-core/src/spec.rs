@@ -60,6 +60,9 @@ pub struct JobSpec {
     pub same_bits: SameBits,
     /// Lets slow workers run fewer lanes; the bits stay the same.
     pub lane_balance: bool,
+    /// How gradients travel between workers; results depend on it, so it is fixed for the job's
+    /// life.
+    pub allreduce_dtype: AllreduceDtype,
     pub num_ps_pods: u32,
     /// Into how many pieces parameter state is cut, for the job's whole life.
     pub partitions: u32,
@@ -167,6 +170,16 @@ pub enum SameBits {
     Report,
 }
 
+/// How the numbers of a lane travel. They are added up in 32 bits either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AllreduceDtype {
+    #[default]
+    F32,
+    /// Every lane's gradient is rounded to 16 bits, and their mean once more.
+    Bf16,
+}
+
 /// How gradients of several workers meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -217,6 +230,7 @@ impl Default for JobSpec {
             threads_per_worker: 1,
             same_bits: SameBits::Strict,
             lane_balance: false,
+            allreduce_dtype: AllreduceDtype::F32,
             num_ps_pods: 1,
             partitions: 32,
             use_async: None,
@@ -326,6 +340,10 @@ impl JobSpec {
             ("partitions", self.partitions != before.partitions),
             ("distribution_strategy", self.is_allreduce() != before.is_allreduce()),
             ("lanes", self.is_allreduce() && self.n_lanes() != before.n_lanes()),
+            (
+                "allreduce_dtype",
+                self.is_allreduce() && self.allreduce_dtype != before.allreduce_dtype,
+            ),
             ("threads_per_worker", self.threads_per_worker != before.threads_per_worker),
             (
                 "use_async, --grads_to_wait or --sync_version_tolerance",

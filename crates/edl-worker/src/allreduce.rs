@@ -80,7 +80,7 @@ pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
     let recipe = recipe.map_err(|error| Error::Unfit(error.to_string()))?;
     let metrics = model.spec().metrics.clone();
     let ready = ready(model.spec())?;
-    let mut lanes = Lanes::new(model, spec.seed);
+    let mut lanes = Lanes::new(model, spec.seed, spec.allreduce_dtype);
     let mut inbox = Inbox::new(start.events, start.feed, metrics, spec.minibatch_size);
     start.progress.busy("computing the probe");
     let Some(probe) = probe(&mut lanes, &mut inbox, &recipe, &plan, &start.reports)? else {

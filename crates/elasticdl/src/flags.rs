@@ -124,6 +124,9 @@ pub(crate) struct TrainFlags {
     #[arg(long, help_heading = "AllReduce", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = BoolishValueParser::new())]
     lane_balance: Option<bool>,
+    /// How gradients travel between workers: f32, or bf16 for half the bytes [default: f32]
+    #[arg(long, help_heading = "AllReduce", value_parser = PossibleValuesParser::new(["f32", "bf16"]), hide_possible_values = true)]
+    allreduce_dtype: Option<String>,
 
     /// Optimizer instead of the model's own: sgd, momentum, nesterov, adam, amsgrad, adamw, …
     #[arg(long, help_heading = "Model", value_name = "NAME")]

@@ -5,6 +5,8 @@ use edl_core::id::BatchId;
 use edl_core::lanes::{Span, children};
 use edl_core::model::ModelSpec;
 use edl_core::rng;
+use edl_core::spec::AllreduceDtype;
+use edl_net::mesh::round_to_bf16;
 use edl_tensor::model::{Error, Gradient, Inputs, Model};
 use twox_hash::XxHash3_64;
 
@@ -15,6 +17,7 @@ use crate::feed::Decoded;
 pub(super) struct Lanes {
     model: Box<dyn Model>,
     seed: u64,
+    dtype: AllreduceDtype,
     gradient: Gradient,
     /// For sums that must be whole before they are added to another.
     spare: Vec<Vec<f32>>,
@@ -36,10 +39,10 @@ enum Put {
 }
 
 impl Lanes {
-    pub(super) fn new(model: Box<dyn Model>, seed: u64) -> Self {
+    pub(super) fn new(model: Box<dyn Model>, seed: u64, dtype: AllreduceDtype) -> Self {
         let dense = vec![0.0; model.spec().dense_len()];
         let gradient = Gradient { dense, rows: Vec::new() };
-        Self { model, seed, gradient, spare: Vec::new() }
+        Self { model, seed, dtype, gradient, spare: Vec::new() }
     }
 
     pub(super) fn spec(&self) -> &ModelSpec {
@@ -97,10 +100,18 @@ impl Lanes {
         put: Put,
     ) -> Result<(), Halt> {
         let batch = step.batch;
-        let loss = self.train(step, lane, records).map_err(|error| {
+        let mut loss = self.train(step, lane, records).map_err(|error| {
             Halt::Failed(format!("{error} (batch {batch}, lane {lane}: {})", records.describe()))
         })?;
-        let weight = records.batch.len() as f32;
+        let mut weight = records.batch.len() as f32;
+        if self.dtype == AllreduceDtype::Bf16 {
+            // What is rounded is what a lane that travels by itself would be.
+            self.gradient.dense.iter_mut().for_each(|number| *number *= weight);
+            round_to_bf16(&mut self.gradient.dense);
+            loss *= weight;
+            round_to_bf16(std::slice::from_mut(&mut loss));
+            weight = 1.0;
+        }
         let (sums, last) = out.split_at_mut(self.gradient.dense.len());
         let pairs = sums.iter_mut().zip(&self.gradient.dense);
         match put {
@@ -134,7 +145,11 @@ impl Lanes {
     /// workers, their sums would depend on who computed them.
     pub(super) fn probe(&mut self, step: Step<'_>, records: &Decoded) -> Result<u64, String> {
         let mut out = vec![0.0; self.len()];
-        match self.lane(step, 0, records, &mut out, Put::First) {
+        // Rounded bits would hide others.
+        let dtype = std::mem::take(&mut self.dtype);
+        let trained = self.lane(step, 0, records, &mut out, Put::First);
+        self.dtype = dtype;
+        match trained {
             Ok(()) => Ok(hash(&out)),
             Err(Halt::Failed(error)) => Err(error),
             Err(Halt::Interrupted | Halt::Died(_)) => Err("interrupted".into()),

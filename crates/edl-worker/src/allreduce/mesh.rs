@@ -37,7 +37,8 @@ pub(crate) trait Mesh: Send {
     /// numbers per node, with anything in it.
     fn buffers(&mut self, n_active: u32, len: usize) -> Vec<&mut [f32]>;
 
-    /// Adds up all nodes in the tree's order and divides by `divisor`.
+    /// Adds up all nodes in the tree's order and divides by `divisor`. Nodes of one lane, and the
+    /// result, are rounded if the job says so; other nodes must consist of rounded lanes.
     fn all_reduce(
         &mut self,
         step: u64,

@@ -6,7 +6,7 @@ mod stage;
 pub(crate) mod toy;
 
 use edl_core::metric::Measures;
-use edl_core::spec::JobSpec;
+use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_net::mesh::{self, Transport};
 use edl_net::proto::{self, worker_message::Kind};
 
@@ -44,8 +44,10 @@ fn any_number_of_members_yields_the_same_bits() {
     let clipped = JobSpec { clip_norm: Some(0.5), ..spec() };
     let uneven = JobSpec { lanes: Some(7), ..spec() };
     // The last step has five records, one record, or as many as the others.
-    for (spec, n_records) in [(spec(), 37), (spec(), 33), (spec(), 40), (clipped, 37), (uneven, 71)]
-    {
+    let half = JobSpec { allreduce_dtype: AllreduceDtype::Bf16, ..spec() };
+    let half_uneven = JobSpec { lanes: Some(7), ..half.clone() };
+    let whole = [(spec(), 37), (spec(), 33), (spec(), 40), (clipped, 37), (uneven, 71)];
+    for (spec, n_records) in whole.into_iter().chain([(half, 37), (half_uneven, 71)]) {
         let alone = reference(spec.clone(), n_records);
         for n_members in 2..=4 {
             let members: Vec<u32> = (0..n_members).collect();
@@ -55,6 +57,35 @@ fn any_number_of_members_yields_the_same_bits() {
             assert!(stepped.iter().all(|one| one.loss.to_bits() == stepped[0].loss.to_bits()));
             let weights = stage.weights(&members, END);
             assert!(weights == alone, "{n_members} members, {n_records} records");
+        }
+    }
+}
+
+#[test]
+fn any_number_of_members_yields_the_same_bits_when_gradients_travel_in_16() {
+    let whole = reference(spec(), N_RECORDS);
+    for (lanes, n_records) in [(4, N_RECORDS), (7, 71)] {
+        let half = JobSpec {
+            lanes: Some(lanes),
+            allreduce_dtype: AllreduceDtype::Bf16,
+            clip_norm: Some(0.5),
+            ..spec()
+        };
+        let alone = reference(half.clone(), n_records);
+        assert!(alone != whole, "rounding shows");
+        for transport in [Transport::SharedMemory, Transport::Tcp] {
+            for n_members in 1..=4 {
+                let members: Vec<u32> = (0..n_members).collect();
+                let mut stage = Stage::new(half.clone(), n_records);
+                stage.transport = Some(transport);
+                members.iter().for_each(|worker| stage.start(*worker));
+                let (members, load) = (&members[..], Some(""));
+                stage.form(Named { members, until: END, load, ..Named::default() });
+                let stepped = stage.stepped(members, END);
+                assert!(stepped.iter().all(|one| one.hash == stepped[0].hash), "hashes agree");
+                let weights = stage.weights(members, END);
+                assert!(weights == alone, "{n_members} members, {lanes} lanes, {transport}");
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use edl_core::id::{WorkerId, WorldId};
-use edl_core::spec::JobSpec;
+use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_net::mesh::{self, Dtype, MeshConfig, Phase, PhaseHook, Transport};
 use tempfile::TempDir;
 
@@ -59,12 +59,14 @@ pub(crate) fn open(
         unix_path: mesh.unix_path().into(),
         abort: Box::new(mesh.abort()),
         waiting_for: Box::new(move || names(&waiting.peers())),
-        mesh: Box::new(Real { mesh, _folder: temporary }),
+        mesh: Box::new(Real { mesh, dtype: dtype(spec), _folder: temporary }),
     })
 }
 
 struct Real {
     mesh: mesh::Mesh,
+    /// How nodes travel.
+    dtype: Dtype,
     /// Removes the socket's folder at the end, if it is a temporary one.
     _folder: Option<TempDir>,
 }
@@ -110,7 +112,7 @@ impl Mesh for Real {
         divisor: f32,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        Ok(self.mesh.all_reduce(step, n_active, divisor, Dtype::F32, out)?)
+        Ok(self.mesh.all_reduce(step, n_active, divisor, self.dtype, out)?)
     }
 }
 
@@ -133,6 +135,13 @@ impl From<mesh::Error> for Error {
             | mesh::Error::Io { .. }
             | mesh::Error::Path { .. }) => Self::Other(chain(&error)),
         }
+    }
+}
+
+fn dtype(spec: &JobSpec) -> Dtype {
+    match spec.allreduce_dtype {
+        AllreduceDtype::F32 => Dtype::F32,
+        AllreduceDtype::Bf16 => Dtype::Bf16,
     }
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use edl_core::id::{WorkerId, WorldId};
 use edl_core::lanes::{Span, fold, nodes_within};
+use edl_core::spec::AllreduceDtype;
+use edl_net::mesh::round_to_bf16;
 
 use crate::allreduce::mesh::{Abort, Error, Identity, Mesh, Move, OpenMesh, Opened};
 use crate::allreduce::world::Member;
@@ -79,11 +81,12 @@ impl Hub {
 
     pub(crate) fn opener(&self) -> OpenMesh {
         let hub = self.clone();
-        Box::new(move |identity: Identity, _| {
-            let worker = identity.worker;
+        Box::new(move |identity: Identity, spec| {
+            let (worker, is_half) = (identity.worker, spec.allreduce_dtype == AllreduceDtype::Bf16);
             let (ends, names) = (End { hub: hub.clone(), worker }, hub.clone());
             let none = WorldId(0);
-            let mesh = ToyMesh { hub, worker, world: none, me: 0, members: vec![], nodes: vec![] };
+            let (members, nodes) = (Vec::new(), Vec::new());
+            let mesh = ToyMesh { hub, worker, is_half, world: none, me: 0, members, nodes };
             Ok(Opened {
                 mesh: Box::new(mesh),
                 address: format!("toy:{worker}"),
@@ -129,6 +132,8 @@ impl Abort for End {
 struct ToyMesh {
     hub: Hub,
     worker: WorkerId,
+    /// Lanes and results are rounded to 16 bits.
+    is_half: bool,
     world: WorldId,
     me: usize,
     members: Vec<Member>,
@@ -250,7 +255,13 @@ impl Mesh for ToyMesh {
         self.die_at(Phase::BeforeSend, step);
         // A half that was sent is as good as nothing.
         self.die_at(Phase::HalfSent, step);
-        let said = Said { nodes: std::mem::take(&mut self.nodes), ..Said::default() };
+        let mut nodes = std::mem::take(&mut self.nodes);
+        for (node, numbers) in &mut nodes {
+            if self.is_half && node.len() == 1 {
+                round_to_bf16(numbers);
+            }
+        }
+        let said = Said { nodes, ..Said::default() };
         let call = self.say(Kind::Reduce, step, said);
         self.die_at(Phase::Reducing, step);
         let nodes: BTreeMap<u32, (Span, Vec<f32>)> = self
@@ -277,6 +288,9 @@ impl Mesh for ToyMesh {
         };
         let sum = fold(&(0..n_active), &mut known, &mut add).expect("every node is there");
         out.iter_mut().zip(sum).for_each(|(out, sum)| *out = sum / divisor);
+        if self.is_half {
+            round_to_bf16(out);
+        }
         Ok(())
     }
 }
