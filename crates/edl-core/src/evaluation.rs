@@ -86,12 +86,11 @@ pub fn shard_records(shard: u32, n_records: u64, records_per_shard: u64) -> Rang
 /// Whether `metrics` beat everything in `history`, judged by the first of `order` that both have.
 #[must_use]
 pub fn is_best(order: &[Metric], metrics: &BTreeMap<String, f64>, history: &[Evaluated]) -> bool {
-    let Some((metric, value)) = order.iter().find_map(|m| Some((*m, *metrics.get(m.name())?)))
-    else {
+    let Some((metric, value)) = order.iter().find_map(|m| Some((m, *metrics.get(&m.name)?))) else {
         return false;
     };
-    let earlier = history.iter().filter_map(|evaluated| evaluated.metrics.get(metric.name()));
-    let beats = |other: &f64| if metric.more_is_better() { value > *other } else { value < *other };
+    let earlier = history.iter().filter_map(|evaluated| evaluated.metrics.get(&metric.name));
+    let beats = |other: &f64| if metric.more_is_better { value > *other } else { value < *other };
     earlier.into_iter().all(beats)
 }
 
@@ -108,7 +107,7 @@ mod tests {
 
     fn evaluated(history: &mut Vec<Evaluated>, accuracy: f64) {
         let metrics = BTreeMap::from([("accuracy".to_owned(), accuracy)]);
-        let is_best = is_best(&[Metric::Accuracy], &metrics, history);
+        let is_best = is_best(&[Metric::accuracy()], &metrics, history);
         history.push(Evaluated { version: 0, epoch: 0, metrics, is_best });
     }
 
@@ -130,7 +129,7 @@ mod tests {
     #[test]
     fn pieces_are_merged_in_shard_order_whoever_was_first() {
         let piece = |loss| {
-            let mut measures = Measures::new(&[Metric::Loss]);
+            let mut measures = Measures::new(&[Metric::loss()]);
             measures.add_loss(loss, 3);
             measures
         };
@@ -140,7 +139,7 @@ mod tests {
                 assert!(evaluation.done(shard, piece(0.1 * f64::from(shard + 1))));
                 assert!(!evaluation.done(shard, piece(9.0)));
             }
-            evaluation.values(&[Metric::Loss])["loss"].to_bits()
+            evaluation.values(&[Metric::loss()])["loss"].to_bits()
         };
         assert_eq!(values([0, 1, 2]), values([2, 0, 1]));
     }

@@ -8,47 +8,137 @@ use serde::{Deserialize, Serialize};
 /// Score buckets of the AUC: fine enough that the error stays below 1e-4 on real data.
 const AUC_BUCKETS: usize = 4096;
 
-/// What is measured.
+/// What is measured. A model names its own metrics; the constructors are those that
+/// [`Measures`] can take record by record.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Written")]
+pub struct Metric {
+    pub name: String,
+    pub kind: Kind,
+    /// Whether a larger value is a better one.
+    pub more_is_better: bool,
+}
+
+/// How a metric's value follows from its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Metric {
-    Accuracy,
+pub enum Kind {
+    /// The first sum divided by the second.
+    Ratio,
+    /// The square root of that.
+    RootRatio,
+    /// Counts of negatives per bucket of their scores, then those of positives.
     Auc,
-    Precision,
-    Recall,
-    Mse,
-    Loss,
+}
+
+/// A metric as it may be written: before metrics had names of their own it was one of six words.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Word(String),
+    Whole { name: String, kind: Kind, more_is_better: bool },
 }
 
 /// The running sums of some metrics over the records seen so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measures {
-    sums: BTreeMap<Metric, Vec<f64>>,
+    sums: BTreeMap<String, Sums>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Sums {
+    kind: Kind,
+    sums: Vec<f64>,
 }
 
 impl Metric {
+    fn new(name: &str, kind: Kind, more_is_better: bool) -> Self {
+        Self { name: name.to_owned(), kind, more_is_better }
+    }
+
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn accuracy() -> Self {
+        Self::new("accuracy", Kind::Ratio, true)
+    }
+
+    #[must_use]
+    pub fn auc() -> Self {
+        Self::new("auc", Kind::Auc, true)
+    }
+
+    #[must_use]
+    pub fn precision() -> Self {
+        Self::new("precision", Kind::Ratio, true)
+    }
+
+    #[must_use]
+    pub fn recall() -> Self {
+        Self::new("recall", Kind::Ratio, true)
+    }
+
+    #[must_use]
+    pub fn mse() -> Self {
+        Self::new("mse", Kind::Ratio, false)
+    }
+
+    #[must_use]
+    pub fn loss() -> Self {
+        Self::new("loss", Kind::Ratio, false)
+    }
+}
+
+impl TryFrom<Written> for Metric {
+    type Error = String;
+
+    fn try_from(written: Written) -> Result<Self, String> {
+        match written {
+            Written::Whole { name, kind, more_is_better } => {
+                Ok(Self { name, kind, more_is_better })
+            }
+            Written::Word(word) => match word.as_str() {
+                "accuracy" => Ok(Self::accuracy()),
+                "auc" => Ok(Self::auc()),
+                "precision" => Ok(Self::precision()),
+                "recall" => Ok(Self::recall()),
+                "mse" => Ok(Self::mse()),
+                "loss" => Ok(Self::loss()),
+                other => Err(format!("`{other}` is no metric; give its name, kind and direction")),
+            },
+        }
+    }
+}
+
+impl Kind {
+    /// How many sums a metric of this kind has.
+    #[must_use]
+    pub fn n_sums(self) -> usize {
         match self {
-            Self::Accuracy => "accuracy",
-            Self::Auc => "auc",
-            Self::Precision => "precision",
-            Self::Recall => "recall",
-            Self::Mse => "mse",
-            Self::Loss => "loss",
+            Self::Ratio | Self::RootRatio => 2,
+            Self::Auc => 2 * AUC_BUCKETS,
+        }
+    }
+}
+
+impl Sums {
+    fn new(kind: Kind) -> Self {
+        Self { kind, sums: vec![0.0; kind.n_sums()] }
+    }
+
+    fn has_form(&self, kind: Kind) -> bool {
+        self.kind == kind && self.sums.len() == kind.n_sums()
+    }
+
+    fn add(&mut self, sums: &[f64]) {
+        for (our, their) in self.sums.iter_mut().zip(sums) {
+            *our += their;
         }
     }
 
-    /// Whether a larger value is a better one.
-    #[must_use]
-    pub fn more_is_better(self) -> bool {
-        !matches!(self, Self::Mse | Self::Loss)
-    }
-
-    fn n_sums(self) -> usize {
-        match self {
-            Self::Auc => 2 * AUC_BUCKETS,
-            Self::Accuracy | Self::Precision | Self::Recall | Self::Mse | Self::Loss => 2,
+    fn value(&self) -> f64 {
+        match self.kind {
+            Kind::Ratio => self.sums[0] / self.sums[1],
+            Kind::RootRatio => (self.sums[0] / self.sums[1]).sqrt(),
+            Kind::Auc => auc(&self.sums),
         }
     }
 }
@@ -56,12 +146,13 @@ impl Metric {
 impl Measures {
     #[must_use]
     pub fn new(metrics: &[Metric]) -> Self {
-        Self { sums: metrics.iter().map(|m| (*m, vec![0.0; m.n_sums()])).collect() }
+        let sums = |metric: &Metric| (metric.name.clone(), Sums::new(metric.kind));
+        Self { sums: metrics.iter().map(sums).collect() }
     }
 
     /// One record of a classifier: whether its best class was the right one.
     pub fn add_class(&mut self, is_right: bool) {
-        self.ratio(Metric::Accuracy, f64::from(u8::from(is_right)), 1.0);
+        self.ratio("accuracy", f64::from(u8::from(is_right)), 1.0);
     }
 
     /// One record of a binary model: the predicted probability and the truth.
@@ -70,12 +161,12 @@ impl Measures {
         self.add_class(says_yes == is_positive);
         let hit = f64::from(u8::from(says_yes && is_positive));
         if says_yes {
-            self.ratio(Metric::Precision, hit, 1.0);
+            self.ratio("precision", hit, 1.0);
         }
         if is_positive {
-            self.ratio(Metric::Recall, hit, 1.0);
+            self.ratio("recall", hit, 1.0);
         }
-        if let Some(sums) = self.sums.get_mut(&Metric::Auc) {
+        if let Some(Sums { kind: Kind::Auc, sums }) = self.sums.get_mut("auc") {
             #[expect(clippy::cast_possible_truncation, reason = "clamped to the buckets")]
             #[expect(clippy::cast_sign_loss, reason = "clamped to the buckets")]
             let bucket = ((probability.clamp(0.0, 1.0) * 4096.0) as usize).min(AUC_BUCKETS - 1);
@@ -86,46 +177,50 @@ impl Measures {
     /// One record of a regression.
     pub fn add_value(&mut self, predicted: f32, actual: f32) {
         let error = f64::from(predicted) - f64::from(actual);
-        self.ratio(Metric::Mse, error * error, 1.0);
+        self.ratio("mse", error * error, 1.0);
     }
 
     /// The mean loss of `n_records` records.
     pub fn add_loss(&mut self, mean: f64, n_records: u32) {
-        self.ratio(Metric::Loss, mean * f64::from(n_records), f64::from(n_records));
+        self.ratio("loss", mean * f64::from(n_records), f64::from(n_records));
     }
 
-    fn ratio(&mut self, metric: Metric, above: f64, below: f64) {
-        if let Some(sums) = self.sums.get_mut(&metric) {
-            sums[0] += above;
-            sums[1] += below;
+    /// Sums that a model took itself, of the metric called `name`; says whether there is such a
+    /// metric and they have the form of its kind.
+    #[must_use]
+    pub fn add_sums(&mut self, name: &str, sums: &[f64]) -> bool {
+        let ours = self.sums.get_mut(name).filter(|ours| ours.sums.len() == sums.len());
+        let is_known = ours.is_some();
+        ours.into_iter().for_each(|ours| ours.add(sums));
+        is_known
+    }
+
+    fn ratio(&mut self, name: &str, above: f64, below: f64) {
+        if let Some(ours) = self.sums.get_mut(name).filter(|ours| ours.kind == Kind::Ratio) {
+            ours.add(&[above, below]);
         }
     }
 
     /// Adds another piece. The order of merging is part of the result's last bits.
     pub fn merge(&mut self, other: &Self) {
-        for (metric, theirs) in &other.sums {
-            let ours = self.sums.entry(*metric).or_insert_with(|| vec![0.0; theirs.len()]);
-            for (our, their) in ours.iter_mut().zip(theirs) {
-                *our += their;
-            }
+        for (name, theirs) in &other.sums {
+            let ours = self.sums.entry(name.clone()).or_insert_with(|| Sums::new(theirs.kind));
+            ours.add(&theirs.sums);
         }
     }
 
     /// The values; a metric that saw nothing is left out.
     #[must_use]
     pub fn values(&self) -> BTreeMap<String, f64> {
-        let value = |(metric, sums): (&Metric, &Vec<f64>)| {
-            let value = if *metric == Metric::Auc { auc(sums) } else { sums[0] / sums[1] };
-            value.is_finite().then(|| (metric.name().to_owned(), value))
-        };
-        self.sums.iter().filter_map(value).collect()
+        let values = self.sums.iter().map(|(name, sums)| (name.clone(), sums.value()));
+        values.filter(|(_, value)| value.is_finite()).collect()
     }
 
     /// Whether these sums have the form of `metrics`: pieces from the wire are checked by it.
     #[must_use]
     pub fn fits(&self, metrics: &[Metric]) -> bool {
-        self.sums.len() == metrics.len()
-            && metrics.iter().all(|m| self.sums.get(m).is_some_and(|s| s.len() == m.n_sums()))
+        let has = |m: &Metric| self.sums.get(&m.name).is_some_and(|sums| sums.has_form(m.kind));
+        self.sums.len() == metrics.len() && metrics.iter().all(has)
     }
 }
 
@@ -146,7 +241,7 @@ mod tests {
 
     #[test]
     fn merged_pieces_measure_like_one_whole() {
-        let metrics = [Metric::Accuracy, Metric::Auc, Metric::Precision, Metric::Recall];
+        let metrics = [Metric::accuracy(), Metric::auc(), Metric::precision(), Metric::recall()];
         let records = [(0.9, true), (0.2, false), (0.6, false), (0.7, true), (0.1, true)];
         let mut whole = Measures::new(&metrics);
         let mut merged = Measures::new(&metrics);
@@ -163,5 +258,54 @@ mod tests {
         assert!((values["auc"] - 4.0 / 6.0).abs() < 1e-12);
         assert!((values["precision"] - 2.0 / 3.0).abs() < 1e-12);
         assert!((values["recall"] - 2.0 / 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_model_that_measures_itself_names_its_metrics() {
+        let rmse = Metric { name: "rmse".into(), kind: Kind::RootRatio, more_is_better: false };
+        let mut own_auc = Metric::auc();
+        own_auc.name = "clicked_auc".into();
+        let metrics = [rmse, own_auc, Metric::loss()];
+        let mut measures = Measures::new(&metrics);
+        assert!(measures.add_sums("rmse", &[8.0, 2.0]));
+        assert!(measures.add_sums("rmse", &[10.0, 0.0]));
+        let mut counts = vec![0.0; 2 * AUC_BUCKETS];
+        (counts[0], counts[AUC_BUCKETS + 1]) = (2.0, 3.0);
+        assert!(measures.add_sums("clicked_auc", &counts));
+        assert!(!measures.add_sums("clicked_auc", &[1.0, 2.0]));
+        assert!(!measures.add_sums("accuracy", &[1.0, 2.0]));
+        measures.add_binary(0.5, true);
+        assert!(measures.fits(&metrics) && !measures.fits(&metrics[..2]));
+        let expected = [("clicked_auc".to_owned(), 1.0), ("rmse".to_owned(), 3.0)];
+        assert_eq!(measures.values(), BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn sums_of_another_form_do_not_fit() {
+        let json = r#"{"sums":{"loss":{"kind":"ratio","sums":[1.0]}}}"#;
+        let short: Measures = serde_json::from_str(json).unwrap();
+        assert!(!short.fits(&[Metric::loss()]));
+        let root = Metric { kind: Kind::RootRatio, ..Metric::loss() };
+        assert!(!Measures::new(&[root]).fits(&[Metric::loss()]));
+    }
+
+    #[test]
+    fn a_metric_is_read_as_it_is_and_as_it_was_written() {
+        let json = r#"{"name":"accuracy","kind":"ratio","more_is_better":true}"#;
+        assert_eq!(serde_json::to_string(&Metric::accuracy()).unwrap(), json);
+        let read = |json: &str| serde_json::from_str::<Metric>(json);
+        assert_eq!(read(json).unwrap(), Metric::accuracy());
+        let words = [
+            Metric::accuracy(),
+            Metric::auc(),
+            Metric::precision(),
+            Metric::recall(),
+            Metric::mse(),
+            Metric::loss(),
+        ];
+        for metric in words {
+            assert_eq!(read(&format!("\"{}\"", metric.name)).unwrap(), metric);
+        }
+        assert!(read("\"speed\"").is_err());
     }
 }

@@ -203,7 +203,7 @@ async fn a_shard_is_measured_whole() {
     assert_eq!((done.lease, done.eval, done.shard, done.generation), (8, 5, 2, 3));
     assert_eq!(done.n_records, 25);
     let measures: Measures = serde_json::from_str(&done.measures_json).unwrap();
-    let mut expected = Measures::new(&[Metric::Mse]);
+    let mut expected = Measures::new(&[Metric::mse()]);
     (30..55_u8).for_each(|record| expected.add_value(record.into(), 0.0));
     assert_eq!(measures, expected);
 }

@@ -104,7 +104,7 @@ impl<N: Network> Census<N> {
             params,
             tables,
             inputs: [&numbers, &words, std::slice::from_ref(&label)].concat(),
-            metrics: vec![Metric::Auc, Metric::Accuracy, Metric::Loss],
+            metrics: vec![Metric::auc(), Metric::accuracy(), Metric::loss()],
             optimizer: adam(1e-3),
         };
         Self { spec, numbers, words, label, network }

@@ -67,7 +67,7 @@ fn spec() -> ModelSpec {
         }],
         tables: vec![TableSpec { name: "count".into(), dim: 1, init: Init::Constant(0.0) }],
         inputs: vec![],
-        metrics: vec![Metric::Loss],
+        metrics: vec![Metric::loss()],
         optimizer: OptimizerSpec::sgd(1.0),
     }
 }

@@ -54,7 +54,7 @@ impl<N: Network> Classifier<N> {
                 field("image", DType::U8, vec![SIDE, SIDE]),
                 field("label", DType::I64, vec![]),
             ],
-            metrics: vec![Metric::Accuracy, Metric::Loss],
+            metrics: vec![Metric::accuracy(), Metric::loss()],
             optimizer: adam(learning_rate),
         };
         Self { spec, network }

@@ -32,7 +32,7 @@ pub(crate) fn model() -> ModelSpec {
         params: Vec::new(),
         tables: Vec::new(),
         inputs: Vec::new(),
-        metrics: vec![Metric::Loss],
+        metrics: vec![Metric::loss()],
         optimizer: OptimizerSpec::sgd(1.0),
     }
 }
@@ -101,7 +101,7 @@ impl Master {
             }
             Message::CutFailed { cut } => Event::CutFailed { cut, error: "not written".into() },
             Message::EvalDone { eval, shard, generation, value } => {
-                let mut measures = Measures::new(&[Metric::Loss]);
+                let mut measures = Measures::new(&[Metric::loss()]);
                 measures.add_loss(value, 1);
                 Event::EvalDone { worker, eval, shard, generation, measures: Box::new(measures) }
             }
@@ -287,9 +287,9 @@ impl Master {
         let per_shard = u64::from(spec.minibatch_size * spec.num_minibatches_per_task);
         let n_shards = context.scenario.n_validation_records.div_ceil(per_shard);
         let state = context.history.state(evaluated.version);
-        let mut all = Measures::new(&[Metric::Loss]);
+        let mut all = Measures::new(&[Metric::loss()]);
         for shard in 0..u32::try_from(n_shards).expect("few shards") {
-            let mut measures = Measures::new(&[Metric::Loss]);
+            let mut measures = Measures::new(&[Metric::loss()]);
             measures.add_loss(measure(state, shard), 1);
             all.merge(&measures);
         }

@@ -306,7 +306,7 @@ impl Table {
         });
         let n_lent = lent.len();
         for (eval, shard) in lent {
-            let mut measures = Measures::new(&[Metric::Loss]);
+            let mut measures = Measures::new(&[Metric::loss()]);
             measures.add_loss(0.5, 1);
             let (worker, generation) = (WorkerId(id), self.job.durable().generation);
             let measures = Box::new(measures);

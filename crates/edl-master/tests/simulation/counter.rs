@@ -45,7 +45,7 @@ impl Counter {
             }],
             tables: vec![TableSpec { name: "rows".into(), dim: 1, init: zero }],
             inputs: Vec::new(),
-            metrics: vec![Metric::Loss],
+            metrics: vec![Metric::loss()],
             optimizer: OptimizerSpec::sgd(1.0),
         };
         let layout = Layout { dense_len: DENSE_LEN, n_partitions: spec.partitions };

@@ -117,7 +117,7 @@ impl Master {
                 Event::WorkerReady { worker, incarnation, model, capacity: 2, held, peer: None }
             }
             Message::Evaluated { eval, shard, generation, value, n_records } => {
-                let mut measures = Measures::new(&[Metric::Loss]);
+                let mut measures = Measures::new(&[Metric::loss()]);
                 let sign = if context.scenario.improves { -1.0 } else { 1.0 };
                 measures.add_loss(sign * value, n_records);
                 Event::EvalDone { worker, eval, shard, generation, measures: Box::new(measures) }

@@ -36,7 +36,7 @@ impl ToyModel {
             params: vec![ParamSpec { name: "w".into(), shape: vec![1], init, rule }],
             tables: vec![TableSpec { name: "t".into(), dim: 2, init }],
             inputs: Vec::new(),
-            metrics: vec![Metric::Mse],
+            metrics: vec![Metric::mse()],
             optimizer: OptimizerSpec::sgd(0.1),
         };
         Self { spec, servers }

@@ -75,7 +75,7 @@ pub(super) fn model() -> ModelSpec {
         params: Vec::new(),
         tables: Vec::new(),
         inputs: Vec::new(),
-        metrics: vec![Metric::Loss],
+        metrics: vec![Metric::loss()],
         optimizer: OptimizerSpec::sgd(1.0),
     }
 }
@@ -437,7 +437,7 @@ impl Bench {
             }
             (_, Work::Eval { eval, shard, .. }) => {
                 let loss = self.losses[self.evaluated.len().min(self.losses.len() - 1)];
-                let mut measures = Measures::new(&[Metric::Loss]);
+                let mut measures = Measures::new(&[Metric::loss()]);
                 measures.add_loss(loss, 2);
                 let generation = self.job.servers().generation();
                 let (worker, measures) = (WorkerId(id), Box::new(measures));

@@ -162,7 +162,7 @@ fn a_result_of_another_evaluation_or_of_another_form_counts_for_nothing() {
     let mut bench = Bench::started(config(JobSpec { num_epochs: 1, ..spec() }, 8));
     bench.run_until(|bench| bench.job.state() == "evaluating");
     let generation = bench.job.servers().generation();
-    for (eval, metrics) in [(EvalId(1), vec![crate::metric::Metric::Loss]), (EvalId(0), vec![])] {
+    for (eval, metrics) in [(EvalId(1), vec![crate::metric::Metric::loss()]), (EvalId(0), vec![])] {
         let measures = Box::new(Measures::new(&metrics));
         let worker = crate::id::WorkerId(0);
         bench.handle(Event::EvalDone { worker, eval, shard: 0, generation, measures });

@@ -77,7 +77,7 @@ impl ToyModel {
             ],
             tables: Vec::new(),
             inputs: Vec::new(),
-            metrics: vec![Metric::Mse],
+            metrics: vec![Metric::mse()],
             optimizer: OptimizerSpec::sgd(0.1),
         };
         Self { spec, gate: Gate::default() }
