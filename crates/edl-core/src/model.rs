@@ -50,7 +50,7 @@ pub struct TableSpec {
     pub init: Init,
 }
 
-/// First values, a function of seed, name and place alone.
+/// First values: a function of seed, name and place alone, unless the model brings them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
@@ -68,6 +68,8 @@ pub enum Init {
         mean: f32,
         std: f32,
     },
+    /// The model brings them: a dense parameter's alone, since rows are made when first seen.
+    Given,
 }
 
 /// A named, typed column of a batch; the shape is that of one record.
@@ -110,9 +112,55 @@ impl ParamSpec {
 }
 
 impl ModelSpec {
+    /// Says what no job could train or measure.
+    pub fn check(&self) -> Result<(), String> {
+        if let Some(table) = self.tables.iter().find(|table| table.init == Init::Given) {
+            return Err(format!(
+                "the rows of table `{}` are made when first seen, so their first values cannot be given; name a constant, uniform or normal init",
+                table.name
+            ));
+        }
+        let mut names: Vec<&str> = self.metrics.iter().map(|m| m.name.as_str()).collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(format!("two metrics are called `{}`; rename one", pair[0])),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the model must bring first values of dense parameters.
+    #[must_use]
+    pub fn brings_first_values(&self) -> bool {
+        self.params.iter().any(|param| param.init == Init::Given)
+    }
+
     /// Length of the flat vector of all dense parameters.
     #[must_use]
     pub fn dense_len(&self) -> usize {
         self.params.iter().map(ParamSpec::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_job_could_train_or_measure_is_said() {
+        let table = |init| TableSpec { name: "users".into(), dim: 2, init };
+        let mut model = ModelSpec {
+            name: "m".into(),
+            params: Vec::new(),
+            tables: vec![table(Init::Constant(0.0))],
+            inputs: Vec::new(),
+            metrics: vec![Metric::loss(), Metric::mse()],
+            optimizer: OptimizerSpec::sgd(0.1),
+        };
+        assert_eq!(model.check(), Ok(()));
+        model.tables.push(table(Init::Given));
+        assert!(model.check().unwrap_err().contains("table `users`"));
+        model.tables.clear();
+        model.metrics.push(Metric::loss());
+        assert!(model.check().unwrap_err().contains("two metrics are called `loss`"));
     }
 }

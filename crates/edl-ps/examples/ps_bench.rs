@@ -137,6 +137,7 @@ fn pair(model: &ModelSpec, layout: Layout, by: By) -> Outcome<Pair> {
         n_batches: N_BATCHES,
         mode: Mode::Async,
         lr_staleness_modulation: false,
+        job_dir: folder.path().into(),
         checkpoint: None,
         keep_applied: true,
     })?;

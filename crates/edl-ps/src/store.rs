@@ -54,6 +54,8 @@ pub enum Error {
     Checkpoint(#[from] checkpoint::Error),
     #[error("partitions {}..{} of {n_partitions} with {n_batches} batches per epoch cannot be", partitions.start, partitions.end)]
     Impossible { partitions: Range<u32>, n_partitions: u32, n_batches: u32 },
+    #[error("{0}")]
+    Model(String),
     #[error("cannot start an owner thread")]
     Thread(#[source] std::io::Error),
     #[error("an owner thread ended while it made its partitions")]

@@ -14,9 +14,12 @@ mod tests;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use edl_core::id::{CutId, Generation, PartitionId};
 
+use crate::first_values;
 use crate::partition::{Partition, PartitionConfig};
 
 pub use codec::Snapshot;
@@ -52,6 +55,8 @@ pub enum Error {
     NoPartition { path: PathBuf, partition: PartitionId },
     #[error("the checkpoint `{}` has {theirs} partitions, the job has {ours}", path.display())]
     OtherCut { path: PathBuf, theirs: u32, ours: u32 },
+    #[error("the parameters have no first values")]
+    FirstValues { source: Box<first_values::Error> },
 }
 
 /// Name of a checkpoint's folder, such as `version-100.g2c7`.
@@ -239,7 +244,7 @@ pub(crate) fn write_atomically<T>(
     place: impl FnOnce(&Path, &Path) -> io::Result<()>,
 ) -> Result<T, Error> {
     let path = dir.join(name);
-    let temporary = dir.join(format!(".{name}.{}.tmp", std::process::id()));
+    let temporary = dir.join(format!(".{name}.{}.tmp", writer_name()));
     let attempt = || {
         let mut file = File::create(&temporary)?;
         let result = write(&mut file)?;
@@ -255,6 +260,14 @@ pub(crate) fn write_atomically<T>(
     })?;
     sync_folder(dir)?;
     Ok(result)
+}
+
+/// A word that no other writer has: processes of two containers may have the same number.
+fn writer_name() -> String {
+    static N_WRITERS: AtomicU64 = AtomicU64::new(0);
+    let n_before = N_WRITERS.fetch_add(1, Ordering::Relaxed);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{}-{n_before}-{:x}", std::process::id(), now.as_nanos())
 }
 
 /// Makes the names in a folder durable.

@@ -38,6 +38,8 @@ impl Source {
     pub fn fill(&self, first: usize, out: &mut [f32]) {
         match self.init {
             Init::Constant(value) => out.fill(value),
+            // Whoever has the job's file of first values writes them over these.
+            Init::Given => out.fill(0.0),
             Init::Uniform { low, high } => self.each(first, out, |word| {
                 let (low, high) = (f64::from(low), f64::from(high));
                 low + (high - low) * rng::unit(word)

@@ -7,6 +7,7 @@ pub mod batch;
 pub mod checkpoint;
 pub mod clip;
 pub mod export;
+pub mod first_values;
 pub mod fuzz;
 pub mod init;
 pub mod model;

@@ -13,6 +13,12 @@ use crate::batch::Batch;
 pub trait Model: Send {
     fn spec(&self) -> &ModelSpec;
 
+    /// The first values of all dense parameters, laid out like `Inputs::dense`; those under
+    /// `Init::Given` are taken. Every worker of a job may be asked, and the first answer counts.
+    fn first_values(&self) -> Option<Vec<f32>> {
+        None
+    }
+
     /// The embedding ids that `batch` needs: one list per table of the spec, duplicates allowed.
     fn lookups(&self, batch: &Batch) -> Result<Vec<Vec<u64>>, Error>;
 

@@ -99,7 +99,8 @@ pub enum Refusal {
 }
 
 impl Partition {
-    /// A partition before its first push: its first values are a function of the config.
+    /// A partition before its first push: its first values are a function of the config, and zero
+    /// where the model brings them.
     ///
     /// # Panics
     /// If the layout has no such partition, or is not of this model, or an epoch has no batches.
@@ -124,6 +125,20 @@ impl Partition {
             optimizer,
             config,
         }
+    }
+
+    /// A partition before its first push, of a model that brings `values`: the flat vector of all
+    /// dense parameters.
+    ///
+    /// # Panics
+    /// As `new`, and if `values` are not of this model.
+    #[must_use]
+    pub fn with_first_values(config: PartitionConfig, values: &[f32]) -> Self {
+        assert_eq!(values.len(), config.layout.dense_len, "first values of another model");
+        let mut partition = Self::new(config);
+        let PartitionConfig { id, layout, model, .. } = &partition.config;
+        partition.dense.give(model, &layout.segment(*id), values);
+        partition
     }
 
     #[must_use]

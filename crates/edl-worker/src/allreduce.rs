@@ -18,6 +18,7 @@ mod world;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -26,9 +27,11 @@ use edl_core::id::Generation;
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
 use edl_net::proto::{self, worker_message::Kind};
+use edl_tensor::first_values;
 use edl_tensor::model::Model;
 use tokio::sync::mpsc;
 
+use crate::chain;
 use crate::compute::{self, Died};
 use crate::feed::Read;
 use crate::progress::Progress;
@@ -49,6 +52,7 @@ pub(crate) struct Start<'a> {
     pub(crate) spec: &'a JobSpec,
     pub(crate) plan: BatchPlan,
     pub(crate) model: Box<dyn Model>,
+    pub(crate) job_dir: PathBuf,
     pub(crate) open_mesh: OpenMesh,
     pub(crate) events: Receiver<compute::Event>,
     pub(crate) feed: Sender<(Place, Read)>,
@@ -74,9 +78,10 @@ pub(crate) enum Error {
 
 /// Trains until the worker is told to go.
 pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
-    let Start { identity, spec, plan, model, open_mesh, .. } = start;
+    let Start { identity, spec, plan, model, job_dir, open_mesh, .. } = start;
     check(model.spec(), &plan)?;
-    let recipe = Recipe::new(spec, model.spec(), plan.n_batches());
+    first_values::offer(&job_dir, &*model).map_err(|error| Error::Unfit(chain(&error)))?;
+    let recipe = Recipe::new(spec, model.spec(), plan.n_batches(), job_dir);
     let recipe = recipe.map_err(|error| Error::Unfit(error.to_string()))?;
     let metrics = model.spec().metrics.clone();
     let ready = ready(model.spec())?;
@@ -119,6 +124,7 @@ fn check(model: &ModelSpec, plan: &BatchPlan) -> Result<(), Error> {
             model.name
         )));
     }
+    model.check().map_err(Error::Unfit)?;
     if plan.n_batches() == 0 {
         return Err(Error::Unfit("there are no records to train on".into()));
     }
@@ -143,6 +149,7 @@ fn probe(
     let place = Place::Lane(batch, 0);
     inbox.ask(place, || Read::Lane(batch, 0));
     let first = recipe.first_values(Generation(0));
+    let first = first.map_err(|error| Error::Unfit(chain(&error)))?;
     let step = Step { batch, dense: first.dense() };
     let probed = match inbox.records(place) {
         Ok(records) => lanes.probe(step, &records),

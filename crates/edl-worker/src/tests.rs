@@ -110,6 +110,14 @@ impl Stage {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn first_values_are_in_the_job_folder_before_the_worker_is_ready() {
+    let mut stage = Stage::new(spec()).await;
+    let (_session, _ready) = stage.welcome().await;
+    let values = edl_tensor::first_values::read(stage.job_dir.path(), 1).unwrap();
+    assert_eq!(values, [toy::WEIGHT]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_are_trained_in_order_and_each_batch_is_reported_once() {
     let mut stage = Stage::new(spec()).await;
     let (mut session, ready) = stage.welcome().await;

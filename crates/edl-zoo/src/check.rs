@@ -77,6 +77,7 @@ fn draw(init: Init, rng: &mut Rng) -> f32 {
         Init::Normal { mean, std } | Init::TruncatedNormal { mean, std } => {
             mean + std * (narrow(rng.unit()) * 2.0 - 1.0)
         }
+        Init::Given => panic!("the built-in models bring no values"),
     }
 }
 

@@ -23,8 +23,8 @@ impl Member {
         match order {
             Order::Load(order) => {
                 let Some(welcome) = self.welcome.clone() else { return };
-                let spec = welcome.spec;
-                self.start(move || load(&store, &spec, order));
+                let (spec, job_dir) = (welcome.spec, self.config.job_dir.clone());
+                self.start(move || load(&store, &spec, job_dir, order));
             }
             Order::Cut(order) => self.start(move || cut(&store, order)),
             Order::Inspect(Inspect { request }) => self.start(move || {
@@ -54,9 +54,9 @@ pub(super) async fn inspect(store: &Arc<Store>) -> (Generation, Vec<PartitionSet
     (generation, sets(states))
 }
 
-fn load(store: &Store, spec: &JobSpec, order: Load) -> Answer {
+fn load(store: &Store, spec: &JobSpec, job_dir: PathBuf, order: Load) -> Answer {
     let generation = order.generation;
-    let loaded = load_spec(spec, order).and_then(|load| {
+    let loaded = load_spec(spec, job_dir, order).and_then(|load| {
         store.load(&load).map_err(|error| chain(&error))?;
         Ok(load.partitions)
     });
@@ -77,7 +77,7 @@ fn load(store: &Store, spec: &JobSpec, order: Load) -> Answer {
     }
 }
 
-fn load_spec(spec: &JobSpec, order: Load) -> Result<LoadSpec, String> {
+fn load_spec(spec: &JobSpec, job_dir: PathBuf, order: Load) -> Result<LoadSpec, String> {
     let model = serde_json::from_str(&order.model_spec_json)
         .map_err(|error| format!("the model's description cannot be read: {error}"))?;
     let optimizer = serde_json::from_str(&order.optimizer_json)
@@ -92,6 +92,7 @@ fn load_spec(spec: &JobSpec, order: Load) -> Result<LoadSpec, String> {
         n_batches: order.n_batches,
         mode: spec.mode(),
         lr_staleness_modulation: spec.lr_staleness_modulation,
+        job_dir,
         checkpoint: (!order.checkpoint.is_empty()).then(|| PathBuf::from(order.checkpoint)),
         keep_applied: order.keep_applied,
     })

@@ -34,6 +34,8 @@ pub struct LoadSpec {
     pub n_batches: u32,
     pub mode: Mode,
     pub lr_staleness_modulation: bool,
+    /// Where the model's own first values lie.
+    pub job_dir: PathBuf,
     /// A complete checkpoint; `None` means first values.
     pub checkpoint: Option<PathBuf>,
     /// Whether the applied sets are taken over with the parameters.
@@ -59,6 +61,7 @@ impl LoadSpec {
     }
 
     fn check(&self) -> Result<(), Error> {
+        self.model.check().map_err(Error::Model)?;
         let Self { partitions, n_partitions, n_batches, .. } = self;
         if *n_batches > 0 && partitions.start <= partitions.end && partitions.end <= *n_partitions {
             return Ok(());
@@ -68,8 +71,10 @@ impl LoadSpec {
     }
 
     fn origin(&self) -> Result<Origin, Error> {
-        let Some(folder) = &self.checkpoint else { return Ok(Origin::first_values()) };
-        Ok(Origin::checkpoint(folder, self.n_partitions, self.keep_applied)?)
+        Ok(match &self.checkpoint {
+            Some(folder) => Origin::checkpoint(folder, self.n_partitions, self.keep_applied)?,
+            None => Origin::first_values(&self.model, &self.job_dir)?,
+        })
     }
 }
 

@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pulls and pushes of honest clients.
 
+use std::sync::Arc;
+
+use edl_core::id::Generation;
+use edl_core::model::{Init, ModelSpec};
 use edl_core::spec::Mode;
 use edl_net::data::{Error, PsClient};
+use edl_ps::store::LoadSpec;
+use edl_tensor::first_values;
 
-use crate::harness::{By, Client, DEADLINE, Job, N_PARTITIONS, RUN, batch, key, layout, model};
+use crate::harness::{
+    By, Client, DEADLINE, Job, N_PARTITIONS, RUN, batch, key, layout, load_spec, model, shares,
+};
 
 #[test]
 fn a_push_is_applied_acknowledged_and_seen_by_the_next_pull() {
@@ -117,7 +125,7 @@ fn a_load_of_the_generation_at_hand_loses_nothing_and_an_older_one_is_refused() 
     job.load(1, Mode::Async);
     client.expect(1.0);
     job.load(3, Mode::Async);
-    let older = crate::harness::load_spec(2, 0..2, Mode::Async);
+    let older = load_spec(2, 0..2, Mode::Async);
     let refused = job.servers[0].store.load(&older).unwrap_err().to_string();
     assert_eq!(refused, "generation 2 is over: this server is at generation 3");
 }
@@ -130,14 +138,14 @@ fn a_cut_restores_rows_and_applied_sets_on_another_number_of_servers() {
         client.push(batch(index), 1.0).unwrap();
         client.ack().unwrap();
     }
-    let generation = edl_core::id::Generation(1);
+    let generation = Generation(1);
     let cut = job.folder.path().join("cut");
     std::fs::create_dir(&cut).unwrap();
     let files = job.servers.iter().flat_map(|server| server.store.cut(generation, &cut).unwrap());
     crate::harness::commit(&cut, files.collect());
 
     let alone = crate::harness::Server::start(job.folder.path(), 9);
-    let mut load = crate::harness::load_spec(2, 0..N_PARTITIONS, Mode::Async);
+    let mut load = load_spec(2, 0..N_PARTITIONS, Mode::Async);
     load.checkpoint = Some(cut);
     alone.store.load(&load).unwrap();
     alone.store.serve(load.generation).unwrap();
@@ -186,4 +194,41 @@ fn a_left_over_socket_file_does_not_keep_a_client_from_tcp() {
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     route.servers[0].unix_path = stale.to_str().unwrap().into();
     Client::connect(&route).unwrap().expect(0.0);
+}
+
+#[test]
+fn parameters_start_from_what_the_model_brings() {
+    let job = Job::start(Mode::Async);
+    let job_dir = job.folder.path();
+    let load = |change: &dyn Fn(&mut ModelSpec)| {
+        let mut given = model();
+        given.params[0].init = Init::Given;
+        change(&mut given);
+        for (server, partitions) in job.servers.iter().zip(shares()) {
+            let model = Arc::new(given.clone());
+            let spec = load_spec(2, partitions, Mode::Async);
+            server.store.load(&LoadSpec { model, job_dir: job_dir.into(), ..spec })?;
+            server.store.serve(Generation(2))?;
+        }
+        Ok::<(), edl_ps::store::Error>(())
+    };
+    let missing = load(&|_| {}).unwrap_err();
+    assert!(format!("{missing:?}").contains(first_values::FILE), "{missing:?}");
+    let refused = load(&|model| model.tables[1].init = Init::Given).unwrap_err();
+    assert!(refused.to_string().contains("table `wide`"), "{refused}");
+
+    let values: Vec<f32> = (0..20_u8).map(|n| f32::from(n) / 3.0).collect();
+    assert!(first_values::write(job_dir, &values[1..]).unwrap());
+    let unfit = load(&|_| {}).unwrap_err();
+    assert!(format!("{unfit:?}").contains("has: 19, needs: 20"), "{unfit:?}");
+    std::fs::remove_file(job_dir.join(first_values::FILE)).unwrap();
+    assert!(first_values::write(job_dir, &values).unwrap());
+    load(&|_| {}).unwrap();
+    let mut client = job.client(2, By::Unix);
+    client.pull(None).unwrap();
+    assert_eq!(client.dense, values);
+    client.push(batch(0), 1.0).unwrap();
+    client.ack().unwrap();
+    client.pull(None).unwrap();
+    assert_eq!(client.dense, values.iter().map(|value| value + 1.0).collect::<Vec<_>>());
 }

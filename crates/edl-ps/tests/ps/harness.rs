@@ -62,6 +62,7 @@ pub(crate) fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode:
         n_batches: N_BATCHES,
         mode,
         lr_staleness_modulation: false,
+        job_dir: PathBuf::new(),
         checkpoint: None,
         keep_applied: true,
     }

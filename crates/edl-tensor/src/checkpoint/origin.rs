@@ -5,26 +5,38 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use edl_core::id::PartitionId;
+use edl_core::model::ModelSpec;
 
 use super::{Checkpoint, Error, FileEntry, read_partition};
+use crate::first_values;
 use crate::partition::{Partition, PartitionConfig};
 
 /// Makes partitions, one by one and in any order.
 #[derive(Clone, Debug)]
-pub struct Origin(Option<Source>);
+pub struct Origin(Source);
 
 #[derive(Clone, Debug)]
-struct Source {
-    folder: PathBuf,
-    files: BTreeMap<PartitionId, FileEntry>,
-    keep_applied: bool,
+enum Source {
+    /// A function of the partition's config.
+    Config,
+    /// The flat vector of all dense parameters, as the model brought it.
+    Given(Vec<f32>),
+    Checkpoint {
+        folder: PathBuf,
+        files: BTreeMap<PartitionId, FileEntry>,
+        keep_applied: bool,
+    },
 }
 
 impl Origin {
-    /// First values: a function of the partition's config.
-    #[must_use]
-    pub fn first_values() -> Self {
-        Self(None)
+    /// First values of `model`; those that it brings are read from the job's folder.
+    pub fn first_values(model: &ModelSpec, job_dir: &Path) -> Result<Self, Error> {
+        if !model.brings_first_values() {
+            return Ok(Self(Source::Config));
+        }
+        let values = first_values::read(job_dir, model.dense_len());
+        let values = values.map_err(|error| Error::FirstValues { source: Box::new(error) })?;
+        Ok(Self(Source::Given(values)))
     }
 
     /// The checkpoint in `folder`, which must be cut into `n_partitions`; `keep_applied` as in
@@ -37,12 +49,14 @@ impl Origin {
         }
         let files = checkpoint.manifest.files.into_iter().map(|file| (file.partition, file));
         let files = files.collect();
-        Ok(Self(Some(Source { folder: folder.to_owned(), files, keep_applied })))
+        Ok(Self(Source::Checkpoint { folder: folder.to_owned(), files, keep_applied }))
     }
 
     pub fn make(&self, config: PartitionConfig) -> Result<Partition, Error> {
-        let Some(Source { folder, files, keep_applied }) = &self.0 else {
-            return Ok(Partition::new(config));
+        let (folder, files, keep_applied) = match &self.0 {
+            Source::Config => return Ok(Partition::new(config)),
+            Source::Given(values) => return Ok(Partition::with_first_values(config, values)),
+            Source::Checkpoint { folder, files, keep_applied } => (folder, files, keep_applied),
         };
         let file = files
             .get(&config.id)

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use edl_core::model::{ModelSpec, Rule};
+use edl_core::model::{Init, ModelSpec, Rule};
 
 use crate::init::Source;
 use crate::optimizer::{MAX_SLOTS, Optimizer, Update};
@@ -52,6 +52,16 @@ impl Dense {
         let mut dense = Self { weights, slots: Default::default() };
         dense.reset_slots(optimizer);
         dense
+    }
+
+    /// Takes the parameters that are given from the flat vector of all of them.
+    pub(super) fn give(&mut self, model: &ModelSpec, segment: &Range<usize>, values: &[f32]) {
+        let values = &values[segment.clone()];
+        each_param(model, segment, |index, _, range| {
+            if model.params[index].init == Init::Given {
+                self.weights[range.clone()].copy_from_slice(&values[range]);
+            }
+        });
     }
 
     /// Gives every slot its first value.

@@ -5,7 +5,7 @@
 //! set, checkpoint files and audit are the same. All partitions are always of the same step.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use edl_core::id::{BatchId, Generation, PartitionId};
@@ -27,6 +27,8 @@ pub(crate) struct Recipe {
     n_partitions: u32,
     /// Steps of an epoch.
     n_batches: u32,
+    /// Where the model's own first values lie.
+    job_dir: PathBuf,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +61,7 @@ impl Recipe {
         spec: &JobSpec,
         model: &ModelSpec,
         n_batches: u32,
+        job_dir: PathBuf,
     ) -> Result<Self, optimizer::Error> {
         Ok(Self {
             model: Arc::new(model.clone()),
@@ -66,6 +69,7 @@ impl Recipe {
             seed: spec.seed,
             n_partitions: spec.partitions,
             n_batches,
+            job_dir,
         })
     }
 
@@ -92,9 +96,8 @@ impl Recipe {
     }
 
     /// The parameters before the first step.
-    pub(crate) fn first_values(&self, generation: Generation) -> Replica {
-        let made = self.make(&Origin::first_values(), generation);
-        made.expect("first values need no file")
+    pub(crate) fn first_values(&self, generation: Generation) -> Result<Replica, Error> {
+        self.make(&Origin::first_values(&self.model, &self.job_dir)?, generation)
     }
 
     /// The parameters of a complete checkpoint. Without `keep_applied` only the parameters and
@@ -214,6 +217,7 @@ impl Replica {
 
 #[cfg(test)]
 mod tests {
+    use edl_tensor::first_values;
     use edl_tensor::model::Model;
 
     use super::*;
@@ -221,7 +225,7 @@ mod tests {
 
     fn recipe() -> Recipe {
         let spec = JobSpec { partitions: 3, optimizer: Some("adam".into()), ..JobSpec::default() };
-        Recipe::new(&spec, ToyModel::new().spec(), 2).unwrap()
+        Recipe::new(&spec, ToyModel::new().spec(), 2, PathBuf::new()).unwrap()
     }
 
     /// Takes `n` steps whose gradients are functions of their numbers.
@@ -243,7 +247,7 @@ mod tests {
     #[test]
     fn a_replica_that_travelled_takes_the_same_steps() {
         let recipe = recipe();
-        let mut replica = recipe.first_values(Generation(1));
+        let mut replica = recipe.first_values(Generation(1)).unwrap();
         walk(&mut replica, 3);
         let travel = |partition| recipe.decode(partition, &replica.encode(partition)).unwrap();
         let mut other = recipe.assemble((0..3).map(travel).collect(), Generation(1)).unwrap();
@@ -257,7 +261,7 @@ mod tests {
     #[test]
     fn partitions_of_different_steps_make_no_replica() {
         let recipe = recipe();
-        let mut replica = recipe.first_values(Generation(1));
+        let mut replica = recipe.first_values(Generation(1)).unwrap();
         walk(&mut replica, 2);
         let old = replica.encode(1);
         walk(&mut replica, 1);
@@ -273,8 +277,28 @@ mod tests {
     #[test]
     fn a_partition_is_not_taken_for_another() {
         let recipe = recipe();
-        let replica = recipe.first_values(Generation(1));
+        let replica = recipe.first_values(Generation(1)).unwrap();
         assert!(recipe.decode(1, &replica.encode(0)).is_err());
         assert!(recipe.decode(0, b"nonsense").is_err());
+    }
+
+    #[test]
+    fn a_replica_starts_from_what_the_model_brings() {
+        let dir = tempfile::tempdir().unwrap();
+        let values: Vec<f32> = (0..23_u8).map(|n| f32::from(n) / 3.0).collect();
+        let model = ToyModel::bringing(values.clone());
+        let spec = JobSpec { partitions: 3, ..JobSpec::default() };
+        let recipe = Recipe::new(&spec, model.spec(), 2, dir.path().into()).unwrap();
+        let missing = recipe.first_values(Generation(1)).err().unwrap();
+        assert!(crate::chain(&missing).contains("first_values.safetensors"), "{missing}");
+        first_values::offer(dir.path(), &model).unwrap();
+        // Another worker's model drew other numbers, and comes too late.
+        first_values::offer(dir.path(), &ToyModel::bringing(vec![0.5; 23])).unwrap();
+        let mut replica = recipe.first_values(Generation(1)).unwrap();
+        assert_eq!(replica.dense()[..19], values[..19]);
+        assert_ne!(replica.dense()[19..], values[19..], "the last ones have an init of their own");
+        replica.apply(4, vec![1.0; 23]);
+        let trained: Vec<f32> = values[..19].iter().map(|value| value - 0.1).collect();
+        assert_eq!(replica.dense()[..19], trained);
     }
 }

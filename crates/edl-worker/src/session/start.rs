@@ -14,6 +14,7 @@ use edl_core::model::ModelSpec;
 use edl_core::rng;
 use edl_core::spec::{JobSpec, JobType, Mode};
 use edl_net::proto::{self, worker_message::Kind};
+use edl_tensor::first_values;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Error;
@@ -25,7 +26,7 @@ use crate::progress::Progress;
 use crate::servers::{Dial, PsDial};
 use crate::train::Trainer;
 use crate::work::Work;
-use crate::{Config, OpenModel};
+use crate::{Config, OpenModel, chain};
 
 /// Heartbeats are not sent more often than this, whatever the master says.
 const MIN_HEARTBEAT: f64 = 0.05;
@@ -165,7 +166,7 @@ pub(super) fn threads(
         let birth = Birth { edges, heard, reports: report, events, job: &job, shared };
         // A panic drops the other half of `end`, which says the same.
         let result = match job.spec.is_allreduce() {
-            true => birth.all_reduce(identity),
+            true => birth.all_reduce(identity, job_dir),
             false => birth.compute(job_dir),
         };
         let _ = end.send(result);
@@ -189,6 +190,8 @@ impl Birth<'_> {
         let Self { edges, heard, reports, events, job, shared } = self;
         let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
         let model_spec = model.spec().clone();
+        model_spec.check().map_err(Error::Model)?;
+        first_values::offer(&job_dir, &*model).map_err(|error| Error::Model(chain(&error)))?;
         let model_spec_json = serde_json::to_string(&model_spec)
             .map_err(|error| Error::Model(format!("its description cannot be written: {error}")))?;
         let ready = proto::Ready { model_spec_json, ..proto::Ready::default() };
@@ -221,7 +224,7 @@ impl Birth<'_> {
     }
 
     /// Works with other workers.
-    fn all_reduce(self, identity: Identity) -> Result<(), Error> {
+    fn all_reduce(self, identity: Identity, job_dir: PathBuf) -> Result<(), Error> {
         let Self { edges, heard, reports, events, job, shared } = self;
         let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
         let feeder = feeder(edges.open_records, job, model.spec());
@@ -235,6 +238,7 @@ impl Birth<'_> {
             spec: &job.spec,
             plan,
             model,
+            job_dir,
             open_mesh: edges.open_mesh,
             events: heard,
             feed,

@@ -33,7 +33,7 @@ impl ToyModel {
         let rule = Rule::Trainable { decay: false };
         let spec = ModelSpec {
             name: "toy".into(),
-            params: vec![ParamSpec { name: "w".into(), shape: vec![1], init, rule }],
+            params: vec![ParamSpec { name: "w".into(), shape: vec![1], init: Init::Given, rule }],
             tables: vec![TableSpec { name: "t".into(), dim: 2, init }],
             inputs: Vec::new(),
             metrics: vec![Metric::mse()],
@@ -51,6 +51,10 @@ pub(super) const CORRUPT: u64 = 94;
 impl Model for ToyModel {
     fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    fn first_values(&self) -> Option<Vec<f32>> {
+        Some(vec![WEIGHT])
     }
 
     /// Every record's row twice, to be made one on the way.

@@ -60,7 +60,7 @@ impl Run {
     fn load(&self, load: &proto::Load, world: &World) -> Result<Replica, replica::Error> {
         let recipe = &self.setup.recipe;
         if load.checkpoint.is_empty() {
-            return Ok(recipe.first_values(world.generation));
+            return recipe.first_values(world.generation);
         }
         recipe.load(Path::new(&load.checkpoint), load.keep_applied, world.generation)
     }

@@ -132,6 +132,7 @@ impl Stage {
         let (seat, spec) = (Arc::new(Seat::default()), self.spec.clone());
         let feed = self.feed(events.clone());
         let (plan, shared) = (spec.plan(self.n_records), Arc::clone(&seat));
+        let job_dir = self.folder.path().to_owned();
         let thread = thread::spawn(move || {
             let identity = Identity {
                 run: RunId::default(),
@@ -143,6 +144,7 @@ impl Stage {
                 spec: &spec,
                 plan,
                 model: Box::new(model),
+                job_dir,
                 open_mesh: mesh,
                 events: heard,
                 feed,

@@ -23,6 +23,7 @@ pub(crate) const CORRUPT: u64 = 1_002;
 pub(crate) struct ToyModel {
     spec: ModelSpec,
     gate: Gate,
+    first_values: Option<Vec<f32>>,
 }
 
 /// Lets a test hold the training of lanes, and counts them.
@@ -80,11 +81,18 @@ impl ToyModel {
             metrics: vec![Metric::mse()],
             optimizer: OptimizerSpec::sgd(0.1),
         };
-        Self { spec, gate: Gate::default() }
+        Self { spec, gate: Gate::default(), first_values: None }
     }
 
     pub(crate) fn with_gate(gate: Gate) -> Self {
         Self { gate, ..Self::new() }
+    }
+
+    /// Its parameter `w` starts from the first of these.
+    pub(crate) fn bringing(values: Vec<f32>) -> Self {
+        let mut model = Self { first_values: Some(values), ..Self::new() };
+        model.spec.params[0].init = Init::Given;
+        model
     }
 
     pub(crate) fn with_table() -> Self {
@@ -98,6 +106,10 @@ impl ToyModel {
 impl Model for ToyModel {
     fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    fn first_values(&self) -> Option<Vec<f32>> {
+        self.first_values.clone()
     }
 
     fn lookups(&self, _: &Batch) -> Result<Vec<Vec<u64>>, Error> {
