@@ -91,6 +91,8 @@ pub enum DType {
     U8,
     /// Text or raw bytes of any length.
     Bytes,
+    /// The whole record, undecoded; only formats whose records are pieces of bytes have it.
+    Record,
 }
 
 /// Those of `fields` that a batch must have to be predicted.

@@ -131,8 +131,8 @@ impl Records {
                 let bytes = records.get(record).unwrap_or_default();
                 match codec {
                     Codec::Bytes => Ok(Row::Raw(bytes)),
-                    Codec::TfExample => Example::parse(bytes)
-                        .map(Row::Example)
+                    Codec::TfExample => Example::parse(bytes.clone())
+                        .map(|example| Row::Example { example, record: bytes })
                         .map_err(|error| format!("not a tf.train.Example: {error}")),
                 }
             }
@@ -213,10 +213,14 @@ impl Dataset {
 
     /// Decodes some records into columns, in the order given.
     pub fn batch(&self, records: &[u64], fields: &[FieldSpec]) -> Result<Batch, Error> {
-        self.check_codec(fields)?;
+        self.check_fields(fields)?;
+        // Who asks for nothing but the whole record may have a codec of their own.
+        let is_whole = |field: &FieldSpec| field.dtype == DType::Record;
+        let is_raw = !fields.is_empty() && fields.iter().all(is_whole);
+        let codec = if is_raw { Codec::Bytes } else { self.codec };
         let mut builders: Vec<Builder<'_>> =
             fields.iter().map(|field| Builder::new(field, records.len())).collect();
-        self.visit(records, |at, place, row| {
+        self.visit_as(codec, records, |at, place, row| {
             for (builder, field) in builders.iter_mut().zip(fields) {
                 builder
                     .set(at, row)
@@ -263,6 +267,15 @@ impl Dataset {
     pub(crate) fn visit(
         &self,
         records: &[u64],
+        see: impl FnMut(usize, &dyn Fn() -> Place, &Row<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.visit_as(self.codec, records, see)
+    }
+
+    fn visit_as(
+        &self,
+        codec: Codec,
+        records: &[u64],
         mut see: impl FnMut(usize, &dyn Fn() -> Place, &Row<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut order = Vec::with_capacity(records.len());
@@ -276,7 +289,7 @@ impl Dataset {
             let unpacked = self.chunk(*chunk)?;
             for (_, at, position) in group {
                 let place = || self.place(*chunk, *at, Some(&unpacked));
-                let row = unpacked.row(*at, self.codec);
+                let row = unpacked.row(*at, codec);
                 let row = row.map_err(|problem| Error::corrupt(place(), problem))?;
                 see(*position, &place, &row)?;
             }
@@ -284,12 +297,25 @@ impl Dataset {
         Ok(())
     }
 
-    fn check_codec(&self, fields: &[FieldSpec]) -> Result<(), Error> {
-        let raw = matches!(self.format, Format::RecordIo | Format::TfRecord);
-        if self.codec != Codec::Bytes || !raw {
+    /// Refuses what no record of this format can give.
+    fn check_fields(&self, fields: &[FieldSpec]) -> Result<(), Error> {
+        let (whole, decoded): (Vec<&FieldSpec>, Vec<&FieldSpec>) =
+            fields.iter().partition(|field| field.dtype == DType::Record);
+        if !self.format.has_raw_records() {
+            return match whole.first() {
+                Some(field) => Err(Error::Refused(format!(
+                    "field `{}` is the undecoded record, which only recordio and tfrecord files \
+                     have, and `{}` is {}; convert it with `elasticdl data import`",
+                    field.name, self.location, self.format
+                ))),
+                None => Ok(()),
+            };
+        }
+        if self.codec != Codec::Bytes {
             return Ok(());
         }
-        match fields {
+        match decoded.as_slice() {
+            [] if !whole.is_empty() => Ok(()),
             [field] if matches!(field.dtype, DType::Bytes | DType::U8) => Ok(()),
             _ => Err(Error::refused(
                 "--codec_type=bytes gives a model one column of bytes, and this model asks for \

@@ -173,7 +173,7 @@ impl<'a> Builder<'a> {
             DType::F32 => Column::F32 { shape, values: vec![0.0; n] },
             DType::I64 => Column::I64 { shape, values: vec![0; n] },
             DType::U8 => Column::U8 { shape, values: vec![0; n] },
-            DType::Bytes => Column::Bytes(vec![Vec::new(); n_records]),
+            DType::Bytes | DType::Record => Column::Bytes(vec![Vec::new(); n_records]),
         };
         Self { field, width, column }
     }
@@ -185,6 +185,10 @@ impl<'a> Builder<'a> {
     /// Takes the field out of a record and puts it into place `at`.
     pub(crate) fn set(&mut self, at: usize, row: &Row<'_>) -> Result<(), String> {
         let name = &self.field.name;
+        if self.field.dtype == DType::Record {
+            let record = row.record().ok_or("the format has no bytes of a record's own")?;
+            return self.put(at, 0..self.width, &Value::Blobs(vec![record]));
+        }
         if let Some(value) = row.get(name) {
             return self.put(at, 0..self.width, &value);
         }
@@ -228,6 +232,7 @@ fn needs(field: &FieldSpec) -> String {
         DType::I64 => "i64",
         DType::U8 => "u8",
         DType::Bytes => return "one piece of text or bytes".into(),
+        DType::Record => return "the record's own bytes".into(),
     };
     let sizes: Vec<String> = field.shape.iter().map(ToString::to_string).collect();
     match sizes.as_slice() {

@@ -37,6 +37,11 @@ impl Format {
         }
     }
 
+    /// Whether its records are pieces of bytes with a meaning of their own.
+    pub(crate) fn has_raw_records(self) -> bool {
+        matches!(self, Self::RecordIo | Self::TfRecord)
+    }
+
     /// The format's word for a chunk.
     pub(crate) fn chunk_word(self) -> &'static str {
         match self {

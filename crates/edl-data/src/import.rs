@@ -11,7 +11,6 @@ use crate::dataset::{Dataset, OpenOptions};
 use crate::decode::{Value, number};
 use crate::error::{Error, Place};
 use crate::example::{BytesList, Example, Kind as Feature};
-use crate::format::Format;
 use crate::idx::{Idx, IdxValues};
 use crate::infer::{Columns, Kind};
 use crate::recordio::{Compressor, WriterOptions};
@@ -100,7 +99,7 @@ pub fn table(
 ) -> Result<Written, Error> {
     let dataset = Dataset::open(location, open)?;
     let n = options.limited(dataset.n_records());
-    if matches!(dataset.format(), Format::RecordIo | Format::TfRecord) {
+    if dataset.format().has_raw_records() {
         let mut shards = Shards::create(out_dir, n, options)?;
         for record in 0..n {
             shards.write(dataset.raw(record)?.unwrap_or_default())?;

@@ -74,6 +74,8 @@ pub(crate) struct Seen {
     pub(crate) min_len: usize,
     pub(crate) max_len: usize,
     pub(crate) present: u64,
+    /// Whether every value was one piece of raw bytes.
+    pub(crate) is_piece: bool,
 }
 
 /// What the records seen so far hold.
@@ -92,12 +94,14 @@ impl Columns {
                 min_len: usize::MAX,
                 max_len: 0,
                 present: 0,
+                is_piece: true,
             });
             let Some(kind) = kind else { continue };
             seen.kind = Some(seen.kind.map_or(kind, |before| before.join(kind)));
             seen.min_len = seen.min_len.min(len);
             seen.max_len = seen.max_len.max(len);
             seen.present += 1;
+            seen.is_piece &= matches!(&value, Value::Blobs(pieces) if pieces.len() == 1);
         }
     }
 }

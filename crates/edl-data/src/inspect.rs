@@ -8,14 +8,14 @@ use crate::dataset::{Dataset, OpenOptions};
 use crate::decode::Value;
 use crate::error::Error;
 use crate::format::Format;
-use crate::infer::{Columns, readable};
+use crate::infer::{Columns, Seen, readable};
 use crate::recordio;
 use crate::row::Row;
 
 pub use crate::infer::Kind;
 
 /// How many records are looked at to find out the fields.
-const SAMPLE: u64 = 1000;
+pub(crate) const SAMPLE: u64 = 1000;
 
 /// What a data set is.
 #[derive(Clone, Debug, Serialize)]
@@ -56,15 +56,8 @@ pub struct FieldSummary {
 /// Says what a data set is.
 pub fn inspect(location: &str, options: &OpenOptions) -> Result<Summary, Error> {
     let dataset = Dataset::open(location, options)?;
-    let mut columns = Columns::default();
     let sample: Vec<u64> = (0..dataset.n_records().min(SAMPLE)).collect();
-    dataset.visit(&sample, |_, _, row| {
-        columns.see(row);
-        Ok(())
-    })?;
-    let mut fields: Vec<_> = columns.0.into_iter().collect();
-    fields.sort_by_key(|(_, seen)| seen.order);
-    let fields = fields.into_iter().map(|(name, seen)| FieldSummary {
+    let fields = columns(&dataset, &sample)?.into_iter().map(|(name, seen)| FieldSummary {
         name,
         kind: seen.kind,
         min_len: seen.min_len.min(seen.max_len),
@@ -97,6 +90,18 @@ pub fn inspect(location: &str, options: &OpenOptions) -> Result<Summary, Error> 
         files,
         fields: fields.collect(),
     })
+}
+
+/// What some records hold, in the order of the format.
+pub(crate) fn columns(dataset: &Dataset, sample: &[u64]) -> Result<Vec<(String, Seen)>, Error> {
+    let mut columns = Columns::default();
+    dataset.visit(sample, |_, _, row| {
+        columns.see(row);
+        Ok(())
+    })?;
+    let mut columns: Vec<_> = columns.0.into_iter().collect();
+    columns.sort_by_key(|(_, seen)| seen.order);
+    Ok(columns)
 }
 
 /// The first `n` records as JSON objects.

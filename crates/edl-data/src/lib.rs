@@ -16,6 +16,7 @@ mod location;
 #[cfg(feature = "object_store")]
 mod remote;
 mod row;
+mod schema;
 
 pub mod csv;
 pub mod example;
@@ -34,3 +35,4 @@ pub use dataset::{Codec, Dataset, OpenOptions};
 pub use error::{Error, Place};
 pub use format::Format;
 pub use inspect::{Summary, head, inspect};
+pub use schema::{Schema, schema};

@@ -18,7 +18,11 @@ pub(crate) const RAW: &str = "record";
 /// A record that can be asked for its values.
 #[derive(Debug)]
 pub(crate) enum Row<'a> {
-    Example(Example),
+    Example {
+        example: Example,
+        /// What it was decoded from.
+        record: Bytes,
+    },
     /// The record is one piece of bytes, whatever name it is asked by.
     Raw(Bytes),
     Csv {
@@ -36,7 +40,7 @@ pub(crate) enum Row<'a> {
 impl Row<'_> {
     pub(crate) fn get(&self, name: &str) -> Option<Value<'_>> {
         match self {
-            Self::Example(example) => example.get(name).map(example_value),
+            Self::Example { example, .. } => example.get(name).map(example_value),
             Self::Raw(bytes) => Some(Value::Blobs(vec![bytes])),
             Self::Csv { rows, row } => rows.get(*row, name).map(|cell| match cell {
                 b"" => Value::Missing,
@@ -48,10 +52,22 @@ impl Row<'_> {
         }
     }
 
+    /// The undecoded record, where the format has such.
+    pub(crate) fn record(&self) -> Option<&Bytes> {
+        match self {
+            Self::Example { record, .. } | Self::Raw(record) => Some(record),
+            Self::Csv { .. } | Self::Json(_) => None,
+            #[cfg(feature = "parquet")]
+            Self::Table { .. } => None,
+        }
+    }
+
     /// The names of the record's values, in the order of the format.
     pub(crate) fn names(&self) -> Vec<String> {
         match self {
-            Self::Example(example) => example.iter().map(|(name, _)| name.to_owned()).collect(),
+            Self::Example { example, .. } => {
+                example.iter().map(|(name, _)| name.to_owned()).collect()
+            }
             Self::Raw(_) => vec![RAW.to_owned()],
             Self::Csv { rows, .. } => rows.columns().to_vec(),
             Self::Json(map) => map.keys().cloned().collect(),

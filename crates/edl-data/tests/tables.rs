@@ -6,7 +6,7 @@ use std::path::Path;
 
 use edl_core::model::{DType, FieldSpec};
 use edl_data::example::Example;
-use edl_data::{Codec, Dataset, Error, OpenOptions, tfrecord};
+use edl_data::{Codec, Dataset, Error, OpenOptions, Schema, schema, tfrecord};
 use edl_tensor::batch::{Batch, Column};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -281,6 +281,100 @@ fn the_bytes_codec_gives_one_column_and_refuses_more() {
     assert!(error.contains("use --codec_type=tf_example"), "{error}");
     let error = all(&dataset, &[field("x", DType::U8, &[4])]).unwrap_err().to_string();
     assert!(error.ends_with("needs 4 numbers of u8, the record has 3 raw bytes"), "{error}");
+}
+
+#[test]
+fn a_record_can_be_taken_undecoded_whatever_the_codec_is() {
+    let record = Example::new().ints("label", [7]).to_bytes();
+    let dir = folder(&[("a.tfrecord", &tfrecords(std::slice::from_ref(&record)))]);
+    let whole = || field("all of it", DType::Record, &[]);
+    for (codec, beside) in [
+        (Codec::TfExample, field("label", DType::I64, &[])),
+        (Codec::Bytes, field("x", DType::Bytes, &[])),
+    ] {
+        let options = OpenOptions { codec, ..OpenOptions::default() };
+        let dataset = Dataset::open(dir.path().to_str().unwrap(), &options).unwrap();
+        for fields in [vec![whole()], vec![beside.clone(), whole()]] {
+            let batch = all(&dataset, &fields).unwrap();
+            assert_eq!(batch.bytes("all of it").unwrap(), std::slice::from_ref(&record));
+            assert_eq!(batch.columns.len(), fields.len());
+        }
+    }
+}
+
+#[test]
+fn a_record_taken_undecoded_need_not_be_an_example() {
+    let dir = folder(&[("a.tfrecord", &tfrecords(&[b"\xff\xff".to_vec()]))]);
+    let dataset = open(dir.path(), &[]).unwrap();
+    let whole = field("record", DType::Record, &[]);
+    let batch = all(&dataset, std::slice::from_ref(&whole)).unwrap();
+    assert_eq!(batch.bytes("record").unwrap(), [b"\xff\xff"]);
+    for (name, content) in [("a.csv", "record\n1\n"), ("a.jsonl", "{\"record\": 1}")] {
+        let dir = folder(&[(name, content.as_bytes())]);
+        let error = open(dir.path(), &[]).unwrap().check(std::slice::from_ref(&whole));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("field `record`") && error.contains("only recordio and tfrecord"));
+    }
+}
+
+#[test]
+fn the_fields_of_a_data_set_are_found_in_its_records() {
+    let example = |n: i64| {
+        let example = Example::new()
+            .ints("label", [n])
+            .ints("pair", [n, 1])
+            .ints("several", vec![n; usize::try_from(n).unwrap()])
+            .floats("weight", [0.5])
+            .bytes("pixels", vec![0_u8; 4])
+            .bytes("blob", vec![255_u8; usize::try_from(n).unwrap()])
+            .bytes("word", format!("word {n}").into_bytes())
+            .with("words", two_pieces());
+        if n == 2 { example } else { example.floats("sometimes", [1.0]).bytes("name", "x") }
+    };
+    let records: Vec<Vec<u8>> = (1..100).map(|n| example(n).to_bytes()).collect();
+    let dir = folder(&[("a.tfrecord", &tfrecords(&records))]);
+    let found = schema(dir.path().to_str().unwrap(), &options(&[])).unwrap();
+    let fields = [
+        field("blob", DType::Bytes, &[]),
+        field("label", DType::I64, &[]),
+        field("pair", DType::I64, &[2]),
+        field("pixels", DType::U8, &[4]),
+        field("weight", DType::F32, &[]),
+        field("word", DType::Bytes, &[]),
+    ];
+    let missing = "it is missing in 1 of the first 99 records";
+    let skipped = [
+        ("name", missing),
+        ("several", "it is a list of 1 to 99 numbers"),
+        ("sometimes", missing),
+        (
+            "words",
+            "the model needs one piece of text or bytes, the record has 2 pieces of raw bytes",
+        ),
+    ];
+    let mut found = found;
+    found.skipped.sort();
+    let skipped = skipped.map(|(name, why)| (name.to_owned(), why.to_owned())).to_vec();
+    assert_eq!(found, Schema { fields: fields.to_vec(), has_raw_records: true, skipped });
+}
+
+fn two_pieces() -> edl_data::example::Kind {
+    let value = vec![b"a".to_vec().into(), b"b".to_vec().into()];
+    edl_data::example::Kind::Bytes(edl_data::example::BytesList { value })
+}
+
+#[test]
+fn the_fields_of_a_table_are_found_in_its_cells() {
+    let dir = folder(&[("a.csv", b"age,gain,job,note\n31,1,nurse,\n42,0.5,,\n17,2,clerk,\n")]);
+    let found = schema(dir.path().to_str().unwrap(), &options(&[])).unwrap();
+    let fields = [
+        field("age", DType::I64, &[]),
+        field("gain", DType::F32, &[]),
+        field("job", DType::Bytes, &[]),
+    ];
+    let skipped = vec![("note".into(), "it has no value in the first 3 records".into())];
+    assert_eq!(found, Schema { fields: fields.to_vec(), has_raw_records: false, skipped });
+    all(&open(dir.path(), &[]).unwrap(), &fields).unwrap();
 }
 
 #[test]

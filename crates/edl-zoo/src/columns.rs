@@ -93,6 +93,7 @@ fn describe(dtype: DType, shape: &[usize]) -> String {
         DType::I64 => "i64",
         DType::U8 => "u8",
         DType::Bytes => "bytes",
+        DType::Record => "record",
     };
     format!("{name} {shape:?}")
 }
