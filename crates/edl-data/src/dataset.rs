@@ -17,7 +17,7 @@ use crate::example::Example;
 use crate::format::{Format, Params};
 use crate::index::{ChunkEntry, FileIndex};
 use crate::jsonl::{self, Lines};
-use crate::location::{DataFile, resolve};
+use crate::location::{DataFile, range, resolve};
 use crate::recordio::RawRecords;
 use crate::row::Row;
 use crate::{recordio, tfrecord};
@@ -153,6 +153,9 @@ impl Dataset {
     /// Lists the files, finds their format and indexes their chunks.
     pub fn open(location: &str, options: &OpenOptions) -> Result<Self, Error> {
         let params = Params::parse(&options.params)?;
+        if let Some(n_records) = range(location)? {
+            return Ok(Self::of_range(location, options.codec, params, n_records));
+        }
         let files = resolve(location, &params)?;
         let format = common_format(&files, &params)?.ok_or_else(|| no_records(location))?;
         let mut indexed = Vec::with_capacity(files.len());
@@ -182,6 +185,23 @@ impl Dataset {
             chunks,
             n_records,
         })
+    }
+
+    /// Records without files: their numbers are all there is.
+    fn of_range(location: &str, codec: Codec, params: Params, n_records: u64) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"range").update(&n_records.to_le_bytes());
+        Self {
+            location: location.to_owned(),
+            codec,
+            cache: Cache::new(params.cache_bytes),
+            params,
+            format: Format::Range,
+            fingerprint: hasher.finalize().to_hex().to_string(),
+            files: Vec::new(),
+            chunks: Vec::new(),
+            n_records,
+        }
     }
 
     #[must_use]
@@ -234,6 +254,9 @@ impl Dataset {
 
     /// The undecoded bytes of a record; only RecordIO, TFRecord and JSON lines have them.
     pub fn raw(&self, record: u64) -> Result<Option<Bytes>, Error> {
+        if self.format == Format::Range {
+            return self.number(record).map(|_| None);
+        }
         let (_, at, chunk) = self.chunk_of(record)?;
         Ok(match &*chunk {
             Records::Raw(records) => records.get(at),
@@ -247,6 +270,9 @@ impl Dataset {
     /// Names the file, the chunk and the place in the chunk of a record.
     #[must_use]
     pub fn locate(&self, record: u64) -> String {
+        if self.format == Format::Range {
+            return self.number(record).map_or_else(|e| e.to_string(), |place| place.to_string());
+        }
         match self.find(record) {
             Ok((chunk, at)) => {
                 // A line number is worth reading the chunk again; without it the rest is true.
@@ -278,6 +304,13 @@ impl Dataset {
         records: &[u64],
         mut see: impl FnMut(usize, &dyn Fn() -> Place, &Row<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        if self.format == Format::Range {
+            for (position, record) in records.iter().enumerate() {
+                let place = self.number(*record)?;
+                see(position, &|| place.clone(), &Row::Bare)?;
+            }
+            return Ok(());
+        }
         let mut order = Vec::with_capacity(records.len());
         for (position, record) in records.iter().enumerate() {
             let (chunk, at) = self.find(*record)?;
@@ -301,6 +334,13 @@ impl Dataset {
     fn check_fields(&self, fields: &[FieldSpec]) -> Result<(), Error> {
         let (whole, decoded): (Vec<&FieldSpec>, Vec<&FieldSpec>) =
             fields.iter().partition(|field| field.dtype == DType::Record);
+        if let (Format::Range, Some(field)) = (self.format, fields.first()) {
+            return Err(Error::Refused(format!(
+                "field `{}` cannot be read: `{}` has record numbers alone; name files that have \
+                 it, or use a model that brings its own data",
+                field.name, self.location
+            )));
+        }
         if !self.format.has_raw_records() {
             return match whole.first() {
                 Some(field) => Err(Error::Refused(format!(
@@ -322,6 +362,13 @@ impl Dataset {
                  others; use --codec_type=tf_example",
             )),
         }
+    }
+
+    /// The place of a record without files.
+    fn number(&self, record: u64) -> Result<Place, Error> {
+        let at = usize::try_from(record).ok().filter(|_| record < self.n_records);
+        let at = at.ok_or(Error::OutOfRange { record, n_records: self.n_records })?;
+        Ok(Place::file(self.location.as_ref()).record(at))
     }
 
     /// The chunk that holds a record, and the record's number in it.
@@ -404,6 +451,7 @@ fn scan(format: Format, file: &DataFile, params: &Params) -> Result<FileIndex, E
         Format::Parquet => crate::parquet::scan(&file.path),
         #[cfg(not(feature = "parquet"))]
         Format::Parquet => Err(no_parquet(file)),
+        Format::Range => Err(no_range(file)),
     }
 }
 
@@ -425,7 +473,12 @@ fn load(
         Format::Parquet => crate::parquet::load(path, number, entry).map(Records::Table),
         #[cfg(not(feature = "parquet"))]
         Format::Parquet => Err(no_parquet(file)),
+        Format::Range => Err(no_range(file)),
     }
+}
+
+fn no_range(file: &DataFile) -> Error {
+    Error::Refused(format!("`{}` is a file, and a range has none", file.path.display()))
 }
 
 #[cfg(not(feature = "parquet"))]

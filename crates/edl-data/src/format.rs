@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{BLOCK, CHUNK, Error, ROW_GROUP};
 use crate::{recordio, tfrecord};
 
-/// The format of a data set's files.
+/// The format of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
@@ -21,9 +21,12 @@ pub enum Format {
     Csv,
     Jsonl,
     Parquet,
+    /// No files: `range:N` has the numbers of N records, and the model brings what they stand for.
+    Range,
 }
 
 impl Format {
+    /// Those that files can have.
     const ALL: [Self; 5] = [Self::RecordIo, Self::TfRecord, Self::Csv, Self::Jsonl, Self::Parquet];
 
     #[must_use]
@@ -34,6 +37,7 @@ impl Format {
             Self::Csv => "csv",
             Self::Jsonl => "jsonl",
             Self::Parquet => "parquet",
+            Self::Range => "range",
         }
     }
 
@@ -46,7 +50,7 @@ impl Format {
     pub(crate) fn chunk_word(self) -> &'static str {
         match self {
             Self::RecordIo => CHUNK,
-            Self::TfRecord | Self::Csv | Self::Jsonl => BLOCK,
+            Self::TfRecord | Self::Csv | Self::Jsonl | Self::Range => BLOCK,
             Self::Parquet => ROW_GROUP,
         }
     }

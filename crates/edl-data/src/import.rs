@@ -11,6 +11,7 @@ use crate::dataset::{Dataset, OpenOptions};
 use crate::decode::{Value, number};
 use crate::error::{Error, Place};
 use crate::example::{BytesList, Example, Kind as Feature};
+use crate::format::Format;
 use crate::idx::{Idx, IdxValues};
 use crate::infer::{Columns, Kind};
 use crate::recordio::{Compressor, WriterOptions};
@@ -98,6 +99,11 @@ pub fn table(
     options: &ImportOptions,
 ) -> Result<Written, Error> {
     let dataset = Dataset::open(location, open)?;
+    if dataset.format() == Format::Range {
+        return Err(Error::Refused(format!(
+            "`{location}` has record numbers alone; name a file or a folder to import"
+        )));
+    }
     let n = options.limited(dataset.n_records());
     if dataset.format().has_raw_records() {
         let mut shards = Shards::create(out_dir, n, options)?;

@@ -78,7 +78,7 @@ pub fn inspect(location: &str, options: &OpenOptions) -> Result<Summary, Error> 
             let mut paths = dataset.files().map(|(file, _)| &file.path);
             paths.find_map(|path| recordio::compressor(path)).map(recordio::Compressor::name)
         }
-        Format::TfRecord | Format::Csv | Format::Jsonl | Format::Parquet => None,
+        Format::TfRecord | Format::Csv | Format::Jsonl | Format::Parquet | Format::Range => None,
     };
     Ok(Summary {
         location: location.to_owned(),

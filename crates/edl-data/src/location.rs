@@ -14,6 +14,20 @@ pub(crate) struct DataFile {
     pub(crate) name: String,
 }
 
+/// The number of records of `range:N`; none if the location is of another kind.
+pub(crate) fn range(location: &str) -> Result<Option<u64>, Error> {
+    let Some(text) = location.strip_prefix("range:") else { return Ok(None) };
+    // An epoch has fewer than 2^32 batches, whatever their size.
+    match text.parse::<u32>() {
+        Ok(n_records @ 1..) => Ok(Some(n_records.into())),
+        Ok(0) | Err(_) => Err(Error::Refused(format!(
+            "`{location}` does not say how many records there are; use a number from 1 to {}, \
+             e.g. `range:1000`",
+            u32::MAX
+        ))),
+    }
+}
+
 /// Lists the files of a data set, sorted by name.
 pub(crate) fn resolve(location: &str, params: &Params) -> Result<Vec<DataFile>, Error> {
     let mut files = match location.split_once("://") {

@@ -30,6 +30,8 @@ pub(crate) enum Row<'a> {
         row: usize,
     },
     Json(serde_json::Map<String, Json>),
+    /// A record of which only the number is known.
+    Bare,
     #[cfg(feature = "parquet")]
     Table {
         table: &'a Table,
@@ -47,6 +49,7 @@ impl Row<'_> {
                 cell => Value::Text(Cow::Borrowed(cell)),
             }),
             Self::Json(map) => map.get(name).map(json_value),
+            Self::Bare => None,
             #[cfg(feature = "parquet")]
             Self::Table { table, row } => table.get(*row, name),
         }
@@ -56,7 +59,7 @@ impl Row<'_> {
     pub(crate) fn record(&self) -> Option<&Bytes> {
         match self {
             Self::Example { record, .. } | Self::Raw(record) => Some(record),
-            Self::Csv { .. } | Self::Json(_) => None,
+            Self::Csv { .. } | Self::Json(_) | Self::Bare => None,
             #[cfg(feature = "parquet")]
             Self::Table { .. } => None,
         }
@@ -71,6 +74,7 @@ impl Row<'_> {
             Self::Raw(_) => vec![RAW.to_owned()],
             Self::Csv { rows, .. } => rows.columns().to_vec(),
             Self::Json(map) => map.keys().cloned().collect(),
+            Self::Bare => Vec::new(),
             #[cfg(feature = "parquet")]
             Self::Table { table, .. } => table.names(),
         }

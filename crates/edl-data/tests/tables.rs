@@ -6,7 +6,9 @@ use std::path::Path;
 
 use edl_core::model::{DType, FieldSpec};
 use edl_data::example::Example;
-use edl_data::{Codec, Dataset, Error, OpenOptions, Schema, schema, tfrecord};
+use edl_data::{
+    Codec, Dataset, Error, Format, OpenOptions, Schema, head, import, inspect, schema, tfrecord,
+};
 use edl_tensor::batch::{Batch, Column};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -497,5 +499,43 @@ proptest! {
         if let Ok(dataset) = open(dir.path(), &[]) {
             drop(dataset.check(&[field("x", DType::F32, &[])]));
         }
+    }
+}
+
+#[test]
+fn a_range_has_record_numbers_and_nothing_else() {
+    let dataset = Dataset::open("range:10", &options(&[])).unwrap();
+    assert_eq!((dataset.n_records(), dataset.format()), (10, Format::Range));
+    dataset.check(&[]).unwrap();
+    let batch = dataset.batch(&[9, 0, 9], &[]).unwrap();
+    assert_eq!((batch.records.as_slice(), batch.columns.len()), ([9, 0, 9].as_slice(), 0));
+    let error = dataset.batch(&[10], &[]).unwrap_err().to_string();
+    assert_eq!(error, "record 10 is beyond the 10 records of the data set");
+    for dtype in [DType::I64, DType::Record] {
+        let error = dataset.check(&[field("x", dtype, &[])]).unwrap_err().to_string();
+        assert!(error.starts_with("field `x` cannot be read: `range:10` has record"), "{error}");
+    }
+    assert_eq!(dataset.locate(3), "`range:10`, record 3");
+    assert_eq!(dataset.raw(3).unwrap(), None);
+    let print = |location| Dataset::open(location, &options(&[])).unwrap().fingerprint().to_owned();
+    assert_eq!(print("range:10"), dataset.fingerprint());
+    assert_ne!(print("range:11"), dataset.fingerprint());
+
+    let summary = inspect("range:10", &options(&[])).unwrap();
+    assert_eq!((summary.records, summary.files.len(), summary.fields.len()), (10, 0, 0));
+    assert_eq!(head("range:10", 2, &options(&[])).unwrap().len(), 2);
+    let found = schema("range:10", &options(&[])).unwrap();
+    assert_eq!(found, Schema { fields: vec![], has_raw_records: false, skipped: vec![] });
+    let dir = tempfile::tempdir().unwrap();
+    let imported = import::table("range:10", &options(&[]), dir.path(), &Default::default());
+    assert!(imported.unwrap_err().to_string().contains("name a file or a folder"));
+}
+
+#[test]
+fn a_range_that_names_no_number_is_refused_with_a_next_step() {
+    for location in ["range:", "range:0", "range:-1", "range:ten", "range:5000000000"] {
+        let error = Dataset::open(location, &options(&[])).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("`{location}` does not say how many")), "{error}");
+        assert!(error.ends_with("e.g. `range:1000`"), "{error}");
     }
 }

@@ -4,7 +4,7 @@
 use anyhow::Context as _;
 use edl_core::spec::JobSpec;
 
-/// Makes every local path of the job absolute; URLs stay as they are.
+/// Makes every local path of the job absolute; URLs and ranges of records stay as they are.
 pub(crate) fn make_absolute(spec: &mut JobSpec) -> anyhow::Result<()> {
     for path in [
         &mut spec.training_data,
@@ -21,7 +21,7 @@ pub(crate) fn make_absolute(spec: &mut JobSpec) -> anyhow::Result<()> {
 }
 
 fn absolute(path: &str) -> anyhow::Result<String> {
-    if path.is_empty() || path.contains("://") {
+    if path.is_empty() || path.contains("://") || path.starts_with("range:") {
         return Ok(path.to_owned());
     }
     // Shells leave the tilde of `--output=~/model` alone.
@@ -44,12 +44,13 @@ mod tests {
         let mut spec = JobSpec {
             training_data: "data/*.rec".into(),
             validation_data: "s3://bucket/x".into(),
+            prediction_data: "range:7".into(),
             output: "/out".into(),
             ..JobSpec::default()
         };
         make_absolute(&mut spec).unwrap();
         assert_eq!(spec.training_data, here.join("data/*.rec").to_str().unwrap());
         assert_eq!(spec.validation_data, "s3://bucket/x");
-        assert_eq!((spec.output.as_str(), spec.prediction_data.as_str()), ("/out", ""));
+        assert_eq!((spec.output.as_str(), spec.prediction_data.as_str()), ("/out", "range:7"));
     }
 }
