@@ -2,59 +2,136 @@
 //! Which optimizer a job uses, with its numbers; the arithmetic is in `edl-tensor`.
 
 mod resolve;
+mod schedule;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::resolve::{Error, resolve};
+pub use self::resolve::{Error, clip, resolve};
+pub use self::schedule::Schedule;
 
-/// An optimizer, its schedule and its weight decay.
+/// An optimizer, its schedule, its weight decay and how gradients are clipped for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerSpec {
     pub kind: OptimizerKind,
     pub learning_rate: f64,
     #[serde(default)]
     pub schedule: Schedule,
-    /// L2 for all but AdamW, decoupled for AdamW.
+    /// An L2 penalty unless it is decoupled.
     #[serde(default)]
     pub weight_decay: f64,
+    /// Weights shrink by rate times decay before the step; always so for AdamW.
+    #[serde(default)]
+    pub decoupled: bool,
+    #[serde(default)]
+    pub dialect: Dialect,
+    #[serde(default)]
+    pub clip: Option<Clip>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
     Sgd,
-    Momentum { momentum: f64, nesterov: bool },
-    Adam { beta_1: f64, beta_2: f64, epsilon: f64, amsgrad: bool },
-    AdamW { beta_1: f64, beta_2: f64, epsilon: f64 },
-    Adagrad { initial_accumulator: f64, epsilon: f64 },
-    RmsProp { rho: f64, epsilon: f64, momentum: f64 },
-    Ftrl { learning_rate_power: f64, l1: f64, l2: f64, initial_accumulator: f64 },
+    Momentum {
+        momentum: f64,
+        nesterov: bool,
+        /// PyTorch alone has it.
+        #[serde(default)]
+        dampening: f64,
+    },
+    Adam {
+        beta_1: f64,
+        beta_2: f64,
+        epsilon: f64,
+        amsgrad: bool,
+    },
+    AdamW {
+        beta_1: f64,
+        beta_2: f64,
+        epsilon: f64,
+    },
+    Adagrad {
+        initial_accumulator: f64,
+        epsilon: f64,
+    },
+    RmsProp {
+        rho: f64,
+        epsilon: f64,
+        momentum: f64,
+        #[serde(default)]
+        centered: bool,
+    },
+    Ftrl {
+        learning_rate_power: f64,
+        l1: f64,
+        l2: f64,
+        initial_accumulator: f64,
+        #[serde(default)]
+        l2_shrinkage: f64,
+        #[serde(default)]
+        beta: f64,
+    },
+    Adadelta {
+        rho: f64,
+        epsilon: f64,
+    },
+    Adamax {
+        beta_1: f64,
+        beta_2: f64,
+        epsilon: f64,
+    },
+    /// `momentum_decay` is 1 in Keras and 0.004 by default in PyTorch.
+    Nadam {
+        beta_1: f64,
+        beta_2: f64,
+        epsilon: f64,
+        momentum_decay: f64,
+    },
+    Lion {
+        beta_1: f64,
+        beta_2: f64,
+    },
 }
 
-/// The learning rate's factor as a function of the step (updates applied so far).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Whose formula it is, where libraries differ under the same name: in the place of epsilon, and
+/// in whether momentum gathers gradients or steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Schedule {
+pub enum Dialect {
     #[default]
-    Constant,
-    /// Times `factor` at each of `steps`.
-    Steps { steps: Vec<u64>, factor: f64 },
-    /// `factor` per `every` steps, smoothly.
-    Exponential { every: u64, factor: f64 },
-    /// From 1 down to `floor` over `total` steps, after `warmup` linear steps up.
-    Cosine { warmup: u64, total: u64, floor: f64 },
-    /// Linear up over `warmup` steps, then linear down to zero at `total`.
-    Linear { warmup: u64, total: u64 },
+    Keras,
+    Torch,
+}
+
+/// What is made of a gradient that is too long.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Clip {
+    /// The norm of the whole gradient is at most this.
+    GlobalNorm(f64),
+    /// The norm of each parameter's and each table's gradient is at most this.
+    Norm(f64),
+    /// Each number is at most this far from zero.
+    Value(f64),
 }
 
 impl OptimizerSpec {
     #[must_use]
     pub fn sgd(learning_rate: f64) -> Self {
+        Self::new(OptimizerKind::Sgd, learning_rate)
+    }
+
+    /// With a constant rate, and nothing else.
+    #[must_use]
+    pub fn new(kind: OptimizerKind, learning_rate: f64) -> Self {
         Self {
-            kind: OptimizerKind::Sgd,
+            kind,
             learning_rate,
             schedule: Schedule::Constant,
             weight_decay: 0.0,
+            decoupled: false,
+            dialect: Dialect::Keras,
+            clip: None,
         }
     }
 
@@ -63,36 +140,40 @@ impl OptimizerSpec {
     pub fn rate(&self, step: u64) -> f64 {
         self.learning_rate * self.schedule.factor(step)
     }
+
+    /// Whether weights shrink before the step, rather than their penalty joining the gradient.
+    #[must_use]
+    pub fn is_decoupled(&self) -> bool {
+        self.decoupled || matches!(self.kind, OptimizerKind::AdamW { .. })
+    }
 }
 
-impl Schedule {
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "steps stay far below 2^53")]
-    fn factor(&self, step: u64) -> f64 {
-        match self {
-            Self::Constant => 1.0,
-            Self::Steps { steps, factor } => {
-                let passed = steps.iter().filter(|at| step >= **at).count();
-                factor.powi(i32::try_from(passed).unwrap_or(i32::MAX))
-            }
-            Self::Exponential { every, factor } => {
-                factor.powf(step as f64 / (*every).max(1) as f64)
-            }
-            Self::Cosine { warmup, total, floor } => {
-                if step < *warmup {
-                    return (step + 1) as f64 / *warmup as f64;
-                }
-                let way = (step - warmup) as f64 / total.saturating_sub(*warmup).max(1) as f64;
-                let cosine = 0.5 * (1.0 + (std::f64::consts::PI * way.min(1.0)).cos());
-                floor + (1.0 - floor) * cosine
-            }
-            Self::Linear { warmup, total } => {
-                if step < *warmup {
-                    return (step + 1) as f64 / *warmup as f64;
-                }
-                let left = total.saturating_sub(step) as f64;
-                left / total.saturating_sub(*warmup).max(1) as f64
-            }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_older_builds_wrote_means_the_same() {
+        let text = r#"{"kind": {"rms_prop": {"rho": 0.9, "epsilon": 1e-7, "momentum": 0.5}},
+            "learning_rate": 0.25, "schedule": {"exponential": {"every": 10, "factor": 0.5}},
+            "weight_decay": 0.125}"#;
+        let kind =
+            OptimizerKind::RmsProp { rho: 0.9, epsilon: 1e-7, momentum: 0.5, centered: false };
+        let schedule = Schedule::Exponential { every: 10, factor: 0.5, staircase: false };
+        let expected =
+            OptimizerSpec { schedule, weight_decay: 0.125, ..OptimizerSpec::new(kind, 0.25) };
+        assert_eq!(serde_json::from_str::<OptimizerSpec>(text).unwrap(), expected);
+        let old = [
+            r#"{"kind": "sgd", "learning_rate": 1}"#,
+            r#"{"kind": {"momentum": {"momentum": 0.9, "nesterov": true}}, "learning_rate": 1}"#,
+            r#"{"kind": {"ftrl": {"learning_rate_power": -0.5, "l1": 0, "l2": 0,
+                "initial_accumulator": 0}}, "learning_rate": 1,
+                "schedule": {"cosine": {"warmup": 1, "total": 2, "floor": 0}}}"#,
+        ];
+        for text in old {
+            let spec: OptimizerSpec = serde_json::from_str(text).unwrap();
+            assert_eq!(spec.dialect, Dialect::Keras);
+            assert!(spec.clip.is_none() && !spec.is_decoupled());
         }
     }
 }

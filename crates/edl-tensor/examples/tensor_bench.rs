@@ -14,7 +14,7 @@ use std::time::Instant;
 use edl_core::id::PartitionId;
 use edl_core::layout::Layout;
 use edl_core::model::{Init, ModelSpec, ParamSpec, Rule, TableSpec};
-use edl_core::optimizer::{OptimizerKind, OptimizerSpec, Schedule};
+use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
 use edl_core::spec::Mode;
 use edl_tensor::partition::{Partition, PartitionConfig};
 
@@ -25,12 +25,7 @@ const ROUNDS: usize = 9;
 
 fn main() {
     let kind = OptimizerKind::Adam { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7, amsgrad: false };
-    let optimizer = OptimizerSpec {
-        kind,
-        learning_rate: 0.001,
-        schedule: Schedule::Constant,
-        weight_decay: 0.0,
-    };
+    let optimizer = OptimizerSpec::new(kind, 0.001);
     let rule = Rule::Trainable { decay: false };
     let weights =
         ParamSpec { name: "w".into(), shape: vec![DENSE_LEN], init: Init::Constant(0.1), rule };

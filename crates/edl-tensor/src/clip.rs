@@ -1,55 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scales a gradient down to a largest norm.
+//! Shortens a gradient.
+
+use std::ops::Range;
 
 use edl_core::model::{ModelSpec, Rule};
+use edl_core::optimizer::Clip;
 
 use crate::model::Gradient;
 
-/// The norm of all that an optimizer will use: dense gradients and rows, without the differences
-/// that go to moving averages. Rows of equal ids should be summed before.
+/// Clips what an optimizer will use: dense gradients and rows, without the differences that go to
+/// moving averages. Rows of equal ids should be summed before. What is not finite stays as it is.
+///
+/// # Panics
+/// If the dense part is not of this model.
+pub fn clip(gradient: &mut Gradient, model: &ModelSpec, clip: Clip) {
+    match clip {
+        Clip::GlobalNorm(limit) => {
+            let had = norm(gradient, model);
+            each(gradient, model, |numbers| shorten(numbers, had, limit));
+        }
+        Clip::Norm(limit) => each(gradient, model, |numbers| {
+            let had = sum_of_squares(numbers).sqrt();
+            shorten(numbers, had, limit);
+        }),
+        Clip::Value(limit) => {
+            let limit = single(limit.abs());
+            each(gradient, model, |numbers| {
+                numbers.iter_mut().for_each(|number| *number = number.clamp(-limit, limit));
+            });
+        }
+    }
+}
+
+/// The norm of all that an optimizer will use.
 ///
 /// # Panics
 /// If the dense part is not of this model.
 #[must_use]
 pub fn norm(gradient: &Gradient, model: &ModelSpec) -> f64 {
-    let mut squares = 0.0;
-    each_trainable(model, gradient.dense.len(), |range| {
-        squares += sum_of_squares(&gradient.dense[range]);
-    });
-    squares += gradient.rows.iter().map(|rows| sum_of_squares(rows)).sum::<f64>();
-    squares.sqrt()
+    let dense = trainable(model, gradient.dense.len());
+    let dense: f64 = dense.map(|range| sum_of_squares(&gradient.dense[range])).sum();
+    let rows: f64 = gradient.rows.iter().map(|rows| sum_of_squares(rows)).sum();
+    (dense + rows).sqrt()
 }
 
-/// Scales the gradient so that its norm is at most `max_norm`; returns the norm that it had.
-///
-/// # Panics
-/// If the dense part is not of this model.
-pub fn clip(gradient: &mut Gradient, model: &ModelSpec, max_norm: f64) -> f64 {
-    let had = norm(gradient, model);
-    if had <= max_norm || !had.is_finite() {
-        return had;
+/// Scales numbers of the norm `had` to at most `limit`.
+fn shorten(numbers: &mut [f32], had: f64, limit: f64) {
+    if had > limit && had.is_finite() {
+        let scale = single(limit / had);
+        numbers.iter_mut().for_each(|number| *number *= scale);
     }
-    #[expect(clippy::cast_possible_truncation, reason = "gradients are single precision")]
-    let scale = (max_norm / had) as f32;
+}
+
+/// Visits each parameter's gradient and each table's.
+fn each(gradient: &mut Gradient, model: &ModelSpec, mut act: impl FnMut(&mut [f32])) {
     let Gradient { dense, rows } = gradient;
-    each_trainable(model, dense.len(), |range| {
-        dense[range].iter_mut().for_each(|number| *number *= scale);
-    });
-    rows.iter_mut().flatten().for_each(|number| *number *= scale);
-    had
+    trainable(model, dense.len()).for_each(|range| act(&mut dense[range]));
+    rows.iter_mut().for_each(|rows| act(rows));
 }
 
-fn each_trainable(model: &ModelSpec, len: usize, mut act: impl FnMut(std::ops::Range<usize>)) {
+/// Where the parameters lie that the optimizer changes.
+fn trainable(model: &ModelSpec, len: usize) -> impl Iterator<Item = Range<usize>> {
     assert_eq!(len, model.dense_len(), "a gradient of another model");
-    let mut start = 0;
-    for param in &model.params {
-        let end = start + param.len();
-        match param.rule {
-            Rule::Trainable { .. } => act(start..end),
-            Rule::MovingAverage => {}
-        }
-        start = end;
-    }
+    let mut end = 0;
+    let params = model.params.iter().map(move |param| {
+        let start = end;
+        end += param.len();
+        (param.rule, start..end)
+    });
+    params.filter_map(|(rule, range)| match rule {
+        Rule::Trainable { .. } => Some(range),
+        Rule::MovingAverage => None,
+    })
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "gradients are single precision")]
+fn single(number: f64) -> f32 {
+    number as f32
 }
 
 /// In double precision, and in lanes so that the compiler can vectorise.
@@ -77,10 +104,29 @@ mod tests {
         let mut gradient =
             Gradient { dense: vec![2.0, 4.0, 100.0, 4.0], rows: vec![vec![6.0, 7.0, 2.0, 6.0]] };
         // 4 + 16 + 16 + 36 + 49 + 4 + 36 = 161
-        let had = clip(&mut gradient, &model, 161f64.sqrt() / 2.0);
-        assert!((had - 161f64.sqrt()).abs() < 1e-9);
+        assert!((norm(&gradient, &model) - 161f64.sqrt()).abs() < 1e-9);
+        clip(&mut gradient, &model, Clip::GlobalNorm(161f64.sqrt() / 2.0));
         assert_eq!(gradient.dense, [1.0, 2.0, 100.0, 2.0]);
         assert_eq!(gradient.rows[0], [3.0, 3.5, 1.0, 3.0]);
+    }
+
+    #[test]
+    fn each_parameter_and_each_table_may_have_its_own_limit() {
+        let model = fixture::model(&[("w", 2), ("mean", 1), ("b", 1)], &[1]);
+        let mut gradient =
+            Gradient { dense: vec![6.0, 8.0, 100.0, 4.0], rows: vec![vec![30.0, 40.0]] };
+        clip(&mut gradient, &model, Clip::Norm(5.0));
+        assert_eq!(gradient.dense, [3.0, 4.0, 100.0, 4.0]);
+        assert_eq!(gradient.rows[0], [3.0, 4.0]);
+    }
+
+    #[test]
+    fn each_number_may_have_the_same_limit() {
+        let model = fixture::model(&[("w", 2), ("mean", 1)], &[1]);
+        let mut gradient = Gradient { dense: vec![-6.0, 1.0, 100.0], rows: vec![vec![-1.0, 7.0]] };
+        clip(&mut gradient, &model, Clip::Value(2.0));
+        assert_eq!(gradient.dense, [-2.0, 1.0, 100.0]);
+        assert_eq!(gradient.rows[0], [-1.0, 2.0]);
     }
 
     #[test]
@@ -88,8 +134,9 @@ mod tests {
         let model = fixture::model(&[("w", 20)], &[]);
         let mut gradient = Gradient { dense: vec![0.1; 20], rows: vec![] };
         let before = gradient.clone();
-        let had = clip(&mut gradient, &model, 1.0);
-        assert!((had - 0.2f64.sqrt()).abs() < 1e-6);
-        assert_eq!(gradient, before);
+        for limit in [Clip::GlobalNorm(1.0), Clip::Norm(1.0), Clip::Value(1.0)] {
+            clip(&mut gradient, &model, limit);
+            assert_eq!(gradient, before);
+        }
     }
 }

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Optimizers, with their state beside the weights they change.
 //!
-//! The formulas are those of Keras 3: epsilon is added to the root in Adam, AMSGrad and AdamW
-//! (after the bias correction has moved into the rate) and under the root in Adagrad and RMSProp;
-//! momentum is scaled by the rate when it is gathered. Weight decay is the L2 penalty (its
-//! gradient `decay * weight` is added to the gradient), and for AdamW the decoupled one: weights
-//! shrink by `rate * decay` before the step. All state is single precision; the numbers that a
-//! step needs once are computed in double precision.
+//! The formulas are those of Keras 3, or those of PyTorch where the job's optimizer says so. Keras
+//! adds epsilon to the root in Adam, AMSGrad and AdamW (after the bias correction has moved into
+//! the rate) and under the root in Adagrad and RMSProp, and scales momentum by the rate when it is
+//! gathered; PyTorch adds epsilon to the corrected root and gathers bare gradients. Weight decay is
+//! the L2 penalty (its gradient `decay * weight` is added to the gradient) unless it is decoupled:
+//! then weights shrink by `rate * decay` before the step. All state is single precision; the
+//! numbers that a step needs once are computed in double precision.
 
 mod kernel;
 
-use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
+use edl_core::optimizer::{Dialect, OptimizerKind, OptimizerSpec};
 
-use kernel::Kernel;
+use kernel::{Kernel, Pass};
 
 /// The largest number of slots that an optimizer keeps per weight.
 pub const MAX_SLOTS: usize = 3;
@@ -58,18 +59,35 @@ impl Optimizer {
         &self.spec
     }
 
-    /// What each weight has beside itself, in the order of the slots.
+    /// What each weight has beside itself, in the order of the slots. Slots of the same name mean
+    /// the same, so that one job can go on with another's.
     #[must_use]
     pub fn slot_names(&self) -> &'static [&'static str] {
+        let is_torch = self.spec.dialect == Dialect::Torch;
         match self.spec.kind {
             OptimizerKind::Sgd => &[],
+            // PyTorch gathers gradients, Keras steps.
+            OptimizerKind::Momentum { .. } if is_torch => &["buffer"],
             OptimizerKind::Momentum { .. } => &["momentum"],
+            OptimizerKind::Lion { .. } => &["m"],
             OptimizerKind::Adam { amsgrad: true, .. } => &["m", "v", "v_max"],
-            OptimizerKind::Adam { .. } | OptimizerKind::AdamW { .. } => &["m", "v"],
+            OptimizerKind::Adam { .. }
+            | OptimizerKind::AdamW { .. }
+            | OptimizerKind::Nadam { .. } => &["m", "v"],
             OptimizerKind::Adagrad { .. } => &["accumulator"],
-            OptimizerKind::RmsProp { momentum, .. } if momentum > 0.0 => &["velocity", "momentum"],
-            OptimizerKind::RmsProp { .. } => &["velocity"],
+            OptimizerKind::RmsProp { momentum, centered, .. } => {
+                match (momentum > 0.0, centered, is_torch) {
+                    (false, false, _) => &["velocity"],
+                    (false, true, _) => &["velocity", "mean"],
+                    (true, false, false) => &["velocity", "momentum"],
+                    (true, false, true) => &["velocity", "buffer"],
+                    (true, true, false) => &["velocity", "momentum", "mean"],
+                    (true, true, true) => &["velocity", "buffer", "mean"],
+                }
+            }
             OptimizerKind::Ftrl { .. } => &["accumulator", "linear"],
+            OptimizerKind::Adadelta { .. } => &["velocity", "moved"],
+            OptimizerKind::Adamax { .. } => &["m", "norm"],
         }
     }
 
@@ -95,7 +113,11 @@ impl Optimizer {
             | OptimizerKind::AdamW { .. }
             | OptimizerKind::Adagrad { .. }
             | OptimizerKind::RmsProp { .. }
-            | OptimizerKind::Ftrl { .. } => 0.0,
+            | OptimizerKind::Ftrl { .. }
+            | OptimizerKind::Adadelta { .. }
+            | OptimizerKind::Adamax { .. }
+            | OptimizerKind::Nadam { .. }
+            | OptimizerKind::Lion { .. } => 0.0,
         }
     }
 
@@ -104,17 +126,11 @@ impl Optimizer {
     pub fn update(&self, step: Step) -> Update {
         #[expect(clippy::cast_precision_loss, reason = "a staleness is small")]
         let rate = self.spec.rate(step.version) / step.staleness.max(1) as f64;
-        let kernel = Kernel::new(&self.spec.kind, rate, step.age);
+        let kernel = Kernel::new(&self.spec, rate, step.age);
         let decay = self.spec.weight_decay;
-        match self.spec.kind {
-            OptimizerKind::AdamW { .. } => Update { kernel, l2: 0.0, shrink: single(decay * rate) },
-            OptimizerKind::Sgd
-            | OptimizerKind::Momentum { .. }
-            | OptimizerKind::Adam { .. }
-            | OptimizerKind::Adagrad { .. }
-            | OptimizerKind::RmsProp { .. }
-            | OptimizerKind::Ftrl { .. } => Update { kernel, l2: single(decay), shrink: 0.0 },
-        }
+        let (l2, shrink) =
+            if self.spec.is_decoupled() { (0.0, decay * rate) } else { (decay, 0.0) };
+        Update { kernel, l2: single(l2), shrink: single(shrink) }
     }
 }
 
@@ -126,7 +142,7 @@ impl Update {
         if decay && self.shrink != 0.0 {
             weights.iter_mut().for_each(|weight| *weight -= *weight * self.shrink);
         }
-        self.kernel.apply(l2, weights, slots, gradient);
+        self.kernel.apply(Pass { weights, slots, gradient, l2 });
     }
 }
 
@@ -150,6 +166,8 @@ mod tests {
                 l1: 0.0,
                 l2: 0.0,
                 initial_accumulator: 0.0,
+                l2_shrinkage: 0.0,
+                beta: 0.5,
             },
             OptimizerKind::Adam { beta_1: 0.9, beta_2: 0.99, epsilon: 1e-7, amsgrad: false },
         ] {

@@ -403,17 +403,23 @@ mod tests {
         let (beta_1, beta_2, epsilon) = (0.9, 0.99, 1e-7);
         vec![
             OptimizerKind::Sgd,
-            OptimizerKind::Momentum { momentum: 0.9, nesterov: true },
+            OptimizerKind::Momentum { momentum: 0.9, nesterov: true, dampening: 0.0 },
             OptimizerKind::AdamW { beta_1, beta_2, epsilon },
             OptimizerKind::Adam { beta_1, beta_2, epsilon, amsgrad: true },
             OptimizerKind::Adagrad { initial_accumulator: 0.1, epsilon },
-            OptimizerKind::RmsProp { rho: 0.9, epsilon, momentum: 0.5 },
+            OptimizerKind::RmsProp { rho: 0.9, epsilon, momentum: 0.5, centered: true },
             OptimizerKind::Ftrl {
                 learning_rate_power: -0.5,
                 l1: 0.01,
                 l2: 0.01,
                 initial_accumulator: 0.1,
+                l2_shrinkage: 0.01,
+                beta: 0.1,
             },
+            OptimizerKind::Adadelta { rho: 0.9, epsilon },
+            OptimizerKind::Adamax { beta_1, beta_2, epsilon },
+            OptimizerKind::Nadam { beta_1, beta_2, epsilon, momentum_decay: 1.0 },
+            OptimizerKind::Lion { beta_1, beta_2 },
         ]
     }
 

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every optimizer against Keras: values computed once with the real library and kept as data
-//! (`tests/reference/generate.py`), and against the same formulas in double precision.
+//! Every optimizer against Keras and PyTorch: values computed once with the real libraries and kept
+//! as data (`tests/reference/generate.py`, `tests/python/optimizer_golden.py`), and against the
+//! same formulas in double precision.
 
 use std::path::Path;
 
+use edl_core::metric::Metric;
+use edl_core::model::{Init, ModelSpec, ParamSpec, Rule};
 use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
+use edl_tensor::clip;
+use edl_tensor::model::Gradient;
 use edl_tensor::optimizer::{Optimizer, Slots, Step};
 use serde::Deserialize;
 
@@ -145,7 +150,7 @@ fn naive_step(spec: &OptimizerSpec, step: u64, w: &mut f64, slots: &mut [f64; 3]
     };
     match spec.kind {
         OptimizerKind::Sgd => *w -= rate * g,
-        OptimizerKind::Momentum { momentum, nesterov } => {
+        OptimizerKind::Momentum { momentum, nesterov, dampening: _ } => {
             *a = momentum * *a - rate * g;
             *w += if nesterov { momentum * *a - rate * g } else { *a };
         }
@@ -157,7 +162,7 @@ fn naive_step(spec: &OptimizerSpec, step: u64, w: &mut f64, slots: &mut [f64; 3]
             *a += g * g;
             *w -= rate * g / (*a + epsilon).sqrt();
         }
-        OptimizerKind::RmsProp { rho, epsilon, momentum } => {
+        OptimizerKind::RmsProp { rho, epsilon, momentum, centered: _ } => {
             *a = rho * *a + (1.0 - rho) * g * g;
             *b = momentum * *b + rate * g / (*a + epsilon).sqrt();
             *w -= *b;
@@ -173,5 +178,9 @@ fn naive_step(spec: &OptimizerSpec, step: u64, w: &mut f64, slots: &mut [f64; 3]
                 (l1 * b.signum() - *b) / (after / rate + 2.0 * l2)
             };
         }
+        OptimizerKind::Adadelta { .. }
+        | OptimizerKind::Adamax { .. }
+        | OptimizerKind::Nadam { .. }
+        | OptimizerKind::Lion { .. } => unreachable!("generate.py makes no such case"),
     }
 }

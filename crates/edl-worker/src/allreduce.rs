@@ -100,11 +100,11 @@ pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
     let setup = Setup {
         me: (identity.worker, identity.incarnation),
         lanes,
+        clip: recipe.clip(),
         recipe,
         plan,
         n_lanes: spec.n_lanes(),
         num_epochs: spec.num_epochs,
-        clip_norm: spec.clip_norm,
         log_loss_steps: u64::from(spec.log_loss_steps),
         lane_balance: spec.lane_balance,
         mesh,

@@ -3,6 +3,7 @@
 
 use edl_core::id::BatchId;
 use edl_core::model::ModelSpec;
+use edl_core::optimizer::{self, Clip};
 use edl_core::rng;
 use edl_core::spec::{JobSpec, Mode};
 use edl_net::data::Versions;
@@ -18,7 +19,7 @@ use crate::work::Trained;
 pub(crate) struct Trainer {
     model: Box<dyn Model>,
     seed: u64,
-    clip_norm: Option<f64>,
+    clip: Option<Clip>,
     /// Batches that may share one pull of the dense parameters.
     dense_steps: u32,
     /// Batches asked for since the dense parameters were asked for; none before the first.
@@ -75,7 +76,7 @@ impl Trainer {
         let dims: Vec<usize> = model.spec().tables.iter().map(|table| table.dim).collect();
         Self {
             seed: spec.seed,
-            clip_norm: spec.clip_norm,
+            clip: optimizer::clip(spec, model.spec()),
             dense_steps,
             dense_age: None,
             dense_len: model.spec().dense_len(),
@@ -183,7 +184,7 @@ impl Trainer {
             return Err(Error::NotANumber);
         }
         let mut gradient = self.sum(lookups)?;
-        if let Some(limit) = self.clip_norm {
+        if let Some(limit) = self.clip {
             clip::clip(&mut gradient, self.model.spec(), limit);
         }
         let n_records = u32::try_from(batch.len()).expect("a minibatch has a 32-bit size");

@@ -4,12 +4,14 @@
 //! Pure: it needs nothing of the engine, so that the master can decide the same.
 
 use crate::model::ModelSpec;
-use crate::optimizer::{OptimizerKind, OptimizerSpec, Schedule};
+use crate::optimizer::{Clip, OptimizerKind, OptimizerSpec, Schedule};
 use crate::spec::JobSpec;
 
 /// What `--optimizer` may say, in the order of error messages.
-const NAMES: [&str; 9] =
-    ["sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "adagrad", "rmsprop", "ftrl"];
+const NAMES: [&str; 13] = [
+    "sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "adagrad", "rmsprop", "ftrl",
+    "adadelta", "adamax", "nadam", "lion",
+];
 
 /// What `--learning_rate_schedule` may say.
 const SCHEDULES: &str = "constant, steps:1000,2000:0.1, exponential:1000:0.9, \
@@ -55,7 +57,17 @@ pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error
     if let Some(text) = &spec.learning_rate_schedule {
         chosen.schedule = schedule(text).ok_or_else(|| Error::Schedule(text.clone()))?;
     }
+    if let Some(norm) = spec.clip_norm {
+        chosen.clip = Some(Clip::GlobalNorm(norm));
+    }
     Ok(chosen)
+}
+
+/// How a worker of the job clips gradients. Words that [`resolve`] refuses clip nothing: such a job
+/// does not start.
+#[must_use]
+pub fn clip(spec: &JobSpec, model: &ModelSpec) -> Option<Clip> {
+    resolve(spec, model).ok()?.clip
 }
 
 fn learning_rate(flag: &'static str, rate: f64, text: &str) -> Result<f64, Error> {
@@ -68,32 +80,44 @@ fn learning_rate(flag: &'static str, rate: f64, text: &str) -> Result<f64, Error
 
 /// An optimizer with the default numbers of Keras 3.
 fn by_name(name: &str) -> Option<OptimizerSpec> {
-    let adam = |amsgrad| OptimizerKind::Adam { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7, amsgrad };
-    let momentum = |nesterov| OptimizerKind::Momentum { momentum: 0.9, nesterov };
-    let (kind, learning_rate, weight_decay) = match name.to_ascii_lowercase().as_str() {
-        "sgd" => (OptimizerKind::Sgd, 0.01, 0.0),
-        "momentum" => (momentum(false), 0.01, 0.0),
-        "nesterov" => (momentum(true), 0.01, 0.0),
-        "adam" => (adam(false), 0.001, 0.0),
-        "amsgrad" => (adam(true), 0.001, 0.0),
+    let (beta_1, beta_2, epsilon) = (0.9, 0.999, 1e-7);
+    let adam = |amsgrad| OptimizerKind::Adam { beta_1, beta_2, epsilon, amsgrad };
+    let momentum = |nesterov| OptimizerKind::Momentum { momentum: 0.9, nesterov, dampening: 0.0 };
+    let (kind, learning_rate) = match name.to_ascii_lowercase().as_str() {
+        "sgd" => (OptimizerKind::Sgd, 0.01),
+        "momentum" => (momentum(false), 0.01),
+        "nesterov" => (momentum(true), 0.01),
+        "adam" => (adam(false), 0.001),
+        "amsgrad" => (adam(true), 0.001),
         "adamw" => {
-            (OptimizerKind::AdamW { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7 }, 0.001, 0.004)
+            let kind = OptimizerKind::AdamW { beta_1, beta_2, epsilon };
+            return Some(OptimizerSpec { weight_decay: 0.004, ..OptimizerSpec::new(kind, 0.001) });
         }
-        "adagrad" => {
-            (OptimizerKind::Adagrad { initial_accumulator: 0.1, epsilon: 1e-7 }, 0.001, 0.0)
-        }
+        "adagrad" => (OptimizerKind::Adagrad { initial_accumulator: 0.1, epsilon }, 0.001),
         "rmsprop" => {
-            (OptimizerKind::RmsProp { rho: 0.9, epsilon: 1e-7, momentum: 0.0 }, 0.001, 0.0)
+            let (rho, momentum, centered) = (0.9, 0.0, false);
+            (OptimizerKind::RmsProp { rho, epsilon, momentum, centered }, 0.001)
         }
         "ftrl" => {
             let (learning_rate_power, initial_accumulator) = (-0.5, 0.1);
-            let (l1, l2) = (0.0, 0.0);
-            let kind = OptimizerKind::Ftrl { learning_rate_power, l1, l2, initial_accumulator };
-            (kind, 0.001, 0.0)
+            let (l1, l2, l2_shrinkage, beta) = (0.0, 0.0, 0.0, 0.0);
+            let kind = OptimizerKind::Ftrl {
+                learning_rate_power,
+                l1,
+                l2,
+                initial_accumulator,
+                l2_shrinkage,
+                beta,
+            };
+            (kind, 0.001)
         }
+        "adadelta" => (OptimizerKind::Adadelta { rho: 0.95, epsilon }, 0.001),
+        "adamax" => (OptimizerKind::Adamax { beta_1, beta_2, epsilon }, 0.001),
+        "nadam" => (OptimizerKind::Nadam { beta_1, beta_2, epsilon, momentum_decay: 1.0 }, 0.001),
+        "lion" => (OptimizerKind::Lion { beta_1, beta_2: 0.99 }, 0.001),
         _ => return None,
     };
-    Some(OptimizerSpec { kind, learning_rate, schedule: Schedule::Constant, weight_decay })
+    Some(OptimizerSpec::new(kind, learning_rate))
 }
 
 /// Whether two optimizers go by the same name.
@@ -112,6 +136,10 @@ fn kind_name(kind: &OptimizerKind) -> &'static str {
         OptimizerKind::Adagrad { .. } => "adagrad",
         OptimizerKind::RmsProp { .. } => "rmsprop",
         OptimizerKind::Ftrl { .. } => "ftrl",
+        OptimizerKind::Adadelta { .. } => "adadelta",
+        OptimizerKind::Adamax { .. } => "adamax",
+        OptimizerKind::Nadam { .. } => "nadam",
+        OptimizerKind::Lion { .. } => "lion",
     }
 }
 
@@ -127,7 +155,7 @@ fn schedule(text: &str) -> Option<Schedule> {
         }
         ["exponential", every, factor] => {
             let every = step(every).filter(|every| *every > 0)?;
-            Some(Schedule::Exponential { every, factor: positive(factor)? })
+            Some(Schedule::Exponential { every, factor: positive(factor)?, staircase: false })
         }
         ["cosine", warmup, total] => cosine(warmup, total, "0"),
         ["cosine", warmup, total, floor] => cosine(warmup, total, floor),
@@ -142,7 +170,7 @@ fn schedule(text: &str) -> Option<Schedule> {
 fn cosine(warmup: &str, total: &str, floor: &str) -> Option<Schedule> {
     let (warmup, total) = ramp(warmup, total)?;
     let floor = floor.trim().parse().ok().filter(|floor| (0.0..=1.0).contains(floor))?;
-    Some(Schedule::Cosine { warmup, total, floor })
+    Some(Schedule::Cosine { warmup, total, floor, start: None, waves: false })
 }
 
 fn ramp(warmup: &str, total: &str) -> Option<(u64, u64)> {
@@ -196,7 +224,7 @@ mod tests {
         let spec = JobSpec { optimizer: Some("adm".into()), ..JobSpec::default() };
         let error = resolve(&spec, &model(OptimizerSpec::sgd(0.5))).unwrap_err();
         let expected = "--optimizer `adm` is unknown; choose from sgd, momentum, nesterov, adam, \
-                        amsgrad, adamw, adagrad, rmsprop, ftrl";
+                        amsgrad, adamw, adagrad, rmsprop, ftrl, adadelta, adamax, nadam, lion";
         assert_eq!(error.to_string(), expected);
     }
 
@@ -218,6 +246,17 @@ mod tests {
     }
 
     #[test]
+    fn the_jobs_clipping_wins_over_the_models_own() {
+        let own = model(OptimizerSpec { clip: Some(Clip::Value(0.5)), ..OptimizerSpec::sgd(0.5) });
+        let mut spec = JobSpec::default();
+        assert_eq!(clip(&spec, &own), Some(Clip::Value(0.5)));
+        spec.clip_norm = Some(2.0);
+        assert_eq!(clip(&spec, &own), Some(Clip::GlobalNorm(2.0)));
+        let other = JobSpec { optimizer: Some("adam".into()), ..JobSpec::default() };
+        assert_eq!(clip(&other, &own), None, "it goes with the optimizer that has it");
+    }
+
+    #[test]
     fn a_negative_weight_decay_is_refused() {
         let spec = JobSpec { weight_decay: Some(-0.1), ..JobSpec::default() };
         assert!(resolve(&spec, &model(OptimizerSpec::sgd(0.5))).is_err());
@@ -227,9 +266,10 @@ mod tests {
     fn schedules_read_as_the_flag_documents_them() {
         let steps = Schedule::Steps { steps: vec![1000, 2000], factor: 0.1 };
         assert_eq!(with_schedule("steps:1000,2000:0.1"), Ok(steps));
-        let exponential = Schedule::Exponential { every: 1000, factor: 0.9 };
+        let exponential = Schedule::Exponential { every: 1000, factor: 0.9, staircase: false };
         assert_eq!(with_schedule("exponential:1000:0.9"), Ok(exponential));
-        let cosine = Schedule::Cosine { warmup: 100, total: 10_000, floor: 0.0 };
+        let (start, waves) = (None, false);
+        let cosine = Schedule::Cosine { warmup: 100, total: 10_000, floor: 0.0, start, waves };
         assert_eq!(with_schedule("cosine:100:10000"), Ok(cosine));
         let linear = Schedule::Linear { warmup: 100, total: 10_000 };
         assert_eq!(with_schedule("linear:100:10000"), Ok(linear));

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The inner loops, one per optimizer: plain passes over slices that the compiler vectorises.
+//! One step's formula of each optimizer, and the passes over slices that apply it.
 
-use edl_core::optimizer::OptimizerKind;
+mod momentum;
+mod nadam;
+mod pass;
+mod rms_prop;
 
-use super::{Slots, single};
+use edl_core::optimizer::{Dialect, OptimizerKind, OptimizerSpec};
+
+use self::momentum::Momentum;
+use self::nadam::Nadam;
+pub(super) use self::pass::Pass;
+use self::rms_prop::RmsProp;
+use super::single;
 
 /// An optimizer's numbers for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,34 +20,36 @@ pub(super) enum Kernel {
     Sgd {
         rate: f32,
     },
-    Momentum {
-        rate: f32,
-        momentum: f32,
-    },
-    Nesterov {
-        rate: f32,
-        momentum: f32,
-    },
+    Momentum(Momentum),
     Adam(Adam),
     AmsGrad(Adam),
     Adagrad {
         rate: f32,
-        epsilon: f32,
+        root: Root,
     },
-    RmsProp {
-        rate: f32,
-        rho: f32,
-        epsilon: f32,
-    },
-    RmsPropMomentum {
-        rate: f32,
-        rho: f32,
-        epsilon: f32,
-        momentum: f32,
-    },
+    RmsProp(RmsProp),
     Ftrl(Ftrl),
+    Adadelta {
+        rate: f32,
+        rho: f32,
+        epsilon: f32,
+    },
+    Adamax(Adamax),
+    Nadam(Nadam),
+    Lion {
+        rate: f32,
+        beta_1: f32,
+        beta_2: f32,
+    },
     /// A step that changes nothing.
     Nothing,
+}
+
+/// A root that epsilon keeps from zero: Keras adds it under the root, PyTorch to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Root {
+    inside: f32,
+    outside: f32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,169 +63,192 @@ pub(super) struct Adam {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Adamax {
+    /// The rate with the bias correction in it.
+    alpha: f32,
+    gain_1: f32,
+    beta_2: f32,
+    /// Keras adds epsilon to the norm, PyTorch to what enters it.
+    entering: f32,
+    leaving: f32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Ftrl {
     rate: f32,
     /// The accumulator's exponent.
     power: f32,
     l1: f32,
     l2: f32,
+    /// Twice the shrinkage.
+    pull: f32,
 }
 
 impl Kernel {
-    pub(super) fn new(kind: &OptimizerKind, rate: f64, age: u64) -> Self {
-        let adam = |beta_1: f64, beta_2: f64, epsilon| {
-            let bias = |beta: f64| 1.0 - beta.powf(exponent(age));
-            Adam {
-                alpha: single(rate * bias(beta_2).sqrt() / bias(beta_1)),
-                gain_1: single(1.0 - beta_1),
-                gain_2: single(1.0 - beta_2),
-                epsilon: single(epsilon),
-            }
-        };
+    pub(super) fn new(spec: &OptimizerSpec, rate: f64, age: u64) -> Self {
+        let dialect = spec.dialect;
         let small = single(rate);
-        match *kind {
+        match spec.kind {
             OptimizerKind::Sgd => Self::Sgd { rate: small },
-            OptimizerKind::Momentum { momentum, nesterov: false } => {
-                Self::Momentum { rate: small, momentum: single(momentum) }
-            }
-            OptimizerKind::Momentum { momentum, nesterov: true } => {
-                Self::Nesterov { rate: small, momentum: single(momentum) }
+            OptimizerKind::Momentum { momentum, nesterov, dampening } => {
+                Self::Momentum(Momentum::new(dialect, small, momentum, nesterov, dampening, age))
             }
             OptimizerKind::Adam { beta_1, beta_2, epsilon, amsgrad: false }
             | OptimizerKind::AdamW { beta_1, beta_2, epsilon } => {
-                Self::Adam(adam(beta_1, beta_2, epsilon))
+                Self::Adam(Adam::new(dialect, rate, beta_1, beta_2, epsilon, age))
             }
             OptimizerKind::Adam { beta_1, beta_2, epsilon, amsgrad: true } => {
-                Self::AmsGrad(adam(beta_1, beta_2, epsilon))
+                Self::AmsGrad(Adam::new(dialect, rate, beta_1, beta_2, epsilon, age))
             }
             OptimizerKind::Adagrad { epsilon, initial_accumulator: _ } => {
-                Self::Adagrad { rate: small, epsilon: single(epsilon) }
+                Self::Adagrad { rate: small, root: Root::new(dialect, epsilon) }
             }
-            OptimizerKind::RmsProp { rho, epsilon, momentum } => {
-                let (rho, epsilon) = (single(rho), single(epsilon));
-                if momentum > 0.0 {
-                    let momentum = single(momentum);
-                    Self::RmsPropMomentum { rate: small, rho, epsilon, momentum }
-                } else {
-                    Self::RmsProp { rate: small, rho, epsilon }
-                }
+            OptimizerKind::RmsProp { rho, epsilon, momentum, centered } => {
+                let root = Root::new(dialect, epsilon);
+                Self::RmsProp(RmsProp::new(dialect, small, rho, root, momentum, centered))
             }
             // The formula divides by the rate; a schedule that has run out must not end in NaN.
             OptimizerKind::Ftrl { .. } if small == 0.0 => Self::Nothing,
-            OptimizerKind::Ftrl { learning_rate_power, l1, l2, initial_accumulator: _ } => {
-                let power = single(-learning_rate_power);
-                Self::Ftrl(Ftrl { rate: small, power, l1: single(l1), l2: single(l2) })
+            OptimizerKind::Ftrl { learning_rate_power, l1, l2, l2_shrinkage, beta, .. } => {
+                Self::Ftrl(Ftrl {
+                    rate: small,
+                    power: single(-learning_rate_power),
+                    l1: single(l1),
+                    l2: single(l2 + beta / (2.0 * rate)),
+                    pull: single(2.0 * l2_shrinkage),
+                })
+            }
+            OptimizerKind::Adadelta { rho, epsilon } => {
+                Self::Adadelta { rate: small, rho: single(rho), epsilon: single(epsilon) }
+            }
+            OptimizerKind::Adamax { beta_1, beta_2, epsilon } => {
+                Self::Adamax(Adamax::new(dialect, rate, beta_1, beta_2, epsilon, age))
+            }
+            OptimizerKind::Nadam { beta_1, beta_2, epsilon, momentum_decay } => {
+                Self::Nadam(Nadam::new(rate, beta_1, beta_2, epsilon, momentum_decay, age))
+            }
+            OptimizerKind::Lion { beta_1, beta_2 } => {
+                Self::Lion { rate: small, beta_1: single(beta_1), beta_2: single(beta_2) }
             }
         }
     }
 
-    pub(super) fn apply(&self, l2: f32, weights: &mut [f32], slots: Slots<'_>, gradient: &[f32]) {
-        let [a, b, c] = slots;
+    pub(super) fn apply(&self, pass: Pass<'_>) {
         match *self {
-            Self::Sgd { rate } => {
-                for (w, g) in weights.iter_mut().zip(gradient) {
-                    *w -= rate * (g + l2 * *w);
-                }
-            }
-            Self::Momentum { rate, momentum } => {
-                for ((w, m), g) in weights.iter_mut().zip(a).zip(gradient) {
-                    *m = momentum * *m - rate * (g + l2 * *w);
-                    *w += *m;
-                }
-            }
-            Self::Nesterov { rate, momentum } => {
-                for ((w, m), g) in weights.iter_mut().zip(a).zip(gradient) {
-                    let pull = rate * (g + l2 * *w);
-                    *m = momentum * *m - pull;
-                    *w += momentum * *m - pull;
-                }
-            }
-            Self::Adam(numbers) => numbers.adam(l2, weights, a, b, gradient),
-            Self::AmsGrad(numbers) => numbers.amsgrad(l2, weights, [a, b, c], gradient),
-            Self::Adagrad { rate, epsilon } => {
-                for ((w, v), g) in weights.iter_mut().zip(a).zip(gradient) {
-                    let g = g + l2 * *w;
-                    *v += g * g;
-                    *w -= rate * g / (*v + epsilon).sqrt();
-                }
-            }
-            Self::RmsProp { rate, rho, epsilon } => {
-                for ((w, v), g) in weights.iter_mut().zip(a).zip(gradient) {
-                    let g = g + l2 * *w;
-                    *v = rho * *v + (1.0 - rho) * (g * g);
-                    *w -= rate * g / (*v + epsilon).sqrt();
-                }
-            }
-            Self::RmsPropMomentum { rate, rho, epsilon, momentum } => {
-                for (((w, v), m), g) in weights.iter_mut().zip(a).zip(b).zip(gradient) {
-                    let g = g + l2 * *w;
-                    *v = rho * *v + (1.0 - rho) * (g * g);
-                    *m = momentum * *m + rate * g / (*v + epsilon).sqrt();
-                    *w -= *m;
-                }
-            }
+            Self::Sgd { rate } => pass.alone(|w, g| *w -= rate * g),
+            Self::Momentum(numbers) => numbers.apply(pass),
+            Self::Adam(numbers) => pass.with_two(|w, m, v, g| {
+                numbers.gather(m, v, g);
+                *w -= *m * numbers.alpha / (v.sqrt() + numbers.epsilon);
+            }),
+            Self::AmsGrad(numbers) => pass.with_three(|w, m, v, top, g| {
+                numbers.gather(m, v, g);
+                *top = top.max(*v);
+                *w -= *m * numbers.alpha / (top.sqrt() + numbers.epsilon);
+            }),
+            Self::Adagrad { rate, root } => pass.with_one(|w, v, g| {
+                *v += g * g;
+                *w -= rate * g / root.of(*v);
+            }),
+            Self::RmsProp(numbers) => numbers.apply(pass),
             #[expect(clippy::float_cmp, reason = "the usual exponent, exactly")]
-            Self::Ftrl(numbers) if numbers.power == 0.5 => {
-                numbers.apply(f32::sqrt, l2, weights, a, b, gradient);
-            }
-            Self::Ftrl(numbers) => {
-                numbers.apply(|x| x.powf(numbers.power), l2, weights, a, b, gradient);
-            }
+            Self::Ftrl(numbers) if numbers.power == 0.5 => numbers.apply(f32::sqrt, pass),
+            Self::Ftrl(numbers) => numbers.apply(|x| x.powf(numbers.power), pass),
+            Self::Adadelta { rate, rho, epsilon } => pass.with_two(|w, v, moved, g| {
+                *v = rho * *v + (1.0 - rho) * (g * g);
+                let step = (*moved + epsilon).sqrt() * g / (*v + epsilon).sqrt();
+                *moved = rho * *moved + (1.0 - rho) * (step * step);
+                *w -= rate * step;
+            }),
+            Self::Adamax(numbers) => pass.with_two(|w, m, norm, g| {
+                *m += (g - *m) * numbers.gain_1;
+                *norm = (numbers.beta_2 * *norm).max(g.abs() + numbers.entering);
+                *w -= numbers.alpha * *m / (*norm + numbers.leaving);
+            }),
+            Self::Nadam(numbers) => numbers.apply(pass),
+            Self::Lion { rate, beta_1, beta_2 } => pass.with_one(|w, m, g| {
+                *w -= rate * sign(beta_1 * *m + (1.0 - beta_1) * g);
+                *m = beta_2 * *m + (1.0 - beta_2) * g;
+            }),
             Self::Nothing => {}
         }
     }
 }
 
-impl Adam {
-    fn adam(&self, l2: f32, weights: &mut [f32], m: &mut [f32], v: &mut [f32], gradient: &[f32]) {
-        let Self { alpha, gain_1, gain_2, epsilon } = *self;
-        for (((w, m), v), g) in weights.iter_mut().zip(m).zip(v).zip(gradient) {
-            let g = g + l2 * *w;
-            *m += (g - *m) * gain_1;
-            *v += (g * g - *v) * gain_2;
-            *w -= *m * alpha / (v.sqrt() + epsilon);
+impl Root {
+    fn new(dialect: Dialect, epsilon: f64) -> Self {
+        match dialect {
+            Dialect::Keras => Self { inside: single(epsilon), outside: 0.0 },
+            Dialect::Torch => Self { inside: 0.0, outside: single(epsilon) },
         }
     }
 
-    fn amsgrad(&self, l2: f32, weights: &mut [f32], slots: Slots<'_>, gradient: &[f32]) {
-        let Self { alpha, gain_1, gain_2, epsilon } = *self;
-        let [m, v, top] = slots;
-        for ((((w, m), v), top), g) in weights.iter_mut().zip(m).zip(v).zip(top).zip(gradient) {
-            let g = g + l2 * *w;
-            *m += (g - *m) * gain_1;
-            *v += (g * g - *v) * gain_2;
-            *top = top.max(*v);
-            *w -= *m * alpha / (top.sqrt() + epsilon);
+    fn of(self, square: f32) -> f32 {
+        (square + self.inside).sqrt() + self.outside
+    }
+}
+
+impl Adam {
+    fn new(dialect: Dialect, rate: f64, beta_1: f64, beta_2: f64, epsilon: f64, age: u64) -> Self {
+        let root = bias(beta_2, age).sqrt();
+        // PyTorch adds it to the corrected root, which is the same as a smaller one here.
+        let epsilon = match dialect {
+            Dialect::Keras => epsilon,
+            Dialect::Torch => epsilon * root,
+        };
+        Self {
+            alpha: single(rate * root / bias(beta_1, age)),
+            gain_1: single(1.0 - beta_1),
+            gain_2: single(1.0 - beta_2),
+            epsilon: single(epsilon),
+        }
+    }
+
+    fn gather(&self, m: &mut f32, v: &mut f32, g: f32) {
+        *m += (g - *m) * self.gain_1;
+        *v += (g * g - *v) * self.gain_2;
+    }
+}
+
+impl Adamax {
+    fn new(dialect: Dialect, rate: f64, beta_1: f64, beta_2: f64, epsilon: f64, age: u64) -> Self {
+        let (entering, leaving) = match dialect {
+            Dialect::Keras => (0.0, epsilon),
+            Dialect::Torch => (epsilon, 0.0),
+        };
+        Self {
+            alpha: single(rate / bias(beta_1, age)),
+            gain_1: single(1.0 - beta_1),
+            beta_2: single(beta_2),
+            entering: single(entering),
+            leaving: single(leaving),
         }
     }
 }
 
 impl Ftrl {
-    fn apply(
-        &self,
-        power: impl Fn(f32) -> f32,
-        decay: f32,
-        weights: &mut [f32],
-        sums: &mut [f32],
-        linears: &mut [f32],
-        gradient: &[f32],
-    ) {
-        let Self { rate, power: _, l1, l2 } = *self;
-        for (((w, sum), linear), g) in weights.iter_mut().zip(sums).zip(linears).zip(gradient) {
-            let g = g + decay * *w;
+    fn apply(&self, power: impl Fn(f32) -> f32, pass: Pass<'_>) {
+        let Self { rate, power: _, l1, l2, pull } = *self;
+        pass.with_two(|w, sum, linear, g| {
             let before = power(*sum);
             *sum += g * g;
             let after = power(*sum);
-            *linear += g - (after - before) / rate * *w;
+            *linear += g + pull * *w - (after - before) / rate * *w;
             let quadratic = after / rate + 2.0 * l2;
             let clipped = linear.max(-l1).min(l1);
             // Nothing gathered and no penalty: the weight has no reason to be anything but zero.
             *w = if quadratic > 0.0 { (clipped - *linear) / quadratic } else { 0.0 };
-        }
+        });
     }
 }
 
+/// What a mean that started at zero has seen of its weight after `age` steps.
 #[expect(clippy::cast_precision_loss, reason = "steps stay far below 2^53")]
-fn exponent(age: u64) -> f64 {
-    age.max(1) as f64
+fn bias(beta: f64, age: u64) -> f64 {
+    1.0 - beta.powf(age.max(1) as f64)
+}
+
+/// Zero for zero, unlike `signum`.
+fn sign(number: f32) -> f32 {
+    if number == 0.0 { 0.0 } else { number.signum() }
 }

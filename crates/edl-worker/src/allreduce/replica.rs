@@ -11,7 +11,7 @@ use std::sync::Arc;
 use edl_core::id::{BatchId, Generation, PartitionId};
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
-use edl_core::optimizer::{self, OptimizerSpec};
+use edl_core::optimizer::{self, Clip, OptimizerSpec};
 use edl_core::spec::{JobSpec, Mode};
 use edl_tensor::checkpoint::codec;
 use edl_tensor::checkpoint::{self, Origin, Snapshot};
@@ -75,6 +75,11 @@ impl Recipe {
 
     pub(crate) fn n_partitions(&self) -> u32 {
         self.n_partitions
+    }
+
+    /// What is made of a gradient before its step.
+    pub(crate) fn clip(&self) -> Option<Clip> {
+        self.optimizer.clip
     }
 
     fn layout(&self) -> Layout {

@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use edl_core::batch::BatchPlan;
 use edl_core::id::{Incarnation, LeaseId, WorkerId, WorldId};
+use edl_core::optimizer::Clip;
 use edl_net::proto::{self, worker_message::Kind};
 use tokio::sync::mpsc;
 
@@ -37,7 +38,7 @@ pub(super) struct Setup {
     pub(super) n_lanes: u32,
     /// 0 goes on until stopped.
     pub(super) num_epochs: u32,
-    pub(super) clip_norm: Option<f64>,
+    pub(super) clip: Option<Clip>,
     pub(super) log_loss_steps: u64,
     pub(super) lane_balance: bool,
     pub(super) mesh: Box<dyn Mesh>,

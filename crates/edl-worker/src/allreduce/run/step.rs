@@ -82,7 +82,7 @@ impl Run {
             return;
         }
         let mut gradient = Gradient { dense: mean, rows: Vec::new() };
-        if let Some(limit) = self.setup.clip_norm {
+        if let Some(limit) = self.setup.clip {
             clip::clip(&mut gradient, self.setup.lanes.spec(), limit);
         }
         self.mean = replica.apply(n_records, gradient.dense);
