@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kind of value a layer was given: numpy array, backend tensor, ragged or sparse tensor.
+
+TensorFlow is imported only where Keras runs on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from elasticdl.preprocessing import _host
+
+
+def tensorflow() -> Any:
+    """The `tensorflow` module if Keras runs on it, else None."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    import tensorflow
+
+    return tensorflow
+
+
+def as_value(values: Any) -> Any:
+    """`values` as this backend takes it: a tensor of any kind that it has, or a numpy array."""
+    tf = tensorflow()
+    if tf is not None:
+        return values if is_ragged_or_sparse(values) else tf.convert_to_tensor(values)
+    if keras.ops.is_tensor(values):
+        return values
+    foreign = sys.modules.get("tensorflow")
+    if foreign is not None and foreign.is_tensor(values):
+        raise TypeError(
+            f"this is a TensorFlow tensor, but Keras runs on `{keras.backend.backend()}`: "
+            "give numpy arrays, or set KERAS_BACKEND=tensorflow"
+        )
+    return np.asarray(values)
+
+
+def is_ragged_or_sparse(values: Any) -> bool:
+    """Whether `values` is a ragged or sparse tensor of TensorFlow."""
+    return is_ragged(values) or is_sparse(values)
+
+
+def is_ragged(values: Any) -> bool:
+    """Whether `values` is a `tf.RaggedTensor`."""
+    tf = tensorflow()
+    return tf is not None and isinstance(values, tf.RaggedTensor)
+
+
+def is_sparse(values: Any) -> bool:
+    """Whether `values` is a `tf.SparseTensor`."""
+    tf = tensorflow()
+    return tf is not None and isinstance(values, tf.SparseTensor)
+
+
+def elementwise(function: Callable[[Any, Any], Any], values: Any) -> Any:
+    """Calls `function(ops, flat_values)` and gives the answer the shape and kind of `values`.
+
+    `ops` is `keras.ops`, or its stand-in for numpy arrays.
+    """
+    values = as_value(values)
+    if is_ragged(values):
+        return values.with_flat_values(function(keras.ops, values.flat_values))
+    if is_sparse(values):
+        return values.with_values(function(keras.ops, values.values))
+    return function(_host if isinstance(values, np.ndarray) else keras.ops, values)
+
+
+def is_integer(values: Any) -> bool:
+    """Whether `values` holds integers."""
+    return keras.backend.is_int_dtype(values.dtype) if not is_text(values) else False
+
+
+def is_float(values: Any) -> bool:
+    """Whether `values` holds floating-point numbers."""
+    return keras.backend.is_float_dtype(values.dtype) if not is_text(values) else False
+
+
+def is_text(values: Any) -> bool:
+    """Whether `values` holds strings."""
+    if isinstance(values, np.ndarray):
+        return values.dtype.kind in "SUTO"
+    return keras.backend.standardize_dtype(values.dtype) == "string"
+
+
+def to_bytes(values: np.ndarray) -> list[bytes]:
+    """The strings of an array, row by row, in UTF-8."""
+    texts = values.ravel().tolist()
+    for text in texts:
+        if not isinstance(text, (str, bytes)):
+            raise TypeError(f"an array of strings holds `{text}`, which is none")
+    return [text.encode() if isinstance(text, str) else text for text in texts]
+
+
+def to_numpy(layer: str, values: Any) -> np.ndarray:
+    """A backend tensor as a numpy array, for a layer that does not run inside a compiled model."""
+    try:
+        return keras.ops.convert_to_numpy(values)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(
+            f"`{layer}` runs on the host and cannot be part of a compiled model on "
+            f"`{keras.backend.backend()}`: call it in `feed`"
+        ) from error
+
+
+def needs_tensorflow(layer: str) -> Any:
+    """The `tensorflow` module, for a layer whose output exists nowhere else."""
+    tf = tensorflow()
+    if tf is None:
+        raise RuntimeError(
+            f"`{layer}` makes tensors that only TensorFlow has, but Keras runs on "
+            f"`{keras.backend.backend()}`: set KERAS_BACKEND=tensorflow, or keep ids dense and "
+            "padded with -1, which `SparseEmbedding` skips"
+        )
+    return tf
+
+
+def to_ragged(values: Any) -> Any:
+    """A TensorFlow tensor of any kind as a `tf.RaggedTensor` of rank 2."""
+    tf = tensorflow()
+    if values.shape.rank == 1 and not is_ragged_or_sparse(values):
+        values = tf.expand_dims(values, 1)
+    if values.shape.rank != 2:
+        raise ValueError(f"ragged rows are made of input of rank 1 or 2, not {values.shape.rank}")
+    if is_sparse(values):
+        return tf.RaggedTensor.from_sparse(values)
+    return values if is_ragged(values) else tf.RaggedTensor.from_tensor(values)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the layers share: how they take input, and what they promise of their output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from elasticdl.preprocessing import _kinds
+
+
+class Preprocessing(keras.layers.Layer):
+    """A layer that takes its input as it comes: Keras neither casts it nor asks for a tensor."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+
+
+class Numeric(Preprocessing):
+    """A layer that maps every number by itself, inside compiled models too."""
+
+    output_dtype = "int64"
+
+    def call(self, inputs: Any) -> Any:
+        return _kinds.elementwise(self._checked, inputs)
+
+    def transform(self, ops: Any, values: Any) -> Any:
+        """Maps flat or dense `values` with the functions of `ops` (see `_kinds.elementwise`)."""
+        raise NotImplementedError
+
+    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
+        return _like(inputs, self.output_dtype)
+
+    def _checked(self, ops: Any, values: Any) -> Any:
+        if _kinds.is_text(values):
+            name = type(self).__name__
+            raise TypeError(f"`{name}` takes numbers, not strings: use `ToNumber` first")
+        return self.transform(ops, values)
+
+
+class Textual(Preprocessing):
+    """A layer that maps every string (or integer) by itself, on the host."""
+
+    output_dtype = "int64"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_jit = False
+
+    def call(self, inputs: Any) -> Any:
+        return _kinds.elementwise(self.transform, inputs)
+
+    def transform(self, ops: Any, values: Any) -> Any:
+        """Maps flat or dense `values`, with TensorFlow if Keras runs on it, else with numpy."""
+        tf = _kinds.tensorflow()
+        if tf is not None:
+            return self.on_tensorflow(tf, values)
+        if isinstance(values, np.ndarray):
+            return self.on_numpy(values)
+        values = _kinds.to_numpy(type(self).__name__, values)
+        return ops.convert_to_tensor(self.on_numpy(values))
+
+    def on_tensorflow(self, tf: Any, values: Any) -> Any:
+        """Maps a dense TensorFlow tensor."""
+        raise NotImplementedError
+
+    def on_numpy(self, values: np.ndarray) -> np.ndarray:
+        """Maps a numpy array; strings are `str` or `bytes` in it."""
+        raise NotImplementedError
+
+    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
+        return _like(inputs, self.output_dtype)
+
+
+def _like(inputs: Any, dtype: str) -> keras.KerasTensor:
+    return keras.KerasTensor(
+        inputs.shape, dtype=dtype, sparse=inputs.sparse, ragged=getattr(inputs, "ragged", False)
+    )

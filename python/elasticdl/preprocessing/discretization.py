@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers to buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from elasticdl.preprocessing import _kinds
+from elasticdl.preprocessing._layer import Numeric
+
+
+@keras.saving.register_keras_serializable("elasticdl")
+class Discretization(Numeric):
+    """The bucket that each number falls into; a bucket holds its left boundary.
+
+    >>> np.asarray(Discretization(bins=[0, 1, 2])(np.array([-0.5, 0.0, 1.5, 2.0]))).tolist()
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, bins: Sequence[float], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.bins = [float(bound) for bound in bins]
+        if not self.bins or self.bins != sorted(self.bins):
+            raise ValueError(f"`bins` must be one or more numbers in rising order, not {self.bins}")
+
+    def transform(self, ops: Any, values: Any) -> Any:
+        # Boundaries take the type of the values: 0.7 as float32 lies below 0.7 as float64.
+        if not _kinds.is_float(values):
+            values = ops.cast(values, "float64")
+        dtype = keras.backend.standardize_dtype(values.dtype)
+        bounds = ops.cast(np.asarray(self.bins), dtype)
+        flat = ops.searchsorted(bounds, ops.reshape(values, (-1,)), side="right")
+        return ops.cast(ops.reshape(flat, ops.shape(values)), "int64")
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "bins": self.bins}

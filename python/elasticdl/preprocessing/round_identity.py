@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers to the nearest integer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np  # noqa: F401 (of the example)
+from elasticdl.preprocessing import _kinds
+from elasticdl.preprocessing._layer import Numeric
+
+
+@keras.saving.register_keras_serializable("elasticdl")
+class RoundIdentity(Numeric):
+    """The nearest integer where it lies in [0, `num_buckets`), and `default_value` elsewhere.
+
+    A number half way goes to the even side. Integers are taken exactly.
+
+    >>> np.asarray(RoundIdentity(num_buckets=5)(np.array([[1.2], [1.6], [9.0]]))).tolist()
+    [[1], [2], [0]]
+    """
+
+    def __init__(self, num_buckets: int, default_value: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if num_buckets < 1:
+            raise ValueError(f"`num_buckets` must be at least 1, not {num_buckets}")
+        self.num_buckets = num_buckets
+        self.default_value = default_value
+
+    def transform(self, ops: Any, values: Any) -> Any:
+        rounded = ops.round(values) if _kinds.is_float(values) else ops.cast(values, "int64")
+        return within(ops, rounded, self.num_buckets, self.default_value)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_buckets": self.num_buckets,
+            "default_value": self.default_value,
+        }
+
+
+def within(ops: Any, values: Any, n: int, default: int) -> Any:
+    """`values` as int64, with `default` for those outside [0, `n`)."""
+    is_inside = ops.logical_and(values >= 0, values < n)
+    # What is outside may not fit an integer (infinity does not), so it leaves before the cast.
+    ids = ops.cast(ops.where(is_inside, values, 0), "int64")
+    return ops.where(is_inside, ids, default)
