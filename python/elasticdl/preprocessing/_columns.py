@@ -65,7 +65,7 @@ class NumericColumn(Column):
         values = _dense(feature(features, self.key), 0)
         if _kinds.is_text(values):
             raise TypeError(f"feature `{self.key}` holds strings, but its column is numeric")
-        values = keras.ops.cast(values, "float32")
+        values = keras.ops.cast(_kinds.to_tensor(values), "float32")
         return keras.ops.reshape(values, (-1, self.width))
 
 
@@ -114,7 +114,7 @@ class IdentityColumn(Categorical):
     def _ids(self, ops: Any, values: Any) -> Any:
         if not _kinds.is_integer(values):
             raise TypeError(f"feature `{self.key}` must hold integers: its values are the ids")
-        values = ops.cast(values, "int64")
+        values = _kinds.to_ids(ops, values)
         default = -1 if self.default_value is None else self.default_value
         ids = ops.where(values == -1, -1, within(ops, values, self.num_buckets, default))
         if self.default_value is None:
@@ -237,7 +237,7 @@ class IndicatorColumn(Column):
     def values(self, features: Mapping[str, Any]) -> Any:
         """The counts of a batch, [batch, width]."""
         ops = keras.ops
-        ids = ops.convert_to_tensor(_dense(self.categorical.ids(features), -1))
+        ids = _kinds.to_tensor(_dense(self.categorical.ids(features), -1))
         is_present = ops.expand_dims(ops.cast(ids >= 0, "float32"), -1)
         hot = ops.one_hot(ops.maximum(ids, 0), self.width, dtype="float32")
         return ops.sum(hot * is_present, axis=1)

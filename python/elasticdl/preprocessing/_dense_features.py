@@ -29,6 +29,8 @@ class DenseFeatures(Preprocessing):
     [[42.0, 0.0, 1.0, 0.0], [7.0, 0.0, 0.0, 1.0]]
     """
 
+    takes = (dict,)
+
     def __init__(self, columns: Sequence[Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not isinstance(columns, (list, tuple)):

@@ -70,6 +70,27 @@ def elementwise(function: Callable[[Any, Any], Any], values: Any) -> Any:
     return function(_host if isinstance(values, np.ndarray) else keras.ops, values)
 
 
+def held(ops: Any, dtype: str) -> str:
+    """`dtype`, or half of its bits where JAX holds no 64-bit numbers."""
+    if ops is _host or keras.backend.backend() != "jax":
+        return dtype
+    import jax
+
+    return dtype if jax.config.jax_enable_x64 else dtype.replace("64", "32")
+
+
+def to_ids(ops: Any, values: Any) -> Any:
+    """`values` as ids: int64, but for JAX without 64-bit numbers."""
+    return ops.cast(values, held(ops, "int64"))
+
+
+def to_tensor(values: Any) -> Any:
+    """A dense value as a tensor of this backend."""
+    if not isinstance(values, np.ndarray):
+        return values
+    return keras.ops.convert_to_tensor(values, dtype=held(keras.ops, str(values.dtype)))
+
+
 def is_integer(values: Any) -> bool:
     """Whether `values` holds integers."""
     return keras.backend.is_int_dtype(values.dtype) if not is_text(values) else False
@@ -127,5 +148,9 @@ def to_ragged(values: Any) -> Any:
     if values.shape.rank != 2:
         raise ValueError(f"ragged rows are made of input of rank 1 or 2, not {values.shape.rank}")
     if is_sparse(values):
-        return tf.RaggedTensor.from_sparse(values)
+        # Not `from_sparse`, which refuses a row with a hole in it.
+        cells = tf.sparse.reorder(values)
+        return tf.RaggedTensor.from_value_rowids(
+            cells.values, cells.indices[:, 0], nrows=cells.dense_shape[0]
+        )
     return values if is_ragged(values) else tf.RaggedTensor.from_tensor(values)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -13,10 +14,16 @@ from elasticdl.preprocessing import _kinds
 class Preprocessing(keras.layers.Layer):
     """A layer that takes its input as it comes: Keras neither casts it nor asks for a tensor."""
 
+    takes: tuple[type, ...] = ()  # The types that hold several inputs: list and tuple, or dict.
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> Any:
+        # Keras refuses a list or dict of tensors and arrays, so they become alike before it looks.
+        return super().__call__(_accept(inputs, self.takes), **kwargs)
 
 
 class Numeric(Preprocessing):
@@ -61,7 +68,8 @@ class Textual(Preprocessing):
         if isinstance(values, np.ndarray):
             return self.on_numpy(values)
         values = _kinds.to_numpy(type(self).__name__, values)
-        return ops.convert_to_tensor(self.on_numpy(values))
+        output = self.on_numpy(values)
+        return ops.convert_to_tensor(output, dtype=_kinds.held(ops, str(output.dtype)))
 
     def on_tensorflow(self, tf: Any, values: Any) -> Any:
         """Maps a dense TensorFlow tensor."""
@@ -75,7 +83,16 @@ class Textual(Preprocessing):
         return _like(inputs, self.output_dtype)
 
 
+def _accept(inputs: Any, nests: tuple[type, ...]) -> Any:
+    if isinstance(inputs, nests):
+        if isinstance(inputs, Mapping):
+            return {name: _accept(one, ()) for name, one in inputs.items()}
+        return [_accept(one, ()) for one in inputs]
+    return inputs if isinstance(inputs, keras.KerasTensor) else _kinds.as_value(inputs)
+
+
 def _like(inputs: Any, dtype: str) -> keras.KerasTensor:
+    dtype = _kinds.held(keras.ops, dtype)
     return keras.KerasTensor(
         inputs.shape, dtype=dtype, sparse=inputs.sparse, ragged=getattr(inputs, "ragged", False)
     )

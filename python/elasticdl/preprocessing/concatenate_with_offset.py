@@ -23,6 +23,8 @@ class ConcatenateWithOffset(Preprocessing):
     [[1, 12], [1, -1]]
     """
 
+    takes = (list, tuple)
+
     def __init__(self, offsets: Sequence[int], axis: int = -1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.offsets = [int(offset) for offset in offsets]
@@ -39,7 +41,9 @@ class ConcatenateWithOffset(Preprocessing):
         shape[self.axis] = None if None in sizes else sum(sizes)
         is_sparse = all(one.sparse for one in inputs)
         is_ragged = not is_sparse and any(one.sparse or one.ragged for one in inputs)
-        return keras.KerasTensor(shape, dtype="int64", sparse=is_sparse, ragged=is_ragged)
+        return keras.KerasTensor(
+            shape, dtype=_kinds.held(keras.ops, "int64"), sparse=is_sparse, ragged=is_ragged
+        )
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "offsets": self.offsets, "axis": self.axis}
@@ -71,5 +75,5 @@ def join(inputs: Sequence[Any], offsets: Sequence[int], axis: int = -1) -> Any:
 
 
 def _move(ops: Any, ids: Any, by: int) -> Any:
-    ids = ops.cast(ids, "int64")
+    ids = _kinds.to_ids(ops, ids)
     return ops.where(ids < 0, ids, ids + by)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,13 +28,23 @@ class Discretization(Numeric):
             raise ValueError(f"`bins` must be one or more numbers in rising order, not {self.bins}")
 
     def transform(self, ops: Any, values: Any) -> Any:
-        # Boundaries take the type of the values: 0.7 as float32 lies below 0.7 as float64.
         if not _kinds.is_float(values):
-            values = ops.cast(values, "float64")
-        dtype = keras.backend.standardize_dtype(values.dtype)
-        bounds = ops.cast(np.asarray(self.bins), dtype)
+            values = _kinds.to_ids(ops, values)
+        # Boundaries take the type of the values: 0.7 as float32 lies below 0.7 as float64.
+        bounds = _bounds(self.bins, keras.backend.standardize_dtype(values.dtype))
+        if ops is keras.ops:
+            bounds = ops.convert_to_tensor(bounds)
         flat = ops.searchsorted(bounds, ops.reshape(values, (-1,)), side="right")
-        return ops.cast(ops.reshape(flat, ops.shape(values)), "int64")
+        return _kinds.to_ids(ops, ops.reshape(flat, ops.shape(values)))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "bins": self.bins}
+
+
+def _bounds(bins: list[float], dtype: str) -> np.ndarray:
+    """The boundaries as numbers of `dtype`; an integer reaches a boundary at its ceiling."""
+    if not dtype.startswith("int"):
+        return np.asarray(bins, dtype)
+    limits = np.iinfo(dtype)
+    whole = [math.ceil(max(min(bound, 2.0**63), -(2.0**63))) for bound in bins]
+    return np.array([max(min(bound, limits.max), limits.min) for bound in whole], dtype)

@@ -29,7 +29,7 @@ class RoundIdentity(Numeric):
         self.default_value = default_value
 
     def transform(self, ops: Any, values: Any) -> Any:
-        rounded = ops.round(values) if _kinds.is_float(values) else ops.cast(values, "int64")
+        rounded = ops.round(values) if _kinds.is_float(values) else _kinds.to_ids(ops, values)
         return within(ops, rounded, self.num_buckets, self.default_value)
 
     def get_config(self) -> dict[str, Any]:
@@ -41,8 +41,8 @@ class RoundIdentity(Numeric):
 
 
 def within(ops: Any, values: Any, n: int, default: int) -> Any:
-    """`values` as int64, with `default` for those outside [0, `n`)."""
+    """`values` as ids, with `default` for those outside [0, `n`)."""
     is_inside = ops.logical_and(values >= 0, values < n)
     # What is outside may not fit an integer (infinity does not), so it leaves before the cast.
-    ids = ops.cast(ops.where(is_inside, values, 0), "int64")
+    ids = _kinds.to_ids(ops, ops.where(is_inside, values, 0))
     return ops.where(is_inside, ids, default)

@@ -58,7 +58,7 @@ class SparseEmbedding(Preprocessing):
         if _kinds.is_ragged_or_sparse(ids):
             total, count = self._total_of_rows(ids)
         else:
-            total, count = self._total_of_dense(keras.ops.convert_to_tensor(ids))
+            total, count = self._total_of_dense(_kinds.to_tensor(ids))
         if self.combiner == "sum":
             return total
         count = keras.ops.maximum(count, 1.0)
