@@ -6,6 +6,7 @@ on the backend that KERAS_BACKEND names. Tests run it on JAX and torch, and its 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 if __name__ == "__main__":
     sys.modules["tensorflow"] = None  # As on a machine that has none: to import it is an error.
@@ -94,7 +95,11 @@ def check_in_model(layer: keras.layers.Layer, values: object, expected: object) 
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(output), np.array(expected))
     inputs = keras.Input(array.shape[1:], dtype=str(array.dtype))
     model = keras.Model(inputs, layer(inputs))
-    np.testing.assert_array_equal(model.predict_on_batch(array), np.array(expected))
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(array)), np.array(expected))
+    if is_on_jax:
+        import jax
+
+        np.testing.assert_array_equal(jax.jit(layer)(array), np.array(expected))
 
 
 def check_embedding() -> None:
@@ -165,12 +170,21 @@ def main() -> None:
     check_embedding()
     check_columns()
     for layer in (prep.ToRagged(), prep.ToSparse()):
-        try:
-            layer(np.array([[1, -1]]))
-        except RuntimeError as error:
-            assert "only TensorFlow has" in str(error)
-        else:
-            raise AssertionError("an error must say that ragged and sparse tensors are missing")
+        check_refusal(layer, np.array([[1, -1]]), "only TensorFlow has")
+    if keras.backend.backend() == "jax":
+        import jax
+
+        check_refusal(jax.jit(prep.Hashing(3)), np.array([1], "int32"), "call it in `feed`")
+
+
+def check_refusal(call: Callable[[np.ndarray], object], values: np.ndarray, text: str) -> None:
+    """The error says what is missing, and what to do."""
+    try:
+        call(values)
+    except (RuntimeError, TypeError) as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"an error must say `{text}`")
 
 
 if __name__ == "__main__":

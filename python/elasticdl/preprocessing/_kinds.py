@@ -113,7 +113,7 @@ def to_bytes(values: np.ndarray) -> list[bytes]:
     texts = values.ravel().tolist()
     for text in texts:
         if not isinstance(text, (str, bytes)):
-            raise TypeError(f"an array of strings holds `{text}`, which is none")
+            raise TypeError(f"an array of strings must hold `str` or `bytes`, not `{text!r}`")
     return [text.encode() if isinstance(text, str) else text for text in texts]
 
 
