@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The cluster while a plan is made: what is free on each node and who is where, with a way back.
+//!
+//! Every change goes through [`Board::put`] and [`Board::take`], which keep the books and refuse
+//! what does not fit. So no policy can exceed a node, and the plan is the difference between the
+//! board at the end and at the beginning.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use edl_core::time::Time;
+
+use crate::plan::{OnlineRoom, Reason, Waiting};
+use crate::resources::Resources;
+use crate::snapshot::{
+    Counts, Job, JobId, Marks, Node, NodeState, OnlinePods, Queue, QueueId, Role, Snapshot,
+};
+use crate::state::{Options, State};
+
+/// A node's place on the board.
+pub type NodeIx = usize;
+/// A job's place on the board.
+pub type JobIx = usize;
+
+#[derive(Clone, Debug)]
+pub struct Board<'a> {
+    pub options: Options,
+    pub state: &'a State,
+    pub now: Time,
+    /// In order of their ids, as are the jobs.
+    pub nodes: Vec<&'a Node>,
+    pub jobs: Vec<Seat<'a>>,
+    pub queues: BTreeMap<QueueId, QueueUse>,
+    pub online: Vec<OnlinePods>,
+    pub room: Vec<OnlineRoom>,
+    /// All that nodes have which are there to stay.
+    pub total: Resources,
+    /// What is asked for on them: jobs, online pods and whatever else runs.
+    pub asked: Resources,
+    free: Vec<Resources>,
+    on_node: Vec<Vec<(JobIx, Counts)>>,
+    index: FreeIndex,
+    journal: Vec<Entry>,
+}
+
+/// One job on the board.
+#[derive(Clone, Debug)]
+pub struct Seat<'a> {
+    pub job: &'a Job,
+    pub on: BTreeMap<NodeIx, Counts>,
+    pub counts: Counts,
+    pub before: BTreeMap<NodeIx, Counts>,
+    pub reasons: Vec<Reason>,
+    pub waiting: Option<Waiting>,
+    /// Whether it ran (had its whole minimum) before this plan.
+    pub ran_before: bool,
+    /// Workers that it had before this plan.
+    pub n_before: u32,
+    /// How many pods it shall have, where Kubernetes finds nodes and victims.
+    pub wanted: Option<Counts>,
+}
+
+/// A queue and what its jobs have on the board.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueUse {
+    pub queue: Queue,
+    pub used: Resources,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    job: JobIx,
+    role: Role,
+    node: NodeIx,
+    n: u32,
+    is_put: bool,
+}
+
+/// A point to which [`Board::rewind`] can return.
+#[derive(Clone, Copy, Debug)]
+pub struct Bookmark(usize);
+
+/// Ready nodes by what is free on them, so that the tightest fit is found without a search.
+/// Nodes that are equal for every purpose share one entry.
+#[derive(Clone, Debug, Default)]
+struct FreeIndex {
+    by_gpu: BTreeMap<u64, BTreeMap<ClassKey, BTreeSet<NodeIx>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ClassKey {
+    cpu_milli: u64,
+    memory_mib: u64,
+    taints: Marks,
+    labels: Marks,
+}
+
+/// Equal nodes: the first of them, and what is free on each.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeClass {
+    pub first: NodeIx,
+    pub free: Resources,
+}
+
+impl<'a> Board<'a> {
+    #[must_use]
+    pub fn new(snapshot: &'a Snapshot, state: &'a State, now: Time) -> Self {
+        let mut nodes: Vec<&Node> = snapshot.nodes.iter().collect();
+        nodes.sort_by_key(|node| node.id);
+        nodes.dedup_by_key(|node| node.id);
+        let mut jobs: Vec<&Job> = snapshot.jobs.iter().collect();
+        jobs.sort_by_key(|job| job.id);
+        jobs.dedup_by_key(|job| job.id);
+        let mut online = snapshot.waiting.clone();
+        online.sort_by_key(|pods| (std::cmp::Reverse(pods.priority), pods.service));
+
+        let stays = |node: &&&Node| node.state != NodeState::Leaving;
+        let total = nodes.iter().filter(stays).map(|node| node.capacity).sum();
+        let taken =
+            |node: &&Node| node.capacity.saturating_sub(node.capacity.saturating_sub(node.taken));
+        let asked = nodes.iter().filter(stays).map(taken).sum();
+        let free = nodes.iter().map(|node| node.capacity.saturating_sub(node.taken)).collect();
+        let queue_use =
+            |queue: &Queue| (queue.id, QueueUse { queue: *queue, used: Resources::ZERO });
+        let mut board = Self {
+            options: state.options,
+            state,
+            now,
+            on_node: vec![Vec::new(); nodes.len()],
+            jobs: Vec::with_capacity(jobs.len()),
+            queues: snapshot.queues.iter().map(queue_use).collect(),
+            online,
+            room: Vec::new(),
+            total,
+            asked,
+            free,
+            index: FreeIndex::default(),
+            journal: Vec::new(),
+            nodes,
+        };
+        for job in jobs {
+            let unlisted = Queue { id: job.queue, weight: 1, quota: None, borrow: None };
+            let unlisted = QueueUse { queue: unlisted, used: Resources::ZERO };
+            board.queues.entry(job.queue).or_insert(unlisted);
+            board.seat(job);
+        }
+        // Only now: most nodes change several times while jobs are seated.
+        for node in 0..board.nodes.len() {
+            board.file(node);
+        }
+        board
+    }
+
+    /// Puts a job where the snapshot says it is; pods on nodes that are not there are lost.
+    fn seat(&mut self, job: &'a Job) {
+        let ix = self.jobs.len();
+        self.jobs.push(Seat {
+            job,
+            on: BTreeMap::new(),
+            counts: Counts::default(),
+            before: BTreeMap::new(),
+            reasons: Vec::new(),
+            waiting: None,
+            ran_before: false,
+            n_before: 0,
+            wanted: None,
+        });
+        for placed in &job.placed {
+            let Ok(node) = self.nodes.binary_search_by_key(&placed.node, |node| node.id) else {
+                continue;
+            };
+            // A snapshot may show more than fits (a node lost memory): what is over is not kept.
+            let shape = job.roles.of(placed.role).shape;
+            let fits = u32::try_from(shape.times_in(self.free[node])).unwrap_or(u32::MAX);
+            self.count_in(ix, placed.role, node, placed.n.min(fits));
+        }
+        let seat = &mut self.jobs[ix];
+        seat.ran_before = seat.has_gang();
+        seat.n_before = job
+            .placed
+            .iter()
+            .filter(|placed| placed.role == Role::Worker)
+            .map(|placed| placed.n)
+            .sum();
+        for placed in &job.placed {
+            if let Ok(node) = self.nodes.binary_search_by_key(&placed.node, |node| node.id) {
+                *seat.before.entry(node).or_default().of_mut(placed.role) += placed.n;
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn free(&self, node: NodeIx) -> Resources {
+        self.free[node]
+    }
+
+    /// The jobs that have pods on a node.
+    #[must_use]
+    pub fn on_node(&self, node: NodeIx) -> &[(JobIx, Counts)] {
+        &self.on_node[node]
+    }
+
+    #[must_use]
+    pub fn job_ix(&self, id: JobId) -> Option<JobIx> {
+        self.jobs.binary_search_by_key(&id, |seat| seat.job.id).ok()
+    }
+
+    /// Starts `n` pods of a job on a node.
+    ///
+    /// # Panics
+    /// If they do not fit or the node takes none.
+    pub fn put(&mut self, job: JobIx, role: Role, node: NodeIx, n: u32) {
+        assert!(self.nodes[node].state == NodeState::Ready, "pods start on ready nodes alone");
+        if n == 0 {
+            return;
+        }
+        self.put_anywhere(job, role, node, n);
+        self.journal.push(Entry { job, role, node, n, is_put: true });
+    }
+
+    /// Stops `n` pods of a job on a node.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn take(&mut self, job: JobIx, role: Role, node: NodeIx, n: u32) {
+        if n == 0 {
+            return;
+        }
+        self.take_anywhere(job, role, node, n);
+        self.journal.push(Entry { job, role, node, n, is_put: false });
+    }
+
+    /// Stops all pods of a job.
+    pub fn take_all(&mut self, job: JobIx) {
+        let on: Vec<(NodeIx, Counts)> = self.jobs[job].on.iter().map(|(n, c)| (*n, *c)).collect();
+        for (node, counts) in on {
+            for role in Role::ALL {
+                if counts.of(role) > 0 {
+                    self.take(job, role, node, counts.of(role));
+                }
+            }
+        }
+    }
+
+    /// Sets room aside for online pods.
+    pub fn put_online(&mut self, pods: &OnlinePods, node: NodeIx, n: u32) {
+        let asked = pods.shape * u64::from(n);
+        self.unfile(node);
+        self.free[node] -= asked;
+        self.file(node);
+        self.asked += asked;
+        let id = self.nodes[node].id;
+        match self.room.last_mut() {
+            Some(last) if last.service == pods.service && last.node == id => last.n += n,
+            _ => self.room.push(OnlineRoom { service: pods.service, node: id, n }),
+        }
+    }
+
+    #[must_use]
+    pub fn bookmark(&self) -> Bookmark {
+        Bookmark(self.journal.len())
+    }
+
+    /// Whether nothing has changed since the bookmark.
+    #[must_use]
+    pub fn is_at(&self, bookmark: Bookmark) -> bool {
+        self.journal.len() == bookmark.0
+    }
+
+    /// Undoes every `put` and `take` since the bookmark.
+    pub fn rewind(&mut self, to: Bookmark) {
+        while self.journal.len() > to.0 {
+            let Some(Entry { job, role, node, n, is_put }) = self.journal.pop() else { return };
+            if is_put {
+                self.take_anywhere(job, role, node, n);
+            } else {
+                self.put_anywhere(job, role, node, n);
+            }
+        }
+    }
+
+    /// The jobs whose pods were stopped since the bookmark, each once.
+    #[must_use]
+    pub fn taken_since(&self, bookmark: Bookmark) -> BTreeSet<JobIx> {
+        let taken = self.journal[bookmark.0..].iter().filter(|entry| !entry.is_put);
+        taken.map(|entry| entry.job).collect()
+    }
+
+    pub fn because(&mut self, job: JobIx, reason: Reason) {
+        let reasons = &mut self.jobs[job].reasons;
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+
+    /// Classes of equal ready nodes with at least `need` free, the tightest first.
+    pub fn classes(&self, need: Resources) -> impl Iterator<Item = NodeClass> {
+        let from = ClassKey {
+            cpu_milli: need.cpu_milli,
+            memory_mib: 0,
+            taints: Marks::NONE,
+            labels: Marks::NONE,
+        };
+        let by_gpu = self.index.by_gpu.range(need.gpu..);
+        let all = by_gpu.flat_map(move |(gpu, classes)| {
+            let range = classes.range((Bound::Included(from), Bound::Unbounded));
+            range.map(move |(key, nodes)| (*gpu, key, nodes))
+        });
+        all.filter_map(move |(gpu, key, nodes)| {
+            let free = Resources::new(gpu, key.cpu_milli, key.memory_mib);
+            let first = *nodes.first()?;
+            need.fits_in(free).then_some(NodeClass { first, free })
+        })
+    }
+
+    fn put_anywhere(&mut self, job: JobIx, role: Role, node: NodeIx, n: u32) {
+        self.unfile(node);
+        self.count_in(job, role, node, n);
+        self.file(node);
+    }
+
+    /// Keeps all books of pods that are put on a node but the index of free room.
+    fn count_in(&mut self, job: JobIx, role: Role, node: NodeIx, n: u32) {
+        if n == 0 {
+            return;
+        }
+        let seat = &mut self.jobs[job];
+        let asked = seat.job.roles.of(role).shape * u64::from(n);
+        *seat.counts.of_mut(role) += n;
+        *seat.on.entry(node).or_default().of_mut(role) += n;
+        let queue = seat.job.queue;
+        self.free[node] -= asked;
+        let here = &mut self.on_node[node];
+        match here.binary_search_by_key(&job, |(job, _)| *job) {
+            Ok(at) => *here[at].1.of_mut(role) += n,
+            Err(at) => {
+                let mut counts = Counts::default();
+                *counts.of_mut(role) = n;
+                here.insert(at, (job, counts));
+            }
+        }
+        if self.nodes[node].state != NodeState::Leaving {
+            self.asked += asked;
+        }
+        if let Some(queue) = self.queues.get_mut(&queue) {
+            queue.used += asked;
+        }
+    }
+
+    fn take_anywhere(&mut self, job: JobIx, role: Role, node: NodeIx, n: u32) {
+        if n == 0 {
+            return;
+        }
+        let seat = &mut self.jobs[job];
+        let asked = seat.job.roles.of(role).shape * u64::from(n);
+        let on = seat.on.get_mut(&node).expect("a job has pods where they are taken");
+        assert!(on.of(role) >= n, "a job has as many pods as are taken");
+        *on.of_mut(role) -= n;
+        if on.sum() == 0 {
+            seat.on.remove(&node);
+        }
+        *seat.counts.of_mut(role) -= n;
+        let queue = seat.job.queue;
+        self.unfile(node);
+        self.free[node] += asked;
+        self.file(node);
+        let here = &mut self.on_node[node];
+        let at = here.binary_search_by_key(&job, |(job, _)| *job).expect("both books agree");
+        *here[at].1.of_mut(role) -= n;
+        if here[at].1.sum() == 0 {
+            here.remove(at);
+        }
+        if self.nodes[node].state != NodeState::Leaving {
+            self.asked -= asked;
+        }
+        if let Some(queue) = self.queues.get_mut(&queue) {
+            queue.used -= asked;
+        }
+    }
+
+    fn class_key(&self, node: NodeIx) -> (u64, ClassKey) {
+        let Resources { gpu, cpu_milli, memory_mib } = self.free[node];
+        let Node { taints, labels, .. } = *self.nodes[node];
+        (gpu, ClassKey { cpu_milli, memory_mib, taints, labels })
+    }
+
+    fn file(&mut self, node: NodeIx) {
+        if self.nodes[node].state == NodeState::Ready {
+            let (gpu, key) = self.class_key(node);
+            let classes = self.index.by_gpu.entry(gpu).or_default();
+            classes.entry(key).or_default().insert(node);
+        }
+    }
+
+    fn unfile(&mut self, node: NodeIx) {
+        let (gpu, key) = self.class_key(node);
+        let Some(classes) = self.index.by_gpu.get_mut(&gpu) else { return };
+        let Some(nodes) = classes.get_mut(&key) else { return };
+        nodes.remove(&node);
+        if nodes.is_empty() {
+            classes.remove(&key);
+        }
+    }
+}
+
+impl Seat<'_> {
+    /// Whether every role has at least its minimum.
+    #[must_use]
+    pub fn has_gang(&self) -> bool {
+        Role::ALL.into_iter().all(|role| self.counts.of(role) >= self.job.roles.of(role).min)
+            && self.counts.worker > 0
+    }
+
+    /// Workers above the minimum: what can be taken without stopping the job.
+    #[must_use]
+    pub fn surplus(&self) -> u32 {
+        self.counts.worker.saturating_sub(self.job.roles.worker.min)
+    }
+
+    #[must_use]
+    pub fn can_grow(&self) -> bool {
+        self.has_gang() && self.counts.worker < self.job.roles.worker.max
+    }
+
+    #[must_use]
+    pub fn used(&self) -> Resources {
+        self.job.resources(self.counts)
+    }
+
+    /// Nodes with workers of this job, and how many.
+    pub fn workers_on(&self) -> impl Iterator<Item = (NodeIx, u32)> {
+        self.on.iter().map(|(node, counts)| (*node, counts.worker)).filter(|(_, n)| *n > 0)
+    }
+}

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How room above the minimums is shared out: to those who have least, and no more than the
+//! load, the quotas and the freeze windows allow.
+//!
+//! Both steps only ever raise the smallest share that they touch. There are finitely many ways to
+//! share out finitely many pods, so both end; and where they end, neither finds anything to do,
+//! so a plan made again changes nothing.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::board::{Board, JobIx, NodeIx};
+use crate::fairness::{Measure, Sorted, is_fairer, level, queue_level};
+use crate::packing;
+use crate::plan::Reason;
+use crate::quota;
+use crate::resources::Resources;
+use crate::snapshot::{Marks, NodeState, QueueId, Role};
+
+/// The rules of one policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub measure: Measure,
+    /// Whether lately resized jobs are left alone, and growth comes in steps.
+    pub has_hysteresis: bool,
+}
+
+/// Where another worker's room comes from.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    FreeRoom,
+    Others,
+}
+
+impl Source {
+    /// How long a resized job is left alone. Room that nobody uses is worth a resize sooner.
+    fn freeze(self, board: &Board<'_>) -> Duration {
+        match self {
+            Self::FreeRoom => board.options.freeze / 4,
+            Self::Others => board.options.freeze,
+        }
+    }
+}
+
+/// Gives free room to the job with the least, worker by worker, until nothing fits.
+pub fn fill(board: &mut Board<'_>, rules: Rules) {
+    let mut open = OpenJobs::new(board, rules);
+    while let Some(job) = open.pop_least(board) {
+        if !may_grow(board, job, rules) || packing::put_worker(board, job).is_none() {
+            continue;
+        }
+        let reason = match rules.measure {
+            Measure::Share => Reason::FreeRoom,
+            Measure::Fulfilment => Reason::LeastFulfilled,
+        };
+        board.because(job, reason);
+        open.push(board, job, rules);
+    }
+}
+
+/// Moves workers from jobs that have more to jobs that have less, one by one, as long as that
+/// leaves them more equal; and from lower to higher priority.
+pub fn rebalance(board: &mut Board<'_>, rules: Rules) {
+    // Each transfer is worth one worker, so there cannot be more than all workers squared; the
+    // limit only guards against a fault in the reasoning above.
+    let n_workers: u64 = board.jobs.iter().map(|seat| u64::from(seat.counts.worker)).sum();
+    let mut left = n_workers * n_workers + 1;
+    loop {
+        let mut has_moved = false;
+        let mut givers = Givers::new(board, rules);
+        for poor in poorest_first(board, rules) {
+            while left > 0
+                && may_take_more(board, poor, rules, Source::Others)
+                && take_from_richest(board, poor, rules, &mut givers)
+            {
+                has_moved = true;
+                left -= 1;
+            }
+        }
+        if !has_moved || left == 0 {
+            return;
+        }
+    }
+}
+
+/// Lets the number of servers follow the number of workers.
+pub fn follow_with_servers(board: &mut Board<'_>) {
+    for job in 0..board.jobs.len() {
+        let seat = &board.jobs[job];
+        if seat.job.roles.ps.min >= seat.job.roles.ps.max || !seat.has_gang() {
+            continue;
+        }
+        let wanted = seat.job.counts_at(seat.counts.worker).ps;
+        while board.jobs[job].counts.ps > wanted {
+            crate::trim::drop_one(board, job, Role::Ps);
+            board.because(job, Reason::ServersFollow);
+        }
+        while board.jobs[job].counts.ps < wanted {
+            let shape = board.jobs[job].job.roles.ps.shape;
+            if !quota::allows(board, board.jobs[job].job.queue, shape)
+                || !is_below_load(board, shape)
+            {
+                break;
+            }
+            let Some((node, _)) = packing::cheapest_spot(board, job, Role::Ps, 1) else { break };
+            board.put(job, Role::Ps, node, 1);
+            board.because(job, Reason::ServersFollow);
+        }
+    }
+}
+
+/// Whether a job may have one more worker as far as rules go; room is another question.
+fn may_grow(board: &Board<'_>, job: JobIx, rules: Rules) -> bool {
+    let shape = board.jobs[job].job.roles.worker.shape;
+    may_take_more(board, job, rules, Source::FreeRoom)
+        && is_below_load(board, shape)
+        && quota::allows(board, board.jobs[job].job.queue, shape)
+}
+
+/// Whether its own limits let a job grow: maximum, freeze window, step and gain.
+fn may_take_more(board: &Board<'_>, job: JobIx, rules: Rules, source: Source) -> bool {
+    let seat = &board.jobs[job];
+    if !seat.can_grow() || seat.job.fault().is_some() {
+        return false;
+    }
+    // A job that starts with this plan disturbs nobody by starting large.
+    if !rules.has_hysteresis || !seat.ran_before {
+        return true;
+    }
+    let n_before = seat.n_before;
+    // A job that gives workers to others in this plan takes none, and the other way about.
+    let has_shrunk = seat.counts.worker < n_before;
+    let limit = n_before.saturating_mul(board.options.growth).max(n_before.saturating_add(4));
+    !has_shrunk
+        && seat.counts.worker < limit
+        && !board.state.was_resized_within(source.freeze(board), seat.job.id, board.now)
+        && is_worth_it(board, job, n_before, limit)
+}
+
+/// Whether growing as far as it may saves a job clearly more time than the resize costs.
+fn is_worth_it(board: &Board<'_>, job: JobIx, n_before: u32, limit: u32) -> bool {
+    let spec = board.jobs[job].job;
+    let Some(speed) = &spec.speed else { return true };
+    let most = limit.min(spec.roles.worker.max);
+    let now = speed.at(n_before, false).max(speed.at(n_before, true));
+    let then = speed.at(most, false).max(speed.at(most, true));
+    if now <= 0.0 {
+        return true;
+    }
+    let saved = speed.remaining / now - speed.remaining / then.max(now);
+    saved > spec.resize_cost.as_secs_f64() * f64::from(board.options.gain)
+}
+
+/// Whether `more` keeps what is asked for under the line, in every kind that it asks for.
+#[must_use]
+pub fn is_below_load(board: &Board<'_>, more: Resources) -> bool {
+    let line = board.total.permille(board.options.max_load_permille);
+    let after = board.asked + more;
+    (more.gpu == 0 || after.gpu <= line.gpu)
+        && (more.cpu_milli == 0 || after.cpu_milli <= line.cpu_milli)
+        && (more.memory_mib == 0 || after.memory_mib <= line.memory_mib)
+}
+
+fn poorest_first(board: &Board<'_>, rules: Rules) -> Vec<JobIx> {
+    let mut poor: Vec<JobIx> = (0..board.jobs.len())
+        .filter(|job| may_take_more(board, *job, rules, Source::Others))
+        .collect();
+    poor.sort_by_cached_key(|job| {
+        let seat = &board.jobs[*job];
+        let queue = board.queues[&seat.job.queue].used;
+        let queue = Sorted(queue_level(board, seat.job.queue, queue));
+        let own = Sorted(level(board, *job, seat.counts, rules.measure));
+        (Reverse(seat.job.priority), queue, own, seat.job.id)
+    });
+    poor
+}
+
+/// Moves one worker to `poor` from the job that can best spare it; says whether one was found.
+fn take_from_richest(
+    board: &mut Board<'_>,
+    poor: JobIx,
+    rules: Rules,
+    givers: &mut Givers,
+) -> bool {
+    let groups = givers.groups(board, board.jobs[poor].job.priority);
+    let mut refusals = std::mem::take(&mut givers.refusals);
+    let search =
+        |group| take_from_group(board, poor, rules, givers.group(group), group, &mut refusals);
+    let found = groups.into_iter().find_map(search);
+    givers.refusals = refusals;
+    if let Some(rich) = found {
+        givers.update(board, rich, rules);
+        givers.update(board, poor, rules);
+    }
+    found.is_some()
+}
+
+/// The same among givers of one priority and queue; says who gave.
+fn take_from_group(
+    board: &mut Board<'_>,
+    poor: JobIx,
+    rules: Rules,
+    givers: impl Iterator<Item = Giver>,
+    (priority, queue): (i32, QueueId),
+    refusals: &mut [Vec<Taker>],
+) -> Option<JobIx> {
+    let taker = Taker::of(board, poor);
+    let own = Sorted(level(board, poor, board.jobs[poor].counts, rules.measure));
+    let is_lower = priority < board.jobs[poor].job.priority;
+    let goes_by_queue = rules.measure == Measure::Share && queue != taker.queue;
+    if !is_lower && goes_by_queue && !is_richer_queue(board, queue, taker.queue) {
+        return None;
+    }
+    // Between queues the answer is the same for all givers of one shape.
+    let mut unfair: Vec<Resources> = Vec::new();
+    for (Reverse(has), rich) in givers {
+        let shape = board.jobs[rich].job.roles.worker.shape;
+        if rich == poor || unfair.contains(&shape) || refusals[rich].contains(&taker) {
+            continue;
+        }
+        if !is_lower && !goes_by_queue && has <= own {
+            return None;
+        }
+        let is_fair = is_lower || is_fairer(board, rich, poor, rules.measure);
+        if goes_by_queue && !is_fair {
+            unfair.push(shape);
+        }
+        if !is_fair || (!is_lower && is_left_alone(board, rich, rules)) {
+            continue;
+        }
+        if transfer(board, rich, poor) {
+            return Some(rich);
+        }
+        refusals[rich].push(taker);
+    }
+    None
+}
+
+fn is_richer_queue(board: &Board<'_>, one: QueueId, other: QueueId) -> bool {
+    let of = |queue: QueueId| queue_level(board, queue, board.queues[&queue].used);
+    of(one) > of(other)
+}
+
+/// Whether a job must not give for fairness' sake: it was resized lately, or grows in this plan.
+fn is_left_alone(board: &Board<'_>, job: JobIx, rules: Rules) -> bool {
+    let seat = &board.jobs[job];
+    rules.has_hysteresis
+        && seat.ran_before
+        && (seat.counts.worker > seat.n_before || board.state.is_frozen(seat.job.id, board.now))
+}
+
+type Giver = (Reverse<Sorted>, JobIx);
+
+/// What makes takers equal in the eyes of a giver: if one cannot have its place, none can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Taker {
+    shape: Resources,
+    tolerates: Marks,
+    selects: Marks,
+    queue: QueueId,
+}
+
+impl Taker {
+    fn of(board: &Board<'_>, job: JobIx) -> Self {
+        let job = board.jobs[job].job;
+        let shape = job.roles.worker.shape;
+        Self { shape, tolerates: job.tolerates, selects: job.selects, queue: job.queue }
+    }
+}
+
+/// Jobs with workers above their minimum, by priority and queue, those with most first.
+struct Givers {
+    by_group: BTreeMap<(i32, QueueId), BTreeSet<Giver>>,
+    levels: Vec<Option<Sorted>>,
+    /// Takers that found no place with a giver. Places change, so this holds for one round; the
+    /// last round, in which nothing moves, is exact.
+    refusals: Vec<Vec<Taker>>,
+}
+
+impl Givers {
+    fn new(board: &Board<'_>, rules: Rules) -> Self {
+        let n = board.jobs.len();
+        let (levels, refusals) = (vec![None; n], vec![Vec::new(); n]);
+        let mut givers = Self { by_group: BTreeMap::new(), levels, refusals };
+        for job in 0..board.jobs.len() {
+            givers.update(board, job, rules);
+        }
+        givers
+    }
+
+    fn update(&mut self, board: &Board<'_>, job: JobIx, rules: Rules) {
+        let seat = &board.jobs[job];
+        let group = self.by_group.entry((seat.job.priority, seat.job.queue)).or_default();
+        if let Some(before) = self.levels[job].take() {
+            group.remove(&(Reverse(before), job));
+        }
+        if seat.surplus() > 0 && seat.has_gang() && seat.job.fault().is_none() {
+            let now = Sorted(level(board, job, seat.counts, rules.measure));
+            group.insert((Reverse(now), job));
+            self.levels[job] = Some(now);
+        }
+    }
+
+    /// Who gives to jobs of a priority: the lowest first, then the queue with most.
+    fn groups(&self, board: &Board<'_>, priority: i32) -> Vec<(i32, QueueId)> {
+        let upto = self.by_group.range(..=(priority, QueueId(u32::MAX)));
+        let mut groups: Vec<(i32, QueueId)> =
+            upto.filter(|(_, jobs)| !jobs.is_empty()).map(|(group, _)| *group).collect();
+        groups.sort_by_cached_key(|(priority, queue)| {
+            let used = Sorted(queue_level(board, *queue, board.queues[queue].used));
+            (*priority, Reverse(used), *queue)
+        });
+        groups
+    }
+
+    fn group(&self, group: (i32, QueueId)) -> impl Iterator<Item = Giver> {
+        self.by_group.get(&group).into_iter().flatten().copied()
+    }
+}
+
+/// Moves one worker from `rich` to `poor` on a node where it fits; says whether there is one.
+fn transfer(board: &mut Board<'_>, rich: JobIx, poor: JobIx) -> bool {
+    let (giver, taker) = (board.jobs[rich].job, board.jobs[poor].job);
+    let (given, taken) = (giver.roles.worker.shape, taker.roles.worker.shape);
+    let fits = |(node, _): &(NodeIx, u32)| {
+        board.nodes[*node].state == NodeState::Ready
+            && taker.may_use(board.nodes[*node])
+            && taken.fits_in(board.free(*node) + given)
+    };
+    let spots = board.jobs[rich].workers_on().filter(fits);
+    let spot = spots.min_by_key(|(node, n)| {
+        let is_beside = board.jobs[poor].on.contains_key(node);
+        (Reverse(is_beside), *n, *node)
+    });
+    let Some((node, _)) = spot else { return false };
+    let bookmark = board.bookmark();
+    board.take(rich, Role::Worker, node, 1);
+    let is_allowed = quota::allows(board, taker.queue, taken)
+        && !quota::would_borrow_what_is_owned(board, taker.queue, taken, giver.queue)
+        && (taken.fits_in(given) || is_below_load(board, taken));
+    if !is_allowed {
+        board.rewind(bookmark);
+        return false;
+    }
+    board.put(poor, Role::Worker, node, 1);
+    if giver.priority < taker.priority {
+        board.because(poor, Reason::HigherPriority { than: giver.id });
+        board.because(rich, Reason::Preempted { by: taker.id });
+    } else {
+        board.because(poor, Reason::BelowFairShare { from: giver.id });
+        board.because(rich, Reason::AboveFairShare { to: taker.id });
+    }
+    true
+}
+
+type ByQueue = BTreeMap<QueueId, BTreeSet<(Sorted, JobIx)>>;
+
+/// Jobs that may still grow, ready to yield the one with least: of the highest priority, of the
+/// queue with the smallest share, the job with the smallest share.
+struct OpenJobs {
+    measure: Measure,
+    by_priority: BTreeMap<Reverse<i32>, ByQueue>,
+}
+
+impl OpenJobs {
+    fn new(board: &Board<'_>, rules: Rules) -> Self {
+        let mut open = Self { measure: rules.measure, by_priority: BTreeMap::new() };
+        for job in 0..board.jobs.len() {
+            open.push(board, job, rules);
+        }
+        open
+    }
+
+    fn push(&mut self, board: &Board<'_>, job: JobIx, rules: Rules) {
+        if may_take_more(board, job, rules, Source::FreeRoom) {
+            let seat = &board.jobs[job];
+            let own = Sorted(level(board, job, seat.counts, self.measure));
+            let queues = self.by_priority.entry(Reverse(seat.job.priority)).or_default();
+            queues.entry(seat.job.queue).or_default().insert((own, job));
+        }
+    }
+
+    fn pop_least(&mut self, board: &Board<'_>) -> Option<JobIx> {
+        loop {
+            let mut first = self.by_priority.first_entry()?;
+            let queues = first.get_mut();
+            let least = queues.keys().copied().min_by_key(|queue| {
+                let used = board.queues[queue].used;
+                (Sorted(queue_level(board, *queue, used)), *queue)
+            });
+            let Some(queue) = least else {
+                first.remove();
+                continue;
+            };
+            match queues.get_mut(&queue).and_then(BTreeSet::pop_first) {
+                Some((_, job)) => return Some(job),
+                None => {
+                    queues.remove(&queue);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Jobs of Microsoft's Philly cluster (2017), replayed with some of them elastic.
+//!
+//! The trace knows how many GPUs a job had and for how long. An elastic job may have from a
+//! quarter to twice as many and has the same work to do; more GPUs are worth a little less each.
+//! The text of the trace comes from the caller.
+
+use std::time::Duration;
+
+use edl_core::rng::{key, unit};
+use edl_core::time::Time;
+
+use crate::resources::Resources;
+use crate::sim::adaptdl::Error;
+use crate::sim::kubernetes::Kubernetes;
+use crate::sim::scenario::{JobScript, Scenario};
+use crate::sim::work::Work;
+use crate::snapshot::{
+    Counts, Job, JobId, Marks, Node, NodeId, NodeState, QueueId, RoleSpec, Roles,
+};
+use crate::state::Options;
+
+/// Twice as many workers are 2^0.9 = 1.87 times as fast.
+const SCALING: f64 = 0.9;
+const GPUS_PER_NODE: u64 = 8;
+
+/// One job of the trace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Entry {
+    /// Seconds since an origin that all entries share.
+    pub submitted: i64,
+    pub secs: f64,
+    pub n_gpus: u32,
+}
+
+/// Reads the trace; in order of submission.
+///
+/// # Errors
+/// If a line is not what it should be.
+pub fn parse(text: &str) -> Result<Vec<Entry>, Error> {
+    let mut entries = Vec::new();
+    for (index, line) in text.lines().enumerate().skip(1).filter(|(_, line)| !line.is_empty()) {
+        let entry = entry(line).ok_or_else(|| Error::Malformed {
+            file: "philly.csv".to_owned(),
+            line: index + 1,
+            text: line.to_owned(),
+        })?;
+        entries.push(entry);
+    }
+    entries.sort_by_key(|entry| entry.submitted);
+    Ok(entries)
+}
+
+/// `n_jobs` jobs from `first` on, on `n_nodes` nodes of 8 GPUs; so many percent of them elastic.
+#[must_use]
+pub fn scenario(
+    entries: &[Entry],
+    first: usize,
+    n_jobs: usize,
+    n_nodes: u32,
+    elastic_percent: u32,
+) -> Scenario {
+    let chosen: Vec<Entry> = entries
+        .iter()
+        .skip(first)
+        .filter(|entry| u64::from(entry.n_gpus) <= GPUS_PER_NODE * u64::from(n_nodes) / 2)
+        .take(n_jobs)
+        .copied()
+        .collect();
+    let origin = chosen.first().map_or(0, |entry| entry.submitted);
+    let jobs = chosen.iter().zip(0..).map(|(entry, id)| job(id, entry, origin, elastic_percent));
+    let node = |id| Node {
+        id: NodeId(id),
+        capacity: Resources::new(GPUS_PER_NODE, 0, 0),
+        taken: Resources::ZERO,
+        leaving: Resources::ZERO,
+        taints: Marks::NONE,
+        labels: Marks::NONE,
+        state: NodeState::Ready,
+    };
+    Scenario {
+        name: format!("philly, {elastic_percent} % elastic"),
+        nodes: (0..n_nodes).map(node).collect(),
+        queues: Vec::new(),
+        jobs: jobs.collect(),
+        services: Vec::new(),
+        faults: Vec::new(),
+        kubernetes: Kubernetes::of_today(),
+        plan_every: Duration::from_secs(60),
+        plans_on_events: true,
+        rescale: Duration::from_secs(10),
+        end: None,
+        row_every: Duration::from_secs(600),
+        options: Options { max_load_permille: 1000, ..Options::default() },
+    }
+}
+
+fn job(id: u32, entry: &Entry, origin: i64, elastic_percent: u32) -> JobScript {
+    let n = entry.n_gpus.max(1);
+    let is_elastic = unit(key(&[u64::from(id), 17])) * 100.0 < f64::from(elastic_percent);
+    let (min, max) = if is_elastic { (n.div_ceil(4), n * 2) } else { (n, n) };
+    let wait = u64::try_from(entry.submitted - origin).unwrap_or(0);
+    let job = Job {
+        id: JobId(id),
+        submitted: Time::ZERO + Duration::from_secs(wait),
+        priority: 0,
+        weight: 1,
+        queue: QueueId(0),
+        roles: Roles {
+            worker: RoleSpec { shape: Resources::new(1, 0, 0), min, max },
+            ..Roles::default()
+        },
+        tolerates: Marks::NONE,
+        selects: Marks::NONE,
+        placed: Vec::new(),
+        unplaced: Counts::default(),
+        running: Counts::default(),
+        ran: Duration::ZERO,
+        resize_cost: Duration::ZERO,
+        speed: None,
+    };
+    let left = entry.secs.max(1.0) * f64::from(n).powf(SCALING);
+    JobScript {
+        name: format!("philly-{id}"),
+        job,
+        work: Work::WorkerSeconds { left, scaling: SCALING },
+    }
+}
+
+fn entry(line: &str) -> Option<Entry> {
+    let mut fields = line.split(',');
+    let submitted = seconds(fields.next()?)?;
+    Some(Entry {
+        submitted,
+        secs: fields.next()?.parse().ok()?,
+        n_gpus: fields.next()?.parse().ok()?,
+    })
+}
+
+/// Seconds of `2017-10-09 07:01:55` since a fixed day.
+fn seconds(text: &str) -> Option<i64> {
+    let (date, time) = text.split_once(' ')?;
+    let numbers = |text: &str, by: char| -> Option<Vec<i64>> {
+        text.split(by).map(|part| part.parse().ok()).collect()
+    };
+    let (date, time) = (numbers(date, '-')?, numbers(time, ':')?);
+    let ([year, month, day], [hour, minute, second]) = (date.as_slice(), time.as_slice()) else {
+        return None;
+    };
+    // Days of the proleptic calendar, counted from March so that leap days come last.
+    let (shifted, moved) = if *month > 2 { (*year, month - 3) } else { (year - 1, month + 9) };
+    let days =
+        365 * shifted + shifted / 4 - shifted / 100 + shifted / 400 + (153 * moved + 2) / 5 + day;
+    Some(((days * 24 + hour) * 60 + minute) * 60 + second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_follow_each_other() {
+        let secs = |text| seconds(text).expect("a time");
+        assert_eq!(secs("2017-10-10 00:00:00") - secs("2017-10-09 23:59:59"), 1);
+        assert_eq!(secs("2017-11-01 00:00:00") - secs("2017-10-31 00:00:00"), 86_400);
+        assert_eq!(secs("2018-01-01 00:00:00") - secs("2017-12-31 00:00:00"), 86_400);
+        assert_eq!(seconds("yesterday"), None);
+    }
+
+    #[test]
+    fn a_line_that_is_no_job_is_named() {
+        let text = "timestamp,duration,num_gpus\n2017-10-09 07:01:55,66.0,1\n2017-10-09,x,1\n";
+        let error = parse(text).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "`philly.csv` line 3: `2017-10-09,x,1` is not what belongs there"
+        );
+    }
+}

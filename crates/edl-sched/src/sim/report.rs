@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happened in a run: a table for people, CSV for programs, a picture.
+
+use std::fmt::Write;
+
+use edl_core::time::Time;
+
+use crate::resources::Resources;
+use crate::sim::metrics::{Row, mean, mean_over, quantile, secs};
+use crate::sim::svg;
+use crate::state::Policy;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    pub scenario: String,
+    pub policy: Policy,
+    pub seed: u64,
+    pub end: Time,
+    pub capacity: Resources,
+    pub jobs: Vec<JobOutcome>,
+    pub services: Vec<ServiceOutcome>,
+    pub rows: Vec<Row>,
+    pub n_plans: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobOutcome {
+    pub name: String,
+    pub submitted: Time,
+    /// When its first worker ran (what the published experiment calls the end of waiting).
+    pub first_worker: Option<Time>,
+    /// When its whole minimum ran.
+    pub whole: Option<Time>,
+    pub done: Option<Time>,
+    pub n_resizes: u32,
+    /// How often it was stopped altogether.
+    pub n_stops: u32,
+    pub worker_secs: f64,
+    /// Worker-seconds in which it stood still because its workers had changed.
+    pub paused_worker_secs: f64,
+    pub max_workers: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceOutcome {
+    pub name: String,
+    /// Pod-seconds below its target.
+    pub deficit_pod_secs: f64,
+    /// Those in which pods had no node: what is left is their start-up.
+    pub deficit_without_room_pod_secs: f64,
+}
+
+impl Report {
+    /// Seconds from submission to the first worker. A job that never had one counts as waiting
+    /// until the end (right-censored), as in the published experiment.
+    #[must_use]
+    pub fn waits(&self) -> Vec<f64> {
+        let wait =
+            |job: &JobOutcome| secs(job.first_worker.unwrap_or(self.end)) - secs(job.submitted);
+        self.submitted().map(wait).collect()
+    }
+
+    /// Seconds from submission until the whole minimum ran.
+    #[must_use]
+    pub fn whole_waits(&self) -> Vec<f64> {
+        let wait = |job: &JobOutcome| secs(job.whole.unwrap_or(self.end)) - secs(job.submitted);
+        self.submitted().map(wait).collect()
+    }
+
+    /// Seconds from submission to the end of each job that ended.
+    #[must_use]
+    pub fn completion_times(&self) -> Vec<f64> {
+        let time = |job: &JobOutcome| Some(secs(job.done?) - secs(job.submitted));
+        self.jobs.iter().filter_map(time).collect()
+    }
+
+    #[must_use]
+    pub fn makespan(&self) -> f64 {
+        self.jobs.iter().filter_map(|job| job.done).map(secs).fold(0.0, f64::max)
+    }
+
+    /// The share of CPUs (of GPUs, where there are any) that running pods ask for, in percent.
+    #[must_use]
+    pub fn utilisation(&self, row: &Row) -> f64 {
+        if self.capacity.gpu > 0 {
+            return 100.0 * row.asked.gpu as f64 / self.capacity.gpu as f64;
+        }
+        100.0 * row.asked.cpu_milli as f64 / self.capacity.cpu_milli.max(1) as f64
+    }
+
+    #[must_use]
+    pub fn mean_utilisation(&self, from: f64, to: f64) -> f64 {
+        mean_over(&self.rows, from..=to, |row| self.utilisation(row))
+    }
+
+    #[must_use]
+    pub fn n_resizes(&self) -> u32 {
+        self.jobs.iter().map(|job| job.n_resizes).sum()
+    }
+
+    #[must_use]
+    pub fn n_stops(&self) -> u32 {
+        self.jobs.iter().map(|job| job.n_stops).sum()
+    }
+
+    /// The share of worker time in which jobs got on, in percent.
+    #[must_use]
+    pub fn productive(&self) -> f64 {
+        let all: f64 = self.jobs.iter().map(|job| job.worker_secs).sum();
+        let paused: f64 = self.jobs.iter().map(|job| job.paused_worker_secs).sum();
+        if all > 0.0 { 100.0 * (all - paused) / all } else { 100.0 }
+    }
+
+    /// Resizes for each hour in which a job was there.
+    #[must_use]
+    pub fn resizes_per_job_hour(&self) -> f64 {
+        let there = |job: &JobOutcome| secs(job.done.unwrap_or(self.end)) - secs(job.submitted);
+        let hours: f64 = self.submitted().map(there).sum::<f64>() / 3600.0;
+        if hours > 0.0 { f64::from(self.n_resizes()) / hours } else { 0.0 }
+    }
+
+    #[must_use]
+    pub fn deficit(&self) -> f64 {
+        self.services.iter().map(|service| service.deficit_pod_secs).sum()
+    }
+
+    /// What is left of the deficit when the pods' start-up is left out.
+    #[must_use]
+    pub fn deficit_without_room(&self) -> f64 {
+        self.services.iter().map(|service| service.deficit_without_room_pod_secs).sum()
+    }
+
+    /// The numbers of the run, one to a line.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        let end = secs(self.end);
+        let mut line = |name: &str, value: String| {
+            writeln!(text, "{name:<34} {value}").expect("a string takes everything");
+        };
+        line("scenario", format!("{} ({}, seed {})", self.scenario, self.policy, self.seed));
+        let waits = self.waits();
+        line("jobs submitted / done", {
+            format!("{} / {}", waits.len(), self.completion_times().len())
+        });
+        line("wait for first worker, s", quantiles(&waits));
+        line("wait for whole minimum, s", quantiles(&self.whole_waits()));
+        let never = self.submitted().filter(|job| job.first_worker.is_none()).count();
+        line("never started (counted to the end)", never.to_string());
+        let times = self.completion_times();
+        if !times.is_empty() {
+            line("completion time, s", quantiles(&times));
+            line("makespan, s", format!("{:.0}", self.makespan()));
+        }
+        line("utilisation asked for, %", format!("{:.2}", self.mean_utilisation(0.0, end)));
+        line("of it productive, %", format!("{:.2}", self.productive()));
+        let jain = mean_over(&self.rows, 0.9 * end..=end, Row::jain);
+        line("Jain index of workers, last tenth", format!("{jain:.3}"));
+        line("resizes (per job-hour)", {
+            format!("{} ({:.1})", self.n_resizes(), self.resizes_per_job_hour())
+        });
+        line("jobs stopped to wait again", self.n_stops().to_string());
+        for service in &self.services {
+            let name = format!("deficit of {}, pod-s", service.name);
+            let (all, room) = (service.deficit_pod_secs, service.deficit_without_room_pod_secs);
+            line(&name, format!("{all:.0}, of which without a node {room:.0}"));
+        }
+        line("simulated time, s / plans", format!("{end:.0} / {}", self.n_plans));
+        text
+    }
+
+    /// One line for each moment that was written down.
+    #[must_use]
+    pub fn csv(&self) -> String {
+        let mut text = String::from(
+            "seconds,utilisation_percent,workers,servers,jobs_not_submitted,jobs_pending,jobs_done,service_pods,workers_by_job\n",
+        );
+        for row in &self.rows {
+            let each: Vec<String> = row.workers.iter().map(u32::to_string).collect();
+            writeln!(
+                text,
+                "{:.0},{:.2},{},{},{},{},{},{},{}",
+                row.secs(),
+                self.utilisation(row),
+                row.n_workers(),
+                row.n_ps,
+                row.n_not_submitted,
+                row.n_pending,
+                row.n_done,
+                row.n_service,
+                each.join("|"),
+            )
+            .expect("a string takes everything");
+        }
+        text
+    }
+
+    /// Workers by job, utilisation and waiting over time, as a picture.
+    #[must_use]
+    pub fn svg(&self) -> String {
+        svg::draw(self)
+    }
+
+    fn submitted(&self) -> impl Iterator<Item = &JobOutcome> {
+        self.jobs.iter().filter(|job| job.submitted <= self.end)
+    }
+}
+
+fn quantiles(values: &[f64]) -> String {
+    format!(
+        "mean {:.1}, p50 {:.1}, p90 {:.1}, p99 {:.1}, max {:.1}",
+        mean(values),
+        quantile(values, 0.5),
+        quantile(values, 0.9),
+        quantile(values, 0.99),
+        quantile(values, 1.0),
+    )
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What one plan tells the next: settings, and when each job was last resized.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use edl_core::time::Time;
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::JobId;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    pub options: Options,
+    pub jobs: BTreeMap<JobId, Memory>,
+    /// How many jobs were demoted so far (Tiresias).
+    pub n_demoted: u64,
+    /// When sizes were last shared out anew (goodput).
+    pub shared_out: Option<Time>,
+}
+
+/// What is remembered of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Memory {
+    pub resized: Option<Time>,
+    pub n_resizes: u32,
+    /// Its place among demoted jobs (Tiresias).
+    pub demoted: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Options {
+    pub policy: Policy,
+    /// Jobs grow until so many thousandths of each resource are asked for.
+    pub max_load_permille: u32,
+    /// Jobs above their minimum shrink when this much more than `max_load_permille` is asked for:
+    /// the band keeps growth and shrinking from chasing each other.
+    pub load_band_permille: u32,
+    /// A job that was resized stays as it is for this long, unless its room is needed; a quarter
+    /// of it if there is room that nobody uses.
+    pub freeze: Duration,
+    /// A running job grows at most to this many times its size at once.
+    pub growth: u32,
+    /// A job that has waited for so long is not overtaken any more.
+    pub patience: Duration,
+    /// A job grows only if that saves so many times what the resize costs.
+    pub gain: u32,
+    /// Seed of policies that search at random.
+    pub seed: u64,
+}
+
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// No planner: every job's pods are made at once at full size, and Kubernetes places them.
+    Off,
+    /// In order of arrival, whole jobs, at full size.
+    Fifo,
+    /// The queue and job with the smallest dominant share first; nobody gives anything back.
+    Drf,
+    /// Least attained service, two queues, at full size.
+    Tiresias,
+    /// Largest marginal gain of remaining time.
+    Optimus,
+    /// PaddlePaddle EDL's rules, mended.
+    Edl,
+    /// PaddlePaddle EDL's rules as they were published, faults included; for calibration.
+    EdlPublished,
+    /// Genetic search for the best mean of speed-ups.
+    Pollux,
+    #[default]
+    ElasticFair,
+    /// Largest marginal gain of speed-up over fair share, by measured curves.
+    Goodput,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            max_load_permille: 970,
+            load_band_permille: 20,
+            freeze: Duration::from_secs(60),
+            growth: 4,
+            patience: Duration::from_secs(600),
+            gain: 4,
+            seed: 0,
+        }
+    }
+}
+
+impl State {
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self { options, ..Self::default() }
+    }
+
+    #[must_use]
+    pub fn of(policy: Policy) -> Self {
+        Self::new(Options { policy, ..Options::default() })
+    }
+
+    /// Whether `job` was resized so lately that it should be left alone.
+    #[must_use]
+    pub fn is_frozen(&self, job: JobId, now: Time) -> bool {
+        self.was_resized_within(self.options.freeze, job, now)
+    }
+
+    #[must_use]
+    pub fn was_resized_within(&self, window: Duration, job: JobId, now: Time) -> bool {
+        let resized = self.jobs.get(&job).and_then(|memory| memory.resized);
+        resized.is_some_and(|then| now.since(then) < window)
+    }
+}
+
+impl Policy {
+    pub const ALL: [Self; 10] = [
+        Self::Off,
+        Self::Fifo,
+        Self::Drf,
+        Self::Tiresias,
+        Self::Optimus,
+        Self::Edl,
+        Self::EdlPublished,
+        Self::Pollux,
+        Self::ElasticFair,
+        Self::Goodput,
+    ];
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Fifo => "fifo",
+            Self::Drf => "drf",
+            Self::Tiresias => "tiresias",
+            Self::Optimus => "optimus",
+            Self::Edl => "edl",
+            Self::EdlPublished => "edl-published",
+            Self::Pollux => "pollux",
+            Self::ElasticFair => "elastic-fair",
+            Self::Goodput => "goodput",
+        }
+    }
+
+    /// Whether the policy gives numbers alone and leaves nodes and victims to Kubernetes.
+    #[must_use]
+    pub fn leaves_placing_to_kubernetes(self) -> bool {
+        matches!(self, Self::Off | Self::EdlPublished)
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A policy that does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no policy is called `{0}`")]
+pub struct UnknownPolicy(String);
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == text);
+        found.ok_or_else(|| UnknownPolicy(text.to_owned()))
+    }
+}
