@@ -6,7 +6,7 @@ mod schedule;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::resolve::{Error, clip, resolve};
+pub use self::resolve::{Error, NAMES, clip, resolve};
 pub use self::schedule::Schedule;
 
 /// An optimizer, its schedule, its weight decay and how gradients are clipped for it.

@@ -19,12 +19,25 @@ pub struct JobSpec {
     pub job_type: JobType,
 
     // The model.
-    /// Name of a built-in model, or the dotted path of a Python one.
+    /// Folder of Python models; empty: the current one.
+    pub model_zoo: String,
+    /// Name of a built-in model, the dotted path of a Python one below `model_zoo`, or the path
+    /// of its file or folder.
     pub model_def: String,
+    /// A worker of the user's own: a command line that calls `elasticdl.init()`.
+    pub job_command: String,
     /// Numbers and words for the model, e.g. `lr=0.1`.
     pub model_params: BTreeMap<String, String>,
     /// Names another optimizer than the model's own, e.g. `adam`.
     pub optimizer: Option<String>,
+    // Names of functions in a Python module; empty: the word itself.
+    pub optimizer_fn: String,
+    pub loss: String,
+    pub feed: String,
+    pub eval_metrics_fn: String,
+    pub callbacks: String,
+    pub custom_data_reader: String,
+    pub prediction_outputs_processor: String,
     pub learning_rate: Option<f64>,
     /// `constant`, `steps:1000,2000:0.1`, `exponential:1000:0.9`, `cosine:100:10000`, `linear:100:10000`.
     pub learning_rate_schedule: Option<String>,
@@ -205,9 +218,18 @@ impl Default for JobSpec {
         Self {
             job_name: String::new(),
             job_type: JobType::Train,
+            model_zoo: String::new(),
             model_def: "mnist_cnn".into(),
+            job_command: String::new(),
             model_params: BTreeMap::new(),
             optimizer: None,
+            optimizer_fn: String::new(),
+            loss: String::new(),
+            feed: String::new(),
+            eval_metrics_fn: String::new(),
+            callbacks: String::new(),
+            custom_data_reader: String::new(),
+            prediction_outputs_processor: String::new(),
             learning_rate: None,
             learning_rate_schedule: None,
             weight_decay: None,
@@ -324,7 +346,9 @@ impl JobSpec {
     pub fn check_resumed(&self, before: &Self) -> Result<(), Invalid> {
         let differs = [
             ("job_type", self.job_type != before.job_type),
+            ("model_zoo", self.model_zoo != before.model_zoo),
             ("model_def", self.model_def != before.model_def),
+            ("job_command", self.job_command != before.job_command),
             ("model_params", self.model_params != before.model_params),
             ("optimizer", self.optimizer != before.optimizer),
             ("training_data", self.training_data != before.training_data),

@@ -36,6 +36,9 @@ pub trait Model: Send {
 
     /// The model's output, one row of numbers per record.
     fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, Error>;
+
+    /// The parameters that a worker of AllReduce ends with, for a model that hands them on.
+    fn finish(&mut self, _dense: &[f32]) {}
 }
 
 /// What one pass reads.

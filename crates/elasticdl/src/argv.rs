@@ -20,15 +20,16 @@ const JOB_COMMANDS: [&str; 6] = ["train", "evaluate", "predict", "master", "ps",
 
 /// Old names of flags. The last one counts records instead of batches, so it stays a flag of its
 /// own.
-const OLD_NAMES: [(&str, &str); 4] = [
+const OLD_NAMES: [(&str, &str); 5] = [
     ("training_data_dir", "training_data"),
     ("evaluation_data_dir", "validation_data"),
     ("model_file", "model_def"),
+    ("dataset_fn", "feed"),
     (RECORDS_PER_TASK, "num_minibatches_per_task"),
 ];
 
 /// Without a cluster these would silently do something else than asked.
-const CLUSTER_ONLY: [&str; 11] = [
+const CLUSTER_ONLY: [&str; 10] = [
     "image_name",
     "worker_image",
     "ps_image",
@@ -38,22 +39,11 @@ const CLUSTER_ONLY: [&str; 11] = [
     "cluster_spec",
     "cluster_spec_json",
     "yaml",
-    "job_command",
     "need_tf_config",
 ];
 
-/// Names of symbols in a Python module.
-const PYTHON_ONLY: [&str; 6] = [
-    "feed",
-    "loss",
-    "eval_metrics_fn",
-    "callbacks",
-    "custom_data_reader",
-    "prediction_outputs_processor",
-];
-
 /// Flags that change nothing on one machine, and why; `true` takes a value.
-const HARMLESS: [(&str, &str, bool); 22] = [
+const HARMLESS: [(&str, &str, bool); 21] = [
     ("image_pull_policy", "there is no image on one machine", true),
     ("restart_policy", "the supervisor restarts what dies", true),
     ("namespace", "there is no cluster here", true),
@@ -70,7 +60,6 @@ const HARMLESS: [(&str, &str, bool); 22] = [
     ("extra_pypi_index", "nothing is installed", true),
     ("aux_params", "it held only what is a flag now", true),
     ("log_file_path", "logs are in the job's folder, see `elasticdl logs`", true),
-    ("model_zoo", "built-in models need no folder", true),
     ("need_elasticdl_job_service", "it is always on", false),
     ("need_task_manager", "it is always on", false),
     ("need_pod_manager", "it is always on", false),
@@ -87,6 +76,11 @@ pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> anyhow::Res
     while let Some(arg) = args.next() {
         let Some((name, value)) = arg.to_str().and_then(split_flag) else {
             if arg == "--" {
+                argv.args.push(arg);
+                break;
+            }
+            if command.as_ref().is_some_and(|command| command == "run") {
+                // A script, and what follows is the script's own.
                 argv.args.push(arg);
                 break;
             }
@@ -125,12 +119,6 @@ fn harmless(name: &str) -> anyhow::Result<Option<(&'static str, bool)>> {
         return Err(refuse(format!(
             "--{name} needs a Kubernetes cluster, which this version does not submit to; \
              leave it out to train on this machine"
-        )));
-    }
-    if PYTHON_ONLY.contains(&name) {
-        return Err(refuse(format!(
-            "--{name} names a part of a Python model, which needs the Python package; \
-             leave it out to train a built-in model"
         )));
     }
     let found = HARMLESS.iter().find(|(harmless, ..)| *harmless == name);

@@ -55,6 +55,9 @@ pub(crate) enum Command {
         after_help = "Example:\n  elasticdl predict --checkpoint_dir_for_init=DIR --prediction_data=DATA --output=DIR"
     )]
     Predict(Box<PredictArgs>),
+    /// Train by a script of your own, as torchrun starts one
+    #[command(after_help = "Example:\n  elasticdl run --workers 2:8 train.py --lr 0.1")]
+    Run(Box<ScriptArgs>),
     /// Write a commented job description to start from
     Init(InitArgs),
     /// Show how far a job is
@@ -91,6 +94,9 @@ pub(crate) enum Command {
     /// The background half of `train --detach`
     #[command(hide = true)]
     Supervise(SuperviseArgs),
+    /// Says what the model of the job on standard input is made of
+    #[command(hide = true)]
+    Describe,
 }
 
 const TRAIN_EXAMPLES: &str = "\
@@ -204,6 +210,66 @@ pub(crate) struct PsArgs {
     /// DEBUG, INFO, WARNING or ERROR [default: the job's]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log_level: Option<String>,
+}
+
+/// A script whose loop calls `elasticdl.init()`.
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct ScriptArgs {
+    /// Workers, or the fewest and the most of them, e.g. 2:8
+    #[arg(long, value_name = "N[:MAX]")]
+    pub(crate) workers: Option<String>,
+    /// torchrun's word for workers: nodes …
+    #[arg(long, value_name = "N[:MAX]", default_value = "1")]
+    pub(crate) nnodes: String,
+    /// … times processes of each; auto: one per core
+    #[arg(long, alias = "nproc-per-node", value_name = "N", default_value = "1")]
+    pub(crate) nproc_per_node: String,
+    /// Micro-batches of one step, for the job's whole life [default: the most workers]
+    #[arg(long, value_name = "N")]
+    pub(crate) lanes: Option<u32>,
+    /// Decides everything that is random
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Threads of each worker [default: 1]
+    #[arg(long, alias = "threads-per-worker", value_name = "N")]
+    pub(crate) threads_per_worker: Option<u32>,
+    /// Unexplained crashes after which a worker is given up [default: 3]
+    #[arg(long, alias = "max-restarts", value_name = "N")]
+    pub(crate) max_restarts: Option<u32>,
+    /// Name of the job [default: made from the script's]
+    #[arg(long, alias = "job-name")]
+    pub(crate) job_name: Option<String>,
+    /// Folder of the job [default: $ELASTICDL_HOME/jobs/NAME]
+    #[arg(long, alias = "job-dir", value_name = "DIR")]
+    pub(crate) job_dir: Option<PathBuf>,
+    /// Where the model goes [default: `output` in the job's folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<String>,
+    /// Leave the job in the background
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// The script is the name of a module
+    #[arg(short, long)]
+    pub(crate) module: bool,
+    /// The script is a program, not for Python
+    #[arg(long, alias = "no-python")]
+    pub(crate) no_python: bool,
+    /// torchrun's; always so
+    #[arg(long, hide = true)]
+    pub(crate) standalone: bool,
+    #[arg(long, alias = "rdzv-backend", hide = true)]
+    pub(crate) rdzv_backend: Option<String>,
+    #[arg(long, alias = "rdzv-endpoint", hide = true)]
+    pub(crate) rdzv_endpoint: Option<String>,
+    #[arg(long, alias = "rdzv-id", hide = true)]
+    pub(crate) rdzv_id: Option<String>,
+    /// The script
+    #[arg(value_name = "SCRIPT")]
+    pub(crate) script: String,
+    /// What the script is given
+    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) args: Vec<String>,
 }
 
 #[derive(Args, Debug)]

@@ -5,12 +5,14 @@
 use std::path::Path;
 
 use anyhow::Context as _;
+use edl_core::optimizer;
 use edl_core::spec::{JobSpec, JobType, Strategy};
 use serde_json::{Map, Value};
 
 use crate::cli::RunFlags;
 use crate::exit::refuse;
 use crate::flags::JobFlags;
+use crate::models;
 use crate::say::nearest;
 
 /// Words that are lists of words themselves; a flag replaces only the entries that it names.
@@ -47,6 +49,7 @@ pub(crate) fn apply(base: &JobSpec, given: Map<String, Value>) -> anyhow::Result
 pub(crate) fn job(kind: JobType, given: Map<String, Value>) -> anyhow::Result<JobSpec> {
     let mut spec = apply(&JobSpec { job_type: kind, ..JobSpec::default() }, given)?;
     settle_strategy(&mut spec);
+    settle_optimizer(&mut spec);
     if spec.job_type != kind {
         let word = kind_word(spec.job_type);
         return Err(refuse(format!("the file describes a job to {word}; use `elasticdl {word}`")));
@@ -73,6 +76,14 @@ pub(crate) fn settle_strategy(spec: &mut JobSpec) {
             spec.lanes = Some(spec.n_lanes_of_local());
             (spec.num_ps_pods, spec.num_workers, spec.max_workers) = (0, 1, None);
         }
+    }
+}
+
+/// ElasticDL's `--optimizer` named a function of the Python module, ours an optimizer.
+fn settle_optimizer(spec: &mut JobSpec) {
+    let is_function = |name: &String| !optimizer::NAMES.contains(&name.as_str());
+    if models::is_python(spec) && spec.optimizer.as_ref().is_some_and(is_function) {
+        spec.optimizer_fn = spec.optimizer.take().unwrap_or_default();
     }
 }
 

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 
 use crate::cli::SuperviseArgs;
 use crate::exit::{Exit, not_found};
+use crate::host;
 use crate::jobs::Job;
 use crate::say::say;
 use crate::submit::{self, Ready};
@@ -24,9 +25,9 @@ pub(crate) fn run(ready: Ready, out: &mut impl Write) -> anyhow::Result<Exit> {
     let log_path = job.logs_dir().join("supervisor.log");
     let log = File::options().create(true).append(true).mode(0o600).open(&log_path);
     let log = log.with_context(|| format!("cannot write `{}`", log_path.display()))?;
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let (program, first_args) = host::get().command.split_first().context("no program")?;
     let mut command = Command::new(program);
-    command.arg("supervise").arg("--job_dir").arg(job.dir());
+    command.args(first_args).arg("supervise").arg("--job_dir").arg(job.dir());
     if resume {
         command.arg("--resume");
     }

@@ -34,9 +34,36 @@ pub(crate) struct CommonFlags {
     #[arg(long, help_heading = "Job", value_name = "TIME", value_parser = seconds)]
     max_time: Option<u64>,
 
-    /// Built-in model [default: mnist_cnn]
+    /// Built-in model, or module.function, file or folder of a Python one [default: mnist_cnn]
     #[arg(long, help_heading = "Model", value_name = "NAME")]
     pub(crate) model_def: Option<String>,
+    /// Folder of Python models [default: the current one]
+    #[arg(long, help_heading = "Model", value_name = "DIR")]
+    model_zoo: Option<String>,
+    /// A worker of your own: a command line that calls elasticdl.init()
+    #[arg(long, help_heading = "Python", value_name = "COMMAND")]
+    job_command: Option<String>,
+    /// Function of the Python module that makes a batch of records [default: feed]
+    #[arg(long, help_heading = "Python", value_name = "NAME")]
+    feed: Option<String>,
+    /// What makes its optimizer [default: optimizer]
+    #[arg(long, help_heading = "Python", value_name = "NAME")]
+    optimizer_fn: Option<String>,
+    /// Its loss [default: loss]
+    #[arg(long, help_heading = "Python", value_name = "NAME")]
+    loss: Option<String>,
+    /// Its measures [default: eval_metrics_fn]
+    #[arg(long, help_heading = "Python", value_name = "NAME")]
+    eval_metrics_fn: Option<String>,
+    /// Its callbacks [default: callbacks]
+    #[arg(long, help_heading = "Python", value_name = "NAME")]
+    callbacks: Option<String>,
+    /// Its reader of data [default: custom_data_reader]
+    #[arg(long, help_heading = "Python", value_name = "NAME")]
+    custom_data_reader: Option<String>,
+    /// What it does with predictions [default: PredictionOutputsProcessor]
+    #[arg(long, help_heading = "Python", value_name = "NAME")]
+    prediction_outputs_processor: Option<String>,
     /// Numbers and words for the model, e.g. "lr=0.1;hidden=128,64"
     #[arg(long, help_heading = "Model", value_name = "K=V;…", value_parser = pairs)]
     model_params: Option<BTreeMap<String, String>>,

@@ -151,7 +151,16 @@ impl Job {
     }
 
     pub(crate) fn key(&self) -> anyhow::Result<JobKey> {
-        Ok(JobKey::load(&self.dir.join("job.key"))?)
+        Ok(JobKey::load(&self.key_path())?)
+    }
+
+    /// Where the job's results go.
+    pub(crate) fn output_dir(&self, spec: &JobSpec) -> PathBuf {
+        if spec.output.is_empty() { self.dir.join("output") } else { PathBuf::from(&spec.output) }
+    }
+
+    pub(crate) fn key_path(&self) -> PathBuf {
+        self.dir.join("job.key")
     }
 
     pub(crate) fn master(&self) -> Option<MasterInfo> {

@@ -14,8 +14,13 @@ pub(crate) fn make_absolute(spec: &mut JobSpec) -> anyhow::Result<()> {
         &mut spec.checkpoint_dir_for_init,
         &mut spec.output,
         &mut spec.tensorboard_dir,
+        &mut spec.model_zoo,
     ] {
         *path = absolute(path)?;
+    }
+    // A dotted path is no path, a file or a folder is one.
+    if spec.model_def.contains('/') || spec.model_def.ends_with(".py") {
+        spec.model_def = absolute(&spec.model_def)?;
     }
     Ok(())
 }

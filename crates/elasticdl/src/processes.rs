@@ -111,10 +111,20 @@ pub(crate) fn ps(id: u32, port: u16, joined: Joined, supervised: bool) -> anyhow
 
 /// A worker.
 pub(crate) fn worker(id: u32, joined: Joined, supervised: bool) -> anyhow::Result<Exit> {
+    worker_with(WorkerId(id), joined, supervised, open_model())
+}
+
+/// A worker whose model is opened by the caller.
+pub(crate) fn worker_with(
+    worker: WorkerId,
+    joined: Joined,
+    supervised: bool,
+    open_model: edl_worker::OpenModel,
+) -> anyhow::Result<Exit> {
     let Joined { master_addr, key, job_dir, .. } = joined;
-    let config = worker_config(WorkerId(id), master_addr, key, job_dir);
+    let config = worker_config(worker, master_addr, key, job_dir);
     run(supervised, |shutdown| async move {
-        Ok(Box::pin(edl_worker::run(config, open_model(), shutdown)).await?)
+        Ok(Box::pin(edl_worker::run(config, open_model, shutdown)).await?)
     })
 }
 
@@ -128,9 +138,9 @@ pub(crate) fn worker_config(
     edl_worker::Config { worker, master_addr, key, job_dir }
 }
 
-/// The built-in models.
+/// Opens the job's model on the thread that computes.
 pub(crate) fn open_model() -> edl_worker::OpenModel {
-    Box::new(|spec| edl_zoo::open(spec).map_err(|error| error.to_string()))
+    Box::new(crate::models::open)
 }
 
 fn run<F>(supervised: bool, body: impl FnOnce(CancellationToken) -> F) -> anyhow::Result<Exit>

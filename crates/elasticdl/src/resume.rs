@@ -8,7 +8,7 @@ use crate::exit::refuse;
 use crate::flags::JobFlags;
 use crate::jobs::{Home, Job};
 use crate::submit::{self, Ready, checks};
-use crate::{config, paths};
+use crate::{config, own_loop, paths};
 
 pub(crate) enum Prepared {
     Ready(Ready),
@@ -29,7 +29,8 @@ pub(crate) fn prepare(
         return Ok(Prepared::Succeeded(job));
     }
     let hold = submit::hold(&job)?;
-    checks::check(&spec)?;
+    let model = own_loop::is_own(&spec).then(|| own_loop::model(job.dir())).transpose();
+    checks::check(&spec, model.map_err(refuse)?.as_ref())?;
     if spec != before {
         job.rewrite_spec(&spec)?;
     }

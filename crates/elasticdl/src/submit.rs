@@ -15,7 +15,9 @@ use crate::flags::JobFlags;
 use crate::jobs::{Hold, Home, Job};
 use crate::say::{grouped, say};
 use crate::ui::{self, Ui};
-use crate::{config, detach, local, paths, resume, shipped, supervisor};
+use crate::{
+    config, detach, host, local, models, own_loop, paths, python, resume, shipped, supervisor,
+};
 
 pub(crate) mod checks;
 
@@ -29,6 +31,13 @@ pub(crate) struct Ready {
     pub(crate) resume: bool,
 }
 
+/// A job that has no folder yet.
+pub(crate) struct New {
+    pub(crate) spec: JobSpec,
+    /// What a loop of the user's own says of itself.
+    own: Option<own_loop::Description>,
+}
+
 /// Runs the command.
 pub(crate) fn run(
     kind: JobType,
@@ -37,6 +46,9 @@ pub(crate) fn run(
     out: &mut impl Write,
 ) -> anyhow::Result<Exit> {
     let home = Home::from_env()?;
+    if let Some(spec) = local_python(kind, run, flags)? {
+        return python::become_interpreter(&spec);
+    }
     if run.print_config {
         // As it was said: a name that is made up here would be taken when the file is used twice.
         let spec = match run.resume {
@@ -57,9 +69,9 @@ pub(crate) fn run(
             }
         }
     } else {
-        let spec = described(kind, config::given(run, flags)?)?;
-        checks::check_workers(spec.num_workers)?;
-        prepare(&home, spec, run.job_dir.as_deref())?
+        let new = described(kind, config::given(run, flags)?)?;
+        checks::check_workers(new.spec.num_workers)?;
+        prepare(&home, new, run.job_dir.as_deref())?
     };
     if run.detach {
         return detach::run(ready, out);
@@ -68,24 +80,48 @@ pub(crate) fn run(
     supervise(ready, ui, out)
 }
 
+/// The new job, if it is one in a single process whose model needs an interpreter around it.
+fn local_python(
+    kind: JobType,
+    run: &RunFlags,
+    flags: &JobFlags,
+) -> anyhow::Result<Option<JobSpec>> {
+    if host::get().python.is_some() || run.print_config || run.resume.is_some() {
+        return Ok(None);
+    }
+    let spec = config::job(kind, config::given(run, flags)?)?;
+    let is_local = spec.distribution_strategy == Strategy::Local;
+    Ok((is_local && models::is_python(&spec)).then_some(spec))
+}
+
 /// The new job that the user describes, with what was left open filled in.
-pub(crate) fn described(kind: JobType, given: Map<String, Value>) -> anyhow::Result<JobSpec> {
+pub(crate) fn described(kind: JobType, given: Map<String, Value>) -> anyhow::Result<New> {
     let mut spec = config::job(kind, given.clone())?;
     paths::make_absolute(&mut spec)?;
     checks::pin_checkpoint(&mut spec, &given)?;
-    // Before data is asked for: which data fits depends on the model.
-    edl_zoo::open(&spec).map_err(|error| refuse(error.to_string()))?;
+    if own_loop::is_own(&spec) {
+        let own = own_loop::describe(&spec)?;
+        own.settle(&mut spec);
+        shipped::fill(&mut spec)?;
+        return Ok(New { spec, own: Some(own) });
+    }
+    if !models::is_python(&spec) {
+        // Before data is asked for: which data fits depends on the model.
+        edl_zoo::open(&spec).map_err(|error| refuse(error.to_string()))?;
+    }
     shipped::fill(&mut spec)?;
-    Ok(spec)
+    Ok(New { spec, own: None })
 }
 
 /// Checks a new job and makes its folder; a job that cannot run leaves nothing behind.
-pub(crate) fn prepare(home: &Home, spec: JobSpec, dir: Option<&Path>) -> anyhow::Result<Ready> {
+pub(crate) fn prepare(home: &Home, new: New, dir: Option<&Path>) -> anyhow::Result<Ready> {
+    let New { spec, own } = new;
     spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
     let place = dir.map_or_else(|| home.jobs_dir().join(&spec.job_name), Path::to_owned);
     home.check_free(&spec.job_name, &place)?;
-    let facts = checks::check(&spec)?;
+    let facts = checks::check(&spec, own.as_ref().map(|own| &own.model))?;
     let job = home.create(&spec, dir)?;
+    own.map_or(Ok(()), |own| own.keep(job.dir()))?;
     let hold = hold(&job)?;
     announce(&job, &spec, &facts);
     Ok(Ready { job, hold, resume: false })
@@ -119,6 +155,10 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut impl Write) -> anyho
     } else {
         runtime.block_on(supervisor::run(&job, hold, resume, &mut ui))?
     };
+    let spec = job.spec()?;
+    if exit == Exit::Ok && spec.job_type == JobType::Train && models::is_python(&spec) {
+        python::export(&job, &spec);
+    }
     let status = ui.finish();
     if status.is_none() && exit == Exit::Failed {
         for line in crate::logs::last_errors(&job) {

@@ -4,7 +4,6 @@
 //!
 //! Nothing is decided here about the job itself; the master decides who shall run.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -17,8 +16,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::control;
 use crate::exit::Exit;
 use crate::jobs::{Hold, Job};
+use crate::own_loop;
 use crate::ui::Ui;
-use children::{Children, MASTER, Reaped};
+use children::{Children, MASTER, Programs, Reaped};
 use link::Link;
 use relaunch::{Next, Relaunch};
 use watch::Watch;
@@ -32,6 +32,8 @@ mod watch;
 const TICK: Duration = Duration::from_millis(100);
 /// What processes get to leave by themselves after the job's end.
 const END_GRACE: Duration = Duration::from_secs(3);
+/// A training loop of the user's own may have much to do after its last step.
+const OWN_LOOP_GRACE: Duration = Duration::from_secs(600);
 /// After Ctrl-C everything is gone within two seconds: the master first, then the others.
 const MASTER_GRACE: Duration = Duration::from_millis(1000);
 const STOP_GRACE: Duration = Duration::from_millis(1600);
@@ -75,11 +77,10 @@ pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> any
     let _held_to_the_end = hold;
     job.write_supervisor()?;
     let spec = job.spec()?;
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
     let now = Instant::now();
     let mut supervisor = Supervisor {
         job,
-        children: Children::new(job.clone(), PathBuf::from(&program)),
+        children: Children::new(job.clone(), Programs::of(&spec)),
         watch: Watch::new(patience(&spec), None, now),
         port: spec.port,
         spec,
@@ -226,8 +227,10 @@ impl Supervisor<'_> {
     }
 
     fn end(&mut self, exit: Exit, now: Instant) {
-        self.phase = Phase::Ending { exit, kill_at: now + END_GRACE };
-        self.children.terminate_all(END_GRACE, now);
+        let has_more = own_loop::is_own(&self.spec) && exit == Exit::Ok;
+        let grace = if has_more { OWN_LOOP_GRACE } else { END_GRACE };
+        self.phase = Phase::Ending { exit, kill_at: now + grace };
+        self.children.terminate_all(grace, now);
     }
 
     fn interrupted(&mut self, now: Instant) {

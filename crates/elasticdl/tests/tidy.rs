@@ -7,8 +7,9 @@ use std::process::Command;
 
 /// What each crate may depend on. Processes never depend on each other; only the zoo knows the
 /// engine; the core knows nobody.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("edl-core", &[]),
+    ("edl-sched", &["edl-core"]),
     ("edl-tensor", &["edl-core"]),
     ("edl-data", &["edl-core", "edl-tensor"]),
     ("edl-net", &["edl-core", "edl-tensor"]),
@@ -16,6 +17,7 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("edl-ps", &["edl-core", "edl-net", "edl-tensor"]),
     ("edl-worker", &["edl-core", "edl-data", "edl-net", "edl-tensor"]),
     ("edl-zoo", &["edl-core", "edl-tensor"]),
+    ("edl-python", &["edl-core", "edl-data", "edl-tensor", "edl-worker", "elasticdl"]),
     (
         "elasticdl",
         &[

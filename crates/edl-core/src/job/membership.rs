@@ -15,6 +15,8 @@ use crate::time::Time;
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// A worker that failed gets no new work for so long, so that others can try the same.
 const PENALTY: Duration = Duration::from_millis(500);
+/// A model's libraries may take their time to load, however short its batches are.
+const READY_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Worker {
@@ -367,7 +369,7 @@ impl Job {
     pub(super) fn check_silence(&mut self, now: Time) {
         let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
         self.check_silent_servers(timeout, now);
-        let ready_timeout = self.config.spec.task_timeout();
+        let ready_timeout = self.config.spec.task_timeout().max(READY_TIMEOUT);
         let is_unready = |worker: &Worker| {
             worker.capacity == 0 && now.since(worker.connected_at) > ready_timeout
         };
@@ -395,9 +397,15 @@ impl Job {
             let instance = InstanceId { role: Role::Worker, id: worker.0 };
             self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
         }
-        let late = |since: &Time| now.since(*since) > timeout + START_TIMEOUT;
-        let late: Vec<InstanceId> =
-            self.awaited.iter().filter(|(_, since)| late(since)).map(|(id, _)| *id).collect();
+        let is_own_loop = !self.config.spec.job_command.is_empty();
+        // A script of the user's own calls after its imports, when it is ready.
+        let limit = |instance: &InstanceId| match instance.role {
+            Role::Worker if is_own_loop => timeout + READY_TIMEOUT,
+            Role::Worker | Role::Ps | Role::Master => timeout + START_TIMEOUT,
+        };
+        let is_late = |instance: &InstanceId, since: Time| now.since(since) > limit(instance);
+        let late = self.awaited.iter().filter(|(instance, since)| is_late(instance, **since));
+        let late: Vec<InstanceId> = late.map(|(instance, _)| *instance).collect();
         for instance in late {
             self.awaited.remove(&instance);
             self.note(

@@ -15,6 +15,8 @@ use crate::time::Time;
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long processes may take to leave when the job is over.
 const END_GRACE: Duration = Duration::from_millis(1500);
+/// What a training loop of the user's own gets for what it does after its last step.
+const OWN_LOOP_GRACE: Duration = Duration::from_secs(600);
 
 /// Where a job stands. Whether the servers serve is apart from this.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -352,7 +354,10 @@ impl Job {
             self.effects.push(Effect::ToPs(*ps, PsOrder::Stop(reason.clone())));
         }
         let running: Vec<InstanceId> = self.instances.running().keys().copied().collect();
-        let grace_ms = u64::try_from(END_GRACE.as_millis()).unwrap_or(u64::MAX);
+        let is_own_loop = !self.config.spec.job_command.is_empty();
+        let has_more = is_own_loop && end == End::Succeeded;
+        let grace = if has_more { OWN_LOOP_GRACE } else { END_GRACE };
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         for instance in running {
             self.effects.push(Effect::Platform(Order::Stop { instance, grace_ms }));
         }

@@ -291,7 +291,10 @@ impl Job {
             }
             // Somebody else tries it next.
             News::StepFailed { world, step, error } => {
-                if self.worlds.broken(world) {
+                // No world: it failed on the lane that every worker is tried on before its first.
+                if world == WorldId(0) {
+                    self.blame(Suspect::Batch(self.ledger.batch_at(0)), worker, &error);
+                } else if self.worlds.broken(world) {
                     self.worlds.rotate();
                     self.blame(Suspect::Batch(self.ledger.batch_at(step)), worker, &error);
                 }

@@ -8,7 +8,7 @@ use crate::optimizer::{Clip, OptimizerKind, OptimizerSpec, Schedule};
 use crate::spec::JobSpec;
 
 /// What `--optimizer` may say, in the order of error messages.
-const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 13] = [
     "sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "adagrad", "rmsprop", "ftrl",
     "adadelta", "adamax", "nadam", "lion",
 ];

@@ -54,6 +54,11 @@ impl Lanes {
         self.gradient.dense.len() + 1
     }
 
+    /// Hands the last parameters to the model.
+    pub(super) fn finish(&mut self, dense: &[f32]) {
+        self.model.finish(dense);
+    }
+
     /// Runs `pass` on records with these parameters.
     pub(super) fn pass<R>(
         &mut self,

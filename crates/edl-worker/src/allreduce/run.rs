@@ -120,6 +120,9 @@ impl Run {
             }
         }
         self.flush();
+        if let Some(replica) = &self.replica {
+            self.setup.lanes.finish(replica.dense());
+        }
         self.setup.progress.busy("writing the last cut");
         self.setup.writer.finish();
         Ok(())

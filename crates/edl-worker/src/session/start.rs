@@ -33,6 +33,10 @@ const MIN_HEARTBEAT: f64 = 0.05;
 /// Leases held at once where answers come soon: one at hand and one to go on with.
 const CAPACITY: u32 = 2;
 
+/// As much as a main thread has, and more: a model's own code may go deep. Untouched, it costs
+/// nothing.
+const STACK: usize = 64 << 20;
+
 /// The job as the welcome describes it.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
@@ -305,7 +309,7 @@ fn spawn_for(
 }
 
 fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    let started = thread::Builder::new().name(name.into()).spawn(body);
+    let started = thread::Builder::new().name(name.into()).stack_size(STACK).spawn(body);
     started
         .map(drop)
         .map_err(|error| Error::Died(format!("cannot start the {name} thread: {error}")))

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::exit::refuse;
 use crate::jobs::Job;
+use crate::models;
 
 /// Workers are processes of one machine.
 pub(crate) const MAX_WORKERS: u32 = 512;
@@ -25,10 +26,11 @@ pub(crate) struct Facts {
 }
 
 /// Checks everything that can be known at submit time, but the job's folder.
-pub(crate) fn check(spec: &JobSpec) -> anyhow::Result<Facts> {
+/// `known` is the model of a loop that has described itself.
+pub(crate) fn check(spec: &JobSpec, known: Option<&ModelSpec>) -> anyhow::Result<Facts> {
     spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
-    let model = edl_zoo::open(spec).map_err(|error| refuse(error.to_string()))?;
-    let model = model.spec();
+    check_symbols(spec)?;
+    let model = &known.cloned().map_or_else(|| models::describe(spec), Ok)?;
     check_strategy(spec, model)?;
     edl_core::optimizer::resolve(spec, model).map_err(|error| refuse(error.to_string()))?;
     let n_records = check_data(spec, model)?;
@@ -45,6 +47,26 @@ pub(crate) fn check(spec: &JobSpec) -> anyhow::Result<Facts> {
         check_folder(flag, folder)?;
     }
     Ok(Facts { n_records })
+}
+
+/// Only a Python module has functions to name.
+fn check_symbols(spec: &JobSpec) -> anyhow::Result<()> {
+    let symbols = [
+        ("optimizer_fn", &spec.optimizer_fn),
+        ("loss", &spec.loss),
+        ("feed", &spec.feed),
+        ("eval_metrics_fn", &spec.eval_metrics_fn),
+        ("callbacks", &spec.callbacks),
+        ("custom_data_reader", &spec.custom_data_reader),
+        ("prediction_outputs_processor", &spec.prediction_outputs_processor),
+    ];
+    match symbols.iter().find(|(_, symbol)| !symbol.is_empty()) {
+        Some((flag, _)) if !models::is_python(spec) => Err(refuse(format!(
+            "--{flag} names a part of a Python model, and `{}` is built in; leave it out",
+            spec.model_def
+        ))),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// A job whose processes are started here needs some workers, and not more than the machine and

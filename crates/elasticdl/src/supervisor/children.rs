@@ -2,21 +2,23 @@
 //! The processes of a job: started, signalled and reaped.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use edl_core::platform::{Ended, InstanceId, Role};
+use edl_core::spec::JobSpec;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::jobs::Job;
+use crate::{host, models, own_loop, python};
 
 /// The master of a job, as a child.
 pub(super) const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
@@ -24,9 +26,33 @@ pub(super) const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
 /// Every child that has not been reaped.
 pub(super) struct Children {
     job: Job,
-    program: PathBuf,
+    programs: Programs,
     running: BTreeMap<InstanceId, Running>,
     reapers: JoinSet<Reaped>,
+}
+
+/// How children are started: programs with their first arguments.
+pub(super) struct Programs {
+    own: Vec<OsString>,
+    worker: Vec<OsString>,
+    worker_environment: Vec<(&'static str, String)>,
+    /// The worker is the user's own command, which takes no flags of ours.
+    is_own_loop: bool,
+}
+
+impl Programs {
+    pub(super) fn of(spec: &JobSpec) -> Self {
+        let own = host::get().command.clone();
+        let is_own_loop = own_loop::is_own(spec);
+        if is_own_loop || models::is_python(spec) {
+            let worker_environment = python::environment(spec);
+            let worker = if is_own_loop { own_loop::command(spec) } else { python::command() };
+            return Self { own, worker, worker_environment, is_own_loop };
+        }
+        // One thread per worker: the engine gains little by more, and workers share the cores.
+        let worker_environment = vec![("RAYON_NUM_THREADS", "1".to_owned())];
+        Self { worker: own.clone(), own, worker_environment, is_own_loop }
+    }
 }
 
 struct Running {
@@ -45,8 +71,8 @@ pub(super) struct Reaped {
 }
 
 impl Children {
-    pub(super) fn new(job: Job, program: PathBuf) -> Self {
-        Self { job, program, running: BTreeMap::new(), reapers: JoinSet::new() }
+    pub(super) fn new(job: Job, programs: Programs) -> Self {
+        Self { job, programs, running: BTreeMap::new(), reapers: JoinSet::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -73,9 +99,14 @@ impl Children {
         match instance.role {
             Role::Master => return Err(io::Error::other("a master cannot be ordered")),
             Role::Ps => command.arg(format!("--ps_id={}", instance.id)),
-            // One thread per worker: the engine gains little by more, and workers share the cores.
             Role::Worker => {
-                command.arg(format!("--worker_id={}", instance.id)).env("RAYON_NUM_THREADS", "1")
+                let found = own_loop::environment(&self.job, instance.id);
+                command.envs(found.map_err(io::Error::other)?);
+                if self.programs.is_own_loop {
+                    &mut command
+                } else {
+                    command.arg(format!("--worker_id={}", instance.id))
+                }
             }
         };
         let mut child = command.spawn()?;
@@ -101,12 +132,19 @@ impl Children {
     }
 
     fn command(&self, instance: InstanceId) -> io::Result<Command> {
-        let mut command = Command::new(&self.program);
+        let Programs { own, worker, worker_environment, is_own_loop } = &self.programs;
+        let program = if instance.role == Role::Worker { worker } else { own };
+        let (program, first_args) = program.split_first().expect("a program has a name");
+        let mut command = Command::new(program);
+        if instance.role == Role::Worker {
+            command.envs(worker_environment.iter().map(|(name, value)| (name, value)));
+        }
+        command.args(first_args);
+        if !(*is_own_loop && instance.role == Role::Worker) {
+            command.arg(instance.role.to_string()).arg("--supervised");
+            command.arg("--job_dir").arg(self.job.dir());
+        }
         command
-            .arg(instance.role.to_string())
-            .arg("--supervised")
-            .arg("--job_dir")
-            .arg(self.job.dir())
             .stdin(Stdio::piped())
             .stderr(self.log(instance)?)
             // Ctrl-C in the terminal is for the supervisor alone, which stops the rest in order.
@@ -216,7 +254,13 @@ mod tests {
         let program = root.path().join("program");
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
-        (root, Children::new(job, program))
+        let programs = Programs {
+            own: vec![program.clone().into()],
+            worker: vec![program.into()],
+            worker_environment: vec![("THREADS", "1".into())],
+            is_own_loop: false,
+        };
+        (root, Children::new(job, programs))
     }
 
     /// A script that was just written is busy while another test starts a child.
@@ -234,7 +278,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_child_gets_its_flags_and_its_output_goes_to_its_log() {
-        let (_root, mut children) = children("echo \"$@\" $RAYON_NUM_THREADS; exit 5");
+        let (_root, mut children) = children("echo \"$@\" $THREADS; exit 5");
         let pid = launch(&mut children);
         assert_eq!(children.launch(WORKER).unwrap(), pid, "a second order starts no second one");
         assert_eq!(children.list(), [(WORKER, pid)]);

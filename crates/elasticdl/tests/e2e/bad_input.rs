@@ -90,7 +90,7 @@ fn a_model_that_is_not_there_is_refused_by_name() {
             &["train", "--model_def=mnist.mnist_functional_api.custom_model"],
             &["`mnist.mnist_functional_api.custom_model`", "Python package"],
         ),
-        (&["train", "--model_def=model_zoo/mnist/model.py"], &["model.py", "Python package"]),
+        (&["train", "--model_def=model_zoo/mnist/model.py"], &["model.py", "elasticdl package"]),
         (&["train", "--model_def=mnist_mlp", "--model_params=lrr=1"], &["`lrr`", "hidden"]),
         (&["train", "--model_params=lr"], &["`lr`", "--model_params"]),
     ];

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A model written in Python, behind the trait that the training loop knows.
+//!
+//! Python's half is an adapter (`elasticdl._host`). It owns the flat array of parameters that its
+//! framework computes with; a pass copies them in, and the gradient out from where it was made.
+
+use edl_core::metric::Measures;
+use edl_core::model::ModelSpec;
+use edl_core::spec::JobSpec;
+use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
+use numpy::{
+    PyArray1, PyArrayMethods as _, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods as _,
+};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::{batch, thread_state};
+
+/// The module that opens the user's model.
+const HOST: &str = "elasticdl._host";
+
+/// A Python model.
+pub(crate) struct PyModel {
+    adapter: Py<PyAny>,
+    /// The adapter's parameters, which its framework reads.
+    dense: Py<PyArray1<f32>>,
+    spec: ModelSpec,
+}
+
+/// Opens the model that the job names; what is wrong with it is told in the user's own words.
+pub(crate) fn open(spec: &JobSpec) -> Result<Box<dyn Model>, String> {
+    let job = serde_json::to_string(spec).map_err(|error| error.to_string())?;
+    thread_state::keep();
+    Python::attach(|py| {
+        let opened = py.import(HOST).and_then(|host| host.call_method1("open_model", (job,)));
+        let adapter = opened.map_err(|error| tell(py, &error))?;
+        let model = PyModel::new(&adapter).map_err(|error| tell(py, &error))?;
+        Ok(Box::new(model) as Box<dyn Model>)
+    })
+}
+
+/// The error in the words that `_host.explain` finds for it: a sentence, or the user's traceback.
+fn tell(py: Python<'_>, error: &PyErr) -> String {
+    let explained = py
+        .import(HOST)
+        // Its value has the traceback only when it leaves the error.
+        .and_then(|host| host.call_method1("explain", (error.clone_ref(py).into_value(py),)))
+        .and_then(|text| text.extract::<String>());
+    explained.unwrap_or_else(|_| error.to_string())
+}
+
+impl PyModel {
+    fn new(adapter: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let spec: String = adapter.call_method0("spec_json")?.extract()?;
+        let spec: ModelSpec = serde_json::from_str(&spec).map_err(value_error)?;
+        let array = |name: &str| -> PyResult<Py<PyArray1<f32>>> {
+            let array = adapter.getattr(name)?.cast_into::<PyArray1<f32>>()?;
+            if array.len() != spec.dense_len() || !array.is_c_contiguous() {
+                return Err(value_error(format!("`{name}` is no flat vector of all parameters")));
+            }
+            Ok(array.unbind())
+        };
+        Ok(Self { dense: array("dense")?, adapter: adapter.clone().unbind(), spec })
+    }
+
+    /// Calls a pass of the adapter with the batch and rows, after its parameters were set.
+    fn pass<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        inputs: Inputs<'_>,
+        seed: Option<u64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let dense = self.dense.bind(py);
+        dense.try_readwrite()?.as_slice_mut()?.copy_from_slice(inputs.dense);
+        let batch = self.batch(py, inputs)?;
+        let rows = PyList::empty(py);
+        for (values, table) in inputs.rows.iter().zip(&self.spec.tables) {
+            let shape = [values.len() / table.dim.max(1), table.dim];
+            rows.append(batch::array(py, &shape, values)?)?;
+        }
+        let adapter = self.adapter.bind(py);
+        match seed {
+            Some(seed) => adapter.call_method1(name, (batch, rows, seed)),
+            None => adapter.call_method1(name, (batch, rows)),
+        }
+    }
+
+    fn batch<'py>(&self, py: Python<'py>, inputs: Inputs<'_>) -> PyResult<Bound<'py, PyAny>> {
+        let columns = batch::columns(py, inputs.batch)?;
+        let records = PyArray1::from_slice(py, &inputs.batch.records);
+        self.adapter.bind(py).call_method1("batch", (columns, records))
+    }
+
+    fn train_in(
+        &self,
+        py: Python<'_>,
+        inputs: Inputs<'_>,
+        seed: u64,
+        gradient: &mut Gradient,
+    ) -> PyResult<Outcome> {
+        let passed = self.pass(py, "train", inputs, Some(seed))?;
+        let (loss, pieces, rows): (f32, Vec<PyReadonlyArray1<'_, f32>>, Vec<Bound<'_, PyAny>>) =
+            passed.extract()?;
+        gradient.dense.clear();
+        for piece in &pieces {
+            gradient.dense.extend_from_slice(piece.as_slice()?);
+        }
+        if gradient.dense.len() != inputs.dense.len() {
+            let (has, needs) = (gradient.dense.len(), inputs.dense.len());
+            return Err(value_error(format!("a gradient of {has} numbers came back, not {needs}")));
+        }
+        gradient.rows.resize_with(inputs.rows.len(), Vec::new);
+        if rows.len() != inputs.rows.len() {
+            let (has, needs) = (rows.len(), inputs.rows.len());
+            return Err(value_error(format!("gradients of {has} tables came back, not {needs}")));
+        }
+        for ((theirs, ours), before) in rows.iter().zip(&mut gradient.rows).zip(inputs.rows) {
+            let theirs: PyReadonlyArrayDyn<'_, f32> = theirs.extract()?;
+            if theirs.len() != before.len() {
+                return Err(value_error("a table's gradient has another shape than its rows"));
+            }
+            ours.clear();
+            ours.extend_from_slice(theirs.as_slice()?);
+        }
+        Ok(Outcome { loss })
+    }
+
+    fn evaluate_in(
+        &self,
+        py: Python<'_>,
+        inputs: Inputs<'_>,
+        measures: &mut Measures,
+    ) -> PyResult<Outcome> {
+        let passed = self.pass(py, "evaluate", inputs, None)?;
+        let (loss, sums): (f32, Bound<'_, PyDict>) = passed.extract()?;
+        for (name, sums) in sums {
+            let (name, sums): (String, Vec<f64>) = (name.extract()?, sums.extract()?);
+            if !measures.add_sums(&name, &sums) {
+                return Err(value_error(format!("the sums of metric `{name}` do not fit")));
+            }
+        }
+        Ok(Outcome { loss })
+    }
+
+    fn predict_in(&self, py: Python<'_>, inputs: Inputs<'_>) -> PyResult<Predictions> {
+        let passed = self.pass(py, "predict", inputs, None)?;
+        let values: PyReadonlyArrayDyn<'_, f32> = passed.extract()?;
+        let n_records = inputs.batch.len().max(1);
+        let width = values.len() / n_records;
+        Ok(Predictions { width, values: values.as_slice()?.to_vec() })
+    }
+}
+
+impl Model for PyModel {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn first_values(&self) -> Option<Vec<f32>> {
+        Python::attach(|py| {
+            let dense = self.dense.bind(py).try_readonly().ok()?;
+            Some(dense.as_slice().ok()?.to_vec())
+        })
+    }
+
+    fn lookups(&self, batch: &edl_tensor::batch::Batch) -> Result<Vec<Vec<u64>>, Error> {
+        if self.spec.tables.is_empty() {
+            return Ok(Vec::new());
+        }
+        Python::attach(|py| {
+            let inputs = Inputs { batch, dense: &[], rows: &[] };
+            let ids = self
+                .batch(py, inputs)
+                .and_then(|batch| self.adapter.bind(py).call_method1("lookups", (batch,)))
+                .and_then(|ids| ids.extract::<Vec<PyReadonlyArray1<'_, u64>>>())
+                .and_then(|ids| ids.iter().map(|ids| Ok(ids.as_slice()?.to_vec())).collect());
+            ids.map_err(|error| Error::Other(tell(py, &error)))
+        })
+    }
+
+    fn train(
+        &mut self,
+        inputs: Inputs<'_>,
+        seed: u64,
+        gradient: &mut Gradient,
+    ) -> Result<Outcome, Error> {
+        Python::attach(|py| {
+            let outcome = self.train_in(py, inputs, seed, gradient);
+            outcome.map_err(|error| Error::Other(tell(py, &error)))
+        })
+    }
+
+    fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error> {
+        Python::attach(|py| {
+            let outcome = self.evaluate_in(py, inputs, measures);
+            outcome.map_err(|error| Error::Other(tell(py, &error)))
+        })
+    }
+
+    fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, Error> {
+        Python::attach(|py| {
+            let predictions = self.predict_in(py, inputs);
+            predictions.map_err(|error| Error::Other(tell(py, &error)))
+        })
+    }
+}
+
+fn value_error(error: impl ToString) -> PyErr {
+    pyo3::exceptions::PyValueError::new_err(error.to_string())
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A training loop of the user's own, turned inside out: the worker's loop runs on a thread of its
+//! own, and each pass that it asks of its model is one turn of the user's loop.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use edl_core::metric::Measures;
+use edl_core::model::ModelSpec;
+use edl_tensor::batch::Batch;
+use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
+use numpy::{PyArray1, PyArrayMethods as _, PyUntypedArrayMethods as _};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+/// What a failed loop waits for the next try; the job leaves a worker that failed alone for a
+/// moment.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// One turn of the user's loop.
+struct Turn {
+    records: Vec<u64>,
+    seed: u64,
+}
+
+/// What came of it.
+enum Answer {
+    Computed {
+        loss: f32,
+    },
+    /// The parameters had not been set: once more.
+    Again,
+    Failed(String),
+}
+
+/// The user's arrays, once the model is known.
+#[derive(Default)]
+struct Arrays(Option<Attached>);
+
+struct Attached {
+    dense: Py<PyArray1<f32>>,
+    gradient: Py<PyArray1<f32>>,
+}
+
+/// The worker of this process, as Python's `Job` drives it.
+#[pyclass(frozen)]
+pub(crate) struct Loop {
+    turns: Mutex<Receiver<Turn>>,
+    answers: Mutex<Option<Sender<Answer>>>,
+    arrays: Arc<Mutex<Arrays>>,
+    worker: Mutex<Option<thread::JoinHandle<Result<u8, String>>>>,
+}
+
+#[pymethods]
+impl Loop {
+    /// Joins the job that the environment names.
+    #[new]
+    fn new() -> PyResult<Self> {
+        let (turn, turns) = channel();
+        let (answers, answer) = channel();
+        let arrays = Arc::<Mutex<Arrays>>::default();
+        let shared = Arc::clone(&arrays);
+        let open = move |spec: ModelSpec| -> edl_worker::OpenModel {
+            let model = LoopModel { spec, turn, answer, arrays: shared };
+            Box::new(move |_| Ok(Box::new(model)))
+        };
+        let worker = thread::Builder::new().name("worker".into());
+        let worker = worker.spawn(move || elasticdl::work(open));
+        let worker = worker.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        Ok(Self {
+            turns: Mutex::new(turns),
+            answers: Mutex::new(Some(answers)),
+            arrays,
+            worker: Mutex::new(Some(worker)),
+        })
+    }
+
+    /// The flat arrays of all parameters, which are set before each turn, and of their gradient,
+    /// which the loop fills.
+    fn attach(
+        &self,
+        dense: &Bound<'_, PyArray1<f32>>,
+        gradient: &Bound<'_, PyArray1<f32>>,
+    ) -> PyResult<()> {
+        if dense.len() != gradient.len() {
+            return Err(PyValueError::new_err("parameters and gradient differ in length"));
+        }
+        let (dense, gradient) = (dense.clone().unbind(), gradient.clone().unbind());
+        lock(&self.arrays).0 = Some(Attached { dense, gradient });
+        Ok(())
+    }
+
+    /// The records and the seed of the next turn; none at the end of the job.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<(Py<PyArray1<u64>>, u64)>> {
+        let turn = py.detach(|| lock(&self.turns).recv());
+        match turn {
+            Ok(Turn { records, seed }) => {
+                Ok(Some((PyArray1::from_vec(py, records).unbind(), seed)))
+            }
+            Err(_) => self.ended(py).map(|()| None),
+        }
+    }
+
+    /// Hands the gradient of the turn over, with its mean loss.
+    fn computed(&self, loss: f32) {
+        self.answer(Answer::Computed { loss });
+    }
+
+    /// Asks for the same turn again, with the parameters set.
+    fn again(&self) {
+        self.answer(Answer::Again);
+    }
+
+    /// Says what went wrong in the user's code, to every try of it until the job believes it.
+    fn fail(&self, py: Python<'_>, why: String) {
+        self.answer(Answer::Failed(why.clone()));
+        py.detach(|| {
+            while lock(&self.turns).recv_timeout(LAST_WORDS).is_ok() {
+                self.answer(Answer::Failed(why.clone()));
+            }
+        });
+    }
+}
+
+impl Loop {
+    fn answer(&self, answer: Answer) {
+        if let Some(answers) = &*lock(&self.answers) {
+            // A worker that is gone needs no answer.
+            let _gone = answers.send(answer);
+        }
+    }
+
+    /// How the worker ended.
+    fn ended(&self, py: Python<'_>) -> PyResult<()> {
+        lock(&self.answers).take();
+        let Some(worker) = lock(&self.worker).take() else { return Ok(()) };
+        match py.detach(|| worker.join()) {
+            Ok(Ok(0)) => Ok(()),
+            Ok(Ok(code)) => {
+                Err(PyRuntimeError::new_err(format!("the worker ended with exit code {code}")))
+            }
+            Ok(Err(why)) => Err(PyRuntimeError::new_err(why)),
+            Err(_) => Err(PyRuntimeError::new_err("the worker's thread has panicked")),
+        }
+    }
+}
+
+/// The model that the worker's loop sees.
+struct LoopModel {
+    spec: ModelSpec,
+    turn: Sender<Turn>,
+    answer: Receiver<Answer>,
+    arrays: Arc<Mutex<Arrays>>,
+}
+
+impl LoopModel {
+    /// Writes the parameters where the user's model reads them, if it is known.
+    fn set(&self, dense: &[f32]) -> Result<(), Error> {
+        Python::attach(|py| {
+            let arrays = lock(&self.arrays);
+            let Some(attached) = &arrays.0 else { return Ok(()) };
+            let written =
+                attached.dense.bind(py).try_readwrite().map_err(|error| error.to_string());
+            let mut written = written.map_err(Error::Other)?;
+            match written.as_slice_mut() {
+                Ok(slice) if slice.len() == dense.len() => {
+                    slice.copy_from_slice(dense);
+                    Ok(())
+                }
+                Ok(_) | Err(_) => Err(Error::Other(
+                    "the loop's model has other parameters than the one that the job was started \
+                     with"
+                        .into(),
+                )),
+            }
+        })
+    }
+
+    fn take(&self, gradient: &mut Gradient) -> Result<(), Error> {
+        Python::attach(|py| {
+            let arrays = lock(&self.arrays);
+            let attached = arrays.0.as_ref().ok_or_else(no_model)?;
+            let read = attached.gradient.bind(py).try_readonly().map_err(|error| error.to_string());
+            let read = read.map_err(Error::Other)?;
+            gradient.dense.clear();
+            gradient.dense.extend_from_slice(read.as_slice().map_err(|_| no_model())?);
+            Ok(())
+        })
+    }
+}
+
+impl Model for LoopModel {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn lookups(&self, _batch: &Batch) -> Result<Vec<Vec<u64>>, Error> {
+        Ok(Vec::new())
+    }
+
+    fn train(
+        &mut self,
+        inputs: Inputs<'_>,
+        seed: u64,
+        gradient: &mut Gradient,
+    ) -> Result<Outcome, Error> {
+        loop {
+            self.set(inputs.dense)?;
+            let turn = Turn { records: inputs.batch.records.clone(), seed };
+            let over = |_| Error::Other("the training loop has ended before the job".into());
+            self.turn.send(turn).map_err(|_| over(()))?;
+            match self.answer.recv().map_err(|_| over(()))? {
+                Answer::Computed { loss } => {
+                    self.take(gradient)?;
+                    return Ok(Outcome { loss });
+                }
+                Answer::Again => {}
+                Answer::Failed(why) => return Err(Error::Other(why)),
+            }
+        }
+    }
+
+    fn evaluate(&mut self, _inputs: Inputs<'_>, _: &mut Measures) -> Result<Outcome, Error> {
+        Err(no_pass("evaluated"))
+    }
+
+    fn predict(&mut self, _inputs: Inputs<'_>) -> Result<Predictions, Error> {
+        Err(no_pass("predicted"))
+    }
+
+    fn finish(&mut self, dense: &[f32]) {
+        // The loop keeps what it has if its arrays do not fit.
+        let _kept = self.set(dense);
+    }
+}
+
+fn no_model() -> Error {
+    Error::Other("the loop handed a gradient over without a model".into())
+}
+
+fn no_pass(what: &str) -> Error {
+    Error::Other(format!("a loop of the user's own cannot be {what} by the job"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The process that this command runs in: the binary, or a Python interpreter with the package.
+//!
+//! It is one fact for the whole process, like its environment, and is set once by `main`.
+
+use std::ffi::OsString;
+use std::sync::OnceLock;
+
+use edl_core::spec::JobSpec;
+use edl_tensor::model::Model;
+
+static HOST: OnceLock<Host> = OnceLock::new();
+
+/// Opens a model that is written in Python.
+pub type OpenPython = fn(&JobSpec) -> Result<Box<dyn Model>, String>;
+
+/// What runs this command.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Starts this command again: a program and its first arguments.
+    pub(crate) command: Vec<OsString>,
+    pub(crate) python: Option<OpenPython>,
+}
+
+impl Host {
+    /// The binary, which knows the built-in models alone.
+    #[must_use]
+    pub fn binary() -> Self {
+        // Without `/proc` there is still the name it was called by.
+        let program = std::env::current_exe().map_or_else(|_| "elasticdl".into(), OsString::from);
+        Self { command: vec![program], python: None }
+    }
+
+    /// A Python interpreter, which `command` starts again.
+    #[must_use]
+    pub fn python(command: Vec<OsString>, open: OpenPython) -> Self {
+        Self { command, python: Some(open) }
+    }
+}
+
+pub(crate) fn set(host: Host) {
+    // A second start, as in tests, keeps the first one.
+    let _already = HOST.set(host);
+}
+
+pub(crate) fn get() -> &'static Host {
+    HOST.get_or_init(Host::binary)
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The `elasticdl` command: of the binary, and of the Python package, which holds all of it.
+//!
+//! Results go to standard output, all else to standard error; exit codes are in [`exit`].
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use edl_core::spec::JobType;
+use tokio::runtime::{Builder, Runtime};
+
+use cli::{Cli, Command, MasterArgs};
+use exit::Exit;
+use say::say;
+
+mod argv;
+mod attach;
+mod audit;
+mod by_hand;
+mod cli;
+mod completions;
+mod config;
+mod control;
+mod data;
+mod detach;
+mod doctor;
+mod exit;
+mod flags;
+mod host;
+mod init;
+mod jobs;
+mod list;
+mod local;
+mod logs;
+mod models;
+mod own_loop;
+mod paths;
+mod processes;
+mod python;
+mod resume;
+mod run_script;
+mod say;
+mod scale;
+mod shipped;
+mod status;
+mod stop;
+mod submit;
+mod supervisor;
+mod telemetry;
+mod ui;
+mod usage;
+
+pub use host::{Host, OpenPython};
+pub use own_loop::work;
+
+/// The commit that this was built from.
+pub const COMMIT: &str = env!("ELASTICDL_COMMIT");
+
+/// Runs the command to its end; the answer is the exit code.
+pub fn main(args: impl IntoIterator<Item = OsString>, host: Host) -> u8 {
+    host::set(host);
+    let mut out = io::stdout().lock();
+    let ended = parse(args).and_then(|parsed| match parsed {
+        Parsed::Command(command) => run(command, &mut out),
+        Parsed::Told(exit) => Ok(exit),
+    });
+    let flushed = out.flush();
+    match ended.and_then(|exit| Ok(flushed.map(|()| exit)?)) {
+        Ok(exit) => exit.code(),
+        // Whoever reads our output has seen enough, as in `elasticdl list | head -1`.
+        Err(error) if is_closed_pipe(&error) => Exit::Ok.code(),
+        Err(error) => {
+            say(format_args!("error: {error:#}"));
+            exit::of_error(&error).code()
+        }
+    }
+}
+
+/// What the command line asks for.
+enum Parsed {
+    Command(Command),
+    /// Help or version, which has been printed.
+    Told(Exit),
+}
+
+fn parse(args: impl IntoIterator<Item = OsString>) -> anyhow::Result<Parsed> {
+    let argv = argv::normalise(args)?;
+    match Cli::try_parse_from(&argv.args) {
+        Ok(cli) => {
+            argv.notes.iter().for_each(say);
+            Ok(Parsed::Command(cli.command))
+        }
+        Err(error) => {
+            let name = argv.args.get(1).and_then(|name| name.to_str());
+            if let Some(sentence) =
+                usage::sentence(&error, name.filter(|name| !name.starts_with('-')))
+            {
+                return Err(exit::refuse(sentence));
+            }
+            error.print().context("cannot print help")?;
+            // Help that nobody asked for stands for a command that is missing.
+            Ok(Parsed::Told(if error.use_stderr() { Exit::BadInput } else { Exit::Ok }))
+        }
+    }
+}
+
+fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
+    match command {
+        Command::Train(args) => submit(JobType::Train, args.split(), out),
+        Command::Evaluate(args) => submit(JobType::Evaluate, args.split(), out),
+        Command::Predict(args) => submit(JobType::Predict, args.split(), out),
+        Command::Run(args) => run_script::run(&args, out),
+        Command::Master(args) => master(*args, out),
+        Command::Ps(args) => by_hand::ps(&args),
+        Command::Worker(args) => by_hand::worker(&args),
+        Command::Supervise(args) => detach::supervise(&args, out),
+        Command::Describe => python::tell(out),
+        Command::Init(args) => init::run(&args, out),
+        Command::Status(args) => status::run(&args, out),
+        Command::Attach(args) => attach::run(&args, out),
+        Command::Logs(args) => logs::run(&args, out),
+        Command::Scale(args) => scale::run(&args, out),
+        Command::Stop(args) => stop::run(&args, out),
+        Command::List(args) => list::list(&args, out),
+        Command::Clean(args) => list::clean(&args, out),
+        Command::Audit(args) => audit::run(&args, out),
+        Command::Data(args) => data::run(args, out),
+        Command::Doctor => doctor::run(out),
+        Command::Completions { shell } => completions::run(shell, out),
+    }
+}
+
+fn submit(
+    kind: JobType,
+    (run, flags): (cli::RunFlags, flags::JobFlags),
+    out: &mut impl Write,
+) -> anyhow::Result<Exit> {
+    telemetry::start(flags.common.log_level.as_deref().unwrap_or("INFO"));
+    submit::run(kind, &run, &flags, out)
+}
+
+fn master(args: MasterArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    match (args.supervised, &args.run.job_dir) {
+        (true, Some(job_dir)) => {
+            let port = args.common.port.unwrap_or_default();
+            processes::master(job_dir, port, args.run.resume.is_some())
+        }
+        (true | false, _) => {
+            telemetry::start(args.common.log_level.as_deref().unwrap_or("INFO"));
+            by_hand::master(args, out)
+        }
+    }
+}
+
+/// The runtime of a command. It has one thread: children are started from the main thread alone,
+/// because they ask the kernel to end them together with the thread that started them.
+pub(crate) fn runtime() -> anyhow::Result<Runtime> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start the async runtime")
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let kind =
+            match (cause.downcast_ref::<io::Error>(), cause.downcast_ref::<serde_json::Error>()) {
+                (Some(error), _) => Some(error.kind()),
+                (None, Some(error)) => error.io_error_kind(),
+                (None, None) => None,
+            };
+        kind == Some(io::ErrorKind::BrokenPipe)
+    })
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which engine a job's model needs: the built-in one, or Python.
+
+use edl_core::model::ModelSpec;
+use edl_core::spec::JobSpec;
+use edl_tensor::model::Model;
+
+use crate::exit::refuse;
+use crate::{host, own_loop, python};
+
+/// Whether the job's model is the user's own, written in Python.
+pub(crate) fn is_python(spec: &JobSpec) -> bool {
+    if own_loop::is_own(spec) {
+        return false;
+    }
+    let is_built_in = edl_zoo::names().contains(&spec.model_def.as_str());
+    let is_path = spec.model_def.contains(['/', '.']);
+    !is_built_in && (is_path || !spec.model_zoo.is_empty())
+}
+
+/// What the job's model is made of.
+pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<ModelSpec> {
+    if is_python(spec) {
+        return python::describe(spec);
+    }
+    let model = edl_zoo::open(spec).map_err(|error| refuse(error.to_string()))?;
+    Ok(model.spec().clone())
+}
+
+/// The job's model, in this process.
+pub(crate) fn open(spec: &JobSpec) -> Result<Box<dyn Model>, String> {
+    if !is_python(spec) {
+        return edl_zoo::open(spec).map_err(|error| error.to_string());
+    }
+    match host::get().python {
+        Some(open) => open(spec),
+        None => Err(format!(
+            "model `{}` is a Python module; start this worker by `python -m elasticdl worker`",
+            spec.model_def
+        )),
+    }
+}

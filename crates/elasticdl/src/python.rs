@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Python interpreter that runs a job's own model, when this process is none.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+use edl_core::model::ModelSpec;
+use edl_core::spec::JobSpec;
+
+use crate::exit::{Exit, refuse};
+use crate::host;
+use crate::jobs::Job;
+use crate::say::say;
+
+/// Names another interpreter than the one that is found.
+const PYTHON: &str = "ELASTICDL_PYTHON";
+
+/// Starts this command in an interpreter: a program and its first arguments.
+pub(crate) fn command() -> Vec<OsString> {
+    let host = host::get();
+    if host.python.is_some() {
+        return host.command.clone();
+    }
+    vec![interpreter(), "-m".into(), "elasticdl".into()]
+}
+
+/// The one that is named, this process if it is one, that of the virtual environment, the one
+/// beside this program, or the one that a shell would find.
+pub(crate) fn interpreter() -> OsString {
+    let named = std::env::var_os(PYTHON).filter(|path| !path.is_empty());
+    let host = host::get();
+    // Not its executable: behind a virtual environment's link is an interpreter without packages.
+    let own = || host.python.is_some().then(|| host.command[0].clone());
+    let environment =
+        || Some(PathBuf::from(std::env::var_os("VIRTUAL_ENV")?).join("bin").join("python"));
+    let beside = || Some(std::env::current_exe().ok()?.parent()?.join("python"));
+    let found = |path: Option<PathBuf>| path.filter(|path| path.is_file()).map(OsString::from);
+    named
+        .or_else(own)
+        .or_else(|| found(environment()))
+        .or_else(|| found(beside()))
+        .unwrap_or_else(|| "python3".into())
+}
+
+/// What the job's model is made of, as an interpreter of its own tells: whatever the user's code
+/// does there cannot harm this process.
+pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<ModelSpec> {
+    let command = command();
+    let program = command[0].to_string_lossy().into_owned();
+    let child = Command::new(&command[0])
+        .args(&command[1..])
+        .arg("describe")
+        .envs(environment(spec))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.map_err(|error| {
+        refuse(format!(
+            "model `{}` is a Python module, and `{program}` cannot be started: {error}; name an \
+             interpreter that has the elasticdl package by {PYTHON}",
+            spec.model_def
+        ))
+    })?;
+    let text = serde_json::to_string(spec).context("cannot write the job description")?;
+    let mut stdin = child.stdin.take().context("the interpreter has no input")?;
+    // One that ended at once says why below.
+    let _closed = stdin.write_all(text.as_bytes());
+    drop(stdin);
+    let output = child.wait_with_output().context("cannot wait for the interpreter")?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        let last = String::from_utf8_lossy(&output.stdout);
+        let line = last.lines().next_back().unwrap_or_default();
+        return serde_json::from_str(line).context("the model's description cannot be read");
+    }
+    if told.contains("No module named elasticdl") {
+        return Err(refuse(format!(
+            "model `{}` is a Python module, and `{program}` has no elasticdl package; install it \
+             there by `pip install elasticdl`, or name another interpreter by {PYTHON}",
+            spec.model_def
+        )));
+    }
+    let told = told.trim();
+    match output.status.code() {
+        Some(code) if code == i32::from(Exit::BadInput.code()) => {
+            Err(refuse(told.strip_prefix("error: ").unwrap_or(told).to_owned()))
+        }
+        Some(_) | None => anyhow::bail!("the model cannot be opened ({}): {told}", output.status),
+    }
+}
+
+/// Prints what the model of the job on standard input is made of.
+pub(crate) fn tell(out: &mut impl std::io::Write) -> anyhow::Result<Exit> {
+    let spec: JobSpec = serde_json::from_reader(std::io::stdin().lock())
+        .map_err(|error| refuse(format!("expected a job description in JSON: {error}")))?;
+    let model = crate::models::open(&spec).map_err(refuse)?;
+    writeln!(out, "{}", serde_json::to_string(model.spec())?)?;
+    Ok(Exit::Ok)
+}
+
+/// Goes on with this command in an interpreter, in the place of this process.
+pub(crate) fn become_interpreter(spec: &JobSpec) -> anyhow::Result<Exit> {
+    let command = command();
+    let error = Command::new(&command[0])
+        .args(&command[1..])
+        .args(std::env::args_os().skip(1))
+        .envs(environment(spec))
+        .exec();
+    Err(refuse(format!(
+        "`{}` cannot be started: {error}; name an interpreter that has the elasticdl package by \
+         {PYTHON}",
+        command[0].to_string_lossy()
+    )))
+}
+
+/// Writes the trained model once more, in its framework's own form. The job has succeeded whatever
+/// comes of it.
+pub(crate) fn export(job: &Job, spec: &JobSpec) {
+    match try_export(job, spec) {
+        Ok(names) => tracing::info!("the model is also there as {names}"),
+        Err(error) => say(format_args!(
+            "warning: the trained model is in {}, but could not be written in its framework's own \
+             form: {error:#}",
+            job.output_dir(spec).join("model.safetensors").display()
+        )),
+    }
+}
+
+fn try_export(job: &Job, spec: &JobSpec) -> anyhow::Result<String> {
+    let description = tempfile::NamedTempFile::new()?;
+    std::fs::write(description.path(), serde_json::to_string(spec)?)?;
+    let interpreter =
+        if host::get().python.is_some() { host::get().command[0].clone() } else { interpreter() };
+    let ran = Command::new(interpreter)
+        .args(["-m", "elasticdl._export"])
+        .arg(description.path())
+        .arg(job.output_dir(spec))
+        .envs(environment(spec))
+        .stdin(Stdio::null())
+        .output()?;
+    anyhow::ensure!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr).trim());
+    Ok(String::from_utf8_lossy(&ran.stdout).lines().next_back().unwrap_or_default().to_owned())
+}
+
+/// What a process that computes in Python is started with. Sums depend on the number of threads,
+/// so it is the job's, and workers share the cores.
+pub(crate) fn environment(spec: &JobSpec) -> Vec<(&'static str, String)> {
+    let threads = spec.threads_per_worker.to_string();
+    let mut all = vec![("PYTHONUNBUFFERED", "1".to_owned()), ("PYTHONHASHSEED", "0".to_owned())];
+    for name in ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"] {
+        all.push((name, threads.clone()));
+    }
+    for name in ["TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"] {
+        all.push((name, threads.clone()));
+    }
+    // TensorFlow greets every start with a page of notes.
+    if std::env::var_os("TF_CPP_MIN_LOG_LEVEL").is_none() {
+        all.push(("TF_CPP_MIN_LOG_LEVEL", "2".to_owned()));
+    }
+    all
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `run`: trains with a Python script whose loop is its own, as torchrun starts one.
+
+use std::io::Write;
+
+use edl_core::spec::{JobType, Strategy};
+use serde_json::{Map, Value};
+
+use crate::cli::ScriptArgs;
+use crate::exit::{Exit, refuse};
+use crate::jobs::Home;
+use crate::say::say;
+use crate::submit::{self, checks};
+use crate::ui::Ui;
+use crate::{detach, python};
+
+pub(crate) fn run(args: &ScriptArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    crate::telemetry::start("INFO");
+    if args.rdzv_backend.is_some() || args.rdzv_endpoint.is_some() || args.rdzv_id.is_some() {
+        say("--rdzv_… is ignored: the job's master is where workers meet");
+    }
+    let new = submit::described(JobType::Train, given(args)?)?;
+    checks::check_workers(new.spec.num_workers)?;
+    let ready = submit::prepare(&Home::from_env()?, new, args.job_dir.as_deref())?;
+    if args.detach {
+        return detach::run(ready, out);
+    }
+    let ui = Ui::new(&ready.job);
+    submit::supervise(ready, ui, out)
+}
+
+/// The words of the job.
+fn given(args: &ScriptArgs) -> anyhow::Result<Map<String, Value>> {
+    let (least, most) = workers(args)?;
+    let lanes = args.lanes.unwrap_or(most);
+    let mut given = Map::new();
+    let mut word = |name: &str, value: Value| given.insert(name.into(), value);
+    word("job_command", command_line(args).into());
+    word("model_def", args.script.clone().into());
+    word("distribution_strategy", Strategy::Allreduce.name().into());
+    word("num_workers", most.into());
+    word("min_workers", least.into());
+    word("max_workers", most.max(lanes.min(most)).into());
+    word("lanes", lanes.into());
+    word("seed", args.seed.into());
+    if let Some(name) = &args.job_name {
+        word("job_name", name.clone().into());
+    }
+    if let Some(restarts) = args.max_restarts {
+        word("relaunch_on_worker_failure", restarts.into());
+    }
+    if let Some(threads) = args.threads_per_worker {
+        word("threads_per_worker", threads.into());
+    }
+    if let Some(output) = &args.output {
+        word("output", output.clone().into());
+    }
+    Ok(given)
+}
+
+/// Fewest and most workers: `2:8` or `2`, or torchrun's nodes times processes of each.
+fn workers(args: &ScriptArgs) -> anyhow::Result<(u32, u32)> {
+    if let Some(text) = &args.workers {
+        return range(text).ok_or_else(|| wrong("--workers", text));
+    }
+    let (least, most) = range(&args.nnodes).ok_or_else(|| wrong("--nnodes", &args.nnodes))?;
+    let each = match args.nproc_per_node.as_str() {
+        "auto" | "cpu" => std::thread::available_parallelism()
+            .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
+        text => text.parse().map_err(|_| wrong("--nproc_per_node", text))?,
+    };
+    Ok((least.saturating_mul(each), most.saturating_mul(each)))
+}
+
+fn wrong(flag: &str, text: &str) -> anyhow::Error {
+    refuse(format!("{flag} `{text}` must be a number above 0, or two as in 2:8"))
+}
+
+fn range(text: &str) -> Option<(u32, u32)> {
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    let (least, most) = (least.parse().ok()?, most.parse().ok()?);
+    (0 < least && least <= most).then_some((least, most))
+}
+
+/// The worker's command line, in the words of a shell.
+fn command_line(args: &ScriptArgs) -> String {
+    let interpreter = python::interpreter().to_string_lossy().into_owned();
+    let mut words = if args.no_python { Vec::new() } else { vec![interpreter] };
+    if args.module {
+        words.push("-m".into());
+    }
+    words.push(args.script.clone());
+    words.extend(args.args.iter().cloned());
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_one_number_or_two() {
+        assert_eq!(range("3"), Some((3, 3)));
+        assert_eq!(range("2:8"), Some((2, 8)));
+        for text in ["0", "8:2", "", "2:", "x", "0:4"] {
+            assert_eq!(range(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn words_of_a_shell_stay_words() {
+        assert_eq!(quoted("--lr=0.1"), "--lr=0.1");
+        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+        assert_eq!(quoted(""), "''");
+    }
+}
