@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a trained model in its framework's own form: `python -m elasticdl._export JOB FOLDER`.
+
+`JOB` is a file with the job's description in JSON; `FOLDER` holds the `model.safetensors` and
+`model.json` that every job ends with, and gets `model.keras` or `model.pt`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from elasticdl import _host
+
+_DTYPES = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8"), "U64": np.dtype("<u8")}
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a file by name; the format is a JSON header before plain numbers."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        data = file.read()
+    header.pop("__metadata__", None)
+    return {
+        name: np.frombuffer(data[slice(*entry["data_offsets"])], _DTYPES[entry["dtype"]]).reshape(
+            entry["shape"]
+        )
+        for name, entry in header.items()
+    }
+
+
+def export(job_json: str, folder: Path) -> list[str]:
+    """Writes the model in `folder` once more, as its framework does; returns the files' names."""
+    spec = json.loads((folder / "model.json").read_text())["model"]
+    tensors = read_safetensors(folder / "model.safetensors")
+    parts = [tensors[param["name"]].reshape(-1) for param in spec["params"]]
+    dense = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    tables = {
+        table["name"]: (tensors[f"{table['name']}.ids"], tensors[f"{table['name']}.rows"])
+        for table in spec["tables"]
+    }
+    return _host.open_model(job_json).export(str(folder), dense.astype(np.float32), tables)
+
+
+def main() -> None:
+    job, folder = sys.argv[1:]
+    try:
+        names = export(Path(job).read_text(), Path(folder))
+    except Exception as error:
+        sys.exit(_host.explain(error))
+    print(" ".join(names))
+
+
+if __name__ == "__main__":
+    main()

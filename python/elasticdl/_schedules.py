@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning-rate schedules in the words of `Schedule` (crates/edl-core/src/optimizer/schedule.rs).
+
+The usual ones are formulas. Any other is asked for each step of the job, and its answers become a
+table of runs. Rates are given as one rate and factors of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from typing import Any, Callable
+
+import numpy as np
+
+from elasticdl._zoo import ZooError
+
+# A table is part of the model's description, which every process reads.
+MAX_RUNS = 1_000_000
+
+# Enough digits for single precision, and a short text.
+_DIGITS = 9
+
+Schedule = Any  # "constant", or a dict of one entry
+Rated = tuple[float, Schedule]
+
+
+def from_keras(learning_rate: Any, n_steps: int | None, step_dtype: str) -> Rated:
+    """The rate and the schedule of what a Keras optimizer takes as its learning rate."""
+    if not callable(learning_rate):
+        return _shortest(learning_rate), "constant"
+    known = _of_library(learning_rate, _KERAS, "keras")
+    if known is not None:
+        return known
+    if hasattr(learning_rate, "get_config"):
+        return _table(_keras_rates(learning_rate, _needed(n_steps, learning_rate), step_dtype))
+    return _function(learning_rate, n_steps)
+
+
+def from_torch(base: float, schedule: Any, lr_decay: float, n_steps: int | None) -> Rated:
+    """The rate and the schedule of a PyTorch optimizer.
+
+    `lr_decay` is Adagrad's own, on top of the schedule.
+    """
+    if schedule is None:
+        if lr_decay:
+            return base, {"inverse_time": {"every": 1, "factor": lr_decay, "staircase": False}}
+        return base, "constant"
+    if not hasattr(schedule, "get_last_lr"):
+        return _function(schedule, n_steps, lr_decay)
+    is_fresh = schedule.last_epoch == 0
+    known = _of_library(schedule, _TORCH, "torch") if is_fresh and not lr_decay else None
+    if known is not None:
+        return known
+    rates = _torch_rates(schedule, _needed(n_steps, schedule))
+    return _table(_decayed(rates, lr_decay))
+
+
+def _of_library(schedule: Any, known: dict[str, Callable[[Any], Any]], library: str) -> Any:
+    kind = type(schedule)
+    read = known.get(kind.__name__)
+    is_theirs = kind.__module__.partition(".")[0] == library
+    return read(schedule) if read is not None and is_theirs else None
+
+
+def _function(schedule: Callable[[int], Any], n_steps: int | None, lr_decay: float = 0.0) -> Rated:
+    """A function of the step that returns the rate."""
+    try:
+        inspect.signature(schedule).bind(0)
+    except TypeError:
+        raise ZooError(
+            f"the learning rate is a function that does not take the step ({schedule!r}); "
+            "give a number, a schedule, or a function of the step alone"
+        ) from None
+    steps = range(_needed(n_steps, schedule))
+    rates = np.array([float(schedule(step)) for step in steps])
+    return _table(_decayed(rates, lr_decay))
+
+
+def _decayed(rates: np.ndarray, lr_decay: float) -> np.ndarray:
+    return rates / (1.0 + lr_decay * np.arange(len(rates)))
+
+
+def _needed(n_steps: int | None, schedule: Any) -> int:
+    if n_steps is None:
+        name = getattr(schedule, "__name__", type(schedule).__name__)
+        raise ZooError(
+            f"the learning-rate schedule `{name}` is asked for each step before training, and the "
+            "number of steps is not known; give --num_epochs"
+        )
+    return max(n_steps, 1)
+
+
+def _table(rates: np.ndarray) -> Rated:
+    """The highest rate, and runs of equal factors of it."""
+    if not np.isfinite(rates).all():
+        step = int(np.flatnonzero(~np.isfinite(rates))[0])
+        raise ZooError(
+            f"the learning-rate schedule gives {rates[step]} at step {step}; it must give a number"
+        )
+    rate = _shortest(np.abs(rates).max())
+    if rate == 0.0:
+        return 0.0, "constant"
+    starts = np.flatnonzero(np.diff(rates, prepend=np.nan) != 0.0)
+    if len(starts) > MAX_RUNS:
+        raise ZooError(
+            f"the learning-rate schedule changes {len(starts)} times, and at most {MAX_RUNS} "
+            "changes are kept; change the rate less often, say every 100 steps"
+        )
+    if len(starts) == 1 and rates[0] > 0.0:
+        return rate, "constant"
+    factors = [float(f"{rates[start] / rate:.{_DIGITS}g}") for start in starts]
+    return rate, {"table": {"starts": starts.tolist(), "factors": factors}}
+
+
+def _shortest(number: Any) -> float:
+    """A single-precision number as a person would write it."""
+    return float(str(np.float32(number)))
+
+
+# Keras.
+
+
+def _keras_rates(schedule: Any, n_steps: int, step_dtype: str) -> np.ndarray:
+    import keras
+
+    def rates(steps: Any) -> np.ndarray:
+        steps = keras.ops.convert_to_tensor(steps, dtype=step_dtype)
+        return np.asarray(keras.ops.convert_to_numpy(schedule(steps)), np.float64)
+
+    steps = np.arange(n_steps)
+    # One call for all steps is a thousand times faster; a schedule that decides by `if` refuses.
+    try:
+        found = rates(steps)
+    except Exception:
+        found = np.empty(0)
+    probes = np.unique(np.linspace(0, n_steps - 1, 32).astype(int))
+    if found.shape == steps.shape and all(
+        np.isclose(found[probe], rates(probe), rtol=1e-6, atol=0.0) for probe in probes
+    ):
+        return found
+    return np.array([float(rates(step)) for step in steps])
+
+
+def _whole(number: Any) -> int | None:
+    return int(number) if float(number).is_integer() and number > 0 else None
+
+
+def _keras_exponential(schedule: Any) -> Rated | None:
+    return _keras_periodic("exponential", schedule)
+
+
+def _keras_inverse(schedule: Any) -> Rated | None:
+    return _keras_periodic("inverse_time", schedule)
+
+
+def _keras_periodic(name: str, schedule: Any) -> Rated | None:
+    every = _whole(schedule.decay_steps)
+    if every is None:
+        return None
+    factor, staircase = float(schedule.decay_rate), bool(schedule.staircase)
+    numbers = {"every": every, "factor": factor, "staircase": staircase}
+    return float(schedule.initial_learning_rate), {name: numbers}
+
+
+def _keras_piecewise(schedule: Any) -> Rated | None:
+    boundaries, values = schedule.boundaries, [float(value) for value in schedule.values]
+    rate = max(abs(value) for value in values)
+    if rate == 0.0 or any(float(bound) != int(bound) or bound < 0 for bound in boundaries):
+        return None
+    # Keras changes the rate after a boundary.
+    starts = [0] + [int(bound) + 1 for bound in boundaries]
+    return rate, {"table": {"starts": starts, "factors": [value / rate for value in values]}}
+
+
+def _keras_polynomial(schedule: Any) -> Rated | None:
+    rate, total = float(schedule.initial_learning_rate), _whole(schedule.decay_steps)
+    if total is None or rate == 0.0:
+        return None
+    numbers = {
+        "start": 1.0,
+        "end": float(schedule.end_learning_rate) / rate,
+        "total": total,
+        "power": float(schedule.power),
+        "cycle": bool(schedule.cycle),
+    }
+    return rate, {"polynomial": numbers}
+
+
+def _keras_cosine(schedule: Any) -> Rated | None:
+    first, decay_steps = float(schedule.initial_learning_rate), _whole(schedule.decay_steps)
+    has_warmup = schedule.warmup_target is not None
+    rate = float(schedule.warmup_target) if has_warmup else first
+    warmup = int(schedule.warmup_steps) if has_warmup else 0
+    if decay_steps is None or rate == 0.0 or warmup != (schedule.warmup_steps or 0) * has_warmup:
+        return None
+    numbers = {
+        "warmup": warmup,
+        "total": warmup + decay_steps,
+        "floor": float(schedule.alpha),
+        "start": first / rate if has_warmup else None,
+        "waves": False,
+    }
+    return rate, {"cosine": numbers}
+
+
+_KERAS: dict[str, Callable[[Any], Rated | None]] = {
+    "ExponentialDecay": _keras_exponential,
+    "InverseTimeDecay": _keras_inverse,
+    "PiecewiseConstantDecay": _keras_piecewise,
+    "PolynomialDecay": _keras_polynomial,
+    "CosineDecay": _keras_cosine,
+}
+
+
+# PyTorch.
+
+
+def _torch_rates(schedule: Any, n_steps: int) -> np.ndarray:
+    """The rates that the scheduler sets, which is afterwards as it was."""
+    try:
+        inspect.signature(schedule.step).bind()
+    except TypeError:
+        raise ZooError(
+            f"the scheduler `{type(schedule).__name__}` decides by a measure, which is not known "
+            "before training; use one that depends on the step alone, such as StepLR"
+        ) from None
+    optimizer = schedule.optimizer
+    state = copy.deepcopy(schedule.state_dict())
+    options = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    rates = np.empty(n_steps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It misses the optimizer's steps.
+        for step in range(n_steps):
+            rates[step] = float(optimizer.param_groups[0]["lr"])
+            if step + 1 < n_steps:
+                schedule.step()
+    schedule.load_state_dict(state)
+    for group, option in zip(optimizer.param_groups, options):
+        group.update(option)
+    return rates
+
+
+def _torch_step(schedule: Any) -> Rated:
+    numbers = {"every": schedule.step_size, "factor": float(schedule.gamma), "staircase": True}
+    return float(schedule.base_lrs[0]), {"exponential": numbers}
+
+
+def _torch_multi_step(schedule: Any) -> Rated:
+    steps = sorted(int(step) for step in schedule.milestones.elements())
+    numbers = {"steps": steps, "factor": float(schedule.gamma)}
+    return float(schedule.base_lrs[0]), {"steps": numbers}
+
+
+def _torch_exponential(schedule: Any) -> Rated:
+    numbers = {"every": 1, "factor": float(schedule.gamma), "staircase": False}
+    return float(schedule.base_lrs[0]), {"exponential": numbers}
+
+
+def _torch_cosine(schedule: Any) -> Rated | None:
+    rate, total = float(schedule.base_lrs[0]), _whole(schedule.T_max)
+    if total is None or rate == 0.0:
+        return None
+    floor = float(schedule.eta_min) / rate
+    numbers = {"warmup": 0, "total": total, "floor": floor, "start": None, "waves": True}
+    return rate, {"cosine": numbers}
+
+
+def _torch_linear(schedule: Any) -> Rated:
+    return float(schedule.base_lrs[0]), {
+        "polynomial": {
+            "start": float(schedule.start_factor),
+            "end": float(schedule.end_factor),
+            "total": int(schedule.total_iters),
+            "power": 1.0,
+            "cycle": False,
+        }
+    }
+
+
+def _torch_polynomial(schedule: Any) -> Rated:
+    return float(schedule.base_lrs[0]), {
+        "polynomial": {
+            "start": 1.0,
+            "end": 0.0,
+            "total": int(schedule.total_iters),
+            "power": float(schedule.power),
+            "cycle": False,
+        }
+    }
+
+
+_TORCH: dict[str, Callable[[Any], Rated | None]] = {
+    "StepLR": _torch_step,
+    "MultiStepLR": _torch_multi_step,
+    "ExponentialLR": _torch_exponential,
+    "CosineAnnealingLR": _torch_cosine,
+    "LinearLR": _torch_linear,
+    "PolynomialLR": _torch_polynomial,
+}
