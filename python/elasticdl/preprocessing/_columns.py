@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import numpy as np
+
 from elasticdl.preprocessing import _kinds
 from elasticdl.preprocessing.concatenate_with_offset import join
 from elasticdl.preprocessing.discretization import Discretization

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np  # noqa: F401 (of the example)
+
 from elasticdl.preprocessing import _columns, _tensorflow_columns
 from elasticdl.preprocessing._layer import Preprocessing
 from elasticdl.preprocessing.sparse_embedding import SparseEmbedding

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+
 from elasticdl.preprocessing import _host
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+
 from elasticdl.preprocessing import _kinds
 
 

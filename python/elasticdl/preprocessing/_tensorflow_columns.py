@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+
 from elasticdl.preprocessing import _columns
 from elasticdl.preprocessing.index_lookup import read_vocabulary
 

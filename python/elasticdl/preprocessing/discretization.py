@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+
 from elasticdl.preprocessing import _kinds
 from elasticdl.preprocessing._layer import Numeric
 

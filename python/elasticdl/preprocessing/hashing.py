@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+
 from elasticdl.preprocessing import _kinds
 from elasticdl.preprocessing._fingerprint import fingerprint64
 from elasticdl.preprocessing._layer import Textual

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np  # noqa: F401 (of the example)
+
 from elasticdl.preprocessing import _kinds
 from elasticdl.preprocessing._layer import Numeric
 from elasticdl.preprocessing.round_identity import within

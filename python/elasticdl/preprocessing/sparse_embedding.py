@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np  # noqa: F401 (of the example)
+
 from elasticdl.preprocessing import _kinds
 from elasticdl.preprocessing._layer import Preprocessing
 
