@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `torch.nn.Module` on flat vectors: parameters in, a gradient out.
+
+Trainable and frozen parameters are views into `dense`, so nothing is copied on the way in. The
+gradient is copied once, from autograd's own tensors: letting autograd add into preset views takes
+longer, because it would have to be cleared and read as well. Float buffers (batch norm) live in
+`_state`, a copy of the end of `dense` that each pass starts from and may change.
+
+What a result may depend on: `dense`, the batch and the seed. So every pass reseeds torch, numpy,
+`random` and each `torch.Generator` that is an attribute of a module, and resets integer and
+non-persistent buffers to their first values. State that a module keeps elsewhere (a plain
+attribute that `forward` changes, a generator inside another object) is out of reach: make it a
+buffer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from elasticdl import _optimizers
+from elasticdl._torch_layout import Layout
+
+_CACHE_LINE = 64
+
+
+class Flat:
+    """A module whose numbers lie in two vectors: `dense` and, of its passes, `gradient`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        layout = Layout(module)
+        self.layout = layout
+        self.dense = _aligned_zeros(layout.n_numbers)
+        self.gradient = _aligned_zeros(layout.n_numbers)
+        dense, gradient = torch.from_numpy(self.dense), torch.from_numpy(self.gradient)
+        self._dense_state = dense[layout.n_parameters :]
+        self._state = torch.zeros_like(self._dense_state)
+        layout.move(dense, self._state)
+        self.keep()
+        self._generators = _generators(module)
+        self._trainable = [parameter for _, parameter in layout.trainable]
+        self._gradients = layout.views(gradient)[: len(self._trainable)]
+        self._frozen_change = gradient[layout.n_trainable : layout.n_parameters]
+        self._state_change = gradient[layout.n_parameters :]
+        # What no gradient is taken of: the end of `gradient`.
+        self.changes = self.gradient[layout.n_trainable :]
+
+    def keep(self) -> None:
+        """Makes what the buffers hold now their values before any pass."""
+        for buffer in self.layout.buffers:
+            buffer.take_back()
+        self._dense_state.copy_(self._state)
+        for constant in self.layout.constants:
+            constant.keep_first()
+
+    def reset(self) -> None:
+        """Gives the buffers the values that a pass starts from."""
+        self._state.copy_(self._dense_state)
+        for constant in self.layout.constants:
+            constant.reset()
+
+    def forget_gradients(self) -> None:
+        """Drops what a pass that failed left."""
+        for parameter in self._trainable:
+            parameter.grad = None
+
+    def reseed(self, seed: int) -> None:
+        """Starts every random number of a pass from `seed`."""
+        reseed(seed)
+        for generator in self._generators:
+            generator.manual_seed(seed)
+
+    def take_changes(self) -> None:
+        """Puts what the pass changed in buffers at the end of `gradient`."""
+        for buffer in self.layout.buffers:
+            buffer.take_back()
+        self._frozen_change.zero_()
+        torch.sub(self._state, self._dense_state, out=self._state_change)
+
+    def take_gradients(self) -> list[torch.Tensor]:
+        """One per trainable parameter, which has none afterwards."""
+        taken = []
+        for parameter in self._trainable:
+            gradient = parameter.grad
+            if gradient is None:  # The pass did not use it.
+                gradient = torch.zeros_like(parameter)
+            elif gradient.is_sparse:
+                gradient = gradient.to_dense()
+            parameter.grad = None
+            taken.append(gradient.detach())
+        return taken
+
+    def fill_gradient(self) -> None:
+        """Copies the gradients of the pass to the beginning of `gradient`."""
+        if self._trainable:
+            torch._foreach_copy_(self._gradients, self.take_gradients())
+
+    def spec(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        """The parameters' entries of the model's spec."""
+        return self.layout.spec(lambda parameter: _optimizers.decayed(optimizer, parameter))
+
+
+def reseed(seed: int) -> None:
+    """Starts the random numbers of torch, numpy and `random` from `seed`."""
+    # Not torch.manual_seed: it looks for every kind of device, which takes longer than a layer.
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFF_FFFF)
+    random.seed(seed)
+
+
+def make_repeatable(n_threads: int) -> None:
+    """Makes torch compute the same bits from the same numbers."""
+    # Not torch.use_deterministic_algorithms: it imports torch's compiler, which takes seconds.
+    torch._C._set_deterministic_algorithms(True, warn_only=False)
+    # Else every new tensor would be filled first.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.set_num_threads(n_threads)
+    with contextlib.suppress(RuntimeError):  # Already running; they do not change a result.
+        torch.set_num_interop_threads(1)
+    with warnings.catch_warnings():
+        # Said once per process: that an array is read-only. No column is ever written to.
+        warnings.simplefilter("ignore")
+        read_only = np.zeros(1, np.float32)
+        read_only.flags.writeable = False
+        torch.from_numpy(read_only)
+
+
+def freeze_unheld(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """What the optimizer does not hold is frozen from here on."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.requires_grad_(id(parameter) in held)
+
+
+def _generators(module: nn.Module) -> list[torch.Generator]:
+    held = [value for m in module.modules() for value in vars(m).values()]
+    return [value for value in held if isinstance(value, torch.Generator)]
+
+
+def _aligned_zeros(n_numbers: int) -> np.ndarray:
+    """At the beginning of a cache line, where torch would put a parameter, and numpy does not."""
+    zeros = np.zeros(n_numbers + _CACHE_LINE // 4, np.float32)
+    first = -zeros.ctypes.data % _CACHE_LINE // 4
+    return zeros[first : first + n_numbers]

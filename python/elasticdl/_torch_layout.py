@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the parameters and buffers of a module lie in one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from elasticdl._zoo import ZooError
+
+
+def check(module: nn.Module) -> None:
+    """Refuses what a flat vector of float32 cannot hold."""
+    for name, parameter in module.named_parameters():
+        _check_parameter(name, parameter)
+    for buffer in _buffers(module):
+        if buffer.is_state():
+            _check_numbers(f"the buffer `{buffer.path}`", buffer.tensor)
+    _check_batch_norms(module)
+
+
+class Layout:
+    """The flat vector: trainable parameters, then frozen ones, then float buffers.
+
+    Tied parameters appear once, under their first name. Integer and non-persistent buffers are
+    no part of the vector: they are `constants`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = list(module.named_parameters())
+        self.trainable = [(name, p) for name, p in parameters if p.requires_grad]
+        self.parameters = self.trainable + [(n, p) for n, p in parameters if not p.requires_grad]
+        self.buffers: list[Buffer] = []
+        self.constants: list[Buffer] = []
+        for buffer in _buffers(module):
+            (self.buffers if buffer.is_state() else self.constants).append(buffer)
+        self.shapes = [p.shape for _, p in self.parameters] + [b.tensor.shape for b in self.buffers]
+        self.n_trainable = sum(p.numel() for _, p in self.trainable)
+        self.n_parameters = sum(p.numel() for _, p in self.parameters)
+        self.n_numbers = sum(shape.numel() for shape in self.shapes)
+
+    def move(self, dense: torch.Tensor, state: torch.Tensor) -> None:
+        """Makes the parameters views into `dense`, the float buffers views into `state`."""
+        views = self.views(dense)
+        with torch.no_grad():
+            for (_, parameter), view in zip(self.parameters, views):
+                view.copy_(parameter)
+                parameter.data = view
+                parameter.grad = None
+            pieces = state.split([b.tensor.numel() for b in self.buffers]) if self.buffers else []
+            for buffer, piece in zip(self.buffers, pieces):
+                view = piece.view(buffer.tensor.shape)
+                view.copy_(buffer.tensor)
+                buffer.put(view)
+            dense[self.n_parameters :].copy_(state)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The pieces of a vector like this one, shaped."""
+        if not self.shapes:
+            return []
+        pieces = flat.split([shape.numel() for shape in self.shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes)]
+
+    def spec(self, decays: Callable[[nn.Parameter], bool]) -> list[dict[str, Any]]:
+        """The entries of the model's spec."""
+        names = [name for name, _ in self.parameters] + [buffer.path for buffer in self.buffers]
+        rules: list[Any] = [{"trainable": {"decay": decays(p)}} for _, p in self.trainable]
+        rules += ["moving_average"] * (len(names) - len(rules))
+        return [
+            {"name": name, "shape": list(shape), "init": "given", "rule": rule}
+            for name, shape, rule in zip(names, self.shapes, rules)
+        ]
+
+    def state_dict(self, module: nn.Module, dense: torch.Tensor) -> dict[str, Any]:
+        """The module's own names, with the values of `dense`; what is tied stays tied."""
+        kept = [p for _, p in self.parameters] + [buffer.tensor for buffer in self.buffers]
+        values = {id(t): view.clone() for t, view in zip(kept, self.views(dense))}
+        state = module.state_dict(keep_vars=True)
+        return {name: values.get(id(value), value) for name, value in state.items()}
+
+
+class Buffer:
+    """A buffer, with every place where the module has it."""
+
+    def __init__(self, path: str, owner: nn.Module, name: str) -> None:
+        self.path = path
+        self.tensor: torch.Tensor = owner._buffers[name]
+        self.is_persistent = name not in owner._non_persistent_buffers_set
+        self.places = [(owner._buffers, name)]
+        self._first: torch.Tensor | None = None
+        self._version = 0
+
+    def is_state(self) -> bool:
+        """Whether it is learned from the data, and so part of the flat vector."""
+        return self.is_persistent and self.tensor.is_floating_point()
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Gives the module this tensor instead."""
+        self.tensor = tensor
+        for buffers, name in self.places:
+            buffers[name] = tensor
+
+    def keep_first(self) -> None:
+        """Notes the value that `reset` goes back to."""
+        self._first = self.tensor.clone()
+        self._version = self.tensor._version
+
+    def reset(self) -> None:
+        """Back to the first value, if a pass changed it."""
+        if self._is_replaced():
+            self.put(self.tensor)
+        if self.tensor._version != self._version:
+            self.tensor.copy_(self._first)
+            self._version = self.tensor._version
+
+    def take_back(self) -> None:
+        """Copies the value of a tensor that a pass put in this one's place."""
+        if not self._is_replaced():
+            return
+        buffers, name = self.places[0]
+        found = buffers[name]
+        if found is None or found.shape != self.tensor.shape:
+            shape = "nothing" if found is None else f"shape {list(found.shape)}"
+            raise ZooError(
+                f"`forward` changed the buffer `{self.path}` from shape "
+                f"{list(self.tensor.shape)} to {shape}; keep its shape"
+            )
+        self.tensor.copy_(found.detach())
+        self.put(self.tensor)
+
+    def _is_replaced(self) -> bool:
+        buffers, name = self.places[0]
+        return buffers[name] is not self.tensor
+
+
+def _buffers(module: nn.Module) -> list[Buffer]:
+    found: dict[int, Buffer] = {}
+    for path, owner in module.named_modules():
+        for name, tensor in owner._buffers.items():
+            if tensor is None:
+                continue
+            if id(tensor) in found:
+                found[id(tensor)].places.append((owner._buffers, name))
+            else:
+                found[id(tensor)] = Buffer(f"{path}.{name}" if path else name, owner, name)
+    return list(found.values())
+
+
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    what = f"the parameter `{name}`"
+    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        raise ZooError(
+            f"{what} gets its shape from the first batch; give the layer its sizes instead of "
+            "using a lazy one"
+        )
+    _check_numbers(what, parameter)
+
+
+def _check_numbers(what: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype != torch.float32:
+        dtype = str(tensor.dtype).replace("torch.", "")
+        raise ZooError(
+            f"{what} is {dtype}; parameters are float32, so call `.float()` on the model"
+        )
+    if tensor.device.type != "cpu":
+        raise ZooError(f"{what} is on `{tensor.device}`; make the model on the CPU")
+    if tensor.layout != torch.strided:
+        raise ZooError(f"{what} is a sparse tensor; make it dense")
+
+
+def _check_batch_norms(module: nn.Module) -> None:
+    for path, layer in module.named_modules():
+        is_norm = isinstance(layer, nn.modules.batchnorm._NormBase)
+        if is_norm and layer.track_running_stats and layer.momentum is None:
+            raise ZooError(
+                f"the batch norm `{path or type(layer).__name__}` has momentum=None, an average "
+                "over all batches that one process saw; give it a momentum, e.g. 0.1"
+            )

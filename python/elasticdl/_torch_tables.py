@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedding tables of a module: which ids a batch needs, and the rows that came for them.
+
+A lookup takes its rows in the order in which `lookups` named the ids, so nothing is searched: the
+first call of a layer gets the first rows. The training loop merges ids that appear twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from elasticdl._zoo import ZooError
+from elasticdl.torch import Embedding
+
+# Smaller embeddings are cheaper as dense parameters; the limit is that of the old ElasticDL.
+MIN_SWAPPED_BYTES = 2 << 20
+
+# Batches whose ids are remembered from `lookups` on, to be compared; a worker has two in flight.
+N_REMEMBERED = 16
+
+# How much further than its deviation a uniform distribution reaches: the square root of 3.
+_UNIFORM_REACH = 1.75
+
+
+class Tables:
+    """All distributed embeddings of one module."""
+
+    def __init__(self, module: nn.Module, strategy: str) -> None:
+        if strategy == "ParameterServerStrategy":
+            swap(module)
+        found = [(path, m) for path, m in module.named_modules() if isinstance(m, Embedding)]
+        self._layers = {path or "embedding": layer for path, layer in found}
+        for path, layer in self._layers.items():
+            layer.table = path
+        self._prefixes = {path or "embedding": f"{path}." if path else "" for path, _ in found}
+        # Lookups of one pass; known after the first.
+        self._n_lookups: int | None = None
+        self._named: deque[tuple[bytes, dict[str, np.ndarray]]] = deque(maxlen=N_REMEMBERED)
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    def spec(self) -> list[dict[str, Any]]:
+        """The entries of the model's spec."""
+        layers = self._layers.items()
+        return [{"name": n, "dim": layer.embedding_dim, "init": layer.init} for n, layer in layers]
+
+    def record(self, batch: Any, forward: Callable[[], Any]) -> list[np.ndarray]:
+        """The ids of each table, from a forward pass that ends with its last lookup."""
+        recording = _Recording(self._n_lookups)
+        with self._from(recording), suppress(_LastLookup):
+            forward()
+        self._n_lookups = recording.n_lookups
+        named = {table: _joined(recording.ids.get(table, [])) for table in self._layers}
+        self._named.append((batch.records.tobytes(), named))
+        return list(named.values())
+
+    def serve(
+        self, batch: Any, rows: list[np.ndarray], wants_gradient: bool
+    ) -> AbstractContextManager[_Served]:
+        """Lets the layers take `rows` during one pass."""
+        return self._serve(batch, rows, wants_gradient) if self._layers else _NOTHING
+
+    @contextmanager
+    def _serve(self, batch: Any, rows: list[np.ndarray], wants_gradient: bool) -> Iterator[_Served]:
+        # Two data sets may have records of the same numbers, so there may be more than one.
+        records = batch.records.tobytes()
+        named = [ids for numbers, ids in self._named if numbers == records]
+        served = _Served(dict(zip(self._layers, rows)), named, wants_gradient)
+        with self._from(served):
+            yield served
+        served.check_all_taken()
+
+    def state_dict(
+        self, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    ) -> dict[str, torch.Tensor]:
+        """The rows as the plain layers have them; rows that were never trained are zeros."""
+        state = {}
+        for table, layer in self._layers.items():
+            ids, rows = tables.get(table, (np.empty(0), np.empty((0, layer.embedding_dim))))
+            ids = torch.from_numpy(np.asarray(ids).astype(np.int64))
+            rows = torch.from_numpy(np.array(rows, np.float32).reshape(-1, layer.embedding_dim))
+            prefix = self._prefixes[table]
+            if layer.num_embeddings is None:
+                order = ids.argsort()
+                state[prefix + "ids"], state[prefix + "weight"] = ids[order], rows[order]
+            else:
+                weight = torch.zeros(layer.num_embeddings, layer.embedding_dim)
+                weight[ids] = rows
+                state[prefix + "weight"] = weight
+        return state
+
+    @contextmanager
+    def _from(self, source: _Recording | _Served) -> Iterator[None]:
+        for layer in self._layers.values():
+            layer.source = source
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.source = None
+
+
+class _LastLookup(BaseException):
+    """Ends a recording pass; no `except Exception` of the user's may catch it."""
+
+
+class _Recording:
+    """Notes ids and gives zeros."""
+
+    def __init__(self, n_expected: int | None) -> None:
+        self.ids: dict[str, list[np.ndarray]] = {}
+        self.n_lookups = 0
+        self._n_expected = n_expected
+
+    def rows(self, table: str, dim: int, ids: torch.Tensor) -> torch.Tensor:
+        # A copy, for the batch's memory is used again.
+        self.ids.setdefault(table, []).append(ids.numpy().copy())
+        self.n_lookups += 1
+        if self.n_lookups == self._n_expected:
+            raise _LastLookup
+        return torch.zeros(len(ids), dim)
+
+
+class _Served:
+    """Gives the rows that arrived, and keeps them for their gradient."""
+
+    def __init__(
+        self,
+        rows: dict[str, np.ndarray],
+        named: list[dict[str, np.ndarray]],
+        wants_gradient: bool,
+    ) -> None:
+        self._rows = rows
+        self._named = named
+        self._wants_gradient = wants_gradient
+        self._taken = dict.fromkeys(rows, 0)
+        self._leaves: dict[str, list[torch.Tensor]] = {table: [] for table in rows}
+
+    def rows(self, table: str, dim: int, ids: torch.Tensor) -> torch.Tensor:
+        start = self._taken[table]
+        end = start + len(ids)
+        found = ids.numpy()
+        is_known = not self._named
+        self._named = [n for n in self._named if np.array_equal(n[table][start:end], found)]
+        if end > len(self._rows[table]) or not (is_known or self._named):
+            raise _changed(table)
+        self._taken[table] = end
+        leaf = torch.from_numpy(self._rows[table][start:end])
+        leaf.requires_grad_(self._wants_gradient)
+        self._leaves[table].append(leaf)
+        # A model may change in place what it looked up, but not what arrived.
+        return leaf.clone()
+
+    def check_all_taken(self) -> None:
+        for table, rows in self._rows.items():
+            if self._taken[table] != len(rows):
+                raise _changed(table)
+
+    def gradients(self) -> list[np.ndarray]:
+        """One array per table, shaped like its rows."""
+        gradients = []
+        for table, leaves in self._leaves.items():
+            whole = _joined([_gradient(leaf) for leaf in leaves])
+            gradients.append(whole.astype(np.float32, copy=False).reshape(self._rows[table].shape))
+        return gradients
+
+
+# What a module without tables needs.
+_NOTHING = nullcontext(_Served({}, [], wants_gradient=False))
+
+
+def swap(module: nn.Module) -> None:
+    """Puts distributed embeddings in the place of large `nn.Embedding` and `nn.EmbeddingBag`.
+
+    Their rows start anew, with the distribution of the values that the module gave them. A weight
+    that another layer uses as well stays dense, and so do frozen ones and those with `max_norm`,
+    `scale_grad_by_freq` or the mode `max`, which need the whole table.
+    """
+    n_uses: dict[int, int] = {}
+    for owner in module.modules():
+        for parameter in owner._parameters.values():
+            n_uses[id(parameter)] = n_uses.get(id(parameter), 0) + 1
+    swapped: dict[int, Embedding] = {}
+    for owner in list(module.modules()):
+        for name, layer in owner._modules.items():
+            if layer is not None and _is_swapped(layer) and n_uses[id(layer.weight)] == 1:
+                # One layer at two places stays one layer.
+                distributed = swapped.setdefault(id(layer), _distributed(layer))
+                owner._modules[name] = distributed
+
+
+def _is_swapped(layer: nn.Module) -> bool:
+    if type(layer) not in (nn.Embedding, nn.EmbeddingBag):
+        return False
+    needs_whole = layer.max_norm is not None or layer.scale_grad_by_freq
+    is_large = layer.weight.numel() * layer.weight.element_size() > MIN_SWAPPED_BYTES
+    is_max = getattr(layer, "mode", None) == "max"
+    return is_large and layer.weight.requires_grad and not needs_whole and not is_max
+
+
+def _distributed(layer: nn.Embedding | nn.EmbeddingBag) -> Embedding:
+    return Embedding(
+        layer.num_embeddings,
+        layer.embedding_dim,
+        combiner=getattr(layer, "mode", None),
+        padding_idx=layer.padding_idx,
+        init=_init_like(layer.weight.detach()),
+        include_last_offset=getattr(layer, "include_last_offset", False),
+    )
+
+
+def _init_like(weight: torch.Tensor) -> dict[str, Any]:
+    mean, std = weight.mean().item(), weight.std().item()
+    low, high = weight.min().item(), weight.max().item()
+    if low == high:
+        return {"constant": low}
+    if max(high - mean, mean - low) <= _UNIFORM_REACH * std:
+        return {"uniform": {"low": low, "high": high}}
+    # A mean that only chance took away from zero.
+    if abs(mean) < 4 * std / weight.numel() ** 0.5:
+        mean = 0.0
+    return {"normal": {"mean": mean, "std": std}}
+
+
+def _changed(table: str) -> ZooError:
+    return ZooError(
+        f"the ids that `forward` looks up in the embedding `{table}` changed between two passes "
+        "over one batch; they must follow from the batch alone, not from parameters, rows, random "
+        "numbers or whether the model trains"
+    )
+
+
+def _joined(pieces: list[np.ndarray]) -> np.ndarray:
+    if len(pieces) == 1:
+        return np.ascontiguousarray(pieces[0])
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+
+def _gradient(leaf: torch.Tensor) -> np.ndarray:
+    return (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).detach().numpy()
