@@ -3,18 +3,26 @@
 
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticdl
 VENV = $(CACHE)/venv-$(shell sha256sum tests/python/requirements.txt | cut -c1-12)
-PEERS = $(CACHE)/venv-$(shell sha256sum tests/python/requirements-bench.txt | cut -c1-12)
+# Large: Keras, TensorFlow and PyTorch, for tests of Python models and as peers of benchmarks.
+FRAMEWORKS = $(CACHE)/venv-$(shell sha256sum tests/python/requirements-python.txt | cut -c1-12)
+# Made anew for every run: the wheel as a user installs it.
+FRESH = $(CACHE)/venv-wheel
+WHEELS = $(or $(CARGO_TARGET_DIR),target)/wheels
 CARGO ?= cargo
 # One profile for the binary and for the tests that start it: nothing is compiled twice.
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build test lint unit bench soak sim verify doc deny setup clean help
+.PHONY: build wheel test lint unit python fresh bench soak sim verify doc deny setup clean help
 
 build: ## Build the elasticdl command (target/release/elasticdl)
 	$(CARGO) build $(PROFILE)
 
-test: setup lint unit ## Set up what tests need, then run every check and test
+wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-….whl)
+	rm -rf $(WHEELS)
+	$(FRAMEWORKS)/bin/maturin build --release --locked --out $(WHEELS)
+
+test: setup lint unit python ## Set up what tests need, then run every check and test
 	@echo "make test: all passed"
 
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
@@ -22,8 +30,8 @@ setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian pac
 
 # Their names hold the hash of what they are made from, so they are never out of date.
 $(VENV)/ready: REQUIREMENTS = tests/python/requirements.txt
-$(PEERS)/ready: REQUIREMENTS = tests/python/requirements-bench.txt
-$(VENV)/ready $(PEERS)/ready:
+$(FRAMEWORKS)/ready: REQUIREMENTS = tests/python/requirements-python.txt
+$(VENV)/ready $(FRAMEWORKS)/ready:
 	rm -rf $(@D)
 	python3 -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
@@ -38,6 +46,18 @@ lint: setup ## Formatting, lints, scripts
 
 unit: setup ## Unit, property, simulation and end-to-end tests
 	ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(CARGO) test $(PROFILE) --workspace --locked
+
+# The frameworks are lent to the fresh environment by a path, so that only the wheel is installed.
+# TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own.
+python: setup fresh ## Tests of the Python package, as installed from its wheel
+	ls tests/python/test_*.py | xargs -n 1 -P 2 $(FRESH)/bin/python -m pytest -q
+
+fresh: wheel
+	rm -rf $(FRESH)
+	python3 -m venv $(FRESH)
+	$(FRESH)/bin/pip install --quiet --disable-pip-version-check --no-deps $(WHEELS)/*.whl
+	$(FRAMEWORKS)/bin/python -c "import site; print(site.getsitepackages()[0])" \
+		> $$($(FRESH)/bin/python -c "import site; print(site.getsitepackages()[0])")/frameworks.pth
 
 sim: ## Simulate one seed: make sim SEED=17
 	SIM_SEED=$(SEED) $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation -- --nocapture
@@ -57,14 +77,15 @@ soak: ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion
 
 # The peers are large: where they cannot be installed, the benchmarks say so and print the rest.
 bench: build ## Print speeds as ratios to peers and to what the machine can do
-	-$(MAKE) --no-print-directory $(PEERS)/ready
+	-$(MAKE) --no-print-directory $(FRAMEWORKS)/ready
 	$(CARGO) run $(PROFILE) --locked -p edl-core --example ledger_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-data --example recordio_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-tensor --example tensor_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-ps --example ps_bench
 	$(CARGO) run $(PROFILE) --locked -p elasticdl --example step_bench
-	ELASTICDL_TEST_PYTHON=$(PEERS)/bin/python $(CARGO) run $(PROFILE) --locked -p edl-net --example allreduce_bench
-	ELASTICDL_TEST_PYTHON=$(PEERS)/bin/python $(CARGO) run $(PROFILE) --locked -p elasticdl --example recovery_bench
+	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p edl-net --example allreduce_bench
+	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p elasticdl --example recovery_bench
+	-$(MAKE) --no-print-directory fresh && $(FRESH)/bin/python tests/python/python_bench.py
 
 doc: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked

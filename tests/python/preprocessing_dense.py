@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
 import keras
 import numpy as np
+
 from elasticdl import feature_column as fc
 from elasticdl import preprocessing as prep
 

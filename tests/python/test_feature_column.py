@@ -15,6 +15,7 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("these tests compare with TensorFlow", allow_module_level=True)
 
 import numpy as np  # noqa: E402
+
 import preprocessing_dense as dense  # noqa: E402
 from elasticdl import feature_column as fc  # noqa: E402
 

@@ -22,6 +22,7 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("ragged and sparse tensors need TensorFlow", allow_module_level=True)
 
 import numpy as np  # noqa: E402
+
 import preprocessing_dense as dense  # noqa: E402
 from elasticdl import preprocessing as prep  # noqa: E402
 from elasticdl.preprocessing._fingerprint import fingerprint64  # noqa: E402

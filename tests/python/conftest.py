@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the package share: jobs with real processes, in a home of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ZOO = ROOT / "model_zoo"
+DATA = ROOT / "data" / "fashion_mnist"
+# Far above what any job here takes; a test that reaches it hangs.
+LIMIT = 240
+
+
+class Cluster:
+    """Runs `python -m elasticdl …` as a user would."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.env = {
+            **os.environ,
+            "ELASTICDL_HOME": str(home),
+            "PYTHONPATH": "",
+            "KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "tensorflow"),
+        }
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *args: str, **env: str) -> subprocess.Popen[str]:
+        """Starts a command; its output is kept."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elasticdl", *args],
+            env={**self.env, **env},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *args: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end, which must be `code`."""
+        process = self.start(*args, **env)
+        out, err = process.communicate(timeout=LIMIT)
+        assert process.returncode == code, f"{args} ended with {process.returncode}:\n{out}\n{err}"
+        return subprocess.CompletedProcess(args, code, out, err)
+
+    def job(self, name: str) -> Path:
+        return self.home / "jobs" / name
+
+    def log(self, name: str, instance: str) -> str:
+        return (self.job(name) / "logs" / f"{instance}.log").read_text()
+
+    def status(self, name: str) -> dict:
+        done = self.run("status", name, "--json")
+        return json.loads(done.stdout)
+
+    def wait(self, what: str, look: Callable[[], object]) -> object:
+        """Waits until `look` finds something."""
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end:
+            found = look()
+            if found:
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"{what} never happened")
+
+    def stop(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path / "home")
+    yield cluster
+    cluster.stop()

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples per second of a PyTorch model through elasticdl, against PyTorch alone in the same run.
+
+One worker against a bare loop in one process, and two workers (AllReduce) against torch's
+DistributedDataParallel over gloo on two processes; the contenders take turns. Run by `make bench`
+with the interpreter that has the wheel and torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+N_ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
+# Enough for some seconds on one core.
+N_STEPS = {"mlp": 3000, "cnn": 120}
+BATCH = 64
+
+
+def peer(run: str, model: str) -> float:
+    """PyTorch alone."""
+    script = str(Path(__file__).with_name("torch_bench.py"))
+    command = [sys.executable, script, run, model, str(N_STEPS[model])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])["samples_per_s"]
+
+
+def ours(n_workers: int, model: str) -> float:
+    """The same model, loss, optimizer and batch through a job."""
+    with tempfile.TemporaryDirectory() as home:
+        command = [
+            *[sys.executable, "-m", "elasticdl", "train", "--job_name=bench"],
+            f"--model_def={ROOT / 'model_zoo/mnist/mnist_torch.py'}",
+            f"--model_params=kind={model}",
+            f"--training_data={ROOT / 'data/fashion_mnist/train'}",
+            *["--distribution_strategy=AllreduceStrategy", f"--num_workers={n_workers}"],
+            *[f"--minibatch_size={BATCH}", "--num_epochs=1000", f"--max_step={N_STEPS[model]}"],
+            *["--checkpoint_secs=0", "--evaluation_epochs=false"],
+        ]
+        environment = {**os.environ, "ELASTICDL_HOME": home}
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+        lines = (Path(home) / "jobs/bench/metrics.jsonl").read_text().splitlines()
+    points = [point for point in map(json.loads, lines) if point["kind"] == "training"]
+    # The first steps warm up, as the peers do.
+    first, last = points[len(points) // 10], points[-1]
+    n_records = last["records_done"] - first["records_done"]
+    return n_records / (last["at_secs"] - first["at_secs"])
+
+
+def main() -> None:
+    for model in N_STEPS:
+        rounds = [
+            (peer("bare", model), ours(1, model), peer("ddp", model), ours(2, model))
+            for _ in range(N_ROUNDS)
+        ]
+        bare, one, ddp, two = (statistics.median(rates) for rates in zip(*rounds))
+        print(f"{model}: samples/s, median of {N_ROUNDS} rounds")
+        print(f"  bare loop {bare:,.0f}, one worker {one:,.0f}: {one / bare:.2f}x")
+        print(f"  DDP gloo x2 {ddp:,.0f}, two workers {two:,.0f}: {two / ddp:.2f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`elasticdl run`: whole jobs whose workers are scripts with a loop of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import LIMIT, ROOT, Cluster
+
+pytest.importorskip("torch")
+pytest.importorskip("elasticdl._elasticdl")
+from elasticdl._export import read_safetensors  # noqa: E402
+
+EXAMPLE = "examples/torch_mnist.py"
+
+# A model with batch norm and dropout, that is only known by the first `allreduce`.
+SCRIPT = """
+import sys
+import numpy as np
+import torch
+import elasticdl
+
+torch.manual_seed(0)
+draw = torch.Generator().manual_seed(1)
+x = torch.randn({n_records}, 16, generator=draw)
+y = (x.sum(1) > 0).long()
+model = torch.nn.Sequential(
+    torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 2)
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+job = elasticdl.init(optimizer=optimizer)
+for features, labels in job.batches((x, y), batch_size=16, epochs={epochs}):
+    {before}
+    loss = torch.nn.functional.cross_entropy(model(features), labels)
+    loss.backward()
+    job.allreduce(model, loss)
+    job.commit()
+    {after}
+np.savez(sys.argv[1], **{{name: value.numpy() for name, value in model.state_dict().items()}})
+print("after the loop")
+"""
+
+
+def script(folder: Path, before: str = "pass", after: str = "pass", **numbers: int) -> list[str]:
+    """Writes a script; returns its path and what it is given."""
+    path = folder / "train.py"
+    numbers = {"n_records": 640, "epochs": 1, **numbers}
+    path.write_text(SCRIPT.format(before=before, after=after, **numbers))
+    return [str(path), str(folder / "weights.npz")]
+
+
+def weights(job: Path) -> str:
+    return hashlib.sha256((job / "output" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_the_example_learns_with_two_workers(cluster: Cluster) -> None:
+    cluster.run("run", "--workers=2", "--job_name=own", EXAMPLE)
+    cluster.run("audit", "own")
+    logs = cluster.log("own", "worker-0") + cluster.log("own", "worker-1")
+    (accuracy,) = re.findall(r"^accuracy ([0-9.]+)$", logs, re.MULTILINE)
+    assert float(accuracy) > 0.9
+
+
+def test_the_same_bits_for_any_number_of_workers(cluster: Cluster, tmp_path: Path) -> None:
+    found = {}
+    for n_workers in (1, 2):
+        name = f"bits-{n_workers}"
+        command = script(tmp_path, epochs=2)
+        cluster.run("run", f"--workers={n_workers}", "--lanes=2", f"--job_name={name}", *command)
+        found[n_workers] = weights(cluster.job(name))
+        cluster.run("audit", name)
+    assert len(set(found.values())) == 1, found
+
+
+def test_the_loop_ends_with_the_parameters_of_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run("run", "--workers=1", "--job_name=last", *script(tmp_path))
+    exported = read_safetensors(cluster.job("last") / "output" / "model.safetensors")
+    with np.load(tmp_path / "weights.npz") as ours:
+        for name, value in exported.items():
+            np.testing.assert_array_equal(ours[name], value, name)
+
+
+def pids(cluster: Cluster, name: str, job: subprocess.Popen[str]) -> list[int]:
+    """The processes of two workers, once they train together."""
+
+    def look() -> list[int]:
+        if job.poll() is not None:
+            raise AssertionError("it ended early:\n" + job.communicate()[1])
+        if not (cluster.job(name) / "status.json").is_file():
+            return []
+        status = cluster.status(name)
+        workers = [i for i in status["instances"] if i["role"] == "worker" and i["lanes"]]
+        return [i["pid"] for i in workers] if status["step"] > 5 and len(workers) == 2 else []
+
+    return cluster.wait("training", look)
+
+
+def test_a_killed_worker_costs_no_record(cluster: Cluster, tmp_path: Path) -> None:
+    command = script(tmp_path, n_records=6400, epochs=15)
+    job = cluster.start("run", "--workers=2", "--job_name=killed", *command)
+    os.kill(pids(cluster, "killed", job)[1], signal.SIGKILL)
+    out, err = job.communicate(timeout=LIMIT)
+    assert job.returncode == 0, out + err
+    cluster.run("audit", "killed")
+
+
+def test_a_worker_that_leaves_does_not_go_on_after_its_loop(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    command = script(tmp_path, n_records=6400, epochs=15)
+    job = cluster.start("run", "--workers=1:2", "--job_name=fewer", *command)
+    pids(cluster, "fewer", job)
+    cluster.run("scale", "fewer", "--workers=1")
+    out, err = job.communicate(timeout=LIMIT)
+    assert job.returncode == 0, out + err
+    cluster.run("audit", "fewer")
+    logs = cluster.log("fewer", "worker-0") + cluster.log("fewer", "worker-1")
+    assert logs.count("after the loop") == 1, logs
+    assert "Traceback" not in logs, logs
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_exception_fails_the_job_once(cluster: Cluster, tmp_path: Path, place: str) -> None:
+    command = script(tmp_path, **{place: "if job.step == 3: {}['no such word']"})
+    failed = cluster.run("run", "--workers=2", "--job_name=failed", *command, code=1)
+    assert "KeyError: 'no such word'" in failed.stderr, failed.stderr
+    assert "train.py" in failed.stderr
+    status = cluster.status("failed")
+    assert (status["state"], status["instances"][-1]["restarts"]) == ("failed", 0)
+
+
+def test_to_leave_the_loop_early_is_a_failure(cluster: Cluster, tmp_path: Path) -> None:
+    command = script(tmp_path, after="if job.step == 3: break")
+    failed = cluster.run("run", "--workers=1", "--job_name=left", *command, code=1)
+    assert "go through `job.batches(…)` to its end" in failed.stderr, failed.stderr
+
+
+def test_a_script_that_fails_at_once_starts_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    command = script(tmp_path, before="open('/no/such/file')")
+    refused = cluster.run("run", "--job_name=bad", *command, code=2)
+    assert "FileNotFoundError" in refused.stderr
+    assert "_job.py" not in refused.stderr
+    assert not cluster.job("bad").exists()
+
+
+def test_a_script_alone_says_how_to_start_it() -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 1
+    assert f"start the script by `elasticdl run --workers 2 {EXAMPLE}`" in done.stderr

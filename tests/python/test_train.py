@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole jobs with Keras and PyTorch models: real processes, killed with real signals."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import DATA, ZOO, Cluster
+from elasticdl._export import read_safetensors
+
+KERAS = "mnist.mnist_functional_api.custom_model"
+TORCH = "mnist.mnist_torch.custom_model"
+
+
+def words(name: str, model: str, **more: object) -> list[str]:
+    """The flags of a job over the shipped pictures."""
+    flags = {
+        "model_zoo": ZOO,
+        "model_def": model,
+        "training_data": DATA / "train",
+        "job_name": name,
+        "num_workers": 1,
+        "checkpoint_secs": 0,
+        "evaluation_epochs": "false",
+        **more,
+    }
+    return [f"--{flag}={value}" for flag, value in flags.items() if value is not None]
+
+
+def accuracies(log: str) -> dict[int, float]:
+    """The evaluations of a master's log: version to accuracy."""
+    found = re.findall(r"Evaluation metrics\[v=(\d+)\].*?accuracy\D+([0-9.]+)", log)
+    return {int(version): float(accuracy) for version, accuracy in found}
+
+
+def weights(job: Path) -> str:
+    return hashlib.sha256((job / "output" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def kill_a_worker(cluster: Cluster, job: subprocess.Popen[str], name: str) -> None:
+    """Kills a worker of a job that trains."""
+
+    def pid() -> int | None:
+        if job.poll() is not None:
+            raise AssertionError("it ended early:\n" + job.communicate()[1])
+        if not (cluster.job(name) / "status.json").is_file():
+            return None
+        status = cluster.status(name)
+        workers = [i for i in status["instances"] if i["role"] == "worker" and i.get("pid")]
+        return int(workers[0]["pid"]) if int(status["step"]) > 5 and workers else None
+
+    os.kill(cluster.wait("training", pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        ["--distribution_strategy=ParameterServerStrategy", "--num_ps_pods=1", "--num_workers=1"],
+        ["--distribution_strategy=AllreduceStrategy", "--num_workers=2"],
+    ],
+    ids=["servers", "allreduce"],
+)
+def test_the_tutorials_command_learns(cluster: Cluster, strategy: list[str]) -> None:
+    cluster.run(
+        "train",
+        f"--model_zoo={ZOO}",
+        f"--model_def={KERAS}",
+        f"--training_data={DATA / 'train'}",
+        f"--validation_data={DATA / 'test'}",
+        "--num_epochs=2",
+        "--minibatch_size=64",
+        "--num_minibatches_per_task=2",
+        "--evaluation_steps=50",
+        "--job_name=test-mnist",
+        *strategy,
+    )
+    log = cluster.log("test-mnist", "master")
+    found = accuracies(log)
+    assert found, log
+    assert max(value for version, value in found.items() if version <= 250) >= 0.77, found
+    assert "Loss = " in cluster.log("test-mnist", "worker-0")
+    assert (cluster.job("test-mnist") / "output" / "model.keras").is_file()
+    cluster.run("audit", "test-mnist")
+
+
+@pytest.mark.parametrize("model", [KERAS, TORCH], ids=["keras", "torch"])
+def test_the_same_bits_for_any_number_of_workers(cluster: Cluster, model: str) -> None:
+    found = {}
+    for n_workers in (1, 2, 4):
+        name = f"bits-{n_workers}"
+        more = {"num_workers": n_workers, "lanes": 4, "minibatch_size": 8, "max_step": 12}
+        allreduce = {"distribution_strategy": "AllreduceStrategy"}
+        cluster.run("train", *words(name, model, **more, **allreduce))
+        found[n_workers] = weights(cluster.job(name))
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("model", [KERAS, TORCH], ids=["keras", "torch"])
+def test_a_killed_worker_costs_no_record(cluster: Cluster, model: str) -> None:
+    job = cluster.start("train", *words("killed", model, num_workers=2, minibatch_size=32))
+    kill_a_worker(cluster, job, "killed")
+    out, err = job.communicate(timeout=240)
+    assert job.returncode == 0, out + err
+    cluster.run("audit", "killed")
+
+
+def test_an_exported_torch_model_predicts_the_same_in_plain_torch(cluster: Cluster) -> None:
+    import torch
+
+    cluster.run("train", *words("export", TORCH, max_step=5))
+    output = cluster.job("export") / "output"
+    state = torch.load(output / "model.pt", weights_only=True)
+    for name, value in read_safetensors(output / "model.safetensors").items():
+        np.testing.assert_array_equal(state[name].numpy(), value)
+
+
+def test_python_m_elasticdl_is_the_command(cluster: Cluster) -> None:
+    assert "elasticdl" in cluster.run("--version").stdout
+    assert cluster.run("no_such_command", code=2).stderr
+
+
+BROKEN = {
+    "import": ("import no_such_package_here\n", ["ModuleNotFoundError", "no_such_package_here"]),
+    "symbol": ("import torch\n", ["custom_model", "CustomModel"]),
+    "loss": (
+        "import torch\n"
+        "def custom_model(): return torch.nn.Flatten()\n"
+        "def optimizer(parameters): return torch.optim.SGD(parameters, lr=0.1)\n",
+        ["`loss`", "--loss"],
+    ),
+    "optimizer": (
+        "import torch\n"
+        "def custom_model(): return torch.nn.Linear(784, 10)\n"
+        "def loss(labels, predictions): return predictions.mean()\n"
+        "def optimizer(parameters): return torch.optim.LBFGS(parameters)\n",
+        ["LBFGS", "Adam"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_module_is_refused_before_anything_starts(
+    cluster: Cluster, tmp_path: Path, kind: str
+) -> None:
+    code, expected = BROKEN[kind]
+    (tmp_path / "broken.py").write_text(code)
+    err = cluster.run("train", *words("broken", str(tmp_path / "broken.py")), code=2).stderr
+    for words_ in expected:
+        assert words_ in err, err
+    assert not cluster.job("broken").exists()
+
+
+FAILING = """
+import numpy as np
+import torch
+
+def custom_model():
+    return torch.nn.Linear(784, 10)
+
+def loss(labels, predictions):
+    return torch.nn.functional.cross_entropy(predictions, labels)
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+def feed(batch, mode, metadata):
+    {body}
+"""
+
+FEEDS = {
+    "exception": ("raise RuntimeError('a bug of the user')", ["a bug of the user", "in feed"]),
+    "records": (
+        "images = batch['image'].reshape(-1, 784).astype(np.float32)\n"
+        "    return images[:-1], batch['label'][:-1]",
+        ["records", "keep the number"],
+    ),
+    "nan": (
+        "images = batch['image'].reshape(-1, 784).astype(np.float32)\n"
+        "    return images * np.float32('nan'), batch['label']",
+        ["not a number"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [(kind, "ParameterServerStrategy") for kind in FEEDS] + [("exception", "AllreduceStrategy")],
+)
+def test_an_error_in_user_code_fails_the_job_once_with_its_traceback(
+    cluster: Cluster, tmp_path: Path, kind: str, strategy: str
+) -> None:
+    body, expected = FEEDS[kind]
+    (tmp_path / "failing.py").write_text(FAILING.replace("{body}", body))
+    more = {"num_workers": 2, "distribution_strategy": strategy}
+    flags = words("failing", str(tmp_path / "failing.py"), **more)
+    done = cluster.run("train", *flags, code=1)
+    told = done.stdout + done.stderr
+    for words_ in [*expected, "worker-", "records "]:
+        assert words_ in told, told
+
+
+HANGING = FAILING.replace(
+    "{body}",
+    """images = batch['image'].reshape(-1, 784).astype(np.float32)
+    import os, pathlib, ctypes
+    mark = pathlib.Path(os.environ["HANG_ONCE"])
+    if mark.exists():
+        mark.unlink()
+        # Holds the interpreter for ever: no other Python thread of the process runs again.
+        ctypes.PyDLL(None).pause()
+    return images, batch['label']""",
+)
+
+
+@pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllreduceStrategy"])
+def test_a_worker_that_holds_the_interpreter_for_ever_is_replaced(
+    cluster: Cluster, tmp_path: Path, strategy: str
+) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    mark = tmp_path / "hang"
+    mark.touch()
+    flags = words(
+        "hanging",
+        str(tmp_path / "hanging.py"),
+        num_workers=2,
+        max_step=20,
+        task_timeout_secs=5,
+        distribution_strategy=strategy,
+    )
+    cluster.run("train", *flags, HANG_ONCE=str(mark))
+    assert not mark.exists()
+    cluster.run("audit", "hanging")
+
+
+EMBEDDING = """
+import keras
+
+import elasticdl.layers
+
+def custom_model():
+    ids = keras.Input((1,), dtype="int64", name="id")
+    rows = elasticdl.layers.Embedding(8, input_dim=N_IDS, name="rows")(ids)
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+
+def loss(labels, predictions):
+    truth = keras.ops.reshape(keras.ops.cast(labels, "float32"), (-1, 1))
+    return keras.losses.binary_crossentropy(truth, predictions, from_logits=True)
+
+def optimizer():
+    return keras.optimizers.Adam(learning_rate=0.05)
+
+def feed(dataset, mode, metadata):
+    return dataset.map(lambda columns: (columns["id"][None], columns["label"]))
+
+def eval_metrics_fn():
+    right = lambda labels, predictions: (predictions[:, 0] > 0) == (labels == 1)
+    return {"accuracy": right}
+
+N_IDS = 500
+"""
+
+
+def test_embeddings_live_on_the_servers_and_come_back_at_export(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    data = tmp_path / "odd.csv"
+    data.write_text("id,label\n" + "".join(f"{n % 500},{n % 500 % 2}\n" for n in range(4000)))
+    (tmp_path / "odd.py").write_text(EMBEDDING)
+    flags = words(
+        "odd",
+        str(tmp_path / "odd.py"),
+        training_data=data,
+        validation_data=data,
+        num_workers=2,
+        num_ps_pods=2,
+        evaluation_epochs="true",
+        num_epochs=2,
+    )
+    cluster.run("train", *flags)
+    found = re.findall(r"'accuracy': ([0-9.]+)", cluster.log("odd", "master"))
+    assert found and float(found[-1]) > 0.99, found
+    output = cluster.job("odd") / "output"
+    tensors = read_safetensors(output / "model.safetensors")
+    assert sorted(tensors["rows.ids"]) == list(range(500))
+    code = (
+        "import keras, numpy as np\n"
+        f"model = keras.saving.load_model({str(output / 'model.keras')!r})\n"
+        "said = model(np.arange(500).reshape(-1, 1)).numpy()[:, 0] > 0\n"
+        "assert (said == (np.arange(500) % 2 == 1)).mean() > 0.99\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=cluster.env, check=True)
+    cluster.run("audit", "odd")
+
+
+COUNTING = """
+import torch
+
+N_RECORDS = {n_records}
+BATCH = {batch}
+
+class CustomModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.counts = torch.nn.Parameter(torch.zeros(N_RECORDS))
+
+    def forward(self, ids):
+        return self.counts[ids]
+
+def loss(labels, predictions):
+    return -predictions  # One step adds 1 to each record of a batch.
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=BATCH)
+
+def feed(columns, mode, metadata):
+    return torch.from_numpy(columns["id"]), None
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllreduceStrategy"])
+def test_a_counting_model_counts_every_record_once_per_epoch(
+    cluster: Cluster, tmp_path: Path, strategy: str
+) -> None:
+    n_records, batch, n_epochs = 2048, 16, 3
+    data = tmp_path / "ids.csv"
+    data.write_text("id\n" + "".join(f"{n}\n" for n in range(n_records)))
+    model = tmp_path / "counting.py"
+    model.write_text(COUNTING.format(n_records=n_records, batch=batch))
+    flags = words(
+        "count",
+        str(model),
+        training_data=data,
+        num_workers=2,
+        num_epochs=n_epochs,
+        minibatch_size=batch if strategy == "ParameterServerStrategy" else batch // 2,
+        distribution_strategy=strategy,
+    )
+    job = cluster.start("train", *flags)
+    kill_a_worker(cluster, job, "count")
+    out, err = job.communicate(timeout=240)
+    assert job.returncode == 0, out + err
+    counts = read_safetensors(cluster.job("count") / "output" / "model.safetensors")["counts"]
+    np.testing.assert_array_equal(counts, np.full(n_records, n_epochs, np.float32))
