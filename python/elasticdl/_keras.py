@@ -63,6 +63,11 @@ class KerasAdapter:
         self.dense = _aligned(self._network.n_numbers)
         self.gradient = _aligned(self._network.n_numbers)
         for slot in self._network.slots:
+            if getattr(slot.variable, "constraint", None) is not None:
+                raise ZooError(
+                    f"`{slot.variable.path}` has a constraint, which the optimizer here does not "
+                    "keep; leave it out, or use a regularizer"
+                )
             first = keras.ops.convert_to_numpy(slot.variable.value)
             self.dense[slot.start : slot.stop] = np.asarray(first, "float32").ravel()
         self._passes = _PASSES[self._backend](self._network, self.dense, self.gradient)

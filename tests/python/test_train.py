@@ -350,3 +350,39 @@ def test_a_counting_model_counts_every_record_once_per_epoch(
     assert job.returncode == 0, out + err
     counts = read_safetensors(cluster.job("count") / "output" / "model.safetensors")["counts"]
     np.testing.assert_array_equal(counts, np.full(n_records, n_epochs, np.float32))
+
+
+PROCESSING = FAILING.replace(
+    "{body}",
+    """images = batch['image'].reshape(-1, 784).astype(np.float32)
+    return images, batch.get('label')
+
+def eval_metrics_fn():
+    return {"accuracy": lambda labels, predictions: predictions.argmax(1) == labels}
+
+class PredictionOutputsProcessor:
+    def process(self, predictions, worker_id):
+        import os
+        with open(os.environ["PROCESSED"], "a") as file:
+            file.write(f"{worker_id} {predictions.shape[0]} {predictions.shape[1]}\\n")""",
+)
+
+
+def test_a_trained_model_is_evaluated_and_predicts(cluster: Cluster, tmp_path: Path) -> None:
+    model = tmp_path / "processing.py"
+    model.write_text(PROCESSING)
+    cluster.run("train", *words("made", str(model), max_step=5))
+    shared = [
+        f"--model_def={model}",
+        f"--checkpoint_dir_for_init={cluster.job('made') / 'checkpoints'}",
+        "--num_workers=1",
+    ]
+    cluster.run("evaluate", *shared, f"--validation_data={DATA / 'test'}", "--job_name=measured")
+    assert "'accuracy'" in cluster.log("measured", "master")
+    processed = tmp_path / "processed"
+    data = f"--prediction_data={DATA / 'test'}"
+    cluster.run("predict", *shared, data, "--job_name=said", PROCESSED=str(processed))
+    calls = [line.split() for line in processed.read_text().splitlines()]
+    said = (cluster.job("said") / "output" / "predictions.jsonl").read_text().splitlines()
+    assert sum(int(n) for _, n, _ in calls) == len(said) == 2000
+    assert {int(width) for _, _, width in calls} == {10}
