@@ -14,13 +14,14 @@ use edl_sched::snapshot::{
 use edl_sched::state::{Policy, State};
 use edl_sched::{applied, plan};
 
-const N_ROUNDS: usize = 5;
+/// The best is taken: others may use the machine too.
+const N_ROUNDS: usize = 9;
 
 fn main() -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(
         out,
-        "policy        jobs   nodes  empty ms  full ms  churn ms   (median of {N_ROUNDS})"
+        "policy        jobs   nodes  empty ms  full ms  churn ms   (best of {N_ROUNDS})"
     )?;
     for policy in [Policy::ElasticFair, Policy::Edl, Policy::Fifo, Policy::Drf, Policy::Goodput] {
         for (n_jobs, n_nodes) in [(10, 100), (100, 1000), (1000, 5000)] {
@@ -66,11 +67,11 @@ fn measure(policy: Policy, n_jobs: u32, n_nodes: u32) -> [f64; 3] {
         tolerates: Marks::NONE,
         selects: Marks::NONE,
     });
-    [median(&empty, &state, Time::ZERO), median(&full, &last, now), median(&churn, &last, now)]
+    [best(&empty, &state, Time::ZERO), best(&full, &last, now), best(&churn, &last, now)]
 }
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
-fn median(snapshot: &Snapshot, state: &State, now: Time) -> f64 {
+fn best(snapshot: &Snapshot, state: &State, now: Time) -> f64 {
     let mut times: Vec<f64> = (0..N_ROUNDS)
         .map(|_| {
             let start = Instant::now();
@@ -81,7 +82,7 @@ fn median(snapshot: &Snapshot, state: &State, now: Time) -> f64 {
         })
         .collect();
     times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    times[0]
 }
 
 fn node(id: u32, rng: &mut Rng) -> Node {

@@ -10,13 +10,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::board::{Board, JobIx, NodeIx};
+use crate::board::{Board, JobIx, NodeIx, Seat};
 use crate::fairness::{Measure, Sorted, is_fairer, level, queue_level};
 use crate::packing;
 use crate::plan::Reason;
 use crate::quota;
 use crate::resources::Resources;
-use crate::snapshot::{Marks, NodeState, QueueId, Role};
+use crate::snapshot::{NodeState, QueueId, Role};
 
 /// The rules of one policy.
 #[derive(Clone, Copy, Debug)]
@@ -185,8 +185,11 @@ fn take_from_richest(
 ) -> bool {
     let groups = givers.groups(board, board.jobs[poor].job.priority);
     let mut refusals = std::mem::take(&mut givers.refusals);
-    let search =
-        |group| take_from_group(board, poor, rules, givers.group(group), group, &mut refusals);
+    let kind = givers.kinds[poor];
+    let search = |group| {
+        let refused = &mut refusals[kind];
+        take_from_group(board, poor, rules, givers.group(group), group, refused)
+    };
     let found = groups.into_iter().find_map(search);
     givers.refusals = refusals;
     if let Some(rich) = found {
@@ -203,20 +206,20 @@ fn take_from_group(
     rules: Rules,
     givers: impl Iterator<Item = Giver>,
     (priority, queue): (i32, QueueId),
-    refusals: &mut [Vec<Taker>],
+    refusals: &mut [bool],
 ) -> Option<JobIx> {
-    let taker = Taker::of(board, poor);
+    let own_queue = board.jobs[poor].job.queue;
     let own = Sorted(level(board, poor, board.jobs[poor].counts, rules.measure));
     let is_lower = priority < board.jobs[poor].job.priority;
-    let goes_by_queue = rules.measure == Measure::Share && queue != taker.queue;
-    if !is_lower && goes_by_queue && !is_richer_queue(board, queue, taker.queue) {
+    let goes_by_queue = rules.measure == Measure::Share && queue != own_queue;
+    if !is_lower && goes_by_queue && !is_richer_queue(board, queue, own_queue) {
         return None;
     }
     // Between queues the answer is the same for all givers of one shape.
     let mut unfair: Vec<Resources> = Vec::new();
     for (Reverse(has), rich) in givers {
         let shape = board.jobs[rich].job.roles.worker.shape;
-        if rich == poor || unfair.contains(&shape) || refusals[rich].contains(&taker) {
+        if rich == poor || unfair.contains(&shape) || refusals[rich] {
             continue;
         }
         if !is_lower && !goes_by_queue && has <= own {
@@ -232,7 +235,7 @@ fn take_from_group(
         if transfer(board, rich, poor) {
             return Some(rich);
         }
-        refusals[rich].push(taker);
+        refusals[rich] = true;
     }
     None
 }
@@ -252,37 +255,30 @@ fn is_left_alone(board: &Board<'_>, job: JobIx, rules: Rules) -> bool {
 
 type Giver = (Reverse<Sorted>, JobIx);
 
-/// What makes takers equal in the eyes of a giver: if one cannot have its place, none can.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Taker {
-    shape: Resources,
-    tolerates: Marks,
-    selects: Marks,
-    queue: QueueId,
-}
-
-impl Taker {
-    fn of(board: &Board<'_>, job: JobIx) -> Self {
-        let job = board.jobs[job].job;
-        let shape = job.roles.worker.shape;
-        Self { shape, tolerates: job.tolerates, selects: job.selects, queue: job.queue }
-    }
-}
-
 /// Jobs with workers above their minimum, by priority and queue, those with most first.
 struct Givers {
     by_group: BTreeMap<(i32, QueueId), BTreeSet<Giver>>,
     levels: Vec<Option<Sorted>>,
-    /// Takers that found no place with a giver. Places change, so this holds for one round; the
-    /// last round, in which nothing moves, is exact.
-    refusals: Vec<Vec<Taker>>,
+    /// The kind of each taker: where one of a kind finds no place, none does.
+    kinds: Vec<usize>,
+    /// By kind of taker, givers with whom it found no place. Places change, so this holds for one
+    /// round; the last round, in which nothing moves, is exact.
+    refusals: Vec<Vec<bool>>,
 }
 
 impl Givers {
     fn new(board: &Board<'_>, rules: Rules) -> Self {
         let n = board.jobs.len();
-        let (levels, refusals) = (vec![None; n], vec![Vec::new(); n]);
-        let mut givers = Self { by_group: BTreeMap::new(), levels, refusals };
+        let mut found = BTreeMap::new();
+        let kind = |seat: &Seat<'_>| {
+            let job = seat.job;
+            let key = (job.roles.worker.shape, job.tolerates, job.selects, job.queue);
+            let next = found.len();
+            *found.entry(key).or_insert(next)
+        };
+        let kinds: Vec<usize> = board.jobs.iter().map(kind).collect();
+        let refusals = vec![vec![false; n]; found.len()];
+        let mut givers = Self { by_group: BTreeMap::new(), levels: vec![None; n], kinds, refusals };
         for job in 0..board.jobs.len() {
             givers.update(board, job, rules);
         }

@@ -3,10 +3,9 @@
 //! jobs beside a web service that breathes (case 2).
 //!
 //! What the report does not say is fitted to its logs and named here. The nodes: 86 of 12 CPUs
-//! (one such was seen) and 47 of 28, the only mix of 12 and a second size that has both totals
-//! and no gap of 4 CPUs where the logs show 347 trainers and 69 servers. The scripts: a
-//! submission takes 3.5 s beside its pause, and the last pause of case 1 takes 39 s more than its
-//! 300, because each look at the cluster took time too.
+//! (one such was seen) and 47 of 28, which have both totals and pack as the logs show, 347
+//! trainers and 69 servers. The scripts: a submission takes 3.5 s beside its pause, and the last
+//! pause of case 1 takes 39 s more than its 300, because each look at the cluster took time too.
 
 use std::time::Duration;
 
