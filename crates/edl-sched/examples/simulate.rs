@@ -15,7 +15,7 @@ use edl_sched::sim::{Scenario, philly, run};
 use edl_sched::state::Policy;
 
 const USAGE: &str = "usage: simulate SCENARIO [--policy NAME] [--seed N] [--seeds N] \
-[--kubernetes 2017|today] [--data FOLDER] [--losses N_PER_HOUR] [--reclaims N_PER_HOUR] \
+[--kubernetes 2017|today] [--large CPUS] [--data FOLDER] [--losses N_PER_HOUR] [--reclaims N_PER_HOUR] \
 [--csv FILE] [--svg FILE]
 scenarios: edl-case-1, edl-case-2, philly-PERCENT (of elastic jobs), \
 adaptdl-N, adaptdl-N-LOAD (workload 1 to 4; 0.5, 1.5 or 2.0), each also with -adaptive";
@@ -26,6 +26,7 @@ struct Args {
     seed: u64,
     n_seeds: u64,
     kubernetes: Option<Kubernetes>,
+    large: u64,
     data: PathBuf,
     losses: f64,
     reclaims: f64,
@@ -56,10 +57,17 @@ fn scenario(args: &Args) -> Result<Scenario, Box<dyn Error>> {
     let kubernetes = args.kubernetes.unwrap_or(usual);
     let size = |fixed| if args.policy == Policy::Off { Size::Fixed(fixed) } else { Size::Elastic };
     match args.scenario.as_str() {
-        "edl-case-1" => Ok(edl_cases::case_1(size(60), kubernetes)),
-        "edl-case-2" => Ok(edl_cases::case_2(size(15), kubernetes)),
+        "edl-case-1" => Ok(with_nodes(edl_cases::case_1(size(60), kubernetes), args.large)),
+        "edl-case-2" => Ok(with_nodes(edl_cases::case_2(size(15), kubernetes), args.large)),
         other => from_traces(other, args),
     }
+}
+
+/// The same totals with large nodes of another size: 20, 28, 59 or 106 CPUs beside those of 12.
+fn with_nodes(scenario: Scenario, large: u64) -> Scenario {
+    let n_large = u32::try_from(752 / large.saturating_sub(12).max(1)).unwrap_or(47).min(133);
+    let nodes = edl_cases::nodes_of(133 - n_large, 12_000, n_large, 1000 * large);
+    Scenario { nodes, ..scenario }
 }
 
 /// Scenarios whose jobs come from files.
@@ -127,6 +135,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, Box<dyn Error>
         seed: 0,
         n_seeds: 1,
         kubernetes: None,
+        large: 28,
         data: "../shared/data/adaptdl".into(),
         losses: 0.0,
         reclaims: 0.0,
@@ -139,6 +148,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, Box<dyn Error>
             "--policy" => args.policy = value.parse()?,
             "--seed" => args.seed = value.parse()?,
             "--seeds" => args.n_seeds = value.parse()?,
+            "--large" => args.large = value.parse()?,
             "--data" => args.data = value.into(),
             "--losses" => args.losses = value.parse()?,
             "--reclaims" => args.reclaims = value.parse()?,
