@@ -246,12 +246,12 @@ mod tests {
         expect![[r#"
             job_name: x
             job_type: train
+            model_zoo: ''
             model_def: mnist_cnn
+            job_command: ''
             model_params:
               lr: '0.1'
-            optimizer: null
-            learning_rate: null
-            learning_rate_schedule: null"#]]
+            optimizer: null"#]]
         .assert_eq(&head.join("\n"));
     }
 }

@@ -24,7 +24,8 @@ use crate::{processes, python};
 /// Says where a command that is only asked what it is puts its answer.
 const DESCRIBE: &str = "ELASTICDL_DESCRIBE";
 const MASTER_ADDR: &str = "ELASTICDL_MASTER_ADDR";
-const WORKER_ID: &str = "ELASTICDL_WORKER_ID";
+/// Every worker finds its number there.
+pub(crate) const WORKER_ID: &str = "ELASTICDL_WORKER_ID";
 const KEY_FILE: &str = "ELASTICDL_JOB_KEY_FILE";
 const SUPERVISED: &str = "ELASTICDL_SUPERVISED";
 /// In the job's folder.
@@ -53,12 +54,11 @@ pub(crate) fn command(spec: &JobSpec) -> Vec<std::ffi::OsString> {
     vec!["sh".into(), "-c".into(), format!("exec {}", spec.job_command).into()]
 }
 
-/// What a worker finds in its environment.
-pub(crate) fn environment(job: &Job, worker: u32) -> anyhow::Result<Vec<(&'static str, String)>> {
+/// What a worker finds in its environment, beside its number.
+pub(crate) fn environment(job: &Job) -> anyhow::Result<Vec<(&'static str, String)>> {
     let master = job.master().context("the master's address is not known")?;
     Ok(vec![
         (MASTER_ADDR, master.address),
-        (WORKER_ID, worker.to_string()),
         (KEY_FILE, job.key_path().to_string_lossy().into_owned()),
         (SUPERVISED, "1".to_owned()),
     ])

@@ -29,7 +29,10 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
         }
         ErrorKind::InvalidSubcommand => {
             let name = word(error, ContextKind::InvalidSubcommand).unwrap_or_default();
-            Some(match word(error, ContextKind::SuggestedSubcommand) {
+            let command = <crate::cli::Cli as clap::CommandFactory>::command();
+            let known = command.get_subcommands().filter(|command| !command.is_hide_set());
+            let known: Vec<&str> = known.map(clap::Command::get_name).collect();
+            Some(match nearest(&name, known) {
                 Some(near) => format!("unknown command `{name}`; did you mean `{near}`?"),
                 None => format!("unknown command `{name}`; see `elasticdl --help`"),
             })

@@ -99,15 +99,11 @@ impl Children {
         match instance.role {
             Role::Master => return Err(io::Error::other("a master cannot be ordered")),
             Role::Ps => command.arg(format!("--ps_id={}", instance.id)),
-            Role::Worker => {
-                let found = own_loop::environment(&self.job, instance.id);
-                command.envs(found.map_err(io::Error::other)?);
-                if self.programs.is_own_loop {
-                    &mut command
-                } else {
-                    command.arg(format!("--worker_id={}", instance.id))
-                }
+            Role::Worker if self.programs.is_own_loop => {
+                let found = own_loop::environment(&self.job);
+                command.envs(found.map_err(io::Error::other)?)
             }
+            Role::Worker => command.arg(format!("--worker_id={}", instance.id)),
         };
         let mut child = command.spawn()?;
         let stdin = child.stdin.take();
@@ -138,6 +134,7 @@ impl Children {
         let mut command = Command::new(program);
         if instance.role == Role::Worker {
             command.envs(worker_environment.iter().map(|(name, value)| (name, value)));
+            command.env(own_loop::WORKER_ID, instance.id.to_string());
         }
         command.args(first_args);
         if !(*is_own_loop && instance.role == Role::Worker) {

@@ -88,9 +88,13 @@ fn a_model_that_is_not_there_is_refused_by_name() {
         (&["train", "--model_def=resnet"], &["`resnet`", "mnist_cnn", "wide_deep"]),
         (
             &["train", "--model_def=mnist.mnist_functional_api.custom_model"],
-            &["`mnist.mnist_functional_api.custom_model`", "Python package"],
+            &["`mnist.mnist_functional_api.custom_model`", "elasticdl package"],
         ),
-        (&["train", "--model_def=model_zoo/mnist/model.py"], &["model.py", "elasticdl package"]),
+        (&["train", "--model_def=model_zoo/mnist/model.py"], &["model.py", "--training_data"]),
+        (
+            &["train", "--model_def=model_zoo/mnist/model.py", "--training_data=x"],
+            &["model.py", "elasticdl package"],
+        ),
         (&["train", "--model_def=mnist_mlp", "--model_params=lrr=1"], &["`lrr`", "hidden"]),
         (&["train", "--model_params=lr"], &["`lr`", "--model_params"]),
     ];
