@@ -6,10 +6,15 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::path::Path;
 
-use edl_sched::sim::adaptdl::{self, BatchRule, Files, Profiles};
+use edl_sched::sim::adaptdl::{self, BatchRule, Profiles};
 use edl_sched::sim::metrics::{mean, quantile};
 use edl_sched::sim::run;
 use edl_sched::state::Policy;
+
+use csv_files::read;
+
+#[path = "files/csv_files.rs"]
+mod csv_files;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -51,22 +56,4 @@ fn main() -> Result<(), Box<dyn Error>> {
         writeln!(out, "{load:<5} all       {:.0}", mean(&means))?;
     }
     Ok(())
-}
-
-/// All CSV files of a folder, two levels deep.
-fn read(folder: &Path) -> io::Result<Files> {
-    let mut files = Files::new();
-    let mut open = vec![folder.to_owned()];
-    while let Some(path) = open.pop() {
-        for entry in std::fs::read_dir(&path)? {
-            let path = entry?.path();
-            if path.is_dir() {
-                open.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "csv") {
-                let name = path.strip_prefix(folder).unwrap_or(&path).display().to_string();
-                files.insert(name, std::fs::read_to_string(&path)?);
-            }
-        }
-    }
-    Ok(files)
 }

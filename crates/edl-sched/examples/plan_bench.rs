@@ -8,8 +8,8 @@ use edl_core::rng::Rng;
 use edl_core::time::Time;
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::{
-    Counts, Job, JobId, Marks, Node, NodeId, NodeState, OnlinePods, QueueId, RoleSpec, Roles,
-    ServiceId, Snapshot,
+    Job, JobId, Marks, Node, NodeId, NodeState, OnlinePods, QueueId, RoleSpec, Roles, ServiceId,
+    Snapshot,
 };
 use edl_sched::state::{Policy, State};
 use edl_sched::{applied, plan};
@@ -109,20 +109,5 @@ fn job(id: u32, rng: &mut Rng) -> Job {
         ps: fixed(Resources::new(0, 4000, 5120), 4),
         worker,
     };
-    Job {
-        id: JobId(id),
-        submitted: Time::ZERO,
-        priority: 0,
-        weight: 1,
-        queue: QueueId(id % 8),
-        roles,
-        tolerates: Marks::NONE,
-        selects: Marks::NONE,
-        placed: Vec::new(),
-        unplaced: Counts::default(),
-        running: Counts::default(),
-        ran: Duration::ZERO,
-        resize_cost: Duration::ZERO,
-        speed: None,
-    }
+    Job { queue: QueueId(id % 8), ..Job::new(JobId(id), Time::ZERO, roles) }
 }

@@ -3,16 +3,21 @@
 
 use std::error::Error;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use edl_core::time::Time;
-use edl_sched::sim::adaptdl::{self, BatchRule, Files, Profiles};
+use edl_sched::sim::adaptdl::{self, BatchRule, Profiles};
 use edl_sched::sim::edl_cases::{self, Size};
 use edl_sched::sim::kubernetes::Kubernetes;
 use edl_sched::sim::scenario::FaultKind;
 use edl_sched::sim::{Scenario, philly, run};
 use edl_sched::state::Policy;
+
+use csv_files::read;
+
+#[path = "files/csv_files.rs"]
+mod csv_files;
 
 const USAGE: &str = "usage: simulate SCENARIO [--policy NAME] [--seed N] [--seeds N] \
 [--kubernetes 2017|today] [--large CPUS] [--data FOLDER] [--losses N_PER_HOUR] [--reclaims N_PER_HOUR] \
@@ -107,24 +112,6 @@ fn with_faults(mut scenario: Scenario, args: &Args) -> Scenario {
         }
     }
     scenario
-}
-
-/// All CSV files of a folder.
-fn read(folder: &Path) -> io::Result<Files> {
-    let mut files = Files::new();
-    let mut open = vec![folder.to_owned()];
-    while let Some(path) = open.pop() {
-        for entry in std::fs::read_dir(&path)? {
-            let path = entry?.path();
-            if path.is_dir() {
-                open.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "csv") {
-                let name = path.strip_prefix(folder).unwrap_or(&path).display().to_string();
-                files.insert(name, std::fs::read_to_string(&path)?);
-            }
-        }
-    }
-    Ok(files)
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, Box<dyn Error>> {

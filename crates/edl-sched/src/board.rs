@@ -200,6 +200,21 @@ impl<'a> Board<'a> {
         &self.on_node[node]
     }
 
+    /// The jobs that can run at all; one that cannot and has no pods says why it waits.
+    pub fn sound_jobs(&mut self) -> Vec<JobIx> {
+        let mut sound = Vec::new();
+        for (job, seat) in self.jobs.iter_mut().enumerate() {
+            match seat.job.fault() {
+                Some(fault) if seat.counts.sum() == 0 => {
+                    seat.waiting = Some(Waiting::Faulty(fault));
+                }
+                Some(_) => {}
+                None => sound.push(job),
+            }
+        }
+        sound
+    }
+
     #[must_use]
     pub fn job_ix(&self, id: JobId) -> Option<JobIx> {
         self.jobs.binary_search_by_key(&id, |seat| seat.job.id).ok()

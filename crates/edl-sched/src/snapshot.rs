@@ -254,6 +254,27 @@ impl Marks {
 }
 
 impl Job {
+    /// A job that was just submitted: of no special rank, with no pods yet.
+    #[must_use]
+    pub fn new(id: JobId, submitted: Time, roles: Roles) -> Self {
+        Self {
+            id,
+            submitted,
+            priority: 0,
+            weight: 1,
+            queue: QueueId(0),
+            roles,
+            tolerates: Marks::NONE,
+            selects: Marks::NONE,
+            placed: Vec::new(),
+            unplaced: Counts::default(),
+            running: Counts::default(),
+            ran: Duration::ZERO,
+            resize_cost: Duration::ZERO,
+            speed: None,
+        }
+    }
+
     /// How many pods of each role it has, placed and not.
     #[must_use]
     pub fn counts(&self) -> Counts {

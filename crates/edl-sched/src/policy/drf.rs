@@ -28,17 +28,8 @@ pub(crate) fn decide(board: &mut Board<'_>) {
 /// Looks at every job that waits; says whether a broken gang gave up its room.
 fn admit_once(board: &mut Board<'_>) -> bool {
     let mut has_stopped = false;
-    let mut waiting: Vec<JobIx> = Vec::new();
-    for job in 0..board.jobs.len() {
-        match board.jobs[job].job.fault() {
-            Some(fault) if board.jobs[job].counts.sum() == 0 => {
-                board.jobs[job].waiting = Some(Waiting::Faulty(fault));
-            }
-            Some(_) => {}
-            None if !board.jobs[job].has_gang() => waiting.push(job),
-            None => {}
-        }
-    }
+    let mut waiting = board.sound_jobs();
+    waiting.retain(|job| !board.jobs[*job].has_gang());
     while let Some(job) = least_served(board, &waiting) {
         waiting.retain(|other| *other != job);
         has_stopped |= admit(board, job);

@@ -33,16 +33,7 @@ pub(crate) fn decide(board: &mut Board<'_>) {
 fn wanted(board: &mut Board<'_>) -> Vec<(JobIx, u32)> {
     let ours = board.jobs.iter().map(|seat| seat.used()).sum();
     let mut left = board.total.saturating_sub(board.asked) + ours;
-    let mut order: Vec<JobIx> = Vec::new();
-    for job in 0..board.jobs.len() {
-        match board.jobs[job].job.fault() {
-            Some(fault) if board.jobs[job].counts.sum() == 0 => {
-                board.jobs[job].waiting = Some(Waiting::Faulty(fault));
-            }
-            Some(_) => {}
-            None => order.push(job),
-        }
-    }
+    let mut order = board.sound_jobs();
     order.sort_by_key(|job| {
         let spec = board.jobs[*job].job;
         (spec.roles.worker.min, spec.submitted, spec.id)

@@ -50,16 +50,7 @@ pub(crate) fn decide(board: &mut Board<'_>) {
 
 impl Problem {
     fn of(board: &mut Board<'_>) -> Option<Self> {
-        let mut jobs: Vec<JobIx> = Vec::new();
-        for job in 0..board.jobs.len() {
-            match board.jobs[job].job.fault() {
-                Some(fault) if board.jobs[job].counts.sum() == 0 => {
-                    board.jobs[job].waiting = Some(Waiting::Faulty(fault));
-                }
-                Some(_) => {}
-                None => jobs.push(job),
-            }
-        }
+        let mut jobs = board.sound_jobs();
         let is_ready = |node: &NodeIx| board.nodes[*node].state == NodeState::Ready;
         let nodes: Vec<NodeIx> = (0..board.nodes.len()).filter(is_ready).collect();
         if nodes.is_empty() {

@@ -53,16 +53,7 @@ pub(crate) fn decide(board: &mut Board<'_>, next: &mut State) {
 
 /// First those that have had little, as they came; then the demoted, as they fell.
 fn order(board: &mut Board<'_>, next: &mut State) -> Vec<JobIx> {
-    let mut order: Vec<JobIx> = Vec::new();
-    for job in 0..board.jobs.len() {
-        match board.jobs[job].job.fault() {
-            Some(fault) if board.jobs[job].counts.sum() == 0 => {
-                board.jobs[job].waiting = Some(Waiting::Faulty(fault));
-            }
-            Some(_) => {}
-            None => order.push(job),
-        }
-    }
+    let mut order = board.sound_jobs();
     order.sort_by_key(|job| (board.jobs[*job].job.submitted, board.jobs[*job].job.id));
     for job in &order {
         let spec = board.jobs[*job].job;

@@ -21,9 +21,7 @@ use crate::resources::Resources;
 use crate::sim::kubernetes::Kubernetes;
 use crate::sim::scenario::{JobScript, Scenario};
 use crate::sim::work::Work;
-use crate::snapshot::{
-    Counts, Job, JobId, Marks, Node, NodeId, NodeState, QueueId, RoleSpec, Roles,
-};
+use crate::snapshot::{Job, JobId, Marks, Node, NodeId, NodeState, RoleSpec, Roles};
 use crate::state::{Options, Policy};
 
 pub const N_NODES: u32 = 16;
@@ -185,22 +183,11 @@ fn job(
     // them more, because each step costs half a minute.
     let explores = if policy == Policy::Goodput { 32 } else { 2 };
     let worker = RoleSpec { shape: Resources::new(1, 0, 0), min, max };
-    let job = Job {
-        id: JobId(u32::try_from(id).unwrap_or(u32::MAX)),
-        submitted: entry.submitted,
-        priority: 0,
-        weight: 1,
-        queue: QueueId(0),
-        roles: Roles { worker, ..Roles::default() },
-        tolerates: Marks::NONE,
-        selects: Marks::NONE,
-        placed: Vec::new(),
-        unplaced: Counts::default(),
-        running: Counts::default(),
-        ran: Duration::ZERO,
-        resize_cost: Duration::ZERO,
-        speed: None,
-    };
+    let job = Job::new(
+        JobId(u32::try_from(id).unwrap_or(u32::MAX)),
+        entry.submitted,
+        Roles { worker, ..Roles::default() },
+    );
     let training = Training::new(Arc::clone(application), batch, tells, explores);
     Ok(JobScript { name: entry.name.clone(), job, work: Work::Training(Box::new(training)) })
 }

@@ -15,9 +15,7 @@ use crate::resources::Resources;
 use crate::sim::kubernetes::Kubernetes;
 use crate::sim::scenario::{JobScript, Scenario, ServiceScript};
 use crate::sim::work::Work;
-use crate::snapshot::{
-    Counts, Job, JobId, Marks, Node, NodeId, NodeState, QueueId, RoleSpec, Roles,
-};
+use crate::snapshot::{Job, JobId, Marks, Node, NodeId, NodeState, RoleSpec, Roles};
 use crate::state::Options;
 
 pub const N_SMALL: u32 = 86;
@@ -128,22 +126,11 @@ fn job(id: u32, submitted: Time, size: Size) -> JobScript {
         Size::Elastic => RoleSpec { shape: TRAINER, min: 2, max: 60 },
         Size::Fixed(n) => fixed(TRAINER, n),
     };
-    let job = Job {
-        id: JobId(id),
+    let job = Job::new(
+        JobId(id),
         submitted,
-        priority: 0,
-        weight: 1,
-        queue: QueueId(0),
-        roles: Roles { master: fixed(MASTER, 1), ps: fixed(SERVER, 10), worker },
-        tolerates: Marks::NONE,
-        selects: Marks::NONE,
-        placed: Vec::new(),
-        unplaced: Counts::default(),
-        running: Counts::default(),
-        ran: Duration::ZERO,
-        resize_cost: Duration::ZERO,
-        speed: None,
-    };
+        Roles { master: fixed(MASTER, 1), ps: fixed(SERVER, 10), worker },
+    );
     JobScript { name: format!("mnist-{id}"), job, work: Work::Endless }
 }
 

@@ -15,9 +15,7 @@ use crate::sim::adaptdl::Error;
 use crate::sim::kubernetes::Kubernetes;
 use crate::sim::scenario::{JobScript, Scenario};
 use crate::sim::work::Work;
-use crate::snapshot::{
-    Counts, Job, JobId, Marks, Node, NodeId, NodeState, QueueId, RoleSpec, Roles,
-};
+use crate::snapshot::{Job, JobId, Marks, Node, NodeId, NodeState, RoleSpec, Roles};
 use crate::state::Options;
 
 /// Twice as many workers are 2^0.9 = 1.87 times as fast.
@@ -100,25 +98,11 @@ fn job(id: u32, entry: &Entry, origin: i64, elastic_percent: u32) -> JobScript {
     let is_elastic = unit(key(&[u64::from(id), 17])) * 100.0 < f64::from(elastic_percent);
     let (min, max) = if is_elastic { (n.div_ceil(4), n * 2) } else { (n, n) };
     let wait = u64::try_from(entry.submitted - origin).unwrap_or(0);
-    let job = Job {
-        id: JobId(id),
-        submitted: Time::ZERO + Duration::from_secs(wait),
-        priority: 0,
-        weight: 1,
-        queue: QueueId(0),
-        roles: Roles {
-            worker: RoleSpec { shape: Resources::new(1, 0, 0), min, max },
-            ..Roles::default()
-        },
-        tolerates: Marks::NONE,
-        selects: Marks::NONE,
-        placed: Vec::new(),
-        unplaced: Counts::default(),
-        running: Counts::default(),
-        ran: Duration::ZERO,
-        resize_cost: Duration::ZERO,
-        speed: None,
-    };
+    let job = Job::new(
+        JobId(id),
+        Time::ZERO + Duration::from_secs(wait),
+        Roles { worker: RoleSpec { shape: Resources::new(1, 0, 0), min, max }, ..Roles::default() },
+    );
     let left = entry.secs.max(1.0) * f64::from(n).powf(SCALING);
     JobScript {
         name: format!("philly-{id}"),

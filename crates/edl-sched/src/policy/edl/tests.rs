@@ -2,13 +2,11 @@
 //! The cases of EDL's own unit tests, as ours: what the published rules answer, and what the
 //! mended policy plans in the same cluster.
 
-use std::time::Duration;
-
 use edl_core::time::Time;
 
 use super::*;
 use crate::snapshot::{
-    Counts, Job, JobId, Marks, Node, NodeId, NodeState, QueueId, RoleSpec, Roles, Snapshot,
+    Counts, Job, JobId, Marks, Node, NodeId, NodeState, RoleSpec, Roles, Snapshot,
 };
 use crate::state::{Options, Policy, State};
 use crate::{applied, plan};
@@ -40,20 +38,13 @@ fn planned(total: Resources, taken: Resources, job: (u32, u32, u32, Resources), 
     let placed =
         crate::snapshot::Placed { role: crate::snapshot::Role::Worker, node: NodeId(0), n };
     let job = Job {
-        id: JobId(0),
-        submitted: Time::ZERO,
-        priority: 0,
-        weight: 1,
-        queue: QueueId(0),
-        roles: Roles { worker: RoleSpec { shape, min, max }, ..Roles::default() },
-        tolerates: Marks::NONE,
-        selects: Marks::NONE,
         placed: if n > 0 { vec![placed] } else { Vec::new() },
-        unplaced: Counts::default(),
         running: Counts { worker: n, ..Counts::default() },
-        ran: Duration::ZERO,
-        resize_cost: Duration::ZERO,
-        speed: None,
+        ..Job::new(
+            JobId(0),
+            Time::ZERO,
+            Roles { worker: RoleSpec { shape, min, max }, ..Roles::default() },
+        )
     };
     let node = Node {
         id: NodeId(0),
