@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From records of the adult census to numbers and ids; shared by the models over it.
+"""What the models over the adult census share: from records to numbers and ids, loss, measures.
 
 `elasticdl data gen census DIR` makes the records: eight words and six numbers about a person, and
 whether the person earns more than 50,000 dollars a year. Every feature, numbers in buckets too,
@@ -48,6 +48,23 @@ WIDE_INPUT_DIM = INPUT_DIM + len(CROSSES) * CROSS_SIZE
 # A word's code is the sum of its bytes, each times the weight of its place.
 _N_BYTES = 32
 _WEIGHTS = np.array([pow(31, place + 1, 1_000_003) for place in range(_N_BYTES)], "int64")
+
+
+def loss(labels, predictions):
+    ops = keras.ops
+    return ops.mean(keras.losses.binary_crossentropy(ops.reshape(labels, (-1, 1)), predictions))
+
+
+def optimizer(lr=0.001):
+    return keras.optimizers.Adam(learning_rate=lr)
+
+
+def eval_metrics_fn():
+    return {"auc": keras.metrics.AUC(), "accuracy": accuracy}
+
+
+def accuracy(labels, predictions):
+    return keras.ops.equal(predictions[:, 0] >= 0.5, keras.ops.reshape(labels, (-1,)) == 1)
 
 
 def feed(dataset, mode, metadata):

@@ -18,6 +18,9 @@ from keras import layers, ops
 import elasticdl.layers
 
 feed = people.feed
+loss = people.loss
+optimizer = people.optimizer
+eval_metrics_fn = people.eval_metrics_fn
 
 
 def custom_model(dim=8, hidden=64):
@@ -38,19 +41,3 @@ def custom_model(dim=8, hidden=64):
     probability = ops.sigmoid(wide + layers.Dense(1)(x))
     inputs = {"numbers": numbers, "ids": ids, "wide_ids": wide_ids}
     return keras.Model(inputs, probability, name="wide_deep")
-
-
-def loss(labels, predictions):
-    return ops.mean(keras.losses.binary_crossentropy(ops.reshape(labels, (-1, 1)), predictions))
-
-
-def optimizer(lr=0.001):
-    return keras.optimizers.Adam(learning_rate=lr)
-
-
-def eval_metrics_fn():
-    return {"auc": keras.metrics.AUC(), "accuracy": accuracy}
-
-
-def accuracy(labels, predictions):
-    return ops.equal(predictions[:, 0] >= 0.5, ops.reshape(labels, (-1,)) == 1)

@@ -17,6 +17,10 @@ from keras import layers, ops
 
 import elasticdl.layers
 
+loss = people.loss
+optimizer = people.optimizer
+eval_metrics_fn = people.eval_metrics_fn
+
 
 def custom_model(dim=8, hidden=64):
     numbers = keras.Input((people.N_NUMBERS,), name="numbers")
@@ -57,19 +61,3 @@ def feed(dataset, mode, metadata):
 
 def without_crosses(features):
     return {name: features[name] for name in ("numbers", "ids")}
-
-
-def loss(labels, predictions):
-    return ops.mean(keras.losses.binary_crossentropy(ops.reshape(labels, (-1, 1)), predictions))
-
-
-def optimizer(lr=0.001):
-    return keras.optimizers.Adam(learning_rate=lr)
-
-
-def eval_metrics_fn():
-    return {"auc": keras.metrics.AUC(), "accuracy": accuracy}
-
-
-def accuracy(labels, predictions):
-    return ops.equal(predictions[:, 0] >= 0.5, ops.reshape(labels, (-1,)) == 1)
