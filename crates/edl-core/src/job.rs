@@ -24,6 +24,7 @@ pub use self::cuts::{CheckpointRef, CutFile, Holder};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
 pub use self::event::{Event, Held, News, Peer};
 use self::membership::{PsPeer, Worker};
+pub use self::stages::OWN_LOOP_GRACE;
 use self::stages::Stage;
 use self::worlds::Pace;
 use crate::evaluation::{Evaluated, Evaluation};

@@ -8,6 +8,7 @@
 pub mod applied;
 pub mod audit;
 pub mod batch;
+pub mod error;
 pub mod evaluation;
 pub mod id;
 pub mod instances;

@@ -311,6 +311,12 @@ impl JobSpec {
         }
     }
 
+    /// Whether the workers are a command of the user's own.
+    #[must_use]
+    pub fn is_own_loop(&self) -> bool {
+        !self.job_command.is_empty()
+    }
+
     /// Micro-batches of one AllReduce step.
     #[must_use]
     pub fn n_lanes(&self) -> u32 {

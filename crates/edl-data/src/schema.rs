@@ -3,7 +3,7 @@
 
 use edl_core::model::{DType, FieldSpec};
 
-use crate::dataset::{Dataset, OpenOptions};
+use crate::dataset::Dataset;
 use crate::decode::Builder;
 use crate::error::Error;
 use crate::infer::{Kind, Seen};
@@ -24,19 +24,18 @@ pub struct Schema {
 }
 
 /// Finds out the fields of a data set. Each is tried on the records that it was found in.
-pub fn schema(location: &str, options: &OpenOptions) -> Result<Schema, Error> {
-    let dataset = Dataset::open(location, options)?;
+pub fn schema(dataset: &Dataset) -> Result<Schema, Error> {
     let sample: Vec<u64> = (0..dataset.n_records().min(SAMPLE)).collect();
     let n_records = sample.len() as u64;
     let mut fields = Vec::new();
     let mut skipped = Vec::new();
-    for (name, seen) in columns(&dataset, &sample)? {
+    for (name, seen) in columns(dataset, &sample)? {
         match field(&name, &seen, n_records) {
             Ok(field) => fields.push((field, seen)),
             Err(reason) => skipped.push((name, reason)),
         }
     }
-    let problems = problems(&dataset, &sample, &fields)?;
+    let problems = problems(dataset, &sample, &fields)?;
     let mut sound = Vec::new();
     for ((field, seen), problem) in fields.into_iter().zip(problems) {
         match problem {

@@ -335,7 +335,8 @@ fn the_fields_of_a_data_set_are_found_in_its_records() {
     };
     let records: Vec<Vec<u8>> = (1..100).map(|n| example(n).to_bytes()).collect();
     let dir = folder(&[("a.tfrecord", &tfrecords(&records))]);
-    let found = schema(dir.path().to_str().unwrap(), &options(&[])).unwrap();
+    let found =
+        schema(&Dataset::open(dir.path().to_str().unwrap(), &options(&[])).unwrap()).unwrap();
     let fields = [
         field("blob", DType::Bytes, &[]),
         field("label", DType::I64, &[]),
@@ -368,7 +369,8 @@ fn two_pieces() -> edl_data::example::Kind {
 #[test]
 fn the_fields_of_a_table_are_found_in_its_cells() {
     let dir = folder(&[("a.csv", b"age,gain,job,note\n31,1,nurse,\n42,0.5,,\n17,2,clerk,\n")]);
-    let found = schema(dir.path().to_str().unwrap(), &options(&[])).unwrap();
+    let found =
+        schema(&Dataset::open(dir.path().to_str().unwrap(), &options(&[])).unwrap()).unwrap();
     let fields = [
         field("age", DType::I64, &[]),
         field("gain", DType::F32, &[]),
@@ -524,7 +526,7 @@ fn a_range_has_record_numbers_and_nothing_else() {
     let summary = inspect("range:10", &options(&[])).unwrap();
     assert_eq!((summary.records, summary.files.len(), summary.fields.len()), (10, 0, 0));
     assert_eq!(head("range:10", 2, &options(&[])).unwrap().len(), 2);
-    let found = schema("range:10", &options(&[])).unwrap();
+    let found = schema(&Dataset::open("range:10", &options(&[])).unwrap()).unwrap();
     assert_eq!(found, Schema { fields: vec![], has_raw_records: false, skipped: vec![] });
     let dir = tempfile::tempdir().unwrap();
     let imported = import::table("range:10", &options(&[]), dir.path(), &Default::default());

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use edl_core::error::chain;
 use edl_core::id::{CutId, Generation, PartitionId, RunId, Term};
 use edl_core::job::{CheckpointRef, CutFile, Event, Job};
 use edl_core::optimizer;
@@ -168,15 +169,4 @@ fn try_join_parts(output: &Path, n_shards: u32) -> io::Result<()> {
     whole.get_ref().sync_all()?;
     fs::rename(&temporary, output.join("predictions.jsonl"))?;
     (0..n_shards).try_for_each(|shard| fs::remove_file(part(shard)))
-}
-
-/// An error with all its causes.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -9,6 +9,7 @@ mod orders;
 use std::sync::Arc;
 use std::time::Duration;
 
+use edl_core::error::chain;
 use edl_core::id::{RunId, Term};
 use edl_core::spec::JobSpec;
 use edl_net::handshake::ClientId;
@@ -337,10 +338,4 @@ fn refused(status: &Status) -> Result<Ended, Error> {
         | Code::DataLoss
         | Code::Unauthenticated => Ok(Ended::Broken(status.to_string())),
     }
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

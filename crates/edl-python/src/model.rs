@@ -7,6 +7,7 @@
 use edl_core::metric::Measures;
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
+use edl_tensor::batch::Batch;
 use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
 use numpy::{
     PyArray1, PyArrayMethods as _, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods as _,
@@ -53,14 +54,11 @@ impl PyModel {
     fn new(adapter: &Bound<'_, PyAny>) -> PyResult<Self> {
         let spec: String = adapter.call_method0("spec_json")?.extract()?;
         let spec: ModelSpec = serde_json::from_str(&spec).map_err(value_error)?;
-        let array = |name: &str| -> PyResult<Py<PyArray1<f32>>> {
-            let array = adapter.getattr(name)?.cast_into::<PyArray1<f32>>()?;
-            if array.len() != spec.dense_len() || !array.is_c_contiguous() {
-                return Err(value_error(format!("`{name}` is no flat vector of all parameters")));
-            }
-            Ok(array.unbind())
-        };
-        Ok(Self { dense: array("dense")?, adapter: adapter.clone().unbind(), spec })
+        let dense = adapter.getattr("dense")?.cast_into::<PyArray1<f32>>()?;
+        if dense.len() != spec.dense_len() || !dense.is_c_contiguous() {
+            return Err(value_error("`dense` is no flat vector of all parameters"));
+        }
+        Ok(Self { dense: dense.unbind(), adapter: adapter.clone().unbind(), spec })
     }
 
     /// Calls a pass of the adapter with the batch and rows, after its parameters were set.
@@ -73,7 +71,7 @@ impl PyModel {
     ) -> PyResult<Bound<'py, PyAny>> {
         let dense = self.dense.bind(py);
         dense.try_readwrite()?.as_slice_mut()?.copy_from_slice(inputs.dense);
-        let batch = self.batch(py, inputs)?;
+        let batch = self.batch(py, inputs.batch)?;
         let rows = PyList::empty(py);
         for (values, table) in inputs.rows.iter().zip(&self.spec.tables) {
             let shape = [values.len() / table.dim.max(1), table.dim];
@@ -86,9 +84,9 @@ impl PyModel {
         }
     }
 
-    fn batch<'py>(&self, py: Python<'py>, inputs: Inputs<'_>) -> PyResult<Bound<'py, PyAny>> {
-        let columns = batch::columns(py, inputs.batch)?;
-        let records = PyArray1::from_slice(py, &inputs.batch.records);
+    fn batch<'py>(&self, py: Python<'py>, batch: &Batch) -> PyResult<Bound<'py, PyAny>> {
+        let columns = batch::columns(py, batch)?;
+        let records = PyArray1::from_slice(py, &batch.records);
         self.adapter.bind(py).call_method1("batch", (columns, records))
     }
 
@@ -164,18 +162,15 @@ impl Model for PyModel {
         })
     }
 
-    fn lookups(&self, batch: &edl_tensor::batch::Batch) -> Result<Vec<Vec<u64>>, Error> {
+    fn lookups(&self, batch: &Batch) -> Result<Vec<Vec<u64>>, Error> {
         if self.spec.tables.is_empty() {
             return Ok(Vec::new());
         }
-        Python::attach(|py| {
-            let inputs = Inputs { batch, dense: &[], rows: &[] };
-            let ids = self
-                .batch(py, inputs)
-                .and_then(|batch| self.adapter.bind(py).call_method1("lookups", (batch,)))
-                .and_then(|ids| ids.extract::<Vec<PyReadonlyArray1<'_, u64>>>())
-                .and_then(|ids| ids.iter().map(|ids| Ok(ids.as_slice()?.to_vec())).collect());
-            ids.map_err(|error| Error::Other(tell(py, &error)))
+        attached(|py| {
+            let batch = self.batch(py, batch)?;
+            let ids = self.adapter.bind(py).call_method1("lookups", (batch,))?;
+            let ids: Vec<PyReadonlyArray1<'_, u64>> = ids.extract()?;
+            ids.iter().map(|ids| Ok(ids.as_slice()?.to_vec())).collect()
         })
     }
 
@@ -185,25 +180,21 @@ impl Model for PyModel {
         seed: u64,
         gradient: &mut Gradient,
     ) -> Result<Outcome, Error> {
-        Python::attach(|py| {
-            let outcome = self.train_in(py, inputs, seed, gradient);
-            outcome.map_err(|error| Error::Other(tell(py, &error)))
-        })
+        attached(|py| self.train_in(py, inputs, seed, gradient))
     }
 
     fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error> {
-        Python::attach(|py| {
-            let outcome = self.evaluate_in(py, inputs, measures);
-            outcome.map_err(|error| Error::Other(tell(py, &error)))
-        })
+        attached(|py| self.evaluate_in(py, inputs, measures))
     }
 
     fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, Error> {
-        Python::attach(|py| {
-            let predictions = self.predict_in(py, inputs);
-            predictions.map_err(|error| Error::Other(tell(py, &error)))
-        })
+        attached(|py| self.predict_in(py, inputs))
     }
+}
+
+/// Runs a pass with the interpreter; what goes wrong is told in the user's own words.
+fn attached<T>(pass: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, Error> {
+    Python::attach(|py| pass(py).map_err(|error| Error::Other(tell(py, &error))))
 }
 
 fn value_error(error: impl ToString) -> PyErr {

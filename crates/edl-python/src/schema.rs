@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What columns a data set has, for models that take them as they are.
 
+use edl_core::error::chain;
 use edl_core::spec::JobSpec;
-use edl_data::OpenOptions;
+use edl_data::{Dataset, OpenOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -13,8 +14,8 @@ pub(crate) fn schema(py: Python<'_>, location: &str, job: &str) -> PyResult<Stri
         let job: JobSpec = serde_json::from_str(job).map_err(|error| error.to_string())?;
         let codec = job.codec_type.parse().map_err(|error| format!("{error}"))?;
         let options = OpenOptions { codec, params: job.data_reader_params.clone() };
-        let schema = edl_data::schema(location, &options).map_err(|error| chain(&error))?;
-        let data = edl_data::Dataset::open(location, &options).map_err(|error| chain(&error))?;
+        let data = Dataset::open(location, &options).map_err(|error| chain(&error))?;
+        let schema = edl_data::schema(&data).map_err(|error| chain(&error))?;
         let batches = job.plan(data.n_records()).n_batches();
         let schema = serde_json::json!({
             "fields": schema.fields,
@@ -24,10 +25,4 @@ pub(crate) fn schema(py: Python<'_>, location: &str, job: &str) -> PyResult<Stri
         Ok::<_, String>(schema.to_string())
     });
     found.map_err(PyValueError::new_err)
-}
-
-/// An error with its causes, as one sentence.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

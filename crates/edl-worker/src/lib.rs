@@ -35,6 +35,7 @@ use edl_net::key::JobKey;
 use edl_tensor::model::Model;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use edl_core::error::chain;
 pub use session::Error;
 
 /// What a worker must know before its master tells it the rest.
@@ -59,16 +60,4 @@ pub async fn run(
 ) -> Result<(), Error> {
     let edges = session::Edges::real(&config, open_model);
     session::Session::new(config, edges, shutdown).run().await
-}
-
-/// An error and its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

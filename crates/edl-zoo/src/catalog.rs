@@ -49,7 +49,8 @@ pub fn open(spec: &JobSpec) -> Result<Box<dyn Model>, Error> {
 }
 
 /// A file path or a dotted path: how ElasticDL's users name their own modules.
-fn looks_like_python(name: &str) -> bool {
+#[must_use]
+pub fn looks_like_python(name: &str) -> bool {
     name.contains(['/', '\\', '.'])
 }
 

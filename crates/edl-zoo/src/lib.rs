@@ -28,7 +28,7 @@ mod pass;
 mod probe;
 mod wide_deep;
 
-pub use catalog::{Error, names, open};
+pub use catalog::{Error, looks_like_python, names, open};
 pub use probe::instruction_set;
 
 #[cfg(test)]

@@ -6,15 +6,15 @@ use edl_core::spec::JobSpec;
 use edl_tensor::model::Model;
 
 use crate::exit::refuse;
-use crate::{host, own_loop, python};
+use crate::{host, python};
 
 /// Whether the job's model is the user's own, written in Python.
 pub(crate) fn is_python(spec: &JobSpec) -> bool {
-    if own_loop::is_own(spec) {
+    if spec.is_own_loop() {
         return false;
     }
     let is_built_in = edl_zoo::names().contains(&spec.model_def.as_str());
-    let is_path = spec.model_def.contains(['/', '.']);
+    let is_path = edl_zoo::looks_like_python(&spec.model_def);
     !is_built_in && (is_path || !spec.model_zoo.is_empty())
 }
 

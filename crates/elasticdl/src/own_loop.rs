@@ -44,11 +44,6 @@ pub(crate) struct Description {
     first_values: Vec<f32>,
 }
 
-/// Whether the job's workers are the user's own command.
-pub(crate) fn is_own(spec: &JobSpec) -> bool {
-    !spec.job_command.is_empty()
-}
-
 /// The command line of a worker.
 pub(crate) fn command(spec: &JobSpec) -> Vec<std::ffi::OsString> {
     vec!["sh".into(), "-c".into(), format!("exec {}", spec.job_command).into()]

@@ -134,9 +134,7 @@ pub(crate) fn export(job: &Job, spec: &JobSpec) {
 fn try_export(job: &Job, spec: &JobSpec) -> anyhow::Result<String> {
     let description = tempfile::NamedTempFile::new()?;
     std::fs::write(description.path(), serde_json::to_string(spec)?)?;
-    let interpreter =
-        if host::get().python.is_some() { host::get().command[0].clone() } else { interpreter() };
-    let ran = Command::new(interpreter)
+    let ran = Command::new(&command()[0])
         .args(["-m", "elasticdl._export"])
         .arg(description.path())
         .arg(job.output_dir(spec))

@@ -29,7 +29,7 @@ pub(crate) fn prepare(
         return Ok(Prepared::Succeeded(job));
     }
     let hold = submit::hold(&job)?;
-    let model = own_loop::is_own(&spec).then(|| own_loop::model(job.dir())).transpose();
+    let model = spec.is_own_loop().then(|| own_loop::model(job.dir())).transpose();
     checks::check(&spec, model.map_err(refuse)?.as_ref())?;
     if spec != before {
         job.rewrite_spec(&spec)?;

@@ -40,7 +40,7 @@ fn given(args: &ScriptArgs) -> anyhow::Result<Map<String, Value>> {
     word("distribution_strategy", Strategy::Allreduce.name().into());
     word("num_workers", most.into());
     word("min_workers", least.into());
-    word("max_workers", most.max(lanes.min(most)).into());
+    word("max_workers", most.into());
     word("lanes", lanes.into());
     word("seed", args.seed.into());
     if let Some(name) = &args.job_name {

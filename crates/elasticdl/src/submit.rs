@@ -99,7 +99,7 @@ pub(crate) fn described(kind: JobType, given: Map<String, Value>) -> anyhow::Res
     let mut spec = config::job(kind, given.clone())?;
     paths::make_absolute(&mut spec)?;
     checks::pin_checkpoint(&mut spec, &given)?;
-    if own_loop::is_own(&spec) {
+    if spec.is_own_loop() {
         let own = own_loop::describe(&spec)?;
         own.settle(&mut spec);
         shipped::fill(&mut spec)?;

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use edl_core::job::OWN_LOOP_GRACE;
 use edl_core::platform::{Ended, Order, Report};
 use edl_core::spec::JobSpec;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,7 +17,6 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::control;
 use crate::exit::Exit;
 use crate::jobs::{Hold, Job};
-use crate::own_loop;
 use crate::ui::Ui;
 use children::{Children, MASTER, Programs, Reaped};
 use link::Link;
@@ -32,8 +32,6 @@ mod watch;
 const TICK: Duration = Duration::from_millis(100);
 /// What processes get to leave by themselves after the job's end.
 const END_GRACE: Duration = Duration::from_secs(3);
-/// A training loop of the user's own may have much to do after its last step.
-const OWN_LOOP_GRACE: Duration = Duration::from_secs(600);
 /// After Ctrl-C everything is gone within two seconds: the master first, then the others.
 const MASTER_GRACE: Duration = Duration::from_millis(1000);
 const STOP_GRACE: Duration = Duration::from_millis(1600);
@@ -227,7 +225,7 @@ impl Supervisor<'_> {
     }
 
     fn end(&mut self, exit: Exit, now: Instant) {
-        let has_more = own_loop::is_own(&self.spec) && exit == Exit::Ok;
+        let has_more = self.spec.is_own_loop() && exit == Exit::Ok;
         let grace = if has_more { OWN_LOOP_GRACE } else { END_GRACE };
         self.phase = Phase::Ending { exit, kill_at: now + grace };
         self.children.terminate_all(grace, now);

@@ -397,7 +397,7 @@ impl Job {
             let instance = InstanceId { role: Role::Worker, id: worker.0 };
             self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
         }
-        let is_own_loop = !self.config.spec.job_command.is_empty();
+        let is_own_loop = self.config.spec.is_own_loop();
         // A script of the user's own calls after its imports, when it is ready.
         let limit = |instance: &InstanceId| match instance.role {
             Role::Worker if is_own_loop => timeout + READY_TIMEOUT,

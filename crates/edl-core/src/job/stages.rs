@@ -16,7 +16,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long processes may take to leave when the job is over.
 const END_GRACE: Duration = Duration::from_millis(1500);
 /// What a training loop of the user's own gets for what it does after its last step.
-const OWN_LOOP_GRACE: Duration = Duration::from_secs(600);
+pub const OWN_LOOP_GRACE: Duration = Duration::from_secs(600);
 
 /// Where a job stands. Whether the servers serve is apart from this.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -354,8 +354,7 @@ impl Job {
             self.effects.push(Effect::ToPs(*ps, PsOrder::Stop(reason.clone())));
         }
         let running: Vec<InstanceId> = self.instances.running().keys().copied().collect();
-        let is_own_loop = !self.config.spec.job_command.is_empty();
-        let has_more = is_own_loop && end == End::Succeeded;
+        let has_more = self.config.spec.is_own_loop() && end == End::Succeeded;
         let grace = if has_more { OWN_LOOP_GRACE } else { END_GRACE };
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         for instance in running {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use edl_core::error::chain;
 use edl_core::id::{PartitionId, Term};
 use edl_core::spec::Mode;
 use proptest::prelude::*;
@@ -58,14 +59,6 @@ fn encoded(job: &Job) -> Vec<u8> {
     let mut bytes = Vec::new();
     codec::encode(&trained(job)[1].snapshot(), &mut bytes).unwrap();
     bytes
-}
-
-/// An error with all its causes, as a user sees it.
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
-    }
 }
 
 /// The numbers in bytes that need not be aligned.

@@ -43,7 +43,7 @@ pub(super) struct Programs {
 impl Programs {
     pub(super) fn of(spec: &JobSpec) -> Self {
         let own = host::get().command.clone();
-        let is_own_loop = own_loop::is_own(spec);
+        let is_own_loop = spec.is_own_loop();
         if is_own_loop || models::is_python(spec) {
             let worker_environment = python::environment(spec);
             let worker = if is_own_loop { own_loop::command(spec) } else { python::command() };
