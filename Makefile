@@ -79,6 +79,7 @@ soak: ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion
 bench: build ## Print speeds as ratios to peers and to what the machine can do
 	-$(MAKE) --no-print-directory $(FRAMEWORKS)/ready
 	$(CARGO) run $(PROFILE) --locked -p edl-core --example ledger_bench
+	$(CARGO) run $(PROFILE) --locked -p edl-sched --example plan_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-data --example recordio_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-tensor --example tensor_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-ps --example ps_bench

@@ -7,8 +7,10 @@
 //! I/O: traces come in as text, tables, CSV and SVG go out as text.
 
 pub mod adaptdl;
+pub mod catalog;
 pub mod edl_cases;
 pub mod engine;
+pub mod file;
 pub mod kubernetes;
 pub mod metrics;
 pub mod philly;

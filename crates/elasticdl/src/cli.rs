@@ -78,6 +78,9 @@ pub(crate) enum Command {
     Audit(StatusArgs),
     /// Generate, import and look at data
     Data(DataArgs),
+    /// Play a cluster of many jobs in numbers, and see who gets how many workers
+    #[command(after_help = SIMULATE_EXAMPLES)]
+    Simulate(SimulateArgs),
     /// Check that this machine can train
     Doctor,
     /// Run a job's master by hand; it starts parameter servers, workers are yours
@@ -105,6 +108,12 @@ Examples:
   elasticdl train --model_def=mnist_mlp --grads_to_wait=2 --training_data=data/mnist/train
   elasticdl train --config job.yaml --model_params=\"lr=0.05\" --detach
   elasticdl train --resume my-job --num_workers=8";
+
+const SIMULATE_EXAMPLES: &str = "\
+Examples:
+  elasticdl simulate edl-case-1 --policy=off,edl-published,elastic-fair --seeds=10
+  elasticdl simulate --example > cluster.yaml && elasticdl simulate cluster.yaml --svg=play.svg
+  elasticdl simulate adaptdl-1 adaptdl-2 --policy=tiresias,goodput --data=DIR";
 
 #[derive(Args, Debug)]
 pub(crate) struct TrainArgs {
@@ -379,6 +388,47 @@ pub(crate) struct InitArgs {
     /// Replace the file if there is one
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct SimulateArgs {
+    /// What to play: a name (edl-case-1, edl-case-2, adaptdl-N, philly-PERCENT) or a YAML file
+    #[arg(value_name = "SCENARIO", required_unless_present = "example")]
+    pub(crate) scenarios: Vec<String>,
+    /// Who decides: policies, or `all`
+    #[arg(long, value_name = "NAME,…", default_value = "elastic-fair")]
+    pub(crate) policy: String,
+    /// Seed of the first run
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Play with so many seeds
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) seeds: u64,
+    /// How quick the cluster is: today or 2017
+    #[arg(long, value_name = "YEAR")]
+    pub(crate) kubernetes: Option<String>,
+    /// Folder of traces (AdaptDL's workloads and profiles)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// Nodes that vanish, of the whole cluster
+    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = crate::flags::rate)]
+    pub(crate) losses_per_hour: f64,
+    /// Nodes that are announced to go, of the whole cluster
+    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = crate::flags::rate)]
+    pub(crate) reclaims_per_hour: f64,
+    /// Write every moment of each run to a file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+    /// Draw each run: workers by job, utilisation, waiting
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print a commented scenario file to start from
+    #[arg(long)]
+    pub(crate) example: bool,
 }
 
 #[derive(Args, Debug)]

@@ -257,6 +257,12 @@ impl JobFlags {
     }
 }
 
+/// How often something happens: a number from 0 up.
+pub(crate) fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| (0.0..=1e6).contains(rate));
+    rate.ok_or_else(|| "expected a number from 0 to 1000000".into())
+}
+
 /// `lr=0.1;hidden=128,64` or `lr=0.1,batch_norm=true`: a piece without `=` belongs to the value
 /// before it.
 pub(crate) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {

@@ -44,6 +44,7 @@ mod run_script;
 mod say;
 mod scale;
 mod shipped;
+mod simulate;
 mod status;
 mod stop;
 mod submit;
@@ -127,6 +128,7 @@ fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
         Command::Clean(args) => list::clean(&args, out),
         Command::Audit(args) => audit::run(&args, out),
         Command::Data(args) => data::run(args, out),
+        Command::Simulate(args) => simulate::run(&args, out),
         Command::Doctor => doctor::run(out),
         Command::Completions { shell } => completions::run(shell, out),
     }

@@ -26,6 +26,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
             "edl-master",
             "edl-net",
             "edl-ps",
+            "edl-sched",
             "edl-tensor",
             "edl-worker",
             "edl-zoo",

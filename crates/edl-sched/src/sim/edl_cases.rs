@@ -52,6 +52,17 @@ pub fn nodes() -> Vec<Node> {
     nodes_of(N_SMALL, SMALL_CPU_MILLI, N_LARGE, LARGE_CPU_MILLI)
 }
 
+/// The experiment's totals with large nodes of another size beside those of 12 CPUs; none if they
+/// cannot be had.
+#[must_use]
+pub fn nodes_with(large_cpus: u64) -> Option<Vec<Node>> {
+    let above = 1000 * large_cpus.checked_sub(SMALL_CPU_MILLI / 1000)?;
+    let missing = u64::from(N_LARGE) * (LARGE_CPU_MILLI - SMALL_CPU_MILLI);
+    let n_large = missing.checked_div(above).filter(|n| n * above == missing)?;
+    let n_large = u32::try_from(n_large).ok().filter(|n| *n <= N_SMALL + N_LARGE)?;
+    Some(nodes_of(N_SMALL + N_LARGE - n_large, SMALL_CPU_MILLI, n_large, 1000 * large_cpus))
+}
+
 /// A cluster of two sizes of nodes with the system's pods on it; the smaller ones come first.
 #[must_use]
 pub fn nodes_of(n_small: u32, small_milli: u64, n_large: u32, large_milli: u64) -> Vec<Node> {

@@ -2,6 +2,7 @@
 //! What happened in a run: a table for people, CSV for programs, a picture.
 
 use std::fmt::Write;
+use std::ops::Add;
 
 use edl_core::time::Time;
 
@@ -121,13 +122,16 @@ impl Report {
 
     #[must_use]
     pub fn deficit(&self) -> f64 {
-        self.services.iter().map(|service| service.deficit_pod_secs).sum()
+        self.services.iter().map(|service| service.deficit_pod_secs).fold(0.0, Add::add)
     }
 
     /// What is left of the deficit when the pods' start-up is left out.
     #[must_use]
     pub fn deficit_without_room(&self) -> f64 {
-        self.services.iter().map(|service| service.deficit_without_room_pod_secs).sum()
+        self.services
+            .iter()
+            .map(|service| service.deficit_without_room_pod_secs)
+            .fold(0.0, Add::add)
     }
 
     /// The numbers of the run, one to a line.

@@ -7,7 +7,7 @@ use std::path::Path;
 use edl_sched::sim::adaptdl::Files;
 
 /// All CSV files of a folder and those below it, by their path from there.
-pub(crate) fn read(folder: &Path) -> io::Result<Files> {
+pub(super) fn read(folder: &Path) -> io::Result<Files> {
     let mut files = Files::new();
     let mut open = vec![folder.to_owned()];
     while let Some(path) = open.pop() {

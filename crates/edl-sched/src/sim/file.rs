@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A scenario that somebody wrote down: their own cluster, and what comes to it.
+//!
+//! The words are those of a job: `workers: 2-8`, `worker: {cpu: 4, memory: 8Gi}`. Times are
+//! `90s`, `5m`, `2h` or `1d`; memory is `512Mi` or `8Gi`.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use edl_core::time::Time;
+use serde::Deserialize;
+
+use crate::resources::Resources;
+use crate::sim::kubernetes::Kubernetes;
+use crate::sim::scenario::{FaultKind, JobScript, Scenario, ServiceScript};
+use crate::sim::work::Work;
+use crate::snapshot::{
+    Job, JobId, Marks, Node, NodeId, NodeState, Queue, QueueId, RoleSpec, Roles,
+};
+use crate::state::Options;
+
+/// A large cluster, and no more: numbers of nodes are numbers of 32 bits.
+const MAX_NODES: u32 = 100_000;
+const MAX_JOBS: u32 = 100_000;
+/// A week: faults need an end even where jobs have none.
+const FAULTS_UNTIL: Duration = Duration::from_secs(7 * 24 * 3600);
+const NODE_BACK_AFTER: Duration = Duration::from_secs(600);
+const RECLAIM_NOTICE: Duration = Duration::from_secs(120);
+
+/// What the file says.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    nodes: Vec<Nodes>,
+    #[serde(default)]
+    queues: Vec<Team>,
+    jobs: Vec<Jobs>,
+    #[serde(default)]
+    services: Vec<Service>,
+    #[serde(default)]
+    faults: Faults,
+    /// When the play ends; without it, when every job is done.
+    end: Option<Span>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nodes {
+    #[serde(default = "one")]
+    count: u32,
+    cpu: f64,
+    #[serde(default)]
+    memory: Memory,
+    #[serde(default)]
+    gpu: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Team {
+    name: String,
+    #[serde(default = "one")]
+    weight: u32,
+    quota: Option<Shape>,
+    borrow: Option<Shape>,
+}
+
+/// Equal jobs that come one after the other.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Jobs {
+    name: String,
+    #[serde(default = "one")]
+    count: u32,
+    #[serde(default)]
+    at: Span,
+    #[serde(default)]
+    every: Span,
+    workers: Range,
+    worker: Shape,
+    #[serde(default)]
+    num_ps_pods: u32,
+    #[serde(default)]
+    ps: Shape,
+    #[serde(default)]
+    master: Shape,
+    /// How long one worker would take; without it the job never ends.
+    work: Option<Span>,
+    /// 1: twice as many workers are twice as fast.
+    #[serde(default = "whole")]
+    scaling: f64,
+    #[serde(default)]
+    priority: i32,
+    #[serde(default = "one")]
+    weight: u32,
+    #[serde(default)]
+    queue: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Service {
+    name: String,
+    pod: Shape,
+    /// `[time, pods]`, in order.
+    pods: Vec<(Span, u32)>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Faults {
+    losses_per_hour: f64,
+    reclaims_per_hour: f64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Shape {
+    cpu: f64,
+    memory: Memory,
+    gpu: u64,
+}
+
+/// What is wrong with a description: a sentence that names the word.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Invalid(String);
+
+/// The scenario of a description.
+///
+/// # Errors
+/// If it says something that no cluster can do.
+pub fn scenario(name: &str, said: &Description, seed: u64) -> Result<Scenario, Invalid> {
+    let queues: Vec<&str> = said.queues.iter().map(|queue| queue.name.as_str()).collect();
+    let teams = said.queues.iter().zip(1..).map(|(team, id)| team.queue(id));
+    let scenario = Scenario {
+        name: name.to_owned(),
+        nodes: nodes(&said.nodes)?,
+        queues: teams.collect::<Result<_, _>>()?,
+        jobs: jobs(&said.jobs, &queues)?,
+        services: said.services.iter().map(Service::script).collect::<Result<_, _>>()?,
+        faults: Vec::new(),
+        kubernetes: Kubernetes::of_today(),
+        plan_every: Duration::from_secs(5),
+        plans_on_events: true,
+        rescale: Duration::ZERO,
+        end: said.end.map(|end| Time::ZERO + end.0),
+        row_every: Duration::from_secs(5),
+        options: Options::default(),
+    };
+    if scenario.end.is_none() && said.jobs.iter().any(|jobs| jobs.work.is_none()) {
+        return Err(Invalid(
+            "jobs without `work` never end; say when the play ends by `end`".into(),
+        ));
+    }
+    Ok(scenario.with_losses(said.faults.losses_per_hour, said.faults.reclaims_per_hour, seed))
+}
+
+impl Scenario {
+    /// Adds losses and reclaims of random nodes, so many an hour over the whole cluster; each is
+    /// back after ten minutes.
+    #[must_use]
+    pub fn with_losses(self, losses_per_hour: f64, reclaims_per_hour: f64, seed: u64) -> Self {
+        let until = self.end.unwrap_or(Time::ZERO + FAULTS_UNTIL);
+        let back_after = NODE_BACK_AFTER;
+        let kinds = [
+            (losses_per_hour, FaultKind::Loss { back_after }),
+            (reclaims_per_hour, FaultKind::Reclaim { notice: RECLAIM_NOTICE, back_after }),
+        ];
+        let happening = kinds.into_iter().filter(|(per_hour, _)| *per_hour > 0.0);
+        happening.fold(self, |scenario, (per_hour, kind)| {
+            scenario.with_faults(per_hour, until, kind, seed)
+        })
+    }
+}
+
+fn nodes(said: &[Nodes]) -> Result<Vec<Node>, Invalid> {
+    let mut nodes = Vec::new();
+    for Nodes { count, cpu, memory, gpu } in said {
+        let next = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
+        if next.saturating_add(*count) > MAX_NODES {
+            return Err(Invalid(format!("there are more than {MAX_NODES} `nodes`")));
+        }
+        let capacity = Shape { cpu: *cpu, memory: *memory, gpu: *gpu }.resources()?;
+        nodes.extend((next..next + count).map(|id| Node {
+            id: NodeId(id),
+            capacity,
+            taken: Resources::ZERO,
+            leaving: Resources::ZERO,
+            taints: Marks::NONE,
+            labels: Marks::NONE,
+            state: NodeState::Ready,
+        }));
+    }
+    if nodes.is_empty() { Err(Invalid("there are no `nodes`".into())) } else { Ok(nodes) }
+}
+
+fn jobs(said: &[Jobs], queues: &[&str]) -> Result<Vec<JobScript>, Invalid> {
+    let mut scripts = Vec::new();
+    for jobs in said {
+        let next = u32::try_from(scripts.len()).unwrap_or(u32::MAX);
+        if next.saturating_add(jobs.count) > MAX_JOBS {
+            return Err(Invalid(format!("there are more than {MAX_JOBS} `jobs`")));
+        }
+        for which in 0..jobs.count {
+            scripts.push(jobs.script(next + which, which, queues)?);
+        }
+    }
+    // The play takes them as they come.
+    scripts.sort_by_key(|script| script.job.submitted);
+    for (script, id) in scripts.iter_mut().zip(0..) {
+        script.job.id = JobId(id);
+    }
+    Ok(scripts)
+}
+
+impl Jobs {
+    fn script(&self, id: u32, which: u32, queues: &[&str]) -> Result<JobScript, Invalid> {
+        let fixed =
+            |shape: &Shape, n| shape.resources().map(|shape| RoleSpec { shape, min: n, max: n });
+        let Range { min, max } = self.workers;
+        let roles = Roles {
+            master: fixed(&self.master, 1)?,
+            ps: fixed(&self.ps, self.num_ps_pods)?,
+            worker: RoleSpec { shape: self.worker.resources()?, min, max },
+        };
+        let submitted = Time::ZERO + self.at.0 + self.every.0 * which;
+        let queue = self.queue_id(queues)?;
+        let job = Job {
+            priority: self.priority,
+            weight: self.weight.max(1),
+            queue,
+            ..Job::new(JobId(id), submitted, roles)
+        };
+        if let Some(fault) = job.fault() {
+            return Err(Invalid(format!("job `{}`: {fault}", self.name)));
+        }
+        if !(self.scaling.is_finite() && (0.0..=1.5).contains(&self.scaling)) {
+            return Err(Invalid(format!("job `{}`: `scaling` must be from 0 to 1.5", self.name)));
+        }
+        let work = self.work.map_or(Work::Endless, |work| Work::WorkerSeconds {
+            left: work.0.as_secs_f64(),
+            scaling: self.scaling,
+        });
+        let name =
+            if self.count == 1 { self.name.clone() } else { format!("{}-{which}", self.name) };
+        Ok(JobScript { name, job, work })
+    }
+
+    /// Queue 0 is the one of jobs that name none.
+    fn queue_id(&self, queues: &[&str]) -> Result<QueueId, Invalid> {
+        if self.queue.is_empty() {
+            return Ok(QueueId(0));
+        }
+        let found = queues.iter().zip(1..).find(|(name, _)| **name == self.queue);
+        found.map(|(_, id)| QueueId(id)).ok_or_else(|| {
+            Invalid(format!("job `{}`: there is no queue `{}`", self.name, self.queue))
+        })
+    }
+}
+
+impl Team {
+    fn queue(&self, id: u32) -> Result<Queue, Invalid> {
+        let limit = |shape: &Option<Shape>| shape.as_ref().map(Shape::resources).transpose();
+        Ok(Queue {
+            id: QueueId(id),
+            weight: self.weight.max(1),
+            quota: limit(&self.quota)?,
+            borrow: limit(&self.borrow)?,
+        })
+    }
+}
+
+impl Service {
+    fn script(&self) -> Result<ServiceScript, Invalid> {
+        let targets: Vec<(Time, u32)> =
+            self.pods.iter().map(|(at, n)| (Time::ZERO + at.0, *n)).collect();
+        if !targets.is_sorted_by_key(|(at, _)| *at) {
+            return Err(Invalid(format!("service `{}`: `pods` must be in order", self.name)));
+        }
+        let at_start = targets.first().filter(|(at, _)| *at == Time::ZERO).map_or(0, |(_, n)| *n);
+        Ok(ServiceScript {
+            name: self.name.clone(),
+            shape: self.pod.resources()?,
+            at_start,
+            targets,
+        })
+    }
+}
+
+impl Shape {
+    fn resources(&self) -> Result<Resources, Invalid> {
+        let Self { cpu, memory, gpu } = self;
+        if !(0.0..=1e6).contains(cpu) {
+            return Err(Invalid(format!("`cpu: {cpu}` must be from 0 to 1000000")));
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is within range"
+        )]
+        let cpu_milli = (cpu * 1000.0).round() as u64;
+        Ok(Resources::new(*gpu, cpu_milli, memory.0))
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+/// `2-8`, or one number for a fixed size.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "Text")]
+struct Range {
+    min: u32,
+    max: u32,
+}
+
+/// A time, or how long something takes.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(try_from = "Text")]
+struct Span(Duration);
+
+/// In MiB.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(try_from = "Text")]
+struct Memory(u64);
+
+/// A word or a plain number.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Text {
+    Number(f64),
+    Word(String),
+}
+
+impl Text {
+    fn into_word(self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Word(word) => word,
+        }
+    }
+}
+
+impl TryFrom<Text> for Range {
+    type Error = String;
+
+    fn try_from(text: Text) -> Result<Self, String> {
+        let word = text.into_word();
+        let (min, max) = word.split_once('-').unwrap_or((&word, &word));
+        match (u32::from_str(min.trim()), u32::from_str(max.trim())) {
+            (Ok(min), Ok(max)) => Ok(Self { min, max }),
+            (Err(_), _) | (_, Err(_)) => Err(format!("`{word}` is no range, e.g. 2-8")),
+        }
+    }
+}
+
+impl TryFrom<Text> for Span {
+    type Error = String;
+
+    fn try_from(text: Text) -> Result<Self, String> {
+        let units = [("d", 86_400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("", 1.0)];
+        let word = text.into_word();
+        let secs = number_with_unit(&word, &units);
+        // Far beyond every play, and far below what a time can hold.
+        let secs = secs.filter(|secs| (0.0..=1e9).contains(secs));
+        secs.map(|secs| Self(Duration::from_secs_f64(secs)))
+            .ok_or_else(|| format!("`{word}` is no time, e.g. 90s, 5m or 2h"))
+    }
+}
+
+impl TryFrom<Text> for Memory {
+    type Error = String;
+
+    fn try_from(text: Text) -> Result<Self, String> {
+        let units = [("Ti", 1_048_576.0), ("Gi", 1024.0), ("Mi", 1.0)];
+        let word = text.into_word();
+        let mib = number_with_unit(&word, &units).filter(|mib| (0.0..=1e12).contains(mib));
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is within range"
+        )]
+        mib.map(|mib| Self(mib.round() as u64))
+            .ok_or_else(|| format!("`{word}` is no amount of memory, e.g. 512Mi or 8Gi"))
+    }
+}
+
+/// A number followed by one of `units`, in the unit that counts as 1.
+fn number_with_unit(word: &str, units: &[(&str, f64)]) -> Option<f64> {
+    units.iter().find_map(|(unit, factor)| {
+        let number = word.trim().strip_suffix(unit)?;
+        f64::from_str(number.trim()).ok().map(|number| number * factor)
+    })
+}

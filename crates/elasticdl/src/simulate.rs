@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `simulate`: plays a cluster in numbers under the planner that ships, and shows who got what.
+
+mod table;
+mod traces;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use edl_sched::sim::adaptdl::Files;
+use edl_sched::sim::kubernetes::Kubernetes;
+use edl_sched::sim::{Report, Scenario, catalog, file, run as play};
+use edl_sched::state::Policy;
+
+use crate::cli::SimulateArgs;
+use crate::exit::{Exit, refuse};
+use crate::say::{nearest, say};
+
+/// A cluster to start from.
+const TEMPLATE: &str = include_str!("simulate/cluster.yaml");
+
+/// Plays every scenario under every policy with every seed.
+pub(crate) fn run(args: &SimulateArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    if args.example {
+        out.write_all(TEMPLATE.as_bytes())?;
+        return Ok(Exit::Ok);
+    }
+    let policies = policies(&args.policy)?;
+    let kubernetes = args.kubernetes.as_deref().map(kubernetes).transpose()?;
+    let names: Vec<&str> = args.scenarios.iter().map(String::as_str).collect();
+    let files = traces(args, &names)?;
+    let mut reports = Vec::new();
+    for name in &names {
+        for policy in &policies {
+            for seed in args.seed..args.seed.saturating_add(args.seeds) {
+                let scenario = scenario(name, *policy, seed, kubernetes, &files)?;
+                let scenario =
+                    scenario.with_losses(args.losses_per_hour, args.reclaims_per_hour, seed);
+                reports.push(play(&scenario, *policy, seed));
+            }
+        }
+    }
+    for (path, text) in
+        [(&args.csv, Report::csv as fn(&Report) -> String), (&args.svg, Report::svg)]
+    {
+        if let Some(path) = path {
+            write_each(path, &reports, text)?;
+        }
+    }
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &table::rows(&reports))?;
+        writeln!(out)?;
+    } else if let [report] = reports.as_slice() {
+        out.write_all(report.table().as_bytes())?;
+    } else {
+        table::write(&reports, out)?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// One picture or list of each run, named after it where there are several.
+fn write_each(path: &Path, reports: &[Report], text: fn(&Report) -> String) -> anyhow::Result<()> {
+    for report in reports {
+        let path = if reports.len() == 1 { path.to_owned() } else { named_after(path, report) };
+        std::fs::write(&path, text(report))
+            .map_err(|error| refuse(format!("cannot write `{}`: {error}", path.display())))?;
+        say(format_args!("wrote {}", path.display()));
+    }
+    Ok(())
+}
+
+/// `play.svg` becomes `play-edl-case-1-fifo-0.svg`.
+fn named_after(path: &Path, report: &Report) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let tail =
+        path.extension().map_or(String::new(), |tail| format!(".{}", tail.to_string_lossy()));
+    let fits = |c: char| if c.is_ascii_alphanumeric() || "-.".contains(c) { c } else { '_' };
+    let scenario: String = report.scenario.chars().map(fits).collect();
+    path.with_file_name(format!("{stem}-{scenario}-{}-{}{tail}", report.policy, report.seed))
+}
+
+fn policies(words: &str) -> anyhow::Result<Vec<Policy>> {
+    if words == "all" {
+        return Ok(Policy::ALL.to_vec());
+    }
+    let policy = |word: &str| {
+        word.parse::<Policy>().map_err(|error| {
+            let known: Vec<&str> = Policy::ALL.into_iter().map(Policy::name).collect();
+            refuse(format!("--policy: {error}; there are {} and all", known.join(", ")))
+        })
+    };
+    words.split(',').map(policy).collect()
+}
+
+fn kubernetes(word: &str) -> anyhow::Result<Kubernetes> {
+    match word {
+        "today" => Ok(Kubernetes::of_today()),
+        "2017" => Ok(Kubernetes::of_2017()),
+        other => Err(refuse(format!("--kubernetes `{other}` must be today or 2017"))),
+    }
+}
+
+/// The files of the traces, if a scenario needs them.
+fn traces(args: &SimulateArgs, names: &[&str]) -> anyhow::Result<Files> {
+    let Some(needs) = names.iter().find(|name| catalog::needs_traces(name)) else {
+        return Ok(Files::new());
+    };
+    let Some(folder) = &args.data else {
+        return Err(refuse(format!(
+            "scenario `{needs}` replays a trace; name the folder of its files by --data"
+        )));
+    };
+    traces::read(folder).map_err(|error| refuse(format!("--data `{}`: {error}", folder.display())))
+}
+
+fn scenario(
+    name: &str,
+    policy: Policy,
+    seed: u64,
+    kubernetes: Option<Kubernetes>,
+    files: &Files,
+) -> anyhow::Result<Scenario> {
+    if is_file(name) {
+        let text = std::fs::read_to_string(name)
+            .map_err(|error| refuse(format!("cannot read `{name}`: {error}")))?;
+        let said: file::Description = serde_norway::from_str(&text).map_err(|error| {
+            refuse(format!("`{name}`: {error}; `elasticdl simulate --example` shows the words"))
+        })?;
+        let stem = Path::new(name).file_stem().context("a file has a name")?.to_string_lossy();
+        let scenario = file::scenario(&stem, &said, seed)
+            .map_err(|error| refuse(format!("`{name}`: {error}")))?;
+        return Ok(Scenario { kubernetes: kubernetes.unwrap_or(scenario.kubernetes), ..scenario });
+    }
+    catalog::scenario(name, policy, kubernetes, files).map_err(|error| match error {
+        catalog::Error::Unknown(_) => {
+            let hint = nearest(name, ["edl-case-1", "edl-case-2", "adaptdl-1", "philly-50"]);
+            let hint = hint.map_or(String::new(), |near| format!("; did you mean `{near}`?"));
+            refuse(format!(
+                "{error}{hint} There are {}, and files that end in .yaml",
+                catalog::NAMES
+            ))
+        }
+        catalog::Error::Trace(error) => refuse(format!("--data: {error}")),
+    })
+}
+
+fn is_file(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|tail| tail == "yaml" || tail == "yml")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(scenarios: &[&str]) -> SimulateArgs {
+        SimulateArgs {
+            scenarios: scenarios.iter().map(ToString::to_string).collect(),
+            policy: "elastic-fair".into(),
+            seed: 0,
+            seeds: 1,
+            kubernetes: None,
+            data: None,
+            losses_per_hour: 0.0,
+            reclaims_per_hour: 0.0,
+            csv: None,
+            svg: None,
+            json: false,
+            example: false,
+        }
+    }
+
+    fn told(args: &SimulateArgs) -> Result<String, String> {
+        let mut out = Vec::new();
+        run(args, &mut out).map_err(|error| format!("{error:#}"))?;
+        Ok(String::from_utf8(out).expect("text"))
+    }
+
+    #[test]
+    fn the_example_is_a_scenario_and_every_job_of_it_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cluster.yaml");
+        std::fs::write(&path, TEMPLATE).unwrap();
+        let play = SimulateArgs { json: true, ..args(&[path.to_str().unwrap()]) };
+        let rows: serde_json::Value = serde_json::from_str(&told(&play).unwrap()).unwrap();
+        assert_eq!(rows[0]["jobs"], rows[0]["jobs_done"]);
+        assert!(rows[0]["jobs"].as_u64().unwrap() > 3, "{rows}");
+    }
+
+    #[test]
+    fn a_picture_is_written_for_each_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let svg = dir.path().join("play.svg");
+        let policy = "fifo,elastic-fair".to_owned();
+        let play = SimulateArgs { svg: Some(svg), policy, ..args(&["edl-case-1"]) };
+        let text = told(&play).unwrap();
+        assert!(text.contains("elastic-fair") && text.contains("fifo"), "{text}");
+        for name in ["play-edl-case-1-fifo-0.svg", "play-edl-case-1-elastic-fair-0.svg"] {
+            let picture = std::fs::read_to_string(dir.path().join(name)).unwrap();
+            assert!(picture.starts_with("<svg"), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_played_is_said_in_one_sentence() {
+        let refused = |args: &SimulateArgs| told(args).unwrap_err();
+        assert!(refused(&args(&["edl-case1"])).contains("did you mean `edl-case-1`?"));
+        assert!(refused(&args(&["adaptdl-1"])).contains("by --data"));
+        let other = SimulateArgs { policy: "best".into(), ..args(&["edl-case-1"]) };
+        assert!(refused(&other).contains("no policy is called `best`; there are off, fifo"));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mine.yaml");
+        let said = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            refused(&args(&[path.to_str().unwrap()]))
+        };
+        let job = |words: &str| {
+            said(&format!(
+                "nodes: [{{cpu: 4}}]\njobs: [{{name: a, worker: {{cpu: 1}}, {words}}}]\n"
+            ))
+        };
+        assert!(job("workers: 4-2, work: 1h").contains("job `a`: a minimum is above its maximum"));
+        assert!(job("workers: 1-2").contains("say when the play ends by `end`"));
+        assert!(job("workers: 1-2, work: soon").contains("`soon` is no time, e.g. 90s"));
+        assert!(job("workers: 1-2, work: 1h, queue: x").contains("there is no queue `x`"));
+        assert!(job("workers: 1-2, wrk: 1h").contains("wrk"));
+        assert!(said("nodes: []\njobs: []\n").contains("there are no `nodes`"));
+    }
+}
