@@ -13,7 +13,7 @@ while IFS= read -r file; do
     continue
   fi
   case $file in
-    *.rs | *.proto) header='// SPDX-License-Identifier: Apache-2.0' ;;
+    *.rs | *.proto | *.go) header='// SPDX-License-Identifier: Apache-2.0' ;;
     *) header='# SPDX-License-Identifier: Apache-2.0' ;;
   esac
   if head -n 1 "$file" | grep -q '^#!'; then
@@ -21,5 +21,5 @@ while IFS= read -r file; do
   else
     sed -i "1i $header" "$file"
   fi
-done < <(git ls-files -co --exclude-standard '*.rs' '*.proto' '*.py' '*.sh' '.ci/run' Makefile)
+done < <(git ls-files -co --exclude-standard '*.rs' '*.proto' '*.go' '*.py' '*.sh' '.ci/run' Makefile)
 exit $status

@@ -3,6 +3,9 @@
 # Installs Debian packages that some tests use, where that is possible; tests that miss them say so.
 set -euo pipefail
 packages=(dataset-fashion-mnist shellcheck)
+# What the nodes of tests/cluster are made of.
+cluster=(containerd runc containernetworking-plugins iproute2 iptables conntrack ethtool socat openssl)
+[ "${K8S_TESTS:-}" = False ] || packages+=("${cluster[@]}")
 missing=()
 if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
   echo "setup: no Debian packages here; tests that need ${packages[*]} are left out"

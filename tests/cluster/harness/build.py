@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds what a cluster is made of, once, and keeps it outside the clone.
+
+The folder's name holds the hash of everything that it was built from, so it is never out of date.
+It appears under that name only when it is whole, and two builds at once become one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from .waiting import Failure, until
+
+SOURCES = Path(__file__).parents[1] / "components"
+PROGRAMS = [
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "kubelet",
+    "kubectl",
+]
+# Main packages of others, and how their programs are called here.
+TOOLS = {"go.etcd.io/etcd/server/v3": "etcd", "sigs.k8s.io/kwok/cmd/kwok": "kwok"}
+# A build on a busy machine with two cores takes half of this.
+BUILD_LIMIT = 40 * 60
+# The compiler's own cache is large while the build runs; it is removed afterwards.
+DISK_NEEDED = 5 << 30
+
+
+def cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "elasticdl"
+
+
+def programs() -> Path:
+    """The folder of the programs; builds them where nobody did before."""
+    go = shutil.which("go")
+    if go is None:
+        raise Failure("there is no Go compiler to build the cluster's components with")
+    folder = cache() / f"cluster-{_key(go)}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.with_suffix(".lock")):
+            if not folder.exists():
+                _build(go, folder)
+    # Folders that nobody used for long may be removed.
+    os.utime(folder)
+    return folder
+
+
+def built() -> bool:
+    """Whether the programs are there already."""
+    go = shutil.which("go")
+    return go is not None and (cache() / f"cluster-{_key(go)}").exists()
+
+
+def _key(go: str) -> str:
+    digest = hashlib.sha256()
+    version = subprocess.run([go, "version"], capture_output=True, check=True)
+    digest.update(version.stdout)
+    for part in sorted(SOURCES.rglob("*")):
+        if part.is_file():
+            digest.update(f"{part.name} {part.stat().st_size}\n".encode())
+            digest.update(part.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Holds others off: the kernel takes the lock back even from a build that crashed."""
+
+    def locked() -> bool:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    with open(lock, "w") as held:
+        until("another build of the cluster's components ends", locked, BUILD_LIMIT)
+        yield
+
+
+def _build(go: str, folder: Path) -> None:
+    free = shutil.disk_usage(folder.parent).free
+    if free < DISK_NEEDED:
+        raise Failure(f"building a cluster needs {DISK_NEEDED >> 30} GiB of disk for a while")
+    for abandoned in folder.parent.glob(f"{folder.name}.part-*"):
+        shutil.rmtree(abandoned)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.part-") as work:
+        whole = Path(work) / "programs"
+        whole.mkdir()
+        _compile(go, whole, Path(work) / "compiler-cache")
+        for package, program in TOOLS.items():
+            compiled = whole / _program_of(package)
+            if compiled.name != program:
+                compiled.rename(whole / program)
+        for program in PROGRAMS:
+            (whole / program).symlink_to("kubernetes")
+        whole.rename(folder)
+
+
+def _program_of(package: str) -> str:
+    """How Go calls the program of a main package: a last part like `v3` does not count."""
+    return next(part for part in reversed(package.split("/")) if not part[1:].isdigit())
+
+
+def _compile(go: str, into: Path, compiler_cache: Path) -> None:
+    pinned = re.search(r"k8s.io/kubernetes (v\S+)", (SOURCES / "go.mod").read_text())
+    assert pinned, "go.mod names the version of Kubernetes"
+    version = " ".join(
+        f"-X {package}.gitVersion={pinned[1]}"
+        for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    )
+    # A cache that was asked for by name is somebody's to keep.
+    kept = os.environ.get("GOCACHE", str(compiler_cache))
+    done = subprocess.run(
+        [
+            "nice",
+            "-n",
+            "10",
+            go,
+            "build",
+            "-p",
+            "2",
+            "-trimpath",
+            "-ldflags",
+            f"-s -w {version}",
+            "-o",
+            f"{into}/",
+            "./...",
+            *TOOLS,
+        ],
+        cwd=SOURCES,
+        env={
+            **os.environ,
+            "GOCACHE": kept,
+            "CGO_ENABLED": "0",
+            "GOFLAGS": "-buildvcs=false -mod=readonly",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BUILD_LIMIT,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise Failure(f"the cluster's components cannot be built: {done.stdout.strip()[-2000:]}")

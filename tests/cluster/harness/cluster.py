@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster as a whole: up, down, and what can happen to its nodes in between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import build, cgroup, control_plane, fake_nodes, keys, network, place
+from .api import Api
+from .daemon import Daemons
+from .kubectl import Kubectl
+from .node import Node, name, now, write_probe_image
+from .place import Place
+from .size import Size
+from .waiting import Failure, until
+
+FAKE_READY_LIMIT = 60
+# Written first, so that whatever follows can be taken down.
+SHAPE = "cluster.json"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many nodes a cluster has, real or fake, and how large each is."""
+
+    nodes: int = 0
+    fake_nodes: int = 0
+    size: Size = Size()
+
+
+class Cluster:
+    """A cluster that is up."""
+
+    def __init__(self, where: Place, shape: Shape, programs: Path) -> None:
+        self.place = where
+        self.shape = shape
+        self.programs = programs
+        self.daemons = Daemons(where.folder)
+        self.kubeconfig = keys.kubeconfig(where)
+        self.audit_log = control_plane.audit_log(where)
+        self.kubectl = Kubectl(self.kubeconfig, programs / "kubectl")
+        self.nodes = [
+            Node(where, programs, self.daemons, index, shape.nodes, shape.size)
+            for index in range(1, shape.nodes + 1)
+        ]
+
+    @classmethod
+    def up(cls, name: str, shape: Shape) -> Cluster:
+        """Starts a cluster; where that fails, nothing of it is left."""
+        programs = build.programs()
+        if shape.nodes:
+            # Refuses an impossible size before anything is started.
+            shape.size.set_aside()
+        where = place.claim(name, has_bridge=shape.nodes > 0)
+        cluster = cls(where, shape, programs)
+        try:
+            (where.folder / SHAPE).write_text(json.dumps(asdict(shape)))
+            cluster._start()
+        except BaseException:
+            down(name)
+            raise
+        return cluster
+
+    @classmethod
+    def find(cls, name: str) -> Cluster:
+        """A cluster that another process started."""
+        number = place.number_of(name)
+        try:
+            shape = json.loads((place.root() / name / SHAPE).read_text())
+        except FileNotFoundError:
+            number = None
+        if number is None:
+            raise Failure(f"cluster `{name}` is not up")
+        shape = Shape(**{**shape, "size": Size(**shape["size"])})
+        return cls(Place(name, number, shape.nodes > 0), shape, build.programs())
+
+    def node(self, name: str) -> Node:
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        known = ", ".join(node.name for node in self.nodes) or "none"
+        raise Failure(f"there is no real node `{name}` in `{self.place.name}`; there is: {known}")
+
+    def load_image(self, tar: Path) -> None:
+        """Puts the images in `tar` on every node."""
+        self._on_all(lambda node: node.load(tar))
+
+    def crash(self, name: str) -> None:
+        self.node(name).crash()
+
+    def reboot(self, name: str) -> None:
+        self.node(name).reboot(self.api())
+
+    def partition(self, name: str) -> None:
+        network.cut(self.place, self.node(name).index)
+
+    def heal(self, name: str) -> None:
+        network.mend(self.place, self.node(name).index)
+
+    def api(self) -> Api:
+        return Api(self.place)
+
+    def down(self) -> None:
+        down(self.place.name)
+
+    def _start(self) -> None:
+        addresses = [(node.name, node.address) for node in self.nodes]
+        keys.make(self.place, addresses)
+        if not self.nodes:
+            self._start_fake(control_plane.start(self.place, self.programs, self.daemons))
+            return
+        network.make_bridge(self.place)
+        probe = self.place.folder / "probe.tar"
+        write_probe_image(self.programs, probe)
+        since = now()
+        with ThreadPoolExecutor(1) as pool:
+            started = pool.submit(control_plane.start, self.place, self.programs, self.daemons)
+            self._on_all(Node.boot)
+            self.load_image(probe)
+            api = started.result()
+        control_plane.start_dns(self.place, self.programs, self.daemons)
+        self._on_all(Node.join)
+        self._on_all(lambda node: node.await_ready(api, since))
+
+    def _start_fake(self, api: Api) -> None:
+        names = [name(index) for index in range(1, self.shape.fake_nodes + 1)]
+        fake_nodes.start(self.place, self.programs, self.daemons, names, self.shape.size)
+        until(
+            "the fake nodes are ready",
+            lambda: all(map(api.ready, names)),
+            FAKE_READY_LIMIT,
+            lambda: self.daemons.last_words("kwok"),
+        )
+
+    def _on_all(self, act) -> None:
+        with ThreadPoolExecutor(max(1, len(self.nodes))) as pool:
+            list(pool.map(act, self.nodes))
+
+
+def down(name: str) -> None:
+    """Ends a cluster and removes all that belongs to it, however far it got; twice is fine."""
+    number = place.number_of(name)
+    folder = place.root() / name
+    if number is None:
+        # Its start ended between its first two steps, or it is down.
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    daemons = Daemons(folder)
+    for record in daemons.names():
+        # The first process of a node ends the rest of the node; what holds it must see it die.
+        if process := daemons.find(record):
+            for child in process.children():
+                child.kill()
+    for record in daemons.names():
+        daemons.stop(record)
+    real = Place(name, number, has_bridge=True)
+    network.remove_all(real)
+    cgroup.remove(real.cgroup)
+    if folder.exists():
+        shutil.rmtree(folder)
+    place.release(real)
+
+
+def all_names() -> list[str]:
+    """The clusters of this user that are up, or were not taken down."""
+    if not place.root().exists():
+        return []
+    return sorted(each.name for each in place.root().iterdir() if not each.name.startswith("."))

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What belongs to one cluster: its folder, names and addresses.
+
+Every cluster on the machine has a number, and everything that could collide is made from it:
+the loopback address `127.N.0.1` of its control plane (so that ports can be the usual ones), the
+bridge `edlN`, and the network `10.N.0.0/16` behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from .waiting import Failure
+
+# Numbers that clusters may have; few people use these networks.
+NUMBERS = range(160, 192)
+ETCD_PORT = 2379
+API_PORT = 6443
+
+
+def root() -> Path:
+    """Where the folders of all clusters of this user are."""
+    return Path(os.environ.get("ELASTICDL_CLUSTERS", f"/tmp/elasticdl-clusters-{os.getuid()}"))
+
+
+@dataclass(frozen=True)
+class Place:
+    """One cluster's share of the machine."""
+
+    name: str
+    number: int
+    has_bridge: bool
+
+    @property
+    def folder(self) -> Path:
+        return root() / self.name
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "keys"
+
+    @property
+    def loopback(self) -> str:
+        return f"127.{self.number}.0.1"
+
+    @property
+    def bridge(self) -> str:
+        return f"edl{self.number}"
+
+    @property
+    def cgroup(self) -> str:
+        return f"elasticdl-{self.number}"
+
+    @property
+    def host(self) -> str:
+        """The address of the API server, and of DNS: nodes reach it, nothing else does."""
+        return f"10.{self.number}.0.1" if self.has_bridge else self.loopback
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.host}:{API_PORT}"
+
+    @property
+    def pods(self) -> str:
+        return f"10.{self.number}.0.0/17"
+
+    @property
+    def services(self) -> str:
+        return f"10.{self.number}.128.0/20"
+
+    @property
+    def kubernetes_service(self) -> str:
+        """The API server's address for pods: by rule the first of all services."""
+        return f"10.{self.number}.128.1"
+
+    def node_address(self, index: int) -> str:
+        return f"10.{self.number}.0.{10 + index}"
+
+    def node_pods(self, index: int) -> str:
+        return f"10.{self.number}.{index}.0/24"
+
+    def cable(self, index: int | str) -> str:
+        """The machine's end of the cable to a node; `*` stands for any."""
+        return f"{self.bridge}n{index}"
+
+
+def claim(name: str, has_bridge: bool) -> Place:
+    """Makes the folder of a new cluster, and gives it a number that nobody uses."""
+    root().mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        (root() / name).mkdir()
+    except FileExistsError:
+        raise Failure(f"cluster `{name}` is up already, or was not taken down") from None
+    (root() / ".numbers").mkdir(exist_ok=True)
+    for number in NUMBERS:
+        place = Place(name, number, has_bridge)
+        try:
+            (root() / ".numbers" / str(number)).symlink_to(name)
+        except FileExistsError:
+            continue
+        if _unused(place):
+            return place
+        release(place)
+    (root() / name).rmdir()
+    raise Failure(f"all {len(NUMBERS)} numbers of clusters are in use")
+
+
+def release(place: Place) -> None:
+    """Gives the number back; its holder must have removed all else."""
+    mark = root() / ".numbers" / str(place.number)
+    with contextlib.suppress(FileNotFoundError, OSError):
+        if os.readlink(mark) == place.name:
+            mark.unlink()
+
+
+def number_of(name: str) -> int | None:
+    """Finds a cluster's number even where its start ended before anything was written down."""
+    for mark in (root() / ".numbers").glob("*"):
+        if os.readlink(mark) == name:
+            return int(mark.name)
+    return None
+
+
+def _unused(place: Place) -> bool:
+    """Whether no other user's cluster, and no network of the machine, has the same addresses."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((place.loopback, ETCD_PORT))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+    if not place.has_bridge:
+        return True
+    listed = subprocess.run(
+        ["ip", "-4", "route", "show", "root", f"10.{place.number}.0.0/16"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return not listed.stdout.strip()

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounded waits: each names what it waits for, so that a timeout can be understood."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+# How often a condition is looked at again.
+INTERVAL = 0.1
+
+
+class Failure(Exception):
+    """Something did not work; the text is one sentence for whoever runs the tests."""
+
+
+def until(
+    what: str, holds: Callable[[], object], seconds: float, hint: Callable[[], str] = str
+) -> None:
+    """Waits until `holds`, and fails by saying that `what` did not happen, and `hint`."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise Failure(f"{what}: not within {seconds:.0f} s{hint()}")
+        time.sleep(INTERVAL)
