@@ -13,7 +13,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build wheel test lint unit python fresh bench soak sim verify doc deny setup clean help
+.PHONY: build wheel test lint unit python cluster fresh bench soak sim verify doc deny setup clean help
 
 build: ## Build the elasticdl command (target/release/elasticdl)
 	$(CARGO) build $(PROFILE)
@@ -22,7 +22,7 @@ wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-
 	rm -rf $(WHEELS)
 	$(FRAMEWORKS)/bin/maturin build --release --locked --out $(WHEELS)
 
-test: setup lint unit python ## Set up what tests need, then run every check and test
+test: setup lint unit python cluster ## Set up what tests need, then run every check and test
 	@echo "make test: all passed"
 
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
@@ -41,7 +41,7 @@ lint: setup ## Formatting, lints, scripts
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(PROFILE) --workspace --all-targets --locked -- -D warnings
 	$(VENV)/bin/ruff check --quiet .
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh; \
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh tests/cluster/harness/*.sh; \
 	else echo "lint: shellcheck is not installed, scripts are not checked"; fi
 
 unit: setup ## Unit, property, simulation and end-to-end tests
@@ -51,6 +51,15 @@ unit: setup ## Unit, property, simulation and end-to-end tests
 # TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own.
 python: setup fresh ## Tests of the Python package, as installed from its wheel
 	ls tests/python/test_*.py | xargs -n 1 -P 2 $(FRESH)/bin/python -m pytest -q
+
+# Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md).
+ifeq ($(K8S_TESTS),False)
+cluster:
+	@echo "cluster: K8S_TESTS=False leaves the tests on Kubernetes out"
+else
+cluster: setup build ## Tests on real Kubernetes clusters (K8S_TESTS=True: fail where they cannot run)
+	$(VENV)/bin/python -m pytest -q -rs tests/cluster
+endif
 
 fresh: wheel
 	rm -rf $(FRESH)

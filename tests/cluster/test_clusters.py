@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters as a whole: the tier without root, two at once, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from harness import cgroup, network
+from harness.cluster import Cluster, Shape, down
+from harness.daemon import Process
+from harness.size import Size
+from harness.waiting import until
+from pods import POD_LIMIT, await_phase, probe
+
+Start = Callable[[Shape], Cluster]
+
+
+def test_nodes_that_do_not_exist_take_what_fits_on_them(start: Start) -> None:
+    cluster = start(Shape(fake_nodes=2, size=Size(cpu="4", memory="16Gi", gpus=1)))
+    kubectl = cluster.kubectl
+    large = {"resources": {"limits": {"cpu": "3", "nvidia.com/gpu": "1"}}}
+    kubectl.apply(probe("a", "hold", container=large), probe("b", "hold", container=large))
+    placed = set()
+    for name in ("a", "b"):
+        await_phase(kubectl, name, "Running")
+        placed.add(kubectl.json("get", "pod", name)["spec"]["nodeName"])
+    assert placed == {"node-1", "node-2"}
+    kubectl.apply(probe("c", "hold", container=large))
+    until("the third has no place", lambda: "Unschedulable" in why_waiting(cluster, "c"), POD_LIMIT)
+    kubectl("delete", "pod", "a")
+    await_phase(kubectl, "c", "Running")
+    everything = belongings(cluster)
+    cluster.down()
+    assert_gone(cluster, everything)
+
+
+def test_two_clusters_live_side_by_side_and_leave_nothing(start: Start) -> None:
+    small = Size(cpu="0.5", memory="1Gi", gpus=2)
+    clusters = [start(Shape(nodes=1, size=small)) for _ in range(2)]
+    for cluster in clusters:
+        has = cluster.kubectl.json("get", "node", "node-1")["status"]["allocatable"]
+        assert (has["cpu"], has["memory"]) == ("500m", "1Gi")
+        lent = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+        cluster.kubectl.apply(probe("same", "hold", container=lent))
+    for cluster in clusters:
+        await_phase(cluster.kubectl, "same", "Running")
+    for cluster in clusters:
+        everything = belongings(cluster)
+        cluster.down()
+        cluster.down()
+        assert_gone(cluster, everything)
+        others = [each for each in clusters if each.place.folder.exists()]
+        for other in others:
+            assert other.kubectl.json("get", "pod", "same")["status"]["phase"] == "Running"
+
+
+def test_a_cluster_that_lost_its_books_can_be_taken_down(start: Start) -> None:
+    """As after a crash of the harness: a node is half dead, and files were never written."""
+    cluster = start(Shape(nodes=2))
+    everything = belongings(cluster)
+    cluster.crash("node-1")
+    for file in (cluster.place.folder / "cluster.json", cluster.kubeconfig):
+        file.unlink()
+    down(cluster.place.name)
+    assert_gone(cluster, everything)
+
+
+def why_waiting(cluster: Cluster, pod: str) -> list[str]:
+    conditions = cluster.kubectl.json("get", "pod", pod)["status"].get("conditions", [])
+    return [each.get("reason", "") for each in conditions]
+
+
+def belongings(cluster: Cluster) -> set[Process]:
+    """Every process of a cluster: those that were started, and all in the namespaces of nodes."""
+    started = {cluster.daemons.find(name) for name in cluster.daemons.names()} - {None}
+    spaces = {space_of(child.pid) for each in started for child in each.children()} - {None}
+    numbers = [int(each.name) for each in Path("/proc").glob("[0-9]*")]
+    inside = {Process.see(pid) for pid in numbers if space_of(pid) in spaces}
+    assert len(inside) >= 4 * cluster.shape.nodes, "a node runs at least its own programs"
+    return (started | inside) - {None, Process.see(os.getpid())}
+
+
+def space_of(pid: int) -> str | None:
+    """The network namespace of a process; none where it is that of the tests."""
+    try:
+        space = os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return None
+    return None if space == os.readlink("/proc/self/ns/net") else space
+
+
+def assert_gone(cluster: Cluster, processes: set[Process]) -> None:
+    where = cluster.place
+    assert [each for each in processes if each.alive()] == []
+    assert not where.folder.exists()
+    assert str(where.folder) not in Path("/proc/mounts").read_text()
+    assert not network.exists(where.bridge)
+    assert not any(network.exists(where.cable(node.index)) for node in cluster.nodes)
+    assert not any((top / where.cgroup).exists() for top in cgroup.hierarchies())
