@@ -43,6 +43,8 @@ lint: setup ## Formatting, lints, scripts
 	$(VENV)/bin/ruff check --quiet .
 	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh tests/cluster/harness/*.sh; \
 	else echo "lint: shellcheck is not installed, scripts are not checked"; fi
+	@if command -v gofmt >/dev/null; then test -z "$$(gofmt -l tests/cluster/components | tee /dev/stderr)"; \
+	else echo "lint: gofmt is not installed, Go is not checked"; fi
 
 unit: setup ## Unit, property, simulation and end-to-end tests
 	ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(CARGO) test $(PROFILE) --workspace --locked
@@ -58,7 +60,7 @@ cluster:
 	@echo "cluster: K8S_TESTS=False leaves the tests on Kubernetes out"
 else
 cluster: setup build ## Tests on real Kubernetes clusters (K8S_TESTS=True: fail where they cannot run)
-	$(VENV)/bin/python -m pytest -q -rs tests/cluster
+	$(VENV)/bin/python -m pytest -q tests/cluster
 endif
 
 fresh: wheel

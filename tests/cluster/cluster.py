@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness import build
+from harness import build, preflight
 from harness.cluster import Cluster, Shape, all_names, down
 from harness.image import make_image
 from harness.size import Size
@@ -75,6 +75,8 @@ def find(arguments: argparse.Namespace) -> Cluster:
 
 
 def up(arguments: argparse.Namespace) -> None:
+    if reason := preflight.why_not(arguments.nodes):
+        raise Failure(reason)
     build.programs()
     size = Size(arguments.node_cpu, arguments.node_memory, arguments.node_gpus)
     started = time.monotonic()

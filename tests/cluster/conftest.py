@@ -8,38 +8,40 @@ skipped there, with the reason.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import wanted
 from harness import build, preflight
 from harness.cluster import Cluster, Shape, all_names, down
 from harness.daemon import Process
+from harness.given import Given, Impossible
 from harness.kubectl import Kubectl
 from harness.waiting import until
 
 NODES = 3
 NAME_PREFIX = "test-"
-WANTED = os.environ.get("K8S_TESTS", "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if WANTED == "False":
+    if wanted.LEFT_OUT:
         for item in items:
             item.add_marker(pytest.mark.skip(reason="K8S_TESTS=False leaves this out"))
 
 
-def require(reason: str | None) -> None:
-    """Skips the test for `reason`, or fails where the tests must run."""
-    if reason is None:
-        return
-    if WANTED == "True":
-        pytest.fail(f"K8S_TESTS=True, but {reason}", pytrace=False)
-    pytest.skip(reason)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says once, and not for every test, why tests were left out."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.items():
+        terminalreporter.write_line(f"left out ({count} tests): {reason}")
 
 
 @pytest.fixture(scope="session")
@@ -47,11 +49,13 @@ def start() -> Iterator[Callable[[Shape], Cluster]]:
     """Starts clusters that end with the session, even where a test fails."""
     _end_abandoned()
     names: list[str] = []
+    numbers = itertools.count()
 
     def start(shape: Shape) -> Cluster:
-        require(preflight.why_no_nodes() if shape.nodes else preflight.why_no_control_plane())
-        names.append(f"{NAME_PREFIX}{os.getpid()}-{len(names)}")
-        return Cluster.up(names[-1], shape)
+        wanted.require(preflight.why_not(shape.nodes))
+        name = f"{NAME_PREFIX}{os.getpid()}-{next(numbers)}"
+        names.append(name)
+        return Cluster.up(name, shape)
 
     yield start
     for name in names:
@@ -65,20 +69,23 @@ def own_cluster(start: Callable[[Shape], Cluster]) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def any_kubectl(request: pytest.FixtureRequest) -> Kubectl:
-    """The cluster that `KUBECONFIG` names, or else our own."""
+def cluster(request: pytest.FixtureRequest) -> Cluster | Given:
+    """The cluster that `KUBECONFIG` names, or else our own.
+
+    What only our own can do raises `Impossible`, and the test is skipped.
+    """
     given = os.environ.get("KUBECONFIG")
     if given:
-        return Kubectl(Path(given), shutil.which("kubectl") or build.programs() / "kubectl")
-    return request.getfixturevalue("own_cluster").kubectl
+        return Given(Path(given), shutil.which("kubectl") or build.programs() / "kubectl")
+    return request.getfixturevalue("own_cluster")
 
 
 @pytest.fixture
-def kubectl(any_kubectl: Kubectl) -> Iterator[Kubectl]:
+def kubectl(cluster: Cluster | Given) -> Iterator[Kubectl]:
     """kubectl in a namespace of the test's own."""
     namespace = f"test-{uuid.uuid4().hex[:8]}"
-    any_kubectl("create", "namespace", namespace)
-    within = any_kubectl.within(namespace)
+    cluster.kubectl("create", "namespace", namespace)
+    within = cluster.kubectl.within(namespace)
     # Pods are refused until their account is there.
     until(
         "the default service account",
@@ -86,7 +93,15 @@ def kubectl(any_kubectl: Kubectl) -> Iterator[Kubectl]:
         seconds=30,
     )
     yield within
-    any_kubectl("delete", "namespace", namespace, "--wait=false")
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    try:
+        return (yield)
+    except Impossible as reason:
+        return wanted.require(str(reason))
 
 
 def _end_abandoned() -> None:

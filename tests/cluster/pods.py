@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.kubectl import Kubectl
 from harness.node import PROBE_IMAGE
-from harness.waiting import until
+from harness.waiting import Failure
 
 # Far above what any pod here takes, even on a busy machine.
 POD_LIMIT = 90
@@ -73,9 +73,9 @@ def phase(kubectl: Kubectl, name: str) -> str:
 
 
 def await_phase(kubectl: Kubectl, name: str, wanted: str) -> None:
-    until(
-        f"pod `{name}` is {wanted}",
-        lambda: phase(kubectl, name) == wanted,
-        POD_LIMIT,
-        lambda: f"; it is:\n{kubectl('describe', 'pod', name)}",
-    )
+    """Waits until a pod that exists is `wanted`, and otherwise tells all about it."""
+    holds = f"--for=jsonpath={{.status.phase}}={wanted}"
+    try:
+        kubectl("wait", f"pod/{name}", holds, f"--timeout={POD_LIMIT}s")
+    except Failure as failure:
+        raise Failure(f"{failure}\n{kubectl('describe', 'pod', name)}") from None

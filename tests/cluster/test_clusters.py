@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness import cgroup, network
+import wanted
+from harness import cgroup, network, place, preflight
 from harness.cluster import Cluster, Shape, down
 from harness.daemon import Process
 from harness.size import Size
 from harness.waiting import until
 from pods import POD_LIMIT, await_phase, probe
 
+FRONT = Path(__file__).with_name("cluster.py")
 Start = Callable[[Shape], Cluster]
 
 
@@ -37,8 +42,9 @@ def test_nodes_that_do_not_exist_take_what_fits_on_them(start: Start) -> None:
 
 
 def test_two_clusters_live_side_by_side_and_leave_nothing(start: Start) -> None:
-    small = Size(cpu="0.5", memory="1Gi", gpus=2)
-    clusters = [start(Shape(nodes=1, size=small)) for _ in range(2)]
+    shape = Shape(nodes=1, size=Size(cpu="0.5", memory="1Gi", gpus=2))
+    with ThreadPoolExecutor(2) as pool:
+        clusters = list(pool.map(start, [shape, shape]))
     for cluster in clusters:
         has = cluster.kubectl.json("get", "node", "node-1")["status"]["allocatable"]
         assert (has["cpu"], has["memory"]) == ("500m", "1Gi")
@@ -56,14 +62,21 @@ def test_two_clusters_live_side_by_side_and_leave_nothing(start: Start) -> None:
             assert other.kubectl.json("get", "pod", "same")["status"]["phase"] == "Running"
 
 
-def test_a_cluster_that_lost_its_books_can_be_taken_down(start: Start) -> None:
-    """As after a crash of the harness: a node is half dead, and files were never written."""
-    cluster = start(Shape(nodes=2))
-    everything = belongings(cluster)
-    cluster.crash("node-1")
-    for file in (cluster.place.folder / "cluster.json", cluster.kubeconfig):
-        file.unlink()
-    down(cluster.place.name)
+def test_a_start_that_is_killed_halfway_can_be_taken_down() -> None:
+    """The harness has no time to tidy up, and nodes boot on while it dies."""
+    wanted.require(preflight.why_no_nodes())
+    name = f"test-{os.getpid()}-killed"
+    starting = subprocess.Popen([sys.executable, FRONT, "--name", name, "up", "--nodes", "2"])
+    try:
+        containerd = place.root() / name / "processes" / "node-2-containerd"
+        until("the second node boots", containerd.exists, POD_LIMIT)
+        starting.kill()
+        starting.wait()
+        cluster = Cluster.find(name)
+        everything = belongings(cluster)
+    finally:
+        starting.kill()
+        down(name)
     assert_gone(cluster, everything)
 
 
@@ -78,7 +91,7 @@ def belongings(cluster: Cluster) -> set[Process]:
     spaces = {space_of(child.pid) for each in started for child in each.children()} - {None}
     numbers = [int(each.name) for each in Path("/proc").glob("[0-9]*")]
     inside = {Process.see(pid) for pid in numbers if space_of(pid) in spaces}
-    assert len(inside) >= 4 * cluster.shape.nodes, "a node runs at least its own programs"
+    assert len(inside) >= cluster.shape.nodes, "every node has at least its first process"
     return (started | inside) - {None, Process.see(os.getpid())}
 
 

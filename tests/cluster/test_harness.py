@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from harness.audit import Request, requests
 from harness.cluster import Cluster
+from harness.given import Given, Impossible
 from harness.kubectl import Kubectl
 from harness.size import millicpus
 from harness.waiting import Failure, until
@@ -16,15 +20,21 @@ HIGH = priority("harness-high", 1000)
 LOW = priority("harness-low", 10)
 
 
-def test_a_pod_runs_and_tells_what_it_does(own_cluster: Cluster, kubectl: Kubectl) -> None:
+@pytest.fixture(scope="session")
+def cluster(own_cluster: Cluster) -> Cluster:
+    """Whatever `KUBECONFIG` names, the harness is tested on its own."""
+    return own_cluster
+
+
+def test_a_pod_runs_and_tells_what_it_does(cluster: Cluster, kubectl: Kubectl) -> None:
     kubectl.apply(probe("talker", "serve", f":{PORT}"))
     await_phase(kubectl, "talker", "Running")
     assert fetch(kubectl, "talker", f"http://localhost:{PORT}") == "talker\n"
     assert kubectl("logs", "talker") == "serving as talker\n"
 
 
-def test_every_node_finds_a_service_by_its_name(own_cluster: Cluster, kubectl: Kubectl) -> None:
-    askers = [node.name for node in own_cluster.nodes]
+def test_every_node_finds_a_service_by_its_name(cluster: Cluster, kubectl: Kubectl) -> None:
+    askers = [node.name for node in cluster.nodes]
     kubectl.apply(service("server", PORT), probe("server", "serve", f":{PORT}"))
     kubectl.apply(*(probe(node, "hold", nodeName=node) for node in askers))
     url = f"http://server.{kubectl.namespace}.svc.cluster.local:{PORT}"
@@ -38,17 +48,15 @@ def test_every_node_finds_a_service_by_its_name(own_cluster: Cluster, kubectl: K
         )
 
 
-def test_a_name_of_the_outside_is_not_found(own_cluster: Cluster, kubectl: Kubectl) -> None:
+def test_a_name_of_the_outside_is_not_found(cluster: Cluster, kubectl: Kubectl) -> None:
     kubectl.apply(probe("asker", "lookup", "example.org"))
     await_phase(kubectl, "asker", "Failed")
 
 
-def test_a_higher_priority_takes_the_place_of_a_lower(
-    own_cluster: Cluster, kubectl: Kubectl
-) -> None:
+def test_a_higher_priority_takes_the_place_of_a_lower(cluster: Cluster, kubectl: Kubectl) -> None:
     kubectl.apply(HIGH, LOW)
     # More than half of a node, so that two of them do not fit.
-    node = own_cluster.nodes[0].name
+    node = cluster.nodes[0].name
     whole = kubectl.json("get", "node", node)["status"]["allocatable"]["cpu"]
     most = {"resources": {"requests": {"cpu": f"{millicpus(whole) * 6 // 10}m"}}}
     where = {"nodeSelector": {"kubernetes.io/hostname": node}, "container": most}
@@ -62,7 +70,7 @@ def test_a_higher_priority_takes_the_place_of_a_lower(
     assert "Preempted" in kubectl("get", "events", "--output", "jsonpath={.items[*].reason}")
 
 
-def test_a_container_over_its_memory_is_killed(own_cluster: Cluster, kubectl: Kubectl) -> None:
+def test_a_container_over_its_memory_is_killed(cluster: Cluster, kubectl: Kubectl) -> None:
     limited = {"resources": {"limits": {"memory": "32Mi"}}}
     kubectl.apply(probe("greedy", "allocate", "256", container=limited))
     await_phase(kubectl, "greedy", "Failed")
@@ -71,34 +79,36 @@ def test_a_container_over_its_memory_is_killed(own_cluster: Cluster, kubectl: Ku
 
 
 def test_a_crashed_and_a_cut_off_node_are_noticed_and_come_back(
-    own_cluster: Cluster, kubectl: Kubectl
+    cluster: Cluster, kubectl: Kubectl
 ) -> None:
-    _, crashed, cut = (node.name for node in own_cluster.nodes)
-    api = own_cluster.api()
+    _, crashed, cut = (node.name for node in cluster.nodes)
+    api = cluster.api()
     kubectl.apply(probe("there", "hold", nodeName=crashed, restartPolicy="Always"))
     await_phase(kubectl, "there", "Running")
-    own_cluster.crash(crashed)
-    own_cluster.partition(cut)
+    cluster.crash(crashed)
+    cluster.partition(cut)
     for node in (crashed, cut):
         until(f"{node} is lost", lambda node=node: not api.ready(node), NODE_LIMIT)
-    own_cluster.heal(cut)
-    own_cluster.reboot(crashed)
+    cluster.heal(cut)
+    cluster.reboot(crashed)
     until(f"{cut} is back", lambda: api.ready(cut), NODE_LIMIT)
     until("the pod runs again", lambda: restarts(kubectl, "there") > 0, POD_LIMIT)
     await_phase(kubectl, "there", "Running")
 
 
-def test_what_an_account_asks_is_in_the_audit_log(own_cluster: Cluster, kubectl: Kubectl) -> None:
+def test_the_audit_log_tells_what_an_account_asked_for(cluster: Cluster, kubectl: Kubectl) -> None:
     account = f"system:serviceaccount:{kubectl.namespace}:default"
-    try:
+    with pytest.raises(Failure, match="pods is forbidden"):
         kubectl("get", "pods", "--as", account)
-    except Failure as refused:
-        assert account in str(refused)
-    until(
-        "the request is in the audit log",
-        lambda: kubectl.namespace in own_cluster.audit_log.read_text(),
-        POD_LIMIT,
-    )
+    asked = {Request("list", "", "pods", allowed=False)}
+    until("it is in the log", lambda: requests(cluster.audit_log, account) == asked, POD_LIMIT)
+
+
+def test_a_cluster_of_others_can_be_used_but_not_disturbed(cluster: Cluster) -> None:
+    given = Given(cluster.kubeconfig, cluster.kubectl.program)
+    assert "node-1" in given.kubectl("get", "nodes")
+    with pytest.raises(Impossible, match="not our own"):
+        given.crash("node-1")
 
 
 def fetch(kubectl: Kubectl, pod: str, url: str) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import wanted
 from harness.cluster import Cluster
+from harness.given import Given
 from harness.image import make_image
 from harness.kubectl import Kubectl
 from pods import await_phase, pod
@@ -29,19 +31,18 @@ CONFINED = {
 def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The command without what only debuggers read."""
     built = TARGET / "release" / "elasticdl"
-    if not built.exists():
-        pytest.skip(f"`{built}` is not built")
+    wanted.require(None if built.exists() else f"`{built}` is not built")
     stripped = tmp_path_factory.mktemp("image") / "elasticdl"
     subprocess.run(["strip", "--strip-all", "-o", stripped, built], check=True)
     return stripped
 
 
 def test_the_built_command_runs_in_a_confined_container(
-    own_cluster: Cluster, kubectl: Kubectl, binary: Path, tmp_path: Path
+    cluster: Cluster | Given, kubectl: Kubectl, binary: Path, tmp_path: Path
 ) -> None:
     licence = {"/licence/LICENSE": ROOT / "LICENSE"}
     image = make_image(binary, tmp_path / "image.tar", licence, name="elasticdl:harness")
-    own_cluster.load_image(image)
+    cluster.load_image(image)
     confined = {"securityContext": CONFINED}
     kubectl.apply(pod("version", "elasticdl:harness", "--version", container=confined))
     await_phase(kubectl, "version", "Succeeded")

@@ -13,6 +13,9 @@ from pathlib import Path
 from .place import Place
 from .waiting import Failure
 
+# Also where the programs that make links are not installed.
+LINKS = Path("/sys/class/net")
+
 
 def make_bridge(place: Place) -> None:
     run("ip", "link", "add", place.bridge, "type", "bridge")
@@ -22,7 +25,7 @@ def make_bridge(place: Place) -> None:
 
 def remove_all(place: Place) -> None:
     """Removes the bridge and its cables, whichever are there, with the routes over them."""
-    links = [each.name for each in Path("/sys/class/net").glob(f"{place.cable('*')}")]
+    links = [each.name for each in LINKS.glob(place.cable("*"))]
     for link in [*links, place.bridge]:
         _delete(link)
 
@@ -62,8 +65,7 @@ def mend(place: Place, index: int) -> None:
 
 
 def exists(link: str) -> bool:
-    shown = subprocess.run(["ip", "link", "show", link], capture_output=True, check=False)
-    return shown.returncode == 0
+    return (LINKS / link).exists()
 
 
 def _delete(link: str) -> None:

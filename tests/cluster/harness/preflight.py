@@ -12,6 +12,11 @@ from . import build, cgroup, node_config
 NODE_PROGRAMS = ["containerd", "ctr", "runc", "ip", "iptables", "conntrack", "nsenter", "unshare"]
 
 
+def why_not(nodes: int) -> str | None:
+    """None where a cluster with so many real nodes can run."""
+    return why_no_nodes() if nodes else why_no_control_plane()
+
+
 def why_no_control_plane() -> str | None:
     """None where a control plane with fake nodes can run."""
     if shutil.which("openssl") is None:

@@ -28,7 +28,7 @@ class Size:
         if self.cpu is not None:
             kept["cpu"] = f"{_rest('CPU', (os.cpu_count() or 1) * 1000, millicpus(self.cpu))}m"
         if self.memory is not None:
-            has = _machine_memory() - quantity(EVICTION)
+            has = machine_memory() - quantity(EVICTION)
             kept["memory"] = str(_rest("memory", has, quantity(self.memory)))
         return kept
 
@@ -53,7 +53,7 @@ def _rest(what: str, has: int, wanted: int) -> int:
     return has - wanted
 
 
-def _machine_memory() -> int:
+def machine_memory() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) << 10
