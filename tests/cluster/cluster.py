@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from harness import build, preflight
-from harness.cluster import Cluster, Shape, all_names, down
+from harness import build, place, preflight
+from harness.cluster import Cluster, Shape, down
 from harness.image import make_image
 from harness.size import Size
 from harness.waiting import Failure
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     upward.add_argument("--node-memory", help="memory of each node for pods, for example 2Gi")
     upward.add_argument("--node-gpus", type=int, default=0, help="pretended GPUs of each node")
     verb("down", lambda given: down(given.name), "End a cluster and remove all that belongs to it")
-    verb("list", lambda _: print("\n".join(all_names())), "List the clusters that are up")
+    verb("list", lambda _: print("\n".join(place.names())), "List the clusters that are up")
     verb("env", environment, "Print what a shell needs to use a cluster: eval it")
     verb("kubeconfig", lambda given: print(find(given).kubeconfig), "Say where the kubeconfig is")
     verb("audit-log", lambda given: print(find(given).audit_log), "Say where the audit log is")

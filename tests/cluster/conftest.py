@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,13 +20,16 @@ from pathlib import Path
 import pytest
 
 import wanted
-from harness import build, preflight
-from harness.cluster import Cluster, Shape, all_names, down
+from harness import build, place, preflight
+from harness.cluster import Cluster, Shape, down
 from harness.daemon import Process
 from harness.given import Given, Impossible
+from harness.image import make_image
 from harness.kubectl import Kubectl
 from harness.waiting import until
 
+ROOT = Path(__file__).parents[2]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 NODES = 3
 NAME_PREFIX = "test-"
 
@@ -96,8 +100,35 @@ def kubectl(cluster: Cluster | Given) -> Iterator[Kubectl]:
     cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
+@pytest.fixture(scope="session")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command as it was built here, without what only debuggers read."""
+    built = TARGET / "release" / "elasticdl"
+    wanted.require(None if built.exists() else f"`{built}` is not built")
+    stripped = tmp_path_factory.mktemp("command") / "elasticdl"
+    subprocess.run(["strip", "--strip-all", "-o", stripped, built], check=True)
+    return stripped
+
+
+@pytest.fixture(scope="session")
+def image(cluster: Cluster | Given, command: Path) -> str:
+    """The name of an image with that command, which every node has."""
+    name = "elasticdl:test"
+    cluster.load_image(make_image(command, command.with_suffix(".tar"), name=name))
+    return name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    return (yield from _skip_impossible())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
+    return (yield from _skip_impossible())
+
+
+def _skip_impossible() -> Iterator[None]:
     try:
         return (yield)
     except Impossible as reason:
@@ -106,7 +137,7 @@ def pytest_runtest_call() -> Iterator[None]:
 
 def _end_abandoned() -> None:
     """Takes down clusters of test runs that were killed before they could."""
-    for name in all_names():
+    for name in place.names():
         owner = name[len(NAME_PREFIX) :].partition("-")[0]
         if name.startswith(NAME_PREFIX) and owner.isdigit() and not Process.see(int(owner)):
             down(name)

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 import wanted
 from harness import cgroup, network, place, preflight
 from harness.cluster import Cluster, Shape, down
 from harness.daemon import Process
 from harness.size import Size
-from harness.waiting import until
+from harness.waiting import Failure, until
 from pods import POD_LIMIT, await_phase, probe
 
 FRONT = Path(__file__).with_name("cluster.py")
@@ -68,7 +70,7 @@ def test_a_start_that_is_killed_halfway_can_be_taken_down() -> None:
     name = f"test-{os.getpid()}-killed"
     starting = subprocess.Popen([sys.executable, FRONT, "--name", name, "up", "--nodes", "2"])
     try:
-        containerd = place.root() / name / "processes" / "node-2-containerd"
+        containerd = place.folder_of(name) / "processes" / "node-2-containerd"
         until("the second node boots", containerd.exists, POD_LIMIT)
         starting.kill()
         starting.wait()
@@ -78,6 +80,12 @@ def test_a_start_that_is_killed_halfway_can_be_taken_down() -> None:
         starting.kill()
         down(name)
     assert_gone(cluster, everything)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "A"])
+def test_only_a_name_can_be_taken_down(name: str) -> None:
+    with pytest.raises(Failure, match="is no name of a cluster"):
+        down(name)
 
 
 def why_waiting(cluster: Cluster, pod: str) -> list[str]:

@@ -88,7 +88,7 @@ def test_a_crashed_and_a_cut_off_node_are_noticed_and_come_back(
     cluster.crash(crashed)
     cluster.partition(cut)
     for node in (crashed, cut):
-        until(f"{node} is lost", lambda node=node: not api.ready(node), NODE_LIMIT)
+        until(f"{node} is lost", lambda node=node: api.lost(node), NODE_LIMIT)
     cluster.heal(cut)
     cluster.reboot(crashed)
     until(f"{cut} is back", lambda: api.ready(cut), NODE_LIMIT)

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-import os
+import io
 import subprocess
+import tarfile
 from pathlib import Path
 
-import pytest
-
-import wanted
 from harness.cluster import Cluster
 from harness.given import Given
-from harness.image import make_image
+from harness.image import make_host_image, make_image
 from harness.kubectl import Kubectl
 from pods import await_phase, pod
 
-ROOT = Path(__file__).parents[2]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+GZIP = b"\x1f\x8b"
 CONFINED = {
     "runAsNonRoot": True,
     "readOnlyRootFilesystem": True,
@@ -27,27 +24,42 @@ CONFINED = {
 }
 
 
-@pytest.fixture(scope="session")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command without what only debuggers read."""
-    built = TARGET / "release" / "elasticdl"
-    wanted.require(None if built.exists() else f"`{built}` is not built")
-    stripped = tmp_path_factory.mktemp("image") / "elasticdl"
-    subprocess.run(["strip", "--strip-all", "-o", stripped, built], check=True)
-    return stripped
-
-
 def test_the_built_command_runs_in_a_confined_container(
-    cluster: Cluster | Given, kubectl: Kubectl, binary: Path, tmp_path: Path
+    kubectl: Kubectl, image: str, command: Path
 ) -> None:
-    licence = {"/licence/LICENSE": ROOT / "LICENSE"}
-    image = make_image(binary, tmp_path / "image.tar", licence, name="elasticdl:harness")
-    cluster.load_image(image)
     confined = {"securityContext": CONFINED}
-    kubectl.apply(pod("version", "elasticdl:harness", "--version", container=confined))
+    kubectl.apply(pod("version", image, "--version", container=confined))
     await_phase(kubectl, "version", "Succeeded")
-    expected = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True)
+    expected = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert kubectl("logs", "version") == expected.stdout
+
+
+def test_a_container_can_run_the_programs_of_the_machine(
+    cluster: Cluster | Given, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    cluster.load_image(make_host_image(tmp_path / "host.tar"))
+    usr = {"name": "usr", "hostPath": {"path": "/usr"}}
+    container = {
+        "command": ["/bin/sh", "-c", "test -x /usr/bin/env && echo $((6 * 7))"],
+        "volumeMounts": [{"name": "usr", "mountPath": "/usr", "readOnly": True}],
+        "securityContext": CONFINED,
+    }
+    kubectl.apply(pod("host", "elasticdl-host:test", container=container, volumes=[usr]))
+    await_phase(kubectl, "host", "Succeeded")
+    assert kubectl("logs", "host") == "42\n"
+
+
+def test_files_and_folders_come_along(tmp_path: Path) -> None:
+    zoo = tmp_path / "zoo"
+    (zoo / "mnist").mkdir(parents=True)
+    (zoo / "mnist" / "model.py").write_text("model = 1")
+    made = make_image(Path("/bin/sh"), tmp_path / "image.tar", {"/zoo": zoo})
+    with tarfile.open(made) as image:
+        blobs = [image.extractfile(each) for each in image if each.name.startswith("blobs/")]
+        layer = next(data for blob in blobs if (data := blob.read())[:2] == GZIP)
+    with tarfile.open(fileobj=io.BytesIO(layer)) as files:
+        names = {each.name for each in files}
+    assert {"usr/local/bin/elasticdl", "zoo/mnist/model.py", "tmp"} <= names
 
 
 def test_the_same_content_gives_the_same_image(tmp_path: Path) -> None:

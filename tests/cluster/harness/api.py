@@ -42,11 +42,26 @@ class Api:
         except (urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError):
             return None
 
-    def condition(self, node: str, kind: str = "Ready") -> dict[str, Any]:
-        """A node's condition; empty where it has none yet."""
-        found = self.get(f"/api/v1/nodes/{node}") or {}
-        conditions = found.get("status", {}).get("conditions", [])
-        return next((each for each in conditions if each["type"] == kind), {})
+    def readiness(self) -> dict[str, dict[str, Any]]:
+        """The condition `Ready` of every node; empty for one that never said anything."""
+        listed = self.get("/api/v1/nodes") or {"items": []}
+        return {node["metadata"]["name"]: _readiness(node) for node in listed["items"]}
+
+    def condition(self, node: str) -> dict[str, Any]:
+        """The condition `Ready` of one node; empty, too, where the server does not answer."""
+        return self.readiness().get(node, {})
+
+    def n_ready(self) -> int:
+        return sum(each.get("status") == "True" for each in self.readiness().values())
 
     def ready(self, node: str) -> bool:
         return self.condition(node).get("status") == "True"
+
+    def lost(self, node: str) -> bool:
+        """Whether the cluster noticed that the node is silent; the server's silence is none."""
+        return self.condition(node).get("status") == "Unknown"
+
+
+def _readiness(node: dict[str, Any]) -> dict[str, Any]:
+    conditions = node.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == "Ready"), {})

@@ -70,7 +70,7 @@ class Cluster:
         """A cluster that another process started."""
         number = place.number_of(name)
         try:
-            shape = json.loads((place.root() / name / SHAPE).read_text())
+            shape = json.loads((place.folder_of(name) / SHAPE).read_text())
         except FileNotFoundError:
             number = None
         if number is None:
@@ -131,7 +131,7 @@ class Cluster:
         fake_nodes.start(self.place, self.programs, self.daemons, names, self.shape.size)
         until(
             "the fake nodes are ready",
-            lambda: all(map(api.ready, names)),
+            lambda: len(names) == api.n_ready(),
             FAKE_READY_LIMIT,
             lambda: self.daemons.last_words("kwok"),
         )
@@ -144,7 +144,7 @@ class Cluster:
 def down(name: str) -> None:
     """Ends a cluster and removes all that belongs to it, however far it got; twice is fine."""
     number = place.number_of(name)
-    folder = place.root() / name
+    folder = place.folder_of(name)
     if number is None:
         # Its start ended between its first two steps, or it is down.
         shutil.rmtree(folder, ignore_errors=True)
@@ -163,10 +163,3 @@ def down(name: str) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     place.release(real)
-
-
-def all_names() -> list[str]:
-    """The clusters of this user that are up, or were not taken down."""
-    if not place.root().exists():
-        return []
-    return sorted(each.name for each in place.root().iterdir() if not each.name.startswith("."))

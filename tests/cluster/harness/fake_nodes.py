@@ -12,7 +12,7 @@ from . import keys
 from .daemon import Daemons
 from .kubectl import Kubectl
 from .place import Place
-from .size import Size
+from .size import GPU, Size
 
 LABEL = "elasticdl-node"
 STAGES = Path(__file__).with_name("kwok.yaml")
@@ -42,7 +42,7 @@ def start(place: Place, programs: Path, daemons: Daemons, names: list[str], size
 def _node(name: str, size: Size) -> dict[str, object]:
     has = {"cpu": size.cpu or MACHINE.cpu, "memory": size.memory or MACHINE.memory, "pods": PODS}
     if size.gpus:
-        has["nvidia.com/gpu"] = str(size.gpus)
+        has[GPU] = str(size.gpus)
     labels = {LABEL: "fake", "kubernetes.io/hostname": name}
     return {
         "apiVersion": "v1",

@@ -54,6 +54,15 @@ def make_image(
     return out
 
 
+def make_host_image(out: Path, name: str = "elasticdl-host:test") -> Path:
+    """Writes an image that has nothing of its own: with the machine's `/usr` mounted on `/usr`,
+    its containers run any program of the machine, such as its Python."""
+    links = [File(folder, target=f"usr/{folder}") for folder in ("bin", "lib", "lib64", "sbin")]
+    linker_cache = File("etc/ld.so.cache", source=Path("/etc/ld.so.cache"), mode=0o644)
+    write(out, name, [*links, File("usr"), linker_cache], entrypoint=[], user=USER)
+    return out
+
+
 def write(
     out: Path,
     name: str,

@@ -17,7 +17,7 @@ from . import cgroup, image, keys, network, node_config
 from .api import Api
 from .daemon import Daemons, Process
 from .place import Place
-from .size import Size
+from .size import GPU, Size
 from .waiting import Failure
 
 INIT = Path(__file__).with_name("node_init.sh")
@@ -97,25 +97,15 @@ class Node:
         )
 
     def await_ready(self, api: Api, since: datetime) -> None:
-        """Waits until the node says that it is ready, and said something after `since`."""
+        """Waits until the node says that it is ready, later than `since`."""
 
         def ready() -> bool:
-            lease = api.get(
-                f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{self.name}"
-            )
-            renewed = (lease or {}).get("spec", {}).get("renewTime", "")
-            return renewed > since.strftime("%Y-%m-%dT%H:%M:%S.%fZ") and api.ready(self.name)
+            said = api.condition(self.name)
+            return said.get("status") == "True" and said["lastHeartbeatTime"] > timestamp(since)
 
         self.daemons.until(f"{self.name} is ready", self._daemon("kubelet"), ready, READY_LIMIT)
         if self.size.gpus:
-            # A kubelet that starts forgets its plugins, so they come after it.
-            self._start(
-                "accelerator",
-                self.programs / "accelerator",
-                "/var/lib/kubelet/device-plugins",
-                "nvidia.com/gpu",
-                str(self.size.gpus),
-            )
+            self._lend_gpus(api)
 
     def crash(self) -> None:
         """Ends every process of the node at once, and none of them says goodbye."""
@@ -143,6 +133,20 @@ class Node:
             done = self._containerd("--namespace", "k8s.io", "images", "import", "-", stdin=images)
         if done.returncode != 0:
             raise Failure(f"`{tar}` cannot be loaded into {self.name}: {done.stderr.strip()}")
+
+    def _lend_gpus(self, api: Api) -> None:
+        """Promises GPUs. A kubelet that starts forgets its plugins, so this comes after it."""
+        wanted = str(self.size.gpus)
+
+        def lent() -> bool:
+            found = api.get(f"/api/v1/nodes/{self.name}") or {}
+            return found.get("status", {}).get("allocatable", {}).get(GPU) == wanted
+
+        plugins = "/var/lib/kubelet/device-plugins"
+        self._start("accelerator", self.programs / "accelerator", plugins, GPU, wanted)
+        self.daemons.until(
+            f"{self.name} lends its GPUs", self._daemon("accelerator"), lent, BOOT_LIMIT
+        )
 
     def _write_settings(self) -> None:
         (self.folder / "network").mkdir(parents=True, exist_ok=True)
@@ -209,6 +213,11 @@ def name(index: int) -> str:
 
 def now() -> datetime:
     return datetime.now(timezone.utc)
+
+
+def timestamp(moment: datetime) -> str:
+    """A moment as the API server writes it; such texts are in the order of time."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write_probe_image(programs: Path, out: Path) -> None:

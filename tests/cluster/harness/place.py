@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import socket
 import subprocess
 from dataclasses import dataclass
@@ -29,6 +30,13 @@ def root() -> Path:
     return Path(os.environ.get("ELASTICDL_CLUSTERS", f"/tmp/elasticdl-clusters-{os.getuid()}"))
 
 
+def folder_of(name: str) -> Path:
+    """A cluster's folder, which `down` removes: so its name must be one, and no path."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+        raise Failure(f"`{name}` is no name of a cluster: use lowercase letters, digits and `-`")
+    return root() / name
+
+
 @dataclass(frozen=True)
 class Place:
     """One cluster's share of the machine."""
@@ -39,7 +47,7 @@ class Place:
 
     @property
     def folder(self) -> Path:
-        return root() / self.name
+        return folder_of(self.name)
 
     @property
     def keys(self) -> Path:
@@ -93,8 +101,10 @@ class Place:
 def claim(name: str, has_bridge: bool) -> Place:
     """Makes the folder of a new cluster, and gives it a number that nobody uses."""
     root().mkdir(mode=0o755, parents=True, exist_ok=True)
+    if root().stat().st_uid != os.getuid():
+        raise Failure(f"`{root()}` belongs to somebody else; set ELASTICDL_CLUSTERS")
     try:
-        (root() / name).mkdir()
+        folder_of(name).mkdir()
     except FileExistsError:
         raise Failure(f"cluster `{name}` is up already, or was not taken down") from None
     (root() / ".numbers").mkdir(exist_ok=True)
@@ -107,7 +117,7 @@ def claim(name: str, has_bridge: bool) -> Place:
         if _unused(place):
             return place
         release(place)
-    (root() / name).rmdir()
+    folder_of(name).rmdir()
     raise Failure(f"all {len(NUMBERS)} numbers of clusters are in use")
 
 
@@ -121,10 +131,22 @@ def release(place: Place) -> None:
 
 def number_of(name: str) -> int | None:
     """Finds a cluster's number even where its start ended before anything was written down."""
+    return next((number for number, holder in _holders().items() if holder == name), None)
+
+
+def names() -> list[str]:
+    """The clusters of this user that are up, or were not taken down."""
+    folders = {each.name for each in root().glob("[!.]*")}
+    return sorted(folders | set(_holders().values()))
+
+
+def _holders() -> dict[int, str]:
+    """Which numbers are taken, and by whom; others may come and go meanwhile."""
+    found = {}
     for mark in (root() / ".numbers").glob("*"):
-        if os.readlink(mark) == name:
-            return int(mark.name)
-    return None
+        with contextlib.suppress(FileNotFoundError):
+            found[int(mark.name)] = os.readlink(mark)
+    return found
 
 
 def _unused(place: Place) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from .waiting import Failure
 
+# What a pod asks for that wants a GPU.
+GPU = "nvidia.com/gpu"
 UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 # Below this much free memory a kubelet evicts pods; it is not for pods, so it counts as set aside.
 EVICTION = "100Mi"
