@@ -24,7 +24,7 @@ from elasticdl._zoo import Zoo, ZooError
 
 MODEL_FILE = "model.keras"
 
-PARAMETER_SERVERS = "ParameterServerStrategy"
+WITH_SERVERS = ("ParameterServerStrategy", "HybridStrategy")
 
 # What a job's batches are looked up for; those of its evaluations are taken for trained ones.
 _MODES = {"train": Mode.TRAINING, "evaluate": Mode.EVALUATION, "predict": Mode.PREDICTION}
@@ -56,7 +56,7 @@ class KerasAdapter:
         raw = bool(self._backend == "tensorflow" and zoo.feed and job.get("_raw"))
         self._feed = self._new_feed(zoo, columns, raw)
         self._model = self._new_model(zoo)
-        if job.get("distribution_strategy") == PARAMETER_SERVERS:
+        if job.get("distribution_strategy") in WITH_SERVERS:
             _keras_swap.swap(self._model)
         self._tables = _keras_swap.distributed(self._model)
         self._network = Network(self._model, zoo.loss, self._tables)

@@ -22,6 +22,9 @@ from elasticdl.torch import Embedding
 # Smaller embeddings are cheaper as dense parameters; the limit is that of the old ElasticDL.
 MIN_SWAPPED_BYTES = 2 << 20
 
+# Strategies that keep tables on parameter servers.
+WITH_SERVERS = ("ParameterServerStrategy", "HybridStrategy")
+
 # Batches whose ids are remembered from `lookups` on, to be compared; a worker has two in flight.
 N_REMEMBERED = 16
 
@@ -33,7 +36,7 @@ class Tables:
     """All distributed embeddings of one module."""
 
     def __init__(self, module: nn.Module, strategy: str) -> None:
-        if strategy == "ParameterServerStrategy":
+        if strategy in WITH_SERVERS:
             swap(module)
         found = [(path, m) for path, m in module.named_modules() if isinstance(m, Embedding)]
         self._layers = {path or "embedding": layer for path, layer in found}

@@ -8,6 +8,7 @@
 mod cuts;
 mod effect;
 mod event;
+mod hybrid;
 mod lending;
 mod membership;
 mod recovery;
@@ -104,6 +105,8 @@ pub struct Job {
     ledger: Ledger,
     servers: Servers,
     worlds: Worlds,
+    /// Hybrid: nobody has trained on what the servers have loaded.
+    is_fresh: bool,
     pace: Pace,
     instances: Instances,
     workers: BTreeMap<WorkerId, Worker>,
@@ -154,18 +157,20 @@ impl Job {
         };
         let per_shard = spec.num_minibatches_per_task;
         let ledger = Ledger::new(n_batches, per_shard, spec.mode(), spec.task_timeout());
-        let servers = Servers::new(spec.num_ps_pods, spec.partitions, durable.generation);
+        let held_by_servers = spec.layout(0).with_rows();
+        let servers = Servers::new(spec.num_ps_pods, held_by_servers, durable.generation);
         let holders = durable.holders.as_ref().map(|holders| holders.iter().copied().collect());
         let worlds = Worlds::new(spec.n_lanes(), spec.min_workers, holders);
         let worlds = if spec.lane_balance { worlds.balanced() } else { worlds };
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
-        let n_ps = if spec.is_allreduce() { 0 } else { spec.num_ps_pods };
+        let n_ps = if spec.has_servers() { spec.num_ps_pods } else { 0 };
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
         let mut job = Self {
             stage: Stage::Working,
             ledger,
             servers,
             worlds,
+            is_fresh: false,
             pace: Pace::new(now),
             instances,
             workers: BTreeMap::new(),
@@ -371,7 +376,8 @@ impl Job {
     /// The parameters are there, and can be trained and evaluated.
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        if self.is_allreduce() { self.worlds.is_running() } else { self.servers.is_serving() }
+        let has_tables = !self.has_servers() || self.servers.is_serving();
+        has_tables && (!self.is_allreduce() || self.worlds.is_running())
     }
 
     fn mode(&self) -> Mode {
@@ -478,7 +484,8 @@ impl Job {
         }
         if self.is_allreduce() {
             self.worlds.check_invariants();
-        } else {
+        }
+        if self.has_servers() {
             let told = self.servers.generation();
             assert_eq!(self.durable.generation, told, "told only what is durable");
         }

@@ -45,7 +45,7 @@ impl Ledger {
         assert!(n_batches > 0, "an epoch has at least one batch");
         let round = match mode {
             Mode::Sync { grads_to_wait } => grads_to_wait,
-            Mode::Async | Mode::Bounded { .. } => 1,
+            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => 1,
         };
         Self {
             n_batches,

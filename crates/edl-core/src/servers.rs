@@ -6,6 +6,7 @@
 //! generation goes up, which voids every acknowledgement of before.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::applied::AppliedSet;
 use crate::id::{BatchId, Generation, Incarnation, PartitionId, PsId};
@@ -14,7 +15,8 @@ use crate::id::{BatchId, Generation, Incarnation, PartitionId, PsId};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Servers {
     n_ps: u32,
-    n_partitions: u32,
+    /// Those that servers hold.
+    partitions: Range<u32>,
     generation: Generation,
     phase: Phase,
     members: BTreeMap<PsId, Member>,
@@ -68,9 +70,9 @@ pub enum Outcome {
 impl Servers {
     /// `generation` is the last one that was made durable; zero if there was none.
     #[must_use]
-    pub fn new(n_ps: u32, n_partitions: u32, generation: Generation) -> Self {
+    pub fn new(n_ps: u32, partitions: Range<u32>, generation: Generation) -> Self {
         let phase = Phase::Gathering { must_restore: generation == Generation(0) };
-        Self { n_ps, n_partitions, generation, phase, members: BTreeMap::new() }
+        Self { n_ps, partitions, generation, phase, members: BTreeMap::new() }
     }
 
     /// A server came, or came back after its stream broke.
@@ -101,6 +103,11 @@ impl Servers {
             return true;
         }
         false
+    }
+
+    /// What the servers hold is void, though none of them is lost: all load anew.
+    pub fn restore(&mut self) {
+        self.phase = Phase::Gathering { must_restore: true };
     }
 
     fn gathered(&mut self) -> Outcome {
@@ -170,8 +177,7 @@ impl Servers {
             self.members.values().flat_map(|member| &member.sets).collect();
         let mut partitions: Vec<PartitionId> = states.iter().map(|s| s.partition).collect();
         partitions.sort_unstable();
-        let is_whole = partitions.len() == self.n_partitions as usize
-            && partitions.iter().zip(0..).all(|(partition, n)| partition.0 == n);
+        let is_whole = partitions.iter().map(|partition| partition.0).eq(self.partitions.clone());
         let mut sets = states.iter().map(|state| &state.applied);
         let (true, Some(first)) = (is_whole, sets.next()) else {
             // Somebody holds other partitions than it should: only a load can mend that.
@@ -234,12 +240,7 @@ impl Servers {
 mod tests {
     use super::*;
 
-    fn member(
-        incarnation: u64,
-        generation: u64,
-        partitions: std::ops::Range<u32>,
-        n: u32,
-    ) -> Member {
+    fn member(incarnation: u64, generation: u64, partitions: Range<u32>, n: u32) -> Member {
         let mut applied = AppliedSet::new(10);
         for index in 0..n {
             applied.insert(BatchId { epoch: 0, index });
@@ -260,7 +261,7 @@ mod tests {
     }
 
     fn serving() -> Servers {
-        let mut servers = Servers::new(2, 4, Generation(0));
+        let mut servers = Servers::new(2, 0..4, Generation(0));
         assert_eq!(servers.connected(PsId(0), member(1, 0, 0..0, 0)), Outcome::Nothing);
         assert_eq!(servers.connected(PsId(1), member(2, 0, 0..0, 0)), Outcome::MustLoad);
         servers.load(Generation(1));
@@ -294,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_new_master_goes_on_with_what_all_partitions_hold() {
-        let mut servers = Servers::new(2, 4, Generation(5));
+        let mut servers = Servers::new(2, 0..4, Generation(5));
         servers.connected(PsId(0), member(1, 5, 0..2, 6));
         let Outcome::Serving { done, restored: false } =
             servers.connected(PsId(1), member(2, 5, 2..4, 4))
@@ -306,7 +307,7 @@ mod tests {
 
     #[test]
     fn the_last_batch_that_any_partition_has_is_known() {
-        let mut servers = Servers::new(2, 4, Generation(5));
+        let mut servers = Servers::new(2, 0..4, Generation(5));
         assert_eq!(servers.last_applied(), None);
         servers.connected(PsId(0), member(1, 5, 0..2, 0));
         assert_eq!(servers.last_applied(), None);
@@ -318,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_new_master_restores_when_one_server_is_of_an_older_generation() {
-        let mut servers = Servers::new(2, 4, Generation(5));
+        let mut servers = Servers::new(2, 0..4, Generation(5));
         servers.connected(PsId(0), member(1, 5, 0..2, 6));
         assert_eq!(servers.connected(PsId(1), member(2, 4, 2..4, 9)), Outcome::MustLoad);
     }

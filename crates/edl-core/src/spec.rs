@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchPlan;
+use crate::layout::Layout;
 
 /// Each one is a file of every checkpoint.
 const MAX_PARTITIONS: u32 = 4096;
@@ -156,6 +157,9 @@ pub enum Strategy {
     ParameterServer,
     #[serde(rename = "AllreduceStrategy")]
     Allreduce,
+    /// Dense parameters by AllReduce, embedding tables on parameter servers.
+    #[serde(rename = "HybridStrategy")]
+    Hybrid,
     #[serde(rename = "Local")]
     Local,
 }
@@ -167,6 +171,7 @@ impl Strategy {
         match self {
             Self::ParameterServer => "ParameterServerStrategy",
             Self::Allreduce => "AllreduceStrategy",
+            Self::Hybrid => "HybridStrategy",
             Self::Local => "Local",
         }
     }
@@ -205,6 +210,10 @@ pub enum Mode {
     /// Rounds of this many batches, applied together.
     Sync {
         grads_to_wait: u32,
+    },
+    /// Every batch comes in the parts of its lanes, which are applied together.
+    Steps {
+        lanes: u32,
     },
 }
 
@@ -286,9 +295,12 @@ impl Default for JobSpec {
 }
 
 impl JobSpec {
-    /// How gradients meet, from the three flags that speak of it.
+    /// How gradients meet on servers: by lanes, or as the three flags that speak of it say.
     #[must_use]
     pub fn mode(&self) -> Mode {
+        if self.is_hybrid() {
+            return Mode::Steps { lanes: self.n_lanes() };
+        }
         if self.use_async == Some(true) {
             return Mode::Async;
         }
@@ -302,12 +314,35 @@ impl JobSpec {
         }
     }
 
-    /// Whether the workers hold the parameters themselves and train in steps.
+    /// Whether the workers hold the dense parameters themselves and train in steps.
     #[must_use]
     pub fn is_allreduce(&self) -> bool {
         match self.distribution_strategy {
             Strategy::ParameterServer => false,
-            Strategy::Allreduce | Strategy::Local => self.job_type == JobType::Train,
+            Strategy::Allreduce | Strategy::Hybrid | Strategy::Local => {
+                self.job_type == JobType::Train
+            }
+        }
+    }
+
+    /// Whether workers that train in steps leave embedding tables to servers.
+    #[must_use]
+    pub fn is_hybrid(&self) -> bool {
+        self.distribution_strategy == Strategy::Hybrid && self.job_type == JobType::Train
+    }
+
+    /// Whether there are parameter servers.
+    #[must_use]
+    pub fn has_servers(&self) -> bool {
+        !self.is_allreduce() || self.is_hybrid()
+    }
+
+    /// How the state of a model with `dense_len` dense numbers is cut.
+    #[must_use]
+    pub fn layout(&self, dense_len: usize) -> Layout {
+        match self.is_hybrid() {
+            true => Layout::apart(dense_len, self.partitions),
+            false => Layout::shared(dense_len, self.partitions),
         }
     }
 
@@ -368,7 +403,11 @@ impl JobSpec {
             ("shuffle", self.shuffle != before.shuffle),
             ("seed", self.seed != before.seed),
             ("partitions", self.partitions != before.partitions),
-            ("distribution_strategy", self.is_allreduce() != before.is_allreduce()),
+            (
+                "distribution_strategy",
+                self.is_allreduce() != before.is_allreduce()
+                    || self.is_hybrid() != before.is_hybrid(),
+            ),
             ("lanes", self.is_allreduce() && self.n_lanes() != before.n_lanes()),
             (
                 "allreduce_dtype",
@@ -415,6 +454,9 @@ impl JobSpec {
         if self.is_allreduce() {
             self.check_workers()?;
         }
+        if self.is_hybrid() {
+            self.check_hybrid()?;
+        }
         if self.partitions > MAX_PARTITIONS {
             return Err(Invalid(format!("--partitions must be at most {MAX_PARTITIONS}")));
         }
@@ -459,6 +501,25 @@ impl JobSpec {
                 "{workers} workers are fewer than --min_workers={}",
                 self.min_workers
             )));
+        }
+        Ok(())
+    }
+
+    /// Refuses what contradicts steps that workers and servers take together.
+    fn check_hybrid(&self) -> Result<(), Invalid> {
+        let invalid = |text: &str| Err(Invalid(text.into()));
+        if self.num_ps_pods == 0 {
+            return invalid(
+                "HybridStrategy keeps embedding tables on parameter servers: --num_ps_pods must be \
+                 at least 1; without tables use --distribution_strategy=AllreduceStrategy",
+            );
+        }
+        let is_gathered = self.grads_to_wait.is_some_and(|grads| grads > 1);
+        if self.use_async == Some(true) || is_gathered || self.sync_version_tolerance > 0 {
+            return invalid(
+                "HybridStrategy applies every step whole: drop --use_async, --grads_to_wait and \
+                 --sync_version_tolerance; --lanes says how many gradients make a step",
+            );
         }
         Ok(())
     }

@@ -225,6 +225,11 @@ impl Worlds {
         }
     }
 
+    /// What anybody holds does not count any more.
+    pub fn void(&mut self) {
+        self.holders = Some(BTreeMap::new());
+    }
+
     /// Puts a world of `workers` in the current one's place.
     pub fn form(
         &mut self,

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use edl_core::audit::{Audit, audit};
 use edl_core::batch::BatchPlan;
 use edl_core::id::PsId;
-use edl_core::layout::Layout;
 use edl_core::servers::PartitionState;
 use edl_core::spec::{JobSpec, Mode};
 use edl_net::proto::{self, PsCommand, ps_command};
@@ -102,8 +101,7 @@ pub fn of_checkpoint(
     folder: &Path,
 ) -> Result<proto::AuditReport, checkpoint::Error> {
     let Checkpoint { manifest, .. } = Checkpoint::open(folder)?;
-    let layout =
-        Layout { dense_len: manifest.model.dense_len(), n_partitions: manifest.n_partitions };
+    let layout = manifest.layout();
     let model = Arc::new(manifest.model.clone());
     let mut states = Vec::new();
     for entry in &manifest.files {

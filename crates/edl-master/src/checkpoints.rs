@@ -91,6 +91,7 @@ impl Checkpoints {
         let spec = &job.config().spec;
         let model = job.durable().model.clone()?;
         let optimizer = optimizer::resolve(spec, &model).ok()?;
+        let layout = spec.layout(model.dense_len());
         let metrics =
             job.durable().evaluations.last().map(|e| e.metrics.clone()).unwrap_or_default();
         let entry = |file: CutFile| FileEntry {
@@ -101,7 +102,7 @@ impl Checkpoints {
             updates: file.updates,
         };
         Some(Manifest {
-            format: checkpoint::FORMAT,
+            format: if layout.is_apart { checkpoint::FORMAT_APART } else { checkpoint::FORMAT },
             version,
             generation,
             cut,
@@ -112,7 +113,7 @@ impl Checkpoints {
             model,
             optimizer,
             n_batches: self.n_batches,
-            n_partitions: spec.partitions,
+            n_partitions: layout.n_partitions,
             fingerprint: self.fingerprint.clone(),
             files: files.into_iter().map(entry).collect(),
             metrics,

@@ -66,10 +66,11 @@ impl Engine {
                 Kind::Load(load)
             }
             PsOrder::Serve { generation } => Kind::Serve(proto::Serve { generation: generation.0 }),
-            PsOrder::Cut { cut, generation, folder } => Kind::Cut(proto::Cut {
+            PsOrder::Cut { cut, generation, folder, at } => Kind::Cut(proto::Cut {
                 cut: cut.0,
                 generation: generation.0,
                 folder: self.checkpoints.path(&folder).to_string_lossy().into_owned(),
+                at,
             }),
             PsOrder::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
         };
@@ -95,7 +96,7 @@ impl Engine {
                 has_state: member.has_state,
             }
         };
-        let all = 0..self.layout().n_partitions;
+        let all = self.layout().with_segments();
         proto::World {
             world: world.id.0,
             members: world.members.into_iter().map(member).collect(),

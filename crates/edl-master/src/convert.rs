@@ -77,6 +77,9 @@ pub(crate) fn worker_event(
         Kind::StepFailed(proto::StepFailed { world, step, error }) => {
             member(worker, incarnation, News::StepFailed { world: WorldId(world), step, error })
         }
+        Kind::Torn(proto::Torn { world, error }) => {
+            member(worker, incarnation, News::Torn { world: WorldId(world), error })
+        }
         Kind::LoadFailed(proto::LoadFailed { generation, error }) => {
             let generation = Generation(generation);
             member(worker, incarnation, News::NotLoaded { generation, error })

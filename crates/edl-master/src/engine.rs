@@ -333,7 +333,7 @@ impl Engine {
 
     pub(crate) fn layout(&self) -> Layout {
         let dense_len = self.job.durable().model.as_ref().map_or(0, |model| model.dense_len());
-        Layout { dense_len, n_partitions: self.config.spec.partitions }
+        self.config.spec.layout(dense_len)
     }
 
     /// Where the result goes.

@@ -76,7 +76,8 @@ impl Journal {
     pub(crate) fn note(&mut self, kind: &str, text: &str) {
         match kind {
             "ps_lost" | "worker_crashed" | "worker_silent" | "checkpoint_failed"
-            | "checkpoint_bad" | "work_failed" | "not_started" | "not_heard" => {
+            | "checkpoint_bad" | "work_failed" | "not_started" | "not_heard" | "torn"
+            | "workers_lost" => {
                 tracing::warn!(kind, "{text}")
             }
             _ => tracing::info!(kind, "{text}"),

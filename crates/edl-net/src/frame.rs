@@ -6,10 +6,11 @@
 
 use std::ops::Range;
 
-use edl_core::id::{BatchId, Generation, RunId};
+use edl_core::id::{BatchId, Generation, RunId, WorldId};
+use edl_tensor::push::Lane;
 
 /// Version of this protocol. Peers of another one are refused in one sentence.
-pub const PROTOCOL: u16 = 1;
+pub const PROTOCOL: u16 = 2;
 pub const HEADER_LEN: usize = 72;
 pub const TAG_LEN: usize = 16;
 /// Longest payload of rows, ids or dense numbers.
@@ -24,6 +25,8 @@ const MAGIC: [u8; 4] = *b"EDLF";
 const NO_ROUND: u64 = u64::MAX;
 const WANTS_DENSE: u32 = 1;
 const WILL_PUSH: u32 = 2;
+/// The round of a pull is the step whose rows are wanted, not the least to wait for.
+const AT_STEP: u32 = 4;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -207,6 +210,8 @@ pub struct PullHead {
     pub will_push: bool,
     pub patience_ms: u32,
     pub min_round: Option<u64>,
+    /// The rows are wanted as they are after so many steps; excludes `min_round`.
+    pub step: Option<u64>,
     pub partitions: Range<u32>,
     pub n_counts: u32,
     /// Follows from the frame's length.
@@ -222,9 +227,11 @@ impl PullHead {
         let mut flags = 0;
         flags |= if self.wants_dense { WANTS_DENSE } else { 0 };
         flags |= if self.will_push { WILL_PUSH } else { 0 };
+        flags |= if self.step.is_some() { AT_STEP } else { 0 };
+        let round = self.step.or(self.min_round).unwrap_or(NO_ROUND);
         bytes[0..4].copy_from_slice(&flags.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.patience_ms.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.min_round.unwrap_or(NO_ROUND).to_le_bytes());
+        bytes[8..16].copy_from_slice(&round.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.partitions.start.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.partitions.end.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.n_counts.to_le_bytes());
@@ -234,7 +241,9 @@ impl PullHead {
     /// `length` is the whole payload's, from the frame's header.
     pub fn decode(bytes: &[u8; Self::LEN], length: u64) -> Result<Self, Error> {
         let flags = u32::from_le_bytes(array(bytes, 0));
-        let min_round = u64::from_le_bytes(array(bytes, 8));
+        let round = u64::from_le_bytes(array(bytes, 8));
+        let round = (round != NO_ROUND).then_some(round);
+        let is_at_step = flags & AT_STEP != 0;
         let n_counts = u32::from_le_bytes(array(bytes, 24));
         let ids = rest(length, &[Self::LEN as u64, 4 * u64::from(n_counts)]);
         let n_ids = ids.filter(|ids| ids % 8 == 0).ok_or(Error::Parts(Kind::Pull))? / 8;
@@ -242,7 +251,8 @@ impl PullHead {
             wants_dense: flags & WANTS_DENSE != 0,
             will_push: flags & WILL_PUSH != 0,
             patience_ms: u32::from_le_bytes(array(bytes, 4)),
-            min_round: (min_round != NO_ROUND).then_some(min_round),
+            min_round: round.filter(|_| !is_at_step),
+            step: round.filter(|_| is_at_step),
             partitions: range(bytes, 16, Kind::Pull)?,
             n_counts,
             n_ids: size(n_ids, Kind::Pull)?,
@@ -260,12 +270,14 @@ pub struct PushHead {
     pub n_dense: usize,
     pub n_ids: usize,
     pub partitions: Range<u32>,
+    /// Set if the batch comes in the parts of its lanes.
+    pub lane: Option<Lane>,
     /// Follows from the frame's length.
     pub n_grads: usize,
 }
 
 impl PushHead {
-    pub const LEN: usize = 40;
+    pub const LEN: usize = 56;
 
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
@@ -277,6 +289,12 @@ impl PushHead {
         bytes[24..32].copy_from_slice(&(self.n_ids as u64).to_le_bytes());
         bytes[32..36].copy_from_slice(&self.partitions.start.to_le_bytes());
         bytes[36..40].copy_from_slice(&self.partitions.end.to_le_bytes());
+        // Of no lanes there is none.
+        let none = Lane { world: WorldId(0), number: 0, of: 0 };
+        let Lane { world, number, of } = self.lane.unwrap_or(none);
+        bytes[40..48].copy_from_slice(&world.0.to_le_bytes());
+        bytes[48..52].copy_from_slice(&number.to_le_bytes());
+        bytes[52..56].copy_from_slice(&of.to_le_bytes());
         bytes
     }
 
@@ -292,7 +310,13 @@ impl PushHead {
             n_dense.saturating_mul(4),
         ];
         let grads = rest(length, &parts).filter(|grads| grads % 4 == 0);
+        let lane = Lane {
+            world: WorldId(u64::from_le_bytes(array(bytes, 40))),
+            number: u32::from_le_bytes(array(bytes, 48)),
+            of: u32::from_le_bytes(array(bytes, 52)),
+        };
         Ok(Self {
+            lane: (lane.of > 0).then_some(lane),
             n_records: u32::from_le_bytes(array(bytes, 0)),
             n_counts,
             base_version: u64::from_le_bytes(array(bytes, 8)),
@@ -348,6 +372,8 @@ pub enum Refusal {
     NotServing,
     /// Something that had to come first did not come in time; the text names it.
     Waited(String),
+    /// The rows of a step are wanted that the server is not at; the text names both.
+    Torn(String),
     Other(String),
 }
 
@@ -360,6 +386,7 @@ impl Refusal {
             Self::NotServing => (2, 0, ""),
             Self::Waited(text) => (3, 0, text.as_str()),
             Self::Other(text) => (4, 0, text.as_str()),
+            Self::Torn(text) => (5, 0, text.as_str()),
         };
         let mut bytes = code.to_le_bytes().to_vec();
         bytes.extend([0; 4]);
@@ -379,6 +406,7 @@ impl Refusal {
             2 => Self::NotServing,
             3 => Self::Waited(text()),
             4 => Self::Other(text()),
+            5 => Self::Torn(text()),
             _ => return Err(Error::Parts(Kind::Refused)),
         };
         Ok((refusal, u64::from_le_bytes(array(head, 16))))
@@ -435,7 +463,7 @@ mod tests {
         let mut bytes = header().encode();
         bytes[4] = 9;
         let text = Header::decode(&bytes).unwrap_err().to_string();
-        assert_eq!(text, "the peer speaks version 9 of the data protocol, this build speaks 1");
+        assert_eq!(text, "the peer speaks version 9 of the data protocol, this build speaks 2");
     }
 
     #[test]
@@ -475,6 +503,7 @@ mod tests {
                 will_push: flags[1],
                 patience_ms: numbers[0],
                 min_round: flags[2].then_some(base_version / 2),
+                step: (!flags[2]).then_some(base_version / 3),
                 partitions: partitions.clone(),
                 n_counts: n,
                 n_ids: start as usize,
@@ -488,6 +517,7 @@ mod tests {
                 n_dense: start as usize,
                 n_ids: n as usize,
                 partitions: partitions.clone(),
+                lane: flags[0].then(|| Lane { world: WorldId(base_version), number: n, of: n + 1 }),
                 n_grads: 7,
             };
             let length = PushHead::LEN as u64 + 12 * u64::from(n) + 4 * u64::from(start) + 28;
@@ -503,6 +533,7 @@ mod tests {
                 Refusal::Generation { current: Generation(sequence / 3) },
                 Refusal::NotServing,
                 Refusal::Waited(text.clone()),
+                Refusal::Torn(text.clone()),
                 Refusal::Other(text),
             ] {
                 let read = Refusal::decode(&refusal.encode(sequence));

@@ -14,7 +14,7 @@ pub mod tls;
 pub mod wire;
 
 /// Version of the control plane: the `protocol` of every hello. Another one is refused by name.
-pub const CONTROL_PROTOCOL: u32 = 1;
+pub const CONTROL_PROTOCOL: u32 = 2;
 
 /// Longest message of the control plane. The applied sets of thousands of partitions over millions
 /// of batches come in one, which is far more than gRPC's usual 4 MiB.

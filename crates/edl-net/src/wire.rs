@@ -47,6 +47,8 @@ pub enum Error {
     Deadline { waiting_for: String },
     #[error("refused: {0}")]
     Refused(String),
+    #[error("the server is at another step: {0}")]
+    Torn(String),
     #[error(
         "the peer speaks version {theirs} of the data protocol, this build speaks {ours}; run the same build everywhere"
     )]
@@ -81,6 +83,7 @@ impl Error {
             Refusal::Generation { current } => Self::Generation { ours, theirs: current },
             Refusal::NotServing => Self::NotServing,
             Refusal::Waited(waiting_for) => Self::Deadline { waiting_for },
+            Refusal::Torn(text) => Self::Torn(text),
             Refusal::Other(text) => Self::Refused(text),
         }
     }

@@ -130,7 +130,7 @@ fn pair(model: &ModelSpec, layout: Layout, by: By) -> Outcome<Pair> {
     store.load(&LoadSpec {
         generation,
         partitions: 0..N_PARTITIONS,
-        n_partitions: N_PARTITIONS,
+        layout,
         model: Arc::new(model.clone()),
         optimizer: adam(),
         seed: 1,
@@ -256,6 +256,7 @@ impl Bare {
             base_version: 0,
             partitions: 0..N_PARTITIONS,
             layout,
+            lane: None,
         };
         let body = Body {
             dense: vec![0.01; layout.dense_len],
@@ -284,7 +285,7 @@ fn best(passes: usize, mut pass: impl FnMut(usize) -> Outcome<Duration>) -> Outc
 
 fn rows(out: &mut impl Write, n_rows: u64, by: By, passes: usize) -> Outcome<()> {
     let model = model(1);
-    let layout = Layout { dense_len: 1, n_partitions: N_PARTITIONS };
+    let layout = Layout::shared(1, N_PARTITIONS);
     let batches = batches(n_rows);
     let mut pair = pair(&model, layout, by)?;
     let client = &mut pair.client;
@@ -372,7 +373,7 @@ fn push_bare(bare: &mut Bare, layout: Layout, passes: usize) -> Outcome<f64> {
 
 fn dense(out: &mut impl Write, n: usize, by: By, passes: usize) -> Outcome<()> {
     let model = model(n);
-    let layout = Layout { dense_len: n, n_partitions: N_PARTITIONS };
+    let layout = Layout::shared(n, N_PARTITIONS);
     let mut pair = pair(&model, layout, by)?;
     let client = &mut pair.client;
     let (mut values, mut buffers) = (vec![0.0; n], vec![Vec::new()]);

@@ -28,8 +28,25 @@ pub(crate) enum Task {
     Pull(Pull),
     Push(Arc<Ticket>),
     Snapshot(mpsc::Sender<Snapshot>),
+    /// Copies of all partitions after this step; in place of an order of before.
+    SnapshotAt(u64, mpsc::Sender<Result<Snapshot, Past>>),
     Inspect(mpsc::Sender<PartitionState>),
     Stop,
+}
+
+/// A partition that is past the step that it was to be copied at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Past {
+    pub(crate) partition: PartitionId,
+    pub(crate) step: u64,
+}
+
+/// The copies that are due after a step.
+pub(crate) struct CutAt {
+    step: u64,
+    /// How many of the owner's partitions are copied: they come to the step one by one.
+    is_copied: Vec<bool>,
+    out: mpsc::Sender<Result<Snapshot, Past>>,
 }
 
 /// A pull on its way through the owners.
@@ -72,6 +89,8 @@ pub(crate) struct Owner {
     pub(crate) progress: Arc<Progress>,
     /// Pushes that are staged, by batch: in which partition, and whom to tell.
     pub(crate) staged: BTreeMap<BatchId, Vec<(PartitionId, Arc<Ticket>)>>,
+    /// A cut whose step has not come for all partitions.
+    pub(crate) cut: Option<CutAt>,
 }
 
 impl Owner {
@@ -86,12 +105,36 @@ impl Owner {
                     let is_sent = |partition: &Partition| out.send(partition.snapshot()).is_ok();
                     let _ = self.partitions.iter().all(is_sent);
                 }
+                Task::SnapshotAt(step, out) => {
+                    let is_copied = vec![false; self.partitions.len()];
+                    self.cut = Some(CutAt { step, is_copied, out });
+                    self.cut_if_due();
+                }
                 Task::Inspect(out) => {
                     let states = self.partitions.iter().map(PartitionState::of);
                     let _ = states.into_iter().try_for_each(|state| out.send(state));
                 }
                 Task::Stop => return,
             }
+        }
+    }
+
+    /// Copies the partitions that have come to the step of a cut.
+    fn cut_if_due(&mut self) {
+        let Some(CutAt { step, is_copied, out }) = &mut self.cut else { return };
+        for (partition, is_copied) in self.partitions.iter().zip(&mut *is_copied) {
+            let at = partition.updates();
+            if *is_copied || at < *step {
+                continue;
+            }
+            *is_copied = true;
+            let past = Past { partition: partition.id(), step: at };
+            let copy = if at == *step { Ok(partition.snapshot()) } else { Err(past) };
+            // A failed send means that the cut was given up.
+            let _ = out.send(copy);
+        }
+        if is_copied.iter().all(|is_copied| *is_copied) {
+            self.cut = None;
         }
     }
 
@@ -104,6 +147,8 @@ impl Owner {
             let id = partition.id();
             match pushed {
                 Pushed::Already | Pushed::Applied => ticket.applied(),
+                // Whoever pushed a lane goes on when it is kept: the others will follow.
+                Pushed::Staged if matches!(self.mode, Mode::Steps { .. }) => ticket.applied(),
                 Pushed::Staged => self.stage(&ticket, id),
                 Pushed::Round(batches) => {
                     has_rounds = true;
@@ -113,9 +158,13 @@ impl Owner {
                 Pushed::Refused(refusal) => ticket.refuse(Refusal::Other(refusal.to_string())),
             }
         }
+        if matches!(self.mode, Mode::Steps { .. }) {
+            // Copied before anybody hears that the step is over: the next one comes after that.
+            self.cut_if_due();
+        }
         drop(ticket);
         match self.mode {
-            Mode::Async => {}
+            Mode::Async | Mode::Steps { .. } => {}
             Mode::Bounded { .. } => self.progress.announce(),
             Mode::Sync { .. } if has_rounds => self.progress.announce(),
             Mode::Sync { .. } => {}
@@ -138,6 +187,12 @@ impl Owner {
 
     /// Answers a pull in pieces. A connection that is gone ends it.
     fn pull(&mut self, pull: &Pull) {
+        // Between the store's look and this one a step may have come: then there is no answer,
+        // and the client asks again.
+        let is_past = |step: u64| self.partitions.iter().any(|p| !p.has_step(step));
+        if pull.request.step.is_some_and(is_past) {
+            return;
+        }
         let n_tables = self.dims.len();
         let Some(first) = self.partitions.first().map(|partition| partition.id().0) else { return };
         let counts_before = (first - self.first_hosted) as usize * n_tables;
@@ -200,7 +255,9 @@ impl Owner {
             for ((table, dim), count) in self.dims.iter().enumerate().zip(&mut counts) {
                 let (ids_here, ids_left) = ids.split_at(*count as usize);
                 let (out, rest) = rows.split_at_mut(ids_here.len() * dim);
-                if request.will_push {
+                if let Some(step) = request.step {
+                    partition.peek_at(step, table, ids_here, out);
+                } else if request.will_push {
                     partition.gather(table, ids_here, out);
                 } else {
                     partition.peek(table, ids_here, out);

@@ -74,6 +74,12 @@ impl Progress {
         self.versions.iter().map(|version| version.load(Ordering::Acquire)).min().unwrap_or(0)
     }
 
+    /// The fewest and the most optimizer steps of any partition.
+    pub(crate) fn versions(&self) -> (u64, u64) {
+        let versions = || self.versions.iter().map(|version| version.load(Ordering::Acquire));
+        (versions().min().unwrap_or(0), versions().max().unwrap_or(0))
+    }
+
     /// The partition that has applied the fewest rounds, and how many.
     pub(crate) fn slowest(&self) -> Option<(u32, u64)> {
         let rounds = self.rounds.iter().map(|round| round.load(Ordering::Acquire));

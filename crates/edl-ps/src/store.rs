@@ -4,10 +4,10 @@
 //! At most one generation is held. Loading another one ends the threads of the one before;
 //! what was on its way in them is answered with a refusal.
 
+mod cut;
 mod load;
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use edl_core::layout::Layout;
 use edl_core::spec::Mode;
 use edl_core::time::Time;
 use edl_net::data::server::{ClientId, Piece, PullRequest, PushRequest, Refusal};
-use edl_tensor::checkpoint::{self, FileEntry};
+use edl_tensor::checkpoint;
 use edl_tensor::partition::Partition;
 use edl_tensor::push::{Head, Push};
 use tokio::sync::watch;
@@ -48,8 +48,10 @@ pub enum Error {
     NotHeld(Generation),
     #[error("another cut is still being written")]
     CutRunning,
-    #[error("the server was loaded anew while it was being cut")]
+    #[error("the server was loaded anew, or got another order, while it was being cut")]
     Overtaken,
+    #[error("step {at} is over: partition {partition} is at step {step}")]
+    Past { at: u64, partition: PartitionId, step: u64 },
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
     #[error("partitions {}..{} of {n_partitions} with {n_batches} batches per epoch cannot be", partitions.start, partitions.end)]
@@ -257,6 +259,9 @@ impl Store {
         let deadline = Instant::now() + patience;
         let hosted = self.served(request.generation, patience)?;
         hosted.check(request)?;
+        if let Some(step) = request.step {
+            hosted.expect_step(step)?;
+        }
         if let Some(round) = request.min_round {
             hosted.wait_for_round(round, deadline, is_wanted)?;
         }
@@ -294,13 +299,13 @@ impl Store {
         returns: &Returns,
     ) -> Result<(), Refusal> {
         let hosted = self.served(request.generation, SERVE_PATIENCE)?;
-        let PushRequest { generation, sequence, batch, n_records, base_version, partitions, body } =
-            request;
+        let PushRequest { generation, sequence, batch, n_records, base_version, .. } = request;
+        let PushRequest { partitions, lane, body, .. } = request;
         if partitions != hosted.partitions {
             return Err(hosted.elsewhere(&partitions));
         }
         let layout = hosted.layout;
-        let head = Head { batch, n_records, base_version, partitions, layout };
+        let head = Head { batch, n_records, base_version, partitions, layout, lane };
         let push = Push::new(head, &hosted.dims, body)
             .map_err(|error| Refusal::Other(error.to_string()))?;
         let ticket = Arc::new(Ticket::new(push, sequence, generation, returns.clone()));
@@ -325,28 +330,6 @@ impl Store {
         if let Some(hosted) = self.hosted() {
             hosted.progress.announce();
         }
-    }
-
-    /// Copies every partition between two pushes and writes the copies to `folder`, while the
-    /// owners go on.
-    pub fn cut(&self, generation: Generation, folder: &Path) -> Result<Vec<FileEntry>, Error> {
-        let _cutting = self.cutting.try_lock().map_err(|_| Error::CutRunning)?;
-        let hosted = self.hosted().filter(|hosted| hosted.generation == generation);
-        let hosted = hosted.ok_or(Error::NotHeld(generation))?;
-        let (out, snapshots) = mpsc::channel();
-        for owner in &hosted.owners {
-            owner.send(Task::Snapshot(out.clone())).map_err(|_| Error::Overtaken)?;
-        }
-        drop(out);
-        let mut files = Vec::with_capacity(hosted.partitions.len());
-        for snapshot in snapshots {
-            files.push(checkpoint::write_file(folder, &snapshot)?);
-        }
-        if files.len() != hosted.partitions.len() {
-            return Err(Error::Overtaken);
-        }
-        files.sort_by_key(|file| file.partition);
-        Ok(files)
     }
 
     /// The generation held and the state of its partitions, in order.
@@ -485,6 +468,16 @@ impl Hosted {
             "partitions {}..{} are wanted, {}..{} are here",
             asked.start, asked.end, self.partitions.start, self.partitions.end
         ))
+    }
+
+    /// Whether every partition has the rows of `step`: it is there, or one step past it.
+    fn expect_step(&self, step: u64) -> Result<(), Refusal> {
+        let (least, most) = self.progress.versions();
+        if step <= least && most <= step + 1 {
+            return Ok(());
+        }
+        let at = if step > least { least } else { most };
+        Err(Refusal::Torn(format!("step {step} is wanted, step {at} is here")))
     }
 
     fn wait_for_round(

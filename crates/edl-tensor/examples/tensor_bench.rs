@@ -38,7 +38,7 @@ fn main() {
         metrics: Vec::new(),
         optimizer: optimizer.clone(),
     });
-    let layout = Layout { dense_len: DENSE_LEN, n_partitions: 1 };
+    let layout = Layout::shared(DENSE_LEN, 1);
     let mut partition = Partition::new(PartitionConfig {
         id: PartitionId(0),
         layout,

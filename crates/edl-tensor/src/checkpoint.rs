@@ -9,7 +9,7 @@ pub mod codec;
 mod manifest;
 mod origin;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -28,6 +28,8 @@ pub use origin::Origin;
 
 /// The number of the format that this build writes and reads.
 pub const FORMAT: u32 = 1;
+/// The same, where dense parameters and rows lie in partitions of their own.
+pub const FORMAT_APART: u32 = 2;
 
 const MANIFEST: &str = "manifest.json";
 

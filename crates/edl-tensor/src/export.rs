@@ -11,7 +11,6 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use serde::{Deserialize, Serialize};
@@ -86,8 +85,7 @@ pub fn export(
 /// Reads the parameters of a checkpoint, without optimizer state.
 pub fn load(checkpoint: &Checkpoint) -> Result<Weights, Error> {
     let model = &checkpoint.manifest.model;
-    let n_partitions = checkpoint.manifest.n_partitions;
-    let layout = Layout { dense_len: model.dense_len(), n_partitions };
+    let layout = checkpoint.manifest.layout();
     let mut dense = vec![0.0; layout.dense_len];
     let mut tables = vec![Rows::default(); model.tables.len()];
     for file in &checkpoint.manifest.files {

@@ -13,7 +13,7 @@ use edl_core::rng::{self, Rng};
 use edl_core::spec::Mode;
 
 use crate::partition::{Partition, PartitionConfig};
-use crate::push::{Body, Head, Push};
+use crate::push::{Body, Head, Lane, Push};
 
 /// A model of flat parameters and tables. Names decide the rules: `mean` is a moving average,
 /// `b` has no weight decay.
@@ -80,7 +80,12 @@ impl Job {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout { dense_len: self.model.dense_len(), n_partitions: self.n_partitions }
+        match self.mode {
+            Mode::Steps { .. } => Layout::apart(self.model.dense_len(), self.n_partitions),
+            Mode::Async | Mode::Bounded { .. } | Mode::Sync { .. } => {
+                Layout::shared(self.model.dense_len(), self.n_partitions)
+            }
+        }
     }
 
     pub(crate) fn config(&self, partition: u32) -> PartitionConfig {
@@ -97,7 +102,7 @@ impl Job {
     }
 
     pub(crate) fn partitions(&self) -> Vec<Partition> {
-        (0..self.n_partitions).map(|p| Partition::new(self.config(p))).collect()
+        (0..self.layout().n_partitions).map(|p| Partition::new(self.config(p))).collect()
     }
 
     /// The gradient of a batch, a function of its identity. Numbers are multiples of 1/8.
@@ -121,8 +126,30 @@ impl Job {
         base_version: u64,
         partitions: Range<u32>,
     ) -> Arc<Push> {
+        self.push_part(batch, base_version, partitions, self.gradient(batch), None)
+    }
+
+    /// What a worker pushes for one lane of a batch.
+    pub(crate) fn push_lane(
+        &self,
+        batch: BatchId,
+        lane: Lane,
+        partitions: Range<u32>,
+    ) -> Arc<Push> {
+        // Any other gradient for each lane.
+        let key = BatchId { epoch: 1000 + batch.epoch, index: batch.index * lane.of + lane.number };
+        self.push_part(batch, 0, partitions, self.gradient(key), Some(lane))
+    }
+
+    fn push_part(
+        &self,
+        batch: BatchId,
+        base_version: u64,
+        partitions: Range<u32>,
+        part: Part,
+        lane: Option<Lane>,
+    ) -> Arc<Push> {
         let layout = self.layout();
-        let part = self.gradient(batch);
         let mut body = Body::default();
         for partition in partitions.clone().map(PartitionId) {
             body.dense.extend_from_slice(&part.dense[layout.segment(partition)]);
@@ -137,7 +164,7 @@ impl Job {
             }
         }
         let n_records = part.n_records;
-        let head = Head { batch, n_records, base_version, partitions, layout };
+        let head = Head { batch, n_records, base_version, partitions, layout, lane };
         let dims: Vec<usize> = self.model.tables.iter().map(|table| table.dim).collect();
         Arc::new(Push::new(head, &dims, body).unwrap())
     }

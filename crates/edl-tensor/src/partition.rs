@@ -7,6 +7,7 @@
 
 mod dense;
 mod round;
+mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -14,7 +15,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use edl_core::applied::AppliedSet;
-use edl_core::id::{BatchId, PartitionId};
+use edl_core::id::{BatchId, PartitionId, WorldId};
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::OptimizerSpec;
@@ -28,6 +29,7 @@ use crate::unique::Unique;
 
 pub use dense::Dense;
 use round::Rounds;
+use steps::Steps;
 
 /// Everything that decides what a partition holds before its first push.
 #[derive(Clone, Debug)]
@@ -61,6 +63,8 @@ pub struct Partition {
     updates: u64,
     /// Synchronous mode alone.
     rounds: Option<Rounds>,
+    /// Where batches come in lanes.
+    steps: Option<Steps>,
     mean: Mean,
 }
 
@@ -96,6 +100,10 @@ pub enum Refusal {
     Shape { batch: BatchId },
     #[error("batch {batch} is of round {round}, but round {next} is not complete yet")]
     TooEarly { batch: BatchId, round: u64, next: u64 },
+    #[error("batch {batch} comes before its turn: {next} is next")]
+    NotNext { batch: BatchId, next: BatchId },
+    #[error("world {theirs} is over: world {ours} trains batch {batch}")]
+    OldWorld { batch: BatchId, theirs: WorldId, ours: WorldId },
 }
 
 impl Partition {
@@ -120,6 +128,7 @@ impl Partition {
             age: 0,
             updates: 0,
             rounds: rounds(*mode, &applied),
+            steps: steps(*mode),
             mean: Mean::default(),
             applied,
             optimizer,
@@ -189,7 +198,8 @@ impl Partition {
     /// Pushes that wait for their round.
     #[must_use]
     pub fn n_staged(&self) -> usize {
-        self.rounds.as_ref().map_or(0, Rounds::n_staged)
+        let steps = self.steps.as_ref().map_or(0, Steps::n_staged);
+        self.rounds.as_ref().map_or(steps, Rounds::n_staged)
     }
 
     /// Writes the rows of `ids` to `out`; missing ones are made.
@@ -216,6 +226,9 @@ impl Partition {
         }
         if self.applied.contains(batch) {
             return Pushed::Already;
+        }
+        if self.steps.is_some() {
+            return self.push_lane(push);
         }
         let Some(rounds) = &mut self.rounds else {
             self.apply_one(push);
@@ -284,6 +297,9 @@ impl Partition {
             if applied.len() != header.updates || applied.n_batches() != header.n_batches {
                 return Err(codec::Error::Applied);
             }
+            if partition.steps.is_some() && !steps::is_prefix(&applied) {
+                return Err(codec::Error::Applied);
+            }
             partition.rounds = rounds(partition.config.mode, &applied);
             partition.applied = applied;
             partition.version = header.version;
@@ -308,6 +324,9 @@ impl Partition {
                 "rows live where they hash"
             );
         }
+        if let Some(steps) = &self.steps {
+            steps.check_invariants(&self.applied);
+        }
         match &self.rounds {
             Some(rounds) => rounds.check_invariants(&self.applied),
             None => assert_eq!(self.version, self.updates, "each batch is a step"),
@@ -323,6 +342,7 @@ impl Partition {
         let dims = self.tables.iter().map(Table::dim);
         let fits = push.layout == self.config.layout
             && push.partitions.contains(&self.config.id.0)
+            && push.lane.is_some() == self.steps.is_some()
             && push.dims().iter().copied().eq(dims);
         if fits { Ok(()) } else { Err(Refusal::Shape { batch }) }
     }
@@ -407,6 +427,9 @@ impl Partition {
                 unique.add_scaled(table.dim(), first, grads, *weight, rows);
                 first += ids.len();
             }
+            if let Some(steps) = &mut self.steps {
+                steps.remember(index, table, unique.ids());
+            }
             table.update(update, unique.ids(), rows);
         }
     }
@@ -416,6 +439,7 @@ impl Partition {
         Header {
             partition: *id,
             n_partitions: layout.n_partitions,
+            is_apart: layout.is_apart,
             dense_len: layout.dense_len,
             model: model.name.clone(),
             params: codec::params_digest(model),
@@ -431,8 +455,15 @@ impl Partition {
 
 fn rounds(mode: Mode, applied: &AppliedSet) -> Option<Rounds> {
     match mode {
-        Mode::Async | Mode::Bounded { .. } => None,
+        Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => None,
         Mode::Sync { grads_to_wait } => Some(Rounds::new(grads_to_wait, applied)),
+    }
+}
+
+fn steps(mode: Mode) -> Option<Steps> {
+    match mode {
+        Mode::Async | Mode::Bounded { .. } | Mode::Sync { .. } => None,
+        Mode::Steps { lanes } => Some(Steps::new(lanes)),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use edl_core::id::{BatchId, PartitionId};
+use edl_core::id::{BatchId, PartitionId, WorldId};
 use edl_core::layout::Layout;
 
 /// The gradient of one batch, as far as the partitions of one server are concerned.
@@ -20,6 +20,8 @@ pub struct Push {
     /// The partitions that the server hosts.
     pub partitions: Range<u32>,
     pub layout: Layout,
+    /// Set if the batch comes in the parts of its lanes.
+    pub lane: Option<Lane>,
     /// Dense gradient over the hosted partitions, which lie side by side in the flat vector.
     pub dense: Vec<f32>,
     /// Per partition (ascending), per table: how many ids follow.
@@ -32,6 +34,16 @@ pub struct Push {
     starts: Vec<Start>,
 }
 
+/// Whose part of a batch a push is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// The world whose member trained it.
+    pub world: WorldId,
+    pub number: u32,
+    /// Lanes of every batch.
+    pub of: u32,
+}
+
 /// Which batch is pushed to whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
@@ -40,6 +52,7 @@ pub struct Head {
     pub base_version: u64,
     pub partitions: Range<u32>,
     pub layout: Layout,
+    pub lane: Option<Lane>,
 }
 
 /// The numbers of a push, as they travel.
@@ -70,7 +83,7 @@ pub enum Error {
 impl Push {
     /// Checks that all lengths fit; `dims` are the row lengths of the model's tables.
     pub fn new(head: Head, dims: &[usize], body: Body) -> Result<Self, Error> {
-        let Head { batch, n_records, base_version, partitions, layout } = head;
+        let Head { batch, n_records, base_version, partitions, layout, lane } = head;
         let Body { dense, counts, ids, grads } = body;
         let Range { start, end } = partitions;
         if start > end || end > layout.n_partitions {
@@ -88,6 +101,7 @@ impl Push {
             base_version,
             partitions,
             layout,
+            lane,
             dense,
             counts,
             ids,
@@ -179,7 +193,8 @@ mod tests {
             n_records: 8,
             base_version: 5,
             partitions: 1..3,
-            layout: Layout { dense_len: 10, n_partitions: 4 },
+            layout: Layout::shared(10, 4),
+            lane: None,
         }
     }
 

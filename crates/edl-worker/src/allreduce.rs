@@ -13,6 +13,7 @@ mod mesh;
 mod replica;
 mod run;
 mod seat;
+mod tables;
 mod world;
 
 #[cfg(test)]
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use edl_core::batch::BatchPlan;
-use edl_core::id::Generation;
+use edl_core::id::{Generation, WorldId};
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
 use edl_net::proto::{self, worker_message::Kind};
@@ -35,6 +36,7 @@ use crate::chain;
 use crate::compute::{self, Died};
 use crate::feed::Read;
 use crate::progress::Progress;
+use crate::servers::Dial;
 
 pub(crate) use inbox::{Event, Place};
 pub(crate) use mesh::{Identity, OpenMesh, open_mesh};
@@ -45,6 +47,7 @@ use inbox::{Halt, Inbox};
 use lanes::{Lanes, Step};
 use replica::{Recipe, batch_of};
 use run::{Run, Setup};
+use tables::Tables;
 
 /// What a worker of this strategy starts with.
 pub(crate) struct Start<'a> {
@@ -52,6 +55,8 @@ pub(crate) struct Start<'a> {
     pub(crate) spec: &'a JobSpec,
     pub(crate) plan: BatchPlan,
     pub(crate) model: Box<dyn Model>,
+    /// The way to the servers that hold embedding tables, under Hybrid.
+    pub(crate) dial: Option<Box<dyn Dial>>,
     pub(crate) job_dir: PathBuf,
     pub(crate) open_mesh: OpenMesh,
     pub(crate) events: Receiver<compute::Event>,
@@ -78,14 +83,20 @@ pub(crate) enum Error {
 
 /// Trains until the worker is told to go.
 pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
-    let Start { identity, spec, plan, model, job_dir, open_mesh, .. } = start;
-    check(model.spec(), &plan)?;
+    let Start { identity, spec, plan, model, dial, job_dir, open_mesh, .. } = start;
+    check(model.spec(), &plan, dial.is_some())?;
     first_values::offer(&job_dir, &*model).map_err(|error| Error::Unfit(chain(&error)))?;
     let recipe = Recipe::new(spec, model.spec(), plan.n_batches(), job_dir);
     let recipe = recipe.map_err(|error| Error::Unfit(error.to_string()))?;
     let metrics = model.spec().metrics.clone();
     let ready = ready(model.spec())?;
-    let mut lanes = Lanes::new(model, spec.seed, spec.allreduce_dtype);
+    let dims: Vec<usize> = model.spec().tables.iter().map(|table| table.dim).collect();
+    // Where rows and dense gradients go apart nobody sees the norm of their sum, so that each lane
+    // is clipped by itself.
+    let (clip_lane, clip) =
+        if dims.is_empty() { (None, recipe.clip()) } else { (recipe.clip(), None) };
+    let tables = Tables::new(dims, dial, Arc::clone(&start.seat), Arc::clone(&start.progress));
+    let mut lanes = Lanes::new(model, spec.seed, spec.allreduce_dtype, tables, clip_lane);
     let mut inbox = Inbox::new(start.events, start.feed, metrics, spec.minibatch_size);
     start.progress.busy("computing the probe");
     let Some(probe) = probe(&mut lanes, &mut inbox, &recipe, &plan, &start.reports)? else {
@@ -100,7 +111,7 @@ pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
     let setup = Setup {
         me: (identity.worker, identity.incarnation),
         lanes,
-        clip: recipe.clip(),
+        clip,
         recipe,
         plan,
         n_lanes: spec.n_lanes(),
@@ -117,12 +128,20 @@ pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
     Ok(Run::new(setup).run()?)
 }
 
-fn check(model: &ModelSpec, plan: &BatchPlan) -> Result<(), Error> {
-    if !model.tables.is_empty() {
-        return Err(Error::Unfit(format!(
-            "model `{}` has embedding tables, which AllReduce does not train; use --distribution_strategy=ParameterServerStrategy",
-            model.name
-        )));
+fn check(model: &ModelSpec, plan: &BatchPlan, has_servers: bool) -> Result<(), Error> {
+    let name = &model.name;
+    match (model.tables.is_empty(), has_servers) {
+        (false, false) => {
+            return Err(Error::Unfit(format!(
+                "model `{name}` has embedding tables, which AllReduce alone does not train; use --distribution_strategy=HybridStrategy"
+            )));
+        }
+        (true, true) => {
+            return Err(Error::Unfit(format!(
+                "model `{name}` has no embedding tables for servers to hold; use --distribution_strategy=AllreduceStrategy"
+            )));
+        }
+        (true, false) | (false, true) => {}
     }
     model.check().map_err(Error::Unfit)?;
     if plan.n_batches() == 0 {
@@ -150,10 +169,12 @@ fn probe(
     inbox.ask(place, || Read::Lane(batch, 0));
     let first = recipe.first_values(Generation(0));
     let first = first.map_err(|error| Error::Unfit(chain(&error)))?;
-    let step = Step { batch, dense: first.dense() };
+    let dense = first.dense();
+    let step = Step { batch, dense, number: 0, world: WorldId(0), n_lanes: 1 };
+    let rows = |table: usize, ids: &[u64], out: &mut Vec<f32>| recipe.first_rows(table, ids, out);
     let probed = match inbox.records(place) {
-        Ok(records) => lanes.probe(step, &records),
-        Err(Halt::Failed(error)) => Err(error),
+        Ok(records) => lanes.probe(step, &records, &rows),
+        Err(Halt::Failed(error) | Halt::Servers(error) | Halt::Torn(error)) => Err(error),
         Err(Halt::Interrupted) => return Ok(None),
         Err(Halt::Died(died)) => return Err(died.into()),
     };

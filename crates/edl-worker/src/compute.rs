@@ -356,7 +356,9 @@ impl Compute {
         match self.mode {
             Mode::Async => work.n_pushed() < MAX_UNANSWERED,
             // The servers may hold the pull back until the batch at hand has arrived.
-            Mode::Bounded { .. } => current.is_none() && work.n_pushed() < MAX_UNANSWERED,
+            Mode::Bounded { .. } | Mode::Steps { .. } => {
+                current.is_none() && work.n_pushed() < MAX_UNANSWERED
+            }
             // A round starts from parameters that have the round before; all of it from the same.
             Mode::Sync { .. } => current.is_none_or(|it| self.round(it) == self.round(next)),
         }
@@ -365,7 +367,7 @@ impl Compute {
     /// The rounds that must have been applied before `batch` starts.
     fn round(&self, batch: BatchId) -> Option<u64> {
         match self.mode {
-            Mode::Async | Mode::Bounded { .. } => None,
+            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => None,
             Mode::Sync { grads_to_wait } => {
                 let per_epoch = self.plan.n_batches().div_ceil(grads_to_wait);
                 let before = u64::from(batch.epoch) * u64::from(per_epoch);

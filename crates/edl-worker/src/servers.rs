@@ -10,6 +10,7 @@ use edl_core::model::ModelSpec;
 use edl_net::data::{Acked, Limits, PsClient, Route, Versions};
 use edl_net::key::JobKey;
 use edl_tensor::model::Gradient;
+use edl_tensor::push::Lane;
 
 use crate::chain;
 
@@ -42,6 +43,8 @@ pub(crate) struct Pull {
     pub(crate) will_push: bool,
     /// Rounds that must have been applied.
     pub(crate) min_round: Option<u64>,
+    /// The rows alone are wanted, as they are after so many steps.
+    pub(crate) step: Option<u64>,
 }
 
 /// The gradient of one batch, with no id twice.
@@ -53,6 +56,8 @@ pub(crate) struct Push {
     pub(crate) gradient: Gradient,
     /// The ids of the gradient's rows, per table.
     pub(crate) ids: Vec<Vec<u64>>,
+    /// Set for rows alone, of one lane of a step.
+    pub(crate) lane: Option<Lane>,
 }
 
 /// Makes connections.
@@ -71,8 +76,13 @@ pub(crate) type Abort = Box<dyn Fn() + Send>;
 /// Why the servers cannot be used now. What to do about it is the same for every cause: connect
 /// again, or wait for a new route.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Error(pub(crate) String);
+pub(crate) enum Error {
+    #[error("{0}")]
+    Lost(String),
+    /// They hold another step than the worker: only a load of both can mend that.
+    #[error("{0}")]
+    Torn(String),
+}
 
 /// Dials the real servers of one job.
 pub(crate) struct PsDial {
@@ -106,9 +116,11 @@ impl Dial for PsDial {
 
 impl Servers for PsClient {
     fn pull(&mut self, pull: &mut Pull) -> Result<Versions, Error> {
-        let Pull { ids, dense, rows, will_push, min_round } = pull;
+        let Pull { ids, dense, rows, will_push, min_round, step } = pull;
         let dense = dense.as_deref_mut();
-        let pulled = if *will_push {
+        let pulled = if let Some(step) = step {
+            self.read_at(*step, ids, rows)
+        } else if *will_push {
             self.pull(ids, dense, rows, *min_round)
         } else {
             self.read(ids, dense, rows)
@@ -117,7 +129,10 @@ impl Servers for PsClient {
     }
 
     fn push(&mut self, push: &Push) -> Result<(), Error> {
-        let Push { batch, n_records, base, gradient, ids } = push;
+        let Push { batch, n_records, base, gradient, ids, lane } = push;
+        if let Some(lane) = lane {
+            return Ok(self.push_lane(*batch, *lane, *n_records, ids, &gradient.rows)?);
+        }
         Ok(self.push(*batch, *n_records, base, &gradient.dense, ids, &gradient.rows)?)
     }
 
@@ -125,13 +140,17 @@ impl Servers for PsClient {
         match self.acks().recv_timeout(limit) {
             Ok(acked) => Ok(Some(acked?)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(Error("the connection was closed".into())),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Error::Lost("the connection was closed".into()))
+            }
         }
     }
 }
 
 impl From<edl_net::data::Error> for Error {
     fn from(error: edl_net::data::Error) -> Self {
-        Self(chain(&error))
+        let is_torn = matches!(error, edl_net::data::Error::Torn(_));
+        let text = chain(&error);
+        if is_torn { Self::Torn(text) } else { Self::Lost(text) }
     }
 }

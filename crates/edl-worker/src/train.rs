@@ -71,7 +71,7 @@ impl Trainer {
         let dense_steps = match spec.mode() {
             Mode::Async => spec.get_model_steps,
             // Where the age of parameters matters, nobody computes with older ones than he says.
-            Mode::Bounded { .. } | Mode::Sync { .. } => 1,
+            Mode::Bounded { .. } | Mode::Sync { .. } | Mode::Steps { .. } => 1,
         };
         let dims: Vec<usize> = model.spec().tables.iter().map(|table| table.dim).collect();
         Self {
@@ -127,7 +127,7 @@ impl Trainer {
             dense.resize(self.dense_len, 0.0);
             dense
         });
-        Ok((lookups, Pull { ids, dense, rows, will_push, min_round }))
+        Ok((lookups, Pull { ids, dense, rows, will_push, min_round, step: None }))
     }
 
     /// Takes what was pulled for the batch that is computed next; gives back its distinct ids.
@@ -190,7 +190,7 @@ impl Trainer {
         let n_records = u32::try_from(batch.len()).expect("a minibatch has a 32-bit size");
         let base = self.base.clone().expect("parameters are accepted before they are used");
         let trained = Trained { loss: outcome.loss, n_records };
-        Ok((trained, Push { batch: id, n_records, base, gradient, ids }))
+        Ok((trained, Push { batch: id, n_records, base, gradient, ids, lane: None }))
     }
 
     /// The gradient with those of equal ids added up.

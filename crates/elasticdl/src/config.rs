@@ -69,7 +69,7 @@ pub(crate) fn settle_strategy(spec: &mut JobSpec) {
         spec.distribution_strategy = Strategy::Allreduce;
     }
     match spec.distribution_strategy {
-        Strategy::ParameterServer => {}
+        Strategy::ParameterServer | Strategy::Hybrid => {}
         Strategy::Allreduce => spec.num_ps_pods = 0,
         Strategy::Local => {
             // A step stays what it is with one worker: that one runs all lanes.

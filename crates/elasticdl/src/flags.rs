@@ -93,9 +93,9 @@ pub(crate) struct CommonFlags {
     /// Parameter servers [default: 1]; 0 means AllReduce
     #[arg(long, help_heading = "Processes", value_name = "N")]
     num_ps_pods: Option<u32>,
-    /// How parameters are shared [default: ParameterServerStrategy]
+    /// ParameterServerStrategy, AllreduceStrategy, HybridStrategy (embedding tables on servers, the rest by AllReduce) or Local [default: ParameterServerStrategy]
     #[arg(long, help_heading = "Processes", value_name = "STRATEGY",
-        value_parser = PossibleValuesParser::new(["ParameterServerStrategy", "AllreduceStrategy", "Local"]),
+        value_parser = PossibleValuesParser::new(["ParameterServerStrategy", "AllreduceStrategy", "HybridStrategy", "Local"]),
         hide_possible_values = true)]
     distribution_strategy: Option<String>,
     /// Pieces that parameters are cut into [default: 32]

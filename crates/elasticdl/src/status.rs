@@ -3,6 +3,7 @@
 
 use std::io::Write;
 
+use edl_core::spec::Strategy;
 use edl_net::proto::{Instance, JobStatus};
 
 use crate::cli::StatusArgs;
@@ -97,7 +98,11 @@ fn table(status: &JobStatus) -> String {
         } else {
             "workers differ in their bits"
         };
-        lines.push(("step", format!("AllReduce over {} lanes, {bits}", status.lanes)));
+        let tables = match status.distribution_strategy == Strategy::Hybrid.name() {
+            true => ", embedding tables on servers",
+            false => "",
+        };
+        lines.push(("step", format!("AllReduce over {} lanes{tables}, {bits}", status.lanes)));
     }
     if let Some(evaluation) = status.evaluations.last() {
         let mut metrics: Vec<_> = evaluation.metrics.iter().collect();

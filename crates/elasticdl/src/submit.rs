@@ -174,7 +174,14 @@ fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
     let who = if spec.is_allreduce() {
         let (lanes, minibatch) = (spec.n_lanes(), spec.minibatch_size);
         let step = u64::from(lanes) * u64::from(minibatch);
-        format!("{num_workers} workers, AllReduce steps of {lanes} × {minibatch} = {step} records")
+        let servers = if spec.is_hybrid() {
+            format!("{num_ps_pods} PS for embedding tables, ")
+        } else {
+            String::new()
+        };
+        format!(
+            "{servers}{num_workers} workers, AllReduce steps of {lanes} × {minibatch} = {step} records"
+        )
     } else {
         format!("{num_ps_pods} PS, {num_workers} workers")
     };

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Command, Effect, End, Job, PsOrder, Stage};
 use crate::id::{CutId, Generation, PsId, WorkerId};
-use crate::layout::Layout;
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;
 
@@ -81,7 +80,7 @@ impl Job {
     /// Cuts now; `exact` is the position if nothing is under way. Under AllReduce now is the
     /// step that nobody has passed, and a cut is always exact.
     pub(super) fn begin_cut(&mut self, exact: Option<u64>, now: Time) {
-        if self.is_allreduce() && !self.worlds.is_settled() {
+        if self.is_allreduce() && !(self.worlds.is_settled() && self.is_serving()) {
             return; // `advance_world` comes back to it.
         }
         let id = CutId::of(self.config.term, self.number());
@@ -95,17 +94,18 @@ impl Job {
         self.effects.push(Effect::PrepareCut { cut: id, folder: folder.clone() });
         let mut waiting = BTreeSet::new();
         for ps in self.servers.members().keys() {
-            let order = PsOrder::Cut { cut: id, generation, folder: folder.clone() };
+            // Rows and dense parameters of a checkpoint must be of one step.
+            let at = self.is_hybrid().then_some(at);
+            let order = PsOrder::Cut { cut: id, generation, folder: folder.clone(), at };
             self.effects.push(Effect::ToPs(*ps, order));
             waiting.insert(Holder::Ps(*ps));
         }
-        // Everybody holds everything, so each one writes a part.
-        let n_partitions = self.config.spec.partitions;
+        // All members hold the same, so each one writes a part.
+        let layout = self.config.spec.layout(0);
         let members = self.worlds.current().map_or(&[][..], |world| &world.members);
         let n_members = u32::try_from(members.len()).expect("at most one member per lane");
         for (rank, member) in (0..).zip(members) {
-            let layout = Layout { dense_len: 0, n_partitions };
-            let partitions = layout.hosted(PsId(rank), n_members);
+            let partitions = layout.written(rank, n_members);
             let folder = folder.clone();
             let order = Command::Cut { cut: id, generation, folder, at, partitions };
             self.effects.push(Effect::ToWorker(member.worker, order));
@@ -165,7 +165,7 @@ impl Job {
         if !current.waiting.is_empty() {
             return;
         }
-        if current.files.len() == self.config.spec.partitions as usize {
+        if current.files.len() == self.config.spec.layout(0).n_partitions as usize {
             self.effects.push(Effect::Commit {
                 cut,
                 folder: current.folder.clone(),

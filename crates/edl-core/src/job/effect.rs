@@ -112,9 +112,20 @@ pub enum Work {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PsOrder {
     Welcome,
-    Load { generation: Generation, from: LoadFrom },
-    Serve { generation: Generation },
-    Cut { cut: CutId, generation: Generation, folder: String },
+    Load {
+        generation: Generation,
+        from: LoadFrom,
+    },
+    Serve {
+        generation: Generation,
+    },
+    /// With `at`, as it is after that step; otherwise as it is now.
+    Cut {
+        cut: CutId,
+        generation: Generation,
+        folder: String,
+        at: Option<u64>,
+    },
     Stop(String),
 }
 

@@ -146,6 +146,8 @@ pub enum News {
     PeerLost { world: WorldId, suspect: WorkerId, error: String },
     /// It cannot train the records after `step`.
     StepFailed { world: WorldId, step: u64, error: String },
+    /// The servers have no rows for the step that it holds.
+    Torn { world: WorldId, error: String },
     /// It cannot load the state of this generation.
     NotLoaded { generation: Generation, error: String },
 }

@@ -85,7 +85,7 @@ impl Job {
         let capacity = self.workers.get(&worker).map_or(0, |worker| worker.capacity);
         match self.mode() {
             Mode::Sync { grads_to_wait } => capacity.max(grads_to_wait) as usize,
-            Mode::Async | Mode::Bounded { .. } => capacity as usize,
+            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => capacity as usize,
         }
     }
 

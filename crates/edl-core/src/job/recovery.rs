@@ -77,7 +77,7 @@ impl Job {
 
     /// Starts to load, once everybody is there and the model is known.
     pub(super) fn begin_load(&mut self, now: Time) {
-        if self.is_allreduce() || !self.servers.must_load() || self.durable.model.is_none() {
+        if !self.has_servers() || !self.servers.must_load() || self.durable.model.is_none() {
             return;
         }
         self.abandon_cut();
@@ -86,6 +86,7 @@ impl Job {
         self.loading_from = self.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
         self.loading_since = now;
         self.early.clear();
+        self.void_workers();
         self.servers.load(generation);
         self.durable.generation = generation;
         self.persist();
@@ -153,6 +154,7 @@ impl Job {
             // `begin_load` looks for itself whether it is time.
             Outcome::Nothing | Outcome::MustLoad => {}
             Outcome::LoadOne(ps) => self.send_load(ps),
+            Outcome::Serving { restored, .. } if self.is_hybrid() => self.go_on_apart(restored),
             Outcome::Serving { done, restored } => self.go_on(&done, restored, now),
         }
     }
@@ -183,20 +185,26 @@ impl Job {
                 format!("going on after {n_done} batches, in generation {generation}"),
             );
         }
-        let servers: Vec<PsId> = self.servers.members().keys().copied().collect();
-        for ps in servers {
-            self.effects.push(Effect::ToPs(ps, PsOrder::Serve { generation }));
-        }
-        let workers: Vec<WorkerId> =
-            self.workers.iter().filter(|(_, w)| w.is_ready()).map(|(id, _)| *id).collect();
-        for worker in workers {
-            self.effects.push(Effect::ToWorker(worker, Command::Route));
+        for worker in self.announce_servers() {
             self.hungry.insert(worker);
             if !restored {
                 self.adopt_held(worker, now);
             }
         }
         self.keep_best(now);
+    }
+
+    /// Servers are told to serve, and workers where they are; the workers that were told.
+    pub(super) fn announce_servers(&mut self) -> Vec<WorkerId> {
+        let generation = self.servers.generation();
+        for ps in self.servers.members().keys() {
+            self.effects.push(Effect::ToPs(*ps, PsOrder::Serve { generation }));
+        }
+        let ready = self.workers.iter().filter(|(_, worker)| worker.is_ready());
+        let workers: Vec<WorkerId> = ready.map(|(id, _)| *id).collect();
+        let route = |worker: &WorkerId| Effect::ToWorker(*worker, Command::Route);
+        self.effects.extend(workers.iter().map(route));
+        workers
     }
 
     /// Servers that were silent for too long have lost their place.

@@ -44,6 +44,8 @@ pub(super) struct Pace {
     farewells: Option<u32>,
     /// Workers of an earlier master's time, which may hold the state.
     pub(super) survivors: BTreeSet<WorkerId>,
+    /// Hybrid: times in a row that workers and servers did not fit together.
+    pub(super) n_torn: u32,
 }
 
 impl Pace {
@@ -60,6 +62,7 @@ impl Pace {
             n_stuck: 0,
             farewells: None,
             survivors: BTreeSet::new(),
+            n_torn: 0,
         }
     }
 
@@ -88,6 +91,9 @@ impl Job {
     pub(super) fn advance_world(&mut self, now: Time) {
         if !self.is_allreduce() || self.durable.model.is_none() {
             return;
+        }
+        if self.is_hybrid() && !self.servers.is_serving() {
+            return self.suspend_world();
         }
         self.check_progress(now);
         if self.is_ended() {
@@ -139,7 +145,11 @@ impl Job {
         let has_state = furthest.is_some_and(|_| {
             workers.iter().any(|w| candidates[w].step.is_some_and(|s| s <= self.worlds.until()))
         });
-        let load = (!workers.is_empty() && !has_state).then(|| self.load_anew(now));
+        let needs_load = !workers.is_empty() && !has_state;
+        if needs_load && self.is_hybrid() && !self.is_fresh {
+            return self.restore_servers(now);
+        }
+        let load = needs_load.then(|| self.load_anew(now));
         assert!(load.is_none() || after.is_none(), "those who train on hold the state");
         let id = WorldId::of(self.config.term, self.number());
         let formed = self.worlds.form(id, workers, after, candidates).cloned();
@@ -164,7 +174,12 @@ impl Job {
         self.tell_world(&told, &world, load.as_ref());
     }
 
-    fn tell_world(&mut self, workers: &[WorkerId], world: &World, load: Option<&LoadFrom>) {
+    pub(super) fn tell_world(
+        &mut self,
+        workers: &[WorkerId],
+        world: &World,
+        load: Option<&LoadFrom>,
+    ) {
         for worker in workers {
             let command = Command::World {
                 world: world.clone(),
@@ -177,7 +192,7 @@ impl Job {
     }
 
     /// Members that are left out at once finish nothing any more.
-    fn take_back_from(&mut self, before: &[WorkerId], workers: &[WorkerId]) {
+    pub(super) fn take_back_from(&mut self, before: &[WorkerId], workers: &[WorkerId]) {
         for worker in before.iter().filter(|worker| !workers.contains(worker)) {
             self.lose_cut_of(*worker);
             if !workers.is_empty()
@@ -205,6 +220,9 @@ impl Job {
 
     /// Nobody has the state any more, or yet: everybody loads the last checkpoint.
     fn load_anew(&mut self, now: Time) -> LoadFrom {
+        if self.is_hybrid() {
+            return self.load_fresh();
+        }
         let before = self.ledger.n_done();
         self.abandon_cut();
         self.drop_evaluation();
@@ -228,7 +246,7 @@ impl Job {
     }
 
     /// The ledger follows what the workers hold.
-    fn go_back_to(&mut self, step: u64) {
+    pub(super) fn go_back_to(&mut self, step: u64) {
         self.ledger.restore_first(step);
         self.n_final_tries = 0;
         self.last_cut_version = self.last_cut_version.min(step);
@@ -238,7 +256,7 @@ impl Job {
     }
 
     /// The furthest step that may be allowed when `n_done` are done.
-    fn allowed(&self, n_done: u64) -> u64 {
+    pub(super) fn allowed(&self, n_done: u64) -> u64 {
         self.barrier.min(self.limit).min(n_done.saturating_add(self.pace.ahead))
     }
 
@@ -297,6 +315,11 @@ impl Job {
                 } else if self.worlds.broken(world) {
                     self.worlds.rotate();
                     self.blame(Suspect::Batch(self.ledger.batch_at(step)), worker, &error);
+                }
+            }
+            News::Torn { world, error } => {
+                if self.worlds.is_heard(world) {
+                    self.torn(worker, &error, now);
                 }
             }
             News::NotLoaded { generation, error } => {
@@ -369,6 +392,7 @@ impl Job {
         }
         if step > self.ledger.n_done() {
             self.pace.progressed(now);
+            self.pace.n_torn = 0;
             self.commit(step, Some(loss));
         }
     }

@@ -15,6 +15,7 @@
 mod disk;
 mod faults;
 mod history;
+mod hybrid;
 mod interleavings;
 mod kernel;
 mod master;

@@ -132,6 +132,7 @@ impl Master {
             | News::Pace { .. }
             | News::PeerLost { .. }
             | News::StepFailed { .. }
+            | News::Torn { .. }
             | News::NotLoaded { .. } => {}
         }
     }

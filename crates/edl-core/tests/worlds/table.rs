@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use edl_core::id::{Incarnation, Term, WorkerId, WorldId};
+use edl_core::id::{Incarnation, PsId, Term, WorkerId, WorldId};
 use edl_core::job::{
     Command, Config, CutFile, Durable, Effect, End, Event, Holder, Job, LoadFrom, News, Note, Peer,
-    Work,
+    PsOrder, Work,
 };
 use edl_core::metric::{Measures, Metric};
 use edl_core::platform::{InstanceId, Order, Report, Role};
@@ -23,6 +23,7 @@ pub(crate) struct Table {
     /// As the last `Persist` left it.
     pub(crate) disk: Durable,
     pub(crate) told: BTreeMap<u32, Vec<Command>>,
+    pub(crate) told_ps: BTreeMap<u32, Vec<PsOrder>>,
     pub(crate) notes: Vec<Note>,
     pub(crate) orders: Vec<Order>,
     pub(crate) closed: Vec<(u32, String)>,
@@ -30,6 +31,8 @@ pub(crate) struct Table {
     pub(crate) ended: Option<End>,
     /// Incarnations of those who are connected.
     there: BTreeMap<u32, u64>,
+    /// Incarnations of the servers, under Hybrid.
+    pub(crate) servers: BTreeMap<u32, u64>,
     next_incarnation: u64,
     /// The world before the current one.
     before: Option<WorldId>,
@@ -92,12 +95,14 @@ impl Table {
             now: Time::ZERO,
             disk: Durable::default(),
             told: BTreeMap::new(),
+            told_ps: BTreeMap::new(),
             notes: Vec::new(),
             orders: Vec::new(),
             closed: Vec::new(),
             exported: None,
             ended: None,
             there: BTreeMap::new(),
+            servers: BTreeMap::new(),
             next_incarnation: 1,
             before: None,
             probe: 7,
@@ -110,6 +115,7 @@ impl Table {
         config.term = config.term.next();
         self.job = Job::new(config, self.disk.clone(), self.now);
         self.told.clear();
+        self.told_ps.clear();
         let running = self.there.iter();
         let running = running.map(|(id, incarnation)| (instance(*id), pid(*incarnation))).collect();
         self.handle(Event::Platform(Report::Running(running)));
@@ -161,8 +167,9 @@ impl Table {
             | Effect::Delete(_)
             | Effect::EvaluationStarted { .. }
             | Effect::Evaluated(_) => {}
-            Effect::ToPs(..) | Effect::ClosePs(_) | Effect::JoinPredictions { .. } => {
-                panic!("there are no servers and no predictions")
+            Effect::ToPs(ps, order) => self.told_ps.entry(ps.0).or_default().push(order),
+            Effect::ClosePs(_) | Effect::JoinPredictions { .. } => {
+                panic!("no server is silent, and there are no predictions")
             }
         }
         None
@@ -324,6 +331,10 @@ impl Table {
                 let (worker, incarnation) = (WorkerId(id), Incarnation(incarnation));
                 let waiting_for = "master".into();
                 self.handle(Event::WorkerHeard { worker, incarnation, waiting_for });
+            }
+            for (ps, incarnation) in self.servers.clone() {
+                let (ps, incarnation) = (PsId(ps), Incarnation(incarnation));
+                self.handle(Event::PsHeard { ps, incarnation });
             }
             self.handle(Event::Tick);
         }

@@ -48,7 +48,7 @@ impl Counter {
             metrics: vec![Metric::loss()],
             optimizer: OptimizerSpec::sgd(1.0),
         };
-        let layout = Layout { dense_len: DENSE_LEN, n_partitions: spec.partitions };
+        let layout = spec.layout(DENSE_LEN);
         let plan = spec.plan(n_records);
         Self { spec, plan, model: Arc::new(model), layout }
     }
@@ -113,7 +113,14 @@ impl Counter {
             body.grads.extend(ids.iter().map(|_| row));
             body.ids.extend(ids);
         }
-        let head = Head { batch, n_records, base_version, partitions: hosted, layout: self.layout };
+        let head = Head {
+            batch,
+            n_records,
+            base_version,
+            partitions: hosted,
+            layout: self.layout,
+            lane: None,
+        };
         Arc::new(Push::new(head, &[1], body).expect("lengths fit"))
     }
 

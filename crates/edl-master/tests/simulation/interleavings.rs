@@ -123,7 +123,7 @@ fn a_zombie_server_cannot_acknowledge_for_the_new_generation_nor_add_to_a_checkp
     site.train(ANN, batch(1));
     let cuts = std::mem::take(&mut site.held_cuts);
     let [_, (zombie_ps, zombie_order)] = cuts.try_into().unwrap();
-    let PsOrder::Cut { cut, generation: old, folder } = zombie_order else { panic!() };
+    let PsOrder::Cut { cut, generation: old, folder, .. } = zombie_order else { panic!() };
     // It stops before it cuts; the platform ends it as far as anybody knows.
     end_process(&mut site, zombie_ps.0);
     let zombie = site.replace(zombie_ps.0);

@@ -170,7 +170,7 @@ impl Server {
                 context.after(5, 80, Timer::Load { generation, checkpoint: from.checkpoint });
             }
             PsOrder::Serve { generation } => self.is_serving = generation == self.generation,
-            PsOrder::Cut { cut, generation, folder } => {
+            PsOrder::Cut { cut, generation, folder, .. } => {
                 if generation != self.generation {
                     let error = "another generation is held".into();
                     return self.tell(context, Message::CutFailed { cut, error });

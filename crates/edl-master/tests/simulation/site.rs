@@ -231,7 +231,7 @@ impl Site {
                 seat.is_serving = generation == seat.generation;
                 None
             }
-            PsOrder::Cut { cut, generation, folder } => {
+            PsOrder::Cut { cut, generation, folder, .. } => {
                 let files = write(&mut self.disk, seat, &folder)?;
                 Some(Event::CutDone { holder: Holder::Ps(ps), cut, generation, files })
             }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use edl_core::id::{BatchId, Generation, PsId, RunId};
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
-use edl_tensor::push::span;
+use edl_tensor::push::{Lane, span};
 
 use crate::data::acks::{Acked, Open, Reader};
 use crate::data::session::{Connection, Party};
@@ -106,6 +106,7 @@ struct Wish {
     will_push: bool,
     wants_dense: bool,
     min_round: Option<u64>,
+    step: Option<u64>,
 }
 
 struct Readers(Vec<JoinHandle<()>>);
@@ -234,7 +235,8 @@ impl PsClient {
         rows: &mut [Vec<f32>],
         min_round: Option<u64>,
     ) -> Result<Versions, Error> {
-        self.pull_as(ids, dense, rows, true, min_round)
+        let wish = Wish { will_push: true, wants_dense: dense.is_some(), min_round, step: None };
+        self.pull_as(ids, dense, rows, wish)
     }
 
     /// Like `pull`, for what no push will follow: evaluation and prediction. Nobody waits for
@@ -248,7 +250,25 @@ impl PsClient {
         dense: Option<&mut [f32]>,
         rows: &mut [Vec<f32>],
     ) -> Result<Versions, Error> {
-        self.pull_as(ids, dense, rows, false, None)
+        let wants_dense = dense.is_some();
+        let wish = Wish { will_push: false, wants_dense, min_round: None, step: None };
+        self.pull_as(ids, dense, rows, wish)
+    }
+
+    /// Like `read`, for rows alone, as they are after `step` steps. `Torn` says that a server is
+    /// not there, or past it by more than one step.
+    ///
+    /// # Panics
+    /// As `pull`.
+    pub fn read_at(
+        &mut self,
+        step: u64,
+        ids: &[Vec<u64>],
+        rows: &mut [Vec<f32>],
+    ) -> Result<Versions, Error> {
+        let step = Some(step);
+        let wish = Wish { will_push: false, wants_dense: false, min_round: None, step };
+        self.pull_as(ids, None, rows, wish)
     }
 
     fn pull_as(
@@ -256,8 +276,7 @@ impl PsClient {
         ids: &[Vec<u64>],
         mut dense: Option<&mut [f32]>,
         rows: &mut [Vec<f32>],
-        will_push: bool,
-        min_round: Option<u64>,
+        wish: Wish,
     ) -> Result<Versions, Error> {
         assert_eq!(ids.len(), self.dims.len(), "one list of ids per table");
         assert_eq!(rows.len(), self.dims.len(), "one list of rows per table");
@@ -267,11 +286,11 @@ impl PsClient {
         for ((rows, ids), dim) in rows.iter_mut().zip(ids).zip(&self.dims) {
             rows.resize(ids.len() * dim, 0.0);
         }
-        let wish = Wish { will_push, wants_dense: dense.is_some(), min_round };
         let patience = self.limits.pull;
         let mut versions = Versions::default();
         let mut refused = None;
-        let n_at_once = if will_push && self.is_in_order { 1 } else { self.servers.len().max(1) };
+        let n_at_once =
+            if wish.will_push && self.is_in_order { 1 } else { self.servers.len().max(1) };
         for servers in self.servers.chunks_mut(n_at_once) {
             for server in &mut *servers {
                 server.ask(self.generation, &self.split, wish, patience).inspect_err(|_| {
@@ -318,9 +337,41 @@ impl PsClient {
         ids: &[Vec<u64>],
         grads: &[Vec<f32>],
     ) -> Result<(), Error> {
-        assert_eq!(ids.len(), self.dims.len(), "one list of ids per table");
-        assert_eq!(dense.len(), self.layout.dense_len, "a gradient for all dense parameters");
         assert_eq!(base.0.len(), self.servers.len(), "one version per server");
+        self.push_as(batch, n_records, base, None, dense, ids, grads)
+    }
+
+    /// Sends one lane's part of a batch, as `push` does: rows alone, and acknowledged as soon as
+    /// every server keeps it.
+    ///
+    /// # Panics
+    /// As `push`.
+    pub fn push_lane(
+        &mut self,
+        batch: BatchId,
+        lane: Lane,
+        n_records: u32,
+        ids: &[Vec<u64>],
+        grads: &[Vec<f32>],
+    ) -> Result<(), Error> {
+        let base = Versions(vec![0; self.servers.len()]);
+        self.push_as(batch, n_records, &base, Some(lane), &[], ids, grads)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "they are the fields of one frame")]
+    fn push_as(
+        &mut self,
+        batch: BatchId,
+        n_records: u32,
+        base: &Versions,
+        lane: Option<Lane>,
+        dense: &[f32],
+        ids: &[Vec<u64>],
+        grads: &[Vec<f32>],
+    ) -> Result<(), Error> {
+        assert_eq!(ids.len(), self.dims.len(), "one list of ids per table");
+        let n_dense = self.layout.dense_on_servers();
+        assert_eq!(dense.len(), n_dense, "a gradient for all dense parameters on servers");
         self.split.sort(&self.layout, ids);
         self.split.gather(&self.dims, grads, &mut self.sorted);
         // All servers are pushed to alike, so one number fits every connection.
@@ -345,6 +396,7 @@ impl PsClient {
                 n_dense: dense.len(),
                 n_ids: ids.len(),
                 partitions: server.partitions.clone(),
+                lane,
                 n_grads: here.len(),
             };
             let parts: [&[u8]; 5] = [
@@ -400,6 +452,7 @@ impl Server {
             will_push: wish.will_push,
             patience_ms: u32::try_from(patience.as_millis()).unwrap_or(u32::MAX),
             min_round: wish.min_round,
+            step: wish.step,
             partitions: self.partitions.clone(),
             n_counts: count(counts.len()),
             n_ids: ids.len(),
@@ -501,19 +554,21 @@ fn dial(
 
 /// Every partition must be somewhere, once.
 fn check_route(route: &Route, layout: &Layout) -> Result<(), Error> {
-    let mut next = 0;
+    let all = layout.with_rows();
+    let mut next = all.start;
     for server in &route.servers {
         if server.partitions.start != next || server.partitions.end < next {
             break;
         }
         next = server.partitions.end;
     }
-    if next == layout.n_partitions {
+    if next == all.end {
         return Ok(());
     }
     Err(Error::Refused(format!(
-        "the route leads to {next} of {} partitions in order",
-        layout.n_partitions
+        "the route leads to {} of {} partitions in order",
+        next - all.start,
+        all.len()
     )))
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation, RunId};
-use edl_tensor::push::Body;
+use edl_tensor::push::{Body, Lane};
 
 use crate::data::Error;
 use crate::data::session::{Party, turn_away};
@@ -47,6 +47,8 @@ pub struct PullRequest {
     /// How long the client waits for a round.
     pub patience: Duration,
     pub min_round: Option<u64>,
+    /// The rows are wanted as they are after so many steps.
+    pub step: Option<u64>,
     /// Per partition, per table: how many ids.
     pub counts: Vec<u32>,
     pub ids: Vec<u64>,
@@ -61,6 +63,7 @@ pub struct PushRequest {
     pub n_records: u32,
     pub base_version: u64,
     pub partitions: Range<u32>,
+    pub lane: Option<Lane>,
     pub body: Body,
 }
 
@@ -83,6 +86,7 @@ impl PullRequest {
         self.will_push = head.will_push;
         self.patience = Duration::from_millis(u64::from(head.patience_ms));
         self.min_round = head.min_round;
+        self.step = head.step;
         Ok(())
     }
 }
@@ -110,6 +114,7 @@ impl PushRequest {
             n_records: head.n_records,
             base_version: head.base_version,
             partitions: head.partitions,
+            lane: head.lane,
             body,
         })
     }

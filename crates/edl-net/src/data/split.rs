@@ -40,10 +40,11 @@ impl Split {
         self.counts.clear();
         self.counts.resize(n_groups, 0);
         self.groups.clear();
+        let rows = layout.with_rows();
         for (table, ids) in ids.iter().enumerate() {
             let first = self.groups.len();
             // Passes of their own, because each is then a short loop that the core runs ahead in.
-            self.groups.extend(ids.iter().map(|id| group(layout, *id, n_tables, table)));
+            self.groups.extend(ids.iter().map(|id| group(&rows, *id, n_tables, table)));
             for group in &self.groups[first..] {
                 self.counts[*group as usize] += 1;
             }
@@ -185,10 +186,10 @@ fn gather_rows<const DIM: usize>(origins: &[u32], rows: &[f32], sorted: &mut [f3
 
 /// The place of an id's partition and table among all. `Layout::partition_of` is spelled out:
 /// called across crates for each id, it took most of the time of a sort.
-fn group(layout: &Layout, id: u64, n_tables: usize, table: usize) -> u32 {
-    let partition = (u128::from(rng::mix(id)) * u128::from(layout.n_partitions)) >> 64;
+fn group(rows: &Range<u32>, id: u64, n_tables: usize, table: usize) -> u32 {
+    let place = (u128::from(rng::mix(id)) * u128::from(rows.end - rows.start)) >> 64;
     #[expect(clippy::cast_possible_truncation, reason = "checked for the last group of all")]
-    let group = (partition as usize * n_tables + table) as u32;
+    let group = ((rows.start as usize + place as usize) * n_tables + table) as u32;
     group
 }
 
@@ -209,9 +210,11 @@ mod tests {
             tables in proptest::collection::vec(
                 (prop_oneof![Just(1), Just(3), Just(8), Just(16)],
                  proptest::collection::vec(0..500_u64, 0..60)), 0..4),
-            n_partitions in 1..9_u32, cut in 0..9_u32,
+            n_each in 1..9_u32, is_apart in any::<bool>(), cut in 0..18_u32,
         ) {
-            let layout = Layout { dense_len: 0, n_partitions };
+            let layout =
+                if is_apart { Layout::apart(0, n_each) } else { Layout::shared(0, n_each) };
+            let n_partitions = layout.n_partitions;
             let dims: Vec<usize> = tables.iter().map(|(dim, _)| *dim).collect();
             let ids: Vec<Vec<u64>> = tables.iter().map(|(_, ids)| ids.clone()).collect();
             let mut naive_ids = Vec::new();

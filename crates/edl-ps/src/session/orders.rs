@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use edl_core::id::{CutId, Generation};
+use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
 use edl_net::proto::ps_command::Kind as Order;
 use edl_net::proto::ps_message::Kind as Answer;
@@ -78,14 +79,19 @@ fn load(store: &Store, spec: &JobSpec, job_dir: PathBuf, order: Load) -> Answer 
 }
 
 fn load_spec(spec: &JobSpec, job_dir: PathBuf, order: Load) -> Result<LoadSpec, String> {
-    let model = serde_json::from_str(&order.model_spec_json)
+    let model: ModelSpec = serde_json::from_str(&order.model_spec_json)
         .map_err(|error| format!("the model's description cannot be read: {error}"))?;
     let optimizer = serde_json::from_str(&order.optimizer_json)
         .map_err(|error| format!("the optimizer's description cannot be read: {error}"))?;
+    let layout = spec.layout(model.dense_len());
+    if order.n_partitions != layout.n_partitions {
+        let (theirs, ours) = (order.n_partitions, layout.n_partitions);
+        return Err(format!("the master cuts into {theirs} partitions, the job into {ours}"));
+    }
     Ok(LoadSpec {
         generation: Generation(order.generation),
         partitions: order.first_partition..order.end_partition,
-        n_partitions: order.n_partitions,
+        layout,
         model: Arc::new(model),
         optimizer,
         seed: spec.seed,
@@ -99,8 +105,8 @@ fn load_spec(spec: &JobSpec, job_dir: PathBuf, order: Load) -> Result<LoadSpec, 
 }
 
 fn cut(store: &Store, order: Cut) -> Answer {
-    let Cut { cut, generation, folder } = order;
-    match store.cut(Generation(generation), folder.as_ref()) {
+    let Cut { cut, generation, folder, at } = order;
+    match store.cut(Generation(generation), folder.as_ref(), at) {
         Ok(files) => {
             let file = |file: edl_tensor::checkpoint::FileEntry| CheckpointFile {
                 partition: file.partition.0,

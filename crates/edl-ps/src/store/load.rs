@@ -26,7 +26,7 @@ use crate::window::Window;
 pub struct LoadSpec {
     pub generation: Generation,
     pub partitions: Range<u32>,
-    pub n_partitions: u32,
+    pub layout: Layout,
     pub model: Arc<ModelSpec>,
     pub optimizer: OptimizerSpec,
     pub seed: u64,
@@ -43,14 +43,10 @@ pub struct LoadSpec {
 }
 
 impl LoadSpec {
-    fn layout(&self) -> Layout {
-        Layout { dense_len: self.model.dense_len(), n_partitions: self.n_partitions }
-    }
-
     fn config(&self, partition: u32) -> PartitionConfig {
         PartitionConfig {
             id: PartitionId(partition),
-            layout: self.layout(),
+            layout: self.layout,
             model: Arc::clone(&self.model),
             optimizer: self.optimizer.clone(),
             seed: self.seed,
@@ -62,17 +58,21 @@ impl LoadSpec {
 
     fn check(&self) -> Result<(), Error> {
         self.model.check().map_err(Error::Model)?;
-        let Self { partitions, n_partitions, n_batches, .. } = self;
-        if *n_batches > 0 && partitions.start <= partitions.end && partitions.end <= *n_partitions {
+        let Self { partitions, layout, n_batches, .. } = self;
+        let Range { start, end } = layout.with_rows();
+        let is_within = start <= partitions.start && partitions.end <= end;
+        let fits = layout.dense_len == self.model.dense_len();
+        if *n_batches > 0 && partitions.start <= partitions.end && is_within && fits {
             return Ok(());
         }
-        let (partitions, n_partitions, n_batches) = (partitions.clone(), *n_partitions, *n_batches);
+        let n_partitions = layout.n_partitions;
+        let (partitions, n_batches) = (partitions.clone(), *n_batches);
         Err(Error::Impossible { partitions, n_partitions, n_batches })
     }
 
     fn origin(&self) -> Result<Origin, Error> {
         Ok(match &self.checkpoint {
-            Some(folder) => Origin::checkpoint(folder, self.n_partitions, self.keep_applied)?,
+            Some(folder) => Origin::checkpoint(folder, &self.layout, self.keep_applied)?,
             None => Origin::first_values(&self.model, &self.job_dir)?,
         })
     }
@@ -153,14 +153,14 @@ impl Store {
         made?;
         *self.window() = match spec.mode {
             Mode::Bounded { versions } => Some(Window::new(u64::from(versions), WINDOW_PATIENCE)),
-            Mode::Async | Mode::Sync { .. } => None,
+            Mode::Async | Mode::Sync { .. } | Mode::Steps { .. } => None,
         };
         let (tasks, threads) =
             owners.into_iter().map(|Birth { tasks, thread }| (tasks, thread)).unzip();
         Ok(Hosted {
             generation: spec.generation,
             partitions: spec.partitions.clone(),
-            layout: spec.layout(),
+            layout: spec.layout,
             dims: spec.model.tables.iter().map(|table| table.dim).collect(),
             mode: spec.mode,
             progress,
@@ -201,12 +201,13 @@ impl Store {
             partitions.iter().for_each(|partition| progress.note(partition));
             let owner = Owner {
                 partitions,
-                layout: spec.layout(),
+                layout: spec.layout,
                 dims: spec.model.tables.iter().map(|table| table.dim).collect(),
                 first_hosted: spec.partitions.start,
                 mode: spec.mode,
                 progress,
                 staged: BTreeMap::new(),
+                cut: None,
             };
             let _ = ready.send(Ok(()));
             // Whoever waits for the births waits for the ends of this channel.

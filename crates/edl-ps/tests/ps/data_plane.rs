@@ -141,7 +141,8 @@ fn a_cut_restores_rows_and_applied_sets_on_another_number_of_servers() {
     let generation = Generation(1);
     let cut = job.folder.path().join("cut");
     std::fs::create_dir(&cut).unwrap();
-    let files = job.servers.iter().flat_map(|server| server.store.cut(generation, &cut).unwrap());
+    let files =
+        job.servers.iter().flat_map(|server| server.store.cut(generation, &cut, None).unwrap());
     crate::harness::commit(&cut, files.collect());
 
     let alone = crate::harness::Server::start(job.folder.path(), 9);

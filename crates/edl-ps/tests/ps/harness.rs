@@ -48,14 +48,14 @@ pub(crate) fn model() -> ModelSpec {
 }
 
 pub(crate) fn layout() -> Layout {
-    Layout { dense_len: 20, n_partitions: N_PARTITIONS }
+    Layout::shared(20, N_PARTITIONS)
 }
 
 pub(crate) fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode: Mode) -> LoadSpec {
     LoadSpec {
         generation: Generation(generation),
         partitions,
-        n_partitions: N_PARTITIONS,
+        layout: layout(),
         model: Arc::new(model()),
         optimizer: OptimizerSpec::sgd(1.0),
         seed: 1,

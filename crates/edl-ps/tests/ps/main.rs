@@ -8,4 +8,5 @@ mod harness;
 mod intruders;
 mod relay;
 mod session;
+mod steps;
 mod waits;

@@ -296,7 +296,9 @@ async fn a_cut_is_written_and_loaded_again_in_the_next_generation() {
     let folder = stage.folder.path().join("cut");
     std::fs::create_dir(&folder).unwrap();
     let folder = folder.to_str().unwrap().to_owned();
-    session.order(Order::Cut(Cut { cut: 9, generation: 1, folder: folder.clone() })).await;
+    session
+        .order(Order::Cut(Cut { cut: 9, generation: 1, folder: folder.clone(), at: None }))
+        .await;
     let Message::CutDone(done) = session.next().await else { panic!("no cut") };
     assert_eq!((done.cut, done.generation, done.files.len()), (9, 1, N_PARTITIONS as usize));
     // What comes after the cut is gone after the next load.
@@ -315,7 +317,7 @@ async fn a_cut_is_written_and_loaded_again_in_the_next_generation() {
     // A cut of the generation before is refused, and so is one into what is not a folder.
     let no_folder = format!("{folder}/manifest.json");
     for (cut, generation, folder) in [(10, 1, folder), (11, 2, no_folder)] {
-        session.order(Order::Cut(Cut { cut, generation, folder })).await;
+        session.order(Order::Cut(Cut { cut, generation, folder, at: None })).await;
         let Message::CutFailed(failed) = session.next().await else { panic!("a cut") };
         assert_eq!((failed.cut, failed.generation), (cut, generation));
         assert!(!failed.error.is_empty());

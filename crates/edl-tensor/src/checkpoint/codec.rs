@@ -20,7 +20,7 @@ use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use serde::{Deserialize, Serialize};
 
-use super::FORMAT;
+use super::{FORMAT, FORMAT_APART};
 use crate::optimizer::MAX_SLOTS;
 use crate::partition::Dense;
 use crate::table::{Slab, Table};
@@ -55,6 +55,9 @@ pub struct Snapshot {
 pub struct Header {
     pub partition: PartitionId,
     pub n_partitions: u32,
+    /// Said by the format's number.
+    #[serde(skip)]
+    pub is_apart: bool,
     /// Of the whole model.
     pub dense_len: usize,
     pub model: String,
@@ -88,7 +91,7 @@ pub enum Error {
     #[error("the file is not a partition of a checkpoint")]
     Magic,
     #[error(
-        "the checkpoint has format {found}, this build reads format {FORMAT}; use the build that wrote it"
+        "the checkpoint has format {found}, this build reads formats {FORMAT} and {FORMAT_APART}; use the build that wrote it"
     )]
     Format { found: u32 },
     #[error("the header is damaged")]
@@ -103,6 +106,8 @@ pub enum Error {
     Misplaced { id: u64 },
     #[error("the set of applied batches is damaged")]
     Applied,
+    #[error("the checkpoint's embedding rows lie where those of this strategy do not")]
+    Apart,
     #[error("the file holds partition {found}, not {needs}")]
     Partition { found: PartitionId, needs: PartitionId },
     #[error(
@@ -157,6 +162,9 @@ impl Header {
         if tables(self) != tables(ours) {
             return other("tables");
         }
+        if self.is_apart != ours.is_apart {
+            return Err(Error::Apart);
+        }
         if self.n_partitions != ours.n_partitions {
             let (found, needs) = (self.n_partitions, ours.n_partitions);
             return Err(Error::Partitions { found, needs });
@@ -175,12 +183,14 @@ impl Header {
     }
 
     fn layout(&self) -> Layout {
-        Layout { dense_len: self.dense_len, n_partitions: self.n_partitions }
+        let Self { dense_len, n_partitions, is_apart, .. } = *self;
+        Layout { dense_len, n_partitions, is_apart }
     }
 
     fn check_bounds(&self) -> Result<(), Error> {
         let impossible = |what| Err(Error::Impossible { what });
-        if self.n_partitions > MAX_PARTITIONS || self.partition.0 >= self.n_partitions {
+        let is_odd = self.is_apart && !self.n_partitions.is_multiple_of(2);
+        if self.n_partitions > MAX_PARTITIONS || self.partition.0 >= self.n_partitions || is_odd {
             return impossible("number of partitions");
         }
         if self.dense_len > MAX_DENSE {
@@ -225,7 +235,8 @@ pub fn encode(snapshot: &Snapshot, writer: &mut impl Write) -> io::Result<(u64, 
     let header = serde_json::to_vec(&snapshot.header)?;
     let header_len = u32::try_from(header.len()).map_err(io::Error::other)?;
     sink.put(MAGIC)?;
-    sink.put(&FORMAT.to_le_bytes())?;
+    let format = if snapshot.header.is_apart { FORMAT_APART } else { FORMAT };
+    sink.put(&format.to_le_bytes())?;
     sink.put(&header_len.to_le_bytes())?;
     sink.put(&header)?;
     sink.put(&(snapshot.applied.len() as u64).to_le_bytes())?;
@@ -297,7 +308,7 @@ fn read_header<R: Read>(source: &mut Source<'_, R>) -> Result<Header, Error> {
         return Err(Error::Magic);
     }
     let found = u32::from_le_bytes(source.array()?);
-    if found != FORMAT {
+    if ![FORMAT, FORMAT_APART].contains(&found) {
         return Err(Error::Format { found });
     }
     let length = u32::from_le_bytes(source.array()?) as usize;
@@ -305,7 +316,8 @@ fn read_header<R: Read>(source: &mut Source<'_, R>) -> Result<Header, Error> {
         return Err(Error::Impossible { what: "length" });
     }
     let bytes: Vec<u8> = source.numbers(length)?;
-    let header: Header = serde_json::from_slice(&bytes).map_err(Error::Header)?;
+    let mut header: Header = serde_json::from_slice(&bytes).map_err(Error::Header)?;
+    header.is_apart = found == FORMAT_APART;
     header.check_bounds()?;
     Ok(header)
 }

@@ -4,16 +4,17 @@
 use std::collections::BTreeMap;
 
 use edl_core::id::{CutId, Generation, PartitionId, Term};
+use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::OptimizerSpec;
 use serde::{Deserialize, Serialize};
 
-use super::FORMAT;
+use super::{FORMAT, FORMAT_APART};
 
 /// What a complete checkpoint is made of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Always `FORMAT`.
+    /// `FORMAT` or `FORMAT_APART`.
     pub format: u32,
     pub version: u64,
     pub generation: Generation,
@@ -53,13 +54,17 @@ pub enum Error {
     #[error("it is damaged")]
     Json(#[from] serde_json::Error),
     #[error(
-        "the checkpoint has format {found}, this build reads format {FORMAT}; use the build that wrote it"
+        "the checkpoint has format {found}, this build reads formats {FORMAT} and {FORMAT_APART}; use the build that wrote it"
     )]
     Format { found: u32 },
     #[error("it must name each of {needs} partitions once, in order, and names {has} files")]
     Partitions { needs: u32, has: usize },
     #[error("it names `{0}`, which is no name for a partition's file")]
     Name(String),
+}
+
+fn is_known(format: u32) -> bool {
+    [FORMAT, FORMAT_APART].contains(&format)
 }
 
 /// Name of a partition's file.
@@ -77,7 +82,7 @@ impl Manifest {
         }
         // First the format alone: in another one, anything else may differ.
         let Format { format: found } = serde_json::from_slice(text)?;
-        if found != FORMAT {
+        if !is_known(found) {
             return Err(Error::Format { found });
         }
         let manifest: Self = serde_json::from_slice(text)?;
@@ -85,9 +90,16 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// How the model's state is cut.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        let is_apart = self.format == FORMAT_APART;
+        Layout { dense_len: self.model.dense_len(), n_partitions: self.n_partitions, is_apart }
+    }
+
     /// Whether each partition has its file.
     pub fn check(&self) -> Result<(), Error> {
-        if self.format != FORMAT {
+        if !is_known(self.format) {
             return Err(Error::Format { found: self.format });
         }
         let named = self.files.iter().map(|file| file.partition.0);

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use edl_core::id::PartitionId;
+use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 
-use super::{Checkpoint, Error, FileEntry, read_partition};
+use super::{Checkpoint, Error, FileEntry, Snapshot, read_partition, read_snapshot};
 use crate::first_values;
-use crate::partition::{Partition, PartitionConfig};
+use crate::partition::{Dense, Partition, PartitionConfig};
+use crate::table::Slab;
 
 /// Makes partitions, one by one and in any order.
 #[derive(Clone, Debug)]
@@ -24,6 +26,7 @@ enum Source {
     Checkpoint {
         folder: PathBuf,
         files: BTreeMap<PartitionId, FileEntry>,
+        layout: Layout,
         keep_applied: bool,
     },
 }
@@ -39,28 +42,58 @@ impl Origin {
         Ok(Self(Source::Given(values)))
     }
 
-    /// The checkpoint in `folder`, which must be cut into `n_partitions`; `keep_applied` as in
-    /// `Partition::restore`.
-    pub fn checkpoint(folder: &Path, n_partitions: u32, keep_applied: bool) -> Result<Self, Error> {
+    /// The checkpoint in `folder`, which must be cut as finely as `ours`; `keep_applied` as in
+    /// `Partition::restore`. A new job may start from one whose rows lie apart, or the other way
+    /// round: what one partition holds there, one or two hold here.
+    pub fn checkpoint(folder: &Path, ours: &Layout, keep_applied: bool) -> Result<Self, Error> {
         let checkpoint = Checkpoint::open(folder)?;
-        let theirs = checkpoint.manifest.n_partitions;
-        if theirs != n_partitions {
-            return Err(Error::OtherCut { path: folder.to_owned(), theirs, ours: n_partitions });
+        let layout = checkpoint.manifest.layout();
+        let (theirs, ours_each) = (layout.with_segments().end, ours.with_segments().end);
+        if theirs != ours_each || keep_applied && layout.is_apart != ours.is_apart {
+            return Err(Error::OtherCut { path: folder.to_owned(), theirs, ours: ours_each });
         }
         let files = checkpoint.manifest.files.into_iter().map(|file| (file.partition, file));
         let files = files.collect();
-        Ok(Self(Source::Checkpoint { folder: folder.to_owned(), files, keep_applied }))
+        Ok(Self(Source::Checkpoint { folder: folder.to_owned(), files, layout, keep_applied }))
     }
 
     pub fn make(&self, config: PartitionConfig) -> Result<Partition, Error> {
-        let (folder, files, keep_applied) = match &self.0 {
+        let (folder, files, layout, keep_applied) = match &self.0 {
             Source::Config => return Ok(Partition::new(config)),
             Source::Given(values) => return Ok(Partition::with_first_values(config, values)),
-            Source::Checkpoint { folder, files, keep_applied } => (folder, files, keep_applied),
+            Source::Checkpoint { folder, files, layout, keep_applied } => {
+                (folder, files, layout, *keep_applied)
+            }
         };
-        let file = files
-            .get(&config.id)
-            .ok_or_else(|| Error::NoPartition { path: folder.clone(), partition: config.id })?;
-        read_partition(folder, file, config, *keep_applied)
+        let file = |partition| {
+            let missing = || Error::NoPartition { path: folder.clone(), partition };
+            files.get(&partition).ok_or_else(missing)
+        };
+        if layout.is_apart == config.layout.is_apart {
+            return read_partition(folder, file(config.id)?, config, keep_applied);
+        }
+        let place = config.id.0 % layout.with_segments().end;
+        let mut snapshot = read_snapshot(folder, file(PartitionId(place))?)?;
+        if layout.is_apart {
+            let rows = PartitionId(layout.with_rows().start + place);
+            snapshot.tables = read_snapshot(folder, file(rows)?)?.tables;
+        }
+        Partition::from_snapshot(config.clone(), recut(snapshot, &config), keep_applied)
+            .map_err(|source| Error::Partition { path: folder.clone(), source })
     }
+}
+
+/// Leaves of `snapshot` what the partition of `config` holds.
+fn recut(mut snapshot: Snapshot, config: &PartitionConfig) -> Snapshot {
+    let PartitionConfig { id, layout, .. } = config;
+    if !layout.with_segments().contains(&id.0) {
+        snapshot.dense = Dense::default();
+    }
+    if !layout.with_rows().contains(&id.0) {
+        snapshot.tables.iter_mut().for_each(|slab| *slab = Slab::new(slab.stride()));
+    }
+    let header = &mut snapshot.header;
+    header.partition = *id;
+    (header.n_partitions, header.is_apart) = (layout.n_partitions, layout.is_apart);
+    snapshot
 }

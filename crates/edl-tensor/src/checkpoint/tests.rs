@@ -47,6 +47,15 @@ fn manifest(job: &Job, cut: u64, version: u64, files: Vec<FileEntry>) -> Manifes
     }
 }
 
+/// Makes files a complete checkpoint.
+pub(crate) fn commit(job: &Job, dir: &Path, files: Vec<FileEntry>) {
+    let layout = job.layout();
+    let format = if layout.is_apart { FORMAT_APART } else { FORMAT };
+    let manifest = manifest(job, 1, 1, files);
+    let n_partitions = layout.n_partitions;
+    commit_manifest(dir, &Manifest { format, n_partitions, ..manifest }).unwrap();
+}
+
 /// Writes a complete checkpoint below `dir`.
 fn write(job: &Job, dir: &Path, cut: u64, version: u64) -> PathBuf {
     let folder = dir.join(folder_name(version, Generation(1), CutId(cut)));
@@ -109,10 +118,10 @@ fn a_file_of_any_other_length_is_refused() {
 #[test]
 fn another_format_gives_one_sentence() {
     let mut bytes = encoded(&job());
-    bytes[8] = 2;
+    bytes[8] = 3;
     let error = codec::decode(&mut bytes.as_slice()).unwrap_err();
-    let sentence =
-        "the checkpoint has format 2, this build reads format 1; use the build that wrote it";
+    let sentence = "the checkpoint has format 3, this build reads formats 1 and 2; \
+                    use the build that wrote it";
     assert_eq!(error.to_string(), sentence);
 
     let dir = tempfile::tempdir().unwrap();
@@ -121,7 +130,7 @@ fn another_format_gives_one_sentence() {
     let text = fs::read_to_string(&path).unwrap();
     // In another format, nothing but the number need look like ours.
     assert!(text.starts_with("{\n  \"format\": 1,"));
-    fs::write(&path, "{\"format\": 2, \"parts\": []}").unwrap();
+    fs::write(&path, "{\"format\": 3, \"parts\": []}").unwrap();
     let error = find(dir.path()).unwrap_err();
     assert_eq!(chain(&error), format!("cannot use `{}`: {sentence}", path.display()));
 }

@@ -6,7 +6,9 @@ use edl_core::id::PsId;
 use super::*;
 use crate::fixture::{Job, batch};
 
+mod members;
 mod naive;
+mod steps;
 
 const SYNC: Mode = Mode::Sync { grads_to_wait: 2 };
 

@@ -5,10 +5,12 @@
 //! of something.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::time::Duration;
 
 use edl_core::id::{BatchId, LeaseId, WorldId};
 use edl_core::metric::Metric;
+use edl_net::data::Route;
 use edl_net::proto;
 use tracing::{debug, info, warn};
 
@@ -38,6 +40,10 @@ pub(super) enum Halt {
     /// Something else must be done first.
     Interrupted,
     Failed(String),
+    /// The parameter servers cannot be reached now.
+    Servers(String),
+    /// The parameter servers hold another step than this worker.
+    Torn(String),
     Died(Died),
 }
 
@@ -70,6 +76,8 @@ pub(super) struct Inbox {
     pub(super) is_rejoined: bool,
     pub(super) is_leaving: bool,
     pub(super) is_over: bool,
+    /// Where embedding tables are.
+    pub(super) route: Option<Route>,
 }
 
 impl Inbox {
@@ -93,6 +101,7 @@ impl Inbox {
             is_rejoined: false,
             is_leaving: false,
             is_over: false,
+            route: None,
         }
     }
 
@@ -119,6 +128,24 @@ impl Inbox {
                 Ok(())
             }
         }
+    }
+
+    /// Like `wait`, for at most so long.
+    pub(super) fn wait_for(&mut self, limit: Duration) -> Result<(), Died> {
+        match self.events.recv_timeout(limit) {
+            Ok(event) => self.hear(event),
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            Err(RecvTimeoutError::Disconnected) => {
+                self.is_over = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// Hears everything, and says whether to go on.
+    pub(super) fn look_up(&mut self) -> Result<(), Halt> {
+        self.drain().map_err(Halt::Died)?;
+        if self.is_interrupted() { Err(Halt::Interrupted) } else { Ok(()) }
     }
 
     /// Whether what is being done is for nothing.
@@ -187,11 +214,11 @@ impl Inbox {
                 self.shards.clear();
                 self.keep(|place| !matches!(place, Place::Piece(..)));
             }
+            compute::Event::Route(route) => self.route = Some(route),
             compute::Event::Leave => self.is_leaving = true,
             compute::Event::Stop => self.is_over = true,
             compute::Event::Died(thread) => return Err(Died(thread)),
             compute::Event::Lease(_, Loan::Train { .. } | Loan::Predict(_))
-            | compute::Event::Route(_)
             | compute::Event::Decoded(..)
             | compute::Event::Link(..) => {
                 warn!("the master sent a command of another strategy");

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The lanes of one step through the model, added up in the tree's order.
 
-use edl_core::id::BatchId;
+use edl_core::id::{BatchId, WorldId};
 use edl_core::lanes::{Span, children};
 use edl_core::model::ModelSpec;
+use edl_core::optimizer::Clip;
 use edl_core::rng;
 use edl_core::spec::AllreduceDtype;
 use edl_net::mesh::round_to_bf16;
+use edl_tensor::clip;
 use edl_tensor::model::{Error, Gradient, Inputs, Model};
+use edl_tensor::push::Lane;
 use twox_hash::XxHash3_64;
 
 use super::inbox::Halt;
+use super::tables::{FirstRows, Tables};
 use crate::feed::Decoded;
 
 /// The model with its buffers.
@@ -19,6 +23,10 @@ pub(super) struct Lanes {
     seed: u64,
     dtype: AllreduceDtype,
     gradient: Gradient,
+    tables: Tables,
+    /// With tables: what is made of a lane's gradient, of which nobody sees the whole sum.
+    clip: Option<Clip>,
+    summed: Vec<f32>,
     /// For sums that must be whole before they are added to another.
     spare: Vec<Vec<f32>>,
 }
@@ -29,6 +37,17 @@ pub(super) struct Step<'a> {
     pub(super) batch: BatchId,
     /// The parameters before the step.
     pub(super) dense: &'a [f32],
+    /// Steps before it.
+    pub(super) number: u64,
+    /// Who trains it; none for a probe.
+    pub(super) world: WorldId,
+    pub(super) n_lanes: u32,
+}
+
+impl Step<'_> {
+    pub(super) fn lane(&self, number: u32) -> Lane {
+        Lane { world: self.world, number, of: self.n_lanes }
+    }
 }
 
 /// Whether a lane begins a sum or is added to one.
@@ -39,10 +58,21 @@ enum Put {
 }
 
 impl Lanes {
-    pub(super) fn new(model: Box<dyn Model>, seed: u64, dtype: AllreduceDtype) -> Self {
+    pub(super) fn new(
+        model: Box<dyn Model>,
+        seed: u64,
+        dtype: AllreduceDtype,
+        tables: Tables,
+        clip: Option<Clip>,
+    ) -> Self {
         let dense = vec![0.0; model.spec().dense_len()];
-        let gradient = Gradient { dense, rows: Vec::new() };
-        Self { model, seed, dtype, gradient, spare: Vec::new() }
+        let gradient = Gradient { dense, rows: vec![Vec::new(); model.spec().tables.len()] };
+        let (summed, spare) = (Vec::new(), Vec::new());
+        Self { model, seed, dtype, gradient, tables, clip, summed, spare }
+    }
+
+    pub(super) fn tables(&mut self) -> &mut Tables {
+        &mut self.tables
     }
 
     pub(super) fn spec(&self) -> &ModelSpec {
@@ -59,14 +89,16 @@ impl Lanes {
         self.model.finish(dense);
     }
 
-    /// Runs `pass` on records with these parameters.
+    /// Runs `pass` on records with these parameters, which are those after `step` steps.
     pub(super) fn pass<R>(
         &mut self,
         records: &Decoded,
-        dense: &[f32],
+        (step, dense): (u64, &[f32]),
         pass: impl FnOnce(&mut dyn Model, Inputs<'_>) -> R,
-    ) -> R {
-        pass(&mut *self.model, Inputs { batch: &records.batch, dense, rows: &[] })
+    ) -> Result<R, Halt> {
+        self.tables.fetch(&*self.model, &records.batch, step)?;
+        let inputs = Inputs { batch: &records.batch, dense, rows: &self.tables.rows };
+        Ok(pass(&mut *self.model, inputs))
     }
 
     /// Trains the lanes of `node` in order and leaves their sum in `out`.
@@ -78,11 +110,11 @@ impl Lanes {
         records: &mut dyn FnMut(u32) -> Result<Decoded, Halt>,
     ) -> Result<(), Halt> {
         let Some((left, right)) = children(node) else {
-            return self.lane(step, node.start, &records(node.start)?, out, Put::First);
+            return self.fetch_lane(step, node.start, &records(node.start)?, out, Put::First);
         };
         self.sum(step, &left, out, records)?;
         if right.len() == 1 {
-            return self.lane(step, right.start, &records(right.start)?, out, Put::Add);
+            return self.fetch_lane(step, right.start, &records(right.start)?, out, Put::Add);
         }
         let mut spare = self.spare.pop().unwrap_or_default();
         spare.resize(out.len(), 0.0);
@@ -92,6 +124,24 @@ impl Lanes {
         }
         self.spare.push(spare);
         summed
+    }
+
+    /// Trains a lane on the rows that the servers hold, and tells them its row gradients.
+    fn fetch_lane(
+        &mut self,
+        step: Step<'_>,
+        lane: u32,
+        records: &Decoded,
+        out: &mut [f32],
+        put: Put,
+    ) -> Result<(), Halt> {
+        self.tables.fetch(&*self.model, &records.batch, step.number)?;
+        self.lane(step, lane, records, out, put)?;
+        if self.tables.is_empty() {
+            return Ok(());
+        }
+        let n_records = u32::try_from(records.batch.len()).expect("a lane has a 32-bit size");
+        self.tables.push((step.batch, step.lane(lane)), n_records, &mut self.gradient.rows)
     }
 
     /// A lane's value is the gradient of its mean loss times its records, so that the sum over
@@ -108,6 +158,10 @@ impl Lanes {
         let mut loss = self.train(step, lane, records).map_err(|error| {
             Halt::Failed(format!("{error} (batch {batch}, lane {lane}: {})", records.describe()))
         })?;
+        self.tables.sum(&mut self.gradient, &mut self.summed);
+        if let Some(limit) = self.clip {
+            clip::clip(&mut self.gradient, self.model.spec(), limit);
+        }
         let mut weight = records.batch.len() as f32;
         if self.dtype == AllreduceDtype::Bf16 {
             // What is rounded is what a lane that travels by itself would be.
@@ -134,11 +188,17 @@ impl Lanes {
 
     /// Leaves the lane's gradient in `self.gradient`; returns its loss.
     fn train(&mut self, step: Step<'_>, lane: u32, records: &Decoded) -> Result<f32, Error> {
-        let Step { batch, dense } = step;
+        let Step { batch, dense, .. } = step;
+        let rows = &self.tables.rows;
+        for (grads, rows) in self.gradient.rows.iter_mut().zip(rows) {
+            grads.resize(rows.len(), 0.0);
+        }
         let words = [self.seed, batch.epoch.into(), batch.index.into(), lane.into()];
-        let inputs = Inputs { batch: &records.batch, dense, rows: &[] };
+        let inputs = Inputs { batch: &records.batch, dense, rows };
         let outcome = self.model.train(inputs, rng::key(&words), &mut self.gradient)?;
-        if self.gradient.dense.len() != dense.len() {
+        let lens = |rows: &[Vec<f32>]| rows.iter().map(Vec::len).collect::<Vec<_>>();
+        let rows_fit = lens(&self.gradient.rows) == lens(rows);
+        if self.gradient.dense.len() != dense.len() || !rows_fit {
             return Err(Error::Other(
                 "the model's gradient has another shape than its inputs".into(),
             ));
@@ -147,16 +207,29 @@ impl Lanes {
     }
 
     /// A hash of the bits that this machine computes for one lane: where it differs between two
-    /// workers, their sums would depend on who computed them.
-    pub(super) fn probe(&mut self, step: Step<'_>, records: &Decoded) -> Result<u64, String> {
+    /// workers, their sums would depend on who computed them. `first` makes rows of tables.
+    pub(super) fn probe(
+        &mut self,
+        step: Step<'_>,
+        records: &Decoded,
+        first: FirstRows<'_>,
+    ) -> Result<u64, String> {
         let mut out = vec![0.0; self.len()];
         // Rounded bits would hide others.
         let dtype = std::mem::take(&mut self.dtype);
-        let trained = self.lane(step, 0, records, &mut out, Put::First);
+        let has_tables = !self.tables.is_empty();
+        let invented = match has_tables {
+            true => self.tables.invent(&*self.model, &records.batch, first),
+            false => Ok(()),
+        };
+        let trained = invented.and_then(|()| self.lane(step, 0, records, &mut out, Put::First));
         self.dtype = dtype;
         match trained {
-            Ok(()) => Ok(hash(&out)),
-            Err(Halt::Failed(error)) => Err(error),
+            Ok(()) => {
+                out.extend(self.gradient.rows.iter().flatten());
+                Ok(hash(&out))
+            }
+            Err(Halt::Failed(error) | Halt::Servers(error) | Halt::Torn(error)) => Err(error),
             Err(Halt::Interrupted | Halt::Died(_)) => Err("interrupted".into()),
         }
     }

@@ -15,8 +15,10 @@ use edl_core::optimizer::{self, Clip, OptimizerSpec};
 use edl_core::spec::{JobSpec, Mode};
 use edl_tensor::checkpoint::codec;
 use edl_tensor::checkpoint::{self, Origin, Snapshot};
+use edl_tensor::optimizer::Optimizer;
 use edl_tensor::partition::{Partition, PartitionConfig, Pushed};
 use edl_tensor::push::{Body, Head, Push};
+use edl_tensor::table::Table;
 
 /// Everything that decides what a replica holds before its first step.
 #[derive(Clone, Debug)]
@@ -24,7 +26,7 @@ pub(crate) struct Recipe {
     pub(crate) model: Arc<ModelSpec>,
     optimizer: OptimizerSpec,
     seed: u64,
-    n_partitions: u32,
+    layout: Layout,
     /// Steps of an epoch.
     n_batches: u32,
     /// Where the model's own first values lie.
@@ -67,14 +69,22 @@ impl Recipe {
             model: Arc::new(model.clone()),
             optimizer: optimizer::resolve(spec, model)?,
             seed: spec.seed,
-            n_partitions: spec.partitions,
+            layout: spec.layout(model.dense_len()),
             n_batches,
             job_dir,
         })
     }
 
     pub(crate) fn n_partitions(&self) -> u32 {
-        self.n_partitions
+        self.layout.with_segments().end
+    }
+
+    /// The first rows of `ids` in a table, wherever they live.
+    pub(crate) fn first_rows(&self, table: usize, ids: &[u64], out: &mut Vec<f32>) {
+        let spec = &self.model.tables[table];
+        out.resize(ids.len() * spec.dim, 0.0);
+        let optimizer = Optimizer::new(self.optimizer.clone());
+        Table::new(spec, self.seed, &optimizer).peek(ids, out);
     }
 
     /// What is made of a gradient before its step.
@@ -82,14 +92,10 @@ impl Recipe {
         self.optimizer.clip
     }
 
-    fn layout(&self) -> Layout {
-        Layout { dense_len: self.model.dense_len(), n_partitions: self.n_partitions }
-    }
-
     fn config(&self, partition: u32) -> PartitionConfig {
         PartitionConfig {
             id: PartitionId(partition),
-            layout: self.layout(),
+            layout: self.layout,
             model: Arc::clone(&self.model),
             optimizer: self.optimizer.clone(),
             seed: self.seed,
@@ -113,12 +119,12 @@ impl Recipe {
         keep_applied: bool,
         generation: Generation,
     ) -> Result<Replica, Error> {
-        let origin = Origin::checkpoint(folder, self.n_partitions, keep_applied)?;
+        let origin = Origin::checkpoint(folder, &self.layout, keep_applied)?;
         self.make(&origin, generation)
     }
 
     fn make(&self, origin: &Origin, generation: Generation) -> Result<Replica, Error> {
-        let made = (0..self.n_partitions).map(|partition| origin.make(self.config(partition)));
+        let made = (0..self.n_partitions()).map(|partition| origin.make(self.config(partition)));
         self.assemble(made.collect::<Result<_, _>>()?, generation)
     }
 
@@ -134,7 +140,7 @@ impl Recipe {
         partitions: Vec<Partition>,
         generation: Generation,
     ) -> Result<Replica, Error> {
-        for (place, id) in (0..self.n_partitions).map(PartitionId).enumerate() {
+        for (place, id) in (0..self.n_partitions()).map(PartitionId).enumerate() {
             if partitions.get(place).is_none_or(|partition| partition.id() != id) {
                 return Err(Error::Missing(id));
             }
@@ -153,7 +159,7 @@ impl Recipe {
         }
         let mut dense = vec![0.0; self.model.dense_len()];
         for partition in &partitions {
-            dense[self.layout().segment(partition.id())].copy_from_slice(partition.dense());
+            dense[self.layout.segment(partition.id())].copy_from_slice(partition.dense());
         }
         Ok(Replica { recipe: self.clone(), partitions, dense, step, generation })
     }
@@ -183,16 +189,21 @@ impl Replica {
 
     /// Takes the next step by its mean gradient; gives the gradient's memory back.
     pub(crate) fn apply(&mut self, n_records: u32, gradient: Vec<f32>) -> Vec<f32> {
-        let layout = self.recipe.layout();
+        let layout = self.recipe.layout;
+        let dims: Vec<usize> = self.recipe.model.tables.iter().map(|table| table.dim).collect();
+        let n_partitions = self.recipe.n_partitions();
         let head = Head {
             batch: self.next_batch(),
             n_records,
             base_version: self.step,
-            partitions: 0..self.recipe.n_partitions,
+            partitions: 0..n_partitions,
             layout,
+            lane: None,
         };
-        let body = Body { dense: gradient, ..Body::default() };
-        let push = Push::new(head, &[], body).expect("the gradient has the model's length");
+        // Rows are the servers' part of a step.
+        let counts = vec![0; n_partitions as usize * dims.len()];
+        let body = Body { dense: gradient, counts, ..Body::default() };
+        let push = Push::new(head, &dims, body).expect("the gradient has the model's length");
         let push = Arc::new(push);
         for partition in &mut self.partitions {
             let pushed = partition.push(&push);

@@ -8,12 +8,15 @@ use edl_core::id::WorldId;
 use edl_net::proto;
 
 use super::mesh::{Abort, Opened};
+use crate::servers;
 
 /// Shared by the session and the training loop.
 #[derive(Default)]
 pub(crate) struct Seat {
     ends: OnceLock<Ends>,
     held: Mutex<Held>,
+    /// Ends waits on parameter servers.
+    servers: Mutex<Option<servers::Abort>>,
 }
 
 struct Ends {
@@ -63,6 +66,7 @@ impl Seat {
         if let Some(ends) = self.ends.get() {
             ends.abort.abort(world);
         }
+        self.abort_servers();
     }
 
     /// Ends every blocked call.
@@ -70,6 +74,23 @@ impl Seat {
         if let Some(ends) = self.ends.get() {
             ends.abort.close();
         }
+        self.abort_servers();
+    }
+
+    /// Names what ends waits on servers from now on.
+    pub(super) fn waits_on(&self, abort: servers::Abort) {
+        *self.servers() = Some(abort);
+    }
+
+    /// Once, because the connections are of no use then.
+    fn abort_servers(&self) {
+        if let Some(abort) = self.servers().take() {
+            abort();
+        }
+    }
+
+    fn servers(&self) -> MutexGuard<'_, Option<servers::Abort>> {
+        self.servers.lock().expect("nobody panics while ending waits")
     }
 
     /// The members that a blocked call waits for.

@@ -9,7 +9,6 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use edl_core::id::{Incarnation, RunId};
-use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::rng;
 use edl_core::spec::{JobSpec, JobType, Mode};
@@ -112,8 +111,7 @@ impl Edges {
             open_model,
             open_records: Box::new(feed::open_records),
             open_dial: Box::new(|run, spec, model| {
-                let n_partitions = spec.partitions;
-                let layout = Layout { dense_len: model.dense_len(), n_partitions };
+                let layout = spec.layout(model.dense_len());
                 let is_bounded = matches!(spec.mode(), Mode::Bounded { .. });
                 let patience = spec.task_timeout();
                 Box::new(PsDial { key, run, layout, model, patience, is_bounded })
@@ -147,7 +145,7 @@ impl Job {
     /// is alone must be able to hold all of one.
     pub(super) fn capacity(&self) -> u32 {
         match self.spec.mode() {
-            Mode::Async | Mode::Bounded { .. } => CAPACITY,
+            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => CAPACITY,
             Mode::Sync { grads_to_wait } => CAPACITY.max(grads_to_wait),
         }
     }
@@ -237,11 +235,14 @@ impl Birth<'_> {
             |place, records| Event::AllReduce(Box::new(allreduce::Event::Decoded(place, records)));
         let feed = spawn_feeder(feeder, &events, decoded)?;
         drop(events);
+        let dial = || (edges.open_dial)(job.run, &job.spec, model.spec().clone());
+        let dial = job.spec.is_hybrid().then(dial);
         let start = allreduce::Start {
             identity,
             spec: &job.spec,
             plan,
             model,
+            dial,
             job_dir,
             open_mesh: edges.open_mesh,
             events: heard,

@@ -174,7 +174,7 @@ impl Dial for ToyServers {
     fn dial(&mut self, route: &Route) -> Result<Line, Error> {
         self.change(|book| book.n_dials += 1);
         if self.book().over.contains(&route.generation) {
-            return Err(Error(format!("generation {} is over", route.generation)));
+            return Err(Error::Lost(format!("generation {} is over", route.generation)));
         }
         let n_aborts = self.book().n_aborts;
         let line = ToyLine {
@@ -192,10 +192,10 @@ impl Dial for ToyServers {
 impl ToyLine {
     fn check(&self, book: &Book) -> Result<(), Error> {
         if book.over.contains(&self.generation) {
-            return Err(Error(format!("generation {} is over", self.generation)));
+            return Err(Error::Lost(format!("generation {} is over", self.generation)));
         }
         if book.n_aborts > self.n_aborts {
-            return Err(Error("aborted".into()));
+            return Err(Error::Lost("aborted".into()));
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ impl Servers for ToyLine {
             book.break_at = book.break_at.filter(|batch| *batch != push.batch);
         });
         self.unanswered.push(push.batch);
-        if is_broken { Err(Error("broken pipe".into())) } else { Ok(()) }
+        if is_broken { Err(Error::Lost("broken pipe".into())) } else { Ok(()) }
     }
 
     fn acknowledged(&mut self, limit: Duration) -> Result<Option<Acked>, Error> {

@@ -83,13 +83,19 @@ pub(crate) fn check_workers(num_workers: u32) -> anyhow::Result<()> {
     }
 }
 
-/// Workers that hold all parameters hold no tables that only servers can hold.
+/// Tables live on servers, and servers that hold nothing else need some.
 fn check_strategy(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<()> {
     match model.tables.first() {
-        Some(table) if spec.is_allreduce() => Err(refuse(format!(
-            "model `{}` has an embedding table `{}`, which AllReduce does not train; use \
-             --distribution_strategy=ParameterServerStrategy",
+        Some(table) if !spec.has_servers() => Err(refuse(format!(
+            "model `{}` has an embedding table `{}`, which AllReduce alone does not train; use \
+             --distribution_strategy=HybridStrategy, which keeps tables on parameter servers, or \
+             ParameterServerStrategy",
             model.name, table.name
+        ))),
+        None if spec.is_hybrid() => Err(refuse(format!(
+            "model `{}` has no embedding tables, so parameter servers would hold nothing; use \
+             --distribution_strategy=AllreduceStrategy",
+            model.name
         ))),
         Some(_) | None => Ok(()),
     }
@@ -287,8 +293,13 @@ mod tests {
         let deepfm = JobSpec { model_def: "deepfm".into(), ..JobSpec::default() };
         let deepfm = edl_zoo::open(&deepfm).unwrap();
         let text = refusal(check_strategy(&spec, deepfm.spec()));
-        assert!(text.contains("`deepfm`") && text.contains("ParameterServerStrategy"), "{text}");
+        assert!(text.contains("`deepfm`") && text.contains("HybridStrategy"), "{text}");
         check_strategy(&JobSpec::default(), deepfm.spec()).unwrap();
+        let hybrid = JobSpec { distribution_strategy: Strategy::Hybrid, ..JobSpec::default() };
+        check_strategy(&hybrid, deepfm.spec()).unwrap();
+        let cnn = edl_zoo::open(&JobSpec::default()).unwrap();
+        let text = refusal(check_strategy(&hybrid, cnn.spec()));
+        assert!(text.contains("no embedding tables") && text.contains("Allreduce"), "{text}");
     }
 
     #[test]

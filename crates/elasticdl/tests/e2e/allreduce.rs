@@ -47,7 +47,7 @@ pub(crate) fn weights(home: &Home, name: &str) -> String {
     digest(&home.job_dir(name).join("output/model.safetensors"))
 }
 
-fn digest(file: &Path) -> String {
+pub(crate) fn digest(file: &Path) -> String {
     let bytes = std::fs::read(file).expect("an exported model");
     Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -62,7 +62,7 @@ fn workers(job: &Running) -> Vec<Instance> {
 }
 
 /// Waits for a step, then does something; false if the job was over before.
-fn at(job: &mut Running, wanted: u64, act: impl FnOnce(&mut Running)) -> bool {
+pub(crate) fn at(job: &mut Running, wanted: u64, act: impl FnOnce(&mut Running)) -> bool {
     let start = Instant::now();
     while job.is_running() {
         if job

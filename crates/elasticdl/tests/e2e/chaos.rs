@@ -16,7 +16,7 @@ const ATTACKS: u64 = 8;
 /// Attacks end after this long, so that a slow machine is not attacked for ever.
 const ATTACK_TIME: Duration = Duration::from_secs(40);
 
-fn seeds(default: u64) -> Vec<u64> {
+pub(crate) fn seeds(default: u64) -> Vec<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     if let Some(seed) = number("CHAOS_SEED") {
         return vec![seed];
@@ -76,7 +76,7 @@ fn survive(name: &str, seed: u64, round: u32, more: &[&str]) {
 }
 
 /// Does something bad to somebody; what it did.
-fn attack(job: &mut Running, rng: &mut Rng) -> Option<String> {
+pub(crate) fn attack(job: &mut Running, rng: &mut Rng) -> Option<String> {
     let instances = job.instances();
     if instances.is_empty() {
         return None;

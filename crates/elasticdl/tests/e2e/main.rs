@@ -13,6 +13,7 @@ mod data;
 mod description;
 mod disk;
 mod harness;
+mod hybrid;
 mod metrics;
 mod partition;
 mod poison;

@@ -13,7 +13,6 @@ use crate::id::{
 use crate::job::{
     Command, Config, CutFile, Durable, Effect, End, Event, Held, Holder, Job, Note, PsOrder, Work,
 };
-use crate::layout::Layout;
 use crate::metric::{Measures, Metric};
 use crate::model::ModelSpec;
 use crate::optimizer::OptimizerSpec;
@@ -241,7 +240,7 @@ impl Bench {
     /// What a server does with an order.
     pub(super) fn obey_as_ps(&mut self, id: PsId, order: PsOrder) -> Option<Event> {
         let spec = &self.job.config().spec;
-        let layout = Layout { dense_len: 0, n_partitions: spec.partitions };
+        let layout = spec.layout(0);
         let hosted = layout.hosted(id, spec.num_ps_pods);
         let n_batches = spec.plan(self.job.config().n_records).n_batches().max(1);
         let server = self.servers.get_mut(&id.0)?;
@@ -271,7 +270,7 @@ impl Bench {
                 server.is_serving = true;
                 None
             }
-            PsOrder::Cut { cut, generation, folder } => self.cut(id, cut, generation, &folder),
+            PsOrder::Cut { cut, generation, folder, .. } => self.cut(id, cut, generation, &folder),
         }
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Shards of the validation data, measured on the state that this worker holds.
 
-use edl_core::id::LeaseId;
+use edl_core::id::{LeaseId, WorldId};
 use edl_net::proto::{self, worker_message::Kind};
 use tracing::warn;
 
@@ -40,18 +40,34 @@ impl Run {
             Ok(records) => records,
             Err(Halt::Interrupted) => return Ok(()),
             Err(Halt::Died(died)) => return Err(died),
-            Err(Halt::Failed(error)) => {
+            Err(Halt::Failed(error) | Halt::Servers(error) | Halt::Torn(error)) => {
                 self.fail_lease(lease, error);
                 return Ok(());
             }
         };
+        let (generation, held) = (replica.generation, (step, replica.dense()));
+        let connected = lanes.tables().connect(inbox.route.as_ref(), generation);
         // It may have been revoked while its records were read.
         let Some(lent) = inbox.shards.get_mut(&lease) else { return Ok(()) };
-        let added =
-            lanes.pass(&records, replica.dense(), |model, inputs| lent.shard.add(model, inputs));
-        match added {
-            Ok(()) => lent.n_done += 1,
-            Err(error) => {
+        let passed = connected.and_then(|()| {
+            lanes.pass(&records, held, |model, inputs| lent.shard.add(model, inputs))
+        });
+        match passed {
+            Ok(Ok(())) => lent.n_done += 1,
+            Err(Halt::Interrupted) => {}
+            Err(Halt::Died(died)) => return Err(died),
+            // Nothing is wrong with the records: they are measured when the servers are there.
+            Err(Halt::Servers(error)) => self.wait_for_servers(&error)?,
+            Err(Halt::Torn(error)) => {
+                self.fail_lease(lease, error.clone());
+                let world = self.world.as_ref().map_or(WorldId(0), |world| world.id);
+                self.torn(world, error);
+            }
+            Err(Halt::Failed(error)) => {
+                let error = format!("{error} ({})", records.describe());
+                self.fail_lease(lease, error);
+            }
+            Ok(Err(error)) => {
                 let error = format!("{error} ({})", records.describe());
                 self.fail_lease(lease, error);
             }

@@ -23,6 +23,8 @@ impl Run {
     pub(super) fn enter(&mut self, next: World) {
         self.flush();
         self.setup.progress.busy("forming a world");
+        // What ended the waits of the world before has closed these, too.
+        self.setup.lanes.tables().hang_up();
         if let Some(before) = self.world.take() {
             self.left = Some(Instant::now());
             if next.after.is_some() && before.loses_members_in(&next) {

@@ -9,17 +9,19 @@ use edl_core::lanes::{Span, nodes_within, share_out};
 use edl_net::proto::{self, worker_message::Kind};
 use edl_tensor::clip;
 use edl_tensor::model::Gradient;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{Run, Setup};
 use crate::allreduce::inbox::{Halt, Place};
 use crate::allreduce::lanes::{Step, hash};
-use crate::allreduce::replica::{Replica, batch_of};
+use crate::allreduce::replica::batch_of;
 use crate::compute::{Died, loss_line};
 use crate::feed::Read;
 
 /// Steps are not reported more often than this, but for those that somebody waits for.
 const REPORT_EVERY: Duration = Duration::from_millis(20);
+/// Servers that are not there are tried again after this.
+const SERVERS_RETRY: Duration = Duration::from_millis(50);
 /// Steps whose records are read beyond the one at hand.
 const READ_AHEAD: u64 = 1;
 
@@ -33,26 +35,32 @@ impl Run {
         let mine = world.members[place].lanes.clone();
         self.read_ahead(step, &mine);
 
-        self.setup.progress.busy("training");
-        let Some(dense) = self.replica.as_ref().map(Replica::dense) else { return Ok(()) };
-        let Setup { mesh, inbox, lanes, plan, n_lanes, .. } = &mut self.setup;
+        let Some(replica) = &self.replica else { return Ok(()) };
+        let (dense, generation) = (replica.dense(), replica.generation);
+        let Setup { mesh, inbox, lanes, plan, n_lanes, progress, .. } = &mut self.setup;
+        if let Err(halt) = lanes.tables().connect(inbox.route.as_ref(), generation) {
+            return self.halted(id, step, halt);
+        }
+        progress.busy("training");
         let n_records = n_records(plan, batch.index);
         let n_active = n_active(plan, *n_lanes, batch.index);
         let started = Instant::now();
         let mut records = |lane| inbox.records(Place::Lane(batch, lane));
         let buffers = mesh.buffers(n_active, lanes.len());
         let mut nodes = nodes_within(n_active, &mine).into_iter().zip(buffers);
-        let trained = nodes.try_for_each(|(node, buffer)| {
-            lanes.sum(Step { batch, dense }, &node, buffer, &mut records)
-        });
-        match trained {
-            Ok(()) => {}
-            Err(Halt::Interrupted) => return Ok(()),
-            Err(Halt::Died(died)) => return Err(died),
-            Err(Halt::Failed(error)) => {
-                self.failed(id, step, error);
-                return Ok(());
-            }
+        let at = Step { batch, dense, number: step, world: id, n_lanes: *n_lanes };
+        let summed =
+            nodes.try_for_each(|(node, buffer)| lanes.sum(at, &node, buffer, &mut records));
+        // Lanes without records are named to the servers, too: so every member has a word in
+        // every step, and none of them can be left two steps behind.
+        let mut idle = mine.start.max(n_active)..mine.end;
+        let trained = summed
+            .and_then(|()| {
+                idle.try_for_each(|lane| lanes.tables().push_nothing(batch, at.lane(lane)))
+            })
+            .and_then(|()| lanes.tables().settle(&mut || inbox.look_up()));
+        if let Err(halt) = trained {
+            return self.halted(id, step, halt);
         }
         let n_mine = mine.end.min(n_active).saturating_sub(mine.start);
         self.pace.measure(started.elapsed(), n_mine);
@@ -97,6 +105,43 @@ impl Run {
         if self.reported.is_none_or(|reported| reported.elapsed() >= REPORT_EVERY) {
             self.flush();
         }
+    }
+
+    /// The step at hand could not be trained; nobody else knows of it yet.
+    fn halted(&mut self, world: WorldId, step: u64, halt: Halt) -> Result<(), Died> {
+        match halt {
+            Halt::Interrupted => Ok(()),
+            Halt::Died(died) => Err(died),
+            Halt::Failed(error) => {
+                self.failed(world, step, error);
+                Ok(())
+            }
+            Halt::Servers(error) => self.wait_for_servers(&error),
+            Halt::Torn(error) => {
+                self.torn(world, error);
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits a moment, or for news: the step is tried again along the route that is known then.
+    pub(super) fn wait_for_servers(&mut self, error: &str) -> Result<(), Died> {
+        debug!(error, "parameter servers are not there");
+        self.flush();
+        let Setup { lanes, inbox, progress, .. } = &mut self.setup;
+        lanes.tables().hang_up();
+        progress.waiting("waiting for servers", "parameter servers");
+        inbox.wait_for(SERVERS_RETRY)
+    }
+
+    /// Leaves the world because the servers have no rows for the state that it holds.
+    pub(super) fn torn(&mut self, world: WorldId, error: String) {
+        warn!(%world, error, "the parameter servers are at another step");
+        self.setup.lanes.tables().hang_up();
+        self.world = None;
+        self.left = Some(Instant::now());
+        self.flush();
+        self.say(Kind::Torn(proto::Torn { world: world.0, error }));
     }
 
     /// Leaves the world because the next step cannot be trained here.

@@ -145,6 +145,7 @@ impl Stage {
                 plan,
                 model: Box::new(model),
                 job_dir,
+                dial: None,
                 open_mesh: mesh,
                 events: heard,
                 feed,

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Hybrid: workers hold the dense parameters and servers the embedding rows, both of one step.
+//!
+//! A step's rows are on all servers before any worker can finish it, and no server takes a step
+//! that a member of the world has not begun; so the two are never more than one step apart, and
+//! servers keep what one step changed. Whoever loses more than that takes everybody back: servers
+//! and workers load one checkpoint under one generation.
+
+use super::{End, Job, LoadFrom};
+use crate::id::{WorkerId, WorldId};
+use crate::time::Time;
+use crate::world::World;
+
+/// Workers and servers that do not fit together so often, without a step between, never will.
+const MAX_TORN: u32 = 3;
+
+impl Job {
+    pub(super) fn is_hybrid(&self) -> bool {
+        self.config.spec.is_hybrid()
+    }
+
+    pub(super) fn has_servers(&self) -> bool {
+        self.config.spec.has_servers()
+    }
+
+    /// The servers load: what workers hold is of a history that is no more.
+    pub(super) fn void_workers(&mut self) {
+        if self.is_hybrid() {
+            self.is_fresh = false;
+            self.worlds.void();
+            self.keep_holders();
+        }
+    }
+
+    /// Nobody trains without the servers. Those who did are told at once, so that they wait for
+    /// the master and not for a server.
+    pub(super) fn suspend_world(&mut self) {
+        if self.worlds.current().is_none() {
+            return;
+        }
+        let before: Vec<WorkerId> = self.worlds.involved().into_iter().collect();
+        let id = WorldId::of(self.config.term, self.number());
+        self.worlds.form(id, &[], None, &std::collections::BTreeMap::new());
+        self.void_workers();
+        self.take_back_from(&before, &[]);
+        let nobody = World { id, members: Vec::new(), after: None };
+        self.tell_world(&before, &nobody, None);
+    }
+
+    /// All servers hold one generation. If they have loaded it, workers load the same before they
+    /// train; if they went on through a master's restart, workers do, too.
+    pub(super) fn go_on_apart(&mut self, restored: bool) {
+        self.is_fresh = restored;
+        if restored {
+            let (before, step) = (self.ledger.n_done(), self.loaded_step());
+            self.go_back_to(step);
+            if self.started_at.is_some() {
+                let lost = before.saturating_sub(step);
+                let text = format!("{lost} steps after step {step} are trained again");
+                self.note("restored", text);
+            }
+        }
+        for worker in self.announce_servers() {
+            self.hungry.insert(worker);
+        }
+    }
+
+    /// What workers load to fit what the servers have loaded.
+    pub(super) fn load_fresh(&mut self) -> LoadFrom {
+        let step = self.loaded_step();
+        self.is_fresh = false;
+        self.worlds.start_over(step);
+        self.worlds.allow(self.allowed(step));
+        self.load_from()
+    }
+
+    /// The step of what the servers have loaded.
+    fn loaded_step(&self) -> u64 {
+        let is_it = |folder: &String| {
+            let all = self.durable.checkpoints.iter();
+            all.filter(|checkpoint| checkpoint.folder == *folder).map(|c| c.version).next()
+        };
+        self.loading_from.as_ref().and_then(is_it).unwrap_or(0)
+    }
+
+    /// No worker holds the model any more, so what the servers hold fits nobody.
+    pub(super) fn restore_servers(&mut self, now: Time) {
+        if self.started_at.is_some() {
+            let text =
+                "no worker is left that holds the model; the servers load with the next ones";
+            self.note("workers_lost", text);
+        }
+        self.servers.restore();
+        self.begin_load(now);
+    }
+
+    /// A worker holds a step that the servers have no rows for.
+    pub(super) fn torn(&mut self, worker: WorkerId, error: &str, now: Time) {
+        if !self.is_hybrid() || !self.servers.is_serving() {
+            return;
+        }
+        self.note("torn", format!("worker-{worker} and the servers hold other steps: {error}"));
+        self.pace.n_torn += 1;
+        if self.pace.n_torn >= MAX_TORN {
+            let why = format!("workers and servers do not fit together: {error}");
+            return self.end(End::Failed(why));
+        }
+        self.restore_servers(now);
+    }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Steps that come in lanes, over real sockets: rows of a step, cuts of a step.
+
+use edl_core::id::{Generation, PsId, WorldId};
+use edl_core::layout::Layout;
+use edl_core::spec::Mode;
+use edl_net::data::{Error, PsClient, Route, ServerRoute};
+use edl_ps::store::{self, LoadSpec};
+use edl_tensor::push::Lane;
+
+use crate::harness::{DEADLINE, N_PARTITIONS, RUN, Server, batch, key, load_spec, model};
+
+const GENERATION: Generation = Generation(1);
+
+/// Two servers with rows alone.
+struct Job {
+    servers: [Server; 2],
+    folder: tempfile::TempDir,
+}
+
+fn layout() -> Layout {
+    Layout::apart(20, N_PARTITIONS)
+}
+
+impl Job {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let servers = [0, 1].map(|ps| Server::start(folder.path(), ps));
+        for (ps, server) in (0..).zip(&servers) {
+            let hosted = layout().hosted(PsId(ps), 2);
+            let spec = load_spec(GENERATION.0, hosted, Mode::Steps { lanes: 2 });
+            server.store.load(&LoadSpec { layout: layout(), ..spec }).unwrap();
+            server.store.serve(GENERATION).unwrap();
+        }
+        Self { servers, folder }
+    }
+
+    fn client(&self) -> Client {
+        let server = |(ps, server): (u32, &Server)| ServerRoute {
+            ps: PsId(ps),
+            address: server.address.clone(),
+            unix_path: server.unix_path.to_str().unwrap().to_owned(),
+            partitions: layout().hosted(PsId(ps), 2),
+        };
+        let servers = (0..).zip(&self.servers).map(server).collect();
+        let route = Route { generation: GENERATION, servers };
+        let net = PsClient::connect(&route, &key(), RUN, layout(), &model(), DEADLINE).unwrap();
+        Client { net, ids: vec![vec![5, 1, 900, 17, 4], (0..100).map(|id| id * 7).collect()] }
+    }
+}
+
+struct Client {
+    net: PsClient,
+    ids: Vec<Vec<u64>>,
+}
+
+impl Client {
+    /// Pushes minus `value` for one of two lanes with ten records each.
+    fn push(&mut self, index: u32, number: u32, value: f32) -> Result<(), Error> {
+        let lane = Lane { world: WorldId(1), number, of: 2 };
+        let dims = [2, 16];
+        let grads: Vec<Vec<f32>> =
+            self.ids.iter().zip(dims).map(|(ids, dim)| vec![-value; ids.len() * dim]).collect();
+        self.net.push_lane(batch(index), lane, 10, &self.ids, &grads)?;
+        self.net.acks().recv_timeout(DEADLINE).expect("an answer in time").map(drop)
+    }
+
+    fn step(&mut self, index: u32) {
+        self.push(index, 0, 1.0).unwrap();
+        self.push(index, 1, 3.0).unwrap();
+    }
+
+    /// Every number of the rows after `step` steps.
+    fn read(&mut self, step: u64) -> Result<f32, Error> {
+        let mut rows = vec![Vec::new(); 2];
+        self.net.read_at(step, &self.ids, &mut rows)?;
+        let first = rows[0][0];
+        assert!(rows.iter().flatten().all(|number| number.to_bits() == first.to_bits()));
+        Ok(first)
+    }
+}
+
+#[test]
+#[expect(clippy::float_cmp, reason = "small sums are exact")]
+fn a_lane_is_acknowledged_when_it_is_kept_and_a_step_is_read_before_and_after_it() {
+    let job = Job::start();
+    let (mut ann, mut bob) = (job.client(), job.client());
+    ann.push(0, 0, 1.0).unwrap();
+    assert_eq!(ann.read(0).unwrap(), 0.0, "half a step is none");
+    bob.push(0, 1, 3.0).unwrap();
+    assert_eq!((bob.read(1).unwrap(), ann.read(0).unwrap()), (2.0, 0.0), "before and after");
+    ann.push(0, 0, 1.0).unwrap();
+    assert_eq!(ann.read(1).unwrap(), 2.0, "a repeated lane changes nothing");
+    bob.step(1);
+    assert_eq!((bob.read(2).unwrap(), bob.read(1).unwrap()), (4.0, 2.0));
+    for step in [0, 3] {
+        let torn = ann.read(step).unwrap_err();
+        assert!(matches!(torn, Error::Torn(_)), "{torn}");
+    }
+    assert_eq!(ann.read(2).unwrap(), 4.0, "the connection is as good as before");
+}
+
+#[test]
+fn a_cut_waits_for_its_step_and_gives_way_to_a_later_order() {
+    let job = Job::start();
+    let mut client = job.client();
+    let store = &job.servers[0].store;
+    let folder = |name: &str| job.folder.path().join(name);
+    std::thread::scope(|scope| {
+        let cut = scope.spawn(|| store.cut(GENERATION, &folder("cut"), Some(2)));
+        client.step(0);
+        client.step(1);
+        let files = cut.join().unwrap().unwrap();
+        assert!(files.len() == 3 && files.iter().all(|file| file.updates == 2));
+
+        let late = scope.spawn(|| store.cut(GENERATION, &folder("late"), Some(9)));
+        while !late.is_finished() {
+            store.cut(GENERATION, &folder("again"), Some(2)).unwrap();
+        }
+        let error = late.join().unwrap().unwrap_err();
+        assert!(matches!(error, store::Error::Overtaken), "{error}");
+    });
+    let past = job.servers[1].store.cut(GENERATION, &folder("past"), Some(1)).unwrap_err();
+    assert!(matches!(past, store::Error::Past { at: 1, step: 2, .. }), "{past}");
+    let now = job.servers[1].store.cut(GENERATION, &folder("now"), Some(2)).unwrap();
+    assert!(now.len() == 3 && now.iter().all(|file| file.updates == 2));
+}

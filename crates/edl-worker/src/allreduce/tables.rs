@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Embedding tables, which servers hold while workers hold the rest.
+//!
+//! A lane's rows are read as they are after the step that the worker holds, and its row gradients
+//! go to the servers before the worker takes part in the sum of the dense ones. So whoever has
+//! that sum knows that every server has the whole step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use edl_core::id::{BatchId, Generation};
+use edl_net::data::{Route, Versions};
+use edl_tensor::batch::Batch;
+use edl_tensor::model::{Gradient, Model};
+use edl_tensor::push::Lane;
+use edl_tensor::unique::Unique;
+use tracing::info;
+
+use super::inbox::Halt;
+use super::seat::Seat;
+use crate::progress::Progress;
+use crate::servers::{Dial, Error, Line, Pull, Push, Servers};
+
+/// How often a wait for answers looks up.
+const LOOK_UP: Duration = Duration::from_millis(20);
+const PHASE: &str = "exchanging rows";
+
+/// Fills in the first rows of some ids of a table.
+pub(super) type FirstRows<'a> = &'a dyn Fn(usize, &[u64], &mut Vec<f32>);
+
+/// The rows of the lane at hand, and the way to the servers.
+pub(super) struct Tables {
+    /// Numbers per row of each table.
+    dims: Vec<usize>,
+    /// None under pure AllReduce, which has no tables.
+    dial: Option<Box<dyn Dial>>,
+    line: Option<Open>,
+    seat: Arc<Seat>,
+    progress: Arc<Progress>,
+    lookups: Vec<Unique>,
+    pull: Pull,
+    /// One row per id that the model looked up.
+    pub(super) rows: Vec<Vec<f32>>,
+}
+
+/// Standing connections.
+struct Open {
+    route: Route,
+    servers: Box<dyn Servers>,
+    n_unanswered: usize,
+}
+
+impl Tables {
+    pub(super) fn new(
+        dims: Vec<usize>,
+        dial: Option<Box<dyn Dial>>,
+        seat: Arc<Seat>,
+        progress: Arc<Progress>,
+    ) -> Self {
+        let n = dims.len();
+        let pull = Pull { ids: vec![Vec::new(); n], rows: vec![Vec::new(); n], ..Pull::default() };
+        Self {
+            dims,
+            dial,
+            line: None,
+            seat,
+            progress,
+            lookups: vec![Unique::new(); n],
+            pull,
+            rows: vec![Vec::new(); n],
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.dims.is_empty()
+    }
+
+    /// Connects along `route`, if that is of the state that the worker holds.
+    pub(super) fn connect(
+        &mut self,
+        route: Option<&Route>,
+        generation: Generation,
+    ) -> Result<(), Halt> {
+        let Some(dial) = &mut self.dial else { return Ok(()) };
+        let Some(route) = route.filter(|route| route.generation == generation) else {
+            return Err(Halt::Servers("the master has not told where they are".into()));
+        };
+        if self.line.as_ref().is_some_and(|open| open.route == *route) {
+            return Ok(());
+        }
+        self.progress.waiting(PHASE, "parameter servers");
+        self.line = None;
+        let Line { servers, abort } = dial.dial(route).map_err(halt)?;
+        info!(%generation, servers = route.servers.len(), "servers connected");
+        // From here on every wait ends when the session has something more important.
+        self.seat.waits_on(abort);
+        self.line = Some(Open { route: route.clone(), servers, n_unanswered: 0 });
+        Ok(())
+    }
+
+    /// Forgets connections that are of no use any more.
+    pub(super) fn hang_up(&mut self) {
+        self.line = None;
+    }
+
+    /// Reads the rows that `batch` needs, as they are after `step` steps.
+    pub(super) fn fetch(
+        &mut self,
+        model: &dyn Model,
+        batch: &Batch,
+        step: u64,
+    ) -> Result<(), Halt> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        self.look_up(model, batch)?;
+        self.pull.step = Some(step);
+        self.progress.waiting(PHASE, "parameter servers");
+        let open = self.line.as_mut().ok_or_else(|| Halt::Servers("not connected".into()))?;
+        open.servers.pull(&mut self.pull).map_err(halt)?;
+        self.progress.busy("training");
+        self.expand();
+        Ok(())
+    }
+
+    /// The rows that `batch` needs, as `first` makes them: no server is asked.
+    pub(super) fn invent(
+        &mut self,
+        model: &dyn Model,
+        batch: &Batch,
+        first: FirstRows<'_>,
+    ) -> Result<(), Halt> {
+        self.look_up(model, batch)?;
+        for (table, (ids, rows)) in self.pull.ids.iter().zip(&mut self.pull.rows).enumerate() {
+            first(table, ids, rows);
+        }
+        self.expand();
+        Ok(())
+    }
+
+    fn look_up(&mut self, model: &dyn Model, batch: &Batch) -> Result<(), Halt> {
+        let looked_up = model.lookups(batch).map_err(|error| Halt::Failed(error.to_string()))?;
+        if looked_up.len() != self.dims.len() {
+            let (named, tables) = (looked_up.len(), self.dims.len());
+            let problem = format!("the model looks up ids in {named} tables and has {tables}");
+            return Err(Halt::Failed(problem));
+        }
+        for (table, looked_up) in looked_up.iter().enumerate() {
+            let unique = &mut self.lookups[table];
+            unique.set(looked_up);
+            let ids = &mut self.pull.ids[table];
+            ids.clear();
+            ids.extend_from_slice(unique.ids());
+            self.pull.rows[table].resize(ids.len() * self.dims[table], 0.0);
+        }
+        Ok(())
+    }
+
+    fn expand(&mut self) {
+        for (table, unique) in self.lookups.iter().enumerate() {
+            unique.expand(self.dims[table], &self.pull.rows[table], &mut self.rows[table]);
+        }
+    }
+
+    /// Adds up the row gradients of equal ids, in place.
+    pub(super) fn sum(&self, gradient: &mut Gradient, spare: &mut Vec<f32>) {
+        for (table, unique) in self.lookups.iter().enumerate() {
+            unique.sum(self.dims[table], &gradient.rows[table], spare);
+            std::mem::swap(&mut gradient.rows[table], spare);
+        }
+    }
+
+    /// Sends the summed row gradients of a lane, and does not wait for the answers.
+    pub(super) fn push(
+        &mut self,
+        (batch, lane): (BatchId, Lane),
+        n_records: u32,
+        rows: &mut Vec<Vec<f32>>,
+    ) -> Result<(), Halt> {
+        let gradient = Gradient { dense: Vec::new(), rows: std::mem::take(rows) };
+        let ids = std::mem::take(&mut self.pull.ids);
+        let base = Versions::default();
+        let push = Push { batch, n_records, base, gradient, ids, lane: Some(lane) };
+        let sent = self.send(&push);
+        self.pull.ids = push.ids;
+        *rows = push.gradient.rows;
+        sent
+    }
+
+    /// Says that a lane has no records in this step: the servers wait for every lane.
+    pub(super) fn push_nothing(&mut self, batch: BatchId, lane: Lane) -> Result<(), Halt> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let gradient = Gradient { dense: Vec::new(), rows: vec![Vec::new(); self.dims.len()] };
+        let ids = vec![Vec::new(); self.dims.len()];
+        let base = Versions::default();
+        self.send(&Push { batch, n_records: 0, base, gradient, ids, lane: Some(lane) })
+    }
+
+    fn send(&mut self, push: &Push) -> Result<(), Halt> {
+        let open = self.line.as_mut().ok_or_else(|| Halt::Servers("not connected".into()))?;
+        open.servers.push(push).map_err(halt)?;
+        open.n_unanswered += 1;
+        Ok(())
+    }
+
+    /// Waits until the servers have taken everything that was sent. `look_up` is asked now and
+    /// then whether that still matters.
+    pub(super) fn settle(
+        &mut self,
+        look_up: &mut dyn FnMut() -> Result<(), Halt>,
+    ) -> Result<(), Halt> {
+        while let Some(open) = self.line.as_mut().filter(|open| open.n_unanswered > 0) {
+            self.progress.waiting(PHASE, "parameter servers");
+            match open.servers.acknowledged(LOOK_UP).map_err(halt)? {
+                Some(_) => open.n_unanswered -= 1,
+                None => look_up()?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn halt(error: Error) -> Halt {
+    match error {
+        Error::Lost(error) => Halt::Servers(error),
+        Error::Torn(error) => Halt::Torn(error),
+    }
+}

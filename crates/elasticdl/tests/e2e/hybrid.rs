@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Hybrid: dense parameters by AllReduce and embedding tables on servers give the same bits for
+//! any number of workers and servers, whatever happens to them.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use edl_core::batch::BatchPlan;
+use edl_core::id::BatchId;
+use edl_core::lanes::share_out;
+use edl_core::rng::Rng;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::allreduce::{at, digest};
+use crate::chaos::attack;
+use crate::harness::{Home, N_RECORDS, Running, counts, shipped, signal, stderr};
+
+/// 9,994 records in steps of 4 × 12: the last of an epoch has 10, the others 48.
+const N_PEOPLE: u64 = 9_994;
+const STEPS: u64 = 2 * 209;
+
+/// Writes people who never lived, in the census's words.
+fn people(home: &Home) -> String {
+    let mut rng = Rng::new(5);
+    let mut text = String::from(
+        "age,fnlwgt,education_num,capital_gain,capital_loss,hours_per_week,workclass,education,\
+         marital_status,occupation,relationship,race,gender,native_country,label\n",
+    );
+    for _ in 0..N_PEOPLE {
+        let [age, weight, years] = [17 + rng.below(60), 20_000 + rng.below(300_000), rng.below(16)];
+        let [gain, loss, hours] = [rng.below(2) * 4_000, rng.below(3) * 900, 10 + rng.below(60)];
+        let mut word = |kind: char, n: u64| format!("{kind}{}", rng.below(n));
+        let words =
+            [('w', 8), ('e', 16), ('m', 7), ('o', 14), ('r', 6), ('c', 5), ('g', 2), ('n', 41)];
+        let words = words.map(|(kind, n)| word(kind, n)).join(",");
+        let label = u64::from(age + hours + years > 85);
+        writeln!(text, "{age},{weight},{years},{gain},{loss},{hours},{words},{label}")
+            .expect("memory");
+    }
+    let path = home.path().join("people.csv");
+    std::fs::write(&path, text).expect("a folder to write to");
+    path.to_string_lossy().into_owned()
+}
+
+/// The job whose bits are compared.
+fn job(home: &Home, name: &str, (workers, servers): (u32, u32), more: &[&str]) -> Running {
+    let data = home.path().join("people.csv").to_string_lossy().into_owned();
+    let flags = [
+        format!("--job_name={name}"),
+        format!("--num_workers={workers}"),
+        format!("--num_ps_pods={servers}"),
+        format!("--training_data={data}"),
+    ];
+    let mut args = vec![
+        "train",
+        "--distribution_strategy=HybridStrategy",
+        "--model_def=deepfm",
+        "--lanes=4",
+        "--minibatch_size=12",
+        "--num_epochs=2",
+        "--seed=7",
+        "--clip_norm=5",
+        "--checkpoint_secs=1",
+    ];
+    args.extend(flags.iter().map(String::as_str));
+    args.extend(more);
+    home.start(name, &args)
+}
+
+/// The exported weights of a job that trained every record twice.
+fn weights(home: &Home, name: &str) -> String {
+    let audit: Value =
+        serde_json::from_str(&home.stdout(&["audit", name, "--json"])).expect("JSON");
+    let epochs = audit["epochs"].as_array().expect("epochs");
+    assert_eq!(epochs.len(), 2, "{audit:#}");
+    for epoch in epochs {
+        let found = (&epoch["records"], &epoch["missing"], &epoch["duplicated"]);
+        assert_eq!(found, (&N_PEOPLE.into(), &0.into(), &0.into()), "{audit:#}");
+    }
+    let partitions = audit["partitions"].as_array().expect("partitions");
+    assert_eq!(partitions.len(), 64, "dense parameters and rows are audited alike");
+    digest(&home.job_dir(name).join("output/model.safetensors"))
+}
+
+fn victim(job: &Running, role: &str) -> Option<i32> {
+    job.instances().into_iter().find(|instance| instance.role == role).map(|found| found.pid)
+}
+
+/// Kills one of these at each of the steps; somebody must have lived to be killed.
+fn kill(job: &mut Running, role: &str, steps: impl IntoIterator<Item = u64>) {
+    let mut n_killed = 0;
+    for wanted in steps {
+        at(job, wanted, |job| {
+            if let Some(pid) = victim(job, role) {
+                signal(pid, Signal::KILL);
+                n_killed += 1;
+            }
+        });
+    }
+    assert!(n_killed > 0, "the job was over before a {role} could be killed");
+}
+
+/// Whether the job tells of such an event.
+fn has_event(home: &Home, name: &str, kind: &str) -> bool {
+    let path = home.job_dir(name).join("events.jsonl");
+    let text = std::fs::read_to_string(&path).expect("events");
+    text.contains(&format!("\"{kind}\""))
+}
+
+#[test]
+fn the_weights_are_the_same_bits_for_any_number_of_workers_and_servers_and_any_fate() {
+    let home = Home::new();
+    let data = people(&home);
+    let mut found: Vec<(String, String)> = Vec::new();
+    let mut end = |name: &str, mut job: Running| {
+        job.wait_for_success();
+        assert_eq!(home.status(name)["step"], STEPS, "{name}");
+        found.push((name.to_owned(), weights(&home, name)));
+    };
+    for (workers, servers) in [(1, 1), (2, 1), (3, 2)] {
+        let name = format!("workers-{workers}");
+        let job = job(&home, &name, (workers, servers), &[]);
+        end(&name, job);
+    }
+
+    let mut killed = job(&home, "killed", (3, 1), &[]);
+    kill(&mut killed, "worker", (20..STEPS).step_by(70));
+    end("killed", killed);
+    assert!(has_event(&home, "killed", "worker_killed"));
+    assert!(!has_event(&home, "killed", "restored"), "survivors go on from their own memory");
+
+    let mut robbed = job(&home, "robbed", (2, 2), &["--checkpoint_steps=10"]);
+    kill(&mut robbed, "ps", [65, 250]);
+    end("robbed", robbed);
+    assert!(has_event(&home, "robbed", "restored"));
+
+    let mut orphaned = job(&home, "orphaned", (2, 1), &[]);
+    kill(&mut orphaned, "master", [40, 200]);
+    end("orphaned", orphaned);
+
+    let mut deserted = job(&home, "deserted", (2, 1), &["--checkpoint_steps=10"]);
+    let was_running = at(&mut deserted, 75, |job| {
+        let all = job.instances().into_iter().filter(|instance| instance.role == "worker");
+        all.for_each(|worker| signal(worker.pid, Signal::KILL));
+    });
+    assert!(was_running);
+    end("deserted", deserted);
+    assert!(has_event(&home, "deserted", "restored"));
+
+    let mut dead = job(&home, "dead", (2, 1), &["--checkpoint_steps=10"]);
+    assert!(at(&mut dead, 90, Running::kill_all));
+    let more = ["train", "--resume", "dead", "--num_workers=3", "--num_ps_pods=3"];
+    let resumed = home.start("dead", &more);
+    end("dead", resumed);
+
+    let first = &found[0].1;
+    assert!(found.iter().all(|(_, weights)| weights == first), "{found:#?}");
+
+    // Whatever trained a model, servers hold it while it is used.
+    let checkpoints = home.job_dir("dead").join("checkpoints").to_string_lossy().into_owned();
+    let from = format!("--checkpoint_dir_for_init={checkpoints}");
+    let on = format!("--validation_data={data}");
+    let evaluated = home.run(&["evaluate", "--job_name=judge", &from, &on]);
+    assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+}
+
+/// What a correct run of the `count` model leaves: a lane counts by its share of the step.
+fn expected(plan: &BatchPlan, (lanes, minibatch): (u32, u32), epochs: u32) -> (Vec<f64>, f64) {
+    let n_records = usize::try_from(plan.n_records).expect("a small set");
+    let (mut rows, mut total) = (vec![0.0; n_records], 0.0);
+    for epoch in 0..epochs {
+        for index in 0..plan.n_batches() {
+            let records = plan.records(BatchId { epoch, index });
+            let n = records.len() as f64;
+            for lane in share_out(records.len(), lanes, minibatch) {
+                let share = lane.len() as f64 / n;
+                total += lane.len() as f64 * share;
+                for record in &records[lane] {
+                    rows[usize::try_from(*record).expect("small")] += share;
+                }
+            }
+        }
+    }
+    (rows, total)
+}
+
+fn assert_counted(home: &Home, name: &str, lanes: (u32, u32), epochs: u32) {
+    let plan = home.spec(name).plan(N_RECORDS);
+    let (expected_rows, expected_total) = expected(&plan, lanes, epochs);
+    let output = home.job_dir(name).join("output");
+    let (rows, totals) = counts(Path::new(&output));
+    assert_eq!(rows.len() as u64, N_RECORDS, "every record has a row");
+    for (id, n) in rows {
+        let expected = expected_rows[usize::try_from(id).expect("a record")];
+        assert!((f64::from(n) - expected).abs() < 1e-3, "record {id}: {n}, not {expected}");
+    }
+    let is_right = |total: &f32| (f64::from(*total) - expected_total).abs() < 0.5;
+    assert!(totals.iter().all(is_right), "dense totals {totals:?}, not {expected_total}");
+}
+
+/// Three lanes of nine records: the last step of an epoch has two, which are one lane's.
+#[test]
+fn every_record_is_trained_once_whatever_is_killed_in_steps_of_workers_and_servers() {
+    const EPOCHS: u32 = 3;
+    for seed in crate::chaos::seeds(2) {
+        let (home, name) = (Home::new(), format!("hybrid-{seed}"));
+        let data = format!("--training_data={}", shipped("test"));
+        let job_name = format!("--job_name={name}");
+        let mut job = home.start(
+            &name,
+            &[
+                "train",
+                "--distribution_strategy=HybridStrategy",
+                "--model_def=count",
+                "--model_params=sleep_ms=20",
+                "--lanes=3",
+                "--minibatch_size=9",
+                "--num_epochs=3",
+                "--num_workers=3",
+                "--num_ps_pods=2",
+                "--checkpoint_steps=20",
+                "--checkpoint_secs=2",
+                "--heartbeat_timeout_secs=1.5",
+                &job_name,
+                &data,
+            ],
+        );
+        let mut rng = Rng::new(2000 + seed);
+        job.wait_until("the first process", |status| {
+            status["instances"].as_array().is_some_and(|i| i.len() > 2)
+        });
+        let mut done = Vec::new();
+        while done.len() < 8 && job.is_running() {
+            std::thread::sleep(Duration::from_millis(50 + rng.below(700)));
+            done.extend(attack(&mut job, &mut rng));
+        }
+        let status = job.wait();
+        assert!(status.success(), "seed {seed}: {status} after {done:#?}\n{}", job.log());
+        assert_counted(&home, &name, (3, 9), EPOCHS);
+    }
+}
+
+#[test]
+fn what_hybrid_cannot_do_is_refused_in_one_sentence() {
+    let home = Home::new();
+    let data = format!("--training_data={}", shipped("test"));
+    for (args, words) in [
+        (&["--model_def=mnist_cnn"][..], ["no embedding tables", "AllreduceStrategy"]),
+        (&["--model_def=count", "--num_ps_pods=0"][..], ["--num_ps_pods", "at least 1"]),
+        (&["--model_def=count", "--grads_to_wait=2"][..], ["--grads_to_wait", "--lanes"]),
+    ] {
+        let strategy = "--distribution_strategy=HybridStrategy";
+        let output = home.run(&[&["train", strategy, &data], args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let text = stderr(&output);
+        assert!(words.iter().all(|word| text.contains(word)), "{args:?}: {text}");
+    }
+    let refused = home.run(&["train", "--num_ps_pods=0", "--model_def=count", &data]);
+    assert!(stderr(&refused).contains("HybridStrategy"), "{}", stderr(&refused));
+}
