@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use edl_core::id::{CutId, Generation};
+use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
 use edl_net::proto::ps_command::Kind as Order;
@@ -83,11 +84,8 @@ fn load_spec(spec: &JobSpec, job_dir: PathBuf, order: Load) -> Result<LoadSpec, 
         .map_err(|error| format!("the model's description cannot be read: {error}"))?;
     let optimizer = serde_json::from_str(&order.optimizer_json)
         .map_err(|error| format!("the optimizer's description cannot be read: {error}"))?;
-    let layout = spec.layout(model.dense_len());
-    if order.n_partitions != layout.n_partitions {
-        let (theirs, ours) = (order.n_partitions, layout.n_partitions);
-        return Err(format!("the master cuts into {theirs} partitions, the job into {ours}"));
-    }
+    let (dense_len, n_partitions) = (model.dense_len(), order.n_partitions);
+    let layout = Layout { dense_len, n_partitions, is_apart: spec.is_hybrid() };
     Ok(LoadSpec {
         generation: Generation(order.generation),
         partitions: order.first_partition..order.end_partition,

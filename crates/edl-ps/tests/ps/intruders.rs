@@ -125,11 +125,11 @@ fn a_peer_without_a_key_hears_no_parameter() {
 fn another_protocol_version_is_told_so_in_one_sentence() {
     let job = Job::start(Mode::Async);
     let mut bytes = header(Kind::Hello, 56).encode().to_vec();
-    bytes[4] = 2;
+    bytes[4] = 9;
     bytes.extend([0; 56]);
     let answer = talk(&job, By::Tcp, &bytes);
     let text = String::from_utf8_lossy(&answer).into_owned();
-    assert!(text.contains("the peer speaks version 2 of the data protocol"), "{text}");
+    assert!(text.contains("the peer speaks version 9 of the data protocol"), "{text}");
 }
 
 #[test]

@@ -145,7 +145,8 @@ impl Play {
     /// The sum of the dense gradients is complete for one of them.
     fn finish(&mut self, who: usize) {
         let step = self.members[who].step;
-        let has_given = |m: &Member| m.step > step || m.acknowledged.len() == m.lanes.len();
+        let is_kept = |m: &Member| m.acknowledged.len() == m.lanes.len();
+        let has_given = |m: &Member| m.step > step || m.step == step && is_kept(m);
         if !self.members[who].is_alive || !self.members.iter().all(has_given) {
             if self.members.iter().any(|member| !member.is_alive) && self.rng.below(8) == 0 {
                 self.reform();
