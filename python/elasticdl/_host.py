@@ -43,6 +43,15 @@ class Hosted:
     def spec_json(self) -> str:
         return json.dumps(self._adapter.spec)
 
+    def memory(self) -> np.ndarray | None:
+        """An array for all parameters that passes can read; none where they need copies."""
+        make = getattr(self._adapter, "memory", None)
+        return None if make is None else make()
+
+    def bind(self, dense: np.ndarray) -> None:
+        """Lets passes read `dense`: the adapter's own, or what `memory` made."""
+        self._adapter.bind(dense)
+
     def batch(self, columns: dict[str, Any], records: np.ndarray) -> Batch:
         return Batch(columns, records)
 

@@ -61,6 +61,14 @@ class TorchAdapter:
             "optimizer": _optimizers.from_torch(optimizer, schedule, job["max_step"] or None),
         }
 
+    def memory(self) -> np.ndarray | None:
+        """An array for all parameters; none if the module changes them in its passes."""
+        return self._flat.memory()
+
+    def bind(self, dense: np.ndarray) -> None:
+        """Makes the parameters views into `dense`."""
+        self._flat.bind(dense)
+
     def lookups(self, batch: Any) -> list[np.ndarray]:
         """The ids that `batch` needs, per table; a model without tables costs nothing here."""
         if not self._tables:
@@ -124,7 +132,9 @@ class TorchAdapter:
         self._flat.reseed(0)
         features, labels = self._feed(batch, mode)
         with torch.no_grad(), self._tables.serve(batch, rows, wants_gradient=False):
-            return labels, self.module(features)
+            predictions = self.module(features)
+        self._flat.check_unchanged()
+        return labels, predictions
 
     def _mean_loss(self, labels: Any, predictions: Any, n_records: int) -> torch.Tensor:
         loss = self._loss(labels, predictions)
@@ -151,6 +161,7 @@ class TorchAdapter:
             loss = self._mean_loss(labels, self.module(features), len(batch))
         if loss.requires_grad:
             loss.backward()
+        self._flat.check_unchanged()
         self._flat.take_changes()
         return loss.item(), served.gradients()
 

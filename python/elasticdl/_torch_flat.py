@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `torch.nn.Module` on flat vectors: parameters in, a gradient out.
 
-Trainable and frozen parameters are views into `dense`, so nothing is copied on the way in. The
-gradient is copied once, from autograd's own tensors: letting autograd add into preset views takes
-longer, because it would have to be cleared and read as well. Float buffers (batch norm) live in
-`_state`, a copy of the end of `dense` that each pass starts from and may change.
+Trainable and frozen parameters are views into `dense`, so nothing is copied on the way in; `bind`
+makes them views into another vector, which somebody else writes between passes. The gradient is
+read from autograd's own tensors: letting autograd add into preset views takes longer, because they
+would have to be cleared and read as well. Float buffers (batch norm) live in `_state`, a copy of
+the end of `dense` that each pass starts from and may change.
+
+A pass must leave a vector that is not its own as it was. The first one is compared bit by bit: a
+module that clips or normalises its parameters in `forward` gets copies from then on, as if each
+pass had its own. Later ones are watched by torch's counters of changes.
 
 What a result may depend on: `dense`, the batch and the seed. So every pass reseeds torch, numpy,
 `random` and each `torch.Generator` that is an attribute of a module, and resets integer and
@@ -26,6 +31,7 @@ from torch import nn
 
 from elasticdl import _optimizers
 from elasticdl._torch_layout import Layout
+from elasticdl._zoo import ZooError
 
 _CACHE_LINE = 64
 
@@ -36,7 +42,7 @@ class Flat:
     def __init__(self, module: nn.Module) -> None:
         layout = Layout(module)
         self.layout = layout
-        self.dense = _aligned_zeros(layout.n_numbers)
+        self.dense = self._own = _aligned_zeros(layout.n_numbers)
         self.gradient = _aligned_zeros(layout.n_numbers)
         dense, gradient = torch.from_numpy(self.dense), torch.from_numpy(self.gradient)
         self._dense_state = dense[layout.n_parameters :]
@@ -50,6 +56,47 @@ class Flat:
         self._state_change = gradient[layout.n_parameters :]
         # What no gradient is taken of: the end of `gradient`.
         self.changes = self.gradient[layout.n_trainable :]
+        self._before: np.ndarray | None = None
+        self._versions: list[int] | None = None
+        self._is_watched = False
+        self._changes_parameters = False
+
+    def memory(self) -> np.ndarray | None:
+        """A vector to `bind`; none if passes change their parameters."""
+        return None if self._changes_parameters else _aligned_zeros(self.layout.n_numbers)
+
+    def bind(self, dense: np.ndarray) -> None:
+        """Makes the parameters views into `dense`."""
+        whole = torch.from_numpy(dense)
+        self.dense = dense
+        self._dense_state = whole[self.layout.n_parameters :]
+        for (_, parameter), view in zip(self.layout.parameters, self.layout.views(whole)):
+            parameter.data = view
+        is_shared = dense is not self._own
+        self._versions = self._count() if is_shared else None
+        if is_shared and not self._is_watched:
+            self._before = dense.copy()
+
+    def check_unchanged(self) -> None:
+        """Sees to it that a pass leaves parameters alone that are not its own."""
+        if self._versions is None:
+            return
+        if self._before is not None:
+            before, self._before, self._is_watched = self._before, None, True
+            if not np.array_equal(before.view(np.uint32), self.dense.view(np.uint32)):
+                self._changes_parameters = True
+                self.dense[:] = before
+                self._versions = self._count()
+        elif self._versions != self._count():
+            changed = zip(self.layout.parameters, self._versions, self._count())
+            name = next(name for (name, _), before, after in changed if before != after)
+            raise ZooError(
+                f"the model changed its parameter `{name}` in a pass, which it did not do in its "
+                "first one; only the optimizer may change parameters"
+            )
+
+    def _count(self) -> list[int]:
+        return [parameter._version for _, parameter in self.layout.parameters]
 
     def keep(self) -> None:
         """Makes what the buffers hold now their values before any pass."""

@@ -6,6 +6,7 @@
 
 mod batch;
 mod model;
+mod numbers;
 mod own_loop;
 mod schema;
 mod thread_state;

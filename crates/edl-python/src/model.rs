@@ -2,29 +2,42 @@
 //! A model written in Python, behind the trait that the training loop knows.
 //!
 //! Python's half is an adapter (`elasticdl._host`). It owns the flat array of parameters that its
-//! framework computes with; a pass copies them in, and the gradient out from where it was made.
+//! framework computes with. A pass copies them in, unless they lie in memory that the adapter has
+//! lent out for them; the gradient is left where it was made, for whoever can read it there.
+
+use std::cell::{Cell, RefCell};
 
 use edl_core::metric::Measures;
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
 use edl_tensor::batch::Batch;
-use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
+use edl_tensor::model::{Error, Gradient, Inputs, Memory, Model, Outcome, Predictions};
 use numpy::{
     PyArray1, PyArrayMethods as _, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods as _,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::numbers::{Lent, Numbers};
 use crate::{batch, thread_state};
 
 /// The module that opens the user's model.
 const HOST: &str = "elasticdl._host";
 
+/// What a training pass returns: its loss, the gradient in pieces, and those of tables' rows.
+type Trained<'py> = (f32, Vec<Bound<'py, PyArray1<f32>>>, Vec<Bound<'py, PyAny>>);
+
 /// A Python model.
 pub(crate) struct PyModel {
     adapter: Py<PyAny>,
-    /// The adapter's parameters, which its framework reads.
+    /// The adapter's own parameters, for those that lie where its framework cannot read.
     dense: Py<PyArray1<f32>>,
+    /// Memory that others keep parameters in and the framework can read.
+    lent: RefCell<Vec<Lent>>,
+    /// Where the parameters are that the framework reads now.
+    bound: Cell<usize>,
+    /// The gradient of the last pass.
+    pieces: Vec<Numbers>,
     spec: ModelSpec,
 }
 
@@ -58,7 +71,48 @@ impl PyModel {
         if dense.len() != spec.dense_len() || !dense.is_c_contiguous() {
             return Err(value_error("`dense` is no flat vector of all parameters"));
         }
-        Ok(Self { dense: dense.unbind(), adapter: adapter.clone().unbind(), spec })
+        Ok(Self {
+            bound: Cell::new(dense.data().addr()),
+            dense: dense.unbind(),
+            adapter: adapter.clone().unbind(),
+            lent: RefCell::default(),
+            pieces: Vec::new(),
+            spec,
+        })
+    }
+
+    /// Lets the framework read these parameters: in place if they are in memory that was lent.
+    fn set(&self, py: Python<'_>, parameters: &[f32]) -> PyResult<()> {
+        let at = parameters.as_ptr().addr();
+        if at == self.bound.get() {
+            return Ok(());
+        }
+        let mut lent = self.lent.borrow_mut();
+        lent.retain(Lent::is_used);
+        if let Some(lent) = lent.iter().find(|lent| lent.addr() == at) {
+            self.adapter.bind(py).call_method1("bind", (lent.array(py),))?;
+            self.bound.set(at);
+            return Ok(());
+        }
+        let dense = self.dense.bind(py);
+        let own = dense.data().addr();
+        if self.bound.get() != own {
+            self.adapter.bind(py).call_method1("bind", (dense,))?;
+            self.bound.set(own);
+        }
+        dense.try_readwrite()?.as_slice_mut()?.copy_from_slice(parameters);
+        Ok(())
+    }
+
+    /// Memory that the framework can read, if it is one that reads others' memory.
+    fn lend(&self, py: Python<'_>) -> PyResult<Option<Box<dyn Memory>>> {
+        let memory = self.adapter.bind(py).call_method0("memory")?;
+        if memory.is_none() {
+            return Ok(None);
+        }
+        let (lent, memory) = Lent::new(memory.cast::<PyArray1<f32>>()?)?;
+        self.lent.borrow_mut().push(lent);
+        Ok(Some(Box::new(memory)))
     }
 
     /// Calls a pass of the adapter with the batch and rows, after its parameters were set.
@@ -69,8 +123,7 @@ impl PyModel {
         inputs: Inputs<'_>,
         seed: Option<u64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let dense = self.dense.bind(py);
-        dense.try_readwrite()?.as_slice_mut()?.copy_from_slice(inputs.dense);
+        self.set(py, inputs.dense)?;
         let batch = self.batch(py, inputs.batch)?;
         let rows = PyList::empty(py);
         for (values, table) in inputs.rows.iter().zip(&self.spec.tables) {
@@ -91,21 +144,19 @@ impl PyModel {
     }
 
     fn train_in(
-        &self,
+        &mut self,
         py: Python<'_>,
         inputs: Inputs<'_>,
         seed: u64,
         gradient: &mut Gradient,
     ) -> PyResult<Outcome> {
+        self.pieces.clear();
         let passed = self.pass(py, "train", inputs, Some(seed))?;
-        let (loss, pieces, rows): (f32, Vec<PyReadonlyArray1<'_, f32>>, Vec<Bound<'_, PyAny>>) =
-            passed.extract()?;
-        gradient.dense.clear();
-        for piece in &pieces {
-            gradient.dense.extend_from_slice(piece.as_slice()?);
-        }
-        if gradient.dense.len() != inputs.dense.len() {
-            let (has, needs) = (gradient.dense.len(), inputs.dense.len());
+        let (loss, pieces, rows): Trained<'_> = passed.extract()?;
+        self.pieces = pieces.iter().map(Numbers::new).collect::<PyResult<_>>()?;
+        let has: usize = self.pieces.iter().map(|piece| piece.get().len()).sum();
+        if has != inputs.dense.len() {
+            let needs = inputs.dense.len();
             return Err(value_error(format!("a gradient of {has} numbers came back, not {needs}")));
         }
         gradient.rows.resize_with(inputs.rows.len(), Vec::new);
@@ -180,7 +231,29 @@ impl Model for PyModel {
         seed: u64,
         gradient: &mut Gradient,
     ) -> Result<Outcome, Error> {
+        let outcome = self.train_in_place(inputs, seed, gradient)?;
+        gradient.dense.clear();
+        self.pieces.iter().for_each(|piece| gradient.dense.extend_from_slice(piece.get()));
+        Ok(outcome)
+    }
+
+    fn train_in_place(
+        &mut self,
+        inputs: Inputs<'_>,
+        seed: u64,
+        gradient: &mut Gradient,
+    ) -> Result<Outcome, Error> {
         attached(|py| self.train_in(py, inputs, seed, gradient))
+    }
+
+    fn pieces<'a>(&'a self, _gradient: &'a Gradient) -> Vec<&'a [f32]> {
+        self.pieces.iter().map(Numbers::get).collect()
+    }
+
+    fn memory(&self) -> Box<dyn Memory> {
+        // An adapter that cannot lend any gets its parameters as copies.
+        let lent = attached(|py| self.lend(py)).ok().flatten();
+        lent.unwrap_or_else(|| Box::new(vec![0.0; self.spec.dense_len()]))
     }
 
     fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error> {

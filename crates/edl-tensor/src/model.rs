@@ -31,6 +31,29 @@ pub trait Model: Send {
         gradient: &mut Gradient,
     ) -> Result<Outcome, Error>;
 
+    /// Like `train`, but the dense part of the gradient may stay where the model made it, until the
+    /// next pass: `pieces` finds it.
+    fn train_in_place(
+        &mut self,
+        inputs: Inputs<'_>,
+        seed: u64,
+        gradient: &mut Gradient,
+    ) -> Result<Outcome, Error> {
+        self.train(inputs, seed, gradient)
+    }
+
+    /// What the last pass, a `train_in_place` with this `gradient`, made: pieces that are, one
+    /// after the other, laid out like `Inputs::dense`.
+    fn pieces<'a>(&'a self, gradient: &'a Gradient) -> Vec<&'a [f32]> {
+        vec![&gradient.dense]
+    }
+
+    /// Memory for all dense parameters that passes read in place. A model copies parameters that
+    /// lie elsewhere.
+    fn memory(&self) -> Box<dyn Memory> {
+        Box::new(vec![0.0; self.spec().dense_len()])
+    }
+
     /// Forward without randomness; adds every record to `measures`.
     fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error>;
 
@@ -39,6 +62,24 @@ pub trait Model: Send {
 
     /// The parameters that a worker of AllReduce ends with, for a model that hands them on.
     fn finish(&mut self, _dense: &[f32]) {}
+}
+
+/// The flat vector of all dense parameters, in memory of the model's choice. It is written between
+/// passes alone.
+pub trait Memory: Send {
+    fn numbers(&self) -> &[f32];
+
+    fn numbers_mut(&mut self) -> &mut [f32];
+}
+
+impl Memory for Vec<f32> {
+    fn numbers(&self) -> &[f32] {
+        self
+    }
+
+    fn numbers_mut(&mut self) -> &mut [f32] {
+        self
+    }
 }
 
 /// What one pass reads.

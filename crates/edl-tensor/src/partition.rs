@@ -6,6 +6,7 @@
 //! snapshot between two pushes is consistent in itself, whatever other partitions have seen.
 
 mod dense;
+mod placed;
 mod round;
 mod steps;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use crate::table::Table;
 use crate::unique::Unique;
 
 pub use dense::Dense;
+pub use placed::Placed;
 use round::Rounds;
 use steps::Steps;
 
@@ -253,8 +255,12 @@ impl Partition {
 
     /// Like `snapshot`, into the memory of an earlier one.
     pub fn snapshot_into(&self, snapshot: &mut Snapshot) {
+        self.snapshot_with(&self.dense.weights, snapshot);
+    }
+
+    fn snapshot_with(&self, weights: &[f32], snapshot: &mut Snapshot) {
         snapshot.header = self.header();
-        snapshot.dense.copy_from(&self.dense);
+        snapshot.dense.copy_from(&self.dense, weights);
         snapshot.tables.resize_with(self.tables.len(), Default::default);
         for (copy, table) in snapshot.tables.iter_mut().zip(&self.tables) {
             copy.copy_from(table.slab());

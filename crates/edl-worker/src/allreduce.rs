@@ -167,10 +167,10 @@ fn probe(
     let batch = batch_of(0, plan.n_batches());
     let place = Place::Lane(batch, 0);
     inbox.ask(place, || Read::Lane(batch, 0));
-    let first = recipe.first_values(Generation(0));
+    let first = recipe.first_values(Generation(0), lanes.memory());
     let first = first.map_err(|error| Error::Unfit(chain(&error)))?;
     let dense = first.dense();
-    let step = Step { batch, dense, number: 0, world: WorldId(0), n_lanes: 1 };
+    let step = Step { batch, n_active: 1, dense, number: 0, world: WorldId(0), n_lanes: 1 };
     let rows = |table: usize, ids: &[u64], out: &mut Vec<f32>| recipe.first_rows(table, ids, out);
     let probed = match inbox.records(place) {
         Ok(records) => lanes.probe(step, &records, &rows),

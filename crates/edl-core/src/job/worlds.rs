@@ -24,6 +24,8 @@ const MAX_AHEAD: u64 = 100_000;
 const MEASURED: Duration = Duration::from_millis(200);
 /// Hashes of so many steps are kept to be compared.
 const MAX_HASHES: usize = 64;
+/// What a worker says that does not know the hash of a step any more.
+const UNTOLD: u64 = 0;
 
 /// How fast steps are committed, and what is known of the last ones.
 #[derive(Clone, Debug, PartialEq)]
@@ -399,6 +401,9 @@ impl Job {
 
     /// Whether this step had the same gradient whenever it was told of.
     fn is_same_hash(&mut self, step: u64, hash: u64) -> bool {
+        if hash == UNTOLD {
+            return true;
+        }
         let is_same = *self.pace.hashes.entry(step).or_insert(hash) == hash;
         while self.pace.hashes.len() > MAX_HASHES {
             self.pace.hashes.pop_first();

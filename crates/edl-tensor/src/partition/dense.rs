@@ -75,31 +75,71 @@ impl Dense {
     }
 
     pub(super) fn apply(&mut self, update: &Update, runs: &[Run], gradient: &[f32]) {
+        let Self { weights, slots } = self;
         for Run { range, rule } in runs {
-            let gradient = &gradient[range.clone()];
-            let weights = &mut self.weights[range.clone()];
-            match rule {
-                Rule::Trainable { decay } => {
-                    let slots = self.slots.each_mut().map(|slot| match slot.is_empty() {
-                        true => &mut [][..],
-                        false => &mut slot[range.clone()],
-                    });
-                    update.apply(weights, slots, gradient, *decay);
+            apply(update, *rule, weights, slots, range.clone(), &gradient[range.clone()]);
+        }
+    }
+
+    /// Like `apply`, to weights that lie elsewhere, by the pieces of a gradient of all segments;
+    /// this one begins at `first`.
+    pub(super) fn apply_to(
+        &mut self,
+        weights: &mut [f32],
+        update: &Update,
+        runs: &[Run],
+        first: usize,
+        gradient: &[&[f32]],
+    ) {
+        for Run { range, rule } in runs {
+            let (from, to) = (first + range.start, first + range.end);
+            let mut start = 0;
+            for piece in gradient {
+                let end = start + piece.len();
+                let part = from.max(start)..to.min(end);
+                if part.start < part.end {
+                    let numbers = &piece[part.start - start..part.end - start];
+                    let place = part.start - first..part.end - first;
+                    apply(update, *rule, weights, &mut self.slots, place, numbers);
                 }
-                Rule::MovingAverage => {
-                    for (weight, difference) in weights.iter_mut().zip(gradient) {
-                        *weight += difference;
-                    }
-                }
+                start = end;
             }
         }
     }
 
-    /// Copies another segment, reusing this one's memory.
-    pub(crate) fn copy_from(&mut self, other: &Self) {
-        self.weights.clone_from(&other.weights);
+    /// Copies another segment, whose weights may lie elsewhere, reusing this one's memory.
+    pub(crate) fn copy_from(&mut self, other: &Self, weights: &[f32]) {
+        self.weights.clear();
+        self.weights.extend_from_slice(weights);
         for (slot, source) in self.slots.iter_mut().zip(&other.slots) {
             slot.clone_from(source);
+        }
+    }
+}
+
+/// Changes the numbers of `range` under one rule. Each depends on its own gradient alone, so it does
+/// not matter how a segment is cut up.
+fn apply(
+    update: &Update,
+    rule: Rule,
+    weights: &mut [f32],
+    slots: &mut [Vec<f32>; MAX_SLOTS],
+    range: Range<usize>,
+    gradient: &[f32],
+) {
+    let weights = &mut weights[range.clone()];
+    match rule {
+        Rule::Trainable { decay } => {
+            let slots = slots.each_mut().map(|slot| match slot.is_empty() {
+                true => &mut [][..],
+                false => &mut slot[range.clone()],
+            });
+            update.apply(weights, slots, gradient, decay);
+        }
+        Rule::MovingAverage => {
+            for (weight, difference) in weights.iter_mut().zip(gradient) {
+                *weight += difference;
+            }
         }
     }
 }

@@ -5,7 +5,8 @@
 //! `ELASTICDL_FAULT="worker=1,step=7,phase=half_sent,action=kill"` kills worker 1 when it has
 //! sent half of what it sends for step 7, the step after which 7 steps are done. Phases:
 //! `before_send`, `half_sent`, `reducing`, `before_gather`, `after`. Actions: `kill` (SIGKILL),
-//! `stop` (SIGSTOP), `exit` (status 1). It happens once in a process.
+//! `stop` (SIGSTOP), `exit` (status 1). It happens once in a process. A worker that trains one lane alone
+//! sends and reduces nothing, and so reaches none of the phases.
 
 use edl_core::id::WorkerId;
 use rustix::process::{Signal, getpid, kill_process};

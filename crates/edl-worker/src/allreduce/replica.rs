@@ -15,9 +15,9 @@ use edl_core::optimizer::{self, Clip, OptimizerSpec};
 use edl_core::spec::{JobSpec, Mode};
 use edl_tensor::checkpoint::codec;
 use edl_tensor::checkpoint::{self, Origin, Snapshot};
+use edl_tensor::model::Memory;
 use edl_tensor::optimizer::Optimizer;
-use edl_tensor::partition::{Partition, PartitionConfig, Pushed};
-use edl_tensor::push::{Body, Head, Push};
+use edl_tensor::partition::{Partition, PartitionConfig, Placed};
 use edl_tensor::table::Table;
 
 /// Everything that decides what a replica holds before its first step.
@@ -51,9 +51,9 @@ pub(crate) enum Error {
 pub(crate) struct Replica {
     recipe: Recipe,
     /// All of them, in order.
-    partitions: Vec<Partition>,
-    /// The flat vector of all dense parameters, as models read it.
-    dense: Vec<f32>,
+    partitions: Vec<Placed>,
+    /// The flat vector of all dense parameters, where the model reads it.
+    dense: Box<dyn Memory>,
     step: u64,
     pub(crate) generation: Generation,
 }
@@ -107,8 +107,12 @@ impl Recipe {
     }
 
     /// The parameters before the first step.
-    pub(crate) fn first_values(&self, generation: Generation) -> Result<Replica, Error> {
-        self.make(&Origin::first_values(&self.model, &self.job_dir)?, generation)
+    pub(crate) fn first_values(
+        &self,
+        generation: Generation,
+        memory: Box<dyn Memory>,
+    ) -> Result<Replica, Error> {
+        self.make(&Origin::first_values(&self.model, &self.job_dir)?, generation, memory)
     }
 
     /// The parameters of a complete checkpoint. Without `keep_applied` only the parameters and
@@ -118,14 +122,20 @@ impl Recipe {
         folder: &Path,
         keep_applied: bool,
         generation: Generation,
+        memory: Box<dyn Memory>,
     ) -> Result<Replica, Error> {
         let origin = Origin::checkpoint(folder, &self.layout, keep_applied)?;
-        self.make(&origin, generation)
+        self.make(&origin, generation, memory)
     }
 
-    fn make(&self, origin: &Origin, generation: Generation) -> Result<Replica, Error> {
+    fn make(
+        &self,
+        origin: &Origin,
+        generation: Generation,
+        memory: Box<dyn Memory>,
+    ) -> Result<Replica, Error> {
         let made = (0..self.n_partitions()).map(|partition| origin.make(self.config(partition)));
-        self.assemble(made.collect::<Result<_, _>>()?, generation)
+        self.assemble(made.collect::<Result<_, _>>()?, generation, memory)
     }
 
     /// Reads one partition as another member encoded it.
@@ -134,11 +144,12 @@ impl Recipe {
             .map_err(|source| Error::Partition { partition: PartitionId(partition), source })
     }
 
-    /// A replica of partitions that must all be of the same step.
+    /// A replica of partitions that must all be of the same step; its parameters go to `memory`.
     pub(crate) fn assemble(
         &self,
         partitions: Vec<Partition>,
         generation: Generation,
+        mut memory: Box<dyn Memory>,
     ) -> Result<Replica, Error> {
         for (place, id) in (0..self.n_partitions()).map(PartitionId).enumerate() {
             if partitions.get(place).is_none_or(|partition| partition.id() != id) {
@@ -157,11 +168,11 @@ impl Recipe {
                 return Err(Error::Torn { partition: partition.id(), step });
             }
         }
-        let mut dense = vec![0.0; self.model.dense_len()];
-        for partition in &partitions {
-            dense[self.layout.segment(partition.id())].copy_from_slice(partition.dense());
-        }
-        Ok(Replica { recipe: self.clone(), partitions, dense, step, generation })
+        let all = memory.numbers_mut();
+        assert_eq!(all.len(), self.model.dense_len(), "memory of another model");
+        let place = |partition| Placed::new(partition, all);
+        let partitions = partitions.into_iter().map(place).collect();
+        Ok(Replica { recipe: self.clone(), partitions, dense: memory, step, generation })
     }
 }
 
@@ -184,39 +195,25 @@ impl Replica {
     }
 
     pub(crate) fn dense(&self) -> &[f32] {
-        &self.dense
+        self.dense.numbers()
     }
 
-    /// Takes the next step by its mean gradient; gives the gradient's memory back.
-    pub(crate) fn apply(&mut self, n_records: u32, gradient: Vec<f32>) -> Vec<f32> {
-        let layout = self.recipe.layout;
-        let dims: Vec<usize> = self.recipe.model.tables.iter().map(|table| table.dim).collect();
-        let n_partitions = self.recipe.n_partitions();
-        let head = Head {
-            batch: self.next_batch(),
-            n_records,
-            base_version: self.step,
-            partitions: 0..n_partitions,
-            layout,
-            lane: None,
-        };
-        // Rows are the servers' part of a step.
-        let counts = vec![0; n_partitions as usize * dims.len()];
-        let body = Body { dense: gradient, counts, ..Body::default() };
-        let push = Push::new(head, &dims, body).expect("the gradient has the model's length");
-        let push = Arc::new(push);
+    /// Takes the next step by its mean gradient, which may be in pieces.
+    pub(crate) fn apply(&mut self, gradient: &[&[f32]]) {
+        let n_numbers: usize = gradient.iter().map(|piece| piece.len()).sum();
+        let batch = self.next_batch();
+        let all = self.dense.numbers_mut();
+        assert_eq!(n_numbers, all.len(), "the gradient has the model's length");
         for partition in &mut self.partitions {
-            let pushed = partition.push(&push);
-            assert_eq!(pushed, Pushed::Applied, "a step is applied once and whole");
-            self.dense[layout.segment(partition.id())].copy_from_slice(partition.dense());
+            partition.step(batch, all, gradient);
         }
         self.step += 1;
-        Arc::into_inner(push).expect("partitions keep nothing of a push").into_body().dense
     }
 
     /// One partition, for a member that lacks it.
     pub(crate) fn encode(&self, partition: u32) -> Vec<u8> {
-        let snapshot = self.partitions[partition as usize].snapshot();
+        let mut snapshot = Snapshot::default();
+        self.partitions[partition as usize].snapshot_into(self.dense(), &mut snapshot);
         let mut bytes = Vec::new();
         codec::encode(&snapshot, &mut bytes).expect("memory takes all bytes");
         bytes
@@ -226,7 +223,7 @@ impl Replica {
     pub(crate) fn snapshot_into(&self, partitions: Range<u32>, snapshots: &mut Vec<Snapshot>) {
         snapshots.resize_with(partitions.len(), Snapshot::default);
         for (partition, snapshot) in partitions.zip(snapshots) {
-            self.partitions[partition as usize].snapshot_into(snapshot);
+            self.partitions[partition as usize].snapshot_into(self.dense(), snapshot);
         }
     }
 }
@@ -244,12 +241,19 @@ mod tests {
         Recipe::new(&spec, ToyModel::new().spec(), 2, PathBuf::new()).unwrap()
     }
 
+    fn memory(recipe: &Recipe) -> Box<dyn Memory> {
+        Box::new(vec![0.0; recipe.model.dense_len()])
+    }
+
     /// Takes `n` steps whose gradients are functions of their numbers.
     fn walk(replica: &mut Replica, n: u64) {
         for _ in 0..n {
             let number = |place: usize| (place as u64 * 7 + replica.step()) as f32 / 64.0;
-            let gradient = (0..replica.dense().len()).map(number).collect();
-            replica.apply(4, gradient);
+            let gradient: Vec<f32> = (0..replica.dense().len()).map(number).collect();
+            // However it is cut into pieces.
+            let (left, right) =
+                gradient.split_at(usize::from(replica.step().is_multiple_of(2)) * 5);
+            replica.apply(&[left, &[], right]);
         }
     }
 
@@ -263,10 +267,11 @@ mod tests {
     #[test]
     fn a_replica_that_travelled_takes_the_same_steps() {
         let recipe = recipe();
-        let mut replica = recipe.first_values(Generation(1)).unwrap();
+        let mut replica = recipe.first_values(Generation(1), memory(&recipe)).unwrap();
         walk(&mut replica, 3);
         let travel = |partition| recipe.decode(partition, &replica.encode(partition)).unwrap();
-        let mut other = recipe.assemble((0..3).map(travel).collect(), Generation(1)).unwrap();
+        let mut other =
+            recipe.assemble((0..3).map(travel).collect(), Generation(1), memory(&recipe)).unwrap();
         assert_eq!((other.step(), other.next_batch()), (3, BatchId { epoch: 1, index: 1 }));
         walk(&mut replica, 4);
         walk(&mut other, 4);
@@ -277,23 +282,24 @@ mod tests {
     #[test]
     fn partitions_of_different_steps_make_no_replica() {
         let recipe = recipe();
-        let mut replica = recipe.first_values(Generation(1)).unwrap();
+        let mut replica = recipe.first_values(Generation(1), memory(&recipe)).unwrap();
         walk(&mut replica, 2);
         let old = replica.encode(1);
         walk(&mut replica, 1);
         let bytes = [replica.encode(0), old, replica.encode(2)];
         let decode = |(partition, bytes): (u32, &Vec<u8>)| recipe.decode(partition, bytes).unwrap();
         let torn = || (0..).zip(&bytes).map(decode).collect::<Vec<_>>();
-        let refused = recipe.assemble(torn(), Generation(1)).err().unwrap();
+        let refused = recipe.assemble(torn(), Generation(1), memory(&recipe)).err().unwrap();
         assert!(matches!(refused, Error::Torn { partition: PartitionId(1), step: 3 }));
-        let refused = recipe.assemble(torn().split_off(1), Generation(1)).err().unwrap();
+        let refused =
+            recipe.assemble(torn().split_off(1), Generation(1), memory(&recipe)).err().unwrap();
         assert!(matches!(refused, Error::Missing(PartitionId(0))));
     }
 
     #[test]
     fn a_partition_is_not_taken_for_another() {
         let recipe = recipe();
-        let replica = recipe.first_values(Generation(1)).unwrap();
+        let replica = recipe.first_values(Generation(1), memory(&recipe)).unwrap();
         assert!(recipe.decode(1, &replica.encode(0)).is_err());
         assert!(recipe.decode(0, b"nonsense").is_err());
     }
@@ -305,15 +311,15 @@ mod tests {
         let model = ToyModel::bringing(values.clone());
         let spec = JobSpec { partitions: 3, ..JobSpec::default() };
         let recipe = Recipe::new(&spec, model.spec(), 2, dir.path().into()).unwrap();
-        let missing = recipe.first_values(Generation(1)).err().unwrap();
+        let missing = recipe.first_values(Generation(1), memory(&recipe)).err().unwrap();
         assert!(crate::chain(&missing).contains("first_values.safetensors"), "{missing}");
         first_values::offer(dir.path(), &model).unwrap();
         // Another worker's model drew other numbers, and comes too late.
         first_values::offer(dir.path(), &ToyModel::bringing(vec![0.5; 23])).unwrap();
-        let mut replica = recipe.first_values(Generation(1)).unwrap();
+        let mut replica = recipe.first_values(Generation(1), memory(&recipe)).unwrap();
         assert_eq!(replica.dense()[..19], values[..19]);
         assert_ne!(replica.dense()[19..], values[19..], "the last ones have an init of their own");
-        replica.apply(4, vec![1.0; 23]);
+        replica.apply(&[&[1.0; 23]]);
         let trained: Vec<f32> = values[..19].iter().map(|value| value - 0.1).collect();
         assert_eq!(replica.dense()[..19], trained);
     }

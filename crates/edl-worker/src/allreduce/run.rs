@@ -63,6 +63,7 @@ pub(super) struct Run {
     left: Option<Instant>,
     /// Memory for the mean gradient and the loss.
     mean: Vec<f32>,
+    made: step::Made,
     unreported: Option<proto::Stepped>,
     reported: Option<Instant>,
     /// What was said last about a world and about a step, to be said again to a master that may
@@ -86,6 +87,7 @@ impl Run {
     pub(super) fn new(setup: Setup) -> Self {
         Self {
             mean: vec![0.0; setup.lanes.len()],
+            made: step::Made::Nothing,
             pace: pace::Pace::new(setup.lane_balance),
             setup,
             replica: None,
@@ -219,7 +221,10 @@ impl Run {
 
     /// Reports the last step, if it has not been.
     fn flush(&mut self) {
-        if let Some(stepped) = self.unreported.take() {
+        if let Some(mut stepped) = self.unreported.take() {
+            if stepped.hash == step::UNTOLD {
+                stepped.hash = self.hash();
+            }
             self.reported = Some(Instant::now());
             self.last_step = Some(stepped);
             self.report(Kind::Stepped(stepped));

@@ -60,16 +60,17 @@ impl Run {
     }
 
     fn load(&self, load: &proto::Load, world: &World) -> Result<Replica, replica::Error> {
-        let recipe = &self.setup.recipe;
+        let Setup { recipe, lanes, .. } = &self.setup;
         if load.checkpoint.is_empty() {
-            return recipe.first_values(world.generation);
+            return recipe.first_values(world.generation, lanes.memory());
         }
-        recipe.load(Path::new(&load.checkpoint), load.keep_applied, world.generation)
+        let folder = Path::new(&load.checkpoint);
+        recipe.load(folder, load.keep_applied, world.generation, lanes.memory())
     }
 
     /// Brings all members to the highest of their steps; the bytes of state received.
     fn form(&mut self, world: &World, place: usize) -> Result<u64, Error> {
-        let Setup { mesh, recipe, .. } = &mut self.setup;
+        let Setup { mesh, recipe, lanes, .. } = &mut self.setup;
         mesh.enter(world.id, place, &world.members)?;
         let mine = tell_step(self.replica.as_ref().map(Replica::step));
         let told = mesh.exchange(LEVEL, &mine)?;
@@ -95,7 +96,7 @@ impl Run {
         mesh.transfer(&moves, &mut encode, &mut accept)?;
         if is_behind {
             let partitions = arrived.into_iter().flatten().collect();
-            let assembled = recipe.assemble(partitions, world.generation);
+            let assembled = recipe.assemble(partitions, world.generation, lanes.memory());
             let replica = assembled.map_err(|error| Error::Other(chain(&error)))?;
             self.hold(Some(replica));
         }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use edl_core::batch::BatchPlan;
 use edl_core::id::WorldId;
 use edl_core::lanes::{Span, nodes_within, share_out};
+use edl_core::model::ModelSpec;
+use edl_core::optimizer::Clip;
 use edl_net::proto::{self, worker_message::Kind};
 use edl_tensor::clip;
 use edl_tensor::model::Gradient;
@@ -13,7 +15,7 @@ use tracing::{debug, info, warn};
 
 use super::{Run, Setup};
 use crate::allreduce::inbox::{Halt, Place};
-use crate::allreduce::lanes::{Step, hash};
+use crate::allreduce::lanes::{Lanes, Step, divisor, hash};
 use crate::allreduce::replica::batch_of;
 use crate::compute::{Died, loss_line};
 use crate::feed::Read;
@@ -25,6 +27,29 @@ const SERVERS_RETRY: Duration = Duration::from_millis(50);
 /// Steps whose records are read beyond the one at hand.
 const READ_AHEAD: u64 = 1;
 
+/// Said instead of a hash that is not known any more.
+pub(super) const UNTOLD: u64 = 0;
+
+/// Where the mean gradient of the last step lies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Made {
+    /// It has been overwritten.
+    Nothing,
+    /// Where the model made it, for there was nothing to add.
+    Pieces { loss: f32 },
+    /// In `Run::mean`, after all members' sums were added.
+    Sums,
+}
+
+impl Made {
+    fn gradient<'a>(self, lanes: &'a Lanes, mean: &'a [f32]) -> Vec<&'a [f32]> {
+        match self {
+            Self::Pieces { .. } => lanes.pieces(),
+            Self::Sums | Self::Nothing => vec![&mean[..mean.len() - 1]],
+        }
+    }
+}
+
 impl Run {
     /// Takes one step with all members.
     pub(super) fn train(&mut self) -> Result<(), Died> {
@@ -33,67 +58,83 @@ impl Run {
         let (worker, incarnation) = self.setup.me;
         let place = world.place_of(worker, incarnation).expect("a member is in its world");
         let mine = world.members[place].lanes.clone();
+        let is_alone = world.members.len() == 1;
         self.read_ahead(step, &mine);
 
-        let Some(replica) = &self.replica else { return Ok(()) };
-        let (dense, generation) = (replica.dense(), replica.generation);
-        let Setup { mesh, inbox, lanes, plan, n_lanes, progress, .. } = &mut self.setup;
-        if let Err(halt) = lanes.tables().connect(inbox.route.as_ref(), generation) {
-            return self.halted(id, step, halt);
-        }
-        progress.busy("training");
+        let Setup { plan, n_lanes, .. } = &self.setup;
         let n_records = n_records(plan, batch.index);
         let n_active = n_active(plan, *n_lanes, batch.index);
         let started = Instant::now();
-        let mut records = |lane| inbox.records(Place::Lane(batch, lane));
-        let buffers = mesh.buffers(n_active, lanes.len());
-        let mut nodes = nodes_within(n_active, &mine).into_iter().zip(buffers);
-        let at = Step { batch, dense, number: step, world: id, n_lanes: *n_lanes };
-        let summed =
-            nodes.try_for_each(|(node, buffer)| lanes.sum(at, &node, buffer, &mut records));
-        // Lanes without records are named to the servers, too: so every member has a word in
-        // every step, and none of them can be left two steps behind.
-        let mut idle = mine.start.max(n_active)..mine.end;
-        let trained = summed
-            .and_then(|()| {
-                idle.try_for_each(|lane| lanes.tables().push_nothing(batch, at.lane(lane)))
-            })
-            .and_then(|()| lanes.tables().settle(&mut || inbox.look_up()));
-        if let Err(halt) = trained {
-            return self.halted(id, step, halt);
-        }
+        self.made = Made::Nothing;
+        let made = match self.compute(id, n_active, &mine, is_alone) {
+            Ok(made) => made,
+            Err(halt) => return self.halted(id, step, halt),
+        };
         let n_mine = mine.end.min(n_active).saturating_sub(mine.start);
         self.pace.measure(started.elapsed(), n_mine);
         if let Some(pace) = self.pace.due() {
             self.report(Kind::Pace(pace));
         }
-        self.setup.progress.busy("reducing");
-        self.mean.resize(self.setup.lanes.len(), 0.0);
-        let reduced =
-            self.setup.mesh.all_reduce(step + 1, n_active, n_records as f32, &mut self.mean);
-        match reduced {
-            Ok(()) => self.apply(id, n_records),
-            Err(error) => self.lost(id, error),
+        if made == Made::Sums {
+            self.setup.progress.busy("reducing");
+            let (mesh, out) = (&mut self.setup.mesh, &mut self.mean);
+            let reduced = mesh.all_reduce(step + 1, n_active, divisor(n_active, n_records), out);
+            if let Err(error) = reduced {
+                self.lost(id, error);
+                return Ok(());
+            }
         }
+        self.apply(id, made);
         Ok(())
     }
 
-    /// Takes the step whose mean gradient and loss are in `self.mean`.
-    fn apply(&mut self, world: WorldId, n_records: u32) {
+    /// Trains this worker's lanes of a step; rows of tables are at the servers when it returns.
+    fn compute(
+        &mut self,
+        world: WorldId,
+        n_active: u32,
+        mine: &Span,
+        is_alone: bool,
+    ) -> Result<Made, Halt> {
+        let Some(replica) = &self.replica else { return Err(Halt::Interrupted) };
+        let Setup { mesh, inbox, lanes, clip, n_lanes, progress, .. } = &mut self.setup;
+        lanes.tables().connect(inbox.route.as_ref(), replica.generation)?;
+        progress.busy("training");
+        let (batch, number, dense) = (replica.next_batch(), replica.step(), replica.dense());
+        let step = Step { batch, n_active, dense, number, world, n_lanes: *n_lanes };
+        let mut records = |lane| inbox.records(Place::Lane(batch, lane));
+        if is_alone && n_active == 1 && clip.is_none() && lanes.is_plain() {
+            let loss = lanes.alone(step, &records(0)?)?;
+            return Ok(Made::Pieces { loss });
+        }
+        let buffers = mesh.buffers(n_active, lanes.len());
+        let mut nodes = nodes_within(n_active, mine).into_iter().zip(buffers);
+        nodes.try_for_each(|(node, buffer)| lanes.sum(step, &node, buffer, &mut records))?;
+        // Lanes without records are named to the servers, too: so every member has a word in
+        // every step, and none of them can be left two steps behind.
+        let mut idle = mine.start.max(n_active)..mine.end;
+        idle.try_for_each(|lane| lanes.tables().push_nothing(batch, step.lane(lane)))?;
+        lanes.tables().settle(&mut || inbox.look_up())?;
+        Ok(Made::Sums)
+    }
+
+    /// Takes the step whose mean gradient is made.
+    fn apply(&mut self, world: WorldId, made: Made) {
         let Some(replica) = &mut self.replica else { return };
-        let mut mean = std::mem::take(&mut self.mean);
-        let hash = hash(&mean);
-        let loss = mean.pop().expect("the loss rides along");
+        let loss = match made {
+            Made::Pieces { loss } => loss,
+            Made::Sums | Made::Nothing => *self.mean.last().expect("the loss rides along"),
+        };
         if !loss.is_finite() {
             let (step, batch) = (replica.step(), replica.next_batch());
             self.failed(world, step, format!("the loss is not a number (batch {batch})"));
             return;
         }
-        let mut gradient = Gradient { dense: mean, rows: Vec::new() };
         if let Some(limit) = self.setup.clip {
-            clip::clip(&mut gradient, self.setup.lanes.spec(), limit);
+            shorten(&mut self.mean, self.setup.lanes.spec(), limit);
         }
-        self.mean = replica.apply(n_records, gradient.dense);
+        replica.apply(&made.gradient(&self.setup.lanes, &self.mean));
+        self.made = made;
         let step = replica.step();
         self.setup.progress.at_step(step);
         self.setup.seat.holds(world, step);
@@ -101,7 +142,7 @@ impl Run {
         if step == 1 || (every > 0 && step.is_multiple_of(every)) {
             info!("{}", loss_line(loss, step));
         }
-        self.unreported = Some(proto::Stepped { world: world.0, step, hash, loss });
+        self.unreported = Some(proto::Stepped { world: world.0, step, hash: UNTOLD, loss });
         if self.reported.is_none_or(|reported| reported.elapsed() >= REPORT_EVERY) {
             self.flush();
         }
@@ -120,6 +161,17 @@ impl Run {
             Halt::Torn(error) => {
                 self.torn(world, error);
                 Ok(())
+            }
+        }
+    }
+
+    /// The hash of the last step's mean gradient, if it is still there. Only steps that are
+    /// reported need one, so it is made when they are.
+    pub(super) fn hash(&self) -> u64 {
+        match self.made {
+            Made::Nothing => UNTOLD,
+            made @ (Made::Pieces { .. } | Made::Sums) => {
+                hash(&made.gradient(&self.setup.lanes, &self.mean))
             }
         }
     }
@@ -173,6 +225,15 @@ impl Run {
             }
         }
     }
+}
+
+/// Clips a mean gradient, behind which the loss rides along.
+fn shorten(mean: &mut Vec<f32>, model: &ModelSpec, limit: Clip) {
+    let mut gradient = Gradient { dense: std::mem::take(mean), rows: Vec::new() };
+    let loss = gradient.dense.pop();
+    clip::clip(&mut gradient, model, limit);
+    *mean = gradient.dense;
+    mean.extend(loss);
 }
 
 /// Records of a step: the last one of an epoch may be short.

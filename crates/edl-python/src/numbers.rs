@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Numbers in arrays of Python's that Rust reads and writes without the interpreter.
+//!
+//! Who touches them when: Python within a pass of the model, Rust between two passes, and both are
+//! of the one thread that computes; within a pass Rust reads nothing. An array lives as long as
+//! anything here refers to it, and it neither moves nor grows.
+
+use std::sync::{Arc, Weak};
+
+use edl_tensor::model::Memory;
+use numpy::{PyArray1, PyArrayMethods as _, PyUntypedArrayMethods as _};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// The numbers of a flat array.
+pub(crate) struct Numbers {
+    array: Py<PyArray1<f32>>,
+    start: *mut f32,
+    len: usize,
+}
+
+// SAFETY: the pointer is into memory that `array` owns, which may be used by any thread; who may
+// use it when is said above.
+#[expect(unsafe_code, reason = "arrays have no safe form that outlives the interpreter's lock")]
+unsafe impl Send for Numbers {}
+
+impl Numbers {
+    pub(crate) fn new(array: &Bound<'_, PyArray1<f32>>) -> PyResult<Self> {
+        if !array.is_c_contiguous() || !array.data().is_aligned() {
+            return Err(PyValueError::new_err("numbers are not side by side"));
+        }
+        Ok(Self { start: array.data(), len: array.len(), array: array.clone().unbind() })
+    }
+
+    pub(crate) fn get(&self) -> &[f32] {
+        // SAFETY: `new` has checked that `len` aligned numbers are there; `array` keeps them, and
+        // nobody writes between two passes.
+        #[expect(unsafe_code, reason = "see the module's comment")]
+        unsafe {
+            std::slice::from_raw_parts(self.start, self.len)
+        }
+    }
+}
+
+/// Memory that the model has lent to whoever keeps its parameters.
+pub(crate) struct Lent {
+    numbers: Numbers,
+    used: Weak<()>,
+}
+
+/// The other side of it: the one that writes.
+pub(crate) struct Borrowed {
+    numbers: Numbers,
+    _used: Arc<()>,
+}
+
+impl Lent {
+    /// Both sides of a new array.
+    pub(crate) fn new(array: &Bound<'_, PyArray1<f32>>) -> PyResult<(Self, Borrowed)> {
+        let used = Arc::new(());
+        let lent = Self { numbers: Numbers::new(array)?, used: Arc::downgrade(&used) };
+        Ok((lent, Borrowed { numbers: Numbers::new(array)?, _used: used }))
+    }
+
+    /// Whether the other side still is.
+    pub(crate) fn is_used(&self) -> bool {
+        self.used.strong_count() > 0
+    }
+
+    pub(crate) fn addr(&self) -> usize {
+        self.numbers.start.addr()
+    }
+
+    pub(crate) fn array<'py>(&self, py: Python<'py>) -> &Bound<'py, PyArray1<f32>> {
+        self.numbers.array.bind(py)
+    }
+}
+
+impl Memory for Borrowed {
+    fn numbers(&self) -> &[f32] {
+        self.numbers.get()
+    }
+
+    fn numbers_mut(&mut self) -> &mut [f32] {
+        let Numbers { start, len, .. } = self.numbers;
+        // SAFETY: as in `Numbers::get`; the array was made to be written here, and the only other
+        // reference to it on this side, `Lent`, reads none of its numbers.
+        #[expect(unsafe_code, reason = "see the module's comment")]
+        unsafe {
+            std::slice::from_raw_parts_mut(start, len)
+        }
+    }
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A partition whose weights lie in memory of its owner's, where a model reads them.
+//!
+//! A worker of AllReduce holds all partitions and trains with all of them: their weights are side by
+//! side in the vector that its model computes with, so that a step writes them there and nowhere
+//! else. Optimizer state, counts and the applied set stay in the partition.
+
+use edl_core::applied::AppliedSet;
+use edl_core::id::{BatchId, PartitionId};
+
+use super::Partition;
+use crate::checkpoint::codec::Snapshot;
+
+/// A partition without its weights. Every call gets the vector of all dense parameters.
+#[derive(Debug)]
+pub struct Placed(Partition);
+
+impl Placed {
+    /// Moves the weights of a partition to their place in `all`.
+    ///
+    /// # Panics
+    /// If `all` is the vector of another model.
+    #[must_use]
+    pub fn new(mut partition: Partition, all: &mut [f32]) -> Self {
+        let weights = std::mem::take(&mut partition.dense.weights);
+        all[partition.config.layout.segment(partition.config.id)].copy_from_slice(&weights);
+        Self(partition)
+    }
+
+    #[must_use]
+    pub fn id(&self) -> PartitionId {
+        self.0.id()
+    }
+
+    #[must_use]
+    pub fn applied(&self) -> &AppliedSet {
+        self.0.applied()
+    }
+
+    /// Takes the step of a batch by a gradient of all dense parameters, which may be in pieces.
+    ///
+    /// # Panics
+    /// If the batch was applied before, or is none of the plan, or vectors are of another model.
+    pub fn step(&mut self, batch: BatchId, all: &mut [f32], gradient: &[&[f32]]) {
+        let Self(partition) = self;
+        assert!(batch.index < partition.config.n_batches, "batch {batch} is of another plan");
+        let segment = partition.config.layout.segment(partition.config.id);
+        let update = partition.begin_step(1);
+        let weights = &mut all[segment.clone()];
+        partition.dense.apply_to(weights, &update, &partition.runs, segment.start, gradient);
+        partition.finish_step([batch]);
+    }
+
+    /// One copy of the state, into the memory of an earlier one.
+    pub fn snapshot_into(&self, all: &[f32], snapshot: &mut Snapshot) {
+        let Self(partition) = self;
+        let segment = partition.config.layout.segment(partition.config.id);
+        partition.snapshot_with(&all[segment], snapshot);
+    }
+}
