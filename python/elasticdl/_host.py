@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl import _elasticdl, _zoo
-from elasticdl._zoo import ZooError
+from elasticdl import _elasticdl, _reader, _zoo
+from elasticdl._reader import Reader
+from elasticdl._zoo import Zoo, ZooError
 
 _PACKAGE = str(Path(__file__).parent)
+
+# Where a job names its data.
+_DATA = ("training_data", "validation_data", "prediction_data")
 
 
 class Batch:
@@ -33,15 +37,20 @@ class Batch:
 class Hosted:
     """An adapter as the training loop calls it."""
 
-    def __init__(self, adapter: Any, processor: Any = None) -> None:
+    def __init__(self, adapter: Any, zoo: Zoo, job: dict[str, Any]) -> None:
         self._adapter = adapter
-        self._processor = processor
+        self._zoo = zoo
+        self._job = job
+        self._processor = zoo.prediction_outputs_processor
+        self._readers: dict[str, Reader] = {}
         self.dense: np.ndarray = adapter.dense
         self.train = getattr(adapter, "train_in_pieces", self._train)
         self.evaluate = adapter.evaluate
 
     def spec_json(self) -> str:
-        return json.dumps(self._adapter.spec)
+        spec = self._adapter.spec
+        # What the user's own reader brings is not for the job to decode.
+        return json.dumps({**spec, "inputs": []} if self._zoo.custom_data_reader else spec)
 
     def memory(self) -> np.ndarray | None:
         """An array for all parameters that passes can read; none where they need copies."""
@@ -52,8 +61,15 @@ class Hosted:
         """Lets passes read `dense`: the adapter's own, or what `memory` made."""
         self._adapter.bind(dense)
 
-    def batch(self, columns: dict[str, Any], records: np.ndarray) -> Batch:
-        return Batch(columns, records)
+    def batch(
+        self, columns: dict[str, Any], records: np.ndarray, source: str | None = None
+    ) -> Batch:
+        """A batch as adapters take it; `source` names the data where the user's reader reads it."""
+        if source is None:
+            return Batch(columns, records)
+        if source not in self._readers:
+            self._readers[source] = _reader.reopen(self._zoo, self._job, source)
+        return Batch(self._readers[source].columns(records.tolist()), records)
 
     def lookups(self, batch: Batch) -> list[np.ndarray]:
         found = self._adapter.lookups(batch)
@@ -85,8 +101,8 @@ class Hosted:
 def open_model(job_json: str) -> Hosted:
     """The model that the job (JSON) names."""
     job = json.loads(job_json)
-    zoo = _zoo.load(job)
-    schema = _schema(job, job_json)
+    zoo = _load(job)
+    schema = _schema(zoo, job, job_json)
     columns, job["_raw"] = schema["fields"], schema["has_raw_records"]
     # A schedule that is no formula is read off once per step.
     job["max_step"] = job["max_step"] or schema["n_steps"]
@@ -94,10 +110,37 @@ def open_model(job_json: str) -> Hosted:
         from elasticdl._torch import TorchAdapter as Adapter
     else:
         from elasticdl._keras import KerasAdapter as Adapter
-    return Hosted(Adapter(zoo, job, columns), zoo.prediction_outputs_processor)
+    return Hosted(Adapter(zoo, job, columns), zoo, job)
 
 
-def _schema(job: dict[str, Any], job_json: str) -> dict[str, Any]:
+def settle(job_json: str, said_json: str) -> str:
+    """The job with its data as the user's reader has it; as it is where there is none.
+
+    `said` is the job as the user described it: what looked like a path may have been made one.
+    """
+    job, said = json.loads(job_json), json.loads(said_json)
+    zoo = _load(job)
+    if zoo.custom_data_reader is None:
+        return job_json
+    for name in _DATA:
+        if job[name] and not job[name].startswith(_reader.PREFIX):
+            origin = job[name] if os.path.exists(job[name]) else said[name] or job[name]
+            job[name] = _reader.make(zoo, job, origin).location
+    return json.dumps(job)
+
+
+_loaded: dict[str, Zoo] = {}
+
+
+def _load(job: dict[str, Any]) -> Zoo:
+    """The user's module, which is run once in a process."""
+    key = json.dumps({name: value for name, value in job.items() if name not in _DATA})
+    if key not in _loaded:
+        _loaded[key] = _zoo.load(job)
+    return _loaded[key]
+
+
+def _schema(zoo: Zoo, job: dict[str, Any], job_json: str) -> dict[str, Any]:
     """What the data that the job goes through is made of."""
     data = {"train": "training", "evaluate": "validation", "predict": "prediction"}
     location = job[f"{data[job['job_type']]}_data"]
@@ -105,9 +148,13 @@ def _schema(job: dict[str, Any], job_json: str) -> dict[str, Any]:
         flag = f"--{data[job['job_type']]}_data"
         raise ZooError(f"{flag} is missing; name a file, a folder, a glob or a URL")
     try:
-        return json.loads(_elasticdl.schema(location, job_json))
+        schema = json.loads(_elasticdl.schema(location, job_json))
     except ValueError as error:
         raise ZooError(str(error)) from None
+    if zoo.custom_data_reader is not None:
+        reader = _reader.reopen(zoo, job, location)
+        schema["fields"], schema["has_raw_records"] = reader.schema()
+    return schema
 
 
 def explain(error: BaseException) -> str:

@@ -33,6 +33,7 @@ class Zoo:
     feed: Callable[..., Any] | None = None
     eval_metrics_fn: Callable[..., Any] | None = None
     callbacks: Callable[..., Any] | None = None
+    custom_data_reader: Callable[..., Any] | None = None
     prediction_outputs_processor: Any = None
     lr_schedule: Callable[..., Any] | None = None
     params: dict[str, Any] = field(default_factory=dict)
@@ -65,12 +66,6 @@ def load(job: dict[str, Any]) -> Zoo:
         raise ZooError(
             f"--model_params `{unknown[0]}` is no parameter of `{_name(model)}`{_takes(model)}"
         )
-    if part("custom_data_reader", "custom_data_reader") is not None:
-        raise ZooError(
-            f"`{_shown(module)}` has a `custom_data_reader`, which is not supported yet; write the "
-            "data in a format that is read (`elasticdl data import --help`), or keep a loop of "
-            "your own (`elasticdl run --help`)"
-        )
     processor = part("prediction_outputs_processor", "PredictionOutputsProcessor")
     return Zoo(
         module=module,
@@ -81,6 +76,7 @@ def load(job: dict[str, Any]) -> Zoo:
         feed=part("feed", "feed", "dataset_fn"),
         eval_metrics_fn=part("eval_metrics_fn", "eval_metrics_fn"),
         callbacks=part("callbacks", "callbacks"),
+        custom_data_reader=part("custom_data_reader", "custom_data_reader"),
         prediction_outputs_processor=processor() if inspect.isclass(processor) else processor,
         lr_schedule=getattr(module, "lr_schedule", None),
         params=given,

@@ -17,7 +17,7 @@ use crate::example::Example;
 use crate::format::{Format, Params};
 use crate::index::{ChunkEntry, FileIndex};
 use crate::jsonl::{self, Lines};
-use crate::location::{DataFile, range, resolve};
+use crate::location::{Bare, DataFile, bare, resolve};
 use crate::recordio::RawRecords;
 use crate::row::Row;
 use crate::{recordio, tfrecord};
@@ -66,6 +66,8 @@ pub struct Dataset {
     /// All chunks of all files; sorted by their first record.
     chunks: Vec<ChunkPlace>,
     n_records: u64,
+    /// The location, where models read the records by themselves.
+    source: Option<Arc<str>>,
     fingerprint: String,
     cache: Cache<Records>,
 }
@@ -152,10 +154,13 @@ impl Records {
 impl Dataset {
     /// Lists the files, finds their format and indexes their chunks.
     pub fn open(location: &str, options: &OpenOptions) -> Result<Self, Error> {
-        let params = Params::parse(&options.params)?;
-        if let Some(n_records) = range(location)? {
-            return Ok(Self::of_range(location, options.codec, params, n_records));
+        if let Some(bare) = bare(location)? {
+            // The parameters of a reader of the user's own are its own, too.
+            let none = BTreeMap::new();
+            let params = if bare.is_read_by_model { &none } else { &options.params };
+            return Ok(Self::of_range(location, options.codec, Params::parse(params)?, &bare));
         }
+        let params = Params::parse(&options.params)?;
         let files = resolve(location, &params)?;
         let format = common_format(&files, &params)?.ok_or_else(|| no_records(location))?;
         let mut indexed = Vec::with_capacity(files.len());
@@ -184,13 +189,15 @@ impl Dataset {
             files: indexed,
             chunks,
             n_records,
+            source: None,
         })
     }
 
     /// Records without files: their numbers are all there is.
-    fn of_range(location: &str, codec: Codec, params: Params, n_records: u64) -> Self {
+    fn of_range(location: &str, codec: Codec, params: Params, bare: &Bare<'_>) -> Self {
+        let n_records = bare.n_records;
         let mut hasher = blake3::Hasher::new();
-        hasher.update(b"range").update(&n_records.to_le_bytes());
+        hasher.update(b"range").update(&n_records.to_le_bytes()).update(bare.digest.as_bytes());
         Self {
             location: location.to_owned(),
             codec,
@@ -201,6 +208,7 @@ impl Dataset {
             files: Vec::new(),
             chunks: Vec::new(),
             n_records,
+            source: bare.is_read_by_model.then(|| location.into()),
         }
     }
 
@@ -249,7 +257,7 @@ impl Dataset {
             Ok(())
         })?;
         let columns = builders.into_iter().map(Builder::finish).collect();
-        Ok(Batch { records: records.to_vec(), columns })
+        Ok(Batch { records: records.to_vec(), columns, source: self.source.clone() })
     }
 
     /// The undecoded bytes of a record; only RecordIO, TFRecord and JSON lines have them.

@@ -14,8 +14,35 @@ pub(crate) struct DataFile {
     pub(crate) name: String,
 }
 
+/// What a location says that has records without files.
+pub(crate) struct Bare<'a> {
+    pub(crate) n_records: u64,
+    /// What else tells one data set from another.
+    pub(crate) digest: &'a str,
+    /// Whether the model reads the records by itself.
+    pub(crate) is_read_by_model: bool,
+}
+
+/// What `range:N` says, or `reader:N:DIGEST:ORIGIN`, which stands for the records that a reader of
+/// the user's own brings; none if the location is of another kind.
+pub(crate) fn bare(location: &str) -> Result<Option<Bare<'_>>, Error> {
+    if let Some(text) = location.strip_prefix("reader:") {
+        let mut words = text.splitn(3, ':');
+        let (count, digest) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        return match count.parse::<u32>() {
+            Ok(n @ 1..) => Ok(Some(Bare { n_records: n.into(), digest, is_read_by_model: true })),
+            Ok(0) | Err(_) => Err(Error::Refused(format!(
+                "`{location}` does not name the records of a reader; they are 1 to {}",
+                u32::MAX
+            ))),
+        };
+    }
+    let n_records = range(location)?;
+    Ok(n_records.map(|n_records| Bare { n_records, digest: "", is_read_by_model: false }))
+}
+
 /// The number of records of `range:N`; none if the location is of another kind.
-pub(crate) fn range(location: &str) -> Result<Option<u64>, Error> {
+fn range(location: &str) -> Result<Option<u64>, Error> {
     let Some(text) = location.strip_prefix("range:") else { return Ok(None) };
     // An epoch has fewer than 2^32 batches, whatever their size.
     match text.parse::<u32>() {

@@ -32,7 +32,8 @@ mod _elasticdl {
 /// `command` starts the same command in another process.
 #[pyfunction]
 fn main(py: Python<'_>, argv: Vec<OsString>, command: Vec<OsString>) -> u8 {
-    py.detach(|| elasticdl::main(argv, Host::python(command, model::open)))
+    let python = elasticdl::Python { open: model::open, settle: model::settle };
+    py.detach(|| elasticdl::main(argv, Host::python(command, python)))
 }
 
 /// The commit that this module was built from.

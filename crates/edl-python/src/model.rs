@@ -53,6 +53,18 @@ pub(crate) fn open(spec: &JobSpec) -> Result<Box<dyn Model>, String> {
     })
 }
 
+/// The job with its data as the user's own reader has it.
+pub(crate) fn settle(spec: &JobSpec, said: &JobSpec) -> Result<JobSpec, String> {
+    let json = |spec| serde_json::to_string(spec).map_err(|error| error.to_string());
+    let (job, said) = (json(spec)?, json(said)?);
+    thread_state::keep();
+    let settled: String = Python::attach(|py| {
+        let settled = py.import(HOST).and_then(|host| host.call_method1("settle", (job, said)));
+        settled.and_then(|text| text.extract()).map_err(|error| tell(py, &error))
+    })?;
+    serde_json::from_str(&settled).map_err(|error| error.to_string())
+}
+
 /// The error in the words that `_host.explain` finds for it: a sentence, or the user's traceback.
 fn tell(py: Python<'_>, error: &PyErr) -> String {
     let explained = py
@@ -140,7 +152,7 @@ impl PyModel {
     fn batch<'py>(&self, py: Python<'py>, batch: &Batch) -> PyResult<Bound<'py, PyAny>> {
         let columns = batch::columns(py, batch)?;
         let records = PyArray1::from_slice(py, &batch.records);
-        self.adapter.bind(py).call_method1("batch", (columns, records))
+        self.adapter.bind(py).call_method1("batch", (columns, records, batch.source.as_deref()))
     }
 
     fn train_in(

@@ -2,6 +2,7 @@
 //! A batch of decoded records: named, typed columns.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use edl_core::model::DType;
 
@@ -11,6 +12,8 @@ pub struct Batch {
     /// Numbers of the records in the data set, in the order of the rows.
     pub records: Vec<u64>,
     pub columns: BTreeMap<String, Column>,
+    /// The data set, where the model reads the records by itself: then there are no columns.
+    pub source: Option<Arc<str>>,
 }
 
 /// One column: the first dimension is the record.

@@ -43,7 +43,7 @@ pub(crate) fn images(n: usize) -> Batch {
         ("image".into(), Column::U8 { shape: vec![n, 28, 28], values: pixels }),
         ("label".into(), Column::I64 { shape: vec![n], values: labels }),
     ]);
-    Batch { records: (0..n as u64).collect(), columns }
+    Batch { records: (0..n as u64).collect(), columns, ..Batch::default() }
 }
 
 /// People with random features who earn much if they are educated.
@@ -66,7 +66,7 @@ pub(crate) fn people(n: usize) -> Batch {
     let Some(Column::Bytes(words)) = columns.get("education") else { panic!("a column of words") };
     let values = words.iter().map(|word| i64::from(word.ends_with(b"3"))).collect();
     columns.insert("label".into(), Column::I64 { shape: vec![n], values });
-    Batch { records: (0..n as u64).collect(), columns }
+    Batch { records: (0..n as u64).collect(), columns, ..Batch::default() }
 }
 
 /// Values as a server would make them, in spirit: a function of the seed.

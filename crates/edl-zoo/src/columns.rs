@@ -105,7 +105,11 @@ mod tests {
     #[test]
     fn a_column_that_does_not_fit_is_named_with_what_it_has() {
         let column = Column::U8 { shape: vec![2, 3], values: vec![0; 6] };
-        let batch = Batch { records: vec![0, 1], columns: [("image".to_owned(), column)].into() };
+        let batch = Batch {
+            records: vec![0, 1],
+            columns: [("image".to_owned(), column)].into(),
+            ..Batch::default()
+        };
         let check = |name: &str, dtype, shape: &[usize]| {
             let field =
                 FieldSpec { name: name.into(), dtype, shape: shape.to_vec(), is_label: false };

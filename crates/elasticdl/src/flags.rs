@@ -58,7 +58,7 @@ pub(crate) struct CommonFlags {
     /// Its callbacks [default: callbacks]
     #[arg(long, help_heading = "Python", value_name = "NAME")]
     callbacks: Option<String>,
-    /// Its reader of data (not supported yet)
+    /// Its reader of data that no format fits [default: custom_data_reader]
     #[arg(long, help_heading = "Python", value_name = "NAME")]
     custom_data_reader: Option<String>,
     /// What it does with predictions [default: PredictionOutputsProcessor]

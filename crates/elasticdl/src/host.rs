@@ -11,15 +11,22 @@ use edl_tensor::model::Model;
 
 static HOST: OnceLock<Host> = OnceLock::new();
 
-/// Opens a model that is written in Python.
-pub type OpenPython = fn(&JobSpec) -> Result<Box<dyn Model>, String>;
+/// What only an interpreter can do.
+#[derive(Clone, Copy, Debug)]
+pub struct Python {
+    /// Opens a model that is written in Python.
+    pub open: fn(&JobSpec) -> Result<Box<dyn Model>, String>,
+    /// Finds out what a reader of the user's own has; the second job is as the user said it, with
+    /// nothing made of its paths.
+    pub settle: fn(&JobSpec, &JobSpec) -> Result<JobSpec, String>,
+}
 
 /// What runs this command.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// Starts this command again: a program and its first arguments.
     pub(crate) command: Vec<OsString>,
-    pub(crate) python: Option<OpenPython>,
+    pub(crate) python: Option<Python>,
 }
 
 impl Host {
@@ -33,8 +40,8 @@ impl Host {
 
     /// A Python interpreter, which `command` starts again.
     #[must_use]
-    pub fn python(command: Vec<OsString>, open: OpenPython) -> Self {
-        Self { command, python: Some(open) }
+    pub fn python(command: Vec<OsString>, python: Python) -> Self {
+        Self { command, python: Some(python) }
     }
 }
 

@@ -53,7 +53,7 @@ mod telemetry;
 mod ui;
 mod usage;
 
-pub use host::{Host, OpenPython};
+pub use host::{Host, Python};
 pub use own_loop::work;
 
 /// The commit that this was built from.

@@ -21,7 +21,7 @@ pub(crate) fn is_python(spec: &JobSpec) -> bool {
 /// What the job's model is made of.
 pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<ModelSpec> {
     if is_python(spec) {
-        return python::describe(spec);
+        return Ok(python::describe(spec, spec)?.model);
     }
     let model = edl_zoo::open(spec).map_err(|error| refuse(error.to_string()))?;
     Ok(model.spec().clone())
@@ -33,7 +33,7 @@ pub(crate) fn open(spec: &JobSpec) -> Result<Box<dyn Model>, String> {
         return edl_zoo::open(spec).map_err(|error| error.to_string());
     }
     match host::get().python {
-        Some(open) => open(spec),
+        Some(python) => (python.open)(spec),
         None => Err(format!(
             "model `{}` is a Python module; start this worker by `python -m elasticdl worker`",
             spec.model_def

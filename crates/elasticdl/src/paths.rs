@@ -25,8 +25,13 @@ pub(crate) fn make_absolute(spec: &mut JobSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether a location has records without files.
+fn is_bare(location: &str) -> bool {
+    ["range:", "reader:"].iter().any(|prefix| location.starts_with(prefix))
+}
+
 fn absolute(path: &str) -> anyhow::Result<String> {
-    if path.is_empty() || path.contains("://") || path.starts_with("range:") {
+    if path.is_empty() || path.contains("://") || is_bare(path) {
         return Ok(path.to_owned());
     }
     // Shells leave the tilde of `--output=~/model` alone.

@@ -46,9 +46,26 @@ pub(crate) fn interpreter() -> OsString {
         .unwrap_or_else(|| "python3".into())
 }
 
+/// A job as the user's module makes it.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub(crate) struct Described {
+    pub(crate) model: ModelSpec,
+    /// With its data as the user's own reader has it.
+    pub(crate) spec: JobSpec,
+}
+
+/// What an interpreter is asked about.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Asked {
+    spec: JobSpec,
+    /// As the user said it.
+    said: JobSpec,
+}
+
 /// What the job's model is made of, as an interpreter of its own tells: whatever the user's code
-/// does there cannot harm this process.
-pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<ModelSpec> {
+/// does there cannot harm this process. `said` is the job as the user described it, with nothing
+/// made of its paths.
+pub(crate) fn describe(spec: &JobSpec, said: &JobSpec) -> anyhow::Result<Described> {
     let command = command();
     let program = command[0].to_string_lossy().into_owned();
     let child = Command::new(&command[0])
@@ -66,7 +83,8 @@ pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<ModelSpec> {
             spec.model_def
         ))
     })?;
-    let text = serde_json::to_string(spec).context("cannot write the job description")?;
+    let asked = Asked { spec: spec.clone(), said: said.clone() };
+    let text = serde_json::to_string(&asked).context("cannot write the job description")?;
     let mut stdin = child.stdin.take().context("the interpreter has no input")?;
     // One that ended at once says why below.
     let _closed = stdin.write_all(text.as_bytes());
@@ -96,10 +114,15 @@ pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<ModelSpec> {
 
 /// Prints what the model of the job on standard input is made of.
 pub(crate) fn tell(out: &mut impl std::io::Write) -> anyhow::Result<Exit> {
-    let spec: JobSpec = serde_json::from_reader(std::io::stdin().lock())
+    let Asked { spec, said } = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|error| refuse(format!("expected a job description in JSON: {error}")))?;
+    let spec = match host::get().python {
+        Some(python) => (python.settle)(&spec, &said).map_err(refuse)?,
+        None => spec,
+    };
     let model = crate::models::open(&spec).map_err(refuse)?;
-    writeln!(out, "{}", serde_json::to_string(model.spec())?)?;
+    let described = Described { model: model.spec().clone(), spec };
+    writeln!(out, "{}", serde_json::to_string(&described)?)?;
     Ok(Exit::Ok)
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use edl_core::model::ModelSpec;
 use edl_core::spec::{JobSpec, JobType, Strategy};
 use serde_json::{Map, Value};
 
@@ -36,6 +37,8 @@ pub(crate) struct New {
     pub(crate) spec: JobSpec,
     /// What a loop of the user's own says of itself.
     own: Option<own_loop::Description>,
+    /// What a module of the user's says of its model.
+    model: Option<ModelSpec>,
 }
 
 /// Runs the command.
@@ -96,30 +99,36 @@ fn local_python(
 
 /// The new job that the user describes, with what was left open filled in.
 pub(crate) fn described(kind: JobType, given: Map<String, Value>) -> anyhow::Result<New> {
-    let mut spec = config::job(kind, given.clone())?;
+    let said = config::job(kind, given.clone())?;
+    let mut spec = said.clone();
     paths::make_absolute(&mut spec)?;
     checks::pin_checkpoint(&mut spec, &given)?;
     if spec.is_own_loop() {
         let own = own_loop::describe(&spec)?;
         own.settle(&mut spec);
         shipped::fill(&mut spec)?;
-        return Ok(New { spec, own: Some(own) });
+        return Ok(New { spec, own: Some(own), model: None });
     }
     if !models::is_python(&spec) {
         // Before data is asked for: which data fits depends on the model.
         edl_zoo::open(&spec).map_err(|error| refuse(error.to_string()))?;
     }
     shipped::fill(&mut spec)?;
-    Ok(New { spec, own: None })
+    if models::is_python(&spec) {
+        spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
+        let python::Described { model, spec } = python::describe(&spec, &said)?;
+        return Ok(New { spec, own: None, model: Some(model) });
+    }
+    Ok(New { spec, own: None, model: None })
 }
 
 /// Checks a new job and makes its folder; a job that cannot run leaves nothing behind.
 pub(crate) fn prepare(home: &Home, new: New, dir: Option<&Path>) -> anyhow::Result<Ready> {
-    let New { spec, own } = new;
+    let New { spec, own, model } = new;
     spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
     let place = dir.map_or_else(|| home.jobs_dir().join(&spec.job_name), Path::to_owned);
     home.check_free(&spec.job_name, &place)?;
-    let facts = checks::check(&spec, own.as_ref().map(|own| &own.model))?;
+    let facts = checks::check(&spec, model.as_ref().or(own.as_ref().map(|own| &own.model)))?;
     let job = home.create(&spec, dir)?;
     own.map_or(Ok(()), |own| own.keep(job.dir()))?;
     let hold = hold(&job)?;
