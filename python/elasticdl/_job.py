@@ -103,7 +103,7 @@ class Job:
     those that the job ends with.
     """
 
-    def __init__(self, open_loop: Callable[[Plan], Any]) -> None:
+    def __init__(self, open_loop: Callable[[Any], Any]) -> None:
         self._open_loop = open_loop
         self._loop: Any = None
         self._is_over = False
@@ -315,10 +315,14 @@ class Job:
         atexit.register(self._fail, _LEFT)
 
     def _fail(self, why: str) -> None:
-        if self._loop is None or self._is_over:
+        if self._is_over:
             return
         self._is_over = True
         with contextlib.suppress(RuntimeError):
+            if self._loop is None:
+                # It never asked for batches. A worker that just ended would be started again, so
+                # it joins the job to say why it does not train.
+                self._loop = self._open_loop(None)
             # It is heard in a turn alone.
             if self._turn is None and self._loop.next() is None:
                 return
@@ -367,7 +371,7 @@ class _Worker:
         self._loop.attach(model.incoming, model.gradient)
 
 
-def _open_loop(_plan: Plan) -> _Worker:
+def _open_loop(_plan: Plan | None) -> _Worker:
     from elasticdl import _elasticdl
 
     return _Worker(_elasticdl.Loop())

@@ -138,6 +138,19 @@ def test_an_exception_fails_the_job_once(cluster: Cluster, tmp_path: Path, place
     assert (status["state"], status["instances"][-1]["restarts"]) == ("failed", 0)
 
 
+def test_an_exception_before_the_loop_fails_the_job_once(cluster: Cluster, tmp_path: Path) -> None:
+    path, out = script(tmp_path)
+    # In workers alone: what fails when the script describes itself starts nothing.
+    failing = "import os\nif 'ELASTICDL_DESCRIBE' not in os.environ: {}['no such table']\n"
+    text = Path(path).read_text()
+    Path(path).write_text(text.replace("for features", failing + "for features"))
+    failed = cluster.run("run", "--workers=2", "--job_name=early", path, out, code=1)
+    assert "KeyError: 'no such table'" in failed.stderr, failed.stderr
+    status = cluster.status("early")
+    restarts = [instance["restarts"] for instance in status["instances"]]
+    assert status["state"] == "failed" and max(restarts) <= 1, status
+
+
 def test_to_leave_the_loop_early_is_a_failure(cluster: Cluster, tmp_path: Path) -> None:
     command = script(tmp_path, after="if job.step == 3: break")
     failed = cluster.run("run", "--workers=1", "--job_name=left", *command, code=1)

@@ -146,8 +146,8 @@ impl Job {
                 SameBits::Strict => {
                     let why = format!(
                         "worker-{worker} computes other bits than the workers before it (another \
-                         processor or build); start it on a like machine, or allow it by \
-                         --same_bits=report"
+                         processor or build, or data that is not the same everywhere); start it \
+                         on a like machine with the same data, or allow it by --same_bits=report"
                     );
                     self.note("refused", why.clone());
                     self.effects.push(Effect::RefuseWorker(worker, why));
