@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where the time went: every second of every worker and server belongs to exactly one [`Kind`].
+//!
+//! Processes measure themselves and tell their totals once in a while; what nobody can measure
+//! (a process that is gone, one that starts) is booked here. An account always adds up to the
+//! time from its opening to now, whatever is told: a told share is a share of the time that has
+//! passed on the master's clock, so clocks that differ cannot make seconds appear or vanish.
+
+mod spent;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::spent::{Kind, Spent};
+use crate::id::Incarnation;
+use crate::platform::{InstanceId, Role};
+use crate::time::Time;
+
+/// Silence up to this long before an end was work like that before it; longer, nobody was there.
+const SHORT_SILENCE: Duration = Duration::from_secs(2);
+/// Losses that may wait for their replacement; older ones are forgotten.
+const MAX_VACANCIES: usize = 10_000;
+
+/// The books of one job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Goodput {
+    #[serde(with = "spent::pairs")]
+    accounts: BTreeMap<InstanceId, Account>,
+    /// What those have spent that are gone for good.
+    closed: BTreeMap<Role, Spent>,
+    /// When workers were lost whose replacements have not been launched.
+    #[serde(skip)]
+    vacancies: VecDeque<Time>,
+    trained: u64,
+    repeated: u64,
+}
+
+/// One worker or server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Account {
+    spent: Spent,
+    /// Everything up to here is in `spent`, but for `owed`.
+    #[serde(skip)]
+    at: Time,
+    /// Time before `at` that is not in `spent`: it passed while no master kept books.
+    owed: Duration,
+    presence: Presence,
+    /// It stands for one that was lost, and has not worked yet.
+    is_mending: bool,
+    incarnation: Incarnation,
+    told: Spent,
+    /// What it was at when it last told.
+    last: Kind,
+    step: u64,
+    /// Batches that it finished since it last told, and those of them that were done before.
+    n_finished: u64,
+    n_repeated: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Presence {
+    /// Its process is gone, and nobody has started the next.
+    Gone,
+    Starting,
+    Here,
+}
+
+/// What a process tells about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Told {
+    /// Since the start of the process.
+    pub spent: Spent,
+    pub last: Kind,
+    /// Under AllReduce, the job's step that it holds.
+    pub step: u64,
+}
+
+impl Goodput {
+    /// A process is started: a server again, a worker for one that was lost or as one more.
+    pub fn launched(&mut self, instance: InstanceId, now: Time) {
+        if let Some(account) = self.accounts.get_mut(&instance) {
+            account.settle(now);
+            account.presence = Presence::Starting;
+            return;
+        }
+        let lost = if instance.role == Role::Worker { self.vacancies.pop_front() } else { None };
+        let mut account = Account::open(lost.unwrap_or(now));
+        account.is_mending = lost.is_some();
+        account.settle(now);
+        account.presence = Presence::Starting;
+        self.accounts.insert(instance, account);
+    }
+
+    /// A process says who it is: from now on it tells what it spends.
+    pub fn connected(&mut self, instance: InstanceId, incarnation: Incarnation, now: Time) {
+        let account = self.accounts.entry(instance).or_insert_with(|| Account::open(now));
+        if account.incarnation != incarnation {
+            account.settle(now);
+            account.incarnation = incarnation;
+            account.told = Spent::default();
+            account.last = Kind::Idle;
+        }
+        account.presence = Presence::Here;
+    }
+
+    /// Takes a process's own measure. `redo` are the steps that were taken before, and are taken
+    /// again since.
+    pub fn tell(
+        &mut self,
+        instance: InstanceId,
+        incarnation: Incarnation,
+        told: Told,
+        redo: &std::ops::Range<u64>,
+        now: Time,
+    ) {
+        let Some(account) = self.accounts.get_mut(&instance) else { return };
+        if account.incarnation == incarnation && account.presence == Presence::Here {
+            account.tell(told, redo, now);
+        }
+    }
+
+    /// A batch was finished by this worker; `is_repeated` if it had been finished before.
+    pub fn finished(&mut self, worker: InstanceId, is_repeated: bool) {
+        self.trained += 1;
+        self.repeated += u64::from(is_repeated);
+        if let Some(account) = self.accounts.get_mut(&worker) {
+            account.n_finished += 1;
+            account.n_repeated += u64::from(is_repeated);
+        }
+    }
+
+    /// Work that was finished without a word to this master.
+    pub fn found(&mut self, n_batches: u64) {
+        self.trained += n_batches;
+    }
+
+    /// Finished work that was lost, and will be done again by everybody together.
+    pub fn lost_work(&mut self, n_steps: u64) {
+        self.trained += n_steps;
+        self.repeated += n_steps;
+    }
+
+    /// A process is gone that shall be replaced.
+    pub fn lost(&mut self, instance: InstanceId, now: Time) {
+        let Some(account) = self.accounts.get_mut(&instance) else { return };
+        account.end(now);
+        account.is_mending = true;
+        if instance.role == Role::Worker {
+            self.close(instance);
+            self.vacancies.push_back(now);
+            self.vacancies.truncate(MAX_VACANCIES);
+        }
+    }
+
+    /// A process is gone as it should be.
+    pub fn left(&mut self, instance: InstanceId, now: Time) {
+        if let Some(account) = self.accounts.get_mut(&instance) {
+            account.end(now);
+            self.close(instance);
+        }
+    }
+
+    /// No more than `n` workers are missing: others will not be replaced.
+    pub fn expect(&mut self, n: usize) {
+        self.vacancies.truncate(n);
+    }
+
+    fn close(&mut self, instance: InstanceId) {
+        if let Some(account) = self.accounts.remove(&instance) {
+            *self.closed.entry(instance.role).or_default() += account.spent;
+        }
+    }
+
+    /// Those whose books are open.
+    pub fn instances(&self) -> impl Iterator<Item = InstanceId> + '_ {
+        self.accounts.keys().copied()
+    }
+
+    /// What one instance has spent up to now.
+    #[must_use]
+    pub fn spent(&self, instance: InstanceId, now: Time) -> Spent {
+        self.accounts.get(&instance).map(|account| account.up_to(now)).unwrap_or_default()
+    }
+
+    /// What all instances of a role have spent up to now, those that are gone as well.
+    #[must_use]
+    pub fn total(&self, role: Role, now: Time) -> Spent {
+        let mut total = self.closed.get(&role).copied().unwrap_or_default();
+        for (_, account) in self.accounts.iter().filter(|(id, _)| id.role == role) {
+            total += account.up_to(now);
+        }
+        if role == Role::Worker {
+            for lost in &self.vacancies {
+                total.add(Kind::Down, now.since(*lost));
+            }
+        }
+        total
+    }
+
+    /// Batches (under AllReduce: steps) trained in all.
+    #[must_use]
+    pub fn trained(&self) -> u64 {
+        self.trained
+    }
+
+    /// Those of them that had been trained before.
+    #[must_use]
+    pub fn repeated(&self) -> u64 {
+        self.repeated
+    }
+
+    /// The books as the next master of the job can go on with.
+    #[must_use]
+    pub fn saved(&self, now: Time) -> Self {
+        let mut saved = self.clone();
+        for lost in std::mem::take(&mut saved.vacancies) {
+            saved.closed.entry(Role::Worker).or_default().add(Kind::Down, now.since(lost));
+        }
+        for account in saved.accounts.values_mut() {
+            account.owed += now.since(account.at);
+            account.at = now;
+        }
+        saved
+    }
+
+    /// Goes on with the books of a master before, which were saved so long ago.
+    #[must_use]
+    pub fn resumed(mut self, gap: Duration, now: Time) -> Self {
+        // What counts of the rest is found where the parameters are.
+        self.trained = self.repeated;
+        for account in self.accounts.values_mut() {
+            account.owed += gap;
+            account.at = now;
+        }
+        self
+    }
+
+    /// Everybody is gone: a job that is resumed has new processes.
+    #[must_use]
+    pub fn all_gone(mut self) -> Self {
+        for instance in self.instances().collect::<Vec<_>>() {
+            self.close(instance);
+        }
+        self
+    }
+}
+
+impl Account {
+    fn open(at: Time) -> Self {
+        Self {
+            spent: Spent::default(),
+            at,
+            owed: Duration::ZERO,
+            presence: Presence::Gone,
+            is_mending: false,
+            incarnation: Incarnation(0),
+            told: Spent::default(),
+            last: Kind::Idle,
+            step: 0,
+            n_finished: 0,
+            n_repeated: 0,
+        }
+    }
+
+    fn pending(&self, now: Time) -> Duration {
+        self.owed + now.since(self.at)
+    }
+
+    /// What time is that nobody measures.
+    fn unmeasured(&self) -> Kind {
+        match self.presence {
+            Presence::Gone => Kind::Down,
+            Presence::Starting if self.is_mending => Kind::Heal,
+            Presence::Here if self.is_mending && self.last == Kind::Idle => Kind::Heal,
+            Presence::Starting => Kind::Idle,
+            Presence::Here => self.last,
+        }
+    }
+
+    /// Books what has passed, without a measure.
+    fn settle(&mut self, now: Time) {
+        self.spent = self.up_to(now);
+        (self.at, self.owed) = (self.at.max(now), Duration::ZERO);
+    }
+
+    fn up_to(&self, now: Time) -> Spent {
+        let mut spent = self.spent;
+        spent.add(self.unmeasured(), self.pending(now));
+        spent
+    }
+
+    fn tell(&mut self, told: Told, redo: &std::ops::Range<u64>, now: Time) {
+        let share = told.spent.since(&self.told);
+        let mut share = share.scaled_to(self.pending(now)).unwrap_or_else(|| {
+            let mut all = Spent::default();
+            all.add(self.unmeasured(), self.pending(now));
+            all
+        });
+        let works = share.get(Kind::Compute) > Duration::ZERO;
+        if self.is_mending {
+            share.shift(Kind::Idle, Kind::Heal, 1, 1);
+            self.is_mending = !works;
+        }
+        let steps = told.step.saturating_sub(self.step);
+        let again = redo.end.min(told.step).saturating_sub(redo.start.max(self.step));
+        share.shift(
+            Kind::Compute,
+            Kind::Redo,
+            self.n_repeated + again.min(steps),
+            self.n_finished + steps,
+        );
+        self.spent += share;
+        (self.at, self.owed) = (self.at.max(now), Duration::ZERO);
+        (self.told, self.last, self.step) = (told.spent, told.last, told.step);
+        (self.n_finished, self.n_repeated) = (0, 0);
+    }
+
+    fn end(&mut self, now: Time) {
+        if self.presence == Presence::Here && self.pending(now) > SHORT_SILENCE {
+            self.presence = Presence::Gone;
+        }
+        self.settle(now);
+        self.presence = Presence::Gone;
+    }
+}
+
+#[cfg(test)]
+mod tests;
