@@ -221,6 +221,12 @@ impl Instances {
         Some(self.not_before)
     }
 
+    /// Whether the platform has told what runs.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.is_known
+    }
+
     #[must_use]
     pub fn running(&self) -> &BTreeMap<InstanceId, Instance> {
         &self.running

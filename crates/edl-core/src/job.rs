@@ -5,6 +5,7 @@
 //! wanted processes, and makes every decision of a master. It reads no clock and does no I/O:
 //! the shell around it (`edl-master`) turns messages into events and performs the effects.
 
+mod books;
 mod cuts;
 mod effect;
 mod event;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use self::books::Books;
 use self::cuts::Cut;
 pub use self::cuts::{CheckpointRef, CutFile, Holder};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
@@ -141,6 +143,7 @@ pub struct Job {
     early: BTreeSet<BatchId>,
     /// The most batches that were ever done.
     furthest: u64,
+    books: Books,
     effects: Vec<Effect>,
 }
 
@@ -196,6 +199,7 @@ impl Job {
             last_tick: now,
             early: BTreeSet::new(),
             furthest: 0,
+            books: Books::new(n_batches),
             effects: Vec::new(),
             config,
             durable,
@@ -214,6 +218,8 @@ impl Job {
         let is_tick = event == Event::Tick || now.since(self.last_tick) >= TICK;
         let is_about_processes =
             is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
+        let n_done = self.ledger.n_done();
+        self.book(&event, now);
         self.take(event, now);
         if is_tick && !self.is_ended() {
             self.last_tick = now;
@@ -224,12 +230,14 @@ impl Job {
             self.reconcile(now);
         }
         self.advance(now);
+        self.book_after(n_done, is_tick, now);
         std::mem::take(&mut self.effects)
     }
 
     fn take(&mut self, event: Event, now: Time) {
         match event {
-            Event::Tick => {}
+            // Told to the books already.
+            Event::Tick | Event::Told { .. } => {}
             Event::Platform(report) => self.platform(&report, now),
             Event::WorkerConnected { worker, incarnation, pid } => {
                 self.worker_connected(worker, incarnation, pid, now);
@@ -284,6 +292,7 @@ impl Job {
             }
             Event::Scale { workers } => self.scale(workers),
             Event::Stop { reason, with_checkpoint } => self.stop(&reason, with_checkpoint, now),
+            Event::Harm { instance, harm } => self.harm(instance, harm),
         }
     }
 

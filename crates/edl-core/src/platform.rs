@@ -33,6 +33,34 @@ pub enum Order {
         instance: InstanceId,
         grace_ms: u64,
     },
+    /// Does it harm on purpose, to see the job heal.
+    Harm {
+        instance: InstanceId,
+        harm: Harm,
+    },
+}
+
+/// What can be done to a process on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Harm {
+    Kill,
+    /// It stands still, as if its machine did.
+    Stop,
+    Wake,
+}
+
+impl Harm {
+    /// By its word on the command line.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        match word {
+            "kill" => Some(Self::Kill),
+            "stop" => Some(Self::Stop),
+            "wake" => Some(Self::Wake),
+            _ => None,
+        }
+    }
 }
 
 /// Platform → master.

@@ -135,8 +135,10 @@ pub struct JobSpec {
     pub log_level: String,
     pub log_loss_steps: u32,
     pub tensorboard_dir: String,
-    /// Port of the master's `/metrics` and `/healthz`; 0 picks a free one.
+    /// Port of the master's page, `/metrics` and `/healthz`; 0 picks a free one.
     pub http_port: u16,
+    /// Its processes may be killed and paused on purpose, from the page and by `chaos`.
+    pub allow_chaos: bool,
     /// Port of the master; 0 picks a free one.
     pub port: u16,
 }
@@ -289,6 +291,7 @@ impl Default for JobSpec {
             log_loss_steps: 100,
             tensorboard_dir: String::new(),
             http_port: 0,
+            allow_chaos: false,
             port: 0,
         }
     }

@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use edl_core::applied::AppliedSet;
+use edl_core::goodput::{self, Told};
 use edl_core::id::{
     BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PartitionId, PsId, WorkerId, WorldId,
 };
 use edl_core::job::{CutFile, Event, Held, Holder, News, Peer, Work};
 use edl_core::layout::Layout;
+use edl_core::platform::{Harm, InstanceId, Role};
 use edl_core::servers::{Member, PartitionState, Servers};
 use edl_net::proto;
 use proto::{ps_message, worker_command, worker_message};
@@ -55,6 +57,10 @@ pub(crate) fn worker_event(
         Kind::Leaving(_) => Event::WorkerLeaving { worker, incarnation },
         Kind::Heartbeat(heartbeat) => {
             Event::WorkerHeard { worker, incarnation, waiting_for: heartbeat.waiting_for }
+        }
+        Kind::Spending(spending) => {
+            let instance = InstanceId { role: Role::Worker, id: worker.0 };
+            Event::Told { instance, incarnation, told: told(&spending) }
         }
         Kind::CutDone(done) => cut_done(Holder::Worker(worker), done),
         Kind::CutFailed(failed) => cut_failed(failed),
@@ -130,8 +136,19 @@ pub(crate) fn ps_event(
         Kind::CutDone(done) => cut_done(Holder::Ps(ps), done),
         Kind::CutFailed(failed) => cut_failed(failed),
         Kind::Heartbeat(_) => Event::PsHeard { ps, incarnation },
+        Kind::Spending(spending) => {
+            let instance = InstanceId { role: Role::Ps, id: ps.0 };
+            Event::Told { instance, incarnation, told: told(&spending) }
+        }
     };
     Ok(Some(event))
+}
+
+fn told(spending: &proto::Spending) -> Told {
+    let named = |kind: &goodput::Kind| kind.name() == spending.last;
+    let last = goodput::Kind::ALL.into_iter().find(named).unwrap_or_default();
+    let spent = spending.spent.map(Into::into).unwrap_or_default();
+    Told { spent, last, step: spending.step }
 }
 
 /// The event of a server's first message.
@@ -175,6 +192,23 @@ fn cut_file(file: proto::CheckpointFile) -> CutFile {
 fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, Status> {
     serde_json::from_str(json)
         .map_err(|error| Status::invalid_argument(format!("the {what} cannot be read: {error}")))
+}
+
+/// Whom somebody wants to harm, and how.
+pub(crate) fn harm(request: &proto::HarmRequest) -> Result<(InstanceId, Harm), Status> {
+    let proto::HarmRequest { role, id, how } = request;
+    let role = match role.as_str() {
+        "worker" => Role::Worker,
+        "ps" => Role::Ps,
+        other => {
+            let why = format!("`{other}` cannot be harmed; name a worker or a ps");
+            return Err(Status::invalid_argument(why));
+        }
+    };
+    let harm = Harm::parse(how).ok_or_else(|| {
+        Status::invalid_argument(format!("`{how}` is no harm; use kill, stop or wake"))
+    })?;
+    Ok((InstanceId { role, id: *id }, harm))
 }
 
 /// A lease as a worker gets it.

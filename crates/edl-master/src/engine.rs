@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loop around the machine: inputs one by one, effects in order.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use edl_core::id::{PsId, RunId, WorkerId};
 use edl_core::job::{self, Durable, Effect, End, Event, Job};
 use edl_core::layout::Layout;
-use edl_core::platform::Order;
+use edl_core::platform::{InstanceId, Order};
 use edl_core::time::Time;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
@@ -22,13 +24,14 @@ use tonic::Status;
 
 use crate::audit::Audits;
 use crate::checkpoints::Checkpoints;
-use crate::journal::Journal;
+use crate::http::Doors;
+use crate::journal::{Journal, unix_secs};
 use crate::metrics::Metrics;
 use crate::peers::Peers;
 use crate::service::{Input, Service};
 use crate::status::Progress;
 use crate::store::Store;
-use crate::{Addresses, Config, Data, Error, http, platform};
+use crate::{Addresses, Config, Data, Error, http, page, platform};
 
 /// Inputs waiting for the machine; more of them make their senders wait.
 const INPUTS: usize = 1024;
@@ -52,6 +55,11 @@ pub(crate) struct Engine {
     pub(crate) servers: Peers<PsId, PsCommand>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) audits: Audits,
+    /// What servers have told of their load.
+    pub(crate) loads: BTreeMap<PsId, proto::PsLoad>,
+    news: watch::Sender<Arc<str>>,
+    /// Grows whenever a process came or went.
+    lives: u64,
     store: Store,
     origin: Instant,
     /// Work on files that must not hold up the loop; each answers with an event.
@@ -75,8 +83,9 @@ impl Engine {
         if config.spec.checkpoint_dir.is_empty() {
             checkpoints.sweep(&durable.checkpoints);
         }
-        let journal = Journal::open(&config.job_dir, &config.spec.tensorboard_dir);
-        let job = Job::new(job_config, durable, Time::ZERO);
+        let journal = Journal::open(&config.job_dir, &config.spec.tensorboard_dir, config.resume);
+        let mut job = Job::new(job_config, durable, Time::ZERO);
+        resume_books(&mut job, &journal, config.resume);
         Self {
             run,
             data,
@@ -88,6 +97,9 @@ impl Engine {
             servers: Peers::new(),
             checkpoints,
             audits: Audits::default(),
+            loads: BTreeMap::new(),
+            news: watch::Sender::new("".into()),
+            lives: 0,
             store,
             origin,
             jobs: JoinSet::new(),
@@ -120,12 +132,9 @@ impl Engine {
         let mut ordering = JoinSet::new();
         ordering.spawn(platform::write_orders(orders_to, order_queue));
         tasks.spawn(platform::read_reports(reports_from, inputs.clone(), platform_gone.clone()));
-        tasks.spawn(http::serve(
-            http_listener,
-            self.metrics.registry(),
-            health_seen,
-            served.clone(),
-        ));
+        let doors = self.doors(&inputs, health_seen, &streams);
+        let mut pages = JoinSet::new();
+        pages.spawn(http::serve(http_listener, doors, served.clone()));
         let mut server = edl_net::tls::server(&self.config.key).map_err(Error::Tls)?;
         let service = MasterServer::new(Service::new(inputs.clone(), streams.clone()))
             .max_decoding_message_size(edl_net::MAX_MESSAGE);
@@ -179,7 +188,25 @@ impl Engine {
         drop(orders);
         // Orders that were given must reach the platform before we go.
         let _ = tokio::time::timeout(FAREWELL, ordering.join_next()).await;
+        // Those who watch shall see the end.
+        let _ = tokio::time::timeout(FAREWELL, pages.join_next()).await;
         Ok(self.ended.take().expect("the loop ends with the job"))
+    }
+
+    fn doors(
+        &self,
+        inputs: &mpsc::Sender<Input>,
+        health: watch::Receiver<&'static str>,
+        streams: &TaskTracker,
+    ) -> Doors {
+        Doors {
+            registry: self.metrics.registry(),
+            health,
+            news: self.news.subscribe(),
+            inputs: inputs.clone(),
+            key: self.config.key.clone(),
+            streams: streams.clone(),
+        }
     }
 
     /// Takes one input; what concerns the machine becomes an event.
@@ -210,12 +237,21 @@ impl Engine {
                 self.answer_audit(ps, sets);
                 None
             }
+            Input::PsLoad { ps, load } => {
+                self.loads.insert(ps, load);
+                None
+            }
             Input::PsClosed { number, ps } => {
                 let incarnation = self.servers.closed(ps, number)?;
                 Some(Event::PsGone { ps, incarnation })
             }
             Input::Status(reply) => {
                 let _ = reply.send(self.status());
+                None
+            }
+            Input::Everything(reply) => {
+                let history = &self.journal.history;
+                let _ = reply.send(page::everything(&self.status(), history, self.lives));
                 None
             }
             Input::Scale { workers, reply } => {
@@ -230,6 +266,12 @@ impl Engine {
             Input::Audit(reply) => {
                 self.begin_audit(reply);
                 None
+            }
+            Input::Harm { instance, harm, reply } => {
+                let refusal = self.refuse_harm(instance);
+                let is_allowed = refusal.is_none();
+                let _ = reply.send(refusal.map_or(Ok(proto::HarmReply {}), Err));
+                is_allowed.then_some(Event::Harm { instance, harm })
             }
         }
     }
@@ -314,7 +356,27 @@ impl Engine {
         let status = self.status();
         self.metrics.publish(&status);
         self.journal.publish(&status);
+        self.lives += u64::from(self.journal.history.sample(&status, unix_secs()));
+        let is_ended = self.job.is_ended();
+        self.journal.keep_history(|| self.job.goodput().saved(now), is_ended);
+        if is_ended {
+            self.journal.write_report(&status);
+        }
+        // The server itself always listens; nothing is made for nobody else.
+        if self.news.receiver_count() > 1 {
+            self.news.send_replace(page::news(&status, &self.journal.history, self.lives));
+        }
         health.send_replace(self.job.state());
+    }
+
+    /// Why a process may not be harmed.
+    fn refuse_harm(&self, instance: InstanceId) -> Option<Status> {
+        if !self.config.spec.allow_chaos {
+            let why = "this job was started without --allow_chaos";
+            return Some(Status::failed_precondition(why));
+        }
+        let is_there = self.job.instances().running().contains_key(&instance);
+        (!is_there).then(|| Status::not_found(format!("there is no {instance}")))
     }
 
     /// Gives everybody the time to hear of the end and to hang up.
@@ -341,6 +403,18 @@ impl Engine {
         let output = &self.config.spec.output;
         if output.is_empty() { self.config.job_dir.join("output") } else { output.into() }
     }
+}
+
+/// Goes on with the books of time that the master before has kept.
+fn resume_books(job: &mut Job, journal: &Journal, is_by_hand: bool) {
+    let before = journal.history.goodput.clone();
+    // By hand everybody is new; the time in between belongs to nobody.
+    if is_by_hand {
+        return job.resume_books(before.all_gone(), Duration::ZERO, Time::ZERO);
+    }
+    let gap = unix_secs() - journal.history.saved_at;
+    let gap = Duration::try_from_secs_f64(gap).unwrap_or_default();
+    job.resume_books(before, gap, Time::ZERO);
 }
 
 async fn stop_signal(shutdown: &CancellationToken, platform_gone: &CancellationToken) {

@@ -1,40 +1,200 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `/metrics` and `/healthz`: read-only, for monitors.
+//! The job's page with what it reads and writes, `/metrics` and `/healthz`.
+//!
+//! Everybody who reaches the port may look; to change something takes the page's token, which
+//! comes in a header that no foreign page can send. Nothing is decided here.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use edl_core::job::Event;
+use edl_net::key::JobKey;
+use edl_net::proto;
 use prometheus_client::registry::Registry;
+use serde::Deserialize;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::{Code, Status};
 
-type Health = watch::Receiver<&'static str>;
+use crate::service::Input;
+use crate::{convert, page};
 
-pub(crate) async fn serve(
-    listener: TcpListener,
-    registry: Arc<Mutex<Registry>>,
-    health: Health,
+/// Those who may watch at once.
+const MAX_WATCHERS: usize = 32;
+/// News that may wait for a watcher, and for how long, before it is dropped.
+const MAX_WAITING: usize = 4;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What lies behind the routes.
+pub(crate) struct Doors {
+    pub(crate) registry: Arc<Mutex<Registry>>,
+    pub(crate) health: watch::Receiver<&'static str>,
+    pub(crate) news: watch::Receiver<Arc<str>>,
+    pub(crate) inputs: mpsc::Sender<Input>,
+    pub(crate) key: JobKey,
+    pub(crate) streams: TaskTracker,
+}
+
+struct Shared {
+    doors: Doors,
+    live: String,
+    watchers: Arc<Semaphore>,
     shutdown: CancellationToken,
-) {
+}
+
+type App = State<Arc<Shared>>;
+
+pub(crate) async fn serve(listener: TcpListener, doors: Doors, shutdown: CancellationToken) {
+    let watchers = Arc::new(Semaphore::new(MAX_WATCHERS));
+    let live = page::live();
+    let shared = Arc::new(Shared { doors, live, watchers, shutdown: shutdown.clone() });
     let router = Router::new()
-        .route("/metrics", get(metrics).with_state(registry))
-        .route("/healthz", get(healthz).with_state(health));
+        .route("/", get(root))
+        .route("/api/all", get(all))
+        .route("/api/news", get(news))
+        .route("/api/token", post(check_token))
+        .route("/api/scale", post(scale))
+        .route("/api/stop", post(stop))
+        .route("/api/harm", post(harm))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .with_state(shared);
     let stopped = async move { shutdown.cancelled().await };
     if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
-        tracing::warn!(%error, "metrics cannot be served any more");
+        tracing::warn!(%error, "the page and metrics cannot be served any more");
     }
 }
 
-async fn metrics(State(registry): State<Arc<Mutex<Registry>>>) -> impl IntoResponse {
+async fn root(State(shared): App) -> impl IntoResponse {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, page::POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    (headers, shared.live.clone())
+}
+
+async fn all(State(shared): App) -> Response {
+    match shared.ask(Input::Everything).await {
+        Ok(everything) => json(everything),
+        Err(status) => refused(&status),
+    }
+}
+
+/// Server-sent events, one whenever the master has published something. A watcher that does not
+/// read gets only the newest, and is dropped when it takes too long even for that.
+async fn news(State(shared): App) -> Response {
+    let Ok(place) = Arc::clone(&shared.watchers).try_acquire_owned() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many are watching this job\n")
+            .into_response();
+    };
+    let mut news = shared.doors.news.clone();
+    let (send, frames) = mpsc::channel::<String>(MAX_WAITING);
+    let shutdown = shared.shutdown.clone();
+    shared.doors.streams.spawn(async move {
+        let _held_to_the_end = place;
+        loop {
+            tokio::select! {
+                // The last news come before the end.
+                biased;
+                changed = news.changed() => if changed.is_err() { return },
+                () = send.closed() => return,
+                () = shutdown.cancelled() => return,
+            }
+            let frame = format!("data: {}\n\n", *news.borrow_and_update());
+            if send.send_timeout(frame, PATIENCE).await.is_err() {
+                return;
+            }
+        }
+    });
+    let headers =
+        [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    let frames = ReceiverStream::new(frames).map(Ok::<_, std::convert::Infallible>);
+    (headers, Body::from_stream(frames)).into_response()
+}
+
+/// Whether the caller's token is this job's.
+async fn check_token(State(shared): App, headers: HeaderMap) -> Response {
+    match shared.admit(&headers) {
+        Ok(()) => json("{}".into()),
+        Err(refusal) => *refusal,
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Scale {
+    workers: u32,
+}
+
+async fn scale(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
+    let Scale { workers } = match shared.command(&headers, &body) {
+        Ok(wish) => wish,
+        Err(refusal) => return *refusal,
+    };
+    match shared.ask(|reply| Input::Scale { workers, reply }).await {
+        Ok(Ok(_)) => json("{}".into()),
+        Ok(Err(status)) | Err(status) => refused(&status),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stop {}
+
+async fn stop(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
+    let Stop {} = match shared.command(&headers, &body) {
+        Ok(wish) => wish,
+        Err(refusal) => return *refusal,
+    };
+    let reason = "it was stopped from its page".into();
+    let stop = Input::Event(Event::Stop { reason, with_checkpoint: true });
+    match shared.doors.inputs.send(stop).await {
+        Ok(()) => json("{}".into()),
+        Err(_) => refused(&Status::unavailable("the master is stopping")),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Harmed {
+    role: String,
+    id: u32,
+    how: String,
+}
+
+async fn harm(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
+    let Harmed { role, id, how } = match shared.command(&headers, &body) {
+        Ok(wish) => wish,
+        Err(refusal) => return *refusal,
+    };
+    let (instance, harm) = match convert::harm(&proto::HarmRequest { role, id, how }) {
+        Ok(meant) => meant,
+        Err(status) => return refused(&status),
+    };
+    match shared.ask(|reply| Input::Harm { instance, harm, reply }).await {
+        Ok(Ok(_)) => json("{}".into()),
+        Ok(Err(status)) | Err(status) => refused(&status),
+    }
+}
+
+async fn metrics(State(shared): App) -> impl IntoResponse {
     let mut text = String::new();
-    let encoded = registry
-        .lock()
-        .map(|registry| prometheus_client::encoding::text::encode(&mut text, &registry));
+    let registry = shared.doors.registry.lock();
+    let encoded =
+        registry.map(|registry| prometheus_client::encoding::text::encode(&mut text, &registry));
     match encoded {
         Ok(Ok(())) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -46,6 +206,64 @@ async fn metrics(State(registry): State<Arc<Mutex<Registry>>>) -> impl IntoRespo
     }
 }
 
-async fn healthz(State(health): State<Health>) -> String {
-    format!("{}\n", *health.borrow())
+async fn healthz(State(shared): App) -> String {
+    format!("{}\n", *shared.doors.health.borrow())
+}
+
+impl Shared {
+    /// Lets in who holds the token. A browser also says which page it acts for: only ours may.
+    fn admit(&self, headers: &HeaderMap) -> Result<(), Box<Response>> {
+        let word = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        if let Some(origin) = word(header::ORIGIN) {
+            let host = word(header::HOST).unwrap_or_default();
+            let ours = [format!("http://{host}"), format!("https://{host}")];
+            if host.is_empty() || !ours.iter().any(|ours| ours == origin) {
+                let why = "another page may not change this job\n";
+                return Err(Box::new((StatusCode::FORBIDDEN, why).into_response()));
+            }
+        }
+        let token = word(header::AUTHORIZATION).and_then(|word| word.strip_prefix("Bearer "));
+        if token.is_some_and(|token| self.doors.key.is_page_token(token)) {
+            return Ok(());
+        }
+        let why =
+            "this takes the job's token; `elasticdl status` shows the page's address with it\n";
+        Err(Box::new((StatusCode::UNAUTHORIZED, why).into_response()))
+    }
+
+    /// What somebody wants, if he may.
+    fn command<T: for<'a> Deserialize<'a>>(
+        &self,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Result<T, Box<Response>> {
+        self.admit(headers)?;
+        serde_json::from_slice(body).map_err(|error| {
+            let why = format!("this cannot be read: {error}\n");
+            Box::new((StatusCode::BAD_REQUEST, why).into_response())
+        })
+    }
+
+    async fn ask<T>(&self, input: impl FnOnce(oneshot::Sender<T>) -> Input) -> Result<T, Status> {
+        let gone = || Status::unavailable("the master is stopping");
+        let (reply, answer) = oneshot::channel();
+        self.doors.inputs.send(input(reply)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
+    }
+}
+
+fn json(text: String) -> Response {
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    (headers, text).into_response()
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the machine refuses for few reasons")]
+fn refused(status: &Status) -> Response {
+    let code = match status.code() {
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::FailedPrecondition => StatusCode::FORBIDDEN,
+        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::BAD_REQUEST,
+    };
+    (code, format!("{}\n", status.message())).into_response()
 }

@@ -7,19 +7,24 @@ use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use edl_core::evaluation::Evaluated;
+use edl_core::goodput::Goodput;
 use edl_core::id::Term;
 use edl_core::job::End;
 use edl_net::proto;
 use serde_json::json;
 
 use crate::Addresses;
+use crate::history::History;
+use crate::page;
 use crate::tensorboard::EventFile;
 
 /// Events that `status` shows.
 const KEPT_EVENTS: usize = 50;
+/// What a master that dies may lose of the curves and of the books of time.
+const HISTORY_EVERY: Duration = Duration::from_secs(2);
 
 /// The files of one job that tell its story.
 pub(crate) struct Journal {
@@ -28,13 +33,20 @@ pub(crate) struct Journal {
     metrics_file: Option<File>,
     tensorboard: Option<EventFile>,
     events: VecDeque<proto::Event>,
+    /// What is kept for the page.
+    pub(crate) history: History,
+    history_due: Instant,
     next_event: u64,
     last_point: Option<(u64, u64)>,
     has_warned: bool,
 }
 
 impl Journal {
-    pub(crate) fn open(folder: &Path, tensorboard_dir: &str) -> Self {
+    pub(crate) fn open(folder: &Path, tensorboard_dir: &str, resume: bool) -> Self {
+        let mut history = History::load(folder).unwrap_or_else(History::new);
+        if resume {
+            history.close_all();
+        }
         let append = |name: &str| {
             let path = folder.join(name);
             OpenOptions::new().create(true).append(true).open(&path).inspect_err(|error| {
@@ -56,6 +68,8 @@ impl Journal {
             metrics_file: append("metrics.jsonl").ok(),
             tensorboard,
             events: VecDeque::new(),
+            history,
+            history_due: Instant::now(),
             next_event: 0,
             last_point: None,
             has_warned: false,
@@ -90,6 +104,7 @@ impl Journal {
         };
         self.next_event += 1;
         write_line(self.events_file.as_mut(), &serde_json::to_value(&event).unwrap_or_default());
+        self.history.note(event.clone());
         self.events.push_back(event);
         if self.events.len() > KEPT_EVENTS {
             self.events.pop_front();
@@ -140,6 +155,26 @@ impl Journal {
         self.scalar("training/loss", status.step, f64::from(status.loss));
         self.scalar("training/learning_rate", status.step, status.learning_rate);
         self.scalar("training/records_per_second", status.step, status.records_per_second);
+    }
+
+    /// Writes the history if it is time. `goodput` are the books as of now.
+    pub(crate) fn keep_history(&mut self, goodput: impl FnOnce() -> Goodput, is_last: bool) {
+        if !is_last && Instant::now() < self.history_due {
+            return;
+        }
+        self.history_due = Instant::now() + HISTORY_EVERY;
+        self.history.saved_at = unix_secs();
+        self.history.goodput = goodput();
+        match serde_json::to_vec(&self.history) {
+            Ok(content) => self.replace("history.json", &content),
+            Err(error) => tracing::warn!(%error, "the history has no JSON form"),
+        }
+    }
+
+    /// Writes the page of a job that has ended.
+    pub(crate) fn write_report(&mut self, status: &proto::JobStatus) {
+        let report = page::frozen(status, &self.history);
+        self.replace("report.html", report.as_bytes());
     }
 
     fn scalar(&mut self, tag: &str, step: u64, value: f64) {

@@ -10,9 +10,11 @@ mod commands;
 mod convert;
 mod engine;
 mod evaluation;
+mod history;
 mod http;
 mod journal;
 mod metrics;
+mod page;
 mod peers;
 mod platform;
 mod service;
@@ -35,6 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::audit::of_checkpoint as audit_checkpoint;
 use self::engine::Engine;
+pub use self::page::report;
 use self::store::Store;
 
 /// What a master is started with.

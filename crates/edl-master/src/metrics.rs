@@ -5,13 +5,15 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use edl_core::evaluation::Evaluated;
-use edl_net::proto::JobStatus;
+use edl_net::proto::{Goodput, JobStatus};
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 type Float = Gauge<f64, AtomicU64>;
+type Total = Counter<f64, AtomicU64>;
 
 /// The master's metrics. Labels are bounded: metric names and roles, never ids of work.
 pub(crate) struct Metrics {
@@ -25,12 +27,21 @@ pub(crate) struct Metrics {
     term: Gauge,
     workers_wanted: Gauge,
     instances: Family<RoleLabel, Gauge>,
+    spent: Family<SpentLabel, Total>,
+    batches_trained: Counter,
+    batches_repeated: Counter,
     evaluation: Family<MetricLabel, Float>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RoleLabel {
     role: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SpentLabel {
+    role: String,
+    kind: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -51,6 +62,9 @@ impl Metrics {
             term: Gauge::default(),
             workers_wanted: Gauge::default(),
             instances: Family::default(),
+            spent: Family::default(),
+            batches_trained: Counter::default(),
+            batches_repeated: Counter::default(),
             evaluation: Family::default(),
         };
         {
@@ -78,6 +92,21 @@ impl Metrics {
                 metrics.workers_wanted.clone(),
             );
             all.register("instances", "Processes of the job", metrics.instances.clone());
+            all.register(
+                "spent_seconds",
+                "Seconds of all processes of a role, by what they went to",
+                metrics.spent.clone(),
+            );
+            all.register(
+                "batches_trained",
+                "Batches (AllReduce: steps) trained in all",
+                metrics.batches_trained.clone(),
+            );
+            all.register(
+                "batches_repeated",
+                "Batches (AllReduce: steps) that had been trained before",
+                metrics.batches_repeated.clone(),
+            );
             all.register("evaluation", "Last evaluation", metrics.evaluation.clone());
         }
         metrics
@@ -109,5 +138,22 @@ impl Metrics {
             let n = status.instances.iter().filter(|instance| instance.role == role).count();
             set(&self.instances.get_or_create(&RoleLabel { role: role.into() }), n as u64);
         }
+        if let Some(goodput) = &status.goodput {
+            self.publish_goodput(goodput);
+        }
+    }
+
+    fn publish_goodput(&self, goodput: &Goodput) {
+        for (role, spent) in [("worker", goodput.workers), ("ps", goodput.servers)] {
+            for (kind, secs) in spent.unwrap_or_default().parts() {
+                let label = SpentLabel { role: role.into(), kind: kind.name().into() };
+                let total = self.spent.get_or_create(&label);
+                // What is being measured may turn out to be another kind; a counter never shrinks.
+                total.inc_by((secs - total.get()).max(0.0));
+            }
+        }
+        let raise = |counter: &Counter, to: u64| counter.inc_by(to.saturating_sub(counter.get()));
+        raise(&self.batches_trained, goodput.trained);
+        raise(&self.batches_repeated, goodput.repeated);
     }
 }

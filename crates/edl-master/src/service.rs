@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use edl_core::id::{Incarnation, PsId, WorkerId};
 use edl_core::job::Event;
+use edl_core::platform::{Harm, InstanceId};
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::proto::master_server::Master;
 use edl_net::proto::{
@@ -59,16 +60,27 @@ pub(crate) enum Input {
         ps: PsId,
         sets: proto::Sets,
     },
+    PsLoad {
+        ps: PsId,
+        load: proto::PsLoad,
+    },
     PsClosed {
         number: u64,
         ps: PsId,
     },
     Status(oneshot::Sender<proto::JobStatus>),
+    /// Status and history, as the page reads them.
+    Everything(oneshot::Sender<String>),
     Scale {
         workers: u32,
         reply: oneshot::Sender<Result<proto::ScaleReply, Status>>,
     },
     Audit(oneshot::Sender<Result<proto::AuditReport, Status>>),
+    Harm {
+        instance: InstanceId,
+        harm: Harm,
+        reply: oneshot::Sender<Result<proto::HarmReply, Status>>,
+    },
 }
 
 /// The gRPC service of one master.
@@ -154,6 +166,12 @@ impl Master for Service {
         let inputs = self.inputs.clone();
         self.tasks.spawn(async move {
             while let Some(Ok(message)) = messages.next().await {
+                if let Some(ps_message::Kind::Spending(spending)) = &message.kind
+                    && let Some(load) = spending.load
+                    && inputs.send(Input::PsLoad { ps, load }).await.is_err()
+                {
+                    return;
+                }
                 let input = match message.kind {
                     None => continue,
                     Some(ps_message::Kind::Sets(sets)) => Input::PsSets { ps, sets },
@@ -202,6 +220,14 @@ impl Master for Service {
         _request: Request<proto::AuditRequest>,
     ) -> Result<Response<proto::AuditReport>, Status> {
         self.ask(Input::Audit).await?.map(Response::new)
+    }
+
+    async fn harm(
+        &self,
+        request: Request<proto::HarmRequest>,
+    ) -> Result<Response<proto::HarmReply>, Status> {
+        let (instance, harm) = convert::harm(request.get_ref())?;
+        self.ask(|reply| Input::Harm { instance, harm, reply }).await?.map(Response::new)
     }
 }
 

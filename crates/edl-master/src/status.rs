@@ -59,6 +59,7 @@ impl Engine {
         let path = |folder: &String| self.checkpoints.path(folder).to_string_lossy().into_owned();
         let step = self.job.ledger().version();
         let rate = durable.model.as_ref().and_then(|model| optimizer::resolve(spec, model).ok());
+        let world = self.job.worlds().and_then(|worlds| worlds.current());
         let reason = match &durable.end {
             Some(End::Failed(why) | End::Stopped(why)) => why.clone(),
             Some(End::Succeeded) | None => String::new(),
@@ -103,6 +104,25 @@ impl Engine {
             distribution_strategy: spec.distribution_strategy.name().into(),
             lanes: if spec.is_allreduce() { spec.n_lanes() } else { 0 },
             same_bits: spec.is_allreduce() && !durable.bits_differ,
+            goodput: Some(self.goodput()),
+            allow_chaos: spec.allow_chaos,
+            world: world.map_or(0, |world| world.id.0),
+            batches_done: self.job.ledger().n_done_in_epoch().into(),
+            batches_per_epoch: self.checkpoints.n_batches().into(),
+            page: String::new(),
+        }
+    }
+
+    fn goodput(&self) -> proto::Goodput {
+        let (books, now) = (self.job.goodput(), self.now());
+        let workers = proto::Spent::from(books.total(Role::Worker, now));
+        let share = workers.compute / workers.total().max(f64::MIN_POSITIVE);
+        proto::Goodput {
+            servers: Some(books.total(Role::Ps, now).into()),
+            workers: Some(workers),
+            share,
+            trained: books.trained(),
+            repeated: books.repeated(),
         }
     }
 
@@ -116,7 +136,10 @@ impl Engine {
             state: "running".into(),
             restarts: u32::try_from(self.job.config().term.0.saturating_sub(1)).unwrap_or(u32::MAX),
             lanes: Vec::new(),
+            spent: None,
+            load: None,
         }];
+        let now = self.now();
         let instances = self.job.instances();
         let instance =
             |role: Role, id: u32, pid: u32, address: String, state: &str| proto::Instance {
@@ -127,11 +150,15 @@ impl Engine {
                 state: state.into(),
                 restarts: instances.restarts(InstanceId { role, id }),
                 lanes: Vec::new(),
+                spent: Some(self.job.goodput().spent(InstanceId { role, id }, now).into()),
+                load: None,
             };
         for (PsId(id), pid) in self.job.connected_servers() {
             let address = self.job.servers().members().get(&PsId(id)).map(|m| m.address.clone());
             let state = if self.job.servers().is_serving() { "serving" } else { "loading" };
-            all.push(instance(Role::Ps, id, pid, address.unwrap_or_default(), state));
+            let mut instance = instance(Role::Ps, id, pid, address.unwrap_or_default(), state);
+            instance.load = self.loads.get(&PsId(id)).copied();
+            all.push(instance);
         }
         for (worker, pid, state) in self.job.connected_workers() {
             let peer = self.job.peer(worker);

@@ -68,6 +68,18 @@ impl JobKey {
         write().map_err(|source| Error::Write { path: path.into(), source })
     }
 
+    /// What lets a person change the job on its page. It opens nothing else.
+    #[must_use]
+    pub fn page_token(&self) -> String {
+        self.derive("page").iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Whether somebody holds the page's token; takes as long for every wrong one.
+    #[must_use]
+    pub fn is_page_token(&self, token: &str) -> bool {
+        blake3::hash(token.as_bytes()) == blake3::hash(self.page_token().as_bytes())
+    }
+
     /// A key for one purpose. Knowing it tells nothing about the job's key or other purposes.
     #[must_use]
     pub(crate) fn derive(&self, purpose: &str) -> [u8; 32] {
@@ -137,5 +149,8 @@ mod tests {
         let key = JobKey::from_bytes([1; 32]);
         assert_ne!(key.derive("a"), key.derive("b"));
         assert_ne!(key.derive("a"), JobKey::from_bytes([2; 32]).derive("a"));
+        assert!(key.is_page_token(&key.page_token()));
+        assert!(!key.is_page_token(&JobKey::from_bytes([2; 32]).page_token()));
+        assert!(!key.is_page_token(""));
     }
 }

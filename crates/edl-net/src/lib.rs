@@ -10,6 +10,7 @@ pub mod handshake;
 pub mod key;
 pub mod mesh;
 pub mod seal;
+mod spent;
 pub mod tls;
 pub mod wire;
 

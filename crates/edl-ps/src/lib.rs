@@ -11,6 +11,7 @@ mod owner;
 mod progress;
 mod serve;
 mod session;
+mod spending;
 pub mod store;
 mod ticket;
 mod window;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Instant;
 
 use edl_core::id::{BatchId, PartitionId};
 use edl_core::layout::Layout;
@@ -14,6 +15,7 @@ use edl_tensor::partition::{Partition, Pushed};
 use edl_tensor::push::span;
 
 use crate::progress::Progress;
+use crate::spending::Spending;
 use crate::store::PartitionState;
 use crate::ticket::Ticket;
 
@@ -87,6 +89,7 @@ pub(crate) struct Owner {
     pub(crate) first_hosted: u32,
     pub(crate) mode: Mode,
     pub(crate) progress: Arc<Progress>,
+    pub(crate) spending: Arc<Spending>,
     /// Pushes that are staged, by batch: in which partition, and whom to tell.
     pub(crate) staged: BTreeMap<BatchId, Vec<(PartitionId, Arc<Ticket>)>>,
     /// A cut whose step has not come for all partitions.
@@ -97,6 +100,8 @@ impl Owner {
     /// Works until told to stop or until nobody can ask any more.
     pub(crate) fn run(mut self, tasks: &mpsc::Receiver<Task>) {
         for task in tasks {
+            let started = Instant::now();
+            let is_cut = matches!(task, Task::Snapshot(_));
             match task {
                 Task::Pull(pull) => self.pull(&pull),
                 Task::Push(ticket) => self.push(ticket),
@@ -116,6 +121,7 @@ impl Owner {
                 }
                 Task::Stop => return,
             }
+            self.spending.worked(started.elapsed(), is_cut);
         }
     }
 

@@ -17,6 +17,7 @@ pub(crate) struct Progress {
     first: u32,
     versions: Vec<AtomicU64>,
     rounds: Vec<AtomicU64>,
+    rows: Vec<AtomicU64>,
     is_over: AtomicBool,
     /// Held for a moment by who changes something, so that no waiter misses it.
     gate: Mutex<()>,
@@ -39,6 +40,7 @@ impl Progress {
             first: partitions.start,
             versions: zeros(),
             rounds: zeros(),
+            rows: zeros(),
             is_over: AtomicBool::new(false),
             gate: Mutex::new(()),
             changed: Condvar::new(),
@@ -50,6 +52,7 @@ impl Progress {
         let place = (partition.id().0 - self.first) as usize;
         self.versions[place].store(partition.version(), Ordering::Release);
         self.rounds[place].store(partition.round(), Ordering::Release);
+        self.rows[place].store(partition.n_rows(), Ordering::Relaxed);
     }
 
     /// Wakes everybody who waits for a change.
@@ -78,6 +81,11 @@ impl Progress {
     pub(crate) fn versions(&self) -> (u64, u64) {
         let versions = || self.versions.iter().map(|version| version.load(Ordering::Acquire));
         (versions().min().unwrap_or(0), versions().max().unwrap_or(0))
+    }
+
+    /// Embedding rows of all partitions.
+    pub(crate) fn n_rows(&self) -> u64 {
+        self.rows.iter().map(|rows| rows.load(Ordering::Relaxed)).sum()
     }
 
     /// The partition that has applied the fewest rounds, and how many.

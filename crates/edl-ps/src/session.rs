@@ -10,11 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use edl_core::error::chain;
+use edl_core::goodput::Kind;
 use edl_core::id::{RunId, Term};
 use edl_core::spec::JobSpec;
 use edl_net::handshake::ClientId;
 use edl_net::proto::master_client::MasterClient;
-use edl_net::proto::{Heartbeat, PsCommand, PsHello, PsMessage, PsWelcome, ps_command, ps_message};
+use edl_net::proto::{
+    Heartbeat, PsCommand, PsHello, PsLoad, PsMessage, PsWelcome, Spending, ps_command, ps_message,
+};
 use edl_net::wire::Stream;
 use edl_net::{CONTROL_PROTOCOL, tls};
 use tokio::sync::{mpsc, watch};
@@ -210,6 +213,7 @@ impl Member {
                 _ = heartbeat.tick() => {
                     // A full queue says that the master is not reading: it will miss us anyway.
                     let _ = out.try_send(self.beat());
+                    let _ = out.try_send(self.spending());
                 }
             }
         }
@@ -308,6 +312,20 @@ impl Member {
             waiting_for: waiting_for.into(),
         };
         PsMessage { kind: Some(ps_message::Kind::Heartbeat(beat)) }
+    }
+}
+
+impl Member {
+    fn spending(&self) -> PsMessage {
+        let (spent, pulls, pushes, rows) = self.store.load_of();
+        let last = if self.store.activity().0 == "loading" { Kind::Heal } else { Kind::Idle };
+        let spending = Spending {
+            spent: Some(spent.into()),
+            last: last.name().into(),
+            step: 0,
+            load: Some(PsLoad { pulls, pushes, rows }),
+        };
+        PsMessage { kind: Some(ps_message::Kind::Spending(spending)) }
     }
 }
 

@@ -8,10 +8,12 @@ mod cut;
 mod load;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use edl_core::goodput::Spent;
 use edl_core::id::{Generation, PartitionId};
 use edl_core::layout::Layout;
 use edl_core::spec::Mode;
@@ -26,6 +28,7 @@ pub use load::LoadSpec;
 
 use crate::owner::{Pull, SpareFloats, Task};
 use crate::progress::{Progress, Waited};
+use crate::spending::Spending;
 use crate::ticket::Ticket;
 pub use crate::ticket::{Reply, Returns, Spare};
 use crate::window::Window;
@@ -98,6 +101,7 @@ pub struct Store {
     cutting: Mutex<()>,
     window: Mutex<Option<Window>>,
     start: Instant,
+    spending: Arc<Spending>,
     /// Turns true when an owner panics: its books are broken, and the process must end.
     is_broken: watch::Sender<bool>,
 }
@@ -193,6 +197,7 @@ impl Store {
             cutting: Mutex::new(()),
             window: Mutex::new(None),
             start: Instant::now(),
+            spending: Arc::new(Spending::new()),
             is_broken: watch::Sender::new(false),
         }
     }
@@ -213,6 +218,15 @@ impl Store {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.hosted().map_or(0, |hosted| hosted.progress.version())
+    }
+
+    /// Where the time went, how many pulls and pushes came, and how many rows are held.
+    #[must_use]
+    pub fn load_of(&self) -> (Spent, u64, u64, u64) {
+        let rows = self.hosted().map_or(0, |hosted| hosted.progress.n_rows());
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Spending { pulls, pushes, .. } = &*self.spending;
+        (self.spending.read(), count(pulls), count(pushes), rows)
     }
 
     /// What the store is doing, and what it waits for.
@@ -268,6 +282,7 @@ impl Store {
         if request.will_push && matches!(hosted.mode, Mode::Bounded { .. }) {
             self.wait_in_window(client, &hosted, deadline, is_wanted)?;
         }
+        self.spending.pulls.fetch_add(1, Ordering::Relaxed);
         let generation = hosted.generation;
         let n_left = request.partitions.len();
         let (out, pieces) = mpsc::channel();
@@ -304,6 +319,7 @@ impl Store {
         if partitions != hosted.partitions {
             return Err(hosted.elsewhere(&partitions));
         }
+        self.spending.pushes.fetch_add(1, Ordering::Relaxed);
         let layout = hosted.layout;
         let head = Head { batch, n_records, base_version, partitions, layout, lane };
         let push = Push::new(head, &hosted.dims, body)

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use edl_core::batch::BatchPlan;
+use edl_core::goodput;
 use edl_core::id::{BatchId, Generation, LeaseId};
 use edl_core::metric::Metric;
 use edl_core::spec::{JobSpec, Mode};
@@ -395,6 +396,7 @@ impl Compute {
 
     fn train(&mut self, batch: BatchId, decoded: &Decoded, lookups: &Lookups, ids: Vec<Vec<u64>>) {
         self.progress.busy("training");
+        self.progress.spending.on(goodput::Kind::Compute);
         let item = Item::Batch(batch);
         match self.trainer.train(batch, &decoded.batch, lookups, ids) {
             Ok((trained, push)) => {
@@ -427,6 +429,7 @@ impl Compute {
     fn compute_piece(&mut self, lease: LeaseId, item: Item, decoded: &Decoded) {
         let Some(shard) = self.shards.get_mut(&lease) else { return };
         self.progress.busy(shard.phase());
+        self.progress.spending.on(goodput::Kind::Compute);
         let added = self.trainer.pass(&decoded.batch, |model, inputs| shard.add(model, inputs));
         match added {
             Ok(()) => {
@@ -486,18 +489,31 @@ impl Compute {
             (work.upcoming().next().is_none(), work.n_pushed())
         };
         let is_pulling = self.flight.is_some();
-        match (is_idle, self.connection.is_up()) {
-            (true, _) if n_pushed == 0 => self.progress.waiting("idle", "work"),
+        let spending = &self.progress.spending;
+        let kind = match (is_idle, self.connection.is_up()) {
+            (true, _) if n_pushed == 0 => {
+                self.progress.waiting("idle", "work");
+                goodput::Kind::Idle
+            }
             (false, false) => {
                 self.progress.waiting("waiting for servers", self.connection.waiting_for());
+                // Before the first work there was nothing to heal from.
+                if spending.has_worked() { goodput::Kind::Heal } else { goodput::Kind::Idle }
             }
-            (false, true) if is_pulling => self.progress.waiting("pulling", "parameters"),
-            (true, _) => self.progress.waiting("pushed", "acknowledgements"),
-            (false, true) if n_pushed >= MAX_UNANSWERED => {
+            (false, true) if is_pulling => {
+                self.progress.waiting("pulling", "parameters");
+                goodput::Kind::Communicate
+            }
+            (true, _) | (false, true) if is_idle || n_pushed >= MAX_UNANSWERED => {
                 self.progress.waiting("pushed", "acknowledgements");
+                goodput::Kind::Communicate
             }
-            (false, true) => self.progress.busy("reading"),
-        }
+            (true | false, _) => {
+                self.progress.busy("reading");
+                goodput::Kind::DataWait
+            }
+        };
+        spending.on(kind);
         let retry = self.connection.retry_at().map(|at| at.saturating_duration_since(now));
         retry.map_or(LOOK_UP, |retry| retry.min(LOOK_UP))
     }

@@ -21,6 +21,7 @@ mod predict;
 mod progress;
 mod servers;
 mod session;
+mod spending;
 mod train;
 mod work;
 

@@ -7,6 +7,8 @@
 use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard};
 
+use crate::spending::Spending;
+
 /// The state behind the heartbeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
@@ -19,11 +21,16 @@ pub(crate) struct State {
 
 /// Shared by the compute thread and the session.
 #[derive(Debug)]
-pub(crate) struct Progress(Mutex<State>);
+pub(crate) struct Progress {
+    state: Mutex<State>,
+    /// Where the compute thread's time goes.
+    pub(crate) spending: Spending,
+}
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(State { step: 0, phase: "starting", waiting_for: "".into() }))
+        let state = State { step: 0, phase: "starting", waiting_for: "".into() };
+        Self { state: Mutex::new(state), spending: Spending::new() }
     }
 
     /// The loop does something of its own.
@@ -55,6 +62,6 @@ impl Progress {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("nobody panics while holding the progress")
+        self.state.lock().expect("nobody panics while holding the progress")
     }
 }

@@ -278,6 +278,19 @@ impl Session {
             phase: state.phase.into(),
             waiting_for,
         })));
+        let _ = stream.messages.try_send(message(self.spending()));
+    }
+
+    fn spending(&self) -> Kind {
+        let (spent, last) = self.shared.progress.spending.read();
+        // Without lanes a step is this process's own count, which is no step of the job.
+        let step = if self.is_member() { self.shared.progress.state().step } else { 0 };
+        Kind::Spending(proto::Spending {
+            spent: Some(spent.into()),
+            last: last.name().into(),
+            step,
+            load: None,
+        })
     }
 
     /// The first welcome starts the worker; a later one must be of the same job.
@@ -431,6 +444,8 @@ impl Session {
         if self.shutdown.is_cancelled() && !self.is_member() {
             self.outbox.push_back(leaving());
         }
+        let last_words = self.spending();
+        self.outbox.push_back(last_words);
         let flush = async {
             for kind in self.outbox.drain(..) {
                 if messages.send(message(kind)).await.is_err() {

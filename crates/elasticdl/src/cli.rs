@@ -76,6 +76,11 @@ pub(crate) enum Command {
     Clean(CleanArgs),
     /// Prove that every record was trained exactly once
     Audit(StatusArgs),
+    /// Write a job's page as one file
+    Report(JobArg),
+    /// Kill or pause a process of a running job, to see it heal
+    #[command(after_help = CHAOS_EXAMPLES)]
+    Chaos(ChaosArgs),
     /// Generate, import and look at data
     Data(DataArgs),
     /// Play a cluster of many jobs in numbers, and see who gets how many workers
@@ -101,6 +106,13 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Describe,
 }
+
+const CHAOS_EXAMPLES: &str = "\
+Examples:
+  elasticdl train --allow_chaos --detach
+  elasticdl chaos kill                              one of the workers, now
+  elasticdl chaos my-job stop --worker 1            as if its machine stood still; wake ends it
+  elasticdl chaos kill --every 30s --seed 7         again and again until the job ends";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
@@ -360,6 +372,54 @@ pub(crate) struct ScaleArgs {
     /// Workers that shall run
     #[arg(long, value_name = "N")]
     pub(crate) workers: u32,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+#[command(allow_missing_positional = true)]
+#[command(group = clap::ArgGroup::new("victim").multiple(false))]
+pub(crate) struct ChaosArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArg,
+    /// What is done to it
+    #[arg(value_name = "HOW")]
+    pub(crate) how: How,
+    /// This worker [default: one that works, by the seed]
+    #[arg(long, value_name = "N", group = "victim")]
+    pub(crate) worker: Option<u32>,
+    /// This parameter server
+    #[arg(long, value_name = "N", group = "victim")]
+    pub(crate) ps: Option<u32>,
+    /// Not before this step
+    #[arg(long, value_name = "S")]
+    pub(crate) at_step: Option<u64>,
+    /// Again and again, e.g. 30s
+    #[arg(long, value_name = "TIME", value_parser = crate::flags::seconds)]
+    pub(crate) every: Option<u64>,
+    /// Decides who is chosen
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+/// What can be done to a process on purpose.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum How {
+    /// SIGKILL
+    Kill,
+    /// SIGSTOP: it stands still
+    Stop,
+    /// SIGCONT: it goes on
+    Wake,
+}
+
+impl How {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Kill => "kill",
+            Self::Stop => "stop",
+            Self::Wake => "wake",
+        }
+    }
 }
 
 #[derive(Args, Debug)]

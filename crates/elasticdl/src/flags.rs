@@ -104,9 +104,13 @@ pub(crate) struct CommonFlags {
     /// Port of the master [default: a free one; 50001 for `master`]
     #[arg(long, help_heading = "Processes")]
     pub(crate) port: Option<u16>,
-    /// Port of the master's /metrics and /healthz [default: a free one]
+    /// Port of the master's page, /metrics and /healthz [default: a free one]
     #[arg(long, help_heading = "Processes", value_name = "PORT")]
     http_port: Option<u16>,
+    /// Let the page and `elasticdl chaos` kill and pause processes of this job
+    #[arg(long, help_heading = "Processes", num_args = 0..=1, default_missing_value = "true",
+        require_equals = true, value_name = "true|false")]
+    allow_chaos: Option<bool>,
     /// A worker that holds its work longer loses it, in seconds [default: 300]
     #[arg(long, help_heading = "Processes", value_name = "SECS")]
     task_timeout_secs: Option<u32>,
@@ -294,7 +298,7 @@ fn finite(text: &str) -> Result<f64, String> {
 }
 
 /// Seconds, or a number with s, m, h or d.
-fn seconds(text: &str) -> Result<u64, String> {
+pub(crate) fn seconds(text: &str) -> Result<u64, String> {
     let (number, unit) = match text.char_indices().find(|(_, c)| !c.is_ascii_digit()) {
         Some((at, _)) => text.split_at(at),
         None => (text, "s"),

@@ -19,6 +19,7 @@ mod argv;
 mod attach;
 mod audit;
 mod by_hand;
+mod chaos;
 mod cli;
 mod completions;
 mod config;
@@ -28,6 +29,7 @@ mod detach;
 mod doctor;
 mod exit;
 mod flags;
+mod goodput;
 mod host;
 mod init;
 mod jobs;
@@ -39,6 +41,7 @@ mod own_loop;
 mod paths;
 mod processes;
 mod python;
+mod report;
 mod resume;
 mod run_script;
 mod say;
@@ -127,6 +130,8 @@ fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
         Command::List(args) => list::list(&args, out),
         Command::Clean(args) => list::clean(&args, out),
         Command::Audit(args) => audit::run(&args, out),
+        Command::Report(args) => report::run(&args, out),
+        Command::Chaos(args) => chaos::run(&args, out),
         Command::Data(args) => data::run(args, out),
         Command::Simulate(args) => simulate::run(&args, out),
         Command::Doctor => doctor::run(out),

@@ -113,6 +113,8 @@ impl Workers<'_> {
                 Ok(()) => Report::Started { instance, pid: std::process::id() },
                 Err(error) => Report::NotStarted { instance, error: format!("{error:#}") },
             }),
+            // It would harm the only process there is.
+            Order::Harm { .. } => None,
             Order::Stop { instance, .. } => {
                 let stops = self.stops.iter().filter(|(stopped, _)| *stopped == instance);
                 stops.for_each(|(_, stop)| stop.cancel());

@@ -9,6 +9,7 @@ use edl_net::proto::{Instance, JobStatus};
 use crate::cli::StatusArgs;
 use crate::control;
 use crate::exit::{Exit, not_found};
+use crate::goodput;
 use crate::jobs::{self, Home, Job};
 use crate::say::{grouped, span};
 use crate::ui::rounded;
@@ -29,8 +30,9 @@ pub(crate) fn run(args: &StatusArgs, out: &mut impl Write) -> anyhow::Result<Exi
 /// The job's status as well as it can be known.
 pub(crate) async fn of(job: &Job) -> anyhow::Result<JobStatus> {
     if job.is_running()
-        && let Ok(status) = control::status(job).await
+        && let Ok(mut status) = control::status(job).await
     {
+        status.page = page(job, &status).unwrap_or_default();
         return Ok(status);
     }
     let mut status = match job.status() {
@@ -50,6 +52,14 @@ pub(crate) async fn of(job: &Job) -> anyhow::Result<JobStatus> {
         }
     }
     Ok(status)
+}
+
+/// Where the page of a running job is; with the token, whoever opens it can change the job.
+pub(crate) fn page(job: &Job, status: &JobStatus) -> Option<String> {
+    if status.http_address.is_empty() {
+        return None;
+    }
+    Some(format!("http://{}/#token={}", status.http_address, job.key().ok()?.page_token()))
 }
 
 /// A job whose master has not said a word yet.
@@ -115,7 +125,11 @@ fn table(status: &JobStatus) -> String {
         ));
     }
     lines.push(("time", time(status)));
+    if let Some(goodput) = &status.goodput {
+        lines.extend(goodput::line(goodput).map(|line| ("goodput", line)));
+    }
     for (name, value) in [
+        ("page", &status.page),
         ("checkpoint", &status.last_checkpoint),
         ("output", &status.output),
         ("folder", &status.job_dir),
@@ -163,7 +177,7 @@ fn time(status: &JobStatus) -> String {
 }
 
 fn row(instance: &Instance) -> String {
-    let Instance { role, id, pid, address, state, restarts, lanes } = instance;
+    let Instance { role, id, pid, address, state, restarts, lanes, .. } = instance;
     let name = if role == "master" { role.clone() } else { format!("{role}-{id}") };
     let lanes = match lanes.as_slice() {
         [] => String::new(),
@@ -176,6 +190,7 @@ fn row(instance: &Instance) -> String {
 
 #[cfg(test)]
 mod tests {
+    use edl_net::proto::{Goodput, Spent};
     use expect_test::expect;
 
     use super::*;
@@ -203,6 +218,12 @@ mod tests {
             elapsed_secs: 5.0,
             loss: 0.5,
             step: 78,
+            goodput: Some(Goodput {
+                workers: Some(Spent { compute: 9.0, idle: 1.0, ..Spent::default() }),
+                share: 0.9,
+                ..Goodput::default()
+            }),
+            page: "http://127.0.0.1:8000/#token=x".into(),
             instances: vec![worker],
             ..JobStatus::default()
         };
@@ -212,6 +233,8 @@ mod tests {
             records    5,000 of 20,000 (25.0 %), 1,000 records/s
             epoch      1 of 2, step 78, loss 0.5000
             time       5.0 s, 15 s left
+            goodput    90 % compute, 10 % idle
+            page       http://127.0.0.1:8000/#token=x
 
             PROCESS     PID      STATE        RESTARTS  ADDRESS
             worker-3    4242     running      1

@@ -185,6 +185,7 @@ impl Supervisor<'_> {
             Order::Stop { instance, grace_ms } => {
                 self.children.terminate(instance, Duration::from_millis(grace_ms), now);
             }
+            Order::Harm { instance, harm } => self.children.harm(instance, harm),
         }
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Ui {
     job: Job,
     form: Form,
     seen: Seen,
+    /// Its page's address was said.
+    has_page: bool,
     last: Option<JobStatus>,
 }
 
@@ -82,7 +84,7 @@ impl Ui {
         if let Some(status) = job.status() {
             seen.news(&status);
         }
-        Self { job: job.clone(), form, seen, last: None }
+        Self { job: job.clone(), form, seen, has_page: false, last: None }
     }
 
     /// A line about something that happened.
@@ -100,6 +102,12 @@ impl Ui {
             return;
         }
         let Some(status) = self.job.fresh_status() else { return };
+        if !self.has_page
+            && let Some(page) = crate::status::page(&self.job, &status)
+        {
+            self.has_page = true;
+            self.say(&format!("watch it at {page}"));
+        }
         for line in self.seen.news(&status) {
             self.say(&line);
         }

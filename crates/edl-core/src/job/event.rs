@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything that can happen to a job: a closed list, so that all triggers are seen in one place.
 
+use crate::goodput::Told;
 use crate::id::{
     BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PsId, WorkerId, WorldId,
 };
 use crate::job::cuts::{CutFile, Holder};
 use crate::metric::Measures;
 use crate::model::ModelSpec;
-use crate::platform::Report;
+use crate::platform::{Harm, InstanceId, Report};
 use crate::servers::{Member, PartitionState};
 
 /// Something that happened.
@@ -46,6 +47,12 @@ pub enum Event {
         incarnation: Incarnation,
         /// Whom it waits for; empty while it is busy itself.
         waiting_for: String,
+    },
+    /// A process measures what it spends its time on.
+    Told {
+        instance: InstanceId,
+        incarnation: Incarnation,
+        told: Told,
     },
     /// Every partition has acknowledged the batch in `generation`: a fact, whoever brings it.
     BatchDone {
@@ -130,6 +137,10 @@ pub enum Event {
     Stop {
         reason: String,
         with_checkpoint: bool,
+    },
+    Harm {
+        instance: InstanceId,
+        harm: Harm,
     },
 }
 

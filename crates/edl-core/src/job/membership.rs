@@ -7,7 +7,7 @@ use super::{Command, Effect, End, Failure, Held, Job, Peer, Suspect};
 use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
-use crate::platform::{Ended, InstanceId, Order, Report, Role};
+use crate::platform::{Ended, Harm, InstanceId, Order, Report, Role};
 use crate::pool::Lease;
 use crate::time::Time;
 
@@ -436,7 +436,22 @@ impl Job {
             Order::Stop { instance, .. } => {
                 self.note("stopping", format!("{instance} is asked to leave"))
             }
+            Order::Harm { .. } => {}
         }
+    }
+
+    /// Somebody wants to see the job heal.
+    pub(super) fn harm(&mut self, instance: InstanceId, harm: Harm) {
+        if !self.instances.running().contains_key(&instance) {
+            return;
+        }
+        let what = match harm {
+            Harm::Kill => "is killed",
+            Harm::Stop => "is made to stand still",
+            Harm::Wake => "goes on again",
+        };
+        self.note("chaos", format!("{instance} {what} on purpose"));
+        self.effects.push(Effect::Platform(Order::Harm { instance, harm }));
     }
 
     pub(super) fn scale(&mut self, workers: u32) {

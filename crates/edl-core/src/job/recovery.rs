@@ -163,6 +163,7 @@ impl Job {
     fn go_on(&mut self, done: &AppliedSet, restored: bool, now: Time) {
         let before = self.ledger.n_done();
         let is_first = self.started_at.is_none();
+        self.book_found(done);
         self.ledger.restore(done, self.servers.last_applied());
         for batch in std::mem::take(&mut self.early) {
             self.ledger.done(batch);

@@ -299,6 +299,7 @@ impl Site {
                 let delay = self.kernel.between(5, 100);
                 self.kernel.schedule(SITE, delay, Timer::Launched { instance, pid });
             }
+            Order::Harm { .. } => panic!("nobody asks for harm here"),
             Order::Stop { instance, grace_ms } => {
                 let Some(pid) = self.instances.get(&instance).copied() else { return };
                 let after = match grace_ms {

@@ -218,6 +218,7 @@ impl World {
                 let delay = self.kernel.between(5, 100);
                 self.kernel.schedule(WORLD, delay, Timer::Launched { instance, pid });
             }
+            Order::Harm { .. } => panic!("nobody asks for harm here"),
             Order::Stop { instance, grace_ms } => {
                 let Some(pid) = self.instances.get(&instance).copied() else { return };
                 let is_frozen = self.processes.get(&pid).is_some_and(|slot| slot.is_frozen);

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use edl_core::id::{Generation, PartitionId};
 use edl_core::layout::Layout;
@@ -93,7 +94,9 @@ impl Store {
         if !self.begin_load(spec.generation)? {
             return Ok(());
         }
+        let started = Instant::now();
         let made = self.make(spec);
+        self.spending.loaded(started.elapsed(), self.n_owners(spec.partitions.len()));
         let mut phase = self.phase();
         if matches!(*phase, Phase::Closed) {
             return Err(Error::NotHeld(spec.generation));
@@ -186,6 +189,7 @@ impl Store {
         let (tasks, queue) = mpsc::sync_channel(OWNER_QUEUE);
         let name = format!("owner-{}", range.start);
         let (spec, origin, progress) = (spec.clone(), Arc::clone(origin), Arc::clone(progress));
+        let spending = Arc::clone(&self.spending);
         let guard = Guard(self.is_broken.clone());
         let run = move || {
             let _guard = guard;
@@ -206,6 +210,7 @@ impl Store {
                 first_hosted: spec.partitions.start,
                 mode: spec.mode,
                 progress,
+                spending,
                 staged: BTreeMap::new(),
                 cut: None,
             };

@@ -13,9 +13,9 @@ use edl_net::proto::master_server::{Master, MasterServer};
 use edl_net::proto::ps_command::Kind as Order;
 use edl_net::proto::ps_message::Kind as Message;
 use edl_net::proto::{
-    AuditReport, AuditRequest, Cut, Inspect, JobStatus, Load, PsCommand, PsHello, PsMessage,
-    PsWelcome, ScaleReply, ScaleRequest, Serve, StatusRequest, StopReply, StopRequest, StopWork,
-    WorkerCommand, WorkerMessage,
+    AuditReport, AuditRequest, Cut, HarmReply, HarmRequest, Inspect, JobStatus, Load, PsCommand,
+    PsHello, PsMessage, PsWelcome, ScaleReply, ScaleRequest, Serve, StatusRequest, StopReply,
+    StopRequest, StopWork, WorkerCommand, WorkerMessage,
 };
 use edl_ps::Config;
 use tokio::net::TcpListener;
@@ -74,6 +74,9 @@ impl Master for Straw {
     async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReport>, Status> {
         Err(Status::unimplemented("not of this test"))
     }
+    async fn harm(&self, _: Request<HarmRequest>) -> Result<Response<HarmReply>, Status> {
+        Err(Status::unimplemented("not of this test"))
+    }
 }
 
 /// A master of straw and a server that runs against it.
@@ -129,7 +132,7 @@ impl Session {
         loop {
             let next = timeout(DEADLINE, self.messages.message()).await.expect("a word in time");
             match next.unwrap().unwrap().kind.unwrap() {
-                Message::Heartbeat(_) => {}
+                Message::Heartbeat(_) | Message::Spending(_) => {}
                 message @ (Message::Hello(_)
                 | Message::Loaded(_)
                 | Message::CutDone(_)

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use edl_core::batch::BatchPlan;
+use edl_core::goodput;
 use edl_core::id::{Incarnation, LeaseId, WorkerId, WorldId};
 use edl_core::optimizer::Clip;
 use edl_net::proto::{self, worker_message::Kind};
@@ -171,12 +172,19 @@ impl Run {
     }
 
     fn name_wait(&self) {
-        let phase = match (&self.world, self.setup.inbox.is_leaving) {
-            (Some(_), false) => "at the granted step",
-            (Some(_), true) => "leaving",
-            (None, _) => "between worlds",
+        let (phase, kind) = match (&self.world, self.setup.inbox.is_leaving) {
+            (Some(_), false) => ("at the granted step", goodput::Kind::Idle),
+            (Some(_), true) => ("leaving", goodput::Kind::Idle),
+            (None, _) => ("between worlds", self.healing()),
         };
+        self.setup.progress.spending.on(kind);
         self.setup.progress.waiting(phase, "master");
+    }
+
+    /// Between worlds one heals, unless one has never been in any.
+    fn healing(&self) -> goodput::Kind {
+        let has_worked = self.held != WorldId(0);
+        if has_worked { goodput::Kind::Heal } else { goodput::Kind::Idle }
     }
 
     /// Makes links for a world that is named but not due.
@@ -194,7 +202,7 @@ impl Run {
     /// Begins the cuts of the step that it holds; gives up those that can never be.
     fn cut(&mut self) {
         let Some(replica) = &self.replica else { return };
-        let Setup { inbox, writer, recipe, .. } = &mut self.setup;
+        let Setup { inbox, writer, recipe, progress, .. } = &mut self.setup;
         let step = replica.step();
         let is_due =
             |cut: &mut proto::CutAt| cut.at <= step || cut.generation != replica.generation.0;
@@ -202,6 +210,7 @@ impl Run {
         if due.is_empty() {
             return;
         }
+        progress.spending.on(goodput::Kind::Checkpoint);
         let mut answers = Vec::new();
         for order in due {
             let answer = if order.generation != replica.generation.0 {

@@ -91,7 +91,7 @@ impl ToySession {
         loop {
             let message = timeout(HANG, self.messages.message()).await.expect("no message came");
             let kind = message.ok().flatten()?.kind?;
-            if !matches!(kind, Kind::Heartbeat(_)) {
+            if !matches!(kind, Kind::Heartbeat(_) | Kind::Spending(_)) {
                 return Some(kind);
             }
         }
@@ -193,6 +193,13 @@ impl Master for Service {
         &self,
         _: Request<proto::AuditRequest>,
     ) -> Result<Response<proto::AuditReport>, Status> {
+        Err(Status::unimplemented("workers only"))
+    }
+
+    async fn harm(
+        &self,
+        _: Request<proto::HarmRequest>,
+    ) -> Result<Response<proto::HarmReply>, Status> {
         Err(Status::unimplemented("workers only"))
     }
 }

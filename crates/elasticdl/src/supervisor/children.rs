@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use edl_core::platform::{Ended, InstanceId, Role};
+use edl_core::platform::{Ended, Harm, InstanceId, Role};
 use edl_core::spec::JobSpec;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -197,6 +197,20 @@ impl Children {
     pub(super) fn kill(&self, instance: InstanceId) {
         if let Some(child) = self.running.get(&instance) {
             signal(child.pid, Signal::KILL);
+        }
+    }
+
+    /// Does what somebody wants to see the job heal from.
+    pub(super) fn harm(&self, instance: InstanceId, harm: Harm) {
+        if let Some(child) = self.running.get(&instance) {
+            signal(
+                child.pid,
+                match harm {
+                    Harm::Kill => Signal::KILL,
+                    Harm::Stop => Signal::STOP,
+                    Harm::Wake => Signal::CONT,
+                },
+            );
         }
     }
 

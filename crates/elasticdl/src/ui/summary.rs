@@ -8,6 +8,7 @@ use edl_net::proto::JobStatus;
 
 use super::{rounded, sorted};
 use crate::exit::Exit;
+use crate::goodput;
 use crate::jobs::Job;
 use crate::say::{grouped, span};
 
@@ -30,6 +31,9 @@ pub(crate) fn summary(job: &Job, status: Option<&JobStatus>, exit: Exit) -> Stri
         }
     }
     line(&mut text, "records", &records(status, exit));
+    if let Some(goodput) = status.goodput.as_ref().and_then(goodput::line) {
+        line(&mut text, "goodput", &goodput);
+    }
     if exit == Exit::Ok && !status.output.is_empty() && status.job_type != "evaluate" {
         let what = if status.job_type == "predict" { "output" } else { "model" };
         line(&mut text, what, &result_file(&status.output, what));
@@ -37,6 +41,7 @@ pub(crate) fn summary(job: &Job, status: Option<&JobStatus>, exit: Exit) -> Stri
     match exit {
         Exit::Ok if status.job_type == "train" => {
             line(&mut text, "proof", &format!("elasticdl audit {name}"));
+            line(&mut text, "report", &format!("elasticdl report {name}"));
         }
         Exit::Failed => line(&mut text, "logs", &format!("elasticdl logs {name}")),
         Exit::Stopped | Exit::Interrupted => {
@@ -124,6 +129,7 @@ mod tests {
                   records   10,000, 244 records/s, 157 steps
                   model     /out
                   proof     elasticdl audit x
+                  report    elasticdl report x
             "]],
         );
         status.evaluations.clear();

@@ -12,6 +12,7 @@ mod commands;
 mod data;
 mod description;
 mod disk;
+mod goodput;
 mod harness;
 mod hybrid;
 mod metrics;

@@ -50,6 +50,11 @@ fn the_master_answers_over_http_how_it_is() {
         assert!(body.contains(&format!("# TYPE {name} gauge")), "{name} in {body}");
     }
     assert!(body.contains("elasticdl_master_instances{role=\"worker\"} 2"), "{body}");
+    for counter in
+        ["spent_seconds_total{role=\"worker\",kind=\"compute\"}", "batches_trained_total"]
+    {
+        assert!(body.contains(&format!("elasticdl_master_{counter}")), "{counter} in {body}");
+    }
     assert!(get(&address, "/etc/passwd").0.contains("404"));
     job.wait_for_success();
     let lines = std::fs::read_to_string(home.job_dir("seen").join("metrics.jsonl")).expect("lines");

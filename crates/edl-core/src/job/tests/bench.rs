@@ -295,6 +295,7 @@ impl Bench {
         match order {
             Order::Launch(_) if self.holds_launches => Vec::new(),
             Order::Launch(instance) => self.launch(*instance),
+            Order::Harm { .. } => Vec::new(),
             Order::Stop { instance, grace_ms: 0 } => self.kill(*instance, Ended::Signal(9)),
             Order::Stop { instance, .. } => {
                 let mut events = Vec::new();

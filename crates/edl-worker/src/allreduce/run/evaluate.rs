@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Shards of the validation data, measured on the state that this worker holds.
 
+use edl_core::goodput;
 use edl_core::id::{LeaseId, WorldId};
 use edl_net::proto::{self, worker_message::Kind};
 use tracing::warn;
@@ -36,7 +37,10 @@ impl Run {
         for (piece, read) in reads {
             inbox.ask(Place::Piece(lease, piece), || read);
         }
-        let records = match inbox.records(Place::Piece(lease, piece)) {
+        progress.spending.on(goodput::Kind::DataWait);
+        let read = inbox.records(Place::Piece(lease, piece));
+        progress.spending.on(goodput::Kind::Compute);
+        let records = match read {
             Ok(records) => records,
             Err(Halt::Interrupted) => return Ok(()),
             Err(Halt::Died(died)) => return Err(died),

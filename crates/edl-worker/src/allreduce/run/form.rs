@@ -23,6 +23,7 @@ impl Run {
     pub(super) fn enter(&mut self, next: World) {
         self.flush();
         self.setup.progress.busy("forming a world");
+        self.setup.progress.spending.on(self.healing());
         // What ended the waits of the world before has closed these, too.
         self.setup.lanes.tables().hang_up();
         if let Some(before) = self.world.take() {

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use edl_core::batch::BatchPlan;
+use edl_core::goodput;
 use edl_core::id::WorldId;
 use edl_core::lanes::{Span, nodes_within, share_out};
 use edl_core::model::ModelSpec;
@@ -68,18 +69,25 @@ impl Run {
         self.made = Made::Nothing;
         let made = match self.compute(id, n_active, &mine, is_alone) {
             Ok(made) => made,
-            Err(halt) => return self.halted(id, step, halt),
+            Err(halt) => {
+                self.setup.progress.spending.waste(started.elapsed());
+                return self.halted(id, step, halt);
+            }
         };
+        let computed = started.elapsed();
         let n_mine = mine.end.min(n_active).saturating_sub(mine.start);
-        self.pace.measure(started.elapsed(), n_mine);
+        self.pace.measure(computed, n_mine);
         if let Some(pace) = self.pace.due() {
             self.report(Kind::Pace(pace));
         }
         if made == Made::Sums {
             self.setup.progress.busy("reducing");
+            self.setup.progress.spending.on(goodput::Kind::Communicate);
             let (mesh, out) = (&mut self.setup.mesh, &mut self.mean);
             let reduced = mesh.all_reduce(step + 1, n_active, divisor(n_active, n_records), out);
+            self.setup.progress.spending.on(goodput::Kind::Compute);
             if let Err(error) = reduced {
+                self.setup.progress.spending.waste(computed);
                 self.lost(id, error);
                 return Ok(());
             }
@@ -102,7 +110,13 @@ impl Run {
         progress.busy("training");
         let (batch, number, dense) = (replica.next_batch(), replica.step(), replica.dense());
         let step = Step { batch, n_active, dense, number, world, n_lanes: *n_lanes };
-        let mut records = |lane| inbox.records(Place::Lane(batch, lane));
+        let spending = &progress.spending;
+        let mut records = |lane| {
+            spending.on(goodput::Kind::DataWait);
+            let records = inbox.records(Place::Lane(batch, lane));
+            spending.on(goodput::Kind::Compute);
+            records
+        };
         if is_alone && n_active == 1 && clip.is_none() && lanes.is_plain() {
             let loss = lanes.alone(step, &records(0)?)?;
             return Ok(Made::Pieces { loss });

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+// The page of one job. It shows what the master says and asks it for what buttons mean; it
+// decides nothing. All text goes in as text, never as markup.
+"use strict";
+const KINDS = ["compute", "communicate", "data_wait", "redo", "heal", "checkpoint", "idle", "down"];
+const MEANING = {
+  compute: "training and evaluating", communicate: "waiting for parameters or other workers",
+  data_wait: "waiting for records", redo: "training again what was lost", heal: "getting back to work after a loss",
+  checkpoint: "copying state", idle: "nothing to do", down: "nobody was there",
+};
+const BAD = /crashed|killed|lost|silent|failed|bad|chaos|refused|not_/;
+const GOOD = /joined|succeeded|restored|formed|resumed/;
+const FINAL = ["succeeded", "failed", "stopped"];
+const MAX_SAMPLES = 2000;
+const $ = (id) => document.getElementById(id);
+const el = (tag, properties, ...children) => {
+  const node = Object.assign(document.createElement(tag), properties || {});
+  node.append(...children);
+  return node;
+};
+const css = (kind) => `var(--${kind})`;
+const words = (kind) => kind.replaceAll("_", " ");
+const whole = (number) => Math.round(number).toLocaleString("en-US");
+// The master gives worlds numbers of its term: 3.17 is the seventeenth of the third.
+const TERM = 2 ** 40;
+const world = (number) => `${Math.floor(number / TERM)}.${number % TERM}`;
+const clock = (secs) => new Date(secs * 1000).toLocaleTimeString("en-GB");
+const model = { status: null, samples: [], lives: [], events: new Map(), known: -1, token: "", isFrozen: false };
+
+// ---- talking to the master ----
+const readToken = () => {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    sessionStorage.setItem("token", given);
+    history.replaceState(null, "", location.pathname);
+  }
+  return sessionStorage.getItem("token") || "";
+};
+const ask = async (path, body) => {
+  const headers = { Authorization: `Bearer ${model.token}`, "Content-Type": "application/json" };
+  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body || {}) });
+  if (!answer.ok) throw new Error((await answer.text()).trim() || answer.statusText);
+};
+const wish = async (path, body) => {
+  try {
+    await ask(path, body);
+    notice("");
+  } catch (error) {
+    notice(`The master refused: ${error.message}`);
+  }
+};
+const notice = (text) => {
+  $("notice").textContent = text;
+  $("notice").hidden = !text;
+};
+const remember = (events) => {
+  for (const event of events || []) model.events.set(`${event.at_secs}/${event.number}`, event);
+  if (model.events.size > 600) for (const key of [...model.events.keys()].slice(0, model.events.size - 500)) model.events.delete(key);
+};
+const takeAll = ({ status, history, lives }) => {
+  model.samples = history.samples;
+  model.lives = history.lives;
+  model.known = lives;
+  model.events.clear();
+  remember(history.events);
+  takeStatus(status);
+};
+const takeStatus = (status) => {
+  model.status = status;
+  remember(status.events);
+  draw();
+};
+const fetchAll = async () => {
+  const answer = await fetch("api/all");
+  if (!answer.ok) throw new Error(answer.statusText);
+  takeAll(await answer.json());
+};
+const follow = () => {
+  const source = new EventSource("api/news");
+  source.onopen = () => { $("link").textContent = ""; fetchAll().catch(() => {}); };
+  source.onerror = () => {
+    const isOver = model.status && FINAL.includes(model.status.state);
+    $("link").textContent = isOver ? "the job has ended" : "the master does not answer; trying again";
+    if (isOver) source.close();
+  };
+  source.onmessage = ({ data }) => {
+    const news = JSON.parse(data);
+    const last = model.samples[model.samples.length - 1];
+    if (news.sample && (!last || news.sample.at_secs > last.at_secs)) model.samples.push(news.sample);
+    if (model.samples.length > MAX_SAMPLES || news.lives !== model.known) fetchAll().catch(() => {});
+    takeStatus(news.status);
+  };
+};
+
+// ---- drawing ----
+const draw = () => {
+  const status = model.status;
+  document.title = `${status.job} – ${status.state}`;
+  $("job").textContent = status.job;
+  const state = $("state");
+  const shown = status.reason ? `${status.state}: ${status.reason}` : status.state;
+  if (state.textContent !== shown) state.textContent = shown;
+  state.className = "pill " + (["running", "succeeded", "evaluating"].includes(status.state) ? "good" : ["failed"].includes(status.state) ? "bad" : "");
+  drawCourse(status);
+  drawTools(status);
+  drawTiles(status);
+  drawCurves(status);
+  drawGoodput(status);
+  drawLives();
+  drawProcesses(status);
+  drawEvents();
+  $("foot").textContent = `${status.model_def} · ${status.distribution_strategy} · ${status.job_dir}`;
+};
+const drawCourse = (status) => {
+  const share = status.records_total ? Math.min(100, status.records_done * 100 / status.records_total) : 0;
+  const track = $("course").firstElementChild;
+  track.setAttribute("aria-valuenow", share.toFixed(1));
+  track.firstElementChild.style.width = `${share}%`;
+  const epoch = status.job_type === "train" ? `epoch ${Math.min(status.epoch + 1, status.num_epochs || Infinity)}${status.num_epochs ? " of " + status.num_epochs : ""} (${whole(status.batches_done)} of ${whole(status.batches_per_epoch)} batches) · ` : "";
+  const left = status.eta_secs >= 0 && !FINAL.includes(status.state) ? ` · ${span(status.eta_secs)} left` : "";
+  $("course-text").textContent = `${epoch}${whole(status.records_done)}${status.records_total ? " of " + whole(status.records_total) : ""} records · ${span(status.elapsed_secs)}${left}`;
+};
+const drawTools = (status) => {
+  const isLive = !model.isFrozen && !FINAL.includes(status.state);
+  const canChange = isLive && model.token !== "";
+  $("scale").hidden = $("stop").hidden = !canChange;
+  $("read-only").hidden = !isLive || canChange;
+  $("wanted").textContent = status.workers_wanted;
+  $("fewer").disabled = status.workers_wanted <= 1;
+};
+const drawTiles = (status) => {
+  const works = status.instances.filter((i) => i.role === "worker" && i.state === "working").length;
+  const rows = status.instances.reduce((sum, i) => sum + (i.load ? i.load.rows : 0), 0);
+  const all = [
+    ["Step", whole(status.step), status.generation > 1 ? `generation ${status.generation}` : ""],
+    ["Loss", status.loss ? status.loss.toFixed(4) : "–", ""],
+    ["Records/s", whole(status.records_per_second), ""],
+    ["Learning rate", short(status.learning_rate), ""],
+    ["Workers", `${works} of ${status.workers_wanted}`, status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : ""],
+    ["Goodput", status.goodput ? `${(status.goodput.share * 100).toFixed(1)} %` : "–", status.goodput && status.goodput.repeated ? `${whole(status.goodput.repeated)} batches again` : "of the workers' time"],
+    ...(rows ? [["Embedding rows", whole(rows), "on the servers"]] : []),
+  ];
+  $("tiles").replaceChildren(...all.map(([name, value, more]) => {
+    const tile = el("div", { className: "tile" }, el("span", {}, name), el("b", {}, value), el("small", {}, more));
+    tile.dataset.tile = name;
+    return tile;
+  }));
+};
+const start = () => model.samples.length ? model.samples[0].at_secs : 0;
+const drawCurves = (status) => {
+  const t0 = start(), trained = model.samples.filter((s) => s.step > 0);
+  const over = (pick, all = trained) => all.map((s) => [s.at_secs - t0, pick(s)]);
+  const plots = [
+    ["Loss", over((s) => s.loss), "var(--compute)", {}],
+    ["Records/s", over((s) => s.records_per_second), "var(--communicate)", { zero: true }],
+    ["Learning rate", over((s) => s.learning_rate), "var(--checkpoint)", { zero: true }],
+    ["Workers at work", over((s) => s.workers, model.samples), "var(--heal)", { zero: true, whole: true }],
+  ];
+  const names = [...new Set(status.evaluations.flatMap((e) => Object.keys(e.metrics)))].sort();
+  for (const name of names) {
+    const at = (version) => (model.samples.find((s) => s.step >= version) || { at_secs: t0 }).at_secs - t0;
+    plots.push([`Evaluation: ${name}`, status.evaluations.filter((e) => name in e.metrics).map((e) => [at(e.version), e.metrics[name]]), "var(--redo)", { dots: true }]);
+  }
+  // All boxes first: they share the width.
+  const boxes = plots.map(([name]) => {
+    let box = [...$("plots").children].find((figure) => figure.dataset.plot === name);
+    if (!box) {
+      box = el("figure", { className: "card plot" }, el("figcaption", {}, name, el("span")), el("div"));
+      box.dataset.plot = name;
+      $("plots").append(box);
+    }
+    return box;
+  });
+  for (const [place, [name, points, colour, options]] of plots.entries()) {
+    const box = boxes[place];
+    const last = points.length ? points[points.length - 1][1] : NaN;
+    box.querySelector("span").textContent = short(last);
+    box.dataset.points = points.length;
+    curve(box.lastElementChild, name, points, colour, options);
+  }
+};
+const stack = (spent, label) => {
+  const total = KINDS.reduce((sum, kind) => sum + spent[kind], 0) || 1;
+  const parts = KINDS.filter((kind) => spent[kind] > 0);
+  const told = parts.map((kind) => `${(spent[kind] * 100 / total).toFixed(1)} % ${words(kind)}`).join(", ");
+  const bar = el("div", { className: "stack", title: told });
+  bar.setAttribute("role", "img");
+  bar.setAttribute("aria-label", `${label}: ${told || "nothing yet"}`);
+  for (const kind of parts) {
+    const part = el("i");
+    part.style.width = `${spent[kind] * 100 / total}%`;
+    part.style.background = css(kind);
+    bar.append(part);
+  }
+  return bar;
+};
+const drawGoodput = (status) => {
+  const goodput = status.goodput;
+  if (!goodput) return;
+  const total = KINDS.reduce((sum, kind) => sum + goodput.workers[kind], 0) || 1;
+  $("legend").replaceChildren(...KINDS.map((kind) => {
+    const dot = el("i");
+    dot.style.background = css(kind);
+    return el("li", { title: MEANING[kind] }, dot, `${words(kind)} ${(goodput.workers[kind] * 100 / total).toFixed(1)} %`);
+  }));
+  const columns = [];
+  const few = Math.max(1, Math.ceil(model.samples.length / 120));
+  for (let n = few; n < model.samples.length; n += few) {
+    const [before, after] = [model.samples[n - few], model.samples[n]];
+    const parts = after.spent.map((secs, kind) => Math.max(0, secs - before.spent[kind]));
+    const sum = parts.reduce((a, b) => a + b, 0);
+    if (sum > 0) columns.push({ x: after.at_secs - start(), parts: parts.map((part) => part / sum) });
+  }
+  shares($("mix"), `Shares of the workers' time: ${KINDS.map((k) => `${words(k)} ${(goodput.workers[k] * 100 / total).toFixed(1)} %`).join(", ")}`, columns, KINDS.map(css));
+  const sum = (spent) => KINDS.reduce((all, kind) => all + spent[kind], 0);
+  const rows = [["all workers", goodput.workers], ["all servers", goodput.servers]];
+  for (const i of status.instances) if (i.spent && sum(i.spent) > 0) rows.push([`${i.role}-${i.id}`, i.spent]);
+  $("bars").tBodies[0].replaceChildren(...rows.filter(([, spent]) => sum(spent) > 0).slice(0, 40).map(([name, spent]) => {
+    const head = el("th", { scope: "row" }, name);
+    return el("tr", {}, head, el("td", {}, stack(spent, name)), el("td", {}, span(sum(spent))));
+  }));
+};
+const shade = (part) => {
+  if (part.world) return `hsl(${168 + (part.world % TERM * 47) % 120} 52% ${58 + (part.world % 2) * 8}%)`;
+  return { working: css("compute"), serving: css("compute"), running: css("communicate"), leaving: css("idle") }[part.state] || css("data_wait");
+};
+const drawLives = () => {
+  const lives = model.lives.slice(-60), now = model.samples.length ? model.samples[model.samples.length - 1].at_secs : 0;
+  const from = Math.min(now, ...lives.map((life) => life.from)), length = Math.max(1, now - from);
+  const place = (at) => `${Math.max(0, (at - from) * 100 / length)}%`;
+  const rows = lives.map((life) => {
+    const lane = el("div", { className: "lane" });
+    const end = life.to ?? now;
+    life.spans.forEach((part, n) => {
+      const until = n + 1 < life.spans.length ? life.spans[n + 1].from : end;
+      const piece = el("i", { title: `${part.state}${part.world ? ", world " + world(part.world) : ""} for ${span(until - part.from)}` });
+      piece.style.left = place(part.from);
+      piece.style.width = `${Math.max(0, (until - part.from) * 100 / length)}%`;
+      piece.style.background = shade(part);
+      lane.append(piece);
+    });
+    if (life.to && /kill|crash|silent|sign of life|signal|lost|purpose/.test(life.why)) {
+      const mark = el("u");
+      mark.style.left = place(life.to);
+      lane.append(mark);
+    }
+    const row = el("div", { className: life.to ? "life over" : "life" }, el("b", {}, life.name), lane, el("span", { className: "why", title: life.why }, life.to ? (life.why || "ended") : ""));
+    row.setAttribute("role", "listitem");
+    row.setAttribute("aria-label", `${life.name}, ${span(life.from - from)} to ${life.to ? span(life.to - from) : "now"}${life.to ? ": " + (life.why || "ended") : ""}`);
+    return row;
+  });
+  const scale = el("div", { className: "life" }, el("b"), el("div", { className: "ticks" }, el("span", {}, "0 s"), el("span", {}, span(length / 2)), el("span", {}, span(length))), el("span"));
+  scale.setAttribute("aria-hidden", "true");
+  $("lives").replaceChildren(...rows, scale);
+};
+const doing = (i) => {
+  if (i.lanes.length) return i.lanes.length === 1 ? `lane ${i.lanes[0]}` : `lanes ${i.lanes[0]}–${i.lanes[i.lanes.length - 1]}`;
+  if (i.load) return `${whole(i.load.pulls)} pulls, ${whole(i.load.pushes)} pushes${i.load.rows ? `, ${whole(i.load.rows)} rows` : ""}`;
+  return i.address;
+};
+const drawProcesses = (status) => {
+  const canHarm = !model.isFrozen && status.allow_chaos && model.token !== "" && !FINAL.includes(status.state);
+  $("processes").querySelector("thead .act").hidden = !canHarm;
+  const body = $("processes").tBodies[0];
+  const kept = new Map([...body.rows].map((row) => [row.dataset.name, row]));
+  const rows = status.instances.map((i) => {
+    const name = i.role === "master" ? "master" : `${i.role}-${i.id}`;
+    let row = kept.get(name);
+    if (!row) {
+      row = el("tr", {}, el("th", { scope: "row" }, name), el("td"), el("td"), el("td"), el("td"), el("td", { className: "act" }));
+      row.dataset.name = name;
+      if (i.role !== "master") for (const [how, label] of [["kill", "Kill"], ["stop", "Pause"], ["wake", "Wake"]]) {
+        const button = el("button", { type: "button", className: "small", onclick: () => wish("api/harm", { role: i.role, id: i.id, how }) }, label);
+        button.setAttribute("aria-label", `${label} ${name}`);
+        row.lastElementChild.append(button);
+      }
+    }
+    const cells = row.cells;
+    cells[1].textContent = i.state;
+    cells[2].textContent = i.restarts;
+    cells[3].textContent = doing(i);
+    cells[4].replaceChildren(...(i.spent ? [stack(i.spent, name)] : []));
+    cells[5].hidden = !canHarm;
+    return row;
+  });
+  // Rows that stay are not taken out, so that whoever is on a button stays there.
+  for (const row of [...body.rows]) if (!rows.includes(row)) row.remove();
+  rows.forEach((row, place) => { if (body.rows[place] !== row) body.insertBefore(row, body.rows[place] || null); });
+};
+let shownEvents = "";
+const drawEvents = () => {
+  const events = [...model.events.values()].sort((a, b) => b.at_secs - a.at_secs || b.number - a.number).slice(0, 300);
+  const key = `${events.length}/${events.length ? events[0].at_secs : 0}`;
+  if (key === shownEvents) return;
+  shownEvents = key;
+  $("events").replaceChildren(...events.map((event) => el("li", { className: BAD.test(event.kind) ? "bad" : GOOD.test(event.kind) ? "good" : "" },
+    el("time", {}, clock(event.at_secs)), el("span", { className: "kind" }, words(event.kind)), el("span", { className: "text" }, event.text))));
+};
+
+// ---- buttons ----
+const scaleBy = (n) => () => wish("api/scale", { workers: model.status.workers_wanted + n });
+$("more").onclick = scaleBy(1);
+$("fewer").onclick = scaleBy(-1);
+$("stop").onclick = () => {
+  $("sure-text").textContent = `Stop ${model.status.job}? It writes a checkpoint and can be resumed.`;
+  $("sure").showModal();
+};
+$("sure-no").onclick = () => $("sure").close();
+$("sure-yes").onclick = () => { $("sure").close(); wish("api/stop"); };
+addEventListener("resize", () => { if (model.status) draw(); });
+$("theme").onclick = () => {
+  const isDark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
+  document.documentElement.dataset.theme = isDark ? "light" : "dark";
+  try { localStorage.setItem("theme", document.documentElement.dataset.theme); } catch { /* It is asked for again. */ }
+};
+
+// ---- start ----
+try {
+  const theme = localStorage.getItem("theme");
+  if (theme) document.documentElement.dataset.theme = theme;
+} catch { /* Without a store the system's theme counts. */ }
+const data = $("data").textContent.trim();
+if (data) {
+  model.isFrozen = true;
+  $("link").textContent = "report";
+  takeAll(JSON.parse(data));
+} else {
+  model.token = readToken();
+  const check = model.token ? ask("api/token").catch(() => { model.token = ""; notice("This is not the job's token; the page is read-only."); }) : Promise.resolve();
+  check.then(follow);
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the compute thread spends its time on: one clock read per change, no lock.
+//!
+//! One thread writes, another reads now and then. A reader may see a change half made; what it
+//! misses or counts twice is put right by its next look, because only totals are told.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use edl_core::goodput::{Kind, Spent};
+
+/// A stopwatch that always runs, for one kind at a time.
+#[derive(Debug)]
+pub(crate) struct Spending {
+    origin: Instant,
+    totals: [AtomicU64; 8],
+    kind: AtomicU8,
+    /// When the kind began, in nanoseconds from the origin.
+    since: AtomicU64,
+    /// Work thrown away: so much of the next is done for the second time.
+    wasted: AtomicU64,
+}
+
+impl Spending {
+    pub(crate) fn new() -> Self {
+        Self {
+            origin: Instant::now(),
+            totals: Default::default(),
+            kind: AtomicU8::new(place(Kind::Idle)),
+            since: AtomicU64::new(0),
+            wasted: AtomicU64::new(0),
+        }
+    }
+
+    /// From now on time goes to `kind`.
+    pub(crate) fn on(&self, kind: Kind) {
+        let before = self.kind.load(Ordering::Relaxed);
+        if before == place(kind) {
+            return;
+        }
+        let now = nanos(self.origin.elapsed());
+        let mut time = now.saturating_sub(self.since.load(Ordering::Relaxed));
+        if before == place(Kind::Compute) {
+            let again = time.min(self.wasted.load(Ordering::Relaxed));
+            self.wasted.fetch_sub(again, Ordering::Relaxed);
+            self.totals[usize::from(place(Kind::Redo))].fetch_add(again, Ordering::Relaxed);
+            time -= again;
+        }
+        self.totals[usize::from(before)].fetch_add(time, Ordering::Relaxed);
+        self.since.store(now, Ordering::Relaxed);
+        self.kind.store(place(kind), Ordering::Release);
+    }
+
+    /// So much computing was for nothing.
+    pub(crate) fn waste(&self, time: Duration) {
+        self.wasted.fetch_add(nanos(time), Ordering::Relaxed);
+    }
+
+    /// Whether anything was ever computed.
+    pub(crate) fn has_worked(&self) -> bool {
+        self.totals[usize::from(place(Kind::Compute))].load(Ordering::Relaxed) > 0
+    }
+
+    /// All that was spent up to now, and what is at hand.
+    pub(crate) fn read(&self) -> (Spent, Kind) {
+        let at_hand = self.kind.load(Ordering::Acquire);
+        let kind = Kind::ALL.get(usize::from(at_hand)).copied().unwrap_or_default();
+        let mut spent = Spent::from_nanos(std::array::from_fn(|place| {
+            self.totals[place].load(Ordering::Relaxed)
+        }));
+        let since = Duration::from_nanos(self.since.load(Ordering::Relaxed));
+        spent.add(kind, self.origin.elapsed().saturating_sub(since));
+        (spent, kind)
+    }
+}
+
+fn place(kind: Kind) -> u8 {
+    kind as u8
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_time_goes_somewhere_and_wasted_work_is_redone() {
+        let spending = Spending::new();
+        assert!(!spending.has_worked());
+        spending.on(Kind::Compute);
+        spending.on(Kind::DataWait);
+        assert!(spending.has_worked());
+        // Longer than this test can take: all that is computed from now on was computed before.
+        spending.waste(Duration::from_secs(3600));
+        let computed = spending.read().0.get(Kind::Compute);
+        spending.on(Kind::Compute);
+        spending.on(Kind::Idle);
+        let (before, after) = (spending.origin.elapsed(), spending.read());
+        assert_eq!(after.0.get(Kind::Compute), computed);
+        assert!(after.0.get(Kind::Redo) > Duration::ZERO);
+        assert_eq!(after.1, Kind::Idle);
+        assert!(after.0.total() >= before && after.0.total() <= spending.origin.elapsed());
+    }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `chaos`: harms a process of a running job on purpose, to see the job heal.
+
+use std::io::Write;
+use std::time::Duration;
+
+use edl_core::rng::Rng;
+use edl_net::proto::{HarmRequest, Instance, JobStatus};
+
+use crate::cli::ChaosArgs;
+use crate::control;
+use crate::exit::{Exit, refuse};
+use crate::jobs::{Home, Job, is_final};
+
+/// How often the job's step is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Harms once, or again and again until the job ends.
+pub(crate) fn run(args: &ChaosArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let job = Home::from_env()?.find(args.job.job.as_deref())?;
+    let mut rng = Rng::new(args.seed);
+    crate::runtime()?.block_on(async {
+        if let Some(step) = args.at_step {
+            wait_for_step(&job, step).await?;
+        }
+        loop {
+            let status = control::status(&job).await?;
+            match victim(args, &status, &mut rng) {
+                Some((role, id)) => {
+                    harm(&job, role, id, args.how.word()).await?;
+                    writeln!(out, "{role}-{id}: {}", args.how.word())?;
+                }
+                None if args.every.is_none() => {
+                    return Err(refuse(
+                        "there is nobody to harm; `elasticdl status` shows who runs",
+                    ));
+                }
+                None => {}
+            }
+            let Some(every) = args.every else { return Ok(Exit::Ok) };
+            tokio::time::sleep(Duration::from_secs(every)).await;
+            if !job.is_running() || is_final(&job.state()) {
+                return Ok(Exit::Ok);
+            }
+        }
+    })
+}
+
+async fn wait_for_step(job: &Job, step: u64) -> anyhow::Result<()> {
+    while control::status(job).await?.step < step {
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+/// The one that is named; if nobody is, a worker that works.
+fn victim(args: &ChaosArgs, status: &JobStatus, rng: &mut Rng) -> Option<(&'static str, u32)> {
+    if let Some(id) = args.worker {
+        return Some(("worker", id));
+    }
+    if let Some(id) = args.ps {
+        return Some(("ps", id));
+    }
+    let works = |instance: &&Instance| instance.role == "worker" && instance.state == "working";
+    let workers: Vec<u32> = status.instances.iter().filter(works).map(|i| i.id).collect();
+    let place = usize::try_from(rng.below(workers.len().max(1) as u64)).ok()?;
+    workers.get(place).map(|id| ("worker", *id))
+}
+
+async fn harm(job: &Job, role: &str, id: u32, how: &str) -> anyhow::Result<()> {
+    let ask = async {
+        let mut master = control::connect(job).await?;
+        let request = HarmRequest { role: role.into(), id, how: how.into() };
+        match master.harm(request).await {
+            Ok(_) => Ok(()),
+            Err(refused) => Err(refuse(refused.message())),
+        }
+    };
+    control::within(ask).await
+}

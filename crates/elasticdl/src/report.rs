@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `report`: the page of a job as one file, to be kept or sent to somebody.
+
+use std::io::Write;
+
+use anyhow::Context as _;
+
+use crate::cli::JobArg;
+use crate::exit::Exit;
+use crate::jobs::Home;
+use crate::status;
+
+/// Writes the page as the job is now, and tells where it is.
+pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let job = Home::from_env()?.find(args.job.as_deref())?;
+    let mut status = crate::runtime()?.block_on(status::of(&job))?;
+    // Whoever gets the file shall not get the job.
+    status.page.clear();
+    let path = job.dir().join("report.html");
+    let report = edl_master::report(job.dir(), &status);
+    std::fs::write(&path, report).with_context(|| format!("cannot write `{}`", path.display()))?;
+    writeln!(out, "{}", path.display())?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The books of time: they add up to the time that passed, and what they call work done again is
+//! what the servers' own books leave unexplained.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::{Home, Running, shipped_as, signal};
+
+const WORKERS: f64 = 3.0;
+
+#[test]
+fn every_second_of_a_chaotic_job_is_accounted_for() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let mut job = home.start(
+        "books",
+        &[
+            "train",
+            "--model_def=count",
+            "--model_params=sleep_ms=10",
+            "--job_name=books",
+            &data,
+            "--num_epochs=16",
+            "--num_workers=3",
+            "--minibatch_size=10",
+            "--num_minibatches_per_task=4",
+            "--checkpoint_steps=0",
+            "--checkpoint_secs=0",
+            "--heartbeat_timeout_secs=2",
+            "--allow_chaos",
+        ],
+    );
+    let at = |step: u64| move |status: &Value| status["step"].as_u64() > Some(step);
+    job.wait_until("some training", at(60));
+    // Without a checkpoint all of it is trained again.
+    harm(&home, &mut job, "ps", "--ps=0", "kill");
+    job.wait_until("the same training", at(100));
+    harm(&home, &mut job, "worker", "--worker=0", "kill");
+    job.wait_until("more training", at(200));
+    let stopped = of_role(&mut job, "worker");
+    signal(stopped, Signal::STOP);
+    job.wait_until("more training", at(300));
+    let master = of_role(&mut job, "master");
+    signal(master, Signal::KILL);
+    job.wait_for_success();
+
+    let status = home.status("books");
+    let history = std::fs::read(home.job_dir("books").join("history.json")).expect("a history");
+    let history: Value = serde_json::from_slice(&history).expect("JSON");
+    let samples = history["samples"]["points"].as_array().expect("points");
+    let spent = |sample: &Value| -> f64 {
+        sample["spent"].as_array().expect("kinds").iter().filter_map(Value::as_f64).sum()
+    };
+    let first = samples.iter().find(|sample| spent(sample) > 0.0).expect("a start");
+    // At the end they leave one by one.
+    let last = samples.iter().rfind(|sample| sample["workers"] == 3).expect("all at work");
+    let secs = |sample: &Value| sample["at_secs"].as_f64().expect("a time");
+    let passed = WORKERS * (secs(last) - secs(first));
+    let booked = spent(last) - spent(first);
+    assert!((booked - passed).abs() <= 0.01 * passed, "{booked} s of {passed} s are booked");
+
+    let goodput = &status["goodput"];
+    let number = |name: &str| goodput[name].as_u64().expect(name);
+    let audit: Value =
+        serde_json::from_str(&home.stdout(&["audit", "books", "--json"])).expect("JSON");
+    for partition in audit["partitions"].as_array().expect("partitions") {
+        let applied = partition["applied"].as_u64().expect("a number");
+        assert_eq!(number("trained") - number("repeated"), applied, "{goodput:#}");
+    }
+    assert!(number("repeated") >= 60, "{goodput:#}");
+    let workers = &goodput["workers"];
+    let secs = |kind: &str| workers[kind].as_f64().expect(kind);
+    for kind in ["compute", "redo", "heal", "down"] {
+        assert!(secs(kind) > 0.0, "{kind} in {workers:#}");
+    }
+    // Every batch takes the same time, so shares of time are shares of batches.
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let share = number("repeated") as f64 / number("trained") as f64;
+    let booked = secs("redo") / (secs("redo") + secs("compute"));
+    assert!((booked - share).abs() < 0.1, "{booked} of the time, {share} of the batches");
+}
+
+/// Harms by the command.
+fn harm(home: &Home, job: &mut Running, role: &str, whom: &str, how: &str) {
+    let victim = of_role(job, role);
+    home.stdout(&["chaos", "books", how, whom]);
+    job.wait_until("an end", |status| {
+        status["instances"].as_array().is_some_and(|all| all.iter().all(|i| i["pid"] != victim))
+    });
+}
+
+/// A process of a role.
+fn of_role(job: &mut Running, role: &str) -> i32 {
+    let found = job.instances().into_iter().find(|instance| instance.role == role);
+    found.expect(role).pid
+}
