@@ -7,13 +7,15 @@ VENV = $(CACHE)/venv-$(shell sha256sum tests/python/requirements.txt | cut -c1-1
 FRAMEWORKS = $(CACHE)/venv-$(shell sha256sum tests/python/requirements-python.txt | cut -c1-12)
 # Made anew for every run: the wheel as a user installs it.
 FRESH = $(CACHE)/venv-wheel
+# The browser's driver, for the test of the page.
+DRIVER = $(CACHE)/page-$(shell sha256sum tests/page/package-lock.json | cut -c1-12)
 WHEELS = $(or $(CARGO_TARGET_DIR),target)/wheels
 CARGO ?= cargo
 # One profile for the binary and for the tests that start it: nothing is compiled twice.
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build wheel test lint unit python cluster fresh bench soak sim verify doc deny setup clean help
+.PHONY: build wheel test lint unit page python cluster fresh bench soak sim verify doc deny setup clean help
 
 build: ## Build the elasticdl command (target/release/elasticdl)
 	$(CARGO) build $(PROFILE)
@@ -22,7 +24,7 @@ wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-
 	rm -rf $(WHEELS)
 	$(FRAMEWORKS)/bin/maturin build --release --locked --out $(WHEELS)
 
-test: setup lint unit python cluster ## Set up what tests need, then run every check and test
+test: setup lint unit page python cluster ## Set up what tests need, then run every check and test
 	@echo "make test: all passed"
 
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
@@ -41,13 +43,16 @@ lint: setup ## Formatting, lints, scripts
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(PROFILE) --workspace --all-targets --locked -- -D warnings
 	$(VENV)/bin/ruff check --quiet .
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh tests/cluster/harness/*.sh; \
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh tests/page/*.sh tests/cluster/harness/*.sh; \
 	else echo "lint: shellcheck is not installed, scripts are not checked"; fi
 	@if command -v gofmt >/dev/null; then test -z "$$(gofmt -l tests/cluster/components | tee /dev/stderr)"; \
 	else echo "lint: gofmt is not installed, Go is not checked"; fi
 
 unit: setup ## Unit, property, simulation and end-to-end tests
 	ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(CARGO) test $(PROFILE) --workspace --locked
+
+page: build ## The page of a real job in a real browser; SHOTS=DIR keeps screenshots
+	@bash tests/page/run.sh $(or $(CARGO_TARGET_DIR),target)/release/elasticdl $(DRIVER) $(SHOTS)
 
 # The frameworks are lent to the fresh environment by a path, so that only the wheel is installed.
 # TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own.
@@ -95,6 +100,7 @@ bench: build ## Print speeds as ratios to peers and to what the machine can do
 	$(CARGO) run $(PROFILE) --locked -p edl-tensor --example tensor_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-ps --example ps_bench
 	$(CARGO) run $(PROFILE) --locked -p elasticdl --example step_bench
+	$(CARGO) run $(PROFILE) --locked -p elasticdl --example page_bench
 	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p edl-net --example allreduce_bench
 	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p elasticdl --example recovery_bench
 	-$(MAKE) --no-print-directory fresh && $(FRESH)/bin/python tests/python/python_bench.py

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs page.mjs where a browser and node are; says so where they are not.
+# run.sh ELASTICDL FOLDER-OF-THE-DRIVER [FOLDER-FOR-SCREENSHOTS]
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+binary=$(realpath "$1")
+driver=$2
+for program in /usr/bin/chromium node npm; do
+  if ! command -v "$program" >/dev/null; then
+    echo "page: there is no $program, the page is not tried in a browser"
+    exit 0
+  fi
+done
+if [ ! -e "$driver/ready" ]; then
+  rm -rf "$driver"
+  mkdir -p "$driver"
+  cp "$here/package.json" "$here/package-lock.json" "$here/.npmrc" "$driver"
+  if ! (cd "$driver" && npm ci --silent >/dev/null 2>&1); then
+    echo "page: the browser's driver cannot be installed, the page is not tried in a browser"
+    exit 0
+  fi
+  touch "$driver/ready"
+fi
+NODE_MODULES="$driver" timeout 300 node "$here/page.mjs" "$binary" "$here/../../data/fashion_mnist" "${@:3}"
