@@ -29,7 +29,8 @@ pub(crate) fn run(args: &StatusArgs, out: &mut impl Write) -> anyhow::Result<Exi
     Ok(if report.clean { Exit::Ok } else { Exit::Failed })
 }
 
-fn of(job: &Job) -> anyhow::Result<AuditReport> {
+/// The audit of a job: from its servers while it runs, else from its last checkpoint.
+pub(crate) fn of(job: &Job) -> anyhow::Result<AuditReport> {
     if job.spec()?.job_type != JobType::Train {
         let name = job.name().unwrap_or_default();
         return Err(refuse(format!("job `{name}` trains nothing; only training can be audited")));
@@ -75,7 +76,8 @@ fn of_checkpoint(job: &Job) -> anyhow::Result<AuditReport> {
     report.with_context(|| format!("cannot audit `{}`", newest.path.display()))
 }
 
-fn table(report: &AuditReport) -> String {
+/// For people.
+pub(crate) fn table(report: &AuditReport) -> String {
     let mut text =
         format!("{:<8}{:>14}{:>10}{:>12}\n", "EPOCH", "RECORDS", "MISSING", "DUPLICATED");
     for epoch in &report.epochs {

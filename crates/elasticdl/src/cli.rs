@@ -64,6 +64,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Watch a job that runs in the background
     Attach(JobArg),
+    /// Watch a running job on the whole terminal, scale it and kill its processes by keys
+    Top(JobArg),
     /// Show what the processes of a job wrote
     Logs(LogsArgs),
     /// Change the number of workers of a running job
@@ -86,6 +88,8 @@ pub(crate) enum Command {
     /// Play a cluster of many jobs in numbers, and see who gets how many workers
     #[command(after_help = SIMULATE_EXAMPLES)]
     Simulate(SimulateArgs),
+    /// Train while processes are being killed, then prove that nothing was lost
+    Demo(DemoArgs),
     /// Check that this machine can train
     Doctor,
     /// Run a job's master by hand; it starts parameter servers, workers are yours
@@ -175,6 +179,9 @@ pub(crate) struct RunFlags {
     /// Leave the job in the background
     #[arg(long, help_heading = "Job")]
     pub(crate) detach: bool,
+    /// Watch it on the whole terminal, as `elasticdl top` does; leaving lets it go on
+    #[arg(long, help_heading = "Job", conflicts_with = "detach")]
+    pub(crate) tui: bool,
     /// Old way to say --num_minibatches_per_task
     #[arg(long, hide = true, value_name = "N")]
     pub(crate) records_per_task: Option<u32>,
@@ -420,6 +427,19 @@ impl How {
             Self::Wake => "wake",
         }
     }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DemoArgs {
+    /// How long it trains
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) epochs: u32,
+    /// Of the model and of who is killed
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Lines instead of the terminal view
+    #[arg(long)]
+    pub(crate) plain: bool,
 }
 
 #[derive(Args, Debug)]

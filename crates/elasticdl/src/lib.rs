@@ -25,6 +25,7 @@ mod completions;
 mod config;
 mod control;
 mod data;
+mod demo;
 mod detach;
 mod doctor;
 mod exit;
@@ -53,6 +54,7 @@ mod stop;
 mod submit;
 mod supervisor;
 mod telemetry;
+mod top;
 mod ui;
 mod usage;
 
@@ -134,6 +136,8 @@ fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
         Command::Chaos(args) => chaos::run(&args, out),
         Command::Data(args) => data::run(args, out),
         Command::Simulate(args) => simulate::run(&args, out),
+        Command::Top(args) => top::run(&args),
+        Command::Demo(args) => demo::run(&args, out),
         Command::Doctor => doctor::run(out),
         Command::Completions { shell } => completions::run(shell, out),
     }

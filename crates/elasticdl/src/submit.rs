@@ -17,7 +17,7 @@ use crate::jobs::{Hold, Home, Job};
 use crate::say::{grouped, say};
 use crate::ui::{self, Ui};
 use crate::{
-    config, detach, host, local, models, own_loop, paths, python, resume, shipped, supervisor,
+    config, detach, host, local, models, own_loop, paths, python, resume, shipped, supervisor, top,
 };
 
 pub(crate) mod checks;
@@ -78,6 +78,11 @@ pub(crate) fn run(
     };
     if run.detach {
         return detach::run(ready, out);
+    }
+    if run.tui && top::can_show() {
+        let job = ready.job.clone();
+        detach::run(ready, &mut std::io::sink())?;
+        return top::watched(&job);
     }
     let ui = Ui::new(&ready.job);
     supervise(ready, ui, out)

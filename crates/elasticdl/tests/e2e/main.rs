@@ -21,3 +21,4 @@ mod poison;
 mod resume;
 mod security;
 mod sync;
+mod terminal;

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The terminal view in a real terminal, and the demo.
+
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use crate::harness::{Home, PATIENCE, assert_exactly_once, shipped_as, tell};
+
+/// A terminal of its own, which ends with the test.
+struct Terminal {
+    /// tmux' server of this test alone.
+    socket: String,
+}
+
+impl Terminal {
+    /// None where there is no tmux.
+    fn open(home: &Home, args: &str) -> Option<Self> {
+        let socket = home.path().join("tmux").display().to_string();
+        let command = format!(
+            "ELASTICDL_HOME='{}' '{}' {args}; exec cat",
+            home.path().display(),
+            env!("CARGO_BIN_EXE_elasticdl")
+        );
+        let terminal = Self { socket };
+        let started = terminal.tmux(&[
+            "-f",
+            "/dev/null",
+            "new-session",
+            "-d",
+            "-x",
+            "120",
+            "-y",
+            "42",
+            &command,
+        ]);
+        match started {
+            Some(output) => {
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                Some(terminal)
+            }
+            None => {
+                tell("there is no tmux: the terminal view is not tried");
+                None
+            }
+        }
+    }
+
+    fn tmux(&self, args: &[&str]) -> Option<Output> {
+        Command::new("tmux").args(["-S", &self.socket]).args(args).output().ok()
+    }
+
+    fn press(&self, key: &str) {
+        let sent = self.tmux(&["send-keys", key]).expect("tmux was there");
+        assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    }
+
+    fn text(&self) -> String {
+        let shown = self.tmux(&["capture-pane", "-p"]).expect("tmux was there");
+        String::from_utf8_lossy(&shown.stdout).into_owned()
+    }
+
+    /// Waits until `is_so` of what is seen.
+    fn wait_until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let start = Instant::now();
+        loop {
+            let text = self.text();
+            if is_so(&text) {
+                return text;
+            }
+            assert!(start.elapsed() < PATIENCE, "{what} did not come:\n{text}");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.tmux(&["kill-server"]);
+    }
+}
+
+#[test]
+fn the_terminal_view_draws_kills_scales_and_leaves_the_job_alone() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let job = [
+        "train",
+        "--detach",
+        "--job_name=seen",
+        "--model_def=count",
+        "--model_params=sleep_ms=30",
+        &data,
+        "--num_epochs=2",
+        "--minibatch_size=10",
+        "--num_minibatches_per_task=4",
+        "--checkpoint_secs=1",
+        "--max_workers=4",
+    ];
+    home.stdout(&job);
+    let Some(terminal) = Terminal::open(&home, "top seen") else { return };
+    // A plot is drawn in Braille.
+    let is_plot = |text: &str| text.chars().any(|c| ('\u{2801}'..='\u{28ff}').contains(&c));
+    terminal.wait_until("a plot", |text| is_plot(text) && text.contains("▸ worker-"));
+    terminal.press("k");
+    terminal.wait_until("the kill", |text| text.contains("was killed"));
+    terminal.wait_until("its replacement", |text| text.contains("worker-2 "));
+    terminal.press("+");
+    terminal.wait_until("a third worker", |text| text.contains("workers wanted: 3"));
+    terminal.press("q");
+    terminal.wait_until("the way out", |text| text.contains("the job goes on"));
+    home.wait_until("seen", "the end", |status| status["state"] == "succeeded");
+    assert_exactly_once(&home, "seen", 2, 1);
+}
+
+#[test]
+fn the_demo_ends_with_an_audit_and_the_same_bits() {
+    let home = Home::new();
+    let text = home.stdout(&["demo", "--plain", "--epochs=1", "--seed=3"]);
+    assert!(
+        text.contains("every record of every finished epoch was trained exactly once"),
+        "{text}"
+    );
+    assert!(text.contains("6 processes killed"), "{text}");
+    assert!(text.ends_with("the same bits\n"), "{text}");
+}
