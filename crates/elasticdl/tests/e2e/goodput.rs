@@ -2,6 +2,8 @@
 //! The books of time: they add up to the time that passed, and what they call work done again is
 //! what the servers' own books leave unexplained.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -40,14 +42,16 @@ fn every_second_of_a_chaotic_job_is_accounted_for() {
     job.wait_until("more training", at(200));
     let stopped = of_role(&mut job, "worker");
     signal(stopped, Signal::STOP);
-    job.wait_until("more training", at(300));
+    wait_for_end(&mut job, stopped);
+    // The next master goes on with the books as they were last written.
+    let seen = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64();
+    job.wait_until("the books", |_| history(&home)["saved_at"].as_f64() > Some(seen));
     let master = of_role(&mut job, "master");
     signal(master, Signal::KILL);
     job.wait_for_success();
 
     let status = home.status("books");
-    let history = std::fs::read(home.job_dir("books").join("history.json")).expect("a history");
-    let history: Value = serde_json::from_slice(&history).expect("JSON");
+    let history = history(&home);
     let samples = history["samples"]["points"].as_array().expect("points");
     let spent = |sample: &Value| -> f64 {
         sample["spent"].as_array().expect("kinds").iter().filter_map(Value::as_f64).sum()
@@ -85,9 +89,19 @@ fn every_second_of_a_chaotic_job_is_accounted_for() {
 fn harm(home: &Home, job: &mut Running, role: &str, whom: &str, how: &str) {
     let victim = of_role(job, role);
     home.stdout(&["chaos", "books", how, whom]);
+    wait_for_end(job, victim);
+}
+
+fn wait_for_end(job: &mut Running, pid: i32) {
     job.wait_until("an end", |status| {
-        status["instances"].as_array().is_some_and(|all| all.iter().all(|i| i["pid"] != victim))
+        status["instances"].as_array().is_some_and(|all| all.iter().all(|i| i["pid"] != pid))
     });
+}
+
+/// The story of the job, as it was last written.
+fn history(home: &Home) -> Value {
+    let text = std::fs::read(home.job_dir("books").join("history.json")).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 /// A process of a role.
