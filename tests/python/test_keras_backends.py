@@ -31,7 +31,7 @@ def test_the_same_bits_for_any_number_of_workers(cluster: Cluster, backend: str)
     found = set()
     for n_workers in (1, 2):
         name = f"bits-{n_workers}"
-        more = {"num_workers": n_workers, "lanes": 2, "max_step": 8}
+        more = {"num_workers": n_workers, "lanes": 2, "max_step": 4}
         strategy = {"distribution_strategy": "AllreduceStrategy"}
         cluster.run(*words(name, **more, **strategy), KERAS_BACKEND=backend)
         model = (cluster.job(name) / "output" / "model.safetensors").read_bytes()
@@ -43,8 +43,7 @@ def test_the_same_bits_for_any_number_of_workers(cluster: Cluster, backend: str)
 def test_parameter_servers_train_it_and_the_model_is_exported(
     cluster: Cluster, backend: str
 ) -> None:
-    more = {"num_workers": 2, "num_ps_pods": 1, "minibatch_size": 64, "num_epochs": 1}
-    data = {"training_data": DATA / "test"}
-    cluster.run(*words("servers", **{**more, **data}), KERAS_BACKEND=backend)
+    more = {"num_workers": 1, "num_ps_pods": 1, "max_step": 4}
+    cluster.run(*words("servers", **more), KERAS_BACKEND=backend)
     cluster.run("audit", "servers")
     assert (cluster.job("servers") / "output" / "model.keras").is_file()
