@@ -24,7 +24,7 @@ wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-
 	rm -rf $(WHEELS)
 	$(FRAMEWORKS)/bin/maturin build --release --locked --out $(WHEELS)
 
-test: setup lint unit page python cluster ## Set up what tests need, then run every check and test
+test: setup lint unit python cluster ## Set up what tests need, then run every check and test
 	@echo "make test: all passed"
 
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)

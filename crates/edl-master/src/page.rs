@@ -20,15 +20,34 @@ pub(crate) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; 
     script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; \
     form-action 'none'; frame-ancestors 'none'";
 
+/// Evaluations that can be told apart on a plot; a browser slows down with many more.
+const MAX_EVALUATIONS: usize = 60;
+
 /// What is new for those who look at the page. `lives` grows whenever somebody came or went, so
 /// that readers ask for the history again.
 pub(crate) fn news(status: &JobStatus, history: &History, lives: u64) -> Arc<str> {
-    json!({ "status": status, "sample": history.samples.last(), "lives": lives }).to_string().into()
+    json!({ "status": drawn(status), "sample": history.samples.last(), "lives": lives })
+        .to_string()
+        .into()
 }
 
 /// Everything, for somebody who looks for the first time.
 pub(crate) fn everything(status: &JobStatus, history: &History, lives: u64) -> String {
-    json!({ "status": status, "history": history.to_json(), "lives": lives }).to_string()
+    json!({ "status": drawn(status), "history": history.to_json(), "lives": lives }).to_string()
+}
+
+/// The status with some of its many evaluations, the last and the best among them.
+fn drawn(status: &JobStatus) -> JobStatus {
+    let mut drawn = status.clone();
+    let evaluations = &status.evaluations;
+    let stride = evaluations.len().div_ceil(MAX_EVALUATIONS).max(1);
+    let best = evaluations.iter().rposition(|evaluation| evaluation.best);
+    let from_end = |index: usize| evaluations.len() - 1 - index;
+    let all = evaluations.iter().enumerate();
+    let kept =
+        all.filter(|(index, _)| from_end(*index).is_multiple_of(stride) || Some(*index) == best);
+    drawn.evaluations = kept.map(|(_, evaluation)| evaluation.clone()).collect();
+    drawn
 }
 
 /// The live page.
@@ -55,4 +74,24 @@ fn filled(data: &str) -> String {
 pub fn report(job_dir: &Path, status: &JobStatus) -> String {
     let history = History::load(job_dir).unwrap_or_else(History::new);
     frozen(status, &history)
+}
+
+#[cfg(test)]
+mod tests {
+    use edl_net::proto::Evaluation;
+
+    use super::*;
+
+    #[test]
+    fn of_many_evaluations_some_are_drawn_with_the_best_and_the_last() {
+        let evaluation =
+            |version| Evaluation { version, best: version == 5, ..Evaluation::default() };
+        let status =
+            |n| JobStatus { evaluations: (0..n).map(evaluation).collect(), ..JobStatus::default() };
+        assert_eq!(drawn(&status(60)), status(60));
+        let versions = drawn(&status(1000)).evaluations;
+        let versions: Vec<u64> = versions.iter().map(|evaluation| evaluation.version).collect();
+        assert!(versions.len() <= MAX_EVALUATIONS + 1 && versions.is_sorted(), "{versions:?}");
+        assert!(versions.contains(&5) && versions.ends_with(&[999]), "{versions:?}");
+    }
 }

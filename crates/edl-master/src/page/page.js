@@ -289,7 +289,7 @@ const drawProcesses = (status) => {
 };
 let shownEvents = "";
 const drawEvents = () => {
-  const events = [...model.events.values()].sort((a, b) => b.at_secs - a.at_secs || b.number - a.number).slice(0, 300);
+  const events = [...model.events.values()].sort((a, b) => b.at_secs - a.at_secs || b.number - a.number).slice(0, 100);
   const key = `${events.length}/${events.length ? events[0].at_secs : 0}`;
   if (key === shownEvents) return;
   shownEvents = key;
