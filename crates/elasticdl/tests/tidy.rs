@@ -7,9 +7,10 @@ use std::process::Command;
 
 /// What each crate may depend on. Processes never depend on each other; only the zoo knows the
 /// engine; the core knows nobody.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("edl-core", &[]),
     ("edl-sched", &["edl-core"]),
+    ("edl-kube", &["edl-core"]),
     ("edl-tensor", &["edl-core"]),
     ("edl-data", &["edl-core", "edl-tensor"]),
     ("edl-net", &["edl-core", "edl-tensor"]),
@@ -23,6 +24,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
         &[
             "edl-core",
             "edl-data",
+            "edl-kube",
             "edl-master",
             "edl-net",
             "edl-ps",
