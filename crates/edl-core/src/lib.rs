@@ -8,6 +8,7 @@
 pub mod applied;
 pub mod audit;
 pub mod batch;
+pub mod cluster;
 pub mod error;
 pub mod evaluation;
 pub mod goodput;

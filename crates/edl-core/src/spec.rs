@@ -141,6 +141,49 @@ pub struct JobSpec {
     pub allow_chaos: bool,
     /// Port of the master; 0 picks a free one.
     pub port: u16,
+
+    // On a cluster. `cluster.rs` reads these words.
+    /// Image of the master; empty: the job runs on this machine.
+    pub image_name: String,
+    /// Image of workers and servers; empty: the master's.
+    pub worker_image: String,
+    /// Image of servers; empty: the workers'.
+    pub ps_image: String,
+    /// Always, IfNotPresent or Never.
+    pub image_pull_policy: String,
+    /// Secrets that open a registry, separated by commas.
+    pub image_pull_secrets: String,
+    /// Empty: that of the kubeconfig's context.
+    pub namespace: String,
+    /// As whom the pods speak to the API server; empty: the namespace's default.
+    pub service_account: String,
+    // `cpu=1,memory=4096Mi,gpu=1`; a limit that is empty is the request.
+    pub master_resource_request: String,
+    pub master_resource_limit: String,
+    pub ps_resource_request: String,
+    pub ps_resource_limit: String,
+    pub worker_resource_request: String,
+    pub worker_resource_limit: String,
+    /// Name of a PriorityClass; empty: none.
+    pub master_pod_priority: String,
+    /// Empty: the master's.
+    pub ps_pod_priority: String,
+    /// Name of a PriorityClass, or the share of workers that get the high one, e.g. `0.5`.
+    pub worker_pod_priority: String,
+    pub high_priority_class: String,
+    pub low_priority_class: String,
+    /// `claim_name=CLAIM,mount_path=PATH` or `host_path=PATH,mount_path=PATH`, separated by `;`.
+    pub volume: String,
+    /// The job's folder as its pods see it; empty: on the first volume.
+    pub job_dir: String,
+    /// Of the master's container: Never, OnFailure or Always. The others are the master's care.
+    pub restart_policy: String,
+    /// `NAME=value,…` for every pod.
+    pub envs: String,
+    /// Pattern of names; what the master's environment has of them, servers and workers get, too.
+    pub populate_env_names: String,
+    /// Patches of the job's objects, as JSON; `--cluster_spec` reads them from a file.
+    pub cluster_spec_json: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -293,6 +336,30 @@ impl Default for JobSpec {
             http_port: 0,
             allow_chaos: false,
             port: 0,
+            image_name: String::new(),
+            worker_image: String::new(),
+            ps_image: String::new(),
+            image_pull_policy: "Always".into(),
+            image_pull_secrets: String::new(),
+            namespace: String::new(),
+            service_account: String::new(),
+            master_resource_request: "cpu=0.1,memory=1024Mi".into(),
+            master_resource_limit: String::new(),
+            ps_resource_request: "cpu=1,memory=4096Mi".into(),
+            ps_resource_limit: String::new(),
+            worker_resource_request: "cpu=1,memory=4096Mi".into(),
+            worker_resource_limit: String::new(),
+            master_pod_priority: String::new(),
+            ps_pod_priority: String::new(),
+            worker_pod_priority: String::new(),
+            high_priority_class: "high-priority".into(),
+            low_priority_class: "low-priority".into(),
+            volume: String::new(),
+            job_dir: String::new(),
+            restart_policy: "Never".into(),
+            envs: String::new(),
+            populate_env_names: String::new(),
+            cluster_spec_json: String::new(),
         }
     }
 }

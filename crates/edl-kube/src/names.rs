@@ -15,6 +15,9 @@ pub const INDEX_LABEL: &str = "elasticdl_replica_index";
 /// The same for all objects of all jobs.
 pub const APP_LABEL: (&str, &str) = ("app", "elasticdl");
 
+/// The one container of every pod, so that a patch can name it.
+pub const CONTAINER: &str = "elasticdl";
+
 /// Where a master listens for its job's processes.
 pub const MASTER_PORT: u16 = 50_001;
 /// Where a master serves `/metrics` and `/healthz`.
@@ -22,8 +25,6 @@ pub const HTTP_PORT: u16 = 8080;
 
 /// The file of the ConfigMap that describes the job.
 pub const JOB_FILE: &str = "job.yaml";
-/// The file of the ConfigMap that holds the master's pod, for whoever must make it again.
-pub const MASTER_FILE: &str = "master.json";
 /// The file of the Secret that holds the job's key.
 pub const KEY_FILE: &str = "job.key";
 /// Where pods find the ConfigMap.

@@ -49,6 +49,12 @@ impl JobKey {
         Some(Self(bytes))
     }
 
+    /// What `parse` reads.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     pub fn load(path: &Path) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| Error::Read { path: path.into(), source })?;
@@ -60,8 +66,7 @@ impl JobKey {
         let write = || -> io::Result<()> {
             let mut file =
                 std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-            let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
-            file.write_all(digits.as_bytes())?;
+            file.write_all(self.to_text().as_bytes())?;
             file.write_all(b"\n")?;
             file.sync_all()
         };

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `claim_name=c,mount_path=/data;host_path=/d,mount_path=/e`: storage of a job's pods.
+
+use std::collections::BTreeMap;
+
+use crate::spec::Invalid;
+
+/// One place in a pod, and what is found there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    pub source: Source,
+    pub mount_path: String,
+    pub sub_path: Option<String>,
+}
+
+/// What is mounted. The same one under several paths is one volume of the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    Claim(String),
+    HostPath { path: String, kind: Option<String> },
+}
+
+const KEYS: [&str; 6] =
+    ["claim_name", "host_path", "mount_path", "sub_path", "type", "volume_name"];
+
+/// Reads `--volume`.
+pub fn volumes(text: &str) -> Result<Vec<Volume>, Invalid> {
+    let parts = text.split(';').map(str::trim).filter(|part| !part.is_empty());
+    let volumes: Vec<Volume> = parts.map(volume).collect::<Result<_, _>>()?;
+    for (at, volume) in volumes.iter().enumerate() {
+        if volumes[..at].iter().any(|other| other.mount_path == volume.mount_path) {
+            return Err(Invalid(format!("--volume mounts `{}` twice", volume.mount_path)));
+        }
+    }
+    Ok(volumes)
+}
+
+fn volume(part: &str) -> Result<Volume, Invalid> {
+    let mut words: BTreeMap<&str, &str> = BTreeMap::new();
+    for piece in part.split(',').map(str::trim).filter(|piece| !piece.is_empty()) {
+        let word = piece.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
+        match word {
+            Some((key, value)) if KEYS.contains(&key) && !value.is_empty() => {
+                words.insert(key, value);
+            }
+            Some(_) | None => {
+                return Err(Invalid(format!(
+                    "--volume: `{piece}` is not understood; write claim_name=CLAIM,mount_path=PATH or \
+                     host_path=PATH,mount_path=PATH"
+                )));
+            }
+        }
+    }
+    let word = |key: &str| words.get(key).map(|word| (*word).to_owned());
+    let mount_path = word("mount_path")
+        .ok_or_else(|| Invalid(format!("--volume: `{part}` has no mount_path=PATH")))?;
+    if !mount_path.starts_with('/') || mount_path.contains(':') {
+        return Err(Invalid(format!(
+            "--volume: mount_path=`{mount_path}` must be a whole path without `:`"
+        )));
+    }
+    // Before claims had a word of their own they were named by `volume_name`.
+    let claim = word("claim_name")
+        .or_else(|| word("volume_name").filter(|_| !words.contains_key("host_path")));
+    let source = match (claim, word("host_path")) {
+        (Some(claim), None) => {
+            super::check_name("volume", "a volume claim", &claim)?;
+            Source::Claim(claim)
+        }
+        (None, Some(path)) => Source::HostPath { path, kind: word("type") },
+        (Some(_), Some(_)) => {
+            return Err(Invalid(format!(
+                "--volume: `{part}` names a claim and a host path; separate two volumes by `;`"
+            )));
+        }
+        (None, None) => {
+            return Err(Invalid(format!(
+                "--volume: `{part}` has neither claim_name=CLAIM nor host_path=PATH"
+            )));
+        }
+    };
+    Ok(Volume { source, mount_path, sub_path: word("sub_path") })
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a master makes for itself when its job was applied by hand: a file for `kubectl apply -f`
+//! holds no key.
+
+use edl_core::spec::JobSpec;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+use crate::manifest;
+use crate::names;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot {verb} {object}")]
+    Refused { verb: &'static str, object: String, source: Box<kube::Error> },
+    #[error("secret `{0}` holds no key")]
+    NoKey(String),
+    #[error("the job's Service cannot be made: {0}")]
+    Invalid(String),
+}
+
+/// The job's key, from its Secret; where there is none, `new_key` becomes it. The Service is made,
+/// too. Both belong to the job's ConfigMap.
+pub async fn key_and_service(
+    client: &Client,
+    namespace: &str,
+    spec: &JobSpec,
+    new_key: &str,
+) -> Result<String, Error> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let name = names::config_map(&spec.job_name);
+    let map = maps.get(&name).await.map_err(|error| refused("read", "configmap", &name, error))?;
+    let owners = manifest::owner(&map).map(|owner| vec![owner]);
+    let mut secret = manifest::secret(spec, new_key);
+    secret.metadata.owner_references.clone_from(&owners);
+    let mut service = manifest::service(spec).map_err(|invalid| Error::Invalid(invalid.0))?;
+    service.metadata.owner_references = owners;
+
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let name = names::secret(&spec.job_name);
+    let kept = match secrets.create(&PostParams::default(), &secret).await {
+        Ok(made) => made,
+        // A master of before made it.
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            secrets.get(&name).await.map_err(|error| refused("read", "secret", &name, error))?
+        }
+        Err(error) => return Err(refused("create", "secret", &name, error)),
+    };
+    let services: Api<Service> = Api::namespaced(client.clone(), namespace);
+    match services.create(&PostParams::default(), &service).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+        Err(error) => {
+            let name = names::service(&spec.job_name);
+            return Err(refused("create", "service", &name, error));
+        }
+    }
+    let key = kept.data.and_then(|mut data| data.remove(names::KEY_FILE));
+    key.and_then(|key| String::from_utf8(key.0).ok()).ok_or(Error::NoKey(name))
+}
+
+fn refused(verb: &'static str, kind: &str, name: &str, source: kube::Error) -> Error {
+    Error::Refused { verb, object: format!("{kind} `{name}`"), source: Box::new(source) }
+}

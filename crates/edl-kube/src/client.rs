@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A user's side of a cluster: submits jobs, finds them again, reads their logs and reaches their
+//! masters. Every failure is one sentence with the name of the object.
+
+use std::time::Duration;
+
+use edl_core::spec::JobSpec;
+pub use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::{DeleteParams, ListParams, PropagationPolicy};
+use kube::config::KubeConfigOptions;
+use kube::{Api, Client, Config};
+
+use crate::names;
+
+mod error;
+mod forward;
+mod logs;
+mod phase;
+mod run;
+mod submit;
+
+pub use error::Error;
+pub use forward::Forward;
+pub use logs::{Log, LogStream};
+pub use phase::{Phase, Trouble, phase};
+
+/// An API server that lives answers much quicker.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One namespace of a cluster.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+    namespace: String,
+}
+
+/// A job as the cluster knows it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub spec: JobSpec,
+    pub config_map: ConfigMap,
+    /// The pods that there are now.
+    pub pods: Vec<Pod>,
+}
+
+impl Cluster {
+    /// The cluster of the kubeconfig, or the one that this process runs in. Inside a cluster its
+    /// own comes first unless `force_kube_config` is set, as with ElasticDL.
+    pub async fn connect(namespace: &str, force_kube_config: bool) -> Result<Self, Error> {
+        let is_inside = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        let mut config = if is_inside && !force_kube_config {
+            Config::incluster().map_err(|source| Error::NoCluster { source: source.into() })?
+        } else {
+            let read = Config::from_kubeconfig(&KubeConfigOptions::default()).await;
+            read.map_err(|source| Error::NoCluster { source: source.into() })?
+        };
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        if !namespace.is_empty() {
+            namespace.clone_into(&mut config.default_namespace);
+        }
+        let namespace = config.default_namespace.clone();
+        let client = Client::try_from(config)
+            .map_err(|source| Error::NoCluster { source: source.into() })?;
+        Ok(Self { client, namespace })
+    }
+
+    /// Whether there is a cluster to ask at all: a kubeconfig, or one around this process.
+    #[must_use]
+    pub fn is_configured() -> bool {
+        let has = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let home = std::env::var_os("HOME").map(std::path::PathBuf::from);
+        has("KUBECONFIG")
+            || has("KUBERNETES_SERVICE_HOST")
+            || home.is_some_and(|home| home.join(".kube/config").is_file())
+    }
+
+    /// Where jobs are looked for.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The job of this name.
+    pub async fn find(&self, job: &str) -> Result<Option<Found>, Error> {
+        let name = names::config_map(job);
+        let found = self.config_maps().get_opt(&name).await;
+        let found = found.map_err(|error| self.refused("read", "configmap", &name, error))?;
+        match found.filter(|map| map.metadata.deletion_timestamp.is_none()) {
+            Some(config_map) => self.with_pods(config_map).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Every job of the namespace, the newest first.
+    pub async fn list(&self) -> Result<Vec<Found>, Error> {
+        let all = ListParams::default().labels(names::JOB_LABEL);
+        let maps = self.config_maps().list(&all).await;
+        let maps = maps.map_err(|error| self.refused("list", "configmaps", "", error))?.items;
+        let pods = self.pods().list(&all).await;
+        let pods = pods.map_err(|error| self.refused("list", "pods", "", error))?.items;
+        let mut found: Vec<Found> = Vec::new();
+        for config_map in maps {
+            let Ok(spec) = spec_of(&config_map) else { continue };
+            let of_job = |pod: &&Pod| label(pod) == Some(&spec.job_name);
+            let pods = pods.iter().filter(of_job).cloned().collect();
+            found.push(Found { spec, config_map, pods });
+        }
+        found.sort_by_key(|job| std::cmp::Reverse(created(&job.config_map)));
+        Ok(found)
+    }
+
+    async fn with_pods(&self, config_map: ConfigMap) -> Result<Found, Error> {
+        let spec = spec_of(&config_map)?;
+        let of_job = ListParams::default().labels(&names::selector(&spec.job_name));
+        let pods = self.pods().list(&of_job).await;
+        let pods = pods.map_err(|error| self.refused("list", "pods", "", error))?.items;
+        Ok(Found { spec, config_map, pods })
+    }
+
+    /// The job's key, for those who may read Secrets.
+    pub async fn key(&self, job: &str) -> Result<String, Error> {
+        let name = names::secret(job);
+        let secret = self.secrets().get(&name).await;
+        let secret = secret.map_err(|error| self.refused("read", "secret", &name, error))?;
+        let key = secret.data.and_then(|mut data| data.remove(names::KEY_FILE));
+        let text = key.and_then(|key| String::from_utf8(key.0).ok());
+        text.ok_or(Error::NoKey { secret: name })
+    }
+
+    /// Deletes the job with everything that it owns.
+    pub async fn delete(&self, job: &str) -> Result<(), Error> {
+        let name = names::config_map(job);
+        let background = DeleteParams {
+            propagation_policy: Some(PropagationPolicy::Background),
+            ..DeleteParams::default()
+        };
+        match self.config_maps().delete(&name, &background).await {
+            Ok(_) => self.delete_pods(job).await,
+            Err(error) => Err(self.refused("delete", "configmap", &name, error)),
+        }
+    }
+
+    /// Ends all pods of the job, which can be resumed.
+    pub async fn delete_pods(&self, job: &str) -> Result<(), Error> {
+        let of_job = ListParams::default().labels(&names::selector(job));
+        let deleted = self.pods().delete_collection(&DeleteParams::default(), &of_job).await;
+        deleted.map(drop).map_err(|error| self.refused("delete", "pods", "", error))
+    }
+
+    fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn refused(&self, verb: &'static str, kind: &str, name: &str, source: kube::Error) -> Error {
+        error::refused(&self.namespace, verb, kind, name, source)
+    }
+}
+
+impl Found {
+    /// The master's pod, if there is one.
+    #[must_use]
+    pub fn master(&self) -> Option<&Pod> {
+        let name = names::service(&self.spec.job_name);
+        self.pods.iter().find(|pod| pod.metadata.name.as_deref() == Some(&name))
+    }
+
+    /// When the job was submitted, in seconds since 1970.
+    #[must_use]
+    pub fn created(&self) -> Option<i64> {
+        created(&self.config_map)
+    }
+}
+
+fn created(config_map: &ConfigMap) -> Option<i64> {
+    Some(config_map.metadata.creation_timestamp.as_ref()?.0.as_second())
+}
+
+fn label(pod: &Pod) -> Option<&String> {
+    pod.metadata.labels.as_ref()?.get(names::JOB_LABEL)
+}
+
+/// The description in a job's ConfigMap.
+fn spec_of(config_map: &ConfigMap) -> Result<JobSpec, Error> {
+    let name = config_map.metadata.name.clone().unwrap_or_default();
+    let data = config_map.data.as_ref();
+    let text = data.and_then(|data| data.get(names::JOB_FILE)).map_or("", String::as_str);
+    serde_norway::from_str(text).map_err(|source| Error::NoJob { name, source: source.into() })
+}

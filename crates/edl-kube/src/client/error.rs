@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can go wrong between a user and a cluster: a sentence each, with the name of the object
+//! and the next step.
+
+use kube::core::Status;
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "there is no cluster to ask: set KUBECONFIG to its kubeconfig, or leave --image_name and --namespace out to use this machine"
+    )]
+    NoCluster { source: Source },
+    #[error("the cluster does not answer")]
+    Unreachable { source: Source },
+    #[error(
+        "namespace `{namespace}` does not exist; make it by `kubectl create namespace {namespace}`"
+    )]
+    NoNamespace { namespace: String },
+    #[error(
+        "volume claim `{claim}` does not exist in namespace `{namespace}`; create it, or name another by --volume"
+    )]
+    NoClaim { claim: String, namespace: String },
+    #[error(
+        "PriorityClass `{class}` does not exist; create it, e.g. by `kubectl apply -f manifests/examples/high-prio.yaml`"
+    )]
+    NoClass { class: String },
+    #[error("{message}; raise the quota of namespace `{namespace}`, or ask for less")]
+    Quota { message: String, namespace: String },
+    /// The API server's own sentence names who, what and where.
+    #[error("{message}")]
+    Forbidden { message: String },
+    #[error("the job name `{job}` is taken in namespace `{namespace}`")]
+    Taken { job: String, namespace: String },
+    #[error("cannot {verb} {object}: {message}")]
+    Refused { verb: &'static str, object: String, message: String },
+    #[error("configmap `{name}` holds no job of this version of elasticdl")]
+    NoJob { name: String, source: Source },
+    #[error("secret `{secret}` holds no key")]
+    NoKey { secret: String },
+    #[error("cannot reach pod `{pod}`")]
+    Forward { pod: String, source: Source },
+}
+
+impl Error {
+    /// Whether the user's input is at fault, so that nothing was started.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::NoCluster { .. }
+            | Self::NoNamespace { .. }
+            | Self::NoClaim { .. }
+            | Self::NoClass { .. }
+            | Self::Quota { .. }
+            | Self::Forbidden { .. }
+            | Self::Taken { .. }
+            | Self::Refused { .. } => true,
+            Self::Unreachable { .. }
+            | Self::NoJob { .. }
+            | Self::NoKey { .. }
+            | Self::Forward { .. } => false,
+        }
+    }
+}
+
+/// What the API server's refusal of one call means.
+pub(super) fn refused(
+    namespace: &str,
+    verb: &'static str,
+    kind: &str,
+    name: &str,
+    source: kube::Error,
+) -> Error {
+    let kube::Error::Api(status) = source else {
+        return Error::Unreachable { source: source.into() };
+    };
+    let Status { message, code, reason, details, .. } = *status;
+    let is_about = |kind: &str| details.as_ref().is_some_and(|details| details.kind == kind);
+    let namespace = namespace.to_owned();
+    match (code, reason.as_str()) {
+        (404, _) if is_about("namespaces") => Error::NoNamespace { namespace },
+        (403, _) if message.contains("exceeded quota") => Error::Quota { message, namespace },
+        (403, _) if message.contains("no PriorityClass with name") => {
+            let class = message.split("with name ").nth(1).and_then(|rest| rest.split(' ').next());
+            Error::NoClass { class: class.unwrap_or_default().to_owned() }
+        }
+        (403 | 401, _) => Error::Forbidden { message },
+        _ if name.is_empty() => Error::Refused { verb, object: kind.to_owned(), message },
+        _ => Error::Refused { verb, object: format!("{kind} `{name}`"), message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::response::StatusDetails;
+
+    use super::*;
+
+    fn of(code: u16, message: &str, kind: &str) -> Error {
+        let details = StatusDetails { kind: kind.into(), ..StatusDetails::default() };
+        let status = Status::failure(message, "").with_code(code).with_details(details);
+        refused("n", "create", "pod", "p", kube::Error::Api(Box::new(status)))
+    }
+
+    #[test]
+    fn a_refusal_becomes_one_sentence_with_the_name_of_the_object() {
+        let missing = of(404, "namespaces \"n\" not found", "namespaces").to_string();
+        assert!(missing.starts_with("namespace `n` does not exist"), "{missing}");
+        let quota = "pods \"p\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0";
+        let full = of(403, quota, "pods").to_string();
+        assert!(full.contains("exceeded quota: q") && full.contains("namespace `n`"), "{full}");
+        let class = "pods \"p\" is forbidden: no PriorityClass with name fast was found";
+        assert!(of(403, class, "pods").to_string().starts_with("PriorityClass `fast`"));
+        let denied = "configmaps is forbidden: User \"u\" cannot create resource";
+        assert_eq!(of(403, denied, "configmaps").to_string(), denied);
+        let other = of(422, "spec is invalid", "pods").to_string();
+        assert_eq!(other, "cannot create pod `p`: spec is invalid");
+    }
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A port of this machine that leads to a job's master, wherever it runs.
+//!
+//! Whoever else of this machine connects gets no further than the handshake: that needs the
+//! job's key.
+
+use std::net::SocketAddr;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use super::{Cluster, Error};
+use crate::names;
+
+/// Forwards while it lives.
+pub struct Forward {
+    address: SocketAddr,
+    _task: JoinSet<()>,
+}
+
+impl Forward {
+    /// Where to connect to.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.address.to_string()
+    }
+}
+
+impl Cluster {
+    /// Opens a port that leads to the master of `job`.
+    pub async fn forward(&self, job: &str) -> Result<Forward, Error> {
+        let pod = names::service(job);
+        let failed =
+            |source: std::io::Error| Error::Forward { pod: pod.clone(), source: source.into() };
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let pods = self.pods();
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                connections.spawn(connect(pods.clone(), pod.clone(), stream));
+            }
+        });
+        Ok(Forward { address, _task: task })
+    }
+}
+
+/// Joins one connection to the pod; the other side sees a broken one if that fails.
+async fn connect(pods: Api<Pod>, pod: String, mut stream: TcpStream) {
+    let mut forwarder = match pods.portforward(&pod, &[names::MASTER_PORT]).await {
+        Ok(forwarder) => forwarder,
+        Err(error) => {
+            tracing::debug!(%error, "cannot forward a port");
+            return;
+        }
+    };
+    if let Some(mut theirs) = forwarder.take_stream(names::MASTER_PORT) {
+        let _either_side_ends_it = tokio::io::copy_bidirectional(&mut stream, &mut theirs).await;
+    }
+    forwarder.abort();
+}

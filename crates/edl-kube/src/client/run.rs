@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One command in a pod that sees what the job's pods see, and what it wrote.
+
+use std::time::Duration;
+
+use edl_core::platform::{InstanceId, Role};
+use kube::api::{DeleteParams, LogParams, PostParams};
+
+use super::{Cluster, Error, Found, Phase, phase};
+use crate::manifest::{self, PodExtras};
+use crate::names;
+
+const POLL: Duration = Duration::from_millis(200);
+/// Five minutes for a node, an image and the command.
+const TRIES: u32 = 1500;
+
+impl Cluster {
+    /// Runs `command` in a pod `…-NAME` that is deleted afterwards; the answer is its output.
+    pub async fn run(&self, found: &Found, name: &str, command: &[&str]) -> Result<String, Error> {
+        let job = &found.spec.job_name;
+        let pod = format!("{}-{name}", names::config_map(job));
+        let failed = |message: String| Error::Refused {
+            verb: "run",
+            object: format!("pod `{pod}`"),
+            message,
+        };
+        let extras =
+            PodExtras { owner: manifest::owner(&found.config_map), ..PodExtras::default() };
+        let master = InstanceId { role: Role::Master, id: 0 };
+        let made = manifest::pod(&found.spec, master, &extras);
+        let mut object = made.map_err(|invalid| failed(invalid.0))?;
+        object.metadata.name = Some(pod.clone());
+        // It is no process of the job: neither the Service nor the master must take it for one.
+        object.metadata.labels = Some(names::job_labels(job));
+        if let Some(spec) = &mut object.spec {
+            spec.restart_policy = Some("Never".into());
+            for container in &mut spec.containers {
+                container.command = Some(command.iter().map(ToString::to_string).collect());
+            }
+        }
+        let pods = self.pods();
+        let created = pods.create(&PostParams::default(), &object).await;
+        created.map_err(|error| self.refused("create", "pod", &pod, error))?;
+        let said = self.output_of(&pod).await;
+        let _gone_with_the_job_at_last = pods.delete(&pod, &DeleteParams::default()).await;
+        said?.ok_or_else(|| failed("it did not end in time".into()))
+    }
+
+    async fn output_of(&self, pod: &str) -> Result<Option<String>, Error> {
+        for _ in 0..TRIES {
+            let now = self.pods().get(pod).await;
+            let now = now.map_err(|error| self.refused("read", "pod", pod, error))?;
+            match phase(&now) {
+                Phase::Ended { .. } => {
+                    let log = self.pods().logs(pod, &LogParams::default()).await;
+                    return log
+                        .map(Some)
+                        .map_err(|error| self.refused("read the log of", "pod", pod, error));
+                }
+                Phase::Waiting(Some(trouble)) if trouble.is_final => return Ok(Some(trouble.text)),
+                Phase::Running | Phase::Waiting(_) => tokio::time::sleep(POLL).await,
+            }
+        }
+        Ok(None)
+    }
+}

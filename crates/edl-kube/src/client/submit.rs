@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Creating a job's objects: all of them, or none.
+
+use std::fmt::Debug;
+
+use edl_core::cluster::Source;
+use edl_core::platform::{InstanceId, Role};
+use edl_core::spec::JobSpec;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Cluster, Error, Found};
+use crate::manifest::{self, JobObjects, PodExtras};
+use crate::names;
+
+impl Cluster {
+    /// Creates everything; what was created is deleted again if one thing is refused.
+    pub async fn submit(&self, spec: &JobSpec, mut objects: JobObjects) -> Result<(), Error> {
+        let job = &spec.job_name;
+        let name = names::config_map(job);
+        let made =
+            match self.config_maps().create(&PostParams::default(), &objects.config_map).await {
+                Ok(made) => made,
+                Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                    let namespace = self.namespace.clone();
+                    return Err(Error::Taken { job: job.clone(), namespace });
+                }
+                Err(error) => return Err(self.refused("create", "configmap", &name, error)),
+            };
+        if let Some(owner) = manifest::owner(&made) {
+            objects.own(&owner);
+        }
+        match self.create_owned(spec, &objects).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                // The cluster itself clears away what the ConfigMap owns.
+                let _first_error_counts = self.delete(job).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn create_owned(&self, spec: &JobSpec, objects: &JobObjects) -> Result<(), Error> {
+        self.check(spec).await?;
+        let JobObjects { secret, service, network_policy, budgets, master, .. } = objects;
+        self.create("secret", secret).await?;
+        self.create("service", service).await?;
+        self.create("networkpolicy", network_policy).await?;
+        for budget in budgets {
+            self.create("poddisruptionbudget", budget).await?;
+        }
+        self.create("pod", master).await
+    }
+
+    async fn create<K>(&self, kind: &'static str, object: &K) -> Result<(), Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + Serialize
+            + DeserializeOwned,
+    {
+        let api: Api<K> = Api::namespaced(self.client.clone(), &self.namespace);
+        let created = api.create(&PostParams::default(), object).await;
+        created.map(drop).map_err(|error| self.refused("create", kind, &object.name_any(), error))
+    }
+
+    /// Asks for what the job names and does not bring. Who may not ask is told later by the pods.
+    async fn check(&self, spec: &JobSpec) -> Result<(), Error> {
+        let claims: Api<PersistentVolumeClaim> =
+            Api::namespaced(self.client.clone(), &self.namespace);
+        for volume in spec.volumes().unwrap_or_default() {
+            let Source::Claim(claim) = volume.source else { continue };
+            if let Ok(None) = claims.get_opt(&claim).await {
+                return Err(Error::NoClaim { claim, namespace: self.namespace.clone() });
+            }
+        }
+        let classes: Api<PriorityClass> = Api::all(self.client.clone());
+        let instance = |role| InstanceId { role, id: 0 };
+        let asked = [
+            (instance(Role::Master), None),
+            (instance(Role::Ps), None),
+            (instance(Role::Worker), Some(true)),
+            (instance(Role::Worker), Some(false)),
+        ];
+        for (instance, is_high) in asked {
+            let Ok(Some(class)) = spec.priority_class(instance, is_high) else { continue };
+            if let Ok(None) = classes.get_opt(class).await {
+                return Err(Error::NoClass { class: class.to_owned() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the master of a job again whose pods are gone or have ended, under `spec`.
+    pub async fn resume(&self, found: &Found, spec: &JobSpec) -> Result<(), Error> {
+        self.check(spec).await?;
+        let job = &spec.job_name;
+        self.delete_pods(job).await?;
+        self.wait_until_gone(job).await?;
+        let changed = manifest::config_map(spec).map_err(|invalid| Error::Refused {
+            verb: "write",
+            object: format!("job `{job}`"),
+            message: invalid.0,
+        })?;
+        let name = names::config_map(job);
+        let updated = ConfigMap { data: changed.data, ..found.config_map.clone() };
+        let replaced = self.config_maps().replace(&name, &PostParams::default(), &updated).await;
+        replaced.map_err(|error| self.refused("change", "configmap", &name, error))?;
+        let extras =
+            PodExtras { owner: manifest::owner(&found.config_map), ..PodExtras::default() };
+        let master = InstanceId { role: Role::Master, id: 0 };
+        let pod: Pod = manifest::pod(spec, master, &extras).map_err(|invalid| Error::Refused {
+            verb: "make",
+            object: "the master's pod".into(),
+            message: invalid.0,
+        })?;
+        self.create("pod", &pod).await
+    }
+
+    /// Waits until no pod of the job is left, and lets none linger.
+    async fn wait_until_gone(&self, job: &str) -> Result<(), Error> {
+        /// Half a minute of grace, and some for the kubelet.
+        const TRIES: u32 = 450;
+        for _ in 0..TRIES {
+            match self.find(job).await? {
+                Some(found) if !found.pods.is_empty() => {}
+                Some(_) | None => return Ok(()),
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        let now = DeleteParams::default().grace_period(0);
+        let of_job = kube::api::ListParams::default().labels(&names::selector(job));
+        let ended = self.pods().delete_collection(&now, &of_job).await;
+        ended.map(drop).map_err(|error| self.refused("delete", "pods", "", error))
+    }
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pod of one process: not root, no capabilities, a root filesystem that nobody can write to.
+
+use std::collections::BTreeMap;
+
+use edl_core::cluster::{Source, Volume, times};
+use edl_core::platform::{InstanceId, Role};
+use edl_core::spec::{Invalid, JobSpec};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use serde_json::{Value, json};
+
+use super::patch::read_patches;
+use crate::names;
+
+/// As whom processes run, unless `--cluster_spec` says otherwise.
+const USER: u32 = 1000;
+/// A process that shall leave finishes its step; the platform gives it as long.
+const GRACE_SECS: u32 = 30;
+
+/// What a pod needs to be told that the job's description does not say.
+#[derive(Clone, Debug)]
+pub struct PodExtras {
+    /// The job's ConfigMap: when it is deleted, so is the pod. None only for what is printed.
+    pub owner: Option<OwnerReference>,
+    /// Raised after a process ran out of memory: request and limit are multiplied by it.
+    pub memory_factor: f64,
+    /// Whether a worker is one of the share that gets the high class; unset: by its number.
+    pub is_high: Option<bool>,
+    /// Further variables, such as those that `--populate_env_names` took from the master's own.
+    pub env: Vec<(String, String)>,
+}
+
+impl Default for PodExtras {
+    fn default() -> Self {
+        Self { owner: None, memory_factor: 1.0, is_high: None, env: Vec::new() }
+    }
+}
+
+/// The pod of one process of the job.
+pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<Pod, Invalid> {
+    let mut metadata = super::metadata(names::pod(&spec.job_name, instance), spec);
+    metadata.labels = Some(names::pod_labels(&spec.job_name, instance));
+    metadata.owner_references = extras.owner.clone().map(|owner| vec![owner]);
+    let volumes = spec.volumes()?;
+    let mut pod_spec = json!({
+        "restartPolicy": match instance.role {
+            Role::Master => spec.restart_policy.as_str(),
+            // The master decides who comes back, and as whom.
+            Role::Ps | Role::Worker => "Never",
+        },
+        "terminationGracePeriodSeconds": GRACE_SECS,
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": { "type": "RuntimeDefault" },
+        },
+        "containers": [container(spec, instance, extras, &volumes)?],
+        "volumes": volume_list(spec, &volumes),
+    });
+    if let Some(class) = spec.priority_class(instance, extras.is_high)? {
+        pod_spec["priorityClassName"] = class.into();
+    }
+    if !spec.service_account.is_empty() {
+        pod_spec["serviceAccountName"] = spec.service_account.clone().into();
+    }
+    let secrets: Vec<Value> =
+        spec.pull_secrets()?.iter().map(|name| json!({ "name": name })).collect();
+    if !secrets.is_empty() {
+        pod_spec["imagePullSecrets"] = secrets.into();
+    }
+    let pod = json!({ "metadata": metadata, "spec": pod_spec });
+    read_patches(&spec.cluster_spec_json)?.apply_to_pod(pod, instance.role)
+}
+
+fn container(
+    spec: &JobSpec,
+    instance: InstanceId,
+    extras: &PodExtras,
+    volumes: &[Volume],
+) -> Result<Value, Invalid> {
+    let (mut request, mut limit) = spec.resources(instance.role)?;
+    if extras.memory_factor > 1.0 {
+        for memory in [&mut request, &mut limit].into_iter().filter_map(|it| it.get_mut("memory")) {
+            *memory = times(memory, extras.memory_factor);
+        }
+    }
+    let mut container = json!({
+        "name": names::CONTAINER,
+        "image": spec.image(instance.role),
+        "imagePullPolicy": spec.image_pull_policy,
+        "command": ["elasticdl", "pod", instance.role.to_string()],
+        "env": variables(spec, instance, extras)?,
+        "resources": { "requests": request, "limits": limit },
+        "securityContext": {
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "capabilities": { "drop": ["ALL"] },
+        },
+        "volumeMounts": mounts(volumes),
+    });
+    if instance.role == Role::Master {
+        container["ports"] = json!([
+            { "name": "control", "containerPort": names::MASTER_PORT },
+            { "name": "http", "containerPort": names::HTTP_PORT },
+        ]);
+    }
+    Ok(container)
+}
+
+/// Ours win over what the user says.
+fn variables(
+    spec: &JobSpec,
+    instance: InstanceId,
+    extras: &PodExtras,
+) -> Result<Vec<Value>, Invalid> {
+    let field = |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+    let plain = |name: &str, value: &str| json!({ "name": name, "value": value });
+    let id = instance.id.to_string();
+    let number = match instance.role {
+        Role::Master => None,
+        Role::Ps => Some(("ELASTICDL_PS_ID", id)),
+        Role::Worker => Some(("ELASTICDL_WORKER_ID", id)),
+    };
+    let ours = [
+        ("HOME", "/tmp".to_owned()),
+        ("ELASTICDL_JOB_DIR", spec.cluster_job_dir()?),
+        ("ELASTICDL_MASTER_ADDR", names::master_address(&spec.job_name)),
+    ];
+    let ours: Vec<_> = ours.into_iter().chain(number).collect();
+    let mut said: BTreeMap<String, String> =
+        extras.env.iter().cloned().chain(spec.envs()?).collect();
+    said.retain(|name, _| !ours.iter().any(|(our, _)| our == name));
+    let mut env: Vec<Value> = said.iter().map(|(name, value)| plain(name, value)).collect();
+    env.extend(ours.iter().map(|(name, value)| plain(name, value)));
+    env.push(field("POD_NAME", "metadata.name"));
+    env.push(field("POD_NAMESPACE", "metadata.namespace"));
+    env.push(field("POD_UID", "metadata.uid"));
+    env.push(field("POD_IP", "status.podIP"));
+    Ok(env)
+}
+
+/// The job's own files, a place for what is thrown away, and the user's storage.
+fn volume_list(spec: &JobSpec, volumes: &[Volume]) -> Vec<Value> {
+    let mut list = vec![
+        json!({ "name": "job", "configMap": { "name": names::config_map(&spec.job_name) } }),
+        // Optional: a master that was applied by hand makes its own key.
+        json!({ "name": "key", "secret": {
+            "secretName": names::secret(&spec.job_name), "optional": true, "defaultMode": 0o440,
+        } }),
+        json!({ "name": "tmp", "emptyDir": {} }),
+    ];
+    for (at, volume) in distinct(volumes).into_iter().enumerate() {
+        let name = format!("volume-{at}");
+        list.push(match &volume.source {
+            Source::Claim(claim) => {
+                json!({ "name": name, "persistentVolumeClaim": { "claimName": claim } })
+            }
+            Source::HostPath { path, kind } => {
+                let kind = kind.as_deref().unwrap_or_default();
+                json!({ "name": name, "hostPath": { "path": path, "type": kind } })
+            }
+        });
+    }
+    list
+}
+
+fn mounts(volumes: &[Volume]) -> Vec<Value> {
+    let mut mounts = vec![
+        json!({ "name": "job", "mountPath": names::JOB_MOUNT, "readOnly": true }),
+        json!({ "name": "key", "mountPath": names::KEY_MOUNT, "readOnly": true }),
+        json!({ "name": "tmp", "mountPath": "/tmp" }),
+    ];
+    let distinct = distinct(volumes);
+    for volume in volumes {
+        let at = distinct.iter().position(|other| other.source == volume.source);
+        let name = format!("volume-{}", at.unwrap_or_default());
+        let mut mount = json!({ "name": name, "mountPath": volume.mount_path });
+        if let Some(sub_path) = &volume.sub_path {
+            mount["subPath"] = sub_path.clone().into();
+        }
+        mounts.push(mount);
+    }
+    mounts
+}
+
+/// One claim or folder under several paths is one volume.
+fn distinct(volumes: &[Volume]) -> Vec<&Volume> {
+    let mut distinct: Vec<&Volume> = Vec::new();
+    for volume in volumes {
+        if !distinct.iter().any(|other| other.source == volume.source) {
+            distinct.push(volume);
+        }
+    }
+    distinct
+}

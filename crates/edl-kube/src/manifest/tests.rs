@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the objects of a job look like.
+
+use expect_test::expect;
+
+use super::*;
+
+const WORKER: InstanceId = InstanceId { role: Role::Worker, id: 3 };
+
+fn job() -> JobSpec {
+    JobSpec {
+        job_name: "x".into(),
+        image_name: "image:1".into(),
+        image_pull_policy: "Never".into(),
+        volume: "claim_name=c,mount_path=/data;claim_name=c,mount_path=/more,sub_path=s".into(),
+        ..JobSpec::default()
+    }
+}
+
+fn worker(change: impl FnOnce(&mut JobSpec), extras: &PodExtras) -> Result<Value, Invalid> {
+    let mut spec = job();
+    change(&mut spec);
+    Ok(serde_json::to_value(pod(&spec, WORKER, extras)?).unwrap())
+}
+
+#[test]
+fn a_workers_pod_is_this() {
+    let made = pod(&job(), WORKER, &PodExtras::default()).unwrap();
+    expect![[r""]].assert_eq(&serde_norway::to_string(&made).unwrap());
+}
+
+#[test]
+fn every_pod_gives_up_all_power() {
+    for instance in [MASTER, InstanceId { role: Role::Ps, id: 0 }, WORKER] {
+        let pod = serde_json::to_value(pod(&job(), instance, &PodExtras::default()).unwrap());
+        let pod = pod.unwrap();
+        let (spec, container) = (&pod["spec"], &pod["spec"]["containers"][0]);
+        assert_eq!(spec["securityContext"]["runAsNonRoot"], true);
+        assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
+        assert_eq!(container["securityContext"]["allowPrivilegeEscalation"], false);
+        assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
+    }
+}
+
+#[test]
+fn what_the_flags_say_is_in_the_pod() {
+    let set = |spec: &mut JobSpec| {
+        spec.worker_resource_request = "cpu=0.4,gpu=1".into();
+        spec.worker_resource_limit = "cpu=1,memory=2048Mi,gpu=1".into();
+        spec.worker_pod_priority = "mine".into();
+        spec.service_account = "me".into();
+        spec.image_pull_secrets = "a,b".into();
+        spec.worker_image = "other".into();
+        spec.envs = "A=1,HOME=/home".into();
+        spec.restart_policy = "OnFailure".into();
+    };
+    let owner = OwnerReference { name: "elasticdl-x".into(), ..OwnerReference::default() };
+    let extras = PodExtras {
+        owner: Some(owner),
+        memory_factor: 2.0,
+        env: vec![("B".into(), "2".into())],
+        ..PodExtras::default()
+    };
+    let pod = worker(set, &extras).unwrap();
+    let (spec, container) = (&pod["spec"], &pod["spec"]["containers"][0]);
+    assert_eq!(container["resources"]["requests"], json!({ "cpu": "0.4", "nvidia.com/gpu": "1" }));
+    assert_eq!(container["resources"]["limits"]["memory"], "4096Mi");
+    assert_eq!(spec["priorityClassName"], "mine");
+    assert_eq!(spec["serviceAccountName"], "me");
+    assert_eq!(spec["imagePullSecrets"], json!([{ "name": "a" }, { "name": "b" }]));
+    assert_eq!(container["image"], "other");
+    assert_eq!(spec["restartPolicy"], "Never", "the master brings workers back");
+    assert_eq!(pod["metadata"]["ownerReferences"][0]["name"], "elasticdl-x");
+    let env = container["env"].as_array().unwrap();
+    let value = |name: &str| env.iter().find(|e| e["name"] == name).map(|e| e["value"].clone());
+    assert_eq!((value("A"), value("B")), (Some("1".into()), Some("2".into())));
+    assert_eq!(value("HOME"), Some("/tmp".into()), "only /tmp can be written to");
+    assert_eq!(value("ELASTICDL_WORKER_ID"), Some("3".into()));
+}
+
+#[test]
+fn a_patch_changes_what_it_names_and_nothing_else() {
+    let patch = "
+pod:
+  metadata: {annotations: {team: vision}}
+  spec:
+    nodeSelector: {disk: ssd}
+    securityContext: {fsGroup: null}
+    containers: [{name: elasticdl, env: [{name: HOME, value: /data}, {name: NEW, value: '1'}]}]
+worker_pod: {spec: {tolerations: [{key: gpu, operator: Exists}]}}
+ps_pod: {spec: {nodeName: other}}
+";
+    let before = worker(|_| {}, &PodExtras::default()).unwrap();
+    let after =
+        worker(|spec| spec.cluster_spec_json = patch.into(), &PodExtras::default()).unwrap();
+    assert_eq!(after["metadata"]["annotations"]["team"], "vision");
+    assert_eq!(after["spec"]["nodeSelector"]["disk"], "ssd");
+    assert_eq!(after["spec"]["tolerations"][0]["key"], "gpu");
+    assert!(after["spec"].get("nodeName").is_none(), "that is for servers");
+    assert!(after["spec"]["securityContext"].get("fsGroup").is_none());
+    assert_eq!(after["spec"]["securityContext"]["runAsNonRoot"], true);
+    let (old, new) = (&before["spec"]["containers"][0], &after["spec"]["containers"][0]);
+    assert_eq!(old["volumeMounts"], new["volumeMounts"]);
+    let n_env = |container: &Value| container["env"].as_array().unwrap().len();
+    assert_eq!(n_env(new), n_env(old) + 1);
+}
+
+#[test]
+fn elasticdls_words_for_patches_are_understood() {
+    let patch = r#"{"pod_spec": {"labels": {"a": "b"}, "tolerations": [{"key": "k"}],
+        "env": [{"name": "E", "value": "v"}]}, "service_spec": {"type": "NodePort"}}"#;
+    let spec = JobSpec { cluster_spec_json: patch.into(), ..job() };
+    let pod = pod(&spec, WORKER, &PodExtras::default()).unwrap();
+    assert_eq!(pod.metadata.labels.as_ref().unwrap()["a"], "b");
+    let pod = serde_json::to_value(pod).unwrap();
+    assert_eq!(pod["spec"]["tolerations"][0]["key"], "k");
+    assert_eq!(pod["spec"]["containers"].as_array().unwrap().len(), 1);
+    let service = service(&spec).unwrap().spec.unwrap();
+    assert_eq!(service.type_.as_deref(), Some("NodePort"));
+}
+
+#[test]
+fn a_patch_that_fits_nothing_is_refused_by_the_name_of_the_field() {
+    let refusal = |patch: &str| {
+        let set = |spec: &mut JobSpec| spec.cluster_spec_json = patch.into();
+        worker(set, &PodExtras::default()).unwrap_err().0
+    };
+    let typo = refusal("pod: {spec: {toleration: [{key: a}]}}");
+    assert_eq!(typo, "--cluster_spec: `pod.spec.toleration` is no field of its kind");
+    assert!(refusal("pods: {}").contains("pods"));
+    assert!(refusal("- 1").contains("expected patches"));
+    assert!(refusal("pod: {spec: {hostNetwork: maybe}}").contains("is refused"));
+}
+
+#[test]
+fn variables_are_taken_over_whose_whole_name_fits() {
+    let mut spec = JobSpec { populate_env_names: "NCCL_.*|MODE".into(), ..job() };
+    let all = ["NCCL_DEBUG", "MODE", "MODEL", "X_NCCL_"].map(|n| (n.to_owned(), "1".to_owned()));
+    let names =
+        |found: Vec<(String, String)>| found.into_iter().map(|(n, _)| n).collect::<Vec<_>>();
+    assert_eq!(names(populated(&spec, all.clone()).unwrap()), ["NCCL_DEBUG", "MODE"]);
+    spec.populate_env_names = "(".into();
+    assert!(populated(&spec, all).unwrap_err().0.starts_with("--populate_env_names=`(`"));
+}
+
+#[test]
+fn the_configmap_describes_the_job_and_owns_the_rest() {
+    let mut objects = job_objects(&job(), "secret").unwrap();
+    let text = &objects.config_map.data.as_ref().unwrap()[names::JOB_FILE];
+    assert_eq!(serde_norway::from_str::<JobSpec>(text).unwrap(), job());
+    objects.config_map.metadata.uid = Some("u".into());
+    let owner = owner(&objects.config_map).unwrap();
+    objects.own(&owner);
+    let owned = [&objects.secret.metadata, &objects.service.metadata, &objects.master.metadata];
+    for metadata in owned.into_iter().chain(objects.budgets.iter().map(|b| &b.metadata)) {
+        let owners = metadata.owner_references.as_ref().unwrap();
+        assert_eq!((owners[0].name.as_str(), owners[0].uid.as_str()), ("elasticdl-x", "u"));
+    }
+    let labels = objects.network_policy.metadata.labels.unwrap();
+    assert_eq!(labels[names::JOB_LABEL], "x");
+}
+
+#[test]
+fn the_other_objects_of_a_job_are_these() {
+    let objects = job_objects(&job(), "secret").unwrap();
+    let mut text = String::new();
+    for document in [
+        serde_norway::to_string(&objects.service).unwrap(),
+        serde_norway::to_string(&objects.network_policy).unwrap(),
+        serde_norway::to_string(&objects.budgets).unwrap(),
+    ] {
+        text += &document;
+    }
+    expect![[r""]].assert_eq(&text);
+}
+
+#[test]
+fn what_is_printed_holds_no_key_and_is_read_back() {
+    let objects = job_objects(&job(), "0123secret").unwrap();
+    let text = to_yaml(&objects).unwrap();
+    assert!(!text.contains("0123secret") && !text.contains("kind: Secret"));
+    let documents: Vec<Value> =
+        text.split("---\n").map(|document| serde_norway::from_str(document).unwrap()).collect();
+    let kinds: Vec<_> = documents.iter().map(|it| it["kind"].as_str().unwrap()).collect();
+    assert_eq!(
+        kinds,
+        ["ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "PodDisruptionBudget", "Pod"]
+    );
+    let master: Pod = serde_json::from_value(documents[4].clone()).unwrap();
+    assert_eq!(master, objects.master);
+}

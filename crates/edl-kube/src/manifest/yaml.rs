@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `--yaml`: the objects as a file for `kubectl apply -f`.
+
+use edl_core::spec::Invalid;
+use serde::Serialize;
+
+use super::JobObjects;
+
+/// Every object but the Secret and the Service, which the master of an applied file makes for
+/// itself: a key that is printed is no key.
+pub fn to_yaml(objects: &JobObjects) -> Result<String, Invalid> {
+    let JobObjects { config_map, network_policy, budgets, master, .. } = objects;
+    let mut documents = vec![document(config_map)?, document(network_policy)?];
+    for budget in budgets {
+        documents.push(document(budget)?);
+    }
+    documents.push(document(master)?);
+    Ok(documents.join("---\n"))
+}
+
+fn document(object: &impl Serialize) -> Result<String, Invalid> {
+    serde_norway::to_string(object)
+        .map_err(|error| Invalid(format!("an object cannot be written as YAML: {error}")))
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The files of `manifests/` are what the code makes, or what it relies on.
+//!
+//! `UPDATE_EXPECT=1 cargo test -p edl-kube` writes the demos anew.
+
+use std::path::{Path, PathBuf};
+
+use edl_core::spec::JobSpec;
+use edl_kube::{manifest, names};
+use expect_test::expect_file;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use serde::de::DeserializeOwned;
+
+const MINIKUBE: &str = "\
+job_name: demo-mnist
+model_def: mnist_cnn
+training_data: /data/mnist/train
+validation_data: /data/mnist/test
+num_epochs: 2
+num_workers: 1
+evaluation_steps: 50
+image_name: elasticdl:mnist_ps
+image_pull_policy: Never
+volume: host_path=/data,mount_path=/data
+master_resource_request: cpu=0.2,memory=1024Mi
+master_resource_limit: cpu=1,memory=2048Mi
+ps_resource_request: cpu=0.2,memory=1024Mi
+ps_resource_limit: cpu=1,memory=2048Mi
+worker_resource_request: cpu=0.4,memory=1024Mi
+worker_resource_limit: cpu=1,memory=2048Mi
+";
+
+const K8S: &str = "\
+job_name: demo-mnist
+model_def: mnist_cnn
+training_data: /data/mnist/train
+validation_data: /data/mnist/test
+num_epochs: 2
+num_workers: 3
+num_ps_pods: 2
+evaluation_steps: 50
+image_name: elasticdl:mnist_ps
+image_pull_policy: IfNotPresent
+volume: claim_name=elasticdl-data,mount_path=/data
+";
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests")
+}
+
+fn demo(comment: &str, job: &str) -> String {
+    let spec: JobSpec = serde_norway::from_str(job).unwrap();
+    spec.check().unwrap();
+    spec.check_cluster().unwrap();
+    let mut objects = manifest::job_objects(&spec, "").unwrap();
+    // What is not said is the default, and a file for people says no more than it must.
+    objects.config_map.data = Some([(names::JOB_FILE.to_owned(), job.to_owned())].into());
+    let yaml = manifest::to_yaml(&objects).unwrap();
+    format!("# SPDX-License-Identifier: Apache-2.0\n{comment}{yaml}")
+}
+
+#[test]
+fn the_demo_for_minikube_is_what_the_code_makes() {
+    let comment = "\
+# MNIST on minikube: kubectl apply -f manifests/elasticdl-rbac.yaml -f <this file>
+# It needs the image on the node, and data in its folder /data, which user 1000 can write to.
+";
+    let file = folder().join("examples/elasticdl-demo-minikube.yaml");
+    expect_file![file].assert_eq(&demo(comment, MINIKUBE));
+}
+
+#[test]
+fn the_demo_for_a_cluster_is_what_the_code_makes() {
+    let comment = "\
+# MNIST on a cluster: kubectl apply -f manifests/elasticdl-rbac.yaml -f <this file>
+# It needs a claim `elasticdl-data` (ReadWriteMany) that holds the data.
+";
+    let file = folder().join("examples/elasticdl-demo-k8s.yaml");
+    expect_file![file].assert_eq(&demo(comment, K8S));
+}
+
+fn read<T: DeserializeOwned>(name: &str, at: usize) -> T {
+    let text = std::fs::read_to_string(folder().join(name)).unwrap();
+    let document = text.split("\n---\n").nth(at).unwrap();
+    serde_norway::from_str(document).unwrap()
+}
+
+#[test]
+fn the_priority_classes_are_the_ones_that_shares_of_workers_get() {
+    let spec = JobSpec::default();
+    for (file, name, value) in [
+        ("examples/high-prio.yaml", &spec.high_priority_class, 1_000_000),
+        ("examples/low-prio.yaml", &spec.low_priority_class, 1000),
+    ] {
+        let class: PriorityClass = read(file, 0);
+        assert_eq!((class.metadata.name.as_ref(), class.value), (Some(name), value));
+    }
+}
+
+#[test]
+fn the_role_is_bound_to_whom_pods_run_as() {
+    let role: Role = read("elasticdl-rbac.yaml", 0);
+    let binding: RoleBinding = read("elasticdl-rbac.yaml", 1);
+    assert_eq!(Some(binding.role_ref.name), role.metadata.name);
+    assert_eq!(binding.subjects.unwrap()[0].name, "default");
+    let rules = role.rules.unwrap();
+    let resources: Vec<_> = rules.into_iter().flat_map(|rule| rule.resources.unwrap()).collect();
+    assert_eq!(resources, ["pods", "configmaps", "secrets", "services"]);
+}
