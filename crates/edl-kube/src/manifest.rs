@@ -177,6 +177,3 @@ fn selector(spec: &JobSpec, role: Option<Role>) -> Value {
 fn object<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("the fields are the type's own")
 }
-
-#[cfg(test)]
-mod tests;

@@ -28,35 +28,37 @@ const OLD_NAMES: [(&str, &str); 5] = [
     (RECORDS_PER_TASK, "num_minibatches_per_task"),
 ];
 
-/// Without a cluster these would silently do something else than asked.
-const CLUSTER_ONLY: [&str; 10] = [
-    "image_name",
-    "worker_image",
-    "ps_image",
-    "volume",
-    "envs",
-    "populate_env_names",
-    "cluster_spec",
-    "cluster_spec_json",
-    "yaml",
-    "need_tf_config",
+/// Flags that are refused, and why.
+const REFUSED: [(&str, &str); 2] = [
+    (
+        "docker_image_prefix",
+        "builds an image, which this version does not; build one and name it by --image_name",
+    ),
+    (
+        "need_tf_config",
+        "is of TensorFlow's own distribution, which elasticdl takes the place of; leave it out",
+    ),
 ];
 
-/// Flags that change nothing on one machine, and why; `true` takes a value.
-const HARMLESS: [(&str, &str, bool); 21] = [
-    ("image_pull_policy", "there is no image on one machine", true),
-    ("restart_policy", "the supervisor restarts what dies", true),
-    ("namespace", "there is no cluster here", true),
-    ("force_use_kube_config_file", "there is no cluster here", false),
-    ("master_resource_request", "processes share the machine", true),
-    ("master_resource_limit", "processes share the machine", true),
-    ("worker_resource_request", "processes share the machine", true),
-    ("worker_resource_limit", "processes share the machine", true),
-    ("ps_resource_request", "processes share the machine", true),
-    ("ps_resource_limit", "processes share the machine", true),
-    ("master_pod_priority", "processes share the machine", true),
-    ("worker_pod_priority", "processes share the machine", true),
-    ("ps_pod_priority", "processes share the machine", true),
+/// Flags of a job on a cluster that the processes of one by hand do not need to be told.
+const TOLD_BY_MASTER: [&str; 13] = [
+    "image_pull_policy",
+    "restart_policy",
+    "namespace",
+    "force_use_kube_config_file",
+    "master_resource_request",
+    "master_resource_limit",
+    "worker_resource_request",
+    "worker_resource_limit",
+    "ps_resource_request",
+    "ps_resource_limit",
+    "master_pod_priority",
+    "worker_pod_priority",
+    "ps_pod_priority",
+];
+
+/// Flags that change nothing, and why; `true` takes a value.
+const HARMLESS: [(&str, &str, bool); 8] = [
     ("extra_pypi_index", "nothing is installed", true),
     ("aux_params", "it held only what is a flag now", true),
     ("log_file_path", "logs are in the job's folder, see `elasticdl logs`", true),
@@ -89,7 +91,8 @@ pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> anyhow::Res
             continue;
         };
         let is_job = command.as_ref().is_some_and(|c| JOB_COMMANDS.iter().any(|job| c == job));
-        if is_job && let Some((why, takes_value)) = harmless(&name)? {
+        let is_part = command.as_ref().is_some_and(|c| c == "ps" || c == "worker");
+        if is_job && let Some((why, takes_value)) = harmless(&name, is_part)? {
             argv.notes.push(format!("--{name} is ignored: {why}"));
             let next_is_value = |next: &OsString| !next.to_string_lossy().starts_with('-');
             if takes_value && value.is_none() {
@@ -114,12 +117,12 @@ fn split_flag(arg: &str) -> Option<(String, Option<String>)> {
     Some((name.replace('-', "_"), value))
 }
 
-fn harmless(name: &str) -> anyhow::Result<Option<(&'static str, bool)>> {
-    if CLUSTER_ONLY.contains(&name) {
-        return Err(refuse(format!(
-            "--{name} needs a Kubernetes cluster, which this version does not submit to; \
-             leave it out to train on this machine"
-        )));
+fn harmless(name: &str, is_part: bool) -> anyhow::Result<Option<(&'static str, bool)>> {
+    if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
+        return Err(refuse(format!("--{name} {why}")));
+    }
+    if is_part && TOLD_BY_MASTER.contains(&name) {
+        return Ok(Some(("a process by hand has no pod", name != "force_use_kube_config_file")));
     }
     let found = HARMLESS.iter().find(|(harmless, ..)| *harmless == name);
     Ok(found.map(|(_, why, takes_value)| (*why, *takes_value)))
@@ -169,16 +172,18 @@ mod tests {
     #[test]
     fn a_harmless_flag_goes_with_its_value_and_leaves_a_note() {
         let (args, notes) =
-            check("elasticdl train --restart_policy Never --task_fault_tolerance --seed=1");
+            check("elasticdl train --aux_params a=b --task_fault_tolerance --seed=1");
         assert_eq!(args, "elasticdl train --seed=1");
         assert_eq!(notes.len(), 2);
+        let (args, notes) = check("elasticdl worker --restart_policy Never --worker_id=1");
+        assert_eq!((args.as_str(), notes.len()), ("elasticdl worker --worker_id=1", 1));
         assert_eq!(check("elasticdl list --namespace=x").0, "elasticdl list --namespace=x");
     }
 
     #[test]
-    fn a_flag_that_needs_a_cluster_is_refused_by_name() {
-        let args = ["elasticdl", "train", "--image-name=x"].map(OsString::from);
+    fn a_flag_that_nothing_here_can_follow_is_refused_by_name() {
+        let args = ["elasticdl", "train", "--docker-image-prefix=x"].map(OsString::from);
         let error = normalise(args).unwrap_err().to_string();
-        assert!(error.starts_with("--image_name needs a Kubernetes cluster"), "{error}");
+        assert!(error.starts_with("--docker_image_prefix builds an image"), "{error}");
     }
 }

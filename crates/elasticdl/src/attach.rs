@@ -5,8 +5,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use crate::cli::JobArg;
+use crate::cluster::{self, Place};
 use crate::exit::Exit;
-use crate::jobs::{self, Home, Job};
+use crate::jobs::{self, Job};
 use crate::say::say;
 use crate::ui::{self, Ui};
 
@@ -14,7 +15,10 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// Shows the job until it ends, and leaves with its exit code.
 pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let job = Home::from_env()?.find(args.job.as_deref())?;
+    let job = match cluster::find(args)? {
+        Place::Here(job) => job,
+        Place::There(remote) => return cluster::attach(&remote, out),
+    };
     let mut ui = Ui::new(&job);
     let ended = crate::runtime()?.block_on(watch(&job, &mut ui));
     let status = ui.finish();
@@ -27,7 +31,7 @@ pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
         Some(status) if jobs::is_final(&status.state) => Exit::of_state(&status.state),
         Some(_) | None => Exit::Stopped,
     };
-    write!(out, "{}", ui::summary(&job, status.as_ref(), exit))?;
+    write!(out, "{}", ui::summary(&job.handle(), status.as_ref(), exit))?;
     Ok(exit)
 }
 

@@ -11,15 +11,18 @@ use edl_net::proto::{AuditReport, AuditRequest};
 use edl_tensor::checkpoint;
 
 use crate::cli::StatusArgs;
+use crate::cluster::{self, Place};
 use crate::control;
 use crate::exit::{Exit, not_found, refuse};
-use crate::jobs::{Home, Job};
+use crate::jobs::Job;
 use crate::say::{grouped, say};
 
 /// Runs the command; fails if a record is missing or was trained twice.
 pub(crate) fn run(args: &StatusArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let job = Home::from_env()?.find(args.job.job.as_deref())?;
-    let report = of(&job)?;
+    let report = match cluster::find(&args.job)? {
+        Place::Here(job) => of(&job)?,
+        Place::There(remote) => cluster::audit::of(&remote)?,
+    };
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
         writeln!(out)?;

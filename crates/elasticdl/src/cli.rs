@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::flags::{CommonFlags, JobFlags, PredictFlags, TrainFlags};
+use crate::flags::{ClusterFlags, CommonFlags, JobFlags, PredictFlags, TrainFlags};
 
 const ABOUT: &str = "Train deep-learning models on machines that come and go";
 
@@ -136,6 +136,8 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunFlags,
     #[command(flatten)]
+    pub(crate) cluster: ClusterFlags,
+    #[command(flatten)]
     pub(crate) common: CommonFlags,
     #[command(flatten)]
     pub(crate) train: TrainFlags,
@@ -146,6 +148,8 @@ pub(crate) struct EvaluateArgs {
     #[command(flatten)]
     pub(crate) run: RunFlags,
     #[command(flatten)]
+    pub(crate) cluster: ClusterFlags,
+    #[command(flatten)]
     pub(crate) common: CommonFlags,
 }
 
@@ -153,6 +157,8 @@ pub(crate) struct EvaluateArgs {
 pub(crate) struct PredictArgs {
     #[command(flatten)]
     pub(crate) run: RunFlags,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterFlags,
     #[command(flatten)]
     pub(crate) common: CommonFlags,
     #[command(flatten)]
@@ -173,9 +179,20 @@ pub(crate) struct RunFlags {
     #[arg(long, help_heading = "Job", value_name = "JOB", num_args = 0..=1)]
     #[expect(clippy::option_option, reason = "absent, bare, and with a name are three things")]
     pub(crate) resume: Option<Option<String>>,
-    /// Folder of the job [default: $ELASTICDL_HOME/jobs/NAME]
+    /// Folder of the job [default: $ELASTICDL_HOME/jobs/NAME; on a cluster, of the first volume]
     #[arg(long, help_heading = "Job", value_name = "DIR")]
     pub(crate) job_dir: Option<PathBuf>,
+    /// Print the objects for `kubectl apply -f`, or write them to FILE, and submit nothing
+    #[arg(long, help_heading = "Kubernetes", value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    #[expect(clippy::option_option, reason = "absent, bare, and with a name are three things")]
+    pub(crate) yaml: Option<Option<PathBuf>>,
+    /// File of patches for the job's pods and Service, see docs/kubernetes.md
+    #[arg(long, help_heading = "Kubernetes", value_name = "FILE")]
+    pub(crate) cluster_spec: Option<PathBuf>,
+    /// Inside a cluster, use the kubeconfig all the same
+    #[arg(long, help_heading = "Kubernetes", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) force_use_kube_config_file: Option<bool>,
     /// Leave the job in the background
     #[arg(long, help_heading = "Job")]
     pub(crate) detach: bool,
@@ -192,6 +209,8 @@ pub(crate) struct RunFlags {
 pub(crate) struct MasterArgs {
     #[command(flatten)]
     pub(crate) run: RunFlags,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterFlags,
     #[command(flatten)]
     pub(crate) common: CommonFlags,
     #[command(flatten)]
@@ -339,6 +358,9 @@ pub(crate) struct JobArg {
     /// Name or folder of the job [default: the newest]
     #[arg(value_name = "JOB")]
     pub(crate) job: Option<String>,
+    /// Look on the cluster, in this namespace
+    #[arg(long, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -444,6 +466,9 @@ pub(crate) struct DemoArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
+    /// The jobs of this namespace of the cluster
+    #[arg(long, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
     /// As JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -451,6 +476,9 @@ pub(crate) struct ListArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct CleanArgs {
+    /// The jobs of this namespace of the cluster
+    #[arg(long, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
     /// Names or folders of the jobs to remove
     #[arg(value_name = "JOB")]
     pub(crate) jobs: Vec<String>,
@@ -596,28 +624,40 @@ pub(crate) struct WriteFlags {
     pub(crate) test_limit: Option<u64>,
 }
 
+impl RunFlags {
+    /// A flag that only a job on a cluster can follow.
+    pub(crate) fn cluster_only(&self) -> Option<&'static str> {
+        let yaml = self.yaml.as_ref().map(|_| "yaml");
+        yaml.or_else(|| self.cluster_spec.as_ref().map(|_| "cluster_spec"))
+    }
+}
+
 impl TrainArgs {
     pub(crate) fn split(self) -> (RunFlags, JobFlags) {
         let predict = PredictFlags::default();
-        (self.run, JobFlags { common: self.common, train: self.train, predict })
+        let (common, train, cluster) = (self.common, self.train, self.cluster);
+        (self.run, JobFlags { common, train, predict, cluster })
     }
 }
 
 impl EvaluateArgs {
     pub(crate) fn split(self) -> (RunFlags, JobFlags) {
-        (self.run, JobFlags { common: self.common, ..JobFlags::default() })
+        let (common, cluster) = (self.common, self.cluster);
+        (self.run, JobFlags { common, cluster, ..JobFlags::default() })
     }
 }
 
 impl PredictArgs {
     pub(crate) fn split(self) -> (RunFlags, JobFlags) {
         let train = TrainFlags::default();
-        (self.run, JobFlags { common: self.common, train, predict: self.predict })
+        let (common, predict, cluster) = (self.common, self.predict, self.cluster);
+        (self.run, JobFlags { common, train, predict, cluster })
     }
 }
 
 impl MasterArgs {
     pub(crate) fn split(self) -> (RunFlags, JobFlags) {
-        (self.run, JobFlags { common: self.common, train: self.train, predict: self.predict })
+        let Self { run, common, train, predict, cluster, .. } = self;
+        (run, JobFlags { common, train, predict, cluster })
     }
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use edl_net::key::JobKey;
 use edl_net::proto::master_client::MasterClient;
 use edl_net::proto::{JobStatus, StatusRequest};
 use tonic::transport::Channel;
@@ -25,7 +26,16 @@ pub(crate) async fn connect(job: &Job) -> anyhow::Result<MasterClient<Channel>> 
         exit: Exit::NotFound,
         text: format!("job `{name}` does not run; `elasticdl status {name}` tells how it ended"),
     })?;
-    let channel = edl_net::tls::connect(&master.address, &job.key()?, CONNECT_TIMEOUT)
+    connect_to(&master.address, &job.key()?, &name).await
+}
+
+/// A connection to the master of job `name` at this address.
+pub(crate) async fn connect_to(
+    address: &str,
+    key: &JobKey,
+    name: &str,
+) -> anyhow::Result<MasterClient<Channel>> {
+    let channel = edl_net::tls::connect(address, key, CONNECT_TIMEOUT)
         .await
         .with_context(|| format!("the master of job `{name}` does not answer"))?;
     Ok(MasterClient::new(channel).max_decoding_message_size(edl_net::MAX_MESSAGE))

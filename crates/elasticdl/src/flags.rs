@@ -9,6 +9,10 @@ use clap::builder::{BoolishValueParser, PossibleValuesParser};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+mod cluster;
+
+pub(crate) use cluster::{ClusterFlags, needs_cluster};
+
 /// What was said on the command line about a job; each command takes the groups that it needs.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct JobFlags {
@@ -18,6 +22,8 @@ pub(crate) struct JobFlags {
     pub(crate) train: TrainFlags,
     #[serde(flatten)]
     pub(crate) predict: PredictFlags,
+    #[serde(flatten)]
+    pub(crate) cluster: ClusterFlags,
 }
 
 /// Flags of every kind of job.

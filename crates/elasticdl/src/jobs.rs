@@ -150,6 +150,11 @@ impl Job {
         self.spec().ok().map(|spec| spec.job_name)
     }
 
+    /// What commands find the job by.
+    pub(crate) fn handle(&self) -> String {
+        self.name().unwrap_or_else(|| self.dir.display().to_string())
+    }
+
     pub(crate) fn key(&self) -> anyhow::Result<JobKey> {
         Ok(JobKey::load(&self.key_path())?)
     }

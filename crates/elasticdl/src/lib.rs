@@ -21,6 +21,7 @@ mod audit;
 mod by_hand;
 mod chaos;
 mod cli;
+mod cluster;
 mod completions;
 mod config;
 mod control;

@@ -7,26 +7,30 @@ use edl_net::proto::JobStatus;
 use serde::Serialize;
 
 use crate::cli::{CleanArgs, ListArgs};
+use crate::cluster;
 use crate::exit::{Exit, refuse};
 use crate::jobs::{Home, Job};
 use crate::say::{say, span};
 
 /// One line of the list.
 #[derive(Debug, Serialize)]
-struct Row {
-    job: String,
-    state: String,
-    job_type: String,
-    model_def: String,
-    records_done: u64,
-    records_total: u64,
-    started_secs_ago: f64,
-    job_dir: String,
+pub(crate) struct Row {
+    pub(crate) job: String,
+    pub(crate) state: String,
+    pub(crate) job_type: String,
+    pub(crate) model_def: String,
+    pub(crate) records_done: u64,
+    pub(crate) records_total: u64,
+    pub(crate) started_secs_ago: f64,
+    pub(crate) job_dir: String,
 }
 
 /// Shows every job, the newest first.
 pub(crate) fn list(args: &ListArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let rows: Vec<Row> = Home::from_env()?.list().iter().filter_map(row).collect();
+    let rows: Vec<Row> = match &args.namespace {
+        Some(namespace) => cluster::list::rows(namespace)?,
+        None => Home::from_env()?.list().iter().filter_map(row).collect(),
+    };
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &rows)?;
         writeln!(out)?;
@@ -72,7 +76,10 @@ fn row(job: &Job) -> Option<Row> {
 
 /// Removes jobs; those that run are left alone.
 pub(crate) fn clean(args: &CleanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    clean_in(&Home::from_env()?, args, out)
+    match &args.namespace {
+        Some(namespace) => cluster::list::clean(namespace, &args.jobs, args.all, out),
+        None => clean_in(&Home::from_env()?, args, out),
+    }
 }
 
 fn clean_in(home: &Home, args: &CleanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
@@ -120,7 +127,7 @@ mod tests {
         let clean = |jobs: &[&str], all| {
             let jobs = jobs.iter().map(ToString::to_string).collect();
             let mut out = Vec::new();
-            let result = clean_in(&home, &CleanArgs { jobs, all }, &mut out);
+            let result = clean_in(&home, &CleanArgs { namespace: None, jobs, all }, &mut out);
             (result.map_err(|error| error.to_string()), String::from_utf8(out).unwrap())
         };
         let (nothing_named, _) = clean(&[], false);

@@ -10,15 +10,21 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::cli::LogsArgs;
+use crate::cluster::{self, Place};
 use crate::exit::{Exit, not_found};
-use crate::jobs::{Home, Job};
+use crate::jobs::Job;
 
 const POLL: Duration = Duration::from_millis(100);
 
 /// Runs the command.
 pub(crate) fn run(args: &LogsArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let job = Home::from_env()?.find(args.job.job.as_deref())?;
     let only = wanted(args);
+    let job = match cluster::find(&args.job)? {
+        Place::Here(job) => job,
+        Place::There(remote) => {
+            return cluster::logs::run(&remote, only.as_deref(), args.follow, args.tail, out);
+        }
+    };
     let mut reader = Reader::new(&job, only.clone());
     // Asked before reading, so that what is written last is still read.
     let mut is_running = job.is_running();
@@ -136,7 +142,7 @@ impl Followed {
 }
 
 /// `2026-11-15 02:46:40,750` of a line that begins with it in brackets.
-fn time_of(line: &str) -> Option<&str> {
+pub(crate) fn time_of(line: &str) -> Option<&str> {
     let (time, _) = line.strip_prefix('[')?.split_once(']')?;
     let is_time = time.len() == 23 && time.starts_with(|c: char| c.is_ascii_digit());
     is_time.then_some(time)
@@ -160,6 +166,7 @@ mod tests {
     use edl_core::spec::JobSpec;
 
     use super::*;
+    use crate::jobs::Home;
 
     fn job() -> (tempfile::TempDir, Job) {
         let root = tempfile::tempdir().unwrap();

@@ -6,20 +6,23 @@ use std::io::Write;
 use edl_net::proto::ScaleRequest;
 
 use crate::cli::ScaleArgs;
+use crate::cluster::{self, Place};
 use crate::control;
 use crate::exit::{Exit, refuse};
-use crate::jobs::Home;
 use crate::submit::checks::MAX_WORKERS;
 
 /// Asks the master, and tells what it did.
 pub(crate) fn run(args: &ScaleArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let job = match cluster::find(&args.job)? {
+        Place::Here(job) => job,
+        Place::There(remote) => return cluster::scale(&remote, args.workers, out),
+    };
     if args.workers > MAX_WORKERS {
         let wanted = args.workers;
         return Err(refuse(format!(
             "--workers={wanted} is too many for one machine; use at most {MAX_WORKERS}"
         )));
     }
-    let job = Home::from_env()?.find(args.job.job.as_deref())?;
     let ask = async {
         let mut master = control::connect(&job).await?;
         match master.scale(ScaleRequest { workers: args.workers }).await {

@@ -14,6 +14,11 @@ const FASHION_MNIST: &str = "data/fashion_mnist";
 /// Fills in what the user left open: the data of image models, and the job's name.
 pub(crate) fn fill(spec: &mut JobSpec) -> anyhow::Result<()> {
     fill_data(spec)?;
+    fill_name(spec)
+}
+
+/// Names a job that has no name after its model.
+pub(crate) fn fill_name(spec: &mut JobSpec) -> anyhow::Result<()> {
     if spec.job_name.is_empty() {
         spec.job_name = format!("{}-{}", name_part(&spec.model_def), suffix()?);
     }

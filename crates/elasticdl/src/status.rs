@@ -7,17 +7,20 @@ use edl_core::spec::Strategy;
 use edl_net::proto::{Instance, JobStatus};
 
 use crate::cli::StatusArgs;
+use crate::cluster::{self, Place};
 use crate::control;
 use crate::exit::{Exit, not_found};
 use crate::goodput;
-use crate::jobs::{self, Home, Job};
+use crate::jobs::{self, Job};
 use crate::say::{grouped, span};
 use crate::ui::rounded;
 
 /// Runs the command.
 pub(crate) fn run(args: &StatusArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let job = Home::from_env()?.find(args.job.job.as_deref())?;
-    let status = crate::runtime()?.block_on(of(&job))?;
+    let status = match cluster::find(&args.job)? {
+        Place::Here(job) => crate::runtime()?.block_on(of(&job))?,
+        Place::There(remote) => remote.runtime.block_on(cluster::status::of(&remote)),
+    };
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &status)?;
         writeln!(out)?;
@@ -194,6 +197,7 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
+    use crate::jobs::Home;
 
     #[test]
     fn a_status_is_a_neat_table() {

@@ -8,9 +8,10 @@ use edl_net::proto::StopRequest;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cli::JobArg;
+use crate::cluster::{self, Place};
 use crate::control;
 use crate::exit::Exit;
-use crate::jobs::{Home, Job};
+use crate::jobs::Job;
 use crate::say::say;
 
 /// A master may write a last checkpoint before it ends.
@@ -21,7 +22,10 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Asks the master first, then the supervisor, then leaves no choice.
 pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let job = Home::from_env()?.find(args.job.as_deref())?;
+    let job = match cluster::find(args)? {
+        Place::Here(job) => job,
+        Place::There(remote) => return cluster::stop(&remote, out),
+    };
     let name = job.name().unwrap_or_default();
     if !job.is_running() {
         writeln!(out, "job {name} does not run ({})", job.state())?;

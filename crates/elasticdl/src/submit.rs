@@ -12,12 +12,13 @@ use serde_json::{Map, Value};
 
 use crate::cli::RunFlags;
 use crate::exit::{Exit, refuse};
-use crate::flags::JobFlags;
+use crate::flags::{JobFlags, needs_cluster};
 use crate::jobs::{Hold, Home, Job};
 use crate::say::{grouped, say};
 use crate::ui::{self, Ui};
 use crate::{
-    config, detach, host, local, models, own_loop, paths, python, resume, shipped, supervisor, top,
+    cluster, config, detach, host, local, models, own_loop, paths, python, resume, shipped,
+    supervisor, top,
 };
 
 pub(crate) mod checks;
@@ -48,6 +49,19 @@ pub(crate) fn run(
     flags: &JobFlags,
     out: &mut impl Write,
 ) -> anyhow::Result<Exit> {
+    if run.resume.is_none() {
+        let given = config::given(run, flags)?;
+        if cluster::submit::is_asked(run, &given) {
+            return cluster::submit::run(kind, run, given, out);
+        }
+    }
+    if let Some(remote) = cluster::resume::asked(run, flags)? {
+        return cluster::resume::run(kind, run, flags, remote, out);
+    }
+    if let Some(flag) = run.cluster_only() {
+        return Err(needs_cluster(flag));
+    }
+    flags.cluster.on_this_machine()?.iter().for_each(say);
     let home = Home::from_env()?;
     if let Some(spec) = local_python(kind, run, flags)? {
         return python::become_interpreter(&spec);
@@ -67,7 +81,7 @@ pub(crate) fn run(
             resume::Prepared::Ready(ready) => ready,
             resume::Prepared::Succeeded(job) => {
                 say("this job has succeeded already; raise --num_epochs to train on");
-                write!(out, "{}", ui::summary(&job, job.status().as_ref(), Exit::Ok))?;
+                write!(out, "{}", ui::summary(&job.handle(), job.status().as_ref(), Exit::Ok))?;
                 return Ok(Exit::Ok);
             }
         }
@@ -179,7 +193,7 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut impl Write) -> anyho
             say(line);
         }
     }
-    write!(out, "{}", ui::summary(&job, status.as_ref(), exit))?;
+    write!(out, "{}", ui::summary(&job.handle(), status.as_ref(), exit))?;
     Ok(exit)
 }
 

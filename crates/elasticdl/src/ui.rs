@@ -30,7 +30,8 @@ const ROUTINE: [&str; 6] =
 
 /// Shows one job.
 pub(crate) struct Ui {
-    job: Job,
+    /// None: somebody else brings its status.
+    job: Option<Job>,
     form: Form,
     seen: Seen,
     /// Its page's address was said.
@@ -61,12 +62,18 @@ struct Seen {
 impl Ui {
     /// For a job that this process supervises or watches.
     pub(crate) fn new(job: &Job) -> Self {
-        let form = if std::io::stderr().is_terminal() {
-            Form::Bar(bar())
-        } else {
-            Form::Plain { next: None, line: String::new() }
-        };
-        Self::with(job, form)
+        Self::with(job, Form::of_terminal())
+    }
+
+    /// For a job that runs elsewhere; its status comes by `show`.
+    pub(crate) fn remote() -> Self {
+        Self {
+            job: None,
+            form: Form::of_terminal(),
+            seen: Seen::default(),
+            has_page: true,
+            last: None,
+        }
     }
 
     /// For a master by hand: what it logs is what is seen.
@@ -84,7 +91,7 @@ impl Ui {
         if let Some(status) = job.status() {
             seen.news(&status);
         }
-        Self { job: job.clone(), form, seen, has_page: false, last: None }
+        Self { job: Some(job.clone()), form, seen, has_page: false, last: None }
     }
 
     /// A line about something that happened.
@@ -97,17 +104,23 @@ impl Ui {
 
     /// Shows what is new.
     pub(crate) fn tick(&mut self) {
+        let Some(job) = &self.job else { return };
         if let Form::Relay { offset } = &mut self.form {
-            relay(&self.job, offset);
+            relay(job, offset);
             return;
         }
-        let Some(status) = self.job.fresh_status() else { return };
+        let Some(status) = job.fresh_status() else { return };
         if !self.has_page
-            && let Some(page) = crate::status::page(&self.job, &status)
+            && let Some(page) = crate::status::page(job, &status)
         {
             self.has_page = true;
             self.say(&format!("watch it at {page}"));
         }
+        self.show(status);
+    }
+
+    /// Shows what is new in this status.
+    pub(crate) fn show(&mut self, status: JobStatus) {
         for line in self.seen.news(&status) {
             self.say(&line);
         }
@@ -135,7 +148,17 @@ impl Ui {
         if let Form::Bar(bar) = &self.form {
             bar.finish_and_clear();
         }
-        self.last.or_else(|| self.job.fresh_status())
+        self.last.or_else(|| self.job?.fresh_status())
+    }
+}
+
+impl Form {
+    fn of_terminal() -> Self {
+        if std::io::stderr().is_terminal() {
+            Self::Bar(bar())
+        } else {
+            Self::Plain { next: None, line: String::new() }
+        }
     }
 }
 

@@ -9,13 +9,14 @@ use edl_net::proto::JobStatus;
 use super::{rounded, sorted};
 use crate::exit::Exit;
 use crate::goodput;
-use crate::jobs::Job;
 use crate::say::{grouped, span};
 
 /// How the job ended, what it reached, where its results are and what to do next.
-pub(crate) fn summary(job: &Job, status: Option<&JobStatus>, exit: Exit) -> String {
-    let name = job.name().unwrap_or_else(|| job.dir().display().to_string());
-    let mut text = format!("job {name} {}", outcome(exit));
+/// `handle` is what commands find the job by.
+pub(crate) fn summary(handle: &str, status: Option<&JobStatus>, exit: Exit) -> String {
+    let name = handle;
+    let job = handle.split(' ').next().unwrap_or_default();
+    let mut text = format!("job {job} {}", outcome(exit));
     let Some(status) = status else {
         text += "\n";
         line(&mut text, "logs", &format!("elasticdl logs {name}"));
@@ -91,18 +92,13 @@ fn line(text: &mut String, name: &str, value: &str) {
 
 #[cfg(test)]
 mod tests {
-    use edl_core::spec::JobSpec;
     use edl_net::proto::Evaluation;
     use expect_test::expect;
 
     use super::*;
-    use crate::jobs::Home;
 
     fn check(status: Option<&JobStatus>, exit: Exit, expected: &expect_test::Expect) {
-        let root = tempfile::tempdir().unwrap();
-        let spec = JobSpec { job_name: "x".into(), ..JobSpec::default() };
-        let job = Home::at(root.path()).create(&spec, None).unwrap();
-        expected.assert_eq(&summary(&job, status, exit));
+        expected.assert_eq(&summary("x", status, exit));
     }
 
     #[test]

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the objects of a job look like.
 
+use edl_core::platform::{InstanceId, Role};
+use edl_core::spec::{Invalid, JobSpec};
+use edl_kube::manifest::{PodExtras, job_objects, owner, pod, populated, service, to_yaml};
+use edl_kube::names;
 use expect_test::expect;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use serde_json::{Value, json};
 
-use super::*;
-
+const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
 const WORKER: InstanceId = InstanceId { role: Role::Worker, id: 3 };
 
 fn job() -> JobSpec {

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `--resume` of a job on the cluster: its description with what may change in it, and its master
+//! again.
+
+use std::io::Write;
+
+use edl_core::spec::JobType;
+use edl_kube::client::{Cluster, Phase, phase};
+
+use super::{Remote, sentence, submit};
+use crate::cli::RunFlags;
+use crate::config;
+use crate::exit::{Exit, refuse};
+use crate::flags::JobFlags;
+use crate::jobs::Home;
+
+/// The job of the cluster that the user wants to go on, if it is one of the cluster.
+pub(crate) fn asked(run: &RunFlags, flags: &JobFlags) -> anyhow::Result<Option<Remote>> {
+    let Some(named) = &run.resume else { return Ok(None) };
+    let name = named.as_deref().or(flags.common.job_name.as_deref());
+    let force = run.force_use_kube_config_file.unwrap_or(false);
+    if let Some(namespace) = &flags.cluster.namespace {
+        return Remote::find(namespace, name, force).map(Some);
+    }
+    let Some(name) = name else { return Ok(None) };
+    let is_here = Home::from_env()?.find(Some(name)).is_ok();
+    if is_here || run.job_dir.is_some() || !super::is_name(name) || !Cluster::is_configured() {
+        return Ok(None);
+    }
+    // Whatever is wrong there, the sentence about this machine is the one that is expected.
+    Ok(Remote::find("", Some(name), force).ok())
+}
+
+/// Goes on with the job.
+pub(crate) fn run(
+    kind: JobType,
+    run: &RunFlags,
+    flags: &JobFlags,
+    remote: Remote,
+    out: &mut impl Write,
+) -> anyhow::Result<Exit> {
+    let before = remote.spec();
+    let (name, handle) = (before.job_name.clone(), remote.handle());
+    if before.job_type != kind {
+        let word = config::kind_word(before.job_type);
+        return Err(refuse(format!(
+            "job `{name}` is no job to {}; use `elasticdl {word} --resume {handle}`",
+            config::kind_word(kind)
+        )));
+    }
+    let mut given = config::given(run, flags)?;
+    submit::settle(run, &mut given)?;
+    for word in ["job_name", "job_type", "namespace"] {
+        given.remove(word);
+    }
+    let spec = config::apply(before, given)?;
+    spec.check_resumed(before).map_err(|invalid| refuse(invalid.0))?;
+    submit::check(&spec)?;
+    if run.print_config {
+        out.write_all(config::to_yaml(&spec)?.as_bytes())?;
+        return Ok(Exit::Ok);
+    }
+    if let Some(Phase::Running | Phase::Waiting(_)) = remote.found.master().map(phase) {
+        return Err(refuse(format!(
+            "job `{name}` runs already; watch it by `elasticdl attach {handle}`"
+        )));
+    }
+    let Remote { runtime, cluster, found } = remote;
+    let found = runtime.block_on(async {
+        cluster.resume(&found, &spec).await.map_err(sentence)?;
+        submit::started(&cluster, &spec).await?;
+        let found = cluster.find(&name).await.map_err(sentence)?;
+        found.ok_or_else(|| refuse(format!("job `{name}` was deleted")))
+    })?;
+    submit::finish(run, &Remote { runtime, cluster, found }, out)
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `train`, `evaluate` and `predict` with `--image_name`: makes the job's objects and follows its
+//! master. A job that cannot start leaves nothing behind.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use edl_core::spec::{JobSpec, JobType};
+use edl_kube::client::{Cluster, Error, Phase, phase};
+use edl_kube::manifest;
+use edl_net::key::JobKey;
+use serde_json::{Map, Value};
+
+use super::{Remote, sentence};
+use crate::cli::RunFlags;
+use crate::exit::{Exit, refuse};
+use crate::say::say;
+use crate::{config, shipped};
+
+/// A pod of a cluster that has room starts much quicker.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(200);
+
+/// Whether what the user said is for a cluster.
+pub(crate) fn is_asked(run: &RunFlags, given: &Map<String, Value>) -> bool {
+    let image = given.get("image_name").and_then(Value::as_str);
+    image.is_some_and(|image| !image.is_empty()) && run.resume.is_none()
+}
+
+/// Runs the command.
+pub(crate) fn run(
+    kind: JobType,
+    run: &RunFlags,
+    given: Map<String, Value>,
+    out: &mut impl Write,
+) -> anyhow::Result<Exit> {
+    let spec = described(kind, run, given)?;
+    if run.print_config {
+        out.write_all(config::to_yaml(&spec)?.as_bytes())?;
+        return Ok(Exit::Ok);
+    }
+    let key = JobKey::generate()?;
+    let objects = manifest::job_objects(&spec, &key.to_text());
+    let objects = objects.map_err(|invalid| refuse(invalid.0))?;
+    if let Some(file) = &run.yaml {
+        let text = manifest::to_yaml(&objects).map_err(|invalid| refuse(invalid.0))?;
+        return print(&text, file.as_deref(), out);
+    }
+    let runtime = crate::runtime()?;
+    let force = run.force_use_kube_config_file.unwrap_or(false);
+    let (cluster, found) = runtime.block_on(async {
+        let cluster = Cluster::connect(&spec.namespace, force).await.map_err(sentence)?;
+        if let Err(error) = cluster.submit(&spec, objects).await {
+            return Err(told(error, &cluster, &spec).await);
+        }
+        started(&cluster, &spec).await?;
+        let found = cluster.find(&spec.job_name).await.map_err(sentence)?;
+        anyhow::Ok((cluster, found.context("the job was deleted")?))
+    })?;
+    finish(run, &Remote { runtime, cluster, found }, out)
+}
+
+/// Follows the job, or leaves it to itself.
+pub(super) fn finish(
+    run: &RunFlags,
+    remote: &Remote,
+    out: &mut impl Write,
+) -> anyhow::Result<Exit> {
+    let spec = remote.spec();
+    say(format_args!(
+        "job {} is on the cluster: namespace {}, {} PS, {} workers, logs by `elasticdl logs {}`",
+        spec.job_name,
+        remote.cluster.namespace(),
+        spec.num_ps_pods,
+        spec.num_workers,
+        remote.handle()
+    ));
+    if run.detach {
+        writeln!(out, "{}", spec.job_name)?;
+        say(format_args!("watch it by `elasticdl attach {}`", remote.handle()));
+        return Ok(Exit::Ok);
+    }
+    super::attach(remote, out)
+}
+
+fn print(text: &str, file: Option<&Path>, out: &mut impl Write) -> anyhow::Result<Exit> {
+    match file {
+        None => out.write_all(text.as_bytes())?,
+        Some(path) => {
+            let written = std::fs::write(path, text);
+            written.map_err(|error| {
+                refuse(format!("--yaml: cannot write `{}`: {error}", path.display()))
+            })?;
+            writeln!(out, "{}", path.display())?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+/// The job that the user describes. Its paths are those of its pods, so they stay as they are.
+fn described(
+    kind: JobType,
+    run: &RunFlags,
+    mut given: Map<String, Value>,
+) -> anyhow::Result<JobSpec> {
+    settle(run, &mut given)?;
+    let mut spec = config::job(kind, given)?;
+    shipped::fill_name(&mut spec)?;
+    check(&spec)?;
+    Ok(spec)
+}
+
+/// Puts what the run flags say into words of the job.
+pub(super) fn settle(run: &RunFlags, given: &mut Map<String, Value>) -> anyhow::Result<()> {
+    if let Some(dir) = &run.job_dir {
+        given.insert("job_dir".into(), dir.to_string_lossy().into_owned().into());
+    }
+    if let Some(file) = &run.cluster_spec {
+        given.insert("cluster_spec_json".into(), patches(file)?.into());
+    }
+    Ok(())
+}
+
+/// The patches of a file, as JSON.
+fn patches(file: &Path) -> anyhow::Result<String> {
+    let shown = file.display();
+    if file.extension().is_some_and(|extension| extension == "py") {
+        return Err(refuse(format!(
+            "--cluster_spec=`{shown}` is Python code, which nothing here runs; write it as a file of patches, \
+             see docs/kubernetes.md"
+        )));
+    }
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| refuse(format!("--cluster_spec: cannot read `{shown}`: {error}")))?;
+    let patches = manifest::read_patches(&text).map_err(|invalid| refuse(invalid.0))?;
+    serde_json::to_string(&patches).context("cannot write the patches")
+}
+
+/// Everything that can be known before the cluster is asked.
+pub(super) fn check(spec: &JobSpec) -> anyhow::Result<()> {
+    let invalid = |invalid: edl_core::spec::Invalid| refuse(invalid.0);
+    spec.check().map_err(invalid)?;
+    spec.check_cluster().map_err(invalid)?;
+    manifest::populated(spec, []).map_err(invalid)?;
+    if spec.num_workers == 0 {
+        return Err(refuse("--num_workers=0 leaves nobody to work; use 1 or more"));
+    }
+    let (flag, data) = match spec.job_type {
+        JobType::Train => ("training_data", &spec.training_data),
+        JobType::Evaluate => ("validation_data", &spec.validation_data),
+        JobType::Predict => ("prediction_data", &spec.prediction_data),
+    };
+    if data.is_empty() && !spec.is_own_loop() {
+        return Err(refuse(format!(
+            "--{flag} is missing; name a file, a folder or a glob as the job's pods see it, or a URL"
+        )));
+    }
+    if spec.job_type != JobType::Train && spec.checkpoint_dir_for_init.is_empty() {
+        return Err(refuse(
+            "--checkpoint_dir_for_init is missing; name a checkpoint as the pods see it",
+        ));
+    }
+    Ok(())
+}
+
+/// A name that is taken is told with what has it.
+async fn told(error: Error, cluster: &Cluster, spec: &JobSpec) -> anyhow::Error {
+    let Error::Taken { job, namespace } = &error else { return sentence(error) };
+    let handle = super::handle(spec, cluster);
+    let found = cluster.find(job).await.ok().flatten();
+    let runs = found.as_ref().and_then(|found| found.master()).map(phase);
+    let next = match runs {
+        Some(Phase::Running | Phase::Waiting(_)) => {
+            format!(
+                "by a job that runs; watch it by `elasticdl attach {handle}`, or choose another --job_name"
+            )
+        }
+        Some(Phase::Ended { .. }) | None => format!(
+            "by a job that has ended; go on with it by `--resume {handle}`, choose another --job_name, or remove \
+             it by `elasticdl clean {handle}`"
+        ),
+    };
+    refuse(format!("the job name `{job}` is taken in namespace `{namespace}` {next}"))
+}
+
+/// Waits until the master runs, or says why it does not: a job that never can is deleted again.
+pub(super) async fn started(cluster: &Cluster, spec: &JobSpec) -> anyhow::Result<()> {
+    let job = &spec.job_name;
+    let deadline = Instant::now() + START_PATIENCE;
+    loop {
+        let found = cluster.find(job).await.map_err(sentence)?;
+        let pod = found.as_ref().and_then(|found| found.master());
+        match pod.map(phase) {
+            Some(Phase::Waiting(Some(trouble))) if trouble.is_final => {
+                cluster.delete(job).await.map_err(sentence)?;
+                return Err(refuse(format!(
+                    "job `{job}` cannot start and was removed: {}",
+                    trouble.text
+                )));
+            }
+            Some(Phase::Waiting(trouble)) if Instant::now() >= deadline => {
+                let why = trouble.map(|trouble| trouble.text).unwrap_or_default();
+                say(format_args!("the master waits: {why}"));
+                return Ok(());
+            }
+            Some(Phase::Waiting(_)) => tokio::time::sleep(POLL).await,
+            Some(Phase::Running | Phase::Ended { .. }) => return Ok(()),
+            None => return Err(refuse(format!("job `{job}` was deleted before it began"))),
+        }
+    }
+}

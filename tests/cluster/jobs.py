@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command against a cluster: submitting jobs and asking for them, as users do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from harness.kubectl import Kubectl
+
+ROOT = Path(__file__).parents[2]
+COMMAND_LIMIT = 600
+SMALL = "cpu=0.05,memory=256Mi"
+MOST = "cpu=1,memory=1024Mi"
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+class Client:
+    """`client("status", "x")` runs the command in the namespace of the test."""
+
+    def __init__(self, command: Path, image: str, kubectl: Kubectl, home: Path) -> None:
+        self.command, self.image, self.kubectl, self.home = command, image, kubectl, home
+        self.work = home / "work"
+        self.work.mkdir()
+        # Pods run as a user of their own.
+        self.work.chmod(0o777)
+
+    def __call__(self, *arguments: str, kubeconfig: Path | None = None) -> Result:
+        namespace = f"--namespace={self.kubectl.namespace}"
+        return self.raw(*arguments, namespace, kubeconfig=kubeconfig)
+
+    def raw(self, *arguments: str, kubeconfig: Path | None = None) -> Result:
+        """The command, which is told no namespace."""
+        kubeconfig = kubeconfig or self.kubectl.kubeconfig
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "ELASTICDL_HOME": str(self.home / "elasticdl"),
+        }
+        done = subprocess.run(
+            [self.command, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def train(self, job: str, *arguments: str, kubeconfig: Path | None = None) -> Result:
+        return self("train", *self.flags(job), *arguments, kubeconfig=kubeconfig)
+
+    def flags(self, job: str) -> list[str]:
+        data = ROOT / "data" / "fashion_mnist"
+        resources = [
+            f"--{role}_resource_{kind}={amount}"
+            for role in ("master", "ps", "worker")
+            for kind, amount in (("request", SMALL), ("limit", MOST))
+        ]
+        return [
+            f"--job_name={job}",
+            f"--image_name={self.image}",
+            "--image_pull_policy=Never",
+            f"--volume=host_path={self.work},mount_path=/work;host_path={data},mount_path=/data",
+            "--model_def=mnist_mlp",
+            "--training_data=/data/train",
+            "--validation_data=/data/test",
+            "--minibatch_size=64",
+            "--num_minibatches_per_task=2",
+            "--num_workers=1",
+            "--num_ps_pods=1",
+            *resources,
+        ]
+
+    def allow(self) -> None:
+        """Grants the pods of this namespace what the project's own file says."""
+        for document in rbac(self.kubectl.namespace):
+            self.kubectl.apply(document)
+
+    def left(self, job: str) -> list[str]:
+        """The names of the job's objects, of every kind that a job has."""
+        kinds = "configmap,secret,service,pod,networkpolicy,poddisruptionbudget"
+        found = self.kubectl("get", kinds, "-l", f"elasticdl_job_name={job}", "-o", "name")
+        return found.split()
+
+
+def rbac(namespace: str) -> list[dict]:
+    text = (ROOT / "manifests" / "elasticdl-rbac.yaml").read_text()
+    return list(yaml.safe_load_all(text.replace("namespace: default", f"namespace: {namespace}")))
+
+
+def accuracies(log: str) -> list[float]:
+    """Of every `Evaluation metrics[v=N]: {...}` line."""
+    return [float(found) for found in re.findall(r"Evaluation.*'accuracy': ([0-9.]+)", log)]

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs on a real cluster, as a user submits, watches, changes and ends them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.audit import requests
+from harness.cluster import Cluster
+from harness.kubectl import Kubectl
+from harness.waiting import until
+from jobs import ROOT, Client, accuracies, rbac
+
+JOB_LIMIT = 180
+
+
+@pytest.fixture
+def client(command: Path, image: str, kubectl: Kubectl, tmp_path: Path) -> Client:
+    # Nodes must be able to enter the folder.
+    tmp_path.chmod(0o755)
+    client = Client(command, image, kubectl, tmp_path)
+    client.allow()
+    return client
+
+
+def phases(kubectl: Kubectl, job: str) -> dict[str, str]:
+    pods = kubectl.json("get", "pod", "-l", f"elasticdl_job_name={job}")["items"]
+    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
+
+
+def running(client: Client, job: str, workers: int) -> bool:
+    done = client("status", job, "--json")
+    if done.code != 0:
+        return False
+    status = json.loads(done.out)
+    working = [i for i in status["instances"] if i["role"] == "worker" and i["state"] == "working"]
+    return status["state"] == "running" and len(working) == workers
+
+
+def test_the_tutorial_of_minikube_runs_to_its_end(client: Client, kubectl: Kubectl) -> None:
+    done = client.train("test-mnist", "--num_epochs=2", "--evaluation_steps=50")
+    assert done.code == 0, done.err
+    assert "job test-mnist succeeded" in done.out
+    assert phases(kubectl, "test-mnist") == {
+        "elasticdl-test-mnist-master": "Succeeded",
+        "elasticdl-test-mnist-ps-0": "Succeeded",
+        "elasticdl-test-mnist-worker-0": "Succeeded",
+    }
+    log = kubectl("logs", "elasticdl-test-mnist-master")
+    assert accuracies(log)[-1] >= 0.77, log
+    audited = client("audit", "test-mnist")
+    assert audited.code == 0, audited.err
+    assert "exactly once" in audited.out
+    assert "succeeded" in client("list").out
+
+
+def test_a_running_job_is_seen_changed_ended_and_resumed(client: Client, kubectl: Kubectl) -> None:
+    done = client.train("long", "--num_epochs=0", "--detach")
+    assert (done.code, done.out) == (0, "long\n"), done.err
+    until("one worker works", lambda: running(client, "long", 1), JOB_LIMIT)
+    assert client("scale", "long", "--workers=2").out == "job long: 1 workers become 2\n"
+    until("two workers work", lambda: running(client, "long", 2), JOB_LIMIT)
+    assert "running" in client("list").out
+    assert "worker-0" in client("logs", "long").out
+    assert client("logs", "long", "--master", "-n", "1").out.count("\n") == 1
+    assert client("audit", "long").code == 0
+    stopped = client("stop", "long")
+    assert stopped.out == "job long stopped\n", stopped.err
+    again = client("train", "--resume", "long", "--num_epochs=1")
+    assert again.code == 0, again.err
+    assert client("clean", "long").out == "removed long\n"
+    until("nothing is left", lambda: not client.left("long"), JOB_LIMIT)
+
+
+BAD = {
+    "image": (["--image_name=no-such:image"], "image `no-such:image`"),
+    "claim": (["--volume=claim_name=no-such,mount_path=/data"], "volume claim `no-such`"),
+    "class": (["--worker_pod_priority=no-such"], "PriorityClass `no-such`"),
+    "account": (["--service_account=no-such"], '"no-such" not found'),
+    "namespace": (["--namespace=no-such"], "namespace `no-such` does not exist"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(client: Client, case: str) -> None:
+    arguments, says = BAD[case]
+    flags = [flag for flag in client.flags("bad") if not shadowed(flag, arguments)]
+    namespace = [] if case == "namespace" else [f"--namespace={client.kubectl.namespace}"]
+    done = client.raw("train", *flags, *arguments, *namespace)
+    assert done.code == 2, done.err
+    last = done.err.strip().splitlines()[-1]
+    assert last.startswith("error: ") and says in last, done.err
+    until("nothing is left", lambda: not client.left("bad"), JOB_LIMIT)
+
+
+def shadowed(flag: str, arguments: list[str]) -> bool:
+    return any(flag.split("=")[0] == argument.split("=")[0] for argument in arguments)
+
+
+def test_a_quota_of_nothing_is_told_with_its_name(client: Client, kubectl: Kubectl) -> None:
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    kubectl.apply({"apiVersion": "v1", "kind": "ResourceQuota", **quota})
+    until(
+        "the quota is known",
+        lambda: "hard" in kubectl.json("get", "resourcequota", "none").get("status", {}),
+        JOB_LIMIT,
+    )
+    done = client.train("bad")
+    assert done.code == 2 and "exceeded quota: none" in done.err, done.err
+    until("nothing is left", lambda: not client.left("bad"), JOB_LIMIT)
+
+
+def test_a_name_that_is_taken_is_refused_with_the_next_step(client: Client) -> None:
+    assert client.train("taken", "--num_epochs=0", "--detach").code == 0
+    done = client.train("taken")
+    assert done.code == 2 and "`taken` is taken" in done.err, done.err
+    assert "elasticdl attach taken" in done.err
+    assert client("stop", "taken").code == 0
+
+
+def test_whoever_may_not_submit_is_told_by_the_api_server(
+    client: Client, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    token = kubectl("create", "token", "default").strip()
+    config = yaml.safe_load(kubectl("config", "view", "--raw", "--minify"))
+    config["users"][0]["user"] = {"token": token}
+    kubeconfig = tmp_path / "nobody.kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    done = client.train("bad", kubeconfig=kubeconfig)
+    assert done.code == 2 and "cannot create resource" in done.err, done.err
+    assert not client.left("bad")
+
+
+def test_what_is_printed_can_be_applied_and_uses_exactly_its_rights(
+    cluster: Cluster, client: Client, kubectl: Kubectl
+) -> None:
+    printed = client.train("applied", "--yaml", "--num_epochs=1")
+    assert printed.code == 0 and "kind: Secret" not in printed.out, printed.err
+    kubectl("apply", "--filename", "-", stdin=printed.out)
+    master = "elasticdl-applied-master"
+    until("the job ends", lambda: ended(kubectl, master), JOB_LIMIT)
+    assert phases(kubectl, "applied")[master] == "Succeeded", kubectl("logs", master)
+    user = f"system:serviceaccount:{kubectl.namespace}:default"
+    used = {
+        (request.verb, request.resource)
+        for request in requests(cluster.audit_log, user)
+        if request.allowed and request.resource
+    }
+    rules = rbac(kubectl.namespace)[0]["rules"]
+    granted = {(verb, name) for rule in rules for name in rule["resources"] for verb in rule["verbs"]}
+    assert used <= granted
+    # A lost master is what these two are for.
+    assert granted - used <= {("get", "secrets"), ("get", "pods")}
+
+
+def ended(kubectl: Kubectl, pod: str) -> bool:
+    return kubectl.json("get", "pod", pod)["status"]["phase"] in ("Succeeded", "Failed")
+
+
+@pytest.mark.parametrize("name", ["elasticdl-demo-minikube", "elasticdl-demo-k8s"])
+def test_every_demo_is_taken_by_the_api_server(kubectl: Kubectl, name: str) -> None:
+    file = ROOT / "manifests" / "examples" / f"{name}.yaml"
+    kubectl("apply", "--dry-run=server", "--filename", str(file))
+
+
+@pytest.mark.parametrize("name", ["high-prio", "low-prio"])
+def test_every_priority_class_is_taken_by_the_api_server(kubectl: Kubectl, name: str) -> None:
+    file = ROOT / "manifests" / "examples" / f"{name}.yaml"
+    kubectl("apply", "--dry-run=server", "--filename", str(file))
