@@ -32,7 +32,101 @@ fn worker(change: impl FnOnce(&mut JobSpec), extras: &PodExtras) -> Result<Value
 #[test]
 fn a_workers_pod_is_this() {
     let made = pod(&job(), WORKER, &PodExtras::default()).unwrap();
-    expect![[r""]].assert_eq(&serde_norway::to_string(&made).unwrap());
+    expect![[r#"
+        apiVersion: v1
+        kind: Pod
+        metadata:
+          labels:
+            app: elasticdl
+            elasticdl_job_name: x
+            elasticdl_replica_index: '3'
+            elasticdl_replica_type: worker
+          name: elasticdl-x-worker-3
+        spec:
+          containers:
+          - command:
+            - elasticdl
+            - pod
+            - worker
+            env:
+            - name: HOME
+              value: /tmp
+            - name: ELASTICDL_JOB_DIR
+              value: /data/elasticdl/x
+            - name: ELASTICDL_MASTER_ADDR
+              value: elasticdl-x-master:50001
+            - name: ELASTICDL_WORKER_ID
+              value: '3'
+            - name: POD_NAME
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.name
+            - name: POD_NAMESPACE
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.namespace
+            - name: POD_UID
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.uid
+            - name: POD_IP
+              valueFrom:
+                fieldRef:
+                  fieldPath: status.podIP
+            image: image:1
+            imagePullPolicy: Never
+            name: elasticdl
+            resources:
+              limits:
+                cpu: '1'
+                memory: 4096Mi
+              requests:
+                cpu: '1'
+                memory: 4096Mi
+            securityContext:
+              allowPrivilegeEscalation: false
+              capabilities:
+                drop:
+                - ALL
+              readOnlyRootFilesystem: true
+            volumeMounts:
+            - mountPath: /etc/elasticdl/job
+              name: job
+              readOnly: true
+            - mountPath: /etc/elasticdl/key
+              name: key
+              readOnly: true
+            - mountPath: /tmp
+              name: tmp
+            - mountPath: /data
+              name: volume-0
+            - mountPath: /more
+              name: volume-0
+              subPath: s
+          restartPolicy: Never
+          securityContext:
+            fsGroup: 1000
+            runAsGroup: 1000
+            runAsNonRoot: true
+            runAsUser: 1000
+            seccompProfile:
+              type: RuntimeDefault
+          terminationGracePeriodSeconds: 30
+          volumes:
+          - configMap:
+              name: elasticdl-x
+            name: job
+          - name: key
+            secret:
+              defaultMode: 288
+              optional: true
+              secretName: elasticdl-x-key
+          - emptyDir: {}
+            name: tmp
+          - name: volume-0
+            persistentVolumeClaim:
+              claimName: c
+    "#]].assert_eq(&serde_norway::to_string(&made).unwrap());
 }
 
 #[test]
@@ -178,7 +272,71 @@ fn the_other_objects_of_a_job_are_these() {
     ] {
         text += &document;
     }
-    expect![[r""]].assert_eq(&text);
+    expect![[r#"
+        apiVersion: v1
+        kind: Service
+        metadata:
+          labels:
+            app: elasticdl
+            elasticdl_job_name: x
+          name: elasticdl-x-master
+        spec:
+          ports:
+          - name: control
+            port: 50001
+            targetPort: 50001
+          - name: http
+            port: 8080
+            targetPort: 8080
+          publishNotReadyAddresses: true
+          selector:
+            elasticdl_job_name: x
+            elasticdl_replica_type: master
+        apiVersion: networking.k8s.io/v1
+        kind: NetworkPolicy
+        metadata:
+          labels:
+            app: elasticdl
+            elasticdl_job_name: x
+          name: elasticdl-x
+        spec:
+          ingress:
+          - from:
+            - podSelector:
+                matchLabels:
+                  elasticdl_job_name: x
+          podSelector:
+            matchLabels:
+              elasticdl_job_name: x
+          policyTypes:
+          - Ingress
+        - apiVersion: policy/v1
+          kind: PodDisruptionBudget
+          metadata:
+            labels:
+              app: elasticdl
+              elasticdl_job_name: x
+            name: elasticdl-x-master
+          spec:
+            minAvailable: 1
+            selector:
+              matchLabels:
+                elasticdl_job_name: x
+                elasticdl_replica_type: master
+        - apiVersion: policy/v1
+          kind: PodDisruptionBudget
+          metadata:
+            labels:
+              app: elasticdl
+              elasticdl_job_name: x
+            name: elasticdl-x-ps
+          spec:
+            minAvailable: 1
+            selector:
+              matchLabels:
+                elasticdl_job_name: x
+                elasticdl_replica_type: ps
+    "#]].assert_eq(&text);
 }
 
 #[test]
