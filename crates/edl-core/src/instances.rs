@@ -3,12 +3,14 @@
 //! crashing.
 //!
 //! A process that was killed from outside is replaced at once, for ever, without counting it; one
-//! that crashed by itself is replaced a bounded number of times.
+//! that crashed by itself is replaced a bounded number of times. One that ran out of memory gets
+//! more of it, until that is no explanation any more. What cannot be started yet is waited for.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::platform::{Ended, InstanceId, Order, Report, Role};
+use crate::pod::Wait;
 use crate::time::Time;
 
 /// How long a process that shall leave may take: under AllReduce it trains on to a step that the
@@ -18,6 +20,9 @@ const GRACE: Duration = Duration::from_secs(12);
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 const SIGNALS_FROM_OUTSIDE: [i32; 4] = [1, 2, 9, 15];
+/// The share of the memory asked for that a process gets after each time that its like ran out
+/// of it, in percent. Running out of the last is a crash.
+const MEMORY_PERCENT: [u32; 5] = [100, 150, 225, 340, 500];
 
 /// The processes of one job, as the master wants them and as the platform has them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +35,8 @@ pub struct Instances {
     restarts: BTreeMap<InstanceId, u32>,
     n_worker_crashes: u32,
     n_ps_crashes: u32,
+    /// How often processes of a part ran out of memory.
+    n_memory_raises: BTreeMap<Role, usize>,
     max_crashes: u32,
     not_before: Time,
     /// The platform has told what runs.
@@ -41,6 +48,25 @@ pub struct Instance {
     /// None until the platform has started it.
     pub pid: Option<u32>,
     pub is_leaving: bool,
+    /// Why it does not run yet.
+    pub waits: Option<Wait>,
+}
+
+impl Instance {
+    fn new(pid: Option<u32>) -> Self {
+        Self { pid, is_leaving: false, waits: None }
+    }
+
+    /// Whether it will not run soon.
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
+        self.waits.as_ref().is_some_and(|why| !why.is_starting())
+    }
+
+    /// Whether a report is about this one, and not about one of before.
+    fn is(&self, pid: u32) -> bool {
+        self.pid.is_none_or(|known| known == pid)
+    }
 }
 
 /// What the end of a process means.
@@ -65,6 +91,7 @@ impl Instances {
             restarts: BTreeMap::new(),
             n_worker_crashes: 0,
             n_ps_crashes: 0,
+            n_memory_raises: BTreeMap::new(),
             max_crashes,
             not_before: Time::ZERO,
             is_known: false,
@@ -76,18 +103,22 @@ impl Instances {
         match report {
             Report::Running(list) => {
                 self.is_known = true;
-                self.running = list
-                    .iter()
-                    .map(|(id, pid)| (*id, Instance { pid: Some(*pid), is_leaving: false }))
-                    .collect();
+                self.running =
+                    list.iter().map(|(id, pid)| (*id, Instance::new(Some(*pid)))).collect();
                 let used = list.iter().filter(|(id, _)| id.role == Role::Worker);
                 let used = used.map(|(id, _)| id.id + 1).max().unwrap_or(0);
                 self.next_worker = self.next_worker.max(used);
                 None
             }
+            Report::Waiting { instance, why } => {
+                if let Some(known) = self.running.get_mut(instance) {
+                    known.waits = Some(why.clone());
+                }
+                None
+            }
             Report::Started { instance, pid } => {
                 if let Some(known) = self.running.get_mut(instance) {
-                    known.pid = Some(*pid);
+                    (known.pid, known.waits) = (Some(*pid), None);
                 }
                 None
             }
@@ -96,25 +127,52 @@ impl Instances {
                 self.count_crash(*instance, now);
                 Some((*instance, Cause::Crashed))
             }
-            Report::Ended { instance, pid, how } => {
-                let known = self.running.get(instance)?;
-                if known.pid.is_some_and(|known| known != *pid) {
-                    return None;
+            Report::Leaving { instance, pid, .. } => {
+                let known = self.running.get_mut(instance);
+                if let Some(known) = known.filter(|known| known.is(*pid)) {
+                    known.is_leaving = true;
                 }
+                None
+            }
+            Report::Ended { instance, pid, how } => {
+                let known = self.running.get(instance).filter(|known| known.is(*pid))?;
                 let was_leaving = known.is_leaving;
                 self.running.remove(instance);
-                let cause = match how {
-                    _ if was_leaving => Cause::Left,
-                    Ended::Exit(0) => Cause::Left,
-                    Ended::Signal(signal) if SIGNALS_FROM_OUTSIDE.contains(signal) => Cause::Killed,
-                    Ended::Exit(_) | Ended::Signal(_) => Cause::Crashed,
+                let cause = match was_leaving {
+                    true => Cause::Left,
+                    false => self.cause(instance.role, *how),
                 };
                 if cause == Cause::Crashed {
                     self.count_crash(*instance, now);
                 }
                 Some((*instance, cause))
             }
+            Report::Trouble(_) => None,
         }
+    }
+
+    /// What an end that nobody asked for means.
+    fn cause(&mut self, role: Role, how: Ended) -> Cause {
+        match how {
+            Ended::Exit(0) => Cause::Left,
+            Ended::Signal(signal) if SIGNALS_FROM_OUTSIDE.contains(&signal) => Cause::Killed,
+            Ended::Exit(_) | Ended::Signal(_) => Cause::Crashed,
+            Ended::Preempted | Ended::Evicted | Ended::Deleted | Ended::NodeLost => Cause::Killed,
+            Ended::OutOfMemory => {
+                let n_raises = self.n_memory_raises.entry(role).or_default();
+                if *n_raises + 1 == MEMORY_PERCENT.len() {
+                    return Cause::Crashed;
+                }
+                *n_raises += 1;
+                Cause::Killed
+            }
+        }
+    }
+
+    /// What a new process of this part gets of the memory that the job asks for.
+    #[must_use]
+    pub fn memory_percent(&self, role: Role) -> u32 {
+        MEMORY_PERCENT[self.n_memory_raises.get(&role).copied().unwrap_or(0)]
     }
 
     fn count_crash(&mut self, instance: InstanceId, now: Time) {
@@ -156,9 +214,10 @@ impl Instances {
     }
 
     fn launch(&mut self, instance: InstanceId, orders: &mut Vec<Order>) {
-        self.running.insert(instance, Instance { pid: None, is_leaving: false });
+        self.running.insert(instance, Instance::new(None));
         *self.restarts.entry(instance).or_default() += 1;
-        orders.push(Order::Launch(instance));
+        let memory_percent = self.memory_percent(instance.role);
+        orders.push(Order::Launch { instance, memory_percent });
     }
 
     fn stop(&mut self, instance: InstanceId, grace: Duration) -> Order {
@@ -175,11 +234,15 @@ impl Instances {
         is_ours.then_some(Order::Stop { instance, grace_ms: 0 })
     }
 
-    fn staying_workers(&self) -> BTreeSet<InstanceId> {
+    /// The workers that nobody asked to leave; those that may go first come last: who does not
+    /// run, then the youngest.
+    fn staying_workers(&self) -> Vec<InstanceId> {
         let stays = |(id, instance): &(&InstanceId, &Instance)| {
             id.role == Role::Worker && !instance.is_leaving
         };
-        self.running.iter().filter(stays).map(|(id, _)| *id).collect()
+        let mut staying: Vec<_> = self.running.iter().filter(stays).collect();
+        staying.sort_by_key(|(id, instance)| (instance.waits.is_some(), **id));
+        staying.into_iter().map(|(id, _)| *id).collect()
     }
 
     /// A reason to give the job up: something crashes again and again.
@@ -245,73 +308,4 @@ impl Instances {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const W0: InstanceId = InstanceId { role: Role::Worker, id: 0 };
-
-    fn started(workers: u32) -> Instances {
-        let mut instances = Instances::new(workers, 1, 2);
-        instances.report(&Report::Running(Vec::new()), Time::ZERO);
-        for order in instances.reconcile(Time::ZERO) {
-            let Order::Launch(instance) = order else { panic!("nothing is too many") };
-            instances.report(&Report::Started { instance, pid: 100 + instance.id }, Time::ZERO);
-        }
-        instances
-    }
-
-    fn ended(instance: InstanceId, pid: u32, how: Ended) -> Report {
-        Report::Ended { instance, pid, how }
-    }
-
-    #[test]
-    fn a_killed_worker_is_replaced_at_once_under_a_new_number_and_not_counted() {
-        let mut instances = started(2);
-        for round in 0..10 {
-            let id = InstanceId { role: Role::Worker, id: round };
-            let pid = instances.running()[&id].pid.expect("it runs");
-            let cause = instances.report(&ended(id, pid, Ended::Signal(9)), Time::ZERO);
-            assert_eq!(cause, Some((id, Cause::Killed)));
-            let next = InstanceId { role: Role::Worker, id: round + 2 };
-            assert_eq!(instances.reconcile(Time::ZERO), [Order::Launch(next)]);
-            instances.report(&Report::Started { instance: next, pid: 200 + round }, Time::ZERO);
-        }
-        assert_eq!(instances.hopeless(), None);
-    }
-
-    #[test]
-    fn a_worker_that_crashes_again_and_again_is_given_up() {
-        let mut instances = started(1);
-        let mut now = Time::ZERO;
-        for round in 0..3 {
-            assert_eq!(instances.hopeless(), None);
-            let id = InstanceId { role: Role::Worker, id: round };
-            let pid = instances.running()[&id].pid.expect("it runs");
-            instances.report(&ended(id, pid, Ended::Exit(101)), now);
-            assert!(instances.reconcile(now).is_empty(), "a crash is followed by a pause");
-            now = now + MAX_BACKOFF;
-            for order in instances.reconcile(now) {
-                let Order::Launch(instance) = order else { panic!() };
-                instances.report(&Report::Started { instance, pid: 300 + round }, now);
-            }
-        }
-        assert!(instances.hopeless().is_some());
-    }
-
-    #[test]
-    fn a_report_about_a_process_of_before_is_ignored() {
-        let mut instances = started(1);
-        assert_eq!(instances.report(&ended(W0, 999, Ended::Signal(9)), Time::ZERO), None);
-        assert!(instances.running().contains_key(&W0));
-    }
-
-    #[test]
-    fn scaling_down_asks_the_youngest_to_leave() {
-        let mut instances = started(3);
-        instances.scale(1);
-        let stops = instances.reconcile(Time::ZERO);
-        assert_eq!(stops.len(), 2);
-        assert!(matches!(stops[0], Order::Stop { instance, .. } if instance.id == 1));
-        assert!(instances.reconcile(Time::ZERO).is_empty(), "they are leaving already");
-    }
-}
+mod tests;

@@ -36,6 +36,7 @@ use crate::instances::Instances;
 use crate::ledger::Ledger;
 use crate::model::ModelSpec;
 use crate::platform::InstanceId;
+use crate::pod::Wait;
 use crate::pool::Pool;
 use crate::servers::Servers;
 use crate::spec::{JobSpec, JobType, Mode};
@@ -115,6 +116,8 @@ pub struct Job {
     ps_peers: BTreeMap<PsId, PsPeer>,
     /// Launched, but not yet heard of.
     awaited: BTreeMap<InstanceId, Time>,
+    /// Why the platform can start nothing at all.
+    trouble: Option<Wait>,
     evaluation: Option<Evaluation>,
     predictions: Option<Pool>,
     cut: Option<Cut>,
@@ -179,6 +182,7 @@ impl Job {
             workers: BTreeMap::new(),
             ps_peers: BTreeMap::new(),
             awaited: BTreeMap::new(),
+            trouble: None,
             evaluation: None,
             predictions: None,
             cut: None,
@@ -320,6 +324,12 @@ impl Job {
             let end = End::Stopped(reason.clone());
             self.end(end);
         }
+    }
+
+    /// Why the platform can start nothing at all, if so.
+    #[must_use]
+    pub fn trouble_of_platform(&self) -> Option<&Wait> {
+        self.trouble.as_ref()
     }
 
     /// Brings what runs to what is wanted.

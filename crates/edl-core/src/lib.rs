@@ -22,6 +22,7 @@ pub mod metric;
 pub mod model;
 pub mod optimizer;
 pub mod platform;
+pub mod pod;
 pub mod pool;
 pub mod rng;
 pub mod series;

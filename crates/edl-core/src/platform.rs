@@ -2,11 +2,14 @@
 //! What a master and the platform under it say to each other: who shall run, and who ended.
 //!
 //! On one machine the platform is the supervisor process, and these messages are JSON lines on
-//! the master's standard output and input.
+//! the master's standard output and input. On Kubernetes it is a task beside the master.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+use crate::pod::Wait;
+use crate::rng;
 
 /// A process of the job, by its part and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -27,12 +30,15 @@ pub enum Role {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    Launch(InstanceId),
-    /// Asks it to leave, and ends it for good after the grace.
-    Stop {
+    Launch {
         instance: InstanceId,
-        grace_ms: u64,
+        /// Of the memory that the job asks for: more after a process ran out of it.
+        memory_percent: u32,
     },
+    /// Asks it to leave, and ends it for good after the grace.
+    Stop { instance: InstanceId, grace_ms: u64 },
+    /// The job is over and it has been told so: it is ended if it is still there after the grace.
+    Dismiss { instance: InstanceId, grace_ms: u64 },
     /// Does it harm on purpose, to see the job heal.
     Harm {
         instance: InstanceId,
@@ -67,8 +73,13 @@ impl Harm {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// Everything that runs now: the first report to every new master.
+    /// Everything that is there now: the first report to every new master.
     Running(Vec<(InstanceId, u32)>),
+    /// It is wanted, but does not run yet.
+    Waiting {
+        instance: InstanceId,
+        why: Wait,
+    },
     Started {
         instance: InstanceId,
         pid: u32,
@@ -77,19 +88,63 @@ pub enum Report {
         instance: InstanceId,
         error: String,
     },
+    /// Somebody else has asked it to leave, which it is about to do.
+    Leaving {
+        instance: InstanceId,
+        pid: u32,
+        how: Ended,
+    },
     Ended {
         instance: InstanceId,
         pid: u32,
         how: Ended,
     },
+    /// Why the platform can do nothing at all just now; `None` when it can again.
+    Trouble(Option<Wait>),
 }
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
     Exit(i32),
     Signal(i32),
+    /// The scheduler took its place for somebody more important.
+    Preempted,
+    /// Its node had no room for it any more, or was drained.
+    Evicted,
+    /// It wanted more memory than it may have.
+    OutOfMemory,
+    /// Somebody deleted it.
+    Deleted,
+    /// The node under it is gone.
+    NodeLost,
+}
+
+/// The number that stands for a process of the platform in reports, for one that has an id in
+/// words, such as a pod. Its process says the same number when it calls its master.
+#[must_use]
+pub fn pid_of(uid: &str) -> u32 {
+    let word = rng::mix(rng::name_key(uid));
+    // Zero stands for a number that is not known.
+    u32::try_from(word >> 32).unwrap_or(u32::MAX).max(1)
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exit(0) => f.write_str("ended"),
+            Self::Exit(code) => write!(f, "exited with code {code}"),
+            Self::Signal(9) => f.write_str("was killed (SIGKILL)"),
+            Self::Signal(15) => f.write_str("was terminated (SIGTERM)"),
+            Self::Signal(signal) => write!(f, "was ended by signal {signal}"),
+            Self::Preempted => f.write_str("was preempted by a pod of higher priority"),
+            Self::Evicted => f.write_str("was evicted from its node"),
+            Self::OutOfMemory => f.write_str("ran out of memory"),
+            Self::Deleted => f.write_str("was deleted"),
+            Self::NodeLost => f.write_str("was lost with its node"),
+        }
+    }
 }
 
 impl fmt::Display for Role {

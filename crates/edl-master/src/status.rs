@@ -62,7 +62,8 @@ impl Engine {
         let world = self.job.worlds().and_then(|worlds| worlds.current());
         let reason = match &durable.end {
             Some(End::Failed(why) | End::Stopped(why)) => why.clone(),
-            Some(End::Succeeded) | None => String::new(),
+            Some(End::Succeeded) => String::new(),
+            None => self.job.trouble_of_platform().map(ToString::to_string).unwrap_or_default(),
         };
         let job_type = match spec.job_type {
             JobType::Train => "train",
@@ -138,6 +139,7 @@ impl Engine {
             lanes: Vec::new(),
             spent: None,
             load: None,
+            why: String::new(),
         }];
         let now = self.now();
         let instances = self.job.instances();
@@ -152,6 +154,7 @@ impl Engine {
                 lanes: Vec::new(),
                 spent: Some(self.job.goodput().spent(InstanceId { role, id }, now).into()),
                 load: None,
+                why: String::new(),
             };
         for (PsId(id), pid) in self.job.connected_servers() {
             let address = self.job.servers().members().get(&PsId(id)).map(|m| m.address.clone());
@@ -173,7 +176,11 @@ impl Engine {
             let role = id.role.to_string();
             if !all.iter().any(|known| known.role == role && known.id == id.id) {
                 let pid = running.pid.unwrap_or(0);
-                all.push(instance(id.role, id.id, pid, String::new(), "starting"));
+                let state = if running.is_stuck() { "waiting" } else { "starting" };
+                let mut waiting = instance(id.role, id.id, pid, String::new(), state);
+                let why = running.waits.as_ref().filter(|why| !why.is_starting());
+                waiting.why = why.map(ToString::to_string).unwrap_or_default();
+                all.push(waiting);
             }
         }
         all

@@ -109,13 +109,13 @@ impl Workers<'_> {
     /// Does what the master orders; what there is to tell at once is the answer.
     fn obey(&mut self, order: &Order) -> Option<Report> {
         match *order {
-            Order::Launch(instance) => Some(match self.launch(instance) {
+            Order::Launch { instance, .. } => Some(match self.launch(instance) {
                 Ok(()) => Report::Started { instance, pid: std::process::id() },
                 Err(error) => Report::NotStarted { instance, error: format!("{error:#}") },
             }),
             // It would harm the only process there is.
             Order::Harm { .. } => None,
-            Order::Stop { instance, .. } => {
+            Order::Stop { instance, .. } | Order::Dismiss { instance, .. } => {
                 let stops = self.stops.iter().filter(|(stopped, _)| *stopped == instance);
                 stops.for_each(|(_, stop)| stop.cancel());
                 None

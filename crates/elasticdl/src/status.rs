@@ -180,14 +180,14 @@ fn time(status: &JobStatus) -> String {
 }
 
 fn row(instance: &Instance) -> String {
-    let Instance { role, id, pid, address, state, restarts, lanes, .. } = instance;
+    let Instance { role, id, pid, address, state, restarts, lanes, why, .. } = instance;
     let name = if role == "master" { role.clone() } else { format!("{role}-{id}") };
     let lanes = match lanes.as_slice() {
         [] => String::new(),
         [lane] => format!("  lane {lane}"),
         [first, .., last] => format!("  lanes {first}-{last}"),
     };
-    let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{address}{lanes}");
+    let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{address}{lanes}{why}");
     format!("{}\n", line.trim_end())
 }
 
@@ -209,6 +209,13 @@ mod tests {
             restarts: 1,
             ..Instance::default()
         };
+        let waiting = Instance {
+            role: "worker".into(),
+            id: 4,
+            state: "waiting".into(),
+            why: "no node takes it: 0/3 nodes are available".into(),
+            ..Instance::default()
+        };
         let status = JobStatus {
             job: "x".into(),
             job_type: "train".into(),
@@ -228,7 +235,7 @@ mod tests {
                 ..Goodput::default()
             }),
             page: "http://127.0.0.1:8000/#token=x".into(),
-            instances: vec![worker],
+            instances: vec![worker, waiting],
             ..JobStatus::default()
         };
         expect![[r"
@@ -242,6 +249,7 @@ mod tests {
 
             PROCESS     PID      STATE        RESTARTS  ADDRESS
             worker-3    4242     running      1
+            worker-4    0        waiting      0         no node takes it: 0/3 nodes are available
         "]]
         .assert_eq(&table(&status));
     }

@@ -174,15 +174,15 @@ impl Supervisor<'_> {
 
     fn obey(&mut self, order: Order, now: Instant) {
         match order {
-            Order::Launch(_) if matches!(self.phase, Phase::Ending { .. }) => {}
-            Order::Launch(instance) => {
+            Order::Launch { .. } if matches!(self.phase, Phase::Ending { .. }) => {}
+            Order::Launch { instance, .. } => {
                 let report = match self.children.launch(instance) {
                     Ok(pid) => Report::Started { instance, pid },
                     Err(error) => Report::NotStarted { instance, error: error.to_string() },
                 };
                 self.report(report);
             }
-            Order::Stop { instance, grace_ms } => {
+            Order::Stop { instance, grace_ms } | Order::Dismiss { instance, grace_ms } => {
                 self.children.terminate(instance, Duration::from_millis(grace_ms), now);
             }
             Order::Harm { instance, harm } => self.children.harm(instance, harm),

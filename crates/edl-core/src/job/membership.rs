@@ -8,6 +8,7 @@ use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
 use crate::platform::{Ended, Harm, InstanceId, Order, Report, Role};
+use crate::pod::Wait;
 use crate::pool::Lease;
 use crate::time::Time;
 
@@ -312,6 +313,11 @@ impl Job {
                 self.awaited.remove(instance);
                 self.note("not_started", format!("{instance} could not be started: {error}"));
             }
+            Report::Waiting { instance, why } => self.waits(*instance, why),
+            Report::Leaving { instance, how, .. } => {
+                self.note("leaving", format!("{instance} leaves: it {how}"));
+            }
+            Report::Trouble(why) => self.trouble(why.as_ref()),
             Report::Ended { .. } => {}
         }
         let Some((instance, cause)) = self.instances.report(report, now) else { return };
@@ -325,11 +331,34 @@ impl Job {
             Role::Ps => {
                 let ps = PsId(instance.id);
                 if self.ps_peers.get(&ps).is_none_or(|peer| peer.pid == *pid) {
-                    self.ps_lost(ps, &describe_end(*how));
+                    self.ps_lost(ps, &how.to_string());
                 }
             }
             Role::Master => {}
         }
+    }
+
+    /// A process does not run yet: nobody can expect its call. Only news are noted.
+    fn waits(&mut self, instance: InstanceId, why: &Wait) {
+        let Some(known) = self.instances.running().get(&instance) else { return };
+        self.awaited.remove(&instance);
+        let is_known = known.waits.as_ref().is_some_and(|before| before.is_like(why));
+        if !is_known && !why.is_starting() {
+            self.note("waiting", format!("{instance} waits: {why}"));
+        }
+    }
+
+    /// The platform can do nothing, or can again.
+    fn trouble(&mut self, why: Option<&Wait>) {
+        let is_news = match (&self.trouble, why) {
+            (Some(before), Some(why)) => !before.is_like(why),
+            (before, why) => before.is_some() != why.is_some(),
+        };
+        if is_news {
+            let text = why.map_or_else(|| "processes can be started again".into(), Wait::to_string);
+            self.note("platform", text);
+        }
+        self.trouble = why.cloned();
     }
 
     /// A process runs, and shall call us; it may have done so before the platform told of it.
@@ -351,7 +380,6 @@ impl Job {
         // Nobody shall wait for what it held.
         self.worlds.disown(worker);
         self.keep_holders();
-        let how = describe_end(how);
         match cause {
             Cause::Left => self.note("worker_ended", format!("worker-{worker} {how}")),
             Cause::Killed => self
@@ -427,13 +455,17 @@ impl Job {
 
     pub(super) fn note_order(&mut self, order: &Order, now: Time) {
         match order {
-            Order::Launch(instance) => {
+            Order::Launch { instance, memory_percent } => {
                 self.awaited.insert(*instance, now);
-                if self.started_at.is_some() {
+                if *memory_percent > 100 {
+                    let text =
+                        format!("{instance} is started with {memory_percent} % of the memory");
+                    self.note("launched", text);
+                } else if self.started_at.is_some() {
                     self.note("launched", format!("{instance} is started"));
                 }
             }
-            Order::Stop { instance, .. } => {
+            Order::Stop { instance, .. } | Order::Dismiss { instance, .. } => {
                 self.note("stopping", format!("{instance} is asked to leave"))
             }
             Order::Harm { .. } => {}
@@ -479,15 +511,5 @@ impl Job {
     /// The servers that hold a stream, with their process ids.
     pub fn connected_servers(&self) -> impl Iterator<Item = (PsId, u32)> + '_ {
         self.ps_peers.iter().filter(|(_, peer)| peer.is_connected).map(|(id, peer)| (*id, peer.pid))
-    }
-}
-
-fn describe_end(how: Ended) -> String {
-    match how {
-        Ended::Exit(0) => "ended".into(),
-        Ended::Exit(code) => format!("exited with code {code}"),
-        Ended::Signal(9) => "was killed (SIGKILL)".into(),
-        Ended::Signal(15) => "was terminated (SIGTERM)".into(),
-        Ended::Signal(signal) => format!("was ended by signal {signal}"),
     }
 }

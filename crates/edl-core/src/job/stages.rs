@@ -358,7 +358,7 @@ impl Job {
         let grace = if has_more { OWN_LOOP_GRACE } else { END_GRACE };
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         for instance in running {
-            self.effects.push(Effect::Platform(Order::Stop { instance, grace_ms }));
+            self.effects.push(Effect::Platform(Order::Dismiss { instance, grace_ms }));
         }
         self.effects.push(Effect::Ended(end));
     }

@@ -571,7 +571,7 @@ fn a_member_that_hangs_is_replaced_and_one_that_waits_for_it_is_not() {
     }
     let stopped = table.orders.iter().filter_map(|order| match order {
         Order::Stop { instance, .. } => Some(instance.id),
-        Order::Launch(_) | Order::Harm { .. } => None,
+        Order::Launch { .. } | Order::Dismiss { .. } | Order::Harm { .. } => None,
     });
     assert_eq!(stopped.collect::<Vec<_>>(), [0]);
 }

@@ -288,7 +288,7 @@ impl Site {
 
     fn obey(&mut self, order: Order) {
         match order {
-            Order::Launch(instance) => {
+            Order::Launch { instance, .. } => {
                 assert!(!self.instances.contains_key(&instance), "{instance} is started twice");
                 if self.scenario.crashes > 0 && self.kernel.chance(20) {
                     let error = "no process is left".into();
@@ -300,7 +300,7 @@ impl Site {
                 self.kernel.schedule(SITE, delay, Timer::Launched { instance, pid });
             }
             Order::Harm { .. } => panic!("nobody asks for harm here"),
-            Order::Stop { instance, grace_ms } => {
+            Order::Stop { instance, grace_ms } | Order::Dismiss { instance, grace_ms } => {
                 let Some(pid) = self.instances.get(&instance).copied() else { return };
                 let after = match grace_ms {
                     0 => self.kernel.between(0, 5),

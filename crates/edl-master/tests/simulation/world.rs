@@ -207,7 +207,7 @@ impl World {
 
     fn obey(&mut self, order: Order) {
         match order {
-            Order::Launch(instance) => {
+            Order::Launch { instance, .. } => {
                 assert!(!self.instances.contains_key(&instance), "{instance} is started twice");
                 if self.scenario.crashes > 0 && self.kernel.chance(20) {
                     let error = "no process is left".into();
@@ -219,7 +219,7 @@ impl World {
                 self.kernel.schedule(WORLD, delay, Timer::Launched { instance, pid });
             }
             Order::Harm { .. } => panic!("nobody asks for harm here"),
-            Order::Stop { instance, grace_ms } => {
+            Order::Stop { instance, grace_ms } | Order::Dismiss { instance, grace_ms } => {
                 let Some(pid) = self.instances.get(&instance).copied() else { return };
                 let is_frozen = self.processes.get(&pid).is_some_and(|slot| slot.is_frozen);
                 let after = match grace_ms {

@@ -90,9 +90,10 @@ mod tests {
         let report: Report = serde_json::from_str(&line).unwrap();
         assert_eq!(report, Report::Started { instance: worker, pid: 7 });
 
-        let order = serde_json::to_string(&Order::Launch(worker)).unwrap();
+        let launch = Order::Launch { instance: worker, memory_percent: 100 };
+        let order = serde_json::to_string(&launch).unwrap();
         their_out.write_all(format!("not an order\n{order}\n").as_bytes()).await.unwrap();
-        assert_eq!(link.order().await, Some(Order::Launch(worker)));
+        assert_eq!(link.order().await, Some(launch));
     }
 
     #[tokio::test]

@@ -293,11 +293,11 @@ impl Bench {
 
     fn obey(&mut self, order: &Order) -> Vec<Event> {
         match order {
-            Order::Launch(_) if self.holds_launches => Vec::new(),
-            Order::Launch(instance) => self.launch(*instance),
+            Order::Launch { .. } if self.holds_launches => Vec::new(),
+            Order::Launch { instance, .. } => self.launch(*instance),
             Order::Harm { .. } => Vec::new(),
             Order::Stop { instance, grace_ms: 0 } => self.kill(*instance, Ended::Signal(9)),
-            Order::Stop { instance, .. } => {
+            Order::Stop { instance, .. } | Order::Dismiss { instance, .. } => {
                 let mut events = Vec::new();
                 if let (Role::Worker, Some(worker)) =
                     (instance.role, self.workers.get(&instance.id))

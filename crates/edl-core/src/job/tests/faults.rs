@@ -399,7 +399,9 @@ fn an_export_under_way_is_not_begun_again_when_a_server_is_lost() {
                 }
                 Effect::Commit { cut, .. } => events.push(Event::Committed { cut }),
                 Effect::Export { .. } => n_exports += 1,
-                Effect::Platform(Order::Launch(instance)) => events.extend(bench.launch(instance)),
+                Effect::Platform(Order::Launch { instance, .. }) => {
+                    events.extend(bench.launch(instance));
+                }
                 Effect::Persist
                 | Effect::ToWorker(..)
                 | Effect::CloseWorker(..)

@@ -77,7 +77,7 @@ fn a_stop_without_a_checkpoint_ends_at_once() {
     bench.run_to(7);
     bench.handle(stop(false));
     assert_eq!((bench.ended.clone(), bench.committed.len()), (stopped(), 0));
-    let n_stops = bench.orders.iter().filter(|o| matches!(o, Order::Stop { .. })).count();
+    let n_stops = bench.orders.iter().filter(|o| matches!(o, Order::Dismiss { .. })).count();
     assert_eq!(n_stops, 4, "all processes are ended");
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::id::{Incarnation, WorkerId};
+use crate::instances::Instance;
 use crate::job::{Job, Stage, Worker};
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;
@@ -38,7 +39,8 @@ impl Job {
         let is_missing =
             |id: &InstanceId| id.role == Role::Worker && !workers.contains(&WorkerId(id.id));
         let is_late = now.since(since) >= GATHERING;
-        let missing = expected.filter(|(_, instance)| !instance.is_leaving);
+        let is_due = |instance: &Instance| !instance.is_leaving && !instance.is_stuck();
+        let missing = expected.filter(|(_, instance)| is_due(instance));
         let waits = !is_late && missing.map(|(id, _)| id).any(is_missing);
         if !waits {
             self.pace.gathering_since = None;

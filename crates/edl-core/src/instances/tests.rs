@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who is replaced and who is given up, after every kind of end.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::*;
+
+const W0: InstanceId = InstanceId { role: Role::Worker, id: 0 };
+
+fn started(workers: u32) -> Instances {
+    let mut instances = Instances::new(workers, 1, 2);
+    instances.report(&Report::Running(Vec::new()), Time::ZERO);
+    for order in instances.reconcile(Time::ZERO) {
+        let Order::Launch { instance, .. } = order else { panic!("nothing is too many") };
+        instances.report(&Report::Started { instance, pid: 100 + instance.id }, Time::ZERO);
+    }
+    instances
+}
+
+fn launch(instance: InstanceId) -> Order {
+    Order::Launch { instance, memory_percent: 100 }
+}
+
+fn ended(instance: InstanceId, pid: u32, how: Ended) -> Report {
+    Report::Ended { instance, pid, how }
+}
+
+#[test]
+fn a_killed_worker_is_replaced_at_once_under_a_new_number_and_not_counted() {
+    let mut instances = started(2);
+    for round in 0..10 {
+        let id = InstanceId { role: Role::Worker, id: round };
+        let pid = instances.running()[&id].pid.expect("it runs");
+        let cause = instances.report(&ended(id, pid, Ended::Signal(9)), Time::ZERO);
+        assert_eq!(cause, Some((id, Cause::Killed)));
+        let next = InstanceId { role: Role::Worker, id: round + 2 };
+        assert_eq!(instances.reconcile(Time::ZERO), [launch(next)]);
+        instances.report(&Report::Started { instance: next, pid: 200 + round }, Time::ZERO);
+    }
+    assert_eq!(instances.hopeless(), None);
+}
+
+#[test]
+fn a_worker_that_crashes_again_and_again_is_given_up() {
+    let mut instances = started(1);
+    let mut now = Time::ZERO;
+    for round in 0..3 {
+        assert_eq!(instances.hopeless(), None);
+        let id = InstanceId { role: Role::Worker, id: round };
+        let pid = instances.running()[&id].pid.expect("it runs");
+        instances.report(&ended(id, pid, Ended::Exit(101)), now);
+        assert!(instances.reconcile(now).is_empty(), "a crash is followed by a pause");
+        now = now + MAX_BACKOFF;
+        for order in instances.reconcile(now) {
+            let Order::Launch { instance, .. } = order else { panic!() };
+            instances.report(&Report::Started { instance, pid: 300 + round }, now);
+        }
+    }
+    assert!(instances.hopeless().is_some());
+}
+
+#[test]
+fn a_report_about_a_process_of_before_is_ignored() {
+    let mut instances = started(1);
+    assert_eq!(instances.report(&ended(W0, 999, Ended::Signal(9)), Time::ZERO), None);
+    assert!(instances.running().contains_key(&W0));
+}
+
+#[test]
+fn scaling_down_asks_the_youngest_to_leave() {
+    let mut instances = started(3);
+    instances.scale(1);
+    let stops = instances.reconcile(Time::ZERO);
+    assert_eq!(stops.len(), 2);
+    assert!(matches!(stops[0], Order::Stop { instance, .. } if instance.id == 1));
+    assert!(instances.reconcile(Time::ZERO).is_empty(), "they are leaving already");
+}
+
+#[test]
+fn whatever_is_explained_is_never_counted() {
+    let explained = [Ended::Preempted, Ended::Evicted, Ended::Deleted, Ended::NodeLost];
+    for how in explained {
+        let mut instances = started(1);
+        for round in 0..20 {
+            let id = InstanceId { role: Role::Worker, id: round };
+            let pid = instances.running()[&id].pid.expect("it runs");
+            let cause = instances.report(&ended(id, pid, how), Time::ZERO);
+            assert_eq!(cause, Some((id, Cause::Killed)), "{how:?}");
+            let next = InstanceId { role: Role::Worker, id: round + 1 };
+            assert_eq!(instances.reconcile(Time::ZERO), [launch(next)]);
+            instances.report(&Report::Started { instance: next, pid: 200 + round }, Time::ZERO);
+        }
+        assert_eq!(instances.hopeless(), None);
+    }
+}
+
+#[test]
+fn who_ran_out_of_memory_gets_more_of_it_until_that_explains_nothing() {
+    let mut instances = started(1);
+    let (mut now, mut shares) = (Time::ZERO, Vec::new());
+    for round in 0..20 {
+        if instances.hopeless().is_some() {
+            break;
+        }
+        let id = InstanceId { role: Role::Worker, id: round };
+        let pid = instances.running()[&id].pid.expect("it runs");
+        instances.report(&ended(id, pid, Ended::OutOfMemory), now);
+        now = now + MAX_BACKOFF;
+        for order in instances.reconcile(now) {
+            let Order::Launch { instance, memory_percent } = order else { panic!() };
+            shares.push(memory_percent);
+            instances.report(&Report::Started { instance, pid: 300 + round }, now);
+        }
+    }
+    assert_eq!(shares, [150, 225, 340, 500, 500, 500, 500]);
+    assert!(instances.hopeless().is_some(), "a leak must not be fed for ever");
+    assert_eq!(instances.memory_percent(Role::Ps), 100, "another part is not at fault");
+}
+
+#[test]
+fn who_is_about_to_leave_is_replaced_at_once() {
+    let mut instances = started(2);
+    let how = Ended::Preempted;
+    instances.report(&Report::Leaving { instance: W0, pid: 100, how }, Time::ZERO);
+    let next = InstanceId { role: Role::Worker, id: 2 };
+    assert_eq!(instances.reconcile(Time::ZERO), [launch(next)]);
+    let cause = instances.report(&ended(W0, 100, how), Time::ZERO);
+    assert_eq!(cause, Some((W0, Cause::Left)));
+    assert!(instances.reconcile(Time::ZERO).is_empty(), "it has its replacement");
+}
+
+#[test]
+fn who_waits_is_shown_with_its_reason_and_is_the_first_to_go() {
+    let mut instances = started(1);
+    instances.scale(3);
+    assert_eq!(instances.reconcile(Time::ZERO).len(), 2);
+    let [one, two] = [1, 2].map(|id| InstanceId { role: Role::Worker, id });
+    let why = Wait::Quota("exceeded quota".into());
+    instances.report(&Report::Waiting { instance: one, why: why.clone() }, Time::ZERO);
+    instances.report(&Report::Started { instance: two, pid: 7 }, Time::ZERO);
+    assert_eq!(instances.running()[&one].waits, Some(why));
+    assert!(instances.reconcile(Time::ZERO).is_empty(), "it is asked for already");
+    instances.scale(2);
+    let stops = instances.reconcile(Time::ZERO);
+    assert!(matches!(stops[..], [Order::Stop { instance, .. }] if instance == one), "{stops:?}");
+}
+
+fn any_end() -> impl Strategy<Value = Ended> {
+    select(vec![
+        Ended::Exit(0),
+        Ended::Exit(1),
+        Ended::Signal(9),
+        Ended::Signal(11),
+        Ended::Preempted,
+        Ended::Evicted,
+        Ended::OutOfMemory,
+        Ended::Deleted,
+        Ended::NodeLost,
+    ])
+}
+
+/// One thing that befalls the process at a place among those that run.
+#[derive(Clone, Debug)]
+enum Fate {
+    Ends(Ended),
+    Leaves,
+    Waits,
+    Starts,
+}
+
+fn any_fate() -> impl Strategy<Value = (usize, Fate)> {
+    let fate = prop_oneof![
+        any_end().prop_map(Fate::Ends),
+        Just(Fate::Leaves),
+        Just(Fate::Waits),
+        Just(Fate::Starts),
+    ];
+    (any::<usize>(), fate)
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_what_is_wanted_is_there_or_asked_for(
+        fates in proptest::collection::vec(any_fate(), 0..60),
+        workers in 0..5u32,
+    ) {
+        let mut instances = Instances::new(workers, 2, 1000);
+        instances.report(&Report::Running(Vec::new()), Time::ZERO);
+        let (mut now, mut next_pid, mut used) = (Time::ZERO, 1, BTreeMap::new());
+        for (place, fate) in fates {
+            let running: Vec<InstanceId> = instances.running().keys().copied().collect();
+            if let Some(instance) = running.get(place % running.len().max(1)).copied() {
+                let pid = instances.running()[&instance].pid.unwrap_or(0);
+                let report = match fate {
+                    Fate::Ends(how) => Report::Ended { instance, pid, how },
+                    Fate::Leaves => Report::Leaving { instance, pid, how: Ended::Deleted },
+                    Fate::Waits => Report::Waiting { instance, why: Wait::Starting },
+                    Fate::Starts => {
+                        next_pid += 1;
+                        Report::Started { instance, pid: next_pid }
+                    }
+                };
+                instances.report(&report, now);
+            }
+            now = now + MAX_BACKOFF;
+            for order in instances.reconcile(now) {
+                let Order::Launch { instance, memory_percent } = order else { continue };
+                prop_assert!((100..=500).contains(&memory_percent));
+                if instance.role == Role::Worker {
+                    prop_assert!(used.insert(instance, ()).is_none(), "a number is used once");
+                }
+            }
+            let staying = instances.staying_workers().len();
+            prop_assert_eq!(staying, workers as usize);
+            let servers = instances.running().keys().filter(|id| id.role == Role::Ps).count();
+            prop_assert_eq!(servers, 2);
+        }
+    }
+}
