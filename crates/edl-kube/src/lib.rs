@@ -3,6 +3,13 @@
 //! master in a pod gets its parameter servers and workers.
 
 pub mod adopt;
+mod calls;
 pub mod client;
+pub mod facts;
+pub mod inside;
 pub mod manifest;
 pub mod names;
+pub mod platform;
+pub mod rescue;
+
+pub use kube::Client;

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The calls to the API server, each with a deadline and an answer that says what it means.
+
+use std::time::Duration;
+
+use edl_core::platform::InstanceId;
+use edl_core::pod::Wait;
+use edl_core::spec::JobSpec;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use tokio::time::timeout;
+
+use crate::manifest::{self, PodExtras};
+use crate::names;
+
+/// An API server that takes longer does not answer.
+const CALL_LIMIT: Duration = Duration::from_secs(8);
+
+/// The pods of one job.
+#[derive(Clone)]
+pub(crate) struct Pods {
+    api: Api<Pod>,
+    spec: JobSpec,
+}
+
+/// What became of a call.
+pub(crate) enum Answer {
+    Created(InstanceId, Box<Pod>),
+    /// A pod of this name is there.
+    NameTaken(InstanceId),
+    Refused(InstanceId, Wait),
+    Deleted,
+    NotDeleted(Wait),
+}
+
+impl Pods {
+    pub(crate) fn new(api: Api<Pod>, spec: JobSpec) -> Self {
+        Self { api, spec }
+    }
+
+    pub(crate) async fn create(self, instance: InstanceId, extras: PodExtras) -> Answer {
+        let pod = match manifest::pod(&self.spec, instance, &extras) {
+            Ok(pod) => pod,
+            Err(error) => return Answer::Refused(instance, Wait::Refused(error.to_string())),
+        };
+        match self.post(&pod).await {
+            Ok(pod) => Answer::Created(instance, Box::new(pod)),
+            Err(None) => Answer::NameTaken(instance),
+            Err(Some(why)) => Answer::Refused(instance, why),
+        }
+    }
+
+    /// Makes a pod; no reason means that its name is taken.
+    pub(crate) async fn post(&self, pod: &Pod) -> Result<Pod, Option<Wait>> {
+        let params = PostParams::default();
+        match timeout(CALL_LIMIT, self.api.create(&params, pod)).await {
+            Ok(Ok(pod)) => Ok(pod),
+            Ok(Err(kube::Error::Api(status))) if status.reason == "AlreadyExists" => Err(None),
+            Ok(Err(error)) => Err(Some(wait_of(&error))),
+            Err(_) => Err(Some(late())),
+        }
+    }
+
+    /// Deletes this very pod, and never one of the same name that came after it.
+    pub(crate) async fn delete(self, instance: InstanceId, uid: String, grace: Duration) -> Answer {
+        let secs = u32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
+        let params = DeleteParams {
+            grace_period_seconds: Some(secs),
+            preconditions: Some(Preconditions { uid: Some(uid), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        let name = names::pod(&self.spec.job_name, instance);
+        match timeout(CALL_LIMIT, self.api.delete(&name, &params)).await {
+            Ok(Ok(_)) => Answer::Deleted,
+            // It is gone, or another one has its name.
+            Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
+                Answer::Deleted
+            }
+            Ok(Err(error)) => Answer::NotDeleted(wait_of(&error)),
+            Err(_) => Answer::NotDeleted(late()),
+        }
+    }
+
+    pub(crate) async fn get(&self, instance: InstanceId) -> Result<Option<Pod>, Wait> {
+        let name = names::pod(&self.spec.job_name, instance);
+        match timeout(CALL_LIMIT, self.api.get_opt(&name)).await {
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(error)) => Err(wait_of(&error)),
+            Err(_) => Err(late()),
+        }
+    }
+}
+
+/// What an error of a call means for what was asked for.
+pub(crate) fn wait_of(error: &kube::Error) -> Wait {
+    if let kube::Error::Api(status) = error {
+        return Wait::of_refusal(status.code, &status.message);
+    }
+    Wait::Unreachable(edl_core::error::chain(error))
+}
+
+fn late() -> Wait {
+    Wait::Unreachable(format!("no answer within {} s", CALL_LIMIT.as_secs()))
+}

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The platform under a master in a pod: does what the master orders by making and deleting pods,
+//! and tells it what becomes of them.
+//!
+//! Nothing is decided here about the job. What cannot be made yet, for want of quota or rights, is
+//! tried again for as long as the master wants it.
+
+mod roster;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use edl_core::platform::{Ended, InstanceId, Order, Report, Role};
+use edl_core::pod::{State, Wait};
+use edl_core::spec::JobSpec;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+use tokio_stream::{Stream, StreamExt as _};
+
+use crate::calls::{Answer, Pods, wait_of};
+use crate::manifest::PodExtras;
+use crate::{facts, names};
+use roster::{Roster, Seen};
+
+/// How often overdue pods, due tries and graces are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// What cannot be made is tried again after this, doubled up to the second one.
+const FIRST_BACKOFF: Duration = Duration::from_millis(500);
+const LAST_BACKOFF: Duration = Duration::from_secs(8);
+/// The name of a pod that has ended is free in a moment.
+const NAME_BACKOFF: Duration = Duration::from_millis(200);
+/// Kubernetes' own, for pods that do not say.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+
+/// What a platform is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub spec: JobSpec,
+    pub namespace: String,
+    /// The uid of the pod that this master runs in; none if it runs in no pod.
+    pub master_uid: Option<String>,
+    /// Variables of the master's own that its pods get, too.
+    pub env: Vec<(String, String)>,
+}
+
+/// Why a platform ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The master wants nothing more.
+    Done,
+    /// Another master took this one's place, or will: this one must not say a word any more.
+    Superseded,
+}
+
+/// Serves a master until it has no more orders and its pods have gone, or until its own pod is
+/// deleted.
+pub async fn run(
+    client: Client,
+    config: Config,
+    orders: mpsc::Receiver<Order>,
+    reports: mpsc::Sender<Report>,
+) -> End {
+    let api: Api<Pod> = Api::namespaced(client, &config.namespace);
+    let watch = watcher::Config::default().labels(&names::selector(&config.spec.job_name));
+    let events = watcher(api.clone(), watch);
+    let platform = Platform {
+        pods: Pods::new(api, config.spec.clone()),
+        config,
+        reports,
+        roster: Roster::default(),
+        attempts: BTreeMap::new(),
+        dismissed: BTreeMap::new(),
+        owner: Vec::new(),
+        calls: JoinSet::new(),
+        trouble: None,
+        end: None,
+    };
+    platform.run(orders, events).await
+}
+
+struct Platform {
+    config: Config,
+    pods: Pods,
+    reports: mpsc::Sender<Report>,
+    roster: Roster,
+    /// Pods that are to be made.
+    attempts: BTreeMap<InstanceId, Attempt>,
+    /// Pods that have been told that the job is over, and how long they may take.
+    dismissed: BTreeMap<InstanceId, Instant>,
+    /// What owns the master's pod owns the others, too.
+    owner: Vec<OwnerReference>,
+    calls: JoinSet<Answer>,
+    /// The last trouble with the API server itself.
+    trouble: Option<Wait>,
+    end: Option<End>,
+}
+
+struct Attempt {
+    memory_percent: u32,
+    not_before: Instant,
+    backoff: Duration,
+    is_under_way: bool,
+    told: Option<Wait>,
+}
+
+impl Platform {
+    async fn run(
+        mut self,
+        mut orders: mpsc::Receiver<Order>,
+        events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>,
+    ) -> End {
+        let mut events = std::pin::pin!(events);
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut backoff, mut watch_at) = (FIRST_BACKOFF, tokio::time::Instant::now());
+        let mut has_orders = true;
+        loop {
+            tokio::select! {
+                order = orders.recv(), if has_orders => match order {
+                    Some(order) => self.obey(order, Instant::now()),
+                    None => has_orders = false,
+                },
+                Some(event) = next_at(&mut events, watch_at) => match event {
+                    Ok(event) => {
+                        (backoff, watch_at) = (FIRST_BACKOFF, tokio::time::Instant::now());
+                        self.watched(event, Instant::now()).await;
+                    }
+                    Err(error) => {
+                        self.watch_failed(&error).await;
+                        watch_at = tokio::time::Instant::now() + backoff;
+                        backoff = (backoff * 2).min(LAST_BACKOFF);
+                    }
+                },
+                Some(answer) = self.calls.join_next() => {
+                    // A panic has been printed; the call is as good as lost, and tried again.
+                    if let Ok(answer) = answer {
+                        self.answered(answer, Instant::now()).await;
+                    }
+                }
+                _ = ticks.tick() => self.tick(Instant::now()),
+            }
+            if let Some(end) = self.end {
+                return end;
+            }
+            if !has_orders && self.is_over() {
+                return End::Done;
+            }
+        }
+    }
+
+    /// Whether everybody who was told of the job's end has gone.
+    fn is_over(&self) -> bool {
+        let is_there = |id: &InstanceId| self.roster.living(*id).is_some();
+        self.calls.is_empty() && !self.dismissed.keys().any(is_there)
+    }
+
+    fn obey(&mut self, order: Order, now: Instant) {
+        match order {
+            Order::Launch { instance, memory_percent } => {
+                self.roster.want(instance);
+                let attempt = Attempt {
+                    memory_percent,
+                    not_before: now,
+                    backoff: FIRST_BACKOFF,
+                    is_under_way: false,
+                    told: None,
+                };
+                self.attempts.insert(instance, attempt);
+                self.try_all(now);
+            }
+            Order::Stop { instance, grace_ms } => {
+                self.stop(instance, Duration::from_millis(grace_ms));
+            }
+            Order::Dismiss { instance, grace_ms } => {
+                if self.roster.is_running(instance) {
+                    self.roster.dismissed(instance);
+                    self.dismissed.insert(instance, now + Duration::from_millis(grace_ms));
+                } else {
+                    // It would come when nobody waits for it any more.
+                    self.stop(instance, Duration::ZERO);
+                }
+            }
+        }
+    }
+
+    fn stop(&mut self, instance: InstanceId, grace: Duration) {
+        let was_to_come = self.attempts.remove(&instance).is_some();
+        if let Some(uid) = self.roster.living(instance).map(str::to_owned) {
+            self.roster.dismissed(instance);
+            self.delete(instance, uid, grace);
+        } else if was_to_come {
+            self.roster.forget(instance);
+            // If it is just being made, it is a stray when it comes.
+            self.report(Report::Ended { instance, pid: 0, how: Ended::Deleted });
+        }
+    }
+
+    fn delete(&mut self, instance: InstanceId, uid: String, grace: Duration) {
+        self.calls.spawn(self.pods.clone().delete(instance, uid, grace));
+    }
+
+    /// Makes every pod whose time has come.
+    fn try_all(&mut self, now: Instant) {
+        for (instance, attempt) in &mut self.attempts {
+            if attempt.is_under_way || attempt.not_before > now {
+                continue;
+            }
+            if let Some(uid) = self.roster.remains(*instance) {
+                // Its name is needed.
+                let uid = uid.to_owned();
+                self.calls.spawn(self.pods.clone().delete(*instance, uid, Duration::ZERO));
+                attempt.not_before = now + NAME_BACKOFF;
+                continue;
+            }
+            attempt.is_under_way = true;
+            let extras = PodExtras {
+                owner: self.owner.first().cloned(),
+                memory_factor: f64::from(attempt.memory_percent) / 100.0,
+                env: self.config.env.clone(),
+                ..PodExtras::default()
+            };
+            self.calls.spawn(self.pods.clone().create(*instance, extras));
+        }
+    }
+
+    async fn answered(&mut self, answer: Answer, now: Instant) {
+        match answer {
+            Answer::Created(instance, pod) => {
+                self.attempts.remove(&instance);
+                if let Some(seen) = seen(&pod) {
+                    let reports = self.roster.seen(seen, now);
+                    self.report_all(reports).await;
+                }
+            }
+            Answer::NameTaken(instance) => self.try_later(instance, None, now),
+            Answer::Refused(instance, why) => self.try_later(instance, Some(why), now),
+            Answer::Deleted => {}
+            Answer::NotDeleted(why) => {
+                tracing::warn!(%why, "a pod could not be deleted");
+                self.troubled(why).await;
+            }
+        }
+        self.try_all(now);
+    }
+
+    /// Tries to make a pod again after a while, and tells why it takes so long.
+    fn try_later(&mut self, instance: InstanceId, why: Option<Wait>, now: Instant) {
+        let Some(attempt) = self.attempts.get_mut(&instance) else { return };
+        attempt.is_under_way = false;
+        let Some(why) = why else {
+            attempt.not_before = now + NAME_BACKOFF;
+            return;
+        };
+        attempt.not_before = now + attempt.backoff;
+        attempt.backoff = (attempt.backoff * 2).min(LAST_BACKOFF);
+        if attempt.told.as_ref() != Some(&why) {
+            attempt.told = Some(why.clone());
+            self.report(Report::Waiting { instance, why });
+        }
+    }
+
+    async fn watched(&mut self, event: watcher::Event<Pod>, now: Instant) {
+        if self.trouble.take().is_some() {
+            self.report(Report::Trouble(None));
+        }
+        let reports = match event {
+            watcher::Event::Init => {
+                self.roster.list_begins();
+                Vec::new()
+            }
+            watcher::Event::InitApply(pod) | watcher::Event::Apply(pod) => self.seen(&pod, now),
+            watcher::Event::Delete(pod) => self.gone(&pod),
+            watcher::Event::InitDone => self.roster.list_ends(),
+        };
+        self.report_all(reports).await;
+        for (instance, uid) in self.roster.strays() {
+            if !self.attempts.contains_key(&instance) {
+                tracing::warn!(%instance, "a pod that nobody ordered is deleted");
+                self.delete(instance, uid, Duration::ZERO);
+            }
+        }
+    }
+
+    fn seen(&mut self, pod: &Pod, now: Instant) -> Vec<Report> {
+        let Some(seen) = seen(pod) else { return Vec::new() };
+        if seen.instance.role == Role::Master {
+            self.look_at_master(pod, &seen);
+            return Vec::new();
+        }
+        // It was made, although the answer did not reach us.
+        if self.roster.wants(seen.instance) && !matches!(seen.facts.state(), State::Ended(_)) {
+            self.attempts.remove(&seen.instance);
+        }
+        self.roster.seen(seen, now)
+    }
+
+    fn gone(&mut self, pod: &Pod) -> Vec<Report> {
+        let Some(mut seen) = seen(pod) else { return Vec::new() };
+        if seen.instance.role == Role::Master {
+            if self.is_my_pod(&seen) {
+                self.end = Some(End::Superseded);
+            }
+            return Vec::new();
+        }
+        seen.facts.is_gone = true;
+        self.roster.gone(seen)
+    }
+
+    /// Our own pod. When it is deleted, perhaps with all the others, nothing new may be made: the
+    /// next master decides. Its deletion is seen before that of pods deleted after it.
+    fn look_at_master(&mut self, pod: &Pod, seen: &Seen) {
+        let is_other = self.config.master_uid.is_some() && !self.is_my_pod(seen);
+        let has_ended = matches!(seen.facts.state(), State::Ended(_));
+        if is_other && !has_ended || self.is_my_pod(seen) && seen.facts.is_leaving {
+            self.end = Some(End::Superseded);
+        }
+        self.owner = pod.metadata.owner_references.clone().unwrap_or_default();
+    }
+
+    fn is_my_pod(&self, seen: &Seen) -> bool {
+        self.config.master_uid.as_ref() == Some(&seen.uid)
+    }
+
+    async fn watch_failed(&mut self, error: &watcher::Error) {
+        let why = match error {
+            watcher::Error::InitialListFailed(error)
+            | watcher::Error::WatchStartFailed(error)
+            | watcher::Error::WatchFailed(error) => wait_of(error),
+            // The list that follows makes good for it.
+            watcher::Error::WatchError(status) if status.code == 410 => return,
+            watcher::Error::WatchError(status) => Wait::of_refusal(status.code, &status.message),
+            watcher::Error::NoResourceVersion => Wait::Unreachable(error.to_string()),
+        };
+        self.troubled(why).await;
+    }
+
+    async fn troubled(&mut self, why: Wait) {
+        if self.trouble.as_ref() != Some(&why) {
+            tracing::warn!("{why}");
+            self.trouble = Some(why.clone());
+            self.report_all(vec![Report::Trouble(Some(why))]).await;
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.try_all(now);
+        for (instance, uid) in self.roster.overdue(now) {
+            self.delete(instance, uid, Duration::ZERO);
+        }
+        let late = self.dismissed.extract_if(.., |_, until| *until <= now);
+        let late: BTreeSet<InstanceId> = late.map(|(id, _)| id).collect();
+        for instance in late {
+            self.stop(instance, Duration::ZERO);
+        }
+    }
+
+    /// Reports from within an order; the master reads as fast as it orders.
+    fn report(&self, report: Report) {
+        if self.reports.try_send(report).is_err() {
+            tracing::warn!("the master does not read its platform's reports");
+        }
+    }
+
+    async fn report_all(&self, reports: Vec<Report>) {
+        for report in reports {
+            tracing::debug!(?report, "platform");
+            // A master that is gone needs no reports.
+            let _ = self.reports.send(report).await;
+        }
+    }
+}
+
+fn seen(pod: &Pod) -> Option<Seen> {
+    let spec_grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+    let grace = pod.metadata.deletion_grace_period_seconds.or(spec_grace);
+    Some(Seen {
+        instance: names::instance(pod.metadata.labels.as_ref()?)?,
+        uid: pod.metadata.uid.clone()?,
+        facts: facts::of(pod),
+        grace: grace
+            .and_then(|secs| u64::try_from(secs).ok())
+            .map_or(DEFAULT_GRACE, Duration::from_secs),
+    })
+}
+
+async fn next_at<S: Stream + Unpin>(events: &mut S, at: tokio::time::Instant) -> Option<S::Item> {
+    tokio::time::sleep_until(at).await;
+    events.next().await
+}
+
+#[cfg(test)]
+mod tests;
