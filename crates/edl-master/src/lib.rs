@@ -23,9 +23,9 @@ mod store;
 mod tensorboard;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use edl_core::job::{self, End};
 use edl_core::spec::{Invalid, JobSpec, JobType};
@@ -40,6 +40,9 @@ use self::engine::Engine;
 pub use self::page::report;
 use self::store::Store;
 
+/// Between two tries to open a store that another master holds.
+const STORE_PAUSE: Duration = Duration::from_millis(200);
+
 /// What a master is started with.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -51,6 +54,10 @@ pub struct Config {
     pub spec: JobSpec,
     /// The first start of a resumed job: what ended it before is forgotten.
     pub resume: bool,
+    /// The address that others reach it at, if it listens everywhere.
+    pub ip: Option<IpAddr>,
+    /// How long a master of before may still hold the job's store.
+    pub store_patience: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -104,14 +111,20 @@ pub async fn run(
     let listener = bind(&config.listen).await?;
     let http_listener = bind(&config.http_listen).await?;
     let local = |listener: &TcpListener, address: &str| {
-        listener.local_addr().map_err(|source| Error::Listen { address: address.into(), source })
+        let mut found = listener
+            .local_addr()
+            .map_err(|source| Error::Listen { address: address.into(), source })?;
+        if let (true, Some(ip)) = (found.ip().is_unspecified(), config.ip) {
+            found.set_ip(ip);
+        }
+        Ok::<_, Error>(found)
     };
     let addresses = Addresses {
         control: local(&listener, &config.listen)?,
         http: local(&http_listener, &config.http_listen)?,
     };
     let data = open_data(&config.spec)?;
-    let (store, opened) = Store::open(&config.job_dir.join("master.redb"))?;
+    let (store, opened) = open_store(&config).await?;
     opened.spec.as_ref().map_or(Ok(()), |before| config.spec.check_resumed(before))?;
     if opened.fingerprint.as_ref().is_some_and(|before| *before != data.fingerprint) {
         return Err(Error::DataChanged { which: "training" });
@@ -135,6 +148,19 @@ pub async fn run(
     let engine =
         Engine::new(config, job_config, durable, opened.run, data, store, addresses, origin);
     engine.run(listener, http_listener, orders, reports, shutdown).await
+}
+
+/// Opens the job's store, once nobody else has it open.
+async fn open_store(config: &Config) -> Result<(Store, store::Opened), Error> {
+    let (path, start) = (config.job_dir.join("master.redb"), Instant::now());
+    loop {
+        match Store::open(&path) {
+            Err(store::Error::InUse { .. }) if start.elapsed() < config.store_patience => {
+                tokio::time::sleep(STORE_PAUSE).await;
+            }
+            opened => return Ok(opened?),
+        }
+    }
 }
 
 async fn bind(address: &str) -> Result<TcpListener, Error> {

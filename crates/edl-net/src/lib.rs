@@ -9,6 +9,7 @@ pub mod fuzz;
 pub mod handshake;
 pub mod key;
 pub mod mesh;
+pub mod place;
 pub mod seal;
 mod spent;
 pub mod tls;

@@ -31,23 +31,25 @@ impl Listeners {
         let listen = |source| Error::Listen { address: config.listen.clone(), source };
         let tcp = TcpListener::bind(&config.listen).await.map_err(listen)?;
         let local = tcp.local_addr().map_err(listen)?;
-        let address = SocketAddr::new(reachable(local.ip(), &config.master_addr), local.port());
-        let (unix, unix_path, folder) = bind_unix(&config.job_dir, config.ps)?;
+        let ip = config.place.ip.unwrap_or_else(|| reachable(local.ip(), &config.master_addr));
+        let address = SocketAddr::new(ip, local.port());
+        let folder = config.place.sockets.clone().unwrap_or_else(|| config.job_dir.join("run"));
+        let (unix, unix_path, folder) = bind_unix(&folder, config.ps)?;
         Ok(Self { tcp, unix, address: address.to_string(), unix_path, _folder: folder })
     }
 }
 
-/// Binds the server's socket in the job's folder; in a private temporary folder if that is too
-/// deep, or on a file system without sockets.
-fn bind_unix(job_dir: &Path, ps: PsId) -> Result<(UnixListener, PathBuf, Option<TempDir>), Error> {
+/// Binds the server's socket in this folder; in a private temporary one if that is too deep, or
+/// on a file system without sockets.
+fn bind_unix(folder: &Path, ps: PsId) -> Result<(UnixListener, PathBuf, Option<TempDir>), Error> {
     let name = format!("ps-{ps}.sock");
     let failed = |source| Error::Listen { address: name.clone(), source };
-    let folder = std::path::absolute(job_dir.join("run")).map_err(failed)?;
+    let folder = std::path::absolute(folder).map_err(failed)?;
     let path = folder.join(&name);
     if path.as_os_str().len() <= MAX_SOCKET_PATH {
         match bind_in(&folder, &path) {
             Ok(listener) => return Ok((listener, path, None)),
-            Err(error) => tracing::warn!(%error, "no socket in the job's folder"),
+            Err(error) => tracing::warn!(%error, "no socket in its folder"),
         }
     }
     let private = std::fs::Permissions::from_mode(0o700);
@@ -92,7 +94,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         for _ in 0..2 {
             // The second time over the file that the first one left.
-            let (_, path, folder) = bind_unix(root.path(), PsId(3)).unwrap();
+            let (_, path, folder) = bind_unix(&root.path().join("run"), PsId(3)).unwrap();
             assert_eq!(path, root.path().join("run/ps-3.sock"));
             assert!(folder.is_none());
         }

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 
 use edl_core::id::PsId;
 use edl_net::key::JobKey;
+use edl_net::place::Place;
 
 pub use serve::Front;
 pub use session::run;
@@ -36,6 +37,7 @@ pub struct Config {
     pub listen: String,
     /// Owner threads; 0 = one per core.
     pub threads: usize,
+    pub place: Place,
 }
 
 /// Why a parameter server ended other than by order.

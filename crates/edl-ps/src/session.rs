@@ -154,6 +154,7 @@ impl Member {
                     return Ok(());
                 }
                 Ended::Broken(reason) => {
+                    self.config.place.master_answers(false);
                     if self.is_welcome {
                         (attempt, backoff) = (0, FIRST_BACKOFF);
                     }
@@ -193,6 +194,7 @@ impl Member {
                                 return Ok(Ended::Broken(reason));
                             }
                             self.is_welcome = true;
+                            self.config.place.master_answers(true);
                             heartbeat = heartbeats(self.heartbeat());
                         }
                         Some(ps_command::Kind::Stop(stop)) => {
@@ -265,7 +267,7 @@ impl Member {
                 protocol: CONTROL_PROTOCOL,
                 ps: self.config.ps.0,
                 incarnation: self.incarnation,
-                pid: std::process::id(),
+                pid: self.config.place.pid,
                 address: self.address.clone(),
                 unix_path: self.unix_path.clone(),
                 generation: generation.0,

@@ -33,6 +33,7 @@ use std::path::PathBuf;
 use edl_core::id::WorkerId;
 use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
+use edl_net::place::Place;
 use edl_tensor::model::Model;
 use tokio_util::sync::CancellationToken;
 
@@ -47,6 +48,7 @@ pub struct Config {
     pub master_addr: String,
     pub key: JobKey,
     pub job_dir: PathBuf,
+    pub place: Place,
 }
 
 /// Builds the model that a job names. It runs on the thread that will use the model.

@@ -143,6 +143,7 @@ impl Session {
                 Err(End::Over(result)) => return result,
                 Err(End::Broken(reason)) => reason,
             };
+            self.config.place.master_answers(false);
             let limit = self.limits.master;
             if seen.elapsed() >= limit {
                 return Err(Error::MasterLost { limit, reason });
@@ -185,7 +186,7 @@ impl Session {
             protocol: edl_net::CONTROL_PROTOCOL,
             worker: self.config.worker.0,
             incarnation: self.incarnation.0,
-            pid: std::process::id(),
+            pid: self.config.place.pid,
         };
         // Later on it may be a stranger who was given the port of a master that is restarted.
         let is_first = self.job.is_none();
@@ -233,7 +234,10 @@ impl Session {
                 command = stream.commands.message() => match command {
                     Ok(Some(proto::WorkerCommand { kind: Some(Command::Welcome(welcome)) })) => {
                         match self.welcome(welcome) {
-                            Ok(()) => stream.is_welcome = true,
+                            Ok(()) => {
+                                stream.is_welcome = true;
+                                self.config.place.master_answers(true);
+                            }
                             Err(error) => return End::Over(Err(error)),
                         }
                         heartbeat = interval(self.heartbeat());

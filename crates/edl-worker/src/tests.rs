@@ -12,6 +12,7 @@ use edl_core::id::{BatchId, Generation, WorkerId};
 use edl_core::metric::{Measures, Metric};
 use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
+use edl_net::place::Place;
 use edl_net::proto::{self, worker_command as command, worker_message::Kind};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
@@ -79,6 +80,7 @@ impl Stage {
             master_addr: master.address.to_string(),
             key,
             job_dir: job_dir.path().into(),
+            place: Place::default(),
         };
         let (dial, model) = (servers.clone(), ToyModel::new(servers.clone()));
         let edges = Edges {

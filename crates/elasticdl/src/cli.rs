@@ -109,6 +109,9 @@ pub(crate) enum Command {
     /// Says what the model of the job on standard input is made of
     #[command(hide = true)]
     Describe,
+    /// A process of a job inside a container
+    #[command(hide = true)]
+    Pod { part: crate::pod::Part },
 }
 
 const CHAOS_EXAMPLES: &str = "\

@@ -41,6 +41,7 @@ mod logs;
 mod models;
 mod own_loop;
 mod paths;
+mod pod;
 mod processes;
 mod python;
 mod report;
@@ -124,6 +125,7 @@ fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
         Command::Worker(args) => by_hand::worker(&args),
         Command::Supervise(args) => detach::supervise(&args, out),
         Command::Describe => python::tell(out),
+        Command::Pod { part } => pod::run(part),
         Command::Init(args) => init::run(&args, out),
         Command::Status(args) => status::run(&args, out),
         Command::Attach(args) => attach::run(&args, out),

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use edl_core::id::{PsId, WorkerId};
 use edl_core::job::End;
 use edl_net::key::JobKey;
+use edl_net::place::Place;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::io::BufReader;
 use tokio::net::unix::pipe::{Receiver, Sender};
@@ -61,6 +62,8 @@ pub(crate) fn master_config(
         key: job.key()?,
         spec,
         resume,
+        ip: None,
+        store_patience: Duration::ZERO,
     })
 }
 
@@ -105,7 +108,9 @@ fn is_lasting(error: &edl_master::Error) -> bool {
 pub(crate) fn ps(id: u32, port: u16, joined: Joined, supervised: bool) -> anyhow::Result<Exit> {
     let Joined { master_addr, key, job_dir, .. } = joined;
     let listen = format!("{HOST}:{port}");
-    let config = edl_ps::Config { ps: PsId(id), master_addr, key, job_dir, listen, threads: 0 };
+    let place = Place::default();
+    let config =
+        edl_ps::Config { ps: PsId(id), master_addr, key, job_dir, listen, threads: 0, place };
     run(supervised, |shutdown| async move { Ok(Box::pin(edl_ps::run(config, shutdown)).await?) })
 }
 
@@ -135,7 +140,7 @@ pub(crate) fn worker_config(
     key: JobKey,
     job_dir: PathBuf,
 ) -> edl_worker::Config {
-    edl_worker::Config { worker, master_addr, key, job_dir }
+    edl_worker::Config { worker, master_addr, key, job_dir, place: Place::default() }
 }
 
 /// Opens the job's model on the thread that computes.
@@ -143,7 +148,10 @@ pub(crate) fn open_model() -> edl_worker::OpenModel {
     Box::new(crate::models::open)
 }
 
-fn run<F>(supervised: bool, body: impl FnOnce(CancellationToken) -> F) -> anyhow::Result<Exit>
+pub(crate) fn run<F>(
+    supervised: bool,
+    body: impl FnOnce(CancellationToken) -> F,
+) -> anyhow::Result<Exit>
 where
     F: Future<Output = anyhow::Result<()>>,
 {
@@ -167,7 +175,7 @@ where
     }
 }
 
-fn runtime(n_threads: usize) -> anyhow::Result<Runtime> {
+pub(crate) fn runtime(n_threads: usize) -> anyhow::Result<Runtime> {
     let runtime = Builder::new_multi_thread().worker_threads(n_threads).enable_all().build();
     runtime.context("cannot start the async runtime")
 }
@@ -192,7 +200,7 @@ fn leave_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
 }
 
 /// The first signal asks to leave; a second one leaves at once.
-fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<JoinSet<()>> {
+pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
     for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
         let mut signals = signal(kind).context("cannot listen for signals")?;

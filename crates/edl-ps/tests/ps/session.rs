@@ -9,6 +9,7 @@ use edl_core::id::PsId;
 use edl_core::optimizer::OptimizerSpec;
 use edl_core::spec::JobSpec;
 use edl_net::data::{Route, ServerRoute, Versions};
+use edl_net::place::Place;
 use edl_net::proto::master_server::{Master, MasterServer};
 use edl_net::proto::ps_command::Kind as Order;
 use edl_net::proto::ps_message::Kind as Message;
@@ -109,6 +110,7 @@ async fn stage() -> Stage {
         job_dir: folder.path().into(),
         listen: "127.0.0.1:0".into(),
         threads: 2,
+        place: Place::default(),
     };
     let shutdown = CancellationToken::new();
     let mut ended = JoinSet::new();

@@ -22,6 +22,7 @@ fn published(job_dir: &Path) -> Option<String> {
 mod tests {
     use edl_core::id::WorkerId;
     use edl_net::key::JobKey;
+    use edl_net::place::Place;
 
     use super::*;
 
@@ -33,6 +34,7 @@ mod tests {
             master_addr: "old:1".into(),
             key: JobKey::from_bytes([0; 32]),
             job_dir: folder.path().into(),
+            place: Place::default(),
         };
         assert_eq!(choose(&config, 1), "old:1", "no file");
         std::fs::write(folder.path().join("master.json"), r#"{"address": "new:2", "pid": 7}"#)

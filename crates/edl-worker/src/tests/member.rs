@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use edl_core::id::WorkerId;
 use edl_core::spec::{JobSpec, Strategy};
+use edl_net::place::Place;
 use edl_net::proto::{self, worker_command as command, worker_message::Kind};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
@@ -40,6 +41,7 @@ impl Stage {
             master_addr: master.address.to_string(),
             key,
             job_dir: job_dir.path().into(),
+            place: Place::default(),
         };
         let gate = Gate::default();
         let shut = gate.clone();

@@ -104,6 +104,22 @@ impl Home {
     }
 }
 
+impl Job {
+    /// The job in a folder that all its pods see; made if it is not there yet. What describes the
+    /// job is held elsewhere, and what the folder says of it is brought up to date.
+    pub(crate) fn in_folder(dir: &Path, spec: &JobSpec) -> anyhow::Result<Self> {
+        let unusable = |error: &dyn std::fmt::Display| {
+            refuse(format!(
+                "cannot use the job folder `{}`: {error}; give a --volume that the job may write to",
+                dir.display()
+            ))
+        };
+        private_dir(&dir.join("logs"), true).map_err(|error| unusable(&error))?;
+        write_json(dir, "job.json", spec).map_err(|error| unusable(&format_args!("{error:#}")))?;
+        Self::open(dir).with_context(|| format!("`{}` is gone already", dir.display()))
+    }
+}
+
 fn fill(draft: &Path, spec: &JobSpec) -> anyhow::Result<()> {
     private_dir(draft, false)?;
     private_dir(&draft.join("logs"), false)?;

@@ -15,7 +15,7 @@ const MAX_ORDERS: usize = 64;
 pub(crate) struct Link {
     reports: mpsc::Sender<Report>,
     orders: mpsc::Receiver<Order>,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl Link {
@@ -28,7 +28,12 @@ impl Link {
         let mut tasks = JoinSet::new();
         tasks.spawn(write_reports(stdin, report_queue));
         tasks.spawn(read_orders(stdout, order_queue));
-        Self { reports, orders, _tasks: tasks }
+        Self { reports, orders, tasks }
+    }
+
+    /// Both queues, and the tasks that serve them until they are dropped.
+    pub(crate) fn into_parts(self) -> (mpsc::Sender<Report>, mpsc::Receiver<Order>, JoinSet<()>) {
+        (self.reports, self.orders, self.tasks)
     }
 
     /// Sends a report; `false` if the master has not read the others for long.

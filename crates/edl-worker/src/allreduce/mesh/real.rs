@@ -2,7 +2,7 @@
 //! The mesh of `edl-net` behind the loop's words.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -37,15 +37,17 @@ pub(crate) fn open(
     transport: Option<Transport>,
     on_phase: Option<PhaseHook>,
 ) -> Result<Opened, String> {
-    let (folder, temporary) = socket_folder(&config.job_dir)
+    let folder = config.place.sockets.unwrap_or_else(|| config.job_dir.join("run"));
+    let (folder, temporary) = socket_folder(&folder)
         .map_err(|error| format!("there is no place for a socket: {error}"))?;
+    let ip = config.place.ip.unwrap_or_else(|| towards(&config.master_addr));
     let opened = mesh::Mesh::open(MeshConfig {
         key: config.key,
         run: identity.run,
         worker: identity.worker,
         incarnation: identity.incarnation,
         folder,
-        listen: format!("{}:0", towards(&config.master_addr)),
+        listen: SocketAddr::new(ip, 0).to_string(),
         transport,
         // Who computes for long is silent, too; whether a process hangs is for the master to
         // say, who hears its heartbeats.
@@ -181,10 +183,9 @@ fn name(phase: Phase) -> &'static str {
     }
 }
 
-/// Where the socket goes: into the job's folder, or into a private temporary one if that is too
-/// deep.
-fn socket_folder(job_dir: &Path) -> io::Result<(PathBuf, Option<TempDir>)> {
-    let folder = std::path::absolute(job_dir.join("run"))?;
+/// Where the socket goes: into this folder, or into a private temporary one if that is too deep.
+fn socket_folder(folder: &Path) -> io::Result<(PathBuf, Option<TempDir>)> {
+    let folder = std::path::absolute(folder)?;
     if folder.as_os_str().len() <= MAX_SOCKET_FOLDER {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         return Ok((folder, None));
@@ -224,7 +225,7 @@ mod tests {
     #[test]
     fn a_deep_job_folder_gets_its_socket_in_a_temporary_one() {
         let root = tempfile::tempdir().unwrap();
-        let (folder, temporary) = socket_folder(root.path()).unwrap();
+        let (folder, temporary) = socket_folder(&root.path().join("run")).unwrap();
         assert_eq!((folder, temporary.is_none()), (root.path().join("run"), true));
         let (folder, temporary) = socket_folder(&root.path().join("d".repeat(90))).unwrap();
         assert_eq!(temporary.unwrap().path(), folder);

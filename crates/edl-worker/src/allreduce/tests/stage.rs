@@ -13,6 +13,7 @@ use edl_core::lanes::assign;
 use edl_core::spec::{JobSpec, Strategy};
 use edl_net::key::JobKey;
 use edl_net::mesh::{Phase, PhaseHook, Transport};
+use edl_net::place::Place;
 use edl_net::proto::{self, worker_message::Kind};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -163,6 +164,7 @@ impl Stage {
             master_addr: "127.0.0.1:9".into(),
             key: JobKey::from_bytes([7; 32]),
             job_dir: self.folder.path().into(),
+            place: Place::default(),
         };
         let fault = self.fault.filter(|(whose, ..)| *whose == worker);
         let hook = fault.map(|(_, at, phase)| -> PhaseHook {
