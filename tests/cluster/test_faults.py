@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever dies on a real cluster, the number of pods comes back, the job succeeds, and every
+record was trained exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.cluster import Cluster
+from harness.given import Given
+from harness.kubectl import Kubectl
+from trained import Job, counting, has_checkpoint, is_training, remove
+
+PARTITION_SECS = 30
+
+Submit = Callable[..., Job]
+
+
+@pytest.fixture
+def submit(kubectl: Kubectl, command: Path, image: str, tmp_path_factory) -> Iterator[Submit]:
+    """Submits jobs whose folders are removed afterwards."""
+    folders: list[Path] = []
+
+    def submit(name: str, **words: Any) -> Job:
+        folder = tmp_path_factory.mktemp("jobs") / name
+        folders.append(folder)
+        return Job(kubectl, command, image, name, folder, words).submit()
+
+    yield submit
+    for folder in folders:
+        remove(folder)
+
+
+def node_of(pod: dict[str, Any]) -> str:
+    return pod["spec"]["nodeName"]
+
+
+@pytest.mark.parametrize("role", ["worker", "ps", "master"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_deleted_pod_comes_back(submit: Submit, role: str, when: str) -> None:
+    """`kubectl delete pod` before and after the first checkpoint."""
+    never = {"checkpoint_steps": 10_000, "checkpoint_secs": 1000}
+    job = submit("delete", **counting(**(never if when == "before" else {})))
+    job.until("it trains", is_training)
+    if when == "after":
+        job.until("a checkpoint", has_checkpoint)
+    victim = job.running(role)[0]["metadata"]
+    job.kubectl("delete", "pod", victim["name"], "--wait=false")
+
+    def is_back() -> bool:
+        others = [pod for pod in job.running(role) if pod["metadata"]["uid"] != victim["uid"]]
+        return len(others) == {"worker": 2, "ps": 1, "master": 1}[role]
+
+    seconds = job.until_pods(f"the {role} is back", is_back)
+    print(f"{role} deleted {when} the first checkpoint: back after {seconds:.1f} s")
+    job.succeeds().assert_exactly_once(3)
+
+
+def test_the_loss_of_a_node_costs_only_time(submit: Submit, cluster: Cluster | Given) -> None:
+    job = submit("crash", **counting(num_workers=3, num_epochs=4))
+    job.until("a checkpoint", has_checkpoint)
+    master = node_of(job.running("master")[0])
+    nodes = [node_of(pod) for pod in job.running("worker")]
+    victim = next((node for node in nodes if node != master), nodes[0])
+    cluster.crash(victim)
+    try:
+
+        def is_back() -> bool:
+            living = [pod for pod in job.running("worker") if node_of(pod) != victim]
+            return len(living) == 3
+
+        seconds = job.until_pods("three workers on other nodes", is_back)
+        print(f"kill -9 of a node: three workers again after {seconds:.1f} s")
+        job.succeeds().assert_exactly_once(4)
+    finally:
+        cluster.reboot(victim)
+
+
+def test_a_partition_costs_only_time(submit: Submit, cluster: Cluster | Given) -> None:
+    job = submit("cut", **counting(num_workers=3, num_epochs=6))
+    job.until("a checkpoint", has_checkpoint)
+    master = node_of(job.running("master")[0])
+    nodes = [node_of(pod) for pod in job.running("worker")]
+    victim = next((node for node in nodes if node != master), nodes[0])
+    cluster.partition(victim)
+    try:
+        time.sleep(PARTITION_SECS)  # That is what is tried: a network that is away for so long.
+    finally:
+        cluster.heal(victim)
+    job.succeeds().assert_exactly_once(6)
+
+
+def test_a_worker_that_runs_out_of_memory_gets_more_of_it(submit: Submit) -> None:
+    job = submit(
+        "memory",
+        **counting(worker_resource_request="cpu=0.05,memory=20Mi", num_workers=1),
+    )
+    job.succeeds().assert_exactly_once(3)
+    events = (job.folder / "events.jsonl").read_text()
+    assert "ran out of memory" in events
+    assert "150 % of the memory" in events
+
+
+def test_a_job_whose_pods_are_all_deleted_stops_and_resumes(submit: Submit) -> None:
+    job = submit("all", **counting())
+    job.until("a checkpoint", has_checkpoint)
+    job.kubectl("delete", "pod", "--selector", f"elasticdl_job_name={job.name}")
+    assert job.pods() == []
+    time.sleep(6)  # Longer than those who might rescue a master would wait.
+    assert job.pods() == [], "the job is stopped"
+    job.start_master().succeeds().assert_exactly_once(3)
+
+
+def test_the_bits_are_those_of_an_undisturbed_run(submit: Submit) -> None:
+    words = {
+        "distribution_strategy": "AllreduceStrategy",
+        "model_def": "mnist_mlp",
+        "lanes": 4,
+        "minibatch_size": 16,
+        "num_epochs": 6,
+        "num_workers": 2,
+        "num_ps_pods": 0,
+        "seed": 7,
+        "checkpoint_secs": 1,
+    }
+    calm = submit("calm", **words).succeeds()
+    job = submit("bits", **words)
+    for instance in ["worker-0", "master", "worker-1"]:
+        job.until("it trains", is_training)
+        if job.status()["state"] == "running":
+            job.delete(instance)
+            job.until_pods("two workers", lambda: len(job.running("worker")) == 2)
+    assert job.succeeds().weights() == calm.weights()
+    job.assert_audit(6)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic scheduling as in the tutorial: a job of high priority takes the place of a worker, which
+comes back when that job is done. All figures are a tenth of the tutorial's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.cluster import Cluster, Shape
+from harness.image import make_image
+from harness.kubectl import Kubectl
+from harness.size import Size
+from pods import priority
+from trained import Job, counting, is_training, remove
+
+HIGH, LOW = "high-priority", "low-priority"
+# Three nodes of 4 CPUs, of which the system takes some: one worker of 3 CPUs fits on each.
+NODE_CPU = "0.38"
+WORKER = "cpu=0.3,memory=256Mi"
+SMALL = "cpu=0.02,memory=256Mi"
+
+
+def job(kubectl: Kubectl, command: Path, image: str, folder: Path, **words) -> Job:
+    same = {
+        "master_resource_request": SMALL,
+        "ps_resource_request": SMALL,
+        "worker_resource_request": WORKER,
+        "master_pod_priority": HIGH,
+        "model_params": {"sleep_ms": "60"},
+    }
+    made = counting(**{**same, **words})
+    return Job(kubectl, command, image, folder.name, folder, made)
+
+
+def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
+    start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
+) -> None:
+    cluster = start(Shape(nodes=2, size=Size(cpu=NODE_CPU)))
+    image = "elasticdl:test"
+    cluster.load_image(make_image(command, command.with_suffix(".tar"), name=image))
+    kubectl = cluster.kubectl
+    kubectl.apply(priority(HIGH, 1_000_000), priority(LOW, 1000))
+    try:
+        low = job(
+            kubectl,
+            command,
+            image,
+            tmp_path / "low",
+            worker_pod_priority=LOW,
+            num_workers=2,
+            num_epochs=10,
+        ).submit()
+        seconds = low.until_pods("two workers", lambda: len(low.running("worker")) == 2)
+        print(f"low job: two workers after {seconds:.1f} s")
+        low.until("it trains", is_training)
+
+        high = job(
+            kubectl,
+            command,
+            image,
+            tmp_path / "high",
+            worker_pod_priority=HIGH,
+            num_workers=1,
+            num_epochs=1,
+        ).submit()
+        began = time.monotonic()
+        high.until_pods("its worker", lambda: len(high.running("worker")) == 1)
+        print(f"high job: its worker runs after {time.monotonic() - began:.1f} s")
+        low.until_pods(
+            "one worker waits", lambda: waiting(low) == 1 and len(low.running("worker")) == 1
+        )
+        shown = [it for it in low.status()["instances"] if it["state"] == "waiting"]
+        assert len(shown) == 1 and "no node takes it" in shown[0]["why"], shown
+        records = low.status()["records_done"]
+        low.until("both go on", lambda status: status["records_done"] > records)
+
+        high.succeeds().assert_exactly_once(1)
+        seconds = low.until_pods("two workers again", lambda: len(low.running("worker")) == 2)
+        print(f"low job: two workers again {seconds:.1f} s after the high one's end")
+        low.succeeds().assert_exactly_once(10)
+        events = (low.folder / "events.jsonl").read_text()
+        assert "was preempted" in events
+    finally:
+        remove(tmp_path)
+
+
+def waiting(job: Job) -> int:
+    return sum(pod["status"].get("phase") == "Pending" for pod in job.pods("worker"))

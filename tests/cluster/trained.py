@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small training job on a cluster: submitted, disturbed, waited for, and its result proved."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.kubectl import Kubectl
+from harness.waiting import Failure, until
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "data" / "fashion_mnist" / "test"
+N_RECORDS = 2000
+USER = 1000
+# Far above what any job here takes, even on a busy machine.
+JOB_LIMIT = 240
+LABEL = "elasticdl_job_name"
+
+Wanted = Callable[[dict[str, Any]], object]
+
+
+@dataclass
+class Job:
+    """A job whose folder is a folder of this machine, the same on all nodes."""
+
+    kubectl: Kubectl
+    command: Path
+    image: str
+    name: str
+    folder: Path
+    words: dict[str, Any] = field(default_factory=dict)
+
+    def submit(self) -> Job:
+        """Makes the job's objects and its master."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o777)
+        key = base64.b64encode(os.urandom(32).hex().encode()).decode()
+        self.kubectl.apply(*_rights(), *self._objects(key))
+        return self.start_master()
+
+    def start_master(self) -> Job:
+        """Makes the master's pod, for the first time or after everything was deleted."""
+        owner = self.kubectl.json("get", "configmap", f"elasticdl-{self.name}")["metadata"]
+        self.kubectl.apply(self._master(owner["uid"]))
+        return self
+
+    def pods(self, role: str | None = None) -> list[dict[str, Any]]:
+        """The job's pods that are there and nobody has deleted."""
+        selector = f"{LABEL}={self.name}" + (f",elasticdl_replica_type={role}" if role else "")
+        items = self.kubectl.json("get", "pods", "--selector", selector)["items"]
+        return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
+
+    def running(self, role: str) -> list[dict[str, Any]]:
+        return [pod for pod in self.pods(role) if pod["status"].get("phase") == "Running"]
+
+    def pod_name(self, instance: str) -> str:
+        return f"elasticdl-{self.name}-{instance}"
+
+    def status(self) -> dict[str, Any]:
+        """What the master wrote last; nothing before its first word."""
+        try:
+            return json.loads((self.folder / "status.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+    def until(self, what: str, holds: Wanted, seconds: float = JOB_LIMIT) -> float:
+        """Waits until the status is as wanted, and says how long it took."""
+        began = time.monotonic()
+
+        def looked() -> object:
+            status = self.status()
+            if status.get("state") == "failed":
+                raise Failure(f"the job failed: {status['reason']}\n{self.logs()}")
+            return status and holds(status)
+
+        until(f"{self.name}: {what}", looked, seconds, lambda: "\n" + self.logs())
+        return time.monotonic() - began
+
+    def until_pods(self, what: str, holds: Callable[[], object], seconds: float = 120) -> float:
+        began = time.monotonic()
+        until(f"{self.name}: {what}", holds, seconds, lambda: "\n" + self.logs())
+        return time.monotonic() - began
+
+    def logs(self) -> str:
+        """The last lines of every pod, and how the pods are."""
+        text = self.kubectl("get", "pods", "--output", "wide")
+        for pod in self.pods():
+            name = pod["metadata"]["name"]
+            try:
+                text += f"\n--- {name}\n" + self.kubectl("logs", name, "--tail=40")
+            except Failure as failure:
+                text += f"\n--- {name}: {failure}"
+        return text
+
+    def delete(self, instance: str) -> None:
+        self.kubectl("delete", "pod", self.pod_name(instance), "--wait=false")
+
+    def succeeds(self) -> Job:
+        """Waits for the job's good end, and for its master's."""
+        self.until("it succeeds", lambda status: status["state"] == "succeeded")
+        phase = "--for=jsonpath={.status.phase}=Succeeded"
+        self.kubectl("wait", f"pod/{self.pod_name('master')}", phase, "--timeout=90s")
+        return self
+
+    def assert_exactly_once(self, epochs: int) -> None:
+        """Every record was trained once in each epoch: by the counting model and by the audit."""
+        rows, totals = _counts(self.folder / "output" / "model.safetensors")
+        assert len(rows) == N_RECORDS
+        wrong = {row for row in rows if row != epochs}
+        assert not wrong, f"records were trained {wrong} times, not {epochs}"
+        assert set(totals) == {float(epochs * N_RECORDS)}
+        self.assert_audit(epochs)
+
+    def assert_audit(self, epochs: int) -> None:
+        done = subprocess.run(
+            [self.command, "audit", self.folder, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        audited = json.loads(done.stdout)["epochs"]
+        assert len(audited) == epochs
+        for epoch in audited:
+            found = (epoch["records"], epoch["missing"], epoch["duplicated"])
+            assert found == (N_RECORDS, 0, 0), audited
+
+    def weights(self) -> str:
+        """The bits of the result."""
+        return hashlib.sha256((self.folder / "output/model.safetensors").read_bytes()).hexdigest()
+
+    def _spec(self) -> dict[str, Any]:
+        resources = "cpu=0.05,memory=256Mi"
+        return {
+            "job_name": self.name,
+            "image_name": self.image,
+            "image_pull_policy": "Never",
+            "volume": f"host_path={ROOT}/data,mount_path={ROOT}/data;"
+            f"host_path={self.folder},mount_path={self.folder}",
+            "job_dir": str(self.folder),
+            "training_data": str(DATA),
+            "service_account": "elasticdl",
+            "master_resource_request": resources,
+            "ps_resource_request": resources,
+            "worker_resource_request": resources,
+            "heartbeat_timeout_secs": 5.0,
+            **self.words,
+        }
+
+    def _objects(self, key: str) -> list[dict[str, Any]]:
+        meta = {"labels": {LABEL: self.name}}
+        return [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": f"elasticdl-{self.name}", **meta},
+                "data": {"job.yaml": json.dumps(self._spec())},
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": f"elasticdl-{self.name}-key", **meta},
+                "data": {"job.key": key},
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": f"elasticdl-{self.name}-master", **meta},
+                "spec": {
+                    "selector": {LABEL: self.name, "elasticdl_replica_type": "master"},
+                    "publishNotReadyAddresses": True,
+                    "ports": [{"port": 50001}],
+                },
+            },
+        ]
+
+    def _master(self, owner: str) -> dict[str, Any]:
+        config = f"elasticdl-{self.name}"
+        fields = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace"}
+        fields |= {"POD_IP": "status.podIP", "POD_UID": "metadata.uid"}
+        said = {
+            "HOME": "/tmp",
+            "ELASTICDL_JOB_DIR": str(self.folder),
+            "ELASTICDL_MASTER_ADDR": f"{config}-master:50001",
+        }
+        env: list[dict[str, Any]] = [{"name": n, "value": v} for n, v in said.items()]
+        for name, path in fields.items():
+            env.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+        places = [("/etc/elasticdl/job", "job"), ("/etc/elasticdl/key", "key"), ("/tmp", "tmp")]
+        places += [(f"{ROOT}/data", "data"), (str(self.folder), "folder")]
+        spec = self._spec()
+        pod: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{config}-master",
+                "labels": {
+                    "app": "elasticdl",
+                    LABEL: self.name,
+                    "elasticdl_replica_type": "master",
+                    "elasticdl_replica_index": "0",
+                },
+                "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "ConfigMap", "name": config, "uid": owner}
+                ],
+            },
+            "spec": {
+                "restartPolicy": "Never",
+                "serviceAccountName": "elasticdl",
+                "securityContext": {"runAsUser": USER, "runAsGroup": USER, "runAsNonRoot": True},
+                "containers": [
+                    {
+                        "name": "elasticdl",
+                        "image": self.image,
+                        "imagePullPolicy": "Never",
+                        "command": ["elasticdl", "pod", "master"],
+                        "env": env,
+                        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
+                        "volumeMounts": [{"name": n, "mountPath": path} for path, n in places],
+                    }
+                ],
+                "volumes": [
+                    {"name": "job", "configMap": {"name": config}},
+                    {"name": "key", "secret": {"secretName": f"{config}-key"}},
+                    {"name": "tmp", "emptyDir": {}},
+                    {"name": "data", "hostPath": {"path": f"{ROOT}/data"}},
+                    {"name": "folder", "hostPath": {"path": str(self.folder)}},
+                ],
+            },
+        }
+        if priority := spec.get("master_pod_priority"):
+            pod["spec"]["priorityClassName"] = priority
+        return pod
+
+
+def counting(**words: Any) -> dict[str, Any]:
+    """A job whose model counts what is applied, with time enough to disturb it."""
+    return {
+        "model_def": "count",
+        "model_params": {"sleep_ms": "20"},
+        "minibatch_size": 10,
+        "num_minibatches_per_task": 4,
+        "num_epochs": 3,
+        "num_workers": 2,
+        "num_ps_pods": 1,
+        "checkpoint_steps": 100,
+        "checkpoint_secs": 3,
+        **words,
+    }
+
+
+def has_checkpoint(status: dict[str, Any]) -> bool:
+    return bool(status.get("last_checkpoint"))
+
+
+def is_training(status: dict[str, Any]) -> bool:
+    return status["state"] == "running" and status["records_done"] > 0
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rights() -> list[dict[str, Any]]:
+    """As `manifests/elasticdl-rbac.yaml` grants them."""
+    verbs = ["create", "delete", "get", "list", "watch"]
+    account = {"kind": "ServiceAccount", "name": "elasticdl"}
+    role = {"kind": "Role", "name": "elasticdl", "apiGroup": "rbac.authorization.k8s.io"}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "elasticdl"}},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": {"name": "elasticdl"},
+            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}],
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "elasticdl"},
+            "subjects": [account],
+            "roleRef": role,
+        },
+    ]
+
+
+def _counts(path: Path) -> tuple[list[float], list[float]]:
+    """How often each record was applied, and each dense total."""
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+
+    def floats(name: str) -> list[float]:
+        begin, end = header[name]["data_offsets"]
+        part = data[8 + length + begin : 8 + length + end]
+        return list(struct.unpack(f"<{len(part) // 4}f", part))
+
+    return floats("count.rows"), floats("total")
