@@ -9,16 +9,32 @@ FRAMEWORKS = $(CACHE)/venv-$(shell sha256sum tests/python/requirements-python.tx
 FRESH = $(CACHE)/venv-wheel
 # The browser's driver, for the test of the page.
 DRIVER = $(CACHE)/page-$(shell sha256sum tests/page/package-lock.json | cut -c1-12)
-WHEELS = $(or $(CARGO_TARGET_DIR),target)/wheels
+TARGET = $(or $(CARGO_TARGET_DIR),target)
+WHEELS = $(TARGET)/wheels
 CARGO ?= cargo
 # One profile for the binary and for the tests that start it: nothing is compiled twice.
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build wheel test lint unit page python cluster fresh bench soak sim verify doc deny setup clean help
+.PHONY: build static images wheel test lint unit page python cluster fresh bench soak sim verify doc deny setup clean help
 
 build: ## Build the elasticdl command (target/release/elasticdl)
 	$(CARGO) build $(PROFILE)
+
+# Only the last step differs, so nothing is compiled again; the next `make build` puts the usual one back.
+static: ## Build the command without shared libraries (target/static/elasticdl)
+	$(CARGO) rustc $(PROFILE) --locked -p elasticdl --bin elasticdl -- -C target-feature=+crt-static
+	mkdir -p $(TARGET)/static
+	cp $(TARGET)/release/elasticdl $(TARGET)/static/elasticdl
+
+images: static ## Build images: elasticdl:native (target/images/native.tar); with docker also :python and :data
+	mkdir -p $(TARGET)/images
+	$(TARGET)/static/elasticdl zoo build --builder=own --image=elasticdl:native --output=$(TARGET)/images/native.tar docker/native
+	@if docker version >/dev/null 2>&1; then \
+		$(MAKE) --no-print-directory wheel && docker load --input $(TARGET)/images/native.tar && \
+		docker build --file docker/Dockerfile --tag elasticdl:python . && \
+		docker build --file docker/Dockerfile.data --tag elasticdl:data .; \
+	else echo "images: no docker answers, elasticdl:python and elasticdl:data are left out"; fi
 
 wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-….whl)
 	rm -rf $(WHEELS)
@@ -64,7 +80,7 @@ ifeq ($(K8S_TESTS),False)
 cluster:
 	@echo "cluster: K8S_TESTS=False leaves the tests on Kubernetes out"
 else
-cluster: setup build ## Tests on real Kubernetes clusters (K8S_TESTS=True: fail where they cannot run)
+cluster: setup static build ## Tests on real Kubernetes clusters (K8S_TESTS=True: fail where they cannot run)
 	$(VENV)/bin/python -m pytest -q tests/cluster
 endif
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs Debian packages that some tests use, where that is possible; tests that miss them say so.
 set -euo pipefail
-packages=(dataset-fashion-mnist shellcheck tmux chromium fonts-dejavu-core)
+packages=(dataset-fashion-mnist docker-registry shellcheck tmux chromium fonts-dejavu-core)
 # What the nodes of tests/cluster are made of.
 cluster=(containerd runc containernetworking-plugins iproute2 iptables conntrack ethtool socat openssl)
 [ "${K8S_TESTS:-}" = False ] || packages+=("${cluster[@]}")

@@ -7,6 +7,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::flags::{ClusterFlags, CommonFlags, JobFlags, PredictFlags, TrainFlags};
 
+pub(crate) mod zoo;
+
 const ABOUT: &str = "Train deep-learning models on machines that come and go";
 
 const HELP: &str = "\
@@ -85,6 +87,8 @@ pub(crate) enum Command {
     Chaos(ChaosArgs),
     /// Generate, import and look at data
     Data(DataArgs),
+    /// Make images of models for clusters: init, build, push
+    Zoo(zoo::ZooArgs),
     /// Play a cluster of many jobs in numbers, and see who gets how many workers
     #[command(after_help = SIMULATE_EXAMPLES)]
     Simulate(SimulateArgs),

@@ -77,6 +77,11 @@ impl Home {
         self.root.join("jobs")
     }
 
+    /// Images that were built without another tool.
+    pub(crate) fn images_dir(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
     /// Every job, the newest first.
     pub(crate) fn list(&self) -> Vec<Job> {
         let entries = fs::read_dir(self.jobs_dir()).into_iter().flatten().flatten();

@@ -59,6 +59,7 @@ mod telemetry;
 mod top;
 mod ui;
 mod usage;
+mod zoo;
 
 pub use host::{Host, Python};
 pub use own_loop::work;
@@ -138,6 +139,7 @@ fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
         Command::Report(args) => report::run(&args, out),
         Command::Chaos(args) => chaos::run(&args, out),
         Command::Data(args) => data::run(args, out),
+        Command::Zoo(args) => zoo::run(&args, out),
         Command::Simulate(args) => simulate::run(&args, out),
         Command::Top(args) => top::run(&args),
         Command::Demo(args) => demo::run(&args, out),

@@ -7,8 +7,9 @@ use std::process::Command;
 
 /// What each crate may depend on. Processes never depend on each other; only the zoo knows the
 /// engine; the core knows nobody.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("edl-core", &[]),
+    ("edl-image", &[]),
     ("edl-sched", &["edl-core"]),
     ("edl-kube", &["edl-core"]),
     ("edl-tensor", &["edl-core"]),
@@ -24,6 +25,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
         &[
             "edl-core",
             "edl-data",
+            "edl-image",
             "edl-kube",
             "edl-master",
             "edl-net",

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The folder that an image is built from, without what `.dockerignore` leaves out.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use glob::{MatchOptions, Pattern};
+
+use crate::base::clean;
+use crate::layer::{Content, Entry};
+
+/// The folder of a context in which the command is, for `COPY .elasticdl/ /`.
+pub const PROGRAM: &str = ".elasticdl";
+const IGNORE_FILE: &str = ".dockerignore";
+/// Never part of an image, whatever `.dockerignore` says.
+const NEVER: [&str; 4] = [".git", "**/__pycache__", "**/*.pyc", PROGRAM];
+
+/// Files that may be copied into an image.
+#[derive(Clone, Debug)]
+pub struct Context {
+    root: PathBuf,
+    /// Patterns, and whether they leave out or take in; the last that fits counts.
+    patterns: Vec<(Pattern, bool)>,
+    /// What the folder [`PROGRAM`] holds, without being on the disk.
+    program: Vec<Entry>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("there is no folder `{0}`")]
+    NoFolder(PathBuf),
+    #[error("cannot read `{0}`")]
+    Read(PathBuf, #[source] io::Error),
+    #[error("`{0}` is not in `{1}`, or is left out by .dockerignore")]
+    NoSource(String, PathBuf),
+    #[error("`{0}` is neither file, folder nor link")]
+    Kind(PathBuf),
+    #[error("`{text}` in `{file}` is no pattern", file = IGNORE_FILE)]
+    Pattern { text: String },
+}
+
+impl Context {
+    pub fn open(root: &Path, program: Vec<Entry>) -> Result<Self, Error> {
+        if !root.is_dir() {
+            return Err(Error::NoFolder(root.into()));
+        }
+        let file = root.join(IGNORE_FILE);
+        let text = match fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(Error::Read(file, error)),
+        };
+        let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+        let mut patterns = Vec::new();
+        for line in lines.filter(|line| !line.is_empty()).chain(NEVER) {
+            let (rest, leaves_out) =
+                line.strip_prefix('!').map_or((line, true), |rest| (rest, false));
+            let pattern = Pattern::new(&clean(rest));
+            let pattern = pattern.map_err(|_| Error::Pattern { text: line.into() })?;
+            patterns.push((pattern, leaves_out));
+        }
+        Ok(Self { root: root.into(), patterns, program })
+    }
+
+    /// The files of the command.
+    #[must_use]
+    pub fn program(&self) -> &[Entry] {
+        &self.program
+    }
+
+    /// What `COPY source target` puts into an image.
+    pub fn copy(&self, source: &str, target: &str) -> Result<Vec<Entry>, Error> {
+        let from = clean(source);
+        if from == PROGRAM {
+            return Ok(self.program.iter().map(|entry| below(target, entry)).collect());
+        }
+        let path = self.root.join(&from);
+        let is_there = fs::symlink_metadata(&path).is_ok() && !self.leaves_out(&from);
+        if !is_there {
+            return Err(Error::NoSource(source.into(), self.root.clone()));
+        }
+        let mut entries = Vec::new();
+        if path.is_dir() {
+            if !clean(target).is_empty() {
+                entries.push(Entry::folder(&clean(target), 0o755));
+            }
+            self.walk(&from, target, &mut entries)?;
+        } else {
+            let name = from.rsplit('/').next().unwrap_or_default();
+            let is_folder = target.ends_with('/');
+            let target = if is_folder { format!("{target}{name}") } else { target.into() };
+            entries.push(entry(&path, &clean(&target))?);
+        }
+        Ok(entries)
+    }
+
+    fn walk(&self, from: &str, target: &str, entries: &mut Vec<Entry>) -> Result<(), Error> {
+        let folder = self.root.join(from);
+        let error = |error| Error::Read(folder.clone(), error);
+        for found in fs::read_dir(&folder).map_err(error)? {
+            let name = found.map_err(error)?.file_name().to_string_lossy().into_owned();
+            let source = clean(&format!("{from}/{name}"));
+            let goal = clean(&format!("{target}/{name}"));
+            let entry = entry(&self.root.join(&source), &goal)?;
+            let is_folder = entry.content == Content::Folder;
+            let is_left_out = self.leaves_out(&source);
+            if !is_left_out {
+                entries.push(entry);
+            }
+            // A file in a folder that is left out may be taken in again.
+            if is_folder && (!is_left_out || self.takes_in_again()) {
+                self.walk(&source, &goal, entries)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn takes_in_again(&self) -> bool {
+        self.patterns.iter().any(|(_, leaves_out)| !leaves_out)
+    }
+
+    /// Whether a pattern leaves out the path or a folder above it.
+    fn leaves_out(&self, path: &str) -> bool {
+        let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
+        let above = path.match_indices('/').map(|(at, _)| &path[..at]);
+        let prefixes: Vec<_> = above.chain([path]).collect();
+        let fits =
+            |pattern: &Pattern| prefixes.iter().any(|each| pattern.matches_with(each, options));
+        self.patterns.iter().rfind(|(pattern, _)| fits(pattern)).is_some_and(|(_, out)| *out)
+    }
+}
+
+fn below(target: &str, entry: &Entry) -> Entry {
+    Entry { path: clean(&format!("{target}/{}", entry.path)), ..entry.clone() }
+}
+
+/// Who may run a file counts; all else about its mode is this machine's business.
+fn entry(source: &Path, path: &str) -> Result<Entry, Error> {
+    let error = |error| Error::Read(source.into(), error);
+    let found = fs::symlink_metadata(source).map_err(error)?;
+    let kind = found.file_type();
+    let (mode, content) = if kind.is_dir() {
+        (0o755, Content::Folder)
+    } else if kind.is_symlink() {
+        let target = fs::read_link(source).map_err(error)?;
+        (0o777, Content::Link(target.to_string_lossy().into_owned()))
+    } else if kind.is_file() {
+        let is_executable = found.permissions().mode() & 0o100 != 0;
+        (if is_executable { 0o755 } else { 0o644 }, Content::File(source.into()))
+    } else {
+        return Err(Error::Kind(source.into()));
+    };
+    Ok(Entry { path: path.into(), mode, content })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(context: &Context, source: &str, target: &str) -> Vec<String> {
+        let mut paths: Vec<_> =
+            context.copy(source, target).unwrap().into_iter().map(|entry| entry.path).collect();
+        paths.sort();
+        paths
+    }
+
+    fn zoo(ignore: &str) -> (tempfile::TempDir, Context) {
+        let dir = tempfile::tempdir().unwrap();
+        for file in
+            ["zoo/a.py", "zoo/b.csv", "zoo/data/c.csv", "zoo/__pycache__/a.pyc", "Dockerfile"]
+        {
+            let path = dir.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, file).unwrap();
+        }
+        fs::write(dir.path().join(IGNORE_FILE), ignore).unwrap();
+        let context = Context::open(dir.path(), vec![Entry::bytes("bin/x", 0o755, "x")]).unwrap();
+        (dir, context)
+    }
+
+    #[test]
+    fn a_folder_is_copied_without_what_is_left_out() {
+        let (_dir, context) = zoo("# data\n**/*.csv\n!zoo/b.csv\n");
+        assert_eq!(
+            paths(&context, "zoo/", "/model_zoo"),
+            ["model_zoo", "model_zoo/a.py", "model_zoo/b.csv", "model_zoo/data"]
+        );
+        let (_dir, context) = zoo("zoo/data\n");
+        assert_eq!(paths(&context, "zoo", "/z/"), ["z", "z/a.py", "z/b.csv"]);
+    }
+
+    #[test]
+    fn a_file_goes_into_a_folder_or_gets_a_name() {
+        let (_dir, context) = zoo("");
+        assert_eq!(paths(&context, "zoo/a.py", "/m/"), ["m/a.py"]);
+        assert_eq!(paths(&context, "zoo/a.py", "/m/b.py"), ["m/b.py"]);
+        assert_eq!(paths(&context, ".elasticdl/", "/"), ["bin/x"]);
+    }
+
+    #[test]
+    fn what_is_not_in_the_folder_is_refused() {
+        let (dir, context) = zoo("zoo/b.csv");
+        for source in ["none", "zoo/b.csv", "zoo/__pycache__"] {
+            assert!(matches!(context.copy(source, "/"), Err(Error::NoSource(..))), "{source}");
+        }
+        assert!(matches!(Context::open(&dir.path().join("x"), vec![]), Err(Error::NoFolder(_))));
+    }
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Container images without a daemon: builds them from a Dockerfile, keeps them, and moves them to
+//! and from registries and archives.
+//!
+//! The same input gives the same bytes: entries are sorted, times are zero, owners are root.
+//! Nothing is ever run: a Dockerfile that asks for it is refused (see [`dockerfile`]) or is given
+//! to a tool that can (see [`tool`]).
+
+pub mod archive;
+pub mod base;
+pub mod context;
+pub mod digest;
+pub mod dockerfile;
+pub mod elf;
+pub mod image;
+pub mod layer;
+pub mod order;
+pub mod program;
+pub mod recipe;
+pub mod reference;
+pub mod registry;
+pub mod skeleton;
+pub mod store;
+pub mod tool;

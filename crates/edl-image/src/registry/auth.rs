@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who we are to a registry: what `docker login` wrote down, and what a challenge asks for.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde::Deserialize;
+
+/// What docker calls its own registry in its configuration.
+const DOCKER_KEY: &str = "https://index.docker.io/v1/";
+/// The user's name in answers of helpers that hold a token and no password.
+const TOKEN_USER: &str = "<token>";
+
+/// How to prove who we are.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Credentials {
+    None,
+    Password {
+        user: String,
+        password: String,
+    },
+    /// Can be exchanged for tokens.
+    Identity(String),
+}
+
+/// What a registry asks for in `WWW-Authenticate`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Challenge {
+    Basic,
+    Bearer { realm: String, service: String, scope: String },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read `{0}`, where `docker login` keeps passwords")]
+    Read(PathBuf, #[source] io::Error),
+    #[error("`{0}`, where `docker login` keeps passwords, makes no sense")]
+    Json(PathBuf, #[source] serde_json::Error),
+    #[error("the password of `{host}` in `{file}` makes no sense; run `docker login {host}` again")]
+    Password { host: String, file: PathBuf },
+    #[error("`{program}`, which keeps the passwords of `{host}`, does not run")]
+    Helper {
+        program: String,
+        host: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct DockerConfig {
+    auths: BTreeMap<String, Auth>,
+    creds_store: Option<String>,
+    cred_helpers: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Auth {
+    auth: String,
+    identitytoken: String,
+}
+
+/// What a helper program answers.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Helped {
+    username: String,
+    secret: String,
+}
+
+impl Credentials {
+    /// Those of `$DOCKER_CONFIG/config.json`, or of the one in `~/.docker`.
+    pub fn of(host: &str) -> Result<Self, Error> {
+        let folder = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
+        let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".docker"));
+        let Some(folder) = folder.or_else(home) else { return Ok(Self::None) };
+        Self::read(&folder.join("config.json"), host)
+    }
+
+    /// Those that a file has for a registry; without a file there are none.
+    pub fn read(file: &Path, host: &str) -> Result<Self, Error> {
+        let text = match std::fs::read(file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::None),
+            Err(error) => return Err(Error::Read(file.into(), error)),
+        };
+        let config: DockerConfig =
+            serde_json::from_slice(&text).map_err(|error| Error::Json(file.into(), error))?;
+        let key = if host == "docker.io" { DOCKER_KEY } else { host };
+        if let Some(helper) = config.cred_helpers.get(key).or(config.creds_store.as_ref()) {
+            return ask_helper(&format!("docker-credential-{helper}"), key);
+        }
+        let keys = [key.to_owned(), format!("https://{key}"), format!("http://{key}")];
+        let Some(auth) = keys.iter().find_map(|key| config.auths.get(key)) else {
+            return Ok(Self::None);
+        };
+        if !auth.identitytoken.is_empty() {
+            return Ok(Self::Identity(auth.identitytoken.clone()));
+        }
+        let refused = || Error::Password { host: host.into(), file: file.into() };
+        let decoded = BASE64_STANDARD.decode(&auth.auth).map_err(|_| refused())?;
+        let text = String::from_utf8(decoded).map_err(|_| refused())?;
+        let (user, password) = text.trim_end_matches('\0').split_once(':').ok_or_else(refused)?;
+        Ok(Self::Password { user: user.into(), password: password.into() })
+    }
+
+    /// The header that shows user and password, if there are any.
+    #[must_use]
+    pub fn basic(&self) -> Option<String> {
+        match self {
+            Self::Password { user, password } => {
+                Some(format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}"))))
+            }
+            Self::None | Self::Identity(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Password { .. } => "Password",
+            Self::Identity(_) => "Identity",
+        })
+    }
+}
+
+impl Challenge {
+    /// Reads a header such as `Bearer realm="…",service="…",scope="…"`.
+    #[must_use]
+    pub fn parse(header: &str) -> Option<Self> {
+        let (scheme, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
+        if scheme.eq_ignore_ascii_case("basic") {
+            return Some(Self::Basic);
+        }
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        let words = parameters(rest);
+        let word = |name: &str| words.get(name).cloned();
+        Some(Self::Bearer {
+            realm: word("realm")?,
+            service: word("service").unwrap_or_default(),
+            scope: word("scope").unwrap_or_default(),
+        })
+    }
+}
+
+/// `a="b",c="d,e"` as a map.
+fn parameters(text: &str) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let mut rest = text;
+    while let Some((name, after)) = rest.split_once('=') {
+        let (value, next) = match after.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"').unwrap_or((quoted, "")),
+            None => after.split_once(',').unwrap_or((after, "")),
+        };
+        found.insert(name.trim_matches([',', ' ']).to_ascii_lowercase(), value.to_owned());
+        rest = next;
+    }
+    found
+}
+
+fn ask_helper(program: &str, key: &str) -> Result<Credentials, Error> {
+    let failed = |source| Error::Helper { program: program.into(), host: key.into(), source };
+    let mut command = Command::new(program);
+    command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(failed)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(key.as_bytes()).map_err(failed)?;
+    }
+    let output = child.wait_with_output().map_err(failed)?;
+    // It fails where it knows nothing of the registry, which may not want to know us anyway.
+    let Ok(helped) = serde_json::from_slice::<Helped>(&output.stdout) else {
+        return Ok(Credentials::None);
+    };
+    Ok(if helped.username == TOKEN_USER {
+        Credentials::Identity(helped.secret)
+    } else {
+        Credentials::Password { user: helped.username, password: helped.secret }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, host: &str) -> Result<Credentials, Error> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.json");
+        std::fs::write(&file, text).unwrap();
+        Credentials::read(&file, host)
+    }
+
+    #[test]
+    fn passwords_are_those_of_docker_login() {
+        let text = r#"{"auths": {"a.example": {"auth": "YW5uOnNlY3JldDox"},
+            "https://b.example": {"identitytoken": "t"}, "c.example": {"auth": "?"}}}"#;
+        let ann = Credentials::Password { user: "ann".into(), password: "secret:1".into() };
+        assert_eq!(read(text, "a.example").unwrap(), ann);
+        assert_eq!(ann.basic().unwrap(), "Basic YW5uOnNlY3JldDox");
+        assert_eq!(format!("{ann:?}"), "Password");
+        assert_eq!(read(text, "b.example").unwrap(), Credentials::Identity("t".into()));
+        assert_eq!(read(text, "d.example").unwrap(), Credentials::None);
+        let error = read(text, "c.example").unwrap_err().to_string();
+        assert!(error.contains("run `docker login c.example` again"), "{error}");
+        assert!(matches!(read("{", "a.example"), Err(Error::Json(..))));
+        assert_eq!(Credentials::read(Path::new("/none"), "a").unwrap(), Credentials::None);
+    }
+
+    #[test]
+    fn a_challenge_says_where_tokens_are() {
+        let header =
+            r#"Bearer realm="https://t.example/token", service="r",scope="repository:a:pull,push""#;
+        let expected = Challenge::Bearer {
+            realm: "https://t.example/token".into(),
+            service: "r".into(),
+            scope: "repository:a:pull,push".into(),
+        };
+        assert_eq!(Challenge::parse(header), Some(expected));
+        assert_eq!(Challenge::parse("Basic realm=x"), Some(Challenge::Basic));
+        assert_eq!(Challenge::parse("Negotiate"), None);
+    }
+}
