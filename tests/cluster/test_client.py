@@ -151,7 +151,9 @@ def test_what_is_printed_can_be_applied_and_uses_exactly_its_rights(
         if request.allowed and request.resource
     }
     rules = rbac(kubectl.namespace)[0]["rules"]
-    granted = {(verb, name) for rule in rules for name in rule["resources"] for verb in rule["verbs"]}
+    granted = {
+        (verb, name) for rule in rules for name in rule["resources"] for verb in rule["verbs"]
+    }
     assert used <= granted
     # A lost master is what these two are for.
     assert granted - used <= {("get", "secrets"), ("get", "pods")}

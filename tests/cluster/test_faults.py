@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness.cluster import Cluster
 from harness.given import Given
 from harness.kubectl import Kubectl
@@ -112,7 +113,7 @@ def test_a_job_whose_pods_are_all_deleted_stops_and_resumes(submit: Submit) -> N
     assert job.pods() == []
     time.sleep(6)  # Longer than those who might rescue a master would wait.
     assert job.pods() == [], "the job is stopped"
-    job.start_master().succeeds().assert_exactly_once(3)
+    job.resume().succeeds().assert_exactly_once(3)
 
 
 def test_the_bits_are_those_of_an_undisturbed_run(submit: Submit) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -18,13 +17,14 @@ from typing import Any
 
 from harness.kubectl import Kubectl
 from harness.waiting import Failure, until
+from jobs import rbac
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "data" / "fashion_mnist" / "test"
 N_RECORDS = 2000
-USER = 1000
 # Far above what any job here takes, even on a busy machine.
 JOB_LIMIT = 240
+SUBMIT_LIMIT = 120
 LABEL = "elasticdl_job_name"
 
 Wanted = Callable[[dict[str, Any]], object]
@@ -42,17 +42,18 @@ class Job:
     words: dict[str, Any] = field(default_factory=dict)
 
     def submit(self) -> Job:
-        """Makes the job's objects and its master."""
+        """Submits the job as a user does, and leaves it to itself."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Pods run as a user of their own.
         self.folder.chmod(0o777)
-        key = base64.b64encode(os.urandom(32).hex().encode()).decode()
-        self.kubectl.apply(*_rights(), *self._objects(key))
-        return self.start_master()
+        self.kubectl.apply(*rbac(self.kubectl.namespace))
+        description = self.folder / "submitted.yaml"
+        description.write_text(json.dumps(self._spec()))
+        self._run("train", "--config", str(description), "--detach")
+        return self
 
-    def start_master(self) -> Job:
-        """Makes the master's pod, for the first time or after everything was deleted."""
-        owner = self.kubectl.json("get", "configmap", f"elasticdl-{self.name}")["metadata"]
-        self.kubectl.apply(self._master(owner["uid"]))
+    def resume(self) -> Job:
+        self._run("train", "--resume", self.name, "--detach")
         return self
 
     def pods(self, role: str | None = None) -> list[dict[str, Any]]:
@@ -150,7 +151,6 @@ class Job:
             f"host_path={self.folder},mount_path={self.folder}",
             "job_dir": str(self.folder),
             "training_data": str(DATA),
-            "service_account": "elasticdl",
             "master_resource_request": resources,
             "ps_resource_request": resources,
             "worker_resource_request": resources,
@@ -158,90 +158,17 @@ class Job:
             **self.words,
         }
 
-    def _objects(self, key: str) -> list[dict[str, Any]]:
-        meta = {"labels": {LABEL: self.name}}
-        return [
-            {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": f"elasticdl-{self.name}", **meta},
-                "data": {"job.yaml": json.dumps(self._spec())},
-            },
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": f"elasticdl-{self.name}-key", **meta},
-                "data": {"job.key": key},
-            },
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": {"name": f"elasticdl-{self.name}-master", **meta},
-                "spec": {
-                    "selector": {LABEL: self.name, "elasticdl_replica_type": "master"},
-                    "publishNotReadyAddresses": True,
-                    "ports": [{"port": 50001}],
-                },
-            },
-        ]
-
-    def _master(self, owner: str) -> dict[str, Any]:
-        config = f"elasticdl-{self.name}"
-        fields = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace"}
-        fields |= {"POD_IP": "status.podIP", "POD_UID": "metadata.uid"}
-        said = {
-            "HOME": "/tmp",
-            "ELASTICDL_JOB_DIR": str(self.folder),
-            "ELASTICDL_MASTER_ADDR": f"{config}-master:50001",
-        }
-        env: list[dict[str, Any]] = [{"name": n, "value": v} for n, v in said.items()]
-        for name, path in fields.items():
-            env.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
-        places = [("/etc/elasticdl/job", "job"), ("/etc/elasticdl/key", "key"), ("/tmp", "tmp")]
-        places += [(f"{ROOT}/data", "data"), (str(self.folder), "folder")]
-        spec = self._spec()
-        pod: dict[str, Any] = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": f"{config}-master",
-                "labels": {
-                    "app": "elasticdl",
-                    LABEL: self.name,
-                    "elasticdl_replica_type": "master",
-                    "elasticdl_replica_index": "0",
-                },
-                "ownerReferences": [
-                    {"apiVersion": "v1", "kind": "ConfigMap", "name": config, "uid": owner}
-                ],
-            },
-            "spec": {
-                "restartPolicy": "Never",
-                "serviceAccountName": "elasticdl",
-                "securityContext": {"runAsUser": USER, "runAsGroup": USER, "runAsNonRoot": True},
-                "containers": [
-                    {
-                        "name": "elasticdl",
-                        "image": self.image,
-                        "imagePullPolicy": "Never",
-                        "command": ["elasticdl", "pod", "master"],
-                        "env": env,
-                        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
-                        "volumeMounts": [{"name": n, "mountPath": path} for path, n in places],
-                    }
-                ],
-                "volumes": [
-                    {"name": "job", "configMap": {"name": config}},
-                    {"name": "key", "secret": {"secretName": f"{config}-key"}},
-                    {"name": "tmp", "emptyDir": {}},
-                    {"name": "data", "hostPath": {"path": f"{ROOT}/data"}},
-                    {"name": "folder", "hostPath": {"path": str(self.folder)}},
-                ],
-            },
-        }
-        if priority := spec.get("master_pod_priority"):
-            pod["spec"]["priorityClassName"] = priority
-        return pod
+    def _run(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [self.command, *arguments, f"--namespace={self.kubectl.namespace}"],
+            env={**os.environ, "KUBECONFIG": str(self.kubectl.kubeconfig)},
+            capture_output=True,
+            text=True,
+            timeout=SUBMIT_LIMIT,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise Failure(f"elasticdl {' '.join(arguments)}: {done.stderr}\n{self.logs()}")
 
 
 def counting(**words: Any) -> dict[str, Any]:
@@ -270,29 +197,6 @@ def is_training(status: dict[str, Any]) -> bool:
 
 def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _rights() -> list[dict[str, Any]]:
-    """As `manifests/elasticdl-rbac.yaml` grants them."""
-    verbs = ["create", "delete", "get", "list", "watch"]
-    account = {"kind": "ServiceAccount", "name": "elasticdl"}
-    role = {"kind": "Role", "name": "elasticdl", "apiGroup": "rbac.authorization.k8s.io"}
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "elasticdl"}},
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "Role",
-            "metadata": {"name": "elasticdl"},
-            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}],
-        },
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": "elasticdl"},
-            "subjects": [account],
-            "roleRef": role,
-        },
-    ]
 
 
 def _counts(path: Path) -> tuple[list[float], list[float]]:

@@ -98,6 +98,15 @@ impl JobSpec {
         Ok((request, limit))
     }
 
+    /// How many workers get the high class, by their share.
+    #[must_use]
+    pub fn n_high_workers(&self) -> usize {
+        match priority("worker_pod_priority", &self.worker_pod_priority) {
+            Ok(Priority::Fraction(share)) => n_high(share, self.num_workers) as usize,
+            Ok(Priority::Unset | Priority::Class(_)) | Err(_) => 0,
+        }
+    }
+
     /// The PriorityClass of a process. `is_high` says whether a worker is one of the share that
     /// gets the high class; unset, its number decides.
     pub fn priority_class(

@@ -40,10 +40,7 @@ pub enum Order {
     /// The job is over and it has been told so: it is ended if it is still there after the grace.
     Dismiss { instance: InstanceId, grace_ms: u64 },
     /// Does it harm on purpose, to see the job heal.
-    Harm {
-        instance: InstanceId,
-        harm: Harm,
-    },
+    Harm { instance: InstanceId, harm: Harm },
 }
 
 /// What can be done to a process on purpose.

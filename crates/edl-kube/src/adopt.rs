@@ -2,18 +2,26 @@
 //! What a master makes for itself when its job was applied by hand: a file for `kubectl apply -f`
 //! holds no key.
 
+use std::time::Duration;
+
+use edl_core::pod::Wait;
 use edl_core::spec::JobSpec;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use kube::api::PostParams;
 use kube::{Api, Client};
 
+use crate::calls::wait_of;
 use crate::manifest;
 use crate::names;
 
+/// What is refused is tried again after this, doubled up to the second one.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const LAST_BACKOFF: Duration = Duration::from_secs(8);
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot {verb} {object}")]
-    Refused { verb: &'static str, object: String, source: Box<kube::Error> },
+    #[error("cannot {verb} {object}: {why}")]
+    Refused { verb: &'static str, object: String, why: Wait },
     #[error("secret `{0}` holds no key")]
     NoKey(String),
     #[error("the job's Service cannot be made: {0}")]
@@ -21,8 +29,26 @@ pub enum Error {
 }
 
 /// The job's key, from its Secret; where there is none, `new_key` becomes it. The Service is made,
-/// too. Both belong to the job's ConfigMap.
+/// too. Both belong to the job's ConfigMap. What is refused for want of rights is tried until they
+/// are granted.
 pub async fn key_and_service(
+    client: &Client,
+    namespace: &str,
+    spec: &JobSpec,
+    new_key: &str,
+) -> Result<String, Error> {
+    let mut backoff = FIRST_BACKOFF;
+    loop {
+        match once(client, namespace, spec, new_key).await {
+            Err(refused @ Error::Refused { .. }) => tracing::warn!("{refused}"),
+            done => return done,
+        }
+        tokio::time::sleep(backoff).await;
+        backoff = (backoff * 2).min(LAST_BACKOFF);
+    }
+}
+
+async fn once(
     client: &Client,
     namespace: &str,
     spec: &JobSpec,
@@ -30,7 +56,7 @@ pub async fn key_and_service(
 ) -> Result<String, Error> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let name = names::config_map(&spec.job_name);
-    let map = maps.get(&name).await.map_err(|error| refused("read", "configmap", &name, error))?;
+    let map = maps.get(&name).await.map_err(|error| refused("read", "configmap", &name, &error))?;
     let owners = manifest::owner(&map).map(|owner| vec![owner]);
     let mut secret = manifest::secret(spec, new_key);
     secret.metadata.owner_references.clone_from(&owners);
@@ -43,9 +69,9 @@ pub async fn key_and_service(
         Ok(made) => made,
         // A master of before made it.
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            secrets.get(&name).await.map_err(|error| refused("read", "secret", &name, error))?
+            secrets.get(&name).await.map_err(|error| refused("read", "secret", &name, &error))?
         }
-        Err(error) => return Err(refused("create", "secret", &name, error)),
+        Err(error) => return Err(refused("create", "secret", &name, &error)),
     };
     let services: Api<Service> = Api::namespaced(client.clone(), namespace);
     match services.create(&PostParams::default(), &service).await {
@@ -53,13 +79,13 @@ pub async fn key_and_service(
         Err(kube::Error::Api(status)) if status.is_already_exists() => {}
         Err(error) => {
             let name = names::service(&spec.job_name);
-            return Err(refused("create", "service", &name, error));
+            return Err(refused("create", "service", &name, &error));
         }
     }
     let key = kept.data.and_then(|mut data| data.remove(names::KEY_FILE));
     key.and_then(|key| String::from_utf8(key.0).ok()).ok_or(Error::NoKey(name))
 }
 
-fn refused(verb: &'static str, kind: &str, name: &str, source: kube::Error) -> Error {
-    Error::Refused { verb, object: format!("{kind} `{name}`"), source: Box::new(source) }
+fn refused(verb: &'static str, kind: &str, name: &str, error: &kube::Error) -> Error {
+    Error::Refused { verb, object: format!("{kind} `{name}`"), why: wait_of(error) }
 }

@@ -10,7 +10,7 @@ mod roster;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use edl_core::platform::{Ended, InstanceId, Order, Report, Role};
+use edl_core::platform::{Ended, Harm, InstanceId, Order, Report, Role};
 use edl_core::pod::{State, Wait};
 use edl_core::spec::JobSpec;
 
@@ -71,6 +71,7 @@ pub async fn run(
     let events = watcher(api.clone(), watch);
     let platform = Platform {
         pods: Pods::new(api, config.spec.clone()),
+        n_high: config.spec.n_high_workers(),
         config,
         reports,
         roster: Roster::default(),
@@ -93,6 +94,8 @@ struct Platform {
     attempts: BTreeMap<InstanceId, Attempt>,
     /// Pods that have been told that the job is over, and how long they may take.
     dismissed: BTreeMap<InstanceId, Instant>,
+    /// How many workers get the high class.
+    n_high: usize,
     /// What owns the master's pod owns the others, too.
     owner: Vec<OwnerReference>,
     calls: JoinSet<Answer>,
@@ -106,6 +109,8 @@ struct Attempt {
     not_before: Instant,
     backoff: Duration,
     is_under_way: bool,
+    /// Whether it is to be one of the share of workers that get the high class.
+    is_high: bool,
     told: Option<Wait>,
 }
 
@@ -169,6 +174,7 @@ impl Platform {
                     not_before: now,
                     backoff: FIRST_BACKOFF,
                     is_under_way: false,
+                    is_high: self.is_high_next(),
                     told: None,
                 };
                 self.attempts.insert(instance, attempt);
@@ -186,7 +192,25 @@ impl Platform {
                     self.stop(instance, Duration::ZERO);
                 }
             }
+            Order::Harm { instance, harm: Harm::Kill } => {
+                // Nobody asked it to leave: its end is told as that of any pod that was deleted.
+                if let Some(uid) = self.roster.living(instance).map(str::to_owned) {
+                    self.delete(instance, uid, Duration::ZERO);
+                }
+            }
+            Order::Harm { harm: Harm::Stop | Harm::Wake, .. } => {
+                tracing::warn!("a pod cannot be made to stand still");
+            }
         }
+    }
+
+    /// Whether the next worker makes the share of high ones full, by those that are there now.
+    fn is_high_next(&self) -> bool {
+        let is_high =
+            |(id, attempt): (&InstanceId, &Attempt)| id.role == Role::Worker && attempt.is_high;
+        let to_come = self.attempts.iter().filter(|attempt| is_high(*attempt)).count();
+        let there = self.roster.n_high(&self.config.spec.high_priority_class);
+        to_come + there < self.n_high
     }
 
     fn stop(&mut self, instance: InstanceId, grace: Duration) {
@@ -222,8 +246,8 @@ impl Platform {
             let extras = PodExtras {
                 owner: self.owner.first().cloned(),
                 memory_factor: f64::from(attempt.memory_percent) / 100.0,
+                is_high: Some(attempt.is_high),
                 env: self.config.env.clone(),
-                ..PodExtras::default()
             };
             self.calls.spawn(self.pods.clone().create(*instance, extras));
         }
@@ -383,6 +407,7 @@ fn seen(pod: &Pod) -> Option<Seen> {
         instance: names::instance(pod.metadata.labels.as_ref()?)?,
         uid: pod.metadata.uid.clone()?,
         facts: facts::of(pod),
+        class: pod.spec.as_ref().and_then(|spec| spec.priority_class_name.clone()),
         grace: grace
             .and_then(|secs| u64::try_from(secs).ok())
             .map_or(DEFAULT_GRACE, Duration::from_secs),

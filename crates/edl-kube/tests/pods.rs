@@ -126,7 +126,8 @@ fn a_workers_pod_is_this() {
           - name: volume-0
             persistentVolumeClaim:
               claimName: c
-    "#]].assert_eq(&serde_norway::to_string(&made).unwrap());
+    "#]]
+    .assert_eq(&serde_norway::to_string(&made).unwrap());
 }
 
 #[test]
@@ -336,7 +337,8 @@ fn the_other_objects_of_a_job_are_these() {
               matchLabels:
                 elasticdl_job_name: x
                 elasticdl_replica_type: ps
-    "#]].assert_eq(&text);
+    "#]]
+    .assert_eq(&text);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use edl_core::id::{PsId, RunId, WorkerId};
 use edl_core::job::{self, Durable, Effect, End, Event, Job};
 use edl_core::layout::Layout;
-use edl_core::platform::{InstanceId, Order};
+use edl_core::platform::{Harm, InstanceId, Order};
 use edl_core::time::Time;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
@@ -268,7 +268,7 @@ impl Engine {
                 None
             }
             Input::Harm { instance, harm, reply } => {
-                let refusal = self.refuse_harm(instance);
+                let refusal = self.refuse_harm(instance, harm);
                 let is_allowed = refusal.is_none();
                 let _ = reply.send(refusal.map_or(Ok(proto::HarmReply {}), Err));
                 is_allowed.then_some(Event::Harm { instance, harm })
@@ -370,7 +370,11 @@ impl Engine {
     }
 
     /// Why a process may not be harmed.
-    fn refuse_harm(&self, instance: InstanceId) -> Option<Status> {
+    fn refuse_harm(&self, instance: InstanceId, harm: Harm) -> Option<Status> {
+        if self.config.spec.is_on_cluster() && harm != Harm::Kill {
+            let why = "a pod cannot be made to stand still; use kill";
+            return Some(Status::failed_precondition(why));
+        }
         if !self.config.spec.allow_chaos {
             let why = "this job was started without --allow_chaos";
             return Some(Status::failed_precondition(why));

@@ -29,16 +29,10 @@ const OLD_NAMES: [(&str, &str); 5] = [
 ];
 
 /// Flags that are refused, and why.
-const REFUSED: [(&str, &str); 2] = [
-    (
-        "docker_image_prefix",
-        "builds an image, which this version does not; build one and name it by --image_name",
-    ),
-    (
-        "need_tf_config",
-        "is of TensorFlow's own distribution, which elasticdl takes the place of; leave it out",
-    ),
-];
+const REFUSED: [(&str, &str); 1] = [(
+    "need_tf_config",
+    "is of TensorFlow's own distribution, which elasticdl takes the place of; leave it out",
+)];
 
 /// Flags of a job on a cluster that the processes of one by hand do not need to be told.
 const TOLD_BY_MASTER: [&str; 13] = [
@@ -182,8 +176,8 @@ mod tests {
 
     #[test]
     fn a_flag_that_nothing_here_can_follow_is_refused_by_name() {
-        let args = ["elasticdl", "train", "--docker-image-prefix=x"].map(OsString::from);
+        let args = ["elasticdl", "train", "--need-tf-config=x"].map(OsString::from);
         let error = normalise(args).unwrap_err().to_string();
-        assert!(error.starts_with("--docker_image_prefix builds an image"), "{error}");
+        assert!(error.starts_with("--need_tf_config is of TensorFlow's"), "{error}");
     }
 }

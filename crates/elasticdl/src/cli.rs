@@ -196,6 +196,17 @@ pub(crate) struct RunFlags {
     /// File of patches for the job's pods and Service, see docs/kubernetes.md
     #[arg(long, help_heading = "Kubernetes", value_name = "FILE")]
     pub(crate) cluster_spec: Option<PathBuf>,
+    /// Build an image of --model_zoo, push it to PREFIX (registry and path), and submit the job with it
+    #[arg(long, help_heading = "Kubernetes", value_name = "PREFIX")]
+    pub(crate) docker_image_prefix: Option<String>,
+    /// Image that --docker_image_prefix starts from
+    #[arg(
+        long,
+        help_heading = "Kubernetes",
+        value_name = "IMAGE",
+        requires = "docker_image_prefix"
+    )]
+    pub(crate) image_base: Option<String>,
     /// Inside a cluster, use the kubeconfig all the same
     #[arg(long, help_heading = "Kubernetes", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]

@@ -16,6 +16,7 @@ use crate::jobs::{Home, Job};
 
 pub(crate) mod audit;
 mod follow;
+mod image;
 pub(crate) mod list;
 pub(crate) mod logs;
 mod master;

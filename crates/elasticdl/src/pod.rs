@@ -15,7 +15,7 @@ use edl_core::platform::{InstanceId, Role, pid_of};
 use edl_core::spec::JobSpec;
 use edl_kube::platform::{self, End};
 use edl_kube::rescue::{self, Rescuer};
-use edl_kube::{Client, inside, names};
+use edl_kube::{Client, adopt, inside, manifest, names};
 use edl_net::key::JobKey;
 use edl_net::place::Place;
 use tokio::io::BufReader;
@@ -125,7 +125,20 @@ impl Pod {
     }
 
     fn key(&self) -> anyhow::Result<JobKey> {
-        Ok(JobKey::load(&Path::new(names::KEY_MOUNT).join(names::KEY_FILE))?)
+        Ok(JobKey::load(&key_file())?)
+    }
+
+    /// The key of the job's Secret; a job that was applied by hand has none until its first
+    /// master makes one, with the Service by which the others find it.
+    async fn key_or_new(&self, client: &Client) -> anyhow::Result<JobKey> {
+        if key_file().exists() {
+            return self.key();
+        }
+        let new = JobKey::generate()?.to_text();
+        let text = adopt::key_and_service(client, &self.namespace, &self.spec, &new).await?;
+        JobKey::parse(&text).ok_or_else(|| {
+            refuse(format!("secret `{}` holds no key", names::secret(&self.spec.job_name)))
+        })
     }
 
     /// What tells this pod from one of the same name before it.
@@ -135,6 +148,10 @@ impl Pod {
         }
         Ok(inside::uid(client, &self.namespace, &self.name).await?)
     }
+}
+
+fn key_file() -> PathBuf {
+    Path::new(names::KEY_MOUNT).join(names::KEY_FILE)
 }
 
 fn variable(name: &str) -> anyhow::Result<String> {
@@ -149,22 +166,12 @@ fn number(name: &str) -> anyhow::Result<u32> {
 
 fn master(pod: &Pod) -> anyhow::Result<Exit> {
     let (job, was_over) = open_job(pod)?;
-    let config = edl_master::Config {
-        job_dir: job.dir().to_owned(),
-        listen: format!("0.0.0.0:{}", names::MASTER_PORT),
-        http_listen: format!("0.0.0.0:{}", names::HTTP_PORT),
-        key: pod.key()?,
-        spec: pod.spec.clone(),
-        resume: was_over,
-        ip: Some(pod.ip),
-        store_patience: STORE_PATIENCE,
-    };
     let runtime = processes::runtime(2)?;
     let exit = runtime.block_on(async {
         let asked = CancellationToken::new();
         let _signals = processes::cancel_on_signal(&asked)?;
         tokio::select! {
-            exit = Box::pin(serve(pod, config)) => exit,
+            exit = Box::pin(serve(pod, &job, was_over)) => exit,
             // Whoever comes next finds all that counts on disk.
             () = asked.cancelled() => Ok(Exit::Interrupted),
         }
@@ -177,13 +184,24 @@ fn master(pod: &Pod) -> anyhow::Result<Exit> {
 }
 
 /// The master and the platform under it, side by side.
-async fn serve(pod: &Pod, config: edl_master::Config) -> anyhow::Result<Exit> {
+async fn serve(pod: &Pod, job: &Job, was_over: bool) -> anyhow::Result<Exit> {
     let client = inside::connect().await?;
+    let config = edl_master::Config {
+        job_dir: job.dir().to_owned(),
+        listen: format!("0.0.0.0:{}", names::MASTER_PORT),
+        http_listen: format!("0.0.0.0:{}", names::HTTP_PORT),
+        key: pod.key_or_new(&client).await?,
+        spec: pod.spec.clone(),
+        resume: was_over,
+        ip: Some(pod.ip),
+        store_patience: STORE_PATIENCE,
+    };
+    let env = manifest::populated(&pod.spec, std::env::vars());
     let platform_config = platform::Config {
         spec: pod.spec.clone(),
         namespace: pod.namespace.clone(),
         master_uid: pod.uid(&client).await.ok(),
-        env: Vec::new(),
+        env: env.map_err(|invalid| refuse(invalid.0))?,
     };
     let (ours, theirs) = tokio::io::duplex(LINE);
     let (our_out, our_in) = tokio::io::split(ours);

@@ -33,7 +33,6 @@ pub(crate) fn run(args: &ZooArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
 /// Builds an image of a folder of models, sends it to the registry that `prefix` names, and gives
 /// the name that a job of `job_name` is submitted with. The name holds the image's digest where we
 /// know it, so that all pods of the job run the same one.
-#[expect(dead_code, reason = "`train --docker_image_prefix` is not here yet")]
 pub(crate) fn publish(
     model_zoo: &Path,
     base_image: &str,

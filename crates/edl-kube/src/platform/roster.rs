@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use edl_core::platform::{InstanceId, Report, pid_of};
+use edl_core::platform::{InstanceId, Report, Role, pid_of};
 use edl_core::pod::{Facts, State};
 
 /// A node gets this much longer than a pod's grace to say that the pod is gone.
@@ -21,6 +21,8 @@ pub(super) struct Seen {
     pub(super) instance: InstanceId,
     pub(super) uid: String,
     pub(super) facts: Facts,
+    /// Its PriorityClass.
+    pub(super) class: Option<String>,
     /// What it gets between the wish that it leaves and its end.
     pub(super) grace: Duration,
 }
@@ -41,6 +43,7 @@ pub(super) struct Roster {
 struct Known {
     uid: String,
     facts: Facts,
+    class: Option<String>,
     /// It was us who asked it to leave.
     is_dismissed: bool,
     /// Its node must have said by then that it is gone; or, after its end, it is removed then.
@@ -82,6 +85,15 @@ impl Roster {
         known.has_ended().then_some(known.uid.as_str())
     }
 
+    /// How many workers of this class are there and stay.
+    pub(super) fn n_high(&self, class: &str) -> usize {
+        let is_high = |(id, known): &(&InstanceId, &Known)| {
+            let stays = matches!(known.facts.state(), State::Waiting(_) | State::Running);
+            id.role == Role::Worker && stays && known.class.as_deref() == Some(class)
+        };
+        self.pods.iter().filter(is_high).count()
+    }
+
     pub(super) fn is_running(&self, instance: InstanceId) -> bool {
         self.pods.get(&instance).is_some_and(|known| known.facts.state() == State::Running)
     }
@@ -93,7 +105,7 @@ impl Roster {
 
     /// A pod is there, by a list, by the watch or because we have just made it.
     pub(super) fn seen(&mut self, seen: Seen, now: Instant) -> Vec<Report> {
-        let Seen { instance, uid, facts, grace } = seen;
+        let Seen { instance, uid, facts, class, grace } = seen;
         if let Some(listing) = &mut self.listing {
             listing.insert(uid.clone());
         }
@@ -122,7 +134,7 @@ impl Roster {
             State::Ended(_) => Some(now + TTL),
             State::Waiting(_) | State::Running => None,
         };
-        self.pods.insert(instance, Known { uid: uid.clone(), facts, is_dismissed, due });
+        self.pods.insert(instance, Known { uid: uid.clone(), facts, class, is_dismissed, due });
         if old_state.as_ref() != Some(&state) {
             reports.extend(self.report(instance, &uid, state, is_dismissed));
         }

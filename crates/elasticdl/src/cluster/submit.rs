@@ -13,7 +13,7 @@ use edl_kube::manifest;
 use edl_net::key::JobKey;
 use serde_json::{Map, Value};
 
-use super::{Remote, sentence};
+use super::{Remote, image, sentence};
 use crate::cli::RunFlags;
 use crate::exit::{Exit, refuse};
 use crate::say::say;
@@ -26,20 +26,25 @@ const POLL: Duration = Duration::from_millis(200);
 /// Whether what the user said is for a cluster.
 pub(crate) fn is_asked(run: &RunFlags, given: &Map<String, Value>) -> bool {
     let image = given.get("image_name").and_then(Value::as_str);
-    image.is_some_and(|image| !image.is_empty()) && run.resume.is_none()
+    let is_named = image.is_some_and(|image| !image.is_empty());
+    (is_named || run.docker_image_prefix.is_some()) && run.resume.is_none()
 }
 
 /// Runs the command.
 pub(crate) fn run(
     kind: JobType,
     run: &RunFlags,
-    given: Map<String, Value>,
+    mut given: Map<String, Value>,
     out: &mut impl Write,
 ) -> anyhow::Result<Exit> {
-    let spec = described(kind, run, given)?;
+    let image = image::Wanted::of(run, &mut given)?;
+    let mut spec = described(kind, run, given)?;
     if run.print_config {
         out.write_all(config::to_yaml(&spec)?.as_bytes())?;
         return Ok(Exit::Ok);
+    }
+    if let Some(image) = image {
+        image.publish(&mut spec)?;
     }
     let key = JobKey::generate()?;
     let objects = manifest::job_objects(&spec, &key.to_text());

@@ -55,7 +55,10 @@ fn a_bad_flag_is_refused_by_name() {
         (&["train", "--distribution_strategy=Ring"], &["`Ring`", "AllreduceStrategy"]),
         (&["train", "--volume=x"], &["--volume", "Kubernetes", "--image_name"]),
         (&["train", "--image_name=x", "--training_data=/d"], &["--volume", "storage"]),
-        (&["train", "--docker_image_prefix=x"], &["--docker_image_prefix", "--image_name"]),
+        (
+            &["train", "--docker_image_prefix=x", "--image_name=y"],
+            &["--docker_image_prefix", "--image_name"],
+        ),
         (&["train", "--loss=loss"], &["--loss", "Python"]),
         (&["train", "--minibatch_size=0"], &["--minibatch_size"]),
         (&["train", "--grads_to_wait=0"], &["--grads_to_wait"]),

@@ -15,7 +15,7 @@ fn running() -> Facts {
 }
 
 fn pod(instance: InstanceId, uid: &str, facts: Facts) -> Seen {
-    Seen { instance, uid: uid.into(), facts, grace: GRACE }
+    Seen { instance, uid: uid.into(), facts, class: None, grace: GRACE }
 }
 
 /// A roster after its first list, which held a running `worker-0`.

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `--docker_image_prefix`: an image of the user's models, made and pushed for one job.
+
+use std::path::{Path, PathBuf};
+
+use edl_core::spec::JobSpec;
+use serde_json::{Map, Value};
+
+use crate::cli::RunFlags;
+use crate::exit::refuse;
+use crate::zoo;
+
+/// Where the image has the models.
+const MODEL_ZOO: &str = "/model_zoo";
+
+/// The image to be made.
+pub(super) struct Wanted {
+    prefix: String,
+    base: String,
+    /// The user's models; none: those that the command has built in.
+    models: Option<PathBuf>,
+}
+
+impl Wanted {
+    /// Whether an image is to be made. If so, the words of the job name models as the image has
+    /// them from here on.
+    pub(super) fn of(
+        run: &RunFlags,
+        given: &mut Map<String, Value>,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(prefix) = &run.docker_image_prefix else { return Ok(None) };
+        if given.contains_key("image_name") {
+            return Err(refuse(
+                "--docker_image_prefix makes an image and --image_name names one; use either",
+            ));
+        }
+        let word = |name: &str| given.get(name).and_then(Value::as_str).unwrap_or_default();
+        let model = Path::new(word("model_def")).to_owned();
+        let models = match word("model_zoo") {
+            "" if model.is_file() => Some(model.parent().unwrap_or(Path::new(".")).to_owned()),
+            "" if model.is_dir() => Some(model.clone()),
+            "" => None,
+            zoo => Some(PathBuf::from(zoo)),
+        };
+        if let Some(folder) = models.as_ref().filter(|folder| !folder.is_dir()) {
+            return Err(refuse(format!(
+                "there is no folder `{}`; check --model_zoo",
+                folder.display()
+            )));
+        }
+        if let Some(folder) = &models {
+            if let Ok(below) = model.strip_prefix(folder) {
+                let inside = Path::new(MODEL_ZOO).join(below);
+                given.insert("model_def".into(), inside.to_string_lossy().into_owned().into());
+            }
+            given.insert("model_zoo".into(), MODEL_ZOO.into());
+        }
+        // The name without its digest, until the image is made.
+        given.insert("image_name".into(), prefix.clone().into());
+        let base = run.image_base.clone().unwrap_or_default();
+        Ok(Some(Self { prefix: prefix.clone(), base, models }))
+    }
+
+    /// Makes and pushes it, and puts its name into the job.
+    pub(super) fn publish(&self, spec: &mut JobSpec) -> anyhow::Result<()> {
+        let empty = tempfile::tempdir()?;
+        let models = self.models.as_deref().unwrap_or(empty.path());
+        spec.image_name = zoo::publish(models, &self.base, &self.prefix, &spec.job_name)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn settled(given: Value) -> anyhow::Result<(Option<PathBuf>, Value)> {
+        let run = RunFlags { docker_image_prefix: Some("host/me".into()), ..RunFlags::default() };
+        let Value::Object(mut given) = given else { panic!("words of a job") };
+        let wanted = Wanted::of(&run, &mut given)?.expect("an image is asked for");
+        Ok((wanted.models, given.into()))
+    }
+
+    #[test]
+    fn models_are_named_as_the_image_has_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("mine.py");
+        std::fs::write(&file, "").unwrap();
+        let (models, given) = settled(json!({ "model_def": file })).unwrap();
+        assert_eq!(models.as_deref(), Some(folder.path()));
+        assert_eq!(given["model_def"], "/model_zoo/mine.py");
+        assert_eq!(given["model_zoo"], "/model_zoo");
+        let (models, given) =
+            settled(json!({ "model_zoo": folder.path(), "model_def": "mine.custom_model" }))
+                .unwrap();
+        assert_eq!(models.as_deref(), Some(folder.path()));
+        assert_eq!(given["model_def"], "mine.custom_model");
+        let (models, given) = settled(json!({ "model_def": "mnist_cnn" })).unwrap();
+        assert_eq!((models, given.get("model_zoo")), (None, None));
+    }
+
+    #[test]
+    fn two_images_and_missing_models_are_refused() {
+        let both = settled(json!({ "image_name": "x" })).unwrap_err().to_string();
+        assert!(both.contains("use either"), "{both}");
+        let missing = settled(json!({ "model_zoo": "/nowhere" })).unwrap_err().to_string();
+        assert!(missing.contains("`/nowhere`; check --model_zoo"), "{missing}");
+    }
+}
