@@ -101,11 +101,12 @@ verify: ## Shared memory between workers in every order of events (loom), its un
 		cd crates/edl-net/verify && $(CARGO) +nightly miri test --locked --lib; \
 	else echo "verify: there is no Miri, unsafe reads are not checked"; fi
 
-soak: ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST
+soak: setup build ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST
 	SIM_SEEDS=5000 $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation
 	SIM_SEEDS=20000 $(CARGO) test $(PROFILE) --locked -p edl-core --test worlds
 	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos -- --test-threads=2
 	$(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e accuracy -- --ignored --nocapture
+	SLOW_TESTS=1 $(VENV)/bin/python -m pytest -q -s tests/cluster/test_makespan.py
 
 # The peers are large: where they cannot be installed, the benchmarks say so and print the rest.
 bench: build ## Print speeds as ratios to peers and to what the machine can do
@@ -120,6 +121,7 @@ bench: build ## Print speeds as ratios to peers and to what the machine can do
 	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p edl-net --example allreduce_bench
 	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p elasticdl --example recovery_bench
 	-$(MAKE) --no-print-directory fresh && $(FRESH)/bin/python tests/python/python_bench.py
+	$(VENV)/bin/python tests/cluster/kwok_bench.py $(TARGET)/release/elasticdl
 
 doc: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked

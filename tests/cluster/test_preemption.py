@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic scheduling as in the tutorial: a job of high priority takes the place of a worker, which
-comes back when that job is done. All figures are a tenth of the tutorial's."""
+comes back when that job is done. On real nodes all figures are a tenth of the tutorial's; nodes
+that run nothing have the tutorial's own."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from harness.cluster import Cluster, Shape
 from harness.image import make_image
 from harness.kubectl import Kubectl
 from harness.size import Size
+from outside import outside
 from pods import priority
 from trained import Job, counting, is_training, remove
 
@@ -37,7 +39,7 @@ def job(kubectl: Kubectl, command: Path, image: str, folder: Path, **words) -> J
 def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
     start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
 ) -> None:
-    cluster = start(Shape(nodes=2, size=Size(cpu=NODE_CPU)))
+    cluster = start(Shape(nodes=3, size=Size(cpu=NODE_CPU)))
     image = "elasticdl:test"
     cluster.load_image(make_image(command, command.with_suffix(".tar"), name=image))
     kubectl = cluster.kubectl
@@ -62,12 +64,13 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
             image,
             tmp_path / "high",
             worker_pod_priority=HIGH,
-            num_workers=1,
-            num_epochs=1,
-        ).submit()
+            num_workers=2,
+            num_epochs=2,
+        )
         began = time.monotonic()
-        high.until_pods("its worker", lambda: len(high.running("worker")) == 1)
-        print(f"high job: its worker runs after {time.monotonic() - began:.1f} s")
+        high.submit()
+        high.until_pods("its workers", lambda: len(high.running("worker")) == 2)
+        print(f"high job: both workers run after {time.monotonic() - began:.1f} s")
         low.until_pods(
             "one worker waits", lambda: waiting(low) == 1 and len(low.running("worker")) == 1
         )
@@ -76,7 +79,7 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
         records = low.status()["records_done"]
         low.until("both go on", lambda status: status["records_done"] > records)
 
-        high.succeeds().assert_exactly_once(1)
+        high.succeeds().assert_exactly_once(2)
         seconds = low.until_pods("two workers again", lambda: len(low.running("worker")) == 2)
         print(f"low job: two workers again {seconds:.1f} s after the high one's end")
         low.succeeds().assert_exactly_once(10)
@@ -84,6 +87,37 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
         assert "was preempted" in events
     finally:
         remove(tmp_path)
+
+
+def test_the_tutorials_own_figures_on_nodes_that_run_nothing(
+    start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
+) -> None:
+    # Three nodes of 4 CPUs, less what the system takes.
+    cluster = start(Shape(fake_nodes=3, size=Size(cpu="3.9", memory="12Gi")))
+    kubectl = cluster.kubectl
+    kubectl.apply(priority(HIGH, 1_000_000), priority(LOW, 1000))
+    same = {
+        "worker_resource_request": "cpu=3,memory=4096Mi",
+        "ps_resource_request": "cpu=0.2,memory=1024Mi",
+        "ps_pod_priority": HIGH,
+    }
+    low, high = (
+        outside(kubectl, command, tmp_path / name, **counting(worker_pod_priority=of, **same))
+        for name, of in (("low", LOW), ("high", HIGH))
+    )
+    try:
+        low.submit()
+        low.until_pods("two workers", lambda: len(low.running("worker")) == 2)
+        high.submit()
+        high.until_pods("two workers", lambda: len(high.running("worker")) == 2)
+        low.until_pods(
+            "one worker waits", lambda: waiting(low) == 1 and len(low.running("worker")) == 1
+        )
+        high.kill()
+        low.until_pods("two workers again", lambda: len(low.running("worker")) == 2)
+    finally:
+        low.kill()
+        high.kill()
 
 
 def waiting(job: Job) -> int:

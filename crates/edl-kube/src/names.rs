@@ -32,6 +32,11 @@ pub const JOB_MOUNT: &str = "/etc/elasticdl/job";
 /// Where pods find the Secret.
 pub const KEY_MOUNT: &str = "/etc/elasticdl/key";
 
+/// Annotation of the ConfigMap by which an operator tells a master how many workers to have.
+pub const WORKERS_NOTE: &str = "elasticdl.org/workers";
+/// Annotation of the ConfigMap by which a master tells an operator how far it is, as JSON.
+pub const STATUS_NOTE: &str = "elasticdl.org/status";
+
 /// The ConfigMap that describes a job and owns all its other objects.
 #[must_use]
 pub fn config_map(job: &str) -> String {

@@ -115,7 +115,7 @@ pub(crate) enum Command {
     Describe,
     /// A process of a job inside a container
     #[command(hide = true)]
-    Pod { part: crate::pod::Part },
+    Pod(crate::pod::PodArgs),
 }
 
 const CHAOS_EXAMPLES: &str = "\

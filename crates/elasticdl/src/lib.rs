@@ -126,7 +126,7 @@ fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
         Command::Worker(args) => by_hand::worker(&args),
         Command::Supervise(args) => detach::supervise(&args, out),
         Command::Describe => python::tell(out),
-        Command::Pod { part } => pod::run(part),
+        Command::Pod(args) => pod::run(&args),
         Command::Init(args) => init::run(&args, out),
         Command::Status(args) => status::run(&args, out),
         Command::Attach(args) => attach::run(&args, out),

@@ -6,10 +6,10 @@
 //! a word, as if it had been killed: its job goes on, and one of its processes makes the next.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use edl_core::id::{PsId, WorkerId};
 use edl_core::platform::{InstanceId, Role, pid_of};
 use edl_core::spec::JobSpec;
@@ -48,8 +48,29 @@ pub(crate) enum Part {
     Worker,
 }
 
+/// Where a process finds what it needs. The defaults are those of a pod; others are for a master
+/// that runs outside of the cluster.
+#[derive(Args, Clone, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct PodArgs {
+    part: Part,
+    /// Folder of the job's description
+    #[arg(long, value_name = "DIR", default_value = names::JOB_MOUNT)]
+    job_mount: PathBuf,
+    /// Folder of the job's key
+    #[arg(long, value_name = "DIR", default_value = names::KEY_MOUNT)]
+    key_mount: PathBuf,
+    /// Where a master listens for its processes
+    #[arg(long, value_name = "PORT", default_value_t = names::MASTER_PORT)]
+    master_port: u16,
+    /// Where a master serves its page
+    #[arg(long, value_name = "PORT", default_value_t = names::HTTP_PORT)]
+    http_port: u16,
+}
+
 /// What a pod knows about itself.
 struct Pod {
+    args: PodArgs,
     spec: JobSpec,
     job_dir: PathBuf,
     master_addr: String,
@@ -59,10 +80,10 @@ struct Pod {
 }
 
 /// Runs the process of this pod to its end.
-pub(crate) fn run(part: Part) -> anyhow::Result<Exit> {
-    let pod = Pod::of_environment()?;
+pub(crate) fn run(args: &PodArgs) -> anyhow::Result<Exit> {
+    let pod = Pod::of_environment(args.clone())?;
     crate::telemetry::start(&pod.spec.log_level);
-    match part {
+    match args.part {
         Part::Master => master(&pod),
         Part::Ps => {
             let id = number("ELASTICDL_PS_ID")?;
@@ -105,8 +126,8 @@ struct Member {
 }
 
 impl Pod {
-    fn of_environment() -> anyhow::Result<Self> {
-        let path = Path::new(names::JOB_MOUNT).join(names::JOB_FILE);
+    fn of_environment(args: PodArgs) -> anyhow::Result<Self> {
+        let path = args.job_mount.join(names::JOB_FILE);
         let text = std::fs::read_to_string(&path).map_err(|error| {
             refuse(format!("cannot read `{}`: {error}; this command runs in pods", path.display()))
         })?;
@@ -115,6 +136,7 @@ impl Pod {
         spec.check().map_err(|error| refuse(error.to_string()))?;
         let ip = variable("POD_IP")?;
         Ok(Self {
+            args,
             spec,
             job_dir: variable("ELASTICDL_JOB_DIR")?.into(),
             master_addr: variable("ELASTICDL_MASTER_ADDR")?,
@@ -125,13 +147,17 @@ impl Pod {
     }
 
     fn key(&self) -> anyhow::Result<JobKey> {
-        Ok(JobKey::load(&key_file())?)
+        Ok(JobKey::load(&self.key_file())?)
+    }
+
+    fn key_file(&self) -> PathBuf {
+        self.args.key_mount.join(names::KEY_FILE)
     }
 
     /// The key of the job's Secret; a job that was applied by hand has none until its first
     /// master makes one, with the Service by which the others find it.
     async fn key_or_new(&self, client: &Client) -> anyhow::Result<JobKey> {
-        if key_file().exists() {
+        if self.key_file().exists() {
             return self.key();
         }
         let new = JobKey::generate()?.to_text();
@@ -148,10 +174,6 @@ impl Pod {
         }
         Ok(inside::uid(client, &self.namespace, &self.name).await?)
     }
-}
-
-fn key_file() -> PathBuf {
-    Path::new(names::KEY_MOUNT).join(names::KEY_FILE)
 }
 
 fn variable(name: &str) -> anyhow::Result<String> {
@@ -188,8 +210,8 @@ async fn serve(pod: &Pod, job: &Job, was_over: bool) -> anyhow::Result<Exit> {
     let client = inside::connect().await?;
     let config = edl_master::Config {
         job_dir: job.dir().to_owned(),
-        listen: format!("0.0.0.0:{}", names::MASTER_PORT),
-        http_listen: format!("0.0.0.0:{}", names::HTTP_PORT),
+        listen: format!("0.0.0.0:{}", pod.args.master_port),
+        http_listen: format!("0.0.0.0:{}", pod.args.http_port),
         key: pod.key_or_new(&client).await?,
         spec: pod.spec.clone(),
         resume: was_over,

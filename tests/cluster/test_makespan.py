@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two jobs that together want more than the cluster has: those that start with what they get are
+done sooner than those that wait until all their workers fit (`make soak` runs this)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.cluster import Cluster, Shape
+from harness.image import make_image
+from harness.kubectl import Kubectl
+from harness.size import Size
+from trained import Job, counting, remove
+
+# Nine workers fit, and each job wants five.
+NODES, WORKERS_PER_NODE, WANTED = 3, 3, 5
+NODE_CPU = "0.38"
+WORKER = "cpu=0.11,memory=128Mi"
+SMALL = "cpu=0.01,memory=128Mi"
+SHORTER = 0.30
+
+pytestmark = pytest.mark.skipif(
+    "SLOW_TESTS" not in os.environ, reason="minutes long; `make soak` runs it"
+)
+
+
+def job(kubectl: Kubectl, command: Path, image: str, folder: Path) -> Job:
+    words = counting(
+        master_resource_request=SMALL,
+        ps_resource_request=SMALL,
+        worker_resource_request=WORKER,
+        model_params={"sleep_ms": "150"},
+        num_workers=WANTED,
+        num_epochs=6,
+    )
+    return Job(kubectl, command, image, folder.name, folder, words)
+
+
+def test_elastic_jobs_are_done_sooner_than_gangs(
+    start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
+) -> None:
+    cluster = start(Shape(nodes=NODES, size=Size(cpu=NODE_CPU)))
+    image = "elasticdl:test"
+    cluster.load_image(make_image(command, command.with_suffix(".tar"), name=image))
+    try:
+        began = time.monotonic()
+        for name in ("gang-a", "gang-b"):
+            # The second gang does not fit while the first one runs.
+            job(cluster.kubectl, command, image, tmp_path / name).submit().succeeds()
+        gang = time.monotonic() - began
+        began = time.monotonic()
+        names = ("elastic-a", "elastic-b")
+        jobs = [job(cluster.kubectl, command, image, tmp_path / name).submit() for name in names]
+        for one in jobs:
+            one.succeeds().assert_exactly_once(6)
+        elastic = time.monotonic() - began
+        shorter = 1 - elastic / gang
+        print(f"gang {gang:.0f} s, elastic {elastic:.0f} s: {shorter:.0%} shorter")
+        assert shorter >= SHORTER
+    finally:
+        remove(tmp_path)

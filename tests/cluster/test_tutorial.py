@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tutorial for minikube, command by command: an image, a job with a parameter server, one by
+AllReduce; with a built-in model and with a Keras model."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import wanted
+from harness.cluster import Cluster
+from harness.given import Given
+from harness.image import make_host_image
+from harness.kubectl import Kubectl
+from harness.waiting import until
+from jobs import ROOT, Client
+
+ACCURACY, BY_VERSION = 0.77, 250
+START_LIMIT = 180
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "elasticdl"
+# `make python` installs the wheel there.
+PYTHON = CACHE / "venv-wheel"
+RESOURCES = [
+    "--master_resource_request=cpu=0.2,memory=1024Mi",
+    "--master_resource_limit=cpu=1,memory=2048Mi",
+    "--worker_resource_request=cpu=0.4,memory=1024Mi",
+    "--worker_resource_limit=cpu=1,memory=2048Mi",
+    "--ps_resource_request=cpu=0.2,memory=1024Mi",
+    "--ps_resource_limit=cpu=1,memory=2048Mi",
+]
+
+
+@dataclass(frozen=True)
+class Model:
+    """An image, and what a job needs to train its model there."""
+
+    image: str
+    flags: tuple[str, ...]
+    # Besides the data.
+    volumes: tuple[str, ...] = ()
+
+
+@pytest.fixture
+def client(command: Path, kubectl: Kubectl, tmp_path: Path) -> Client:
+    client = Client(command, "", kubectl, tmp_path)
+    client.allow()
+    for part in ("train", "test"):
+        shutil.copytree(ROOT / "data" / "fashion_mnist" / part, client.work / "mnist" / part)
+    return client
+
+
+@pytest.fixture
+def native(cluster: Cluster | Given, client: Client, tmp_path: Path) -> Model:
+    """The image that `zoo init` and `zoo build` make."""
+    folder = tmp_path / "zoo"
+    folder.mkdir()
+    name = "elasticdl:mnist_ps"
+    for words in (
+        ["init", "--language=rust"],
+        ["build", f"--image={name}", "--builder=own", "--output=image.tar"],
+    ):
+        environment = {**os.environ, "ELASTICDL_HOME": str(tmp_path / "home")}
+        subprocess.run([client.command, "zoo", *words], cwd=folder, env=environment, check=True)
+    cluster.load_image(folder / "image.tar")
+    return Model(name, ("--model_def=mnist_cnn",))
+
+
+@pytest.fixture
+def keras(cluster: Cluster | Given, tmp_path: Path) -> Model:
+    """An image with nothing of its own: Python, the wheel and Keras are this machine's."""
+    if isinstance(cluster, Given):
+        pytest.skip("nodes of a cluster elsewhere do not have this machine's Python")
+    missing = f"`{PYTHON}` is not there; `make python` makes it"
+    wanted.require(None if (PYTHON / "bin" / "elasticdl").exists() else missing)
+    cluster.load_image(make_host_image(tmp_path / "host.tar", "elasticdl:mnist_keras"))
+    asked = "import sys, site; print(sys.base_prefix, sys.path[-1], sep='\\n')"
+    said = subprocess.run(
+        [PYTHON / "bin" / "python", "-c", asked], capture_output=True, text=True, check=True
+    )
+    base, frameworks = said.stdout.split()
+    folders = {Path("/usr"), PYTHON, Path(base), Path(frameworks)}
+    volumes = [f"host_path={folder},mount_path={folder}" for folder in sorted(folders)]
+    volumes.append(f"host_path={ROOT}/model_zoo,mount_path=/model_zoo")
+    path = f"{PYTHON}/bin:/usr/bin:/bin"
+    return Model(
+        "elasticdl:mnist_keras",
+        (
+            "--model_zoo=model_zoo",
+            "--model_def=mnist.mnist_functional_api.custom_model",
+            f"--envs=PATH={path}",
+        ),
+        tuple(volumes),
+    )
+
+
+def train(client: Client, model: Model, *arguments: str) -> None:
+    """The tutorial's command."""
+    volumes = ";".join((f"host_path={client.work},mount_path=/data", *model.volumes))
+    done = client(
+        "train",
+        f"--image_name={model.image}",
+        *model.flags,
+        "--training_data=/data/mnist/train",
+        "--validation_data=/data/mnist/test",
+        "--num_epochs=2",
+        *RESOURCES,
+        "--minibatch_size=64",
+        "--num_minibatches_per_task=2",
+        "--evaluation_steps=50",
+        "--job_name=test-mnist",
+        "--image_pull_policy=Never",
+        f"--volume={volumes}",
+        *arguments,
+        "--detach",
+    )
+    assert done.code == 0, done.err
+
+
+def phases(kubectl: Kubectl) -> dict[str, str]:
+    pods = kubectl.json("get", "pod", "--selector", "elasticdl_job_name=test-mnist")["items"]
+    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
+
+
+def runs_to_its_end(client: Client, kubectl: Kubectl, processes: list[str]) -> None:
+    """All pods run at once, and all of them complete."""
+    names = [f"elasticdl-test-mnist-{process}" for process in processes]
+    everybody = dict.fromkeys(names, "Running")
+    until("all run", lambda: phases(kubectl) == everybody, START_LIMIT, lambda: said(kubectl))
+    watched = client("attach", "test-mnist")
+    assert watched.code == 0, watched.err + said(kubectl)
+    completed = dict.fromkeys(names, "Succeeded")
+    until("all complete", lambda: phases(kubectl) == completed, 60, lambda: said(kubectl))
+
+
+def said(kubectl: Kubectl) -> str:
+    logs = [kubectl("logs", name, "--tail=30") for name in phases(kubectl)]
+    return "\n".join([kubectl("get", "pods"), *logs])
+
+
+def reached(kubectl: Kubectl) -> float:
+    """The best accuracy up to the version that the tutorial names."""
+    log = kubectl("logs", "elasticdl-test-mnist-master")
+    print("\n".join(line for line in log.splitlines() if "Evaluation" in line), file=sys.stderr)
+    found = re.findall(r"Evaluation metrics\[v=(\d+)\].*'accuracy': ([0-9.]+)", log)
+    return max(float(accuracy) for version, accuracy in found if int(version) <= BY_VERSION)
+
+
+@pytest.mark.parametrize("kind", ["native", "keras"])
+def test_with_a_parameter_server(
+    kind: str, request: pytest.FixtureRequest, client: Client, kubectl: Kubectl
+) -> None:
+    model = request.getfixturevalue(kind)
+    strategy = "--distribution_strategy=ParameterServerStrategy"
+    train(client, model, "--num_ps_pods=1", "--num_workers=1", strategy)
+    runs_to_its_end(client, kubectl, ["master", "ps-0", "worker-0"])
+    assert reached(kubectl) >= ACCURACY
+
+
+@pytest.mark.parametrize("kind", ["native", "keras"])
+def test_by_allreduce(
+    kind: str, request: pytest.FixtureRequest, client: Client, kubectl: Kubectl
+) -> None:
+    model = request.getfixturevalue(kind)
+    strategy = "--distribution_strategy=AllreduceStrategy"
+    train(client, model, "--num_ps_pods=0", "--num_workers=2", strategy)
+    runs_to_its_end(client, kubectl, ["master", "worker-0", "worker-1"])
+    assert "Loss" in kubectl("logs", "elasticdl-test-mnist-worker-0")
+    assert reached(kubectl) >= ACCURACY
