@@ -147,7 +147,7 @@ impl Instances {
                 }
                 Some((*instance, cause))
             }
-            Report::Trouble(_) => None,
+            Report::Trouble(_) | Report::Granted { .. } => None,
         }
     }
 

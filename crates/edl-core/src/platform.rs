@@ -98,6 +98,10 @@ pub enum Report {
     },
     /// Why the platform can do nothing at all just now; `None` when it can again.
     Trouble(Option<Wait>),
+    /// Who shares out the cluster lets the job have so many workers.
+    Granted {
+        workers: u32,
+    },
 }
 
 /// How a process ended.

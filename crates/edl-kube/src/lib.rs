@@ -3,6 +3,7 @@
 //! master in a pod gets its parameter servers and workers.
 
 pub mod adopt;
+pub mod board;
 mod calls;
 pub mod client;
 pub mod facts;

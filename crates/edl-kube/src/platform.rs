@@ -14,6 +14,7 @@ use edl_core::platform::{Ended, Harm, InstanceId, Order, Report, Role};
 use edl_core::pod::{State, Wait};
 use edl_core::spec::JobSpec;
 
+use futures::stream::{self, BoxStream};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::runtime::watcher::{self, watcher};
@@ -23,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::{Stream, StreamExt as _};
 
+use crate::board::Board;
 use crate::calls::{Answer, Pods, wait_of};
 use crate::manifest::PodExtras;
 use crate::{facts, names};
@@ -47,6 +49,8 @@ pub struct Config {
     pub master_uid: Option<String>,
     /// Variables of the master's own that its pods get, too.
     pub env: Vec<(String, String)>,
+    /// Where an operator notes how many workers the job may have.
+    pub board: Option<Board>,
 }
 
 /// Why a platform ended.
@@ -121,6 +125,10 @@ impl Platform {
         events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>,
     ) -> End {
         let mut events = std::pin::pin!(events);
+        let mut grants: BoxStream<'static, u32> = match &self.config.board {
+            Some(board) => board.grants(),
+            None => Box::pin(stream::pending()),
+        };
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut backoff, mut watch_at) = (FIRST_BACKOFF, tokio::time::Instant::now());
@@ -147,6 +155,10 @@ impl Platform {
                     if let Ok(answer) = answer {
                         self.answered(answer, Instant::now()).await;
                     }
+                }
+                // The first report of all is what runs.
+                Some(workers) = grants.next(), if self.roster.is_listed() => {
+                    self.report_all(vec![Report::Granted { workers }]).await;
                 }
                 _ = ticks.tick() => self.tick(Instant::now()),
             }

@@ -13,11 +13,13 @@ use clap::{Args, ValueEnum};
 use edl_core::id::{PsId, WorkerId};
 use edl_core::platform::{InstanceId, Role, pid_of};
 use edl_core::spec::JobSpec;
+use edl_kube::board::Board;
 use edl_kube::platform::{self, End};
 use edl_kube::rescue::{self, Rescuer};
 use edl_kube::{Client, adopt, inside, manifest, names};
 use edl_net::key::JobKey;
 use edl_net::place::Place;
+use edl_net::proto;
 use tokio::io::BufReader;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -34,6 +36,8 @@ const LINE: usize = 64 * 1024;
 const STORE_PATIENCE: Duration = Duration::from_secs(60);
 /// What the platform gets after the job's end for those who do not leave by themselves.
 const FAREWELL: Duration = Duration::from_secs(40);
+/// An operator that plans by a job's progress needs it no more often.
+const TELL_EVERY: Duration = Duration::from_secs(3);
 /// Kubernetes shows what is written there with a container that has ended; longer is cut off.
 const LAST_WORDS: &str = "/dev/termination-log";
 const MAX_LAST_WORDS: usize = 4096;
@@ -218,12 +222,15 @@ async fn serve(pod: &Pod, job: &Job, was_over: bool) -> anyhow::Result<Exit> {
         ip: Some(pod.ip),
         store_patience: STORE_PATIENCE,
     };
+    let board = Board::new(client.clone(), &pod.namespace, &pod.spec.job_name);
+    let board = if board.is_used().await { Some(board) } else { None };
     let env = manifest::populated(&pod.spec, std::env::vars());
     let platform_config = platform::Config {
         spec: pod.spec.clone(),
         namespace: pod.namespace.clone(),
         master_uid: pod.uid(&client).await.ok(),
         env: env.map_err(|invalid| refuse(invalid.0))?,
+        board: board.clone(),
     };
     let (ours, theirs) = tokio::io::duplex(LINE);
     let (our_out, our_in) = tokio::io::split(ours);
@@ -231,6 +238,10 @@ async fn serve(pod: &Pod, job: &Job, was_over: bool) -> anyhow::Result<Exit> {
     let (reports, orders, _line) = Link::new(our_in, our_out).into_parts();
     let mut platform = JoinSet::new();
     platform.spawn(platform::run(client, platform_config, orders, reports));
+    let mut telling = JoinSet::new();
+    if let Some(board) = board.clone() {
+        telling.spawn(tell(board, job.clone()));
+    }
     let never = CancellationToken::new();
     let run = edl_master::run(config, orders_out, BufReader::new(reports_in), never);
     let ended = tokio::select! {
@@ -245,9 +256,42 @@ async fn serve(pod: &Pod, job: &Job, was_over: bool) -> anyhow::Result<Exit> {
         }
     };
     let exit = exit_of_master(ended);
+    telling.abort_all();
+    if let (Some(board), Some(note)) = (&board, note(job)) {
+        board.tell(&note).await;
+    }
     // Those who were told of the end leave by themselves, most of them at once.
     let _ = tokio::time::timeout(FAREWELL, platform.join_next()).await;
     Ok(exit)
+}
+
+/// Tells an operator how far the job is, whenever that has changed.
+async fn tell(board: Board, job: Job) {
+    let mut told = None;
+    loop {
+        let new = note(&job);
+        if let Some(new) = new.filter(|new| told.as_ref() != Some(new)) {
+            board.tell(&new).await;
+            told = Some(new);
+        }
+        tokio::time::sleep(TELL_EVERY).await;
+    }
+}
+
+/// What an operator wants to know of the job.
+fn note(job: &Job) -> Option<String> {
+    let status = job.status()?;
+    let working = |it: &&proto::Instance| it.role == "worker" && it.state != "waiting";
+    let note = serde_json::json!({
+        "state": status.state,
+        "records_done": status.records_done,
+        "records_total": status.records_total,
+        "records_per_second": status.records_per_second.round(),
+        "workers": status.instances.iter().filter(working).count(),
+        "eta_secs": status.eta_secs.round(),
+        "step": status.step,
+    });
+    Some(note.to_string())
 }
 
 /// Makes the job's folder what the ConfigMap says; tells whether the job in it had ended.

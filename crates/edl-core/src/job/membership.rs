@@ -318,6 +318,7 @@ impl Job {
                 self.note("leaving", format!("{instance} leaves: it {how}"));
             }
             Report::Trouble(why) => self.trouble(why.as_ref()),
+            Report::Granted { workers } => self.scale(*workers),
             Report::Ended { .. } => {}
         }
         let Some((instance, cause)) = self.instances.report(report, now) else { return };

@@ -94,6 +94,11 @@ impl Roster {
         self.pods.iter().filter(is_high).count()
     }
 
+    /// Whether everything that is there is known.
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed
+    }
+
     pub(super) fn is_running(&self, instance: InstanceId) -> bool {
         self.pods.get(&instance).is_some_and(|known| known.facts.state() == State::Running)
     }

@@ -34,6 +34,7 @@ impl Stage {
             namespace: "n".into(),
             master_uid: master_uid.map(str::to_owned),
             env: Vec::new(),
+            board: None,
         };
         let (orders, order_queue) = mpsc::channel(16);
         let (report_queue, reports) = mpsc::channel(64);

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The job's ConfigMap as a board: an operator notes there how many workers a job may have, and
+//! the job's master how far it is. Neither needs to know where the other runs.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::calls::wait_of;
+use crate::names;
+
+/// An API server that takes longer does not answer.
+const CALL_LIMIT: Duration = Duration::from_secs(8);
+
+/// The board of one job.
+#[derive(Clone)]
+pub struct Board {
+    api: Api<ConfigMap>,
+    name: String,
+}
+
+impl std::fmt::Debug for Board {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Board({})", self.name)
+    }
+}
+
+impl Board {
+    #[must_use]
+    pub fn new(client: Client, namespace: &str, job: &str) -> Self {
+        Self { api: Api::namespaced(client, namespace), name: names::config_map(job) }
+    }
+
+    /// Whether an operator cares for this job. It has left its note before the master began.
+    pub async fn is_used(&self) -> bool {
+        match timeout(CALL_LIMIT, self.api.get(&self.name)).await {
+            Ok(Ok(map)) => workers(&map).is_some(),
+            Ok(Err(_)) | Err(_) => false,
+        }
+    }
+
+    /// How many workers the job may have, now and whenever that is noted anew.
+    #[must_use]
+    pub fn grants(&self) -> BoxStream<'static, u32> {
+        let mine = watcher::Config::default().fields(&format!("metadata.name={}", self.name));
+        let seen = watcher(self.api.clone(), mine).default_backoff().applied_objects();
+        seen.filter_map(async |seen| match seen {
+            Ok(map) => workers(&map),
+            Err(error) => {
+                tracing::warn!(%error, "the job's ConfigMap cannot be watched");
+                None
+            }
+        })
+        .boxed()
+    }
+
+    /// Notes how far the job is.
+    pub async fn tell(&self, status: &str) {
+        let patch = json!({ "metadata": { "annotations": { names::STATUS_NOTE: status } } });
+        let params = PatchParams::default();
+        let call = self.api.patch(&self.name, &params, &Patch::Merge(patch));
+        match timeout(CALL_LIMIT, call).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(why = %wait_of(&error), "the job's status is not noted")
+            }
+            Err(_) => tracing::warn!("the job's status is not noted: no answer"),
+        }
+    }
+}
+
+fn workers(map: &ConfigMap) -> Option<u32> {
+    map.metadata.annotations.as_ref()?.get(names::WORKERS_NOTE)?.trim().parse().ok()
+}
