@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::spent::{Kind, Spent};
+pub use self::spent::{Kind, Spent, nanos};
 use crate::id::Incarnation;
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;

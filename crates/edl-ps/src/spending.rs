@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use edl_core::goodput::{Kind, Spent};
+use edl_core::goodput::{Kind, Spent, nanos};
 
 /// Counted by everybody, read by the session.
 #[derive(Debug)]
@@ -64,8 +64,4 @@ impl Spending {
         spent.add(Kind::Idle, self.origin.elapsed().saturating_sub(spent.total()));
         spent
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use edl_core::goodput::{Kind, Spent};
+use edl_core::goodput::{Kind, Spent, nanos};
 
 /// A stopwatch that always runs, for one kind at a time.
 #[derive(Debug)]
@@ -76,10 +76,6 @@ impl Spending {
 
 fn place(kind: Kind) -> u8 {
     kind as u8
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -138,7 +138,9 @@ impl AddAssign for Spent {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
+/// A time in whole nanoseconds; one too long for that is the longest there is.
+#[must_use]
+pub fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
