@@ -102,7 +102,7 @@ impl Checkpoints {
             updates: file.updates,
         };
         Some(Manifest {
-            format: if layout.is_apart { checkpoint::FORMAT_APART } else { checkpoint::FORMAT },
+            format: checkpoint::format(layout.is_apart),
             version,
             generation,
             cut,

@@ -61,6 +61,22 @@ pub enum Error {
     FirstValues { source: Box<first_values::Error> },
 }
 
+/// The format of a checkpoint, by whether dense parameters and rows lie apart.
+#[must_use]
+pub fn format(is_apart: bool) -> u32 {
+    if is_apart { FORMAT_APART } else { FORMAT }
+}
+
+/// Whether dense parameters and rows lie apart in a format; none if this build cannot read it.
+#[must_use]
+pub fn is_apart(format: u32) -> Option<bool> {
+    match format {
+        FORMAT => Some(false),
+        FORMAT_APART => Some(true),
+        _ => None,
+    }
+}
+
 /// Name of a checkpoint's folder, such as `version-100.g2c7`.
 #[must_use]
 pub fn folder_name(version: u64, generation: Generation, cut: CutId) -> String {

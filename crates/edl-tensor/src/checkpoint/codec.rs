@@ -235,8 +235,7 @@ pub fn encode(snapshot: &Snapshot, writer: &mut impl Write) -> io::Result<(u64, 
     let header = serde_json::to_vec(&snapshot.header)?;
     let header_len = u32::try_from(header.len()).map_err(io::Error::other)?;
     sink.put(MAGIC)?;
-    let format = if snapshot.header.is_apart { FORMAT_APART } else { FORMAT };
-    sink.put(&format.to_le_bytes())?;
+    sink.put(&super::format(snapshot.header.is_apart).to_le_bytes())?;
     sink.put(&header_len.to_le_bytes())?;
     sink.put(&header)?;
     sink.put(&(snapshot.applied.len() as u64).to_le_bytes())?;
@@ -308,16 +307,14 @@ fn read_header<R: Read>(source: &mut Source<'_, R>) -> Result<Header, Error> {
         return Err(Error::Magic);
     }
     let found = u32::from_le_bytes(source.array()?);
-    if ![FORMAT, FORMAT_APART].contains(&found) {
-        return Err(Error::Format { found });
-    }
+    let is_apart = super::is_apart(found).ok_or(Error::Format { found })?;
     let length = u32::from_le_bytes(source.array()?) as usize;
     if length > MAX_HEADER {
         return Err(Error::Impossible { what: "length" });
     }
     let bytes: Vec<u8> = source.numbers(length)?;
     let mut header: Header = serde_json::from_slice(&bytes).map_err(Error::Header)?;
-    header.is_apart = found == FORMAT_APART;
+    header.is_apart = is_apart;
     header.check_bounds()?;
     Ok(header)
 }

@@ -63,10 +63,6 @@ pub enum Error {
     Name(String),
 }
 
-fn is_known(format: u32) -> bool {
-    [FORMAT, FORMAT_APART].contains(&format)
-}
-
 /// Name of a partition's file.
 #[must_use]
 pub fn file_name(partition: PartitionId) -> String {
@@ -82,7 +78,7 @@ impl Manifest {
         }
         // First the format alone: in another one, anything else may differ.
         let Format { format: found } = serde_json::from_slice(text)?;
-        if !is_known(found) {
+        if super::is_apart(found).is_none() {
             return Err(Error::Format { found });
         }
         let manifest: Self = serde_json::from_slice(text)?;
@@ -93,13 +89,13 @@ impl Manifest {
     /// How the model's state is cut.
     #[must_use]
     pub fn layout(&self) -> Layout {
-        let is_apart = self.format == FORMAT_APART;
+        let is_apart = super::is_apart(self.format) == Some(true);
         Layout { dense_len: self.model.dense_len(), n_partitions: self.n_partitions, is_apart }
     }
 
     /// Whether each partition has its file.
     pub fn check(&self) -> Result<(), Error> {
-        if !is_known(self.format) {
+        if super::is_apart(self.format).is_none() {
             return Err(Error::Format { found: self.format });
         }
         let named = self.files.iter().map(|file| file.partition.0);

@@ -50,7 +50,7 @@ fn manifest(job: &Job, cut: u64, version: u64, files: Vec<FileEntry>) -> Manifes
 /// Makes files a complete checkpoint.
 pub(crate) fn commit(job: &Job, dir: &Path, files: Vec<FileEntry>) {
     let layout = job.layout();
-    let format = if layout.is_apart { FORMAT_APART } else { FORMAT };
+    let format = format(layout.is_apart);
     let manifest = manifest(job, 1, 1, files);
     let n_partitions = layout.n_partitions;
     commit_manifest(dir, &Manifest { format, n_partitions, ..manifest }).unwrap();
