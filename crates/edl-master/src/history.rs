@@ -135,12 +135,8 @@ impl History {
 
     fn live(&mut self, status: &JobStatus, now: f64) -> bool {
         let mut has_changed = false;
-        let name = |instance: &proto::Instance| match instance.role.as_str() {
-            "master" => "master".to_owned(),
-            role => format!("{role}-{}", instance.id),
-        };
         for life in self.lives.iter_mut().filter(|life| life.to.is_none()) {
-            let is_same = |i: &&proto::Instance| name(i) == life.name && i.pid == life.pid;
+            let is_same = |i: &&proto::Instance| i.name() == life.name && i.pid == life.pid;
             if !status.instances.iter().any(|instance| is_same(&instance)) {
                 life.to = Some(now);
                 has_changed = true;
@@ -150,7 +146,7 @@ impl History {
             let world = if instance.lanes.is_empty() { 0 } else { status.world };
             let span = Span { from: now, state: instance.state.clone(), world };
             let is_its = |life: &&mut Life| {
-                life.to.is_none() && life.name == name(instance) && life.pid == instance.pid
+                life.to.is_none() && life.name == instance.name() && life.pid == instance.pid
             };
             match self.lives.iter_mut().rev().find(is_its) {
                 Some(life) => {
@@ -164,7 +160,7 @@ impl History {
                     }
                 }
                 None => {
-                    let (name, pid) = (name(instance), instance.pid);
+                    let (name, pid) = (instance.name(), instance.pid);
                     let spans = vec![span];
                     let why = String::new();
                     self.lives.push_back(Life { name, pid, from: now, to: None, why, spans });

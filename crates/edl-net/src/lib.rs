@@ -7,6 +7,7 @@ pub mod data;
 pub mod frame;
 pub mod fuzz;
 pub mod handshake;
+mod instance;
 pub mod key;
 pub mod mesh;
 pub mod place;

@@ -180,8 +180,8 @@ fn time(status: &JobStatus) -> String {
 }
 
 fn row(instance: &Instance) -> String {
-    let Instance { role, id, pid, address, state, restarts, lanes, why, .. } = instance;
-    let name = if role == "master" { role.clone() } else { format!("{role}-{id}") };
+    let Instance { pid, address, state, restarts, lanes, why, .. } = instance;
+    let name = instance.name();
     let lanes = match lanes.as_slice() {
         [] => String::new(),
         [lane] => format!("  lane {lane}"),

@@ -49,11 +49,7 @@ impl Plan {
         let which = usize::try_from(self.rng.below(alive.len().max(1) as u64)).ok()?;
         let chosen = alive.get(which)?;
         self.n_done += 1;
-        let name = if *role == "master" {
-            "the master".to_owned()
-        } else {
-            format!("{}-{}", chosen.role, chosen.id)
-        };
+        let name = if *role == "master" { "the master".to_owned() } else { chosen.name() };
         Some(Victim { name, pid: chosen.pid })
     }
 }

@@ -9,7 +9,7 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 
-use super::screen::{Screen, Series, name_of};
+use super::screen::{Screen, Series};
 use crate::say::{grouped, span};
 
 const KEYS: &str = " + - scale   ↑ ↓ choose   k kill   q leave (the job goes on) ";
@@ -147,7 +147,7 @@ fn process_line(process: &Instance, is_chosen: bool) -> Line<'static> {
     let mark = if is_chosen { "▸" } else { " " };
     let text = format!(
         "{mark} {:<11} {:<12} {:<10} restarts {:<3} pid {}",
-        name_of(process),
+        process.name(),
         process.state,
         lanes,
         process.restarts,

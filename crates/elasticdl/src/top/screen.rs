@@ -63,9 +63,10 @@ impl Screen {
             self.asked = None;
         }
         self.status = status;
-        let is_there = |name: &String| self.processes().any(|process| name_of(process) == *name);
+        let is_there = |name: &String| self.processes().any(|process| process.name() == *name);
         if !self.chosen.as_ref().is_some_and(is_there) {
-            let first = self.processes().find(|process| process.role == "worker").map(name_of);
+            let first =
+                self.processes().find(|process| process.role == "worker").map(Instance::name);
             self.chosen = first;
         }
     }
@@ -78,10 +79,10 @@ impl Screen {
             Key::Up => self.choose(-1),
             Key::Down => self.choose(1),
             Key::Kill => {
-                let chosen = self.processes().find(|process| Some(name_of(process)) == self.chosen);
+                let chosen = self.processes().find(|process| Some(process.name()) == self.chosen);
                 let ask = chosen
                     .filter(|process| process.pid > 0)
-                    .map(|process| Ask::Kill { name: name_of(process), pid: process.pid });
+                    .map(|process| Ask::Kill { name: process.name(), pid: process.pid });
                 if ask.is_none() {
                     self.told = "nothing that runs is chosen".into();
                 }
@@ -99,7 +100,7 @@ impl Screen {
     }
 
     fn choose(&mut self, by: isize) -> Option<Ask> {
-        let names: Vec<String> = self.processes().map(name_of).collect();
+        let names: Vec<String> = self.processes().map(Instance::name).collect();
         let at = names.iter().position(|name| Some(name) == self.chosen.as_ref()).unwrap_or(0);
         let next = at.saturating_add_signed(by).min(names.len().saturating_sub(1));
         self.chosen = names.get(next).cloned();
@@ -134,7 +135,7 @@ impl Screen {
     }
 
     pub(crate) fn is_chosen(&self, process: &Instance) -> bool {
-        self.chosen.as_deref() == Some(name_of(process).as_str())
+        self.chosen.as_deref() == Some(process.name().as_str())
     }
 
     /// Everything that can be killed: workers and servers. The master is not among them: who looks
@@ -142,10 +143,6 @@ impl Screen {
     pub(crate) fn processes(&self) -> impl Iterator<Item = &Instance> {
         self.status.instances.iter().filter(|process| process.role != "master")
     }
-}
-
-pub(crate) fn name_of(process: &Instance) -> String {
-    format!("{}-{}", process.role, process.id)
 }
 
 impl Series {
