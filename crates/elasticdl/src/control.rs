@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use edl_net::key::JobKey;
 use edl_net::proto::master_client::MasterClient;
-use edl_net::proto::{JobStatus, StatusRequest};
+use edl_net::proto::{JobStatus, ScaleReply, ScaleRequest, StatusRequest};
 use tonic::transport::Channel;
 
-use crate::exit::{Exit, Refusal};
+use crate::exit::{Exit, Refusal, refuse};
 use crate::jobs::Job;
 
 /// A master on the same machine that lives answers much quicker.
@@ -48,6 +48,18 @@ pub(crate) async fn status(job: &Job) -> anyhow::Result<JobStatus> {
         Ok(master.status(StatusRequest {}).await?.into_inner())
     };
     answer(STATUS_TIMEOUT, ask).await
+}
+
+/// Asks the master for another number of workers; its reason if it will not have it.
+pub(crate) async fn scale(job: &Job, workers: u32) -> anyhow::Result<ScaleReply> {
+    let ask = async {
+        let mut master = connect(job).await?;
+        match master.scale(ScaleRequest { workers }).await {
+            Ok(reply) => Ok(reply.into_inner()),
+            Err(refused) => Err(refuse(refused.message())),
+        }
+    };
+    within(ask).await
 }
 
 /// Waits for an answer, but not for ever: a master that was stopped in its tracks takes

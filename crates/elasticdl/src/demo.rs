@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use edl_core::spec::{JobType, Strategy};
 use edl_net::proto::JobStatus;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
@@ -20,7 +20,7 @@ use crate::cli::DemoArgs;
 use crate::exit::Exit;
 use crate::jobs::{Home, Job};
 use crate::say::say;
-use crate::{audit, detach, submit, top};
+use crate::{audit, detach, signals, submit, top};
 
 use plan::Plan;
 
@@ -120,8 +120,7 @@ fn watch(job: &Job, look: &mut dyn FnMut(&JobStatus)) -> anyhow::Result<()> {
 }
 
 fn kill(pid: u32) -> anyhow::Result<()> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("it has no process here")?;
-    Ok(kill_process(pid, Signal::KILL)?)
+    Ok(signals::send(pid, Signal::KILL).context("it has no process here")??)
 }
 
 /// Of the exported weights.

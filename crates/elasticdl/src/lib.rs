@@ -50,6 +50,7 @@ mod run_script;
 mod say;
 mod scale;
 mod shipped;
+mod signals;
 mod simulate;
 mod status;
 mod stop;

@@ -3,8 +3,6 @@
 
 use std::io::Write;
 
-use edl_net::proto::ScaleRequest;
-
 use crate::cli::ScaleArgs;
 use crate::cluster::{self, Place};
 use crate::control;
@@ -23,14 +21,7 @@ pub(crate) fn run(args: &ScaleArgs, out: &mut impl Write) -> anyhow::Result<Exit
             "--workers={wanted} is too many for one machine; use at most {MAX_WORKERS}"
         )));
     }
-    let ask = async {
-        let mut master = control::connect(&job).await?;
-        match master.scale(ScaleRequest { workers: args.workers }).await {
-            Ok(reply) => Ok(reply.into_inner()),
-            Err(refused) => Err(refuse(refused.message())),
-        }
-    };
-    let reply = crate::runtime()?.block_on(control::within(ask))?;
+    let reply = crate::runtime()?.block_on(control::scale(&job, args.workers))?;
     let name = job.name().unwrap_or_default();
     writeln!(out, "job {name}: {} workers become {}", reply.before, reply.after)?;
     Ok(Exit::Ok)

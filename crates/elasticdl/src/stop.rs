@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use edl_net::proto::StopRequest;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use crate::cli::JobArg;
 use crate::cluster::{self, Place};
@@ -13,6 +13,7 @@ use crate::control;
 use crate::exit::Exit;
 use crate::jobs::Job;
 use crate::say::say;
+use crate::signals;
 
 /// A master may write a last checkpoint before it ends.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -67,9 +68,10 @@ fn ended_within(job: &Job, patience: Duration) -> bool {
 
 /// Signals the supervisor, which is known to live by its hold on the job.
 fn signal(job: &Job, signal: Signal) -> bool {
-    let pid = job.supervisor().and_then(|supervisor| i32::try_from(supervisor.pid).ok());
-    match pid.and_then(Pid::from_raw) {
-        Some(pid) if job.is_running() => kill_process(pid, signal).is_ok(),
+    match job.supervisor() {
+        Some(supervisor) if job.is_running() => {
+            signals::send(supervisor.pid, signal).is_some_and(|sent| sent.is_ok())
+        }
         Some(_) | None => false,
     }
 }

@@ -8,17 +8,17 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use edl_net::proto::{JobStatus, ScaleRequest};
+use edl_net::proto::JobStatus;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tokio::sync::mpsc;
 
 use crate::cli::JobArg;
-use crate::control;
 use crate::exit::{Exit, refuse};
 use crate::jobs::{Home, Job};
 use crate::say::say;
+use crate::{control, signals};
 
 use screen::{Ask, Key, Screen};
 
@@ -119,24 +119,15 @@ async fn watch(
 }
 
 async fn scale(job: &Job, workers: u32, screen: &mut Screen) {
-    let ask = async {
-        let mut master = control::connect(job).await?;
-        match master.scale(ScaleRequest { workers }).await {
-            Ok(_) => Ok(()),
-            Err(refused) => Err(refuse(refused.message())),
-        }
-    };
-    match control::within(ask).await {
-        Ok(()) => screen.tell(format!("{workers} workers are wanted now")),
+    match control::scale(job, workers).await {
+        Ok(_) => screen.tell(format!("{workers} workers are wanted now")),
         Err(error) => screen.failed(format!("{error:#}")),
     }
 }
 
 /// As `kill -9` does: what heals is what is to be seen.
 fn kill(name: &str, pid: u32, screen: &mut Screen) {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let killed = pid.map(|pid| kill_process(pid, Signal::KILL));
-    match killed {
+    match signals::send(pid, Signal::KILL) {
         Some(Ok(())) => screen.tell(format!("{name} was killed")),
         Some(Err(error)) => screen.failed(format!("{name} cannot be killed: {error}")),
         None => screen.failed(format!("{name} has no process on this machine")),

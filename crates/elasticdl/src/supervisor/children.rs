@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use edl_core::platform::{Ended, Harm, InstanceId, Role};
 use edl_core::spec::JobSpec;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::jobs::Job;
-use crate::{host, models, own_loop, python};
+use crate::{host, models, own_loop, python, signals};
 
 /// The master of a job, as a child.
 pub(super) const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
@@ -242,10 +242,8 @@ fn how_it_ended(status: ExitStatus) -> Ended {
 }
 
 fn signal(pid: u32, signal: Signal) {
-    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        // It may have ended a moment ago; the reaper tells.
-        let _gone = kill_process(pid, signal);
-    }
+    // It may have ended a moment ago; the reaper tells.
+    let _gone = signals::send(pid, signal);
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 
-use super::screen::{Screen, Series};
+use super::screen::{Curve, Screen, bounds};
 use crate::say::{grouped, span};
 
 const KEYS: &str = " + - scale   ↑ ↓ choose   k kill   q leave (the job goes on) ";
@@ -100,9 +100,10 @@ fn progress(status: &JobStatus) -> Gauge<'static> {
         .label(label)
 }
 
-fn plot(frame: &mut Frame<'_>, area: Rect, title: &'static str, series: &Series, colour: Color) {
+fn plot(frame: &mut Frame<'_>, area: Rect, title: &'static str, curve: &Curve, colour: Color) {
     let block = Block::bordered().title(format!(" {title} "));
-    let Some((times, values)) = series.bounds() else {
+    let points: Vec<(f64, f64)> = curve.iter().copied().collect();
+    let Some((times, values)) = bounds(&points) else {
         frame.render_widget(Paragraph::new("waiting for the first steps").block(block), area);
         return;
     };
@@ -110,7 +111,7 @@ fn plot(frame: &mut Frame<'_>, area: Rect, title: &'static str, series: &Series,
         .marker(Marker::Braille)
         .graph_type(GraphType::Line)
         .style(Style::new().fg(colour))
-        .data(series.points());
+        .data(&points);
     let axis = Axis::default().bounds(times).labels(times.map(span));
     let chart = Chart::new(vec![dataset])
         .block(block)

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the terminal view knows and what its keys mean: no terminal, no clock.
 
+use edl_core::series::Series;
 use edl_net::proto::{Instance, JobStatus};
 
 /// More points than a wide terminal has columns; older ones are thinned out.
 const MOST_POINTS: usize = 600;
 
 /// One job as it is watched.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Screen {
     status: JobStatus,
-    loss: Series,
-    rate: Series,
+    loss: Curve,
+    rate: Curve,
     /// The chosen process, by its name: numbers of lines change when processes come and go.
     chosen: Option<String>,
     /// What the last key led to.
@@ -20,14 +21,8 @@ pub(crate) struct Screen {
     asked: Option<u32>,
 }
 
-/// Points over time, thinned out so that they stay few and keep their ends.
-#[derive(Debug, Default)]
-pub(crate) struct Series {
-    points: Vec<(f64, f64)>,
-    /// Only every so many-th new point is kept.
-    stride: usize,
-    n_skipped: usize,
-}
+/// Values over time.
+pub(crate) type Curve = Series<(f64, f64)>;
 
 /// A key that means something here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +43,21 @@ pub(crate) enum Ask {
     Leave,
 }
 
+impl Default for Screen {
+    fn default() -> Self {
+        // A series keeps its last point beyond its limit.
+        let curve = || Series::new(MOST_POINTS - 1);
+        Self {
+            status: JobStatus::default(),
+            loss: curve(),
+            rate: curve(),
+            chosen: None,
+            told: String::new(),
+            asked: None,
+        }
+    }
+}
+
 impl Screen {
     /// Takes what the master says now.
     pub(crate) fn take(&mut self, status: JobStatus) {
@@ -55,9 +65,9 @@ impl Screen {
         let is_new = at > self.status.elapsed_secs;
         if is_new && status.step > 0 {
             if status.loss.is_finite() && status.step != self.status.step {
-                self.loss.push(at, f64::from(status.loss));
+                self.loss.push((at, f64::from(status.loss)));
             }
-            self.rate.push(at, status.records_per_second);
+            self.rate.push((at, status.records_per_second));
         }
         if self.asked.is_some_and(|asked| asked == status.workers_wanted) {
             self.asked = None;
@@ -122,11 +132,11 @@ impl Screen {
         &self.status
     }
 
-    pub(crate) fn loss(&self) -> &Series {
+    pub(crate) fn loss(&self) -> &Curve {
         &self.loss
     }
 
-    pub(crate) fn rate(&self) -> &Series {
+    pub(crate) fn rate(&self) -> &Curve {
         &self.rate
     }
 
@@ -145,37 +155,14 @@ impl Screen {
     }
 }
 
-impl Series {
-    pub(crate) fn push(&mut self, at: f64, value: f64) {
-        self.n_skipped += 1;
-        if self.n_skipped < self.stride {
-            return;
-        }
-        self.n_skipped = 0;
-        self.points.push((at, value));
-        if self.points.len() > MOST_POINTS {
-            let mut index = 0;
-            self.points.retain(|_| {
-                index += 1;
-                index % 2 == 1
-            });
-            self.stride = self.stride.max(1) * 2;
-        }
-    }
-
-    pub(crate) fn points(&self) -> &[(f64, f64)] {
-        &self.points
-    }
-
-    /// The smallest and the largest of both axes; none without two points.
-    pub(crate) fn bounds(&self) -> Option<([f64; 2], [f64; 2])> {
-        let (first, last) = (self.points.first()?, self.points.last()?);
-        let values = self.points.iter().map(|(_, value)| *value);
-        let low = values.clone().fold(f64::INFINITY, f64::min);
-        let high = values.fold(f64::NEG_INFINITY, f64::max);
-        let room = ((high - low) * 0.05).max(1e-9);
-        (last.0 > first.0).then_some(([first.0, last.0], [(low - room).max(0.0), high + room]))
-    }
+/// The smallest and the largest of both axes; none without two points.
+pub(crate) fn bounds(points: &[(f64, f64)]) -> Option<([f64; 2], [f64; 2])> {
+    let (first, last) = (points.first()?, points.last()?);
+    let values = points.iter().map(|(_, value)| *value);
+    let low = values.clone().fold(f64::INFINITY, f64::min);
+    let high = values.fold(f64::NEG_INFINITY, f64::max);
+    let room = ((high - low) * 0.05).max(1e-9);
+    (last.0 > first.0).then_some(([first.0, last.0], [(low - room).max(0.0), high + room]))
 }
 
 #[cfg(test)]
@@ -229,12 +216,13 @@ mod tests {
 
     #[test]
     fn a_series_of_a_long_job_stays_short_and_keeps_its_beginning() {
-        let mut series = Series::default();
+        let mut screen = Screen::default();
         for second in 0..100_000 {
-            series.push(f64::from(second), f64::from(second % 7));
+            screen.rate.push((f64::from(second), f64::from(second % 7)));
         }
-        assert!(series.points().len() <= MOST_POINTS);
-        let ([from, to], [low, high]) = series.bounds().expect("there are points");
+        let points: Vec<(f64, f64)> = screen.rate().iter().copied().collect();
+        assert!(points.len() <= MOST_POINTS);
+        let ([from, to], [low, high]) = bounds(&points).expect("there are points");
         assert!(from < 1.0 && to > 99_000.0, "{from} to {to}");
         assert!(low <= 0.0 && high >= 6.0);
     }
