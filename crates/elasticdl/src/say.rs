@@ -41,6 +41,15 @@ pub(crate) fn span(seconds: f64) -> String {
     }
 }
 
+/// `lane 3` or `lanes 0-1`; nothing for none.
+pub(crate) fn lane_range(lanes: &[u32]) -> String {
+    match lanes {
+        [] => String::new(),
+        [lane] => format!("lane {lane}"),
+        [first, .., last] => format!("lanes {first}-{last}"),
+    }
+}
+
 /// The nearest of `known` to a word that is not among them.
 pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// Below this similarity a suggestion puzzles more than it helps.
@@ -67,6 +76,9 @@ mod tests {
         assert_eq!(span(61.0), "1 min 1 s");
         assert_eq!(span(7322.0), "2 h 2 min");
         assert_eq!(span(-1.0), "?");
+        assert_eq!(lane_range(&[]), "");
+        assert_eq!(lane_range(&[3]), "lane 3");
+        assert_eq!(lane_range(&[0, 1, 2]), "lanes 0-2");
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::control;
 use crate::exit::{Exit, not_found};
 use crate::goodput;
 use crate::jobs::{self, Job};
-use crate::say::{grouped, span};
-use crate::ui::rounded;
+use crate::say::{grouped, lane_range, span};
+use crate::ui::{measures, rounded};
 
 /// Runs the command.
 pub(crate) fn run(args: &StatusArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
@@ -118,14 +118,8 @@ fn table(status: &JobStatus) -> String {
         lines.push(("step", format!("AllReduce over {} lanes{tables}, {bits}", status.lanes)));
     }
     if let Some(evaluation) = status.evaluations.last() {
-        let mut metrics: Vec<_> = evaluation.metrics.iter().collect();
-        metrics.sort_by_key(|(name, _)| name.as_str());
-        let metrics: Vec<_> =
-            metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
-        lines.push((
-            "measured",
-            format!("{} at step {}", metrics.join(", "), grouped(evaluation.version)),
-        ));
+        let (measures, step) = (measures(evaluation), grouped(evaluation.version));
+        lines.push(("measured", format!("{measures} at step {step}")));
     }
     lines.push(("time", time(status)));
     if let Some(goodput) = &status.goodput {
@@ -182,12 +176,9 @@ fn time(status: &JobStatus) -> String {
 fn row(instance: &Instance) -> String {
     let Instance { pid, address, state, restarts, lanes, why, .. } = instance;
     let name = instance.name();
-    let lanes = match lanes.as_slice() {
-        [] => String::new(),
-        [lane] => format!("  lane {lane}"),
-        [first, .., last] => format!("  lanes {first}-{last}"),
-    };
-    let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{address}{lanes}{why}");
+    let gap = if lanes.is_empty() { "" } else { "  " };
+    let lanes = lane_range(lanes);
+    let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{address}{gap}{lanes}{why}");
     format!("{}\n", line.trim_end())
 }
 

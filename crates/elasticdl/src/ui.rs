@@ -193,6 +193,12 @@ fn metrics_line(evaluation: &Evaluation) -> String {
     format!("Evaluation metrics[v={}]: {{{metrics}}}", evaluation.version)
 }
 
+/// `accuracy 0.7712, loss 0.5000`.
+pub(crate) fn measures(evaluation: &Evaluation) -> String {
+    let measures = sorted(evaluation).map(|(name, value)| format!("{name} {value:.4}"));
+    measures.collect::<Vec<_>>().join(", ")
+}
+
 /// Metrics by name; a hash map has no order of its own.
 fn sorted(evaluation: &Evaluation) -> impl Iterator<Item = (&String, &f64)> {
     let mut metrics: Vec<_> = evaluation.metrics.iter().collect();

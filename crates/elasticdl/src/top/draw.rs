@@ -10,7 +10,8 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 
 use super::screen::{Curve, Screen, bounds};
-use crate::say::{grouped, span};
+use crate::say::{grouped, lane_range, span};
+use crate::ui::measures;
 
 const KEYS: &str = " + - scale   ↑ ↓ choose   k kill   q leave (the job goes on) ";
 /// Below this height the plots give way to what is in words.
@@ -61,10 +62,7 @@ fn heading(status: &JobStatus) -> Paragraph<'static> {
         }),
     ]);
     let measured = status.evaluations.last().map_or(String::new(), |evaluation| {
-        let mut metrics: Vec<String> =
-            evaluation.metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
-        metrics.sort();
-        format!("   measured at step {}: {}", grouped(evaluation.version), metrics.join(", "))
+        format!("   measured at step {}: {}", grouped(evaluation.version), measures(evaluation))
     });
     let left = if status.eta_secs < 0.0 {
         String::new()
@@ -140,17 +138,12 @@ fn processes(screen: &Screen) -> Paragraph<'static> {
 }
 
 fn process_line(process: &Instance, is_chosen: bool) -> Line<'static> {
-    let lanes = match process.lanes.as_slice() {
-        [] => String::new(),
-        [lane] => format!("lane {lane}"),
-        [first, .., last] => format!("lanes {first}-{last}"),
-    };
     let mark = if is_chosen { "▸" } else { " " };
     let text = format!(
         "{mark} {:<11} {:<12} {:<10} restarts {:<3} pid {}",
         process.name(),
         process.state,
-        lanes,
+        lane_range(&process.lanes),
         process.restarts,
         process.pid
     );
