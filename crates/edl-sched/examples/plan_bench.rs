@@ -8,8 +8,7 @@ use edl_core::rng::Rng;
 use edl_core::time::Time;
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::{
-    Job, JobId, Marks, Node, NodeId, NodeState, OnlinePods, QueueId, RoleSpec, Roles, ServiceId,
-    Snapshot,
+    Job, JobId, Marks, Node, NodeId, OnlinePods, QueueId, RoleSpec, Roles, ServiceId, Snapshot,
 };
 use edl_sched::state::{Policy, State};
 use edl_sched::{applied, plan};
@@ -88,15 +87,8 @@ fn best(snapshot: &Snapshot, state: &State, now: Time) -> f64 {
 fn node(id: u32, rng: &mut Rng) -> Node {
     let cpu = [12_000, 28_000, 64_000][usize::try_from(rng.below(3)).unwrap_or(0)];
     let gpu = if rng.below(4) == 0 { 8 } else { 0 };
-    Node {
-        id: NodeId(id),
-        capacity: Resources::new(gpu, cpu, 262_144),
-        taken: Resources::new(0, 250, 256),
-        leaving: Resources::ZERO,
-        taints: Marks::NONE,
-        labels: Marks::NONE,
-        state: NodeState::Ready,
-    }
+    let taken = Resources::new(0, 250, 256);
+    Node { taken, ..Node::new(NodeId(id), Resources::new(gpu, cpu, 262_144)) }
 }
 
 fn job(id: u32, rng: &mut Rng) -> Job {

@@ -253,6 +253,22 @@ impl Marks {
     }
 }
 
+impl Node {
+    /// A node that is ready and empty, with no taints or labels.
+    #[must_use]
+    pub fn new(id: NodeId, capacity: Resources) -> Self {
+        Self {
+            id,
+            capacity,
+            taken: Resources::ZERO,
+            leaving: Resources::ZERO,
+            taints: Marks::NONE,
+            labels: Marks::NONE,
+            state: NodeState::Ready,
+        }
+    }
+}
+
 impl Job {
     /// A job that was just submitted: of no special rank, with no pods yet.
     #[must_use]

@@ -270,8 +270,7 @@ impl World {
         let labels = if self.one_in(2) { Marks(1) } else { Marks::NONE };
         let taken = Resources::new(0, 250 * u64::from(self.below(5)), 128);
         let capacity = Resources::new(gpu, cpu_milli, memory_mib);
-        let (leaving, state) = (Resources::ZERO, NodeState::Ready);
-        Node { id: NodeId(id), capacity, taken, leaving, taints, labels, state }
+        Node { taken, taints, labels, ..Node::new(NodeId(id), capacity) }
     }
 
     fn shape(&mut self) -> Resources {
@@ -366,13 +365,5 @@ impl World {
 const SLOT: Resources = Resources { gpu: 1, cpu_milli: 0, memory_mib: 0 };
 
 fn slot_node(id: u32, n_slots: u32) -> Node {
-    Node {
-        id: NodeId(id),
-        capacity: SLOT * u64::from(n_slots),
-        taken: Resources::ZERO,
-        leaving: Resources::ZERO,
-        taints: Marks::NONE,
-        labels: Marks::NONE,
-        state: NodeState::Ready,
-    }
+    Node::new(NodeId(id), SLOT * u64::from(n_slots))
 }

@@ -21,7 +21,7 @@ use crate::resources::Resources;
 use crate::sim::kubernetes::Kubernetes;
 use crate::sim::scenario::{JobScript, Scenario};
 use crate::sim::work::Work;
-use crate::snapshot::{Job, JobId, Marks, Node, NodeId, NodeState, RoleSpec, Roles};
+use crate::snapshot::{Job, JobId, Node, NodeId, RoleSpec, Roles};
 use crate::state::{Options, Policy};
 
 pub const N_NODES: u32 = 16;
@@ -136,15 +136,7 @@ pub fn scenario(
 
 #[must_use]
 pub fn nodes() -> Vec<Node> {
-    let node = |id| Node {
-        id: NodeId(id),
-        capacity: Resources::new(u64::from(GPUS_PER_NODE), 0, 0),
-        taken: Resources::ZERO,
-        leaving: Resources::ZERO,
-        taints: Marks::NONE,
-        labels: Marks::NONE,
-        state: NodeState::Ready,
-    };
+    let node = |id| Node::new(NodeId(id), Resources::new(u64::from(GPUS_PER_NODE), 0, 0));
     (0..N_NODES).map(node).collect()
 }
 

@@ -15,7 +15,7 @@ use crate::resources::Resources;
 use crate::sim::kubernetes::Kubernetes;
 use crate::sim::scenario::{JobScript, Scenario, ServiceScript};
 use crate::sim::work::Work;
-use crate::snapshot::{Job, JobId, Marks, Node, NodeId, NodeState, RoleSpec, Roles};
+use crate::snapshot::{Job, JobId, Node, NodeId, RoleSpec, Roles};
 use crate::state::Options;
 
 pub const N_SMALL: u32 = 86;
@@ -71,15 +71,8 @@ pub fn nodes_of(n_small: u32, small_milli: u64, n_large: u32, large_milli: u64) 
         let rank = u64::from((n_small + n_large - 1) - id);
         let holds_system = rank < N_SYSTEM_NODES;
         let system = if holds_system { SYSTEM_CPU_MILLI / N_SYSTEM_NODES } else { 0 };
-        Node {
-            id: NodeId(id),
-            capacity: Resources::new(0, cpu_milli, NODE_MEMORY_MIB),
-            taken: Resources::new(0, AGENT_CPU_MILLI + system, 256),
-            leaving: Resources::ZERO,
-            taints: Marks::NONE,
-            labels: Marks::NONE,
-            state: NodeState::Ready,
-        }
+        let taken = Resources::new(0, AGENT_CPU_MILLI + system, 256);
+        Node { taken, ..Node::new(NodeId(id), Resources::new(0, cpu_milli, NODE_MEMORY_MIB)) }
     };
     (0..n_small + n_large).map(node).collect()
 }

@@ -12,20 +12,14 @@ use serde::Deserialize;
 
 use crate::resources::Resources;
 use crate::sim::kubernetes::Kubernetes;
-use crate::sim::scenario::{FaultKind, JobScript, Scenario, ServiceScript};
+use crate::sim::scenario::{JobScript, Scenario, ServiceScript};
 use crate::sim::work::Work;
-use crate::snapshot::{
-    Job, JobId, Marks, Node, NodeId, NodeState, Queue, QueueId, RoleSpec, Roles,
-};
+use crate::snapshot::{Job, JobId, Node, NodeId, Queue, QueueId, RoleSpec, Roles};
 use crate::state::Options;
 
 /// A large cluster, and no more: numbers of nodes are numbers of 32 bits.
 const MAX_NODES: u32 = 100_000;
 const MAX_JOBS: u32 = 100_000;
-/// A week: faults need an end even where jobs have none.
-const FAULTS_UNTIL: Duration = Duration::from_secs(7 * 24 * 3600);
-const NODE_BACK_AFTER: Duration = Duration::from_secs(600);
-const RECLAIM_NOTICE: Duration = Duration::from_secs(120);
 
 /// What the file says.
 #[derive(Clone, Debug, Deserialize)]
@@ -156,24 +150,6 @@ pub fn scenario(name: &str, said: &Description, seed: u64) -> Result<Scenario, I
     Ok(scenario.with_losses(said.faults.losses_per_hour, said.faults.reclaims_per_hour, seed))
 }
 
-impl Scenario {
-    /// Adds losses and reclaims of random nodes, so many an hour over the whole cluster; each is
-    /// back after ten minutes.
-    #[must_use]
-    pub fn with_losses(self, losses_per_hour: f64, reclaims_per_hour: f64, seed: u64) -> Self {
-        let until = self.end.unwrap_or(Time::ZERO + FAULTS_UNTIL);
-        let back_after = NODE_BACK_AFTER;
-        let kinds = [
-            (losses_per_hour, FaultKind::Loss { back_after }),
-            (reclaims_per_hour, FaultKind::Reclaim { notice: RECLAIM_NOTICE, back_after }),
-        ];
-        let happening = kinds.into_iter().filter(|(per_hour, _)| *per_hour > 0.0);
-        happening.fold(self, |scenario, (per_hour, kind)| {
-            scenario.with_faults(per_hour, until, kind, seed)
-        })
-    }
-}
-
 fn nodes(said: &[Nodes]) -> Result<Vec<Node>, Invalid> {
     let mut nodes = Vec::new();
     for Nodes { count, cpu, memory, gpu } in said {
@@ -182,15 +158,7 @@ fn nodes(said: &[Nodes]) -> Result<Vec<Node>, Invalid> {
             return Err(Invalid(format!("there are more than {MAX_NODES} `nodes`")));
         }
         let capacity = Shape { cpu: *cpu, memory: *memory, gpu: *gpu }.resources()?;
-        nodes.extend((next..next + count).map(|id| Node {
-            id: NodeId(id),
-            capacity,
-            taken: Resources::ZERO,
-            leaving: Resources::ZERO,
-            taints: Marks::NONE,
-            labels: Marks::NONE,
-            state: NodeState::Ready,
-        }));
+        nodes.extend((next..next + count).map(|id| Node::new(NodeId(id), capacity)));
     }
     if nodes.is_empty() { Err(Invalid("there are no `nodes`".into())) } else { Ok(nodes) }
 }

@@ -15,7 +15,7 @@ use crate::sim::adaptdl::Error;
 use crate::sim::kubernetes::Kubernetes;
 use crate::sim::scenario::{JobScript, Scenario};
 use crate::sim::work::Work;
-use crate::snapshot::{Job, JobId, Marks, Node, NodeId, NodeState, RoleSpec, Roles};
+use crate::snapshot::{Job, JobId, Node, NodeId, RoleSpec, Roles};
 use crate::state::Options;
 
 /// Twice as many workers are 2^0.9 = 1.87 times as fast.
@@ -67,15 +67,7 @@ pub fn scenario(
         .collect();
     let origin = chosen.first().map_or(0, |entry| entry.submitted);
     let jobs = chosen.iter().zip(0..).map(|(entry, id)| job(id, entry, origin, elastic_percent));
-    let node = |id| Node {
-        id: NodeId(id),
-        capacity: Resources::new(GPUS_PER_NODE, 0, 0),
-        taken: Resources::ZERO,
-        leaving: Resources::ZERO,
-        taints: Marks::NONE,
-        labels: Marks::NONE,
-        state: NodeState::Ready,
-    };
+    let node = |id| Node::new(NodeId(id), Resources::new(GPUS_PER_NODE, 0, 0));
     Scenario {
         name: format!("philly, {elastic_percent} % elastic"),
         nodes: (0..n_nodes).map(node).collect(),

@@ -12,6 +12,11 @@ use crate::sim::work::Work;
 use crate::snapshot::{Job, Node, NodeId, Queue};
 use crate::state::Options;
 
+/// A week: faults need an end even where jobs have none.
+const FAULTS_UNTIL: Duration = Duration::from_secs(7 * 24 * 3600);
+const NODE_BACK_AFTER: Duration = Duration::from_secs(600);
+const RECLAIM_NOTICE: Duration = Duration::from_secs(120);
+
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub name: String,
@@ -69,6 +74,22 @@ pub enum FaultKind {
 }
 
 impl Scenario {
+    /// Adds losses and reclaims of random nodes, so many an hour over the whole cluster; each is
+    /// back after ten minutes.
+    #[must_use]
+    pub fn with_losses(self, losses_per_hour: f64, reclaims_per_hour: f64, seed: u64) -> Self {
+        let until = self.end.unwrap_or(Time::ZERO + FAULTS_UNTIL);
+        let back_after = NODE_BACK_AFTER;
+        let kinds = [
+            (losses_per_hour, FaultKind::Loss { back_after }),
+            (reclaims_per_hour, FaultKind::Reclaim { notice: RECLAIM_NOTICE, back_after }),
+        ];
+        let happening = kinds.into_iter().filter(|(per_hour, _)| *per_hour > 0.0);
+        happening.fold(self, |scenario, (per_hour, kind)| {
+            scenario.with_faults(per_hour, until, kind, seed)
+        })
+    }
+
     /// Adds losses (or reclaims) of random nodes, so many an hour over the whole cluster.
     #[must_use]
     pub fn with_faults(mut self, per_hour: f64, until: Time, kind: FaultKind, seed: u64) -> Self {

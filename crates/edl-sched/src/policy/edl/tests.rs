@@ -5,9 +5,7 @@
 use edl_core::time::Time;
 
 use super::*;
-use crate::snapshot::{
-    Counts, Job, JobId, Marks, Node, NodeId, NodeState, RoleSpec, Roles, Snapshot,
-};
+use crate::snapshot::{Counts, Job, JobId, Node, NodeId, RoleSpec, Roles, Snapshot};
 use crate::state::{Options, Policy, State};
 use crate::{applied, plan};
 
@@ -46,15 +44,7 @@ fn planned(total: Resources, taken: Resources, job: (u32, u32, u32, Resources), 
             Roles { worker: RoleSpec { shape, min, max }, ..Roles::default() },
         )
     };
-    let node = Node {
-        id: NodeId(0),
-        capacity: total,
-        taken,
-        leaving: Resources::ZERO,
-        taints: Marks::NONE,
-        labels: Marks::NONE,
-        state: NodeState::Ready,
-    };
+    let node = Node { taken, ..Node::new(NodeId(0), total) };
     let snapshot = Snapshot { nodes: vec![node], jobs: vec![job], ..Snapshot::default() };
     let options =
         Options { policy: Policy::Edl, max_load_permille: load, growth: 100, ..Options::default() };
