@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use edl_core::applied::AppliedSet;
 use edl_core::id::{BatchId, Generation, Incarnation, PartitionId, PsId, WorldId};
-use edl_core::job::{Command, CutFile, End, Event, Holder, News, PsOrder};
+use edl_core::job::{Command, End, Event, Holder, News, PsOrder};
 use edl_core::platform::{Ended, InstanceId, Report, Role};
 use edl_core::servers::{Member, PartitionState};
 use edl_core::spec::{JobSpec, Strategy};
 
-use crate::table::{Table, spec};
+use crate::table::{Table, cut_file, spec};
 
 const N_BATCHES: u32 = 20;
 
@@ -102,13 +102,7 @@ fn write_cut(table: &mut Table, ps: u32) -> u64 {
     });
     let (cut, generation, at) = order.expect("a cut was ordered");
     let at = at.expect("servers and workers cut the same step");
-    let file = |partition| CutFile {
-        partition,
-        name: String::new(),
-        bytes: 1,
-        checksum: String::new(),
-        updates: at,
-    };
+    let file = |partition| cut_file(partition, at);
     let (holder, files) = (Holder::Ps(PsId(ps)), hosted(ps).map(file).collect());
     table.handle(Event::CutDone { holder, cut, generation, files });
     at

@@ -281,13 +281,7 @@ impl Table {
             _ => None,
         });
         let (cut, generation, at, partitions) = order.expect("a cut was ordered");
-        let file = |partition| CutFile {
-            partition,
-            name: String::new(),
-            bytes: 1,
-            checksum: String::new(),
-            updates: at,
-        };
+        let file = |partition| cut_file(partition, at);
         let (holder, files) = (Holder::Worker(WorkerId(id)), partitions.map(file).collect());
         self.handle(Event::CutDone { holder, cut, generation, files });
     }
@@ -377,6 +371,11 @@ impl Table {
 
 pub(crate) fn instance(id: u32) -> InstanceId {
     InstanceId { role: Role::Worker, id }
+}
+
+/// A file of a cut, as small as can be.
+pub(crate) fn cut_file(partition: u32, updates: u64) -> CutFile {
+    CutFile { partition, name: String::new(), bytes: 1, checksum: String::new(), updates }
 }
 
 fn pid(incarnation: u64) -> u32 {
