@@ -268,6 +268,7 @@ pub enum Mode {
 pub struct Invalid(pub String);
 
 impl Default for JobSpec {
+    #[expect(clippy::too_many_lines, reason = "one line for each word of a job")]
     fn default() -> Self {
         Self {
             job_name: String::new(),

@@ -80,9 +80,9 @@ pub fn read(store: &Store, file: &Path) -> Result<Descriptor, Error> {
     let unpacked = tempfile::tempdir_in(store.root()).map_err(error)?;
     let mut opened = BufReader::new(File::open(file).map_err(error)?);
     Archive::new(&mut opened).unpack(unpacked.path()).map_err(error)?;
-    read_folder(store, unpacked.path()).map_err(|failed| match failed {
-        Error::NoImage(_) => Error::NoImage(file.into()),
-        other => other,
+    read_folder(store, unpacked.path()).map_err(|failed| {
+        // The folder is ours; the user knows the file.
+        if matches!(failed, Error::NoImage(_)) { Error::NoImage(file.into()) } else { failed }
     })
 }
 

@@ -48,18 +48,17 @@ pub fn build(
     };
     config.other.insert("created".into(), image::EPOCH.into());
     for step in &file.steps {
-        let said = match step {
-            Step::Copy { sources, target } => {
-                let mut entries = Vec::new();
-                for source in sources {
-                    entries.extend(context.copy(source, &absolute(&config.config, target))?);
-                }
-                let layer = layer::write(store, &below, entries)?;
-                config.rootfs.diff_ids.push(layer.diff_id);
-                layers.push(layer.blob);
-                format!("COPY {} {target}", sources.join(" "))
+        let said = if let Step::Copy { sources, target } = step {
+            let mut entries = Vec::new();
+            for source in sources {
+                entries.extend(context.copy(source, &absolute(&config.config, target))?);
             }
-            step => apply(&mut config, step),
+            let layer = layer::write(store, &below, entries)?;
+            config.rootfs.diff_ids.push(layer.diff_id);
+            layers.push(layer.blob);
+            format!("COPY {} {target}", sources.join(" "))
+        } else {
+            apply(&mut config, step)
         };
         let is_empty = !matches!(step, Step::Copy { .. });
         config
@@ -142,8 +141,8 @@ mod tests {
     fn the_same_files_give_the_same_image_anywhere_and_any_time() {
         let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (_, first) = build_in(one.path(), NATIVE, None);
-        let later = std::fs::File::options();
-        let file = later.clone().write(true).open(one.path().join("zoo/model.py")).unwrap();
+        let mut later = std::fs::File::options();
+        let file = later.write(true).open(one.path().join("zoo/model.py")).unwrap();
         file.set_modified(std::time::UNIX_EPOCH).unwrap();
         let (_, second) = build_in(two.path(), NATIVE, None);
         assert_eq!(first, second);

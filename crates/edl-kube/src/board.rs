@@ -63,9 +63,9 @@ impl Board {
 
     /// Notes how far the job is.
     pub async fn tell(&self, status: &str) {
-        let patch = json!({ "metadata": { "annotations": { names::STATUS_NOTE: status } } });
-        let params = PatchParams::default();
-        let call = self.api.patch(&self.name, &params, &Patch::Merge(patch));
+        let note = json!({ "metadata": { "annotations": { names::STATUS_NOTE: status } } });
+        let (params, patch) = (PatchParams::default(), Patch::Merge(note));
+        let call = self.api.patch(&self.name, &params, &patch);
         match timeout(CALL_LIMIT, call).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {

@@ -86,7 +86,7 @@ pub async fn run(
         trouble: None,
         end: None,
     };
-    platform.run(orders, events).await
+    Box::pin(platform.run(orders, events)).await
 }
 
 struct Platform {

@@ -122,11 +122,17 @@ async fn look(pods: &Pods, rescuer: &Rescuer, leaving_since: &mut Option<Instant
     verdict
 }
 
+/// Whether a master that ended with this code has brought its job to an end.
+#[must_use]
+pub fn is_over(code: i32) -> bool {
+    JOB_OVER.contains(&code)
+}
+
 /// What the state of a master's pod means to those whom it does not answer.
 fn judge(facts: Option<&Facts>, is_overdue: bool) -> Verdict {
     let Some(facts) = facts else { return Verdict::Make };
     match facts.state() {
-        State::Ended(Ended::Exit(code)) if JOB_OVER.contains(&code) => Verdict::Over,
+        State::Ended(Ended::Exit(code)) if is_over(code) => Verdict::Over,
         State::Ended(_) => Verdict::Replace,
         State::Leaving(_) if is_overdue => Verdict::Replace,
         State::Running if facts.is_node_silent => Verdict::Replace,

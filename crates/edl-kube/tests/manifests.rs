@@ -50,13 +50,13 @@ fn folder() -> PathBuf {
 }
 
 fn demo(comment: &str, job: &str) -> String {
-    let spec: JobSpec = serde_norway::from_str(job).unwrap();
-    spec.check().unwrap();
-    spec.check_cluster().unwrap();
-    let mut objects = manifest::job_objects(&spec, "").unwrap();
+    let spec: JobSpec = serde_norway::from_str(job).expect("a job");
+    spec.check().expect("a good job");
+    spec.check_cluster().expect("a good job");
+    let mut objects = manifest::job_objects(&spec, "").expect("objects");
     // What is not said is the default, and a file for people says no more than it must.
     objects.config_map.data = Some([(names::JOB_FILE.to_owned(), job.to_owned())].into());
-    let yaml = manifest::to_yaml(&objects).unwrap();
+    let yaml = manifest::to_yaml(&objects).expect("YAML");
     format!("# SPDX-License-Identifier: Apache-2.0\n{comment}{yaml}")
 }
 
@@ -81,9 +81,9 @@ fn the_demo_for_a_cluster_is_what_the_code_makes() {
 }
 
 fn read<T: DeserializeOwned>(name: &str, at: usize) -> T {
-    let text = std::fs::read_to_string(folder().join(name)).unwrap();
-    let document = text.split("\n---\n").nth(at).unwrap();
-    serde_norway::from_str(document).unwrap()
+    let text = std::fs::read_to_string(folder().join(name)).expect("a file");
+    let document = text.split("\n---\n").nth(at).expect("a document");
+    serde_norway::from_str(document).expect("an object")
 }
 
 #[test]

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the objects of a job look like.
 
+#![allow(clippy::too_many_lines, reason = "objects are long, and are shown whole")]
+
 use edl_core::platform::{InstanceId, Role};
 use edl_core::spec::{Invalid, JobSpec};
 use edl_kube::manifest::{PodExtras, job_objects, owner, pod, populated, service, to_yaml};
@@ -26,7 +28,7 @@ fn job() -> JobSpec {
 fn worker(change: impl FnOnce(&mut JobSpec), extras: &PodExtras) -> Result<Value, Invalid> {
     let mut spec = job();
     change(&mut spec);
-    Ok(serde_json::to_value(pod(&spec, WORKER, extras)?).unwrap())
+    Ok(serde_json::to_value(pod(&spec, WORKER, extras)?).expect("JSON"))
 }
 
 #[test]

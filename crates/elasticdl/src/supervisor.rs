@@ -210,7 +210,13 @@ impl Supervisor<'_> {
             Ended::Exit(0) => self.end(Exit::Ok, now),
             Ended::Exit(1) => self.end(Exit::Failed, now),
             Ended::Exit(3) => self.end(Exit::Stopped, now),
-            Ended::Exit(_) | Ended::Signal(_) => match self.relaunch.died(now) {
+            Ended::Exit(_)
+            | Ended::Signal(_)
+            | Ended::Preempted
+            | Ended::Evicted
+            | Ended::OutOfMemory
+            | Ended::Deleted
+            | Ended::NodeLost => match self.relaunch.died(now) {
                 Next::After(wait) => {
                     self.ui.say(&format!("the master died ({}); it is started again", words(how)));
                     self.phase = Phase::Waiting { until: now + wait };
@@ -271,5 +277,11 @@ fn words(how: Ended) -> String {
     match how {
         Ended::Exit(code) => format!("exit code {code}"),
         Ended::Signal(signal) => format!("signal {signal}"),
+        // Of pods, which nobody here supervises.
+        Ended::Preempted
+        | Ended::Evicted
+        | Ended::OutOfMemory
+        | Ended::Deleted
+        | Ended::NodeLost => how.to_string(),
     }
 }

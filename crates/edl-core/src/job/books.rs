@@ -70,7 +70,7 @@ impl Job {
     /// Looks at what has become of an event. `n_done` is what was done before it.
     pub(super) fn book_after(&mut self, n_done: u64, is_tick: bool, now: Time) {
         for effect in &self.effects {
-            if let Effect::Platform(Order::Launch(instance)) = effect {
+            if let Effect::Platform(Order::Launch { instance, .. }) = effect {
                 self.books.goodput.launched(*instance, now);
             }
         }

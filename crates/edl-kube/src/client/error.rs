@@ -98,7 +98,14 @@ mod tests {
     use super::*;
 
     fn of(code: u16, message: &str, kind: &str) -> Error {
-        let details = StatusDetails { kind: kind.into(), ..StatusDetails::default() };
+        let details = StatusDetails {
+            name: String::new(),
+            group: String::new(),
+            kind: kind.into(),
+            uid: String::new(),
+            causes: Vec::new(),
+            retry_after_seconds: 0,
+        };
         let status = Status::failure(message, "").with_code(code).with_details(details);
         refused("n", "create", "pod", "p", kube::Error::Api(Box::new(status)))
     }

@@ -4,7 +4,8 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use edl_kube::client::{Cluster, Phase, phase};
+use edl_kube::client::{Cluster, Phase, Pod, phase};
+use edl_kube::rescue;
 use edl_net::proto::JobStatus;
 
 use super::master::Master;
@@ -21,7 +22,7 @@ const WITHOUT_MASTER: Duration = Duration::from_secs(60);
 
 /// How the watching ended.
 enum Seen {
-    End(JobStatus),
+    End(Box<JobStatus>),
     Enough,
 }
 
@@ -87,15 +88,23 @@ async fn watch(cluster: &Cluster, job: &str, handle: &str, ui: &mut Ui) -> anyho
                     told = text;
                 }
             }
-            Some(Phase::Ended { .. }) => {
-                return Ok(Seen::End(merged(last, of_pods(&found, handle))));
+            ended @ (Some(Phase::Ended { .. }) | None) => {
+                let is_over = match ended {
+                    Some(Phase::Ended { code, .. }) => rescue::is_over(code),
+                    Some(Phase::Running | Phase::Waiting(_)) | None => false,
+                };
+                // Others can make a master again that was lost.
+                let is_left = found.pods.iter().any(is_living);
+                if is_over || !is_left || lost.elapsed() > WITHOUT_MASTER {
+                    return Ok(Seen::End(Box::new(merged(last, of_pods(&found, handle)))));
+                }
             }
-            None if found.pods.is_empty() || lost.elapsed() > WITHOUT_MASTER => {
-                return Ok(Seen::End(merged(last, of_pods(&found, handle))));
-            }
-            None => {}
         }
     }
+}
+
+fn is_living(pod: &Pod) -> bool {
+    !matches!(phase(pod), Phase::Ended { .. })
 }
 
 /// What the master said last, with how its pod ended.
