@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def running(client: Client, job: str, workers: int) -> bool:
     return status["state"] == "running" and len(working) == workers
 
 
-def test_the_tutorial_of_minikube_runs_to_its_end(client: Client, kubectl: Kubectl) -> None:
+def test_a_job_is_submitted_watched_and_proved(client: Client, kubectl: Kubectl) -> None:
     done = client.train("test-mnist", "--num_epochs=2", "--evaluation_steps=50")
     assert done.code == 0, done.err
     assert "job test-mnist succeeded" in done.out
@@ -165,13 +166,72 @@ def ended(kubectl: Kubectl, pod: str) -> bool:
     return kubectl.json("get", "pod", pod)["status"]["phase"] in ("Succeeded", "Failed")
 
 
+def test_a_master_without_rights_says_so_and_goes_on_once_it_has_them(
+    command: Path, image: str, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    client = Client(command, image, kubectl, tmp_path)
+    assert client.train("poor", "--detach").code == 0
+
+    def says() -> bool:
+        said = client("status", "poor").out
+        return "cannot list resource" in said and "manifests/elasticdl-rbac.yaml" in said
+
+    until("status says what is missing", says, JOB_LIMIT)
+    log = kubectl("logs", "elasticdl-poor-master")
+    assert "kubectl apply -f manifests/elasticdl-rbac.yaml" in log, log
+    client.allow()
+    watched = client("attach", "poor")
+    assert watched.code == 0, watched.err
+
+
 @pytest.mark.parametrize("name", ["elasticdl-demo-minikube", "elasticdl-demo-k8s"])
-def test_every_demo_is_taken_by_the_api_server(kubectl: Kubectl, name: str) -> None:
-    file = ROOT / "manifests" / "examples" / f"{name}.yaml"
-    kubectl("apply", "--dry-run=server", "--filename", str(file))
+def test_every_demo_runs_to_its_end(client: Client, kubectl: Kubectl, name: str) -> None:
+    """Nothing is changed but the image's name and the node's folder."""
+    for part in ("train", "test"):
+        data = ROOT / "data" / "fashion_mnist" / part
+        shutil.copytree(data, client.work / "mnist" / part)
+    text = (ROOT / "manifests" / "examples" / f"{name}.yaml").read_text()
+    text = text.replace("elasticdl:mnist_ps", client.image)
+    text = text.replace("IfNotPresent", "Never")
+    text = text.replace("host_path=/data", f"host_path={client.work}")
+    text = text.replace("path: /data\n", f"path: {client.work}\n")
+    volume = {"claim": f"{kubectl.namespace}-data"} if "claim_name" in text else {}
+    if volume:
+        kubectl.apply(*shared_claim("elasticdl-data", volume["claim"], client.work))
+    try:
+        kubectl("apply", "--filename", "-", stdin=text)
+        master = "elasticdl-demo-mnist-master"
+        until("the job ends", lambda: ended(kubectl, master), JOB_LIMIT)
+        log = kubectl("logs", master)
+        assert phases(kubectl, "demo-mnist")[master] == "Succeeded", log
+        assert accuracies(log)[-1] >= 0.77, log
+    finally:
+        for claim in volume.values():
+            kubectl("delete", "persistentvolume", claim, "--wait=false")
 
 
-@pytest.mark.parametrize("name", ["high-prio", "low-prio"])
-def test_every_priority_class_is_taken_by_the_api_server(kubectl: Kubectl, name: str) -> None:
-    file = ROOT / "manifests" / "examples" / f"{name}.yaml"
-    kubectl("apply", "--dry-run=server", "--filename", str(file))
+def shared_claim(name: str, volume: str, folder: Path) -> list[dict]:
+    """A claim that every node can mount, and the volume that it is bound to."""
+    same = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    size = {"storage": "1Gi"}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume},
+            "spec": {**same, "capacity": size, "hostPath": {"path": str(folder)}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name},
+            "spec": {**same, "volumeName": volume, "resources": {"requests": size}},
+        },
+    ]
+
+
+def test_the_priority_classes_are_taken_by_the_api_server(kubectl: Kubectl) -> None:
+    for name in ("high-prio", "low-prio"):
+        file = ROOT / "manifests" / "examples" / f"{name}.yaml"
+        kubectl("apply", "--dry-run=server", "--filename", str(file))

@@ -62,7 +62,9 @@ def test_a_deleted_pod_comes_back(submit: Submit, role: str, when: str) -> None:
 
 
 def test_the_loss_of_a_node_costs_only_time(submit: Submit, cluster: Cluster | Given) -> None:
-    job = submit("crash", **counting(num_workers=3, num_epochs=4))
+    job = submit(
+        "crash", **counting(num_workers=3, num_epochs=4, model_params={"sleep_ms": "200"})
+    )
     job.until("a checkpoint", has_checkpoint)
     master = node_of(job.running("master")[0])
     nodes = [node_of(pod) for pod in job.running("worker")]
@@ -98,7 +100,11 @@ def test_a_partition_costs_only_time(submit: Submit, cluster: Cluster | Given) -
 def test_a_worker_that_runs_out_of_memory_gets_more_of_it(submit: Submit) -> None:
     job = submit(
         "memory",
-        **counting(worker_resource_request="cpu=0.05,memory=20Mi", num_workers=1),
+        **counting(
+            worker_resource_request="cpu=0.05,memory=64Mi",
+            model_params={"sleep_ms": "1", "memory_mb": "70"},
+            num_workers=1,
+        ),
     )
     job.succeeds().assert_exactly_once(3)
     events = (job.folder / "events.jsonl").read_text()

@@ -26,6 +26,12 @@ pub enum Role {
     Worker,
 }
 
+/// Variables that a worker is started with, unless its user sets them. A step's memory is freed
+/// and wanted again at once: without them the C library hands it back to the system each time,
+/// and the page faults cost up to a tenth of a step.
+pub const WORKER_VARIABLES: [(&str, &str); 2] =
+    [("MALLOC_MMAP_THRESHOLD_", "1073741824"), ("MALLOC_TRIM_THRESHOLD_", "1073741824")];
+
 /// Master → platform.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -31,7 +31,12 @@ pub(crate) enum Answer {
     NameTaken(InstanceId),
     Refused(InstanceId, Wait),
     Deleted,
-    NotDeleted(Wait),
+    NotDeleted {
+        instance: InstanceId,
+        uid: String,
+        grace: Duration,
+        why: Wait,
+    },
 }
 
 impl Pods {
@@ -67,19 +72,20 @@ impl Pods {
         let secs = u32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
         let params = DeleteParams {
             grace_period_seconds: Some(secs),
-            preconditions: Some(Preconditions { uid: Some(uid), resource_version: None }),
+            preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: None }),
             ..DeleteParams::default()
         };
         let name = names::pod(&self.spec.job_name, instance);
-        match timeout(CALL_LIMIT, self.api.delete(&name, &params)).await {
-            Ok(Ok(_)) => Answer::Deleted,
+        let why = match timeout(CALL_LIMIT, self.api.delete(&name, &params)).await {
+            Ok(Ok(_)) => return Answer::Deleted,
             // It is gone, or another one has its name.
             Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
-                Answer::Deleted
+                return Answer::Deleted;
             }
-            Ok(Err(error)) => Answer::NotDeleted(wait_of(&error)),
-            Err(_) => Answer::NotDeleted(late()),
-        }
+            Ok(Err(error)) => wait_of(&error),
+            Err(_) => late(),
+        };
+        Answer::NotDeleted { instance, uid, grace, why }
     }
 
     pub(crate) async fn get(&self, instance: InstanceId) -> Result<Option<Pod>, Wait> {

@@ -37,6 +37,9 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 const LAST_BACKOFF: Duration = Duration::from_secs(8);
 /// The name of a pod that has ended is free in a moment.
 const NAME_BACKOFF: Duration = Duration::from_millis(200);
+/// A node tells seconds later that a pod has ended; one that is deleted before is not seen as
+/// completed by those who look for it.
+const DISMISSED_GRACE: Duration = Duration::from_secs(20);
 /// Kubernetes' own, for pods that do not say.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
@@ -83,6 +86,7 @@ pub async fn run(
         dismissed: BTreeMap::new(),
         owner: Vec::new(),
         calls: JoinSet::new(),
+        undeleted: Vec::new(),
         trouble: None,
         end: None,
     };
@@ -103,9 +107,18 @@ struct Platform {
     /// What owns the master's pod owns the others, too.
     owner: Vec<OwnerReference>,
     calls: JoinSet<Answer>,
+    /// Pods that are to be deleted again, because it did not work.
+    undeleted: Vec<Undeleted>,
     /// The last trouble with the API server itself.
     trouble: Option<Wait>,
     end: Option<End>,
+}
+
+struct Undeleted {
+    instance: InstanceId,
+    uid: String,
+    grace: Duration,
+    at: Instant,
 }
 
 struct Attempt {
@@ -198,7 +211,8 @@ impl Platform {
             Order::Dismiss { instance, grace_ms } => {
                 if self.roster.is_running(instance) {
                     self.roster.dismissed(instance);
-                    self.dismissed.insert(instance, now + Duration::from_millis(grace_ms));
+                    let grace = Duration::from_millis(grace_ms).max(DISMISSED_GRACE);
+                    self.dismissed.insert(instance, now + grace);
                 } else {
                     // It would come when nobody waits for it any more.
                     self.stop(instance, Duration::ZERO);
@@ -277,8 +291,9 @@ impl Platform {
             Answer::NameTaken(instance) => self.try_later(instance, None, now),
             Answer::Refused(instance, why) => self.try_later(instance, Some(why), now),
             Answer::Deleted => {}
-            Answer::NotDeleted(why) => {
-                tracing::warn!(%why, "a pod could not be deleted");
+            Answer::NotDeleted { instance, uid, grace, why } => {
+                tracing::warn!(%instance, %why, "a pod could not be deleted");
+                self.undeleted.push(Undeleted { instance, uid, grace, at: now + FIRST_BACKOFF });
                 self.troubled(why).await;
             }
         }
@@ -388,6 +403,11 @@ impl Platform {
         self.try_all(now);
         for (instance, uid) in self.roster.overdue(now) {
             self.delete(instance, uid, Duration::ZERO);
+        }
+        for due in self.undeleted.extract_if(.., |pod| pod.at <= now).collect::<Vec<_>>() {
+            if self.roster.living(due.instance) == Some(&due.uid) {
+                self.delete(due.instance, due.uid, due.grace);
+            }
         }
         let late = self.dismissed.extract_if(.., |_, until| *until <= now);
         let late: BTreeSet<InstanceId> = late.map(|(id, _)| id).collect();

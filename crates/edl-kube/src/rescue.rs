@@ -109,8 +109,8 @@ async fn look(pods: &Pods, rescuer: &Rescuer, leaving_since: &mut Option<Instant
         (Verdict::Replace, Some(pod)) => {
             let uid = pod.metadata.uid.unwrap_or_default();
             tracing::warn!(uid, "the master's pod will not come back and is removed");
-            if let Answer::NotDeleted(why) = pods.clone().delete(MASTER, uid, Duration::ZERO).await
-            {
+            let deleted = pods.clone().delete(MASTER, uid, Duration::ZERO).await;
+            if let Answer::NotDeleted { why, .. } = deleted {
                 tracing::warn!(%why, "the master's pod cannot be removed");
                 return verdict;
             }

@@ -29,6 +29,9 @@ struct Count {
     spec: ModelSpec,
     /// How long each batch takes, so that tests have time to kill somebody.
     sleep: Duration,
+    /// How much memory a worker takes with its first batch, so that tests can let it have less.
+    memory: usize,
+    held: Vec<u8>,
     /// Training this record is an error.
     fail_record: Option<u64>,
     /// Training this record aborts the process.
@@ -43,13 +46,15 @@ pub(crate) fn open(
 
 impl Count {
     fn new(params: &BTreeMap<String, String>) -> Result<Self, catalog::Error> {
-        let known = ["crash_record", "fail_record", "sleep_ms"];
+        let known = ["crash_record", "fail_record", "memory_mb", "sleep_ms"];
         let params = ModelParams::new(NAME, params, &known)?;
         let record = "the number of a record";
         let sleep_ms = params.get("sleep_ms", 0, "a number of milliseconds", |_| true)?;
         Ok(Self {
             spec: spec(),
             sleep: Duration::from_millis(sleep_ms),
+            memory: params.get("memory_mb", 0, "a number of megabytes", |_| true)? << 20,
+            held: Vec::new(),
             fail_record: params.find("fail_record", record, |_| true)?,
             crash_record: params.find("crash_record", record, |_| true)?,
         })
@@ -97,6 +102,8 @@ impl Model for Count {
             let problem = "the model parameter `fail_record` forbids it".into();
             return Err(Error::Record { record, problem });
         }
+        // Not zeros, which the system would only promise.
+        self.held.resize(self.memory, 1);
         std::thread::sleep(self.sleep);
         let n_records = exact(inputs.batch.len());
         gradient.dense = vec![-n_records; N_TOTALS];

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use edl_core::cluster::{Source, Volume, times};
-use edl_core::platform::{InstanceId, Role};
+use edl_core::platform::{InstanceId, Role, WORKER_VARIABLES};
 use edl_core::spec::{Invalid, JobSpec};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -130,8 +130,10 @@ fn variables(
         ("ELASTICDL_MASTER_ADDR", names::master_address(&spec.job_name)),
     ];
     let ours: Vec<_> = ours.into_iter().chain(number).collect();
+    let usual = WORKER_VARIABLES.into_iter().filter(|_| instance.role == Role::Worker);
+    let usual = usual.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let mut said: BTreeMap<String, String> =
-        extras.env.iter().cloned().chain(spec.envs()?).collect();
+        usual.chain(extras.env.iter().cloned()).chain(spec.envs()?).collect();
     said.retain(|name, _| !ours.iter().any(|(our, _)| our == name));
     let mut env: Vec<Value> = said.iter().map(|(name, value)| plain(name, value)).collect();
     env.extend(ours.iter().map(|(name, value)| plain(name, value)));

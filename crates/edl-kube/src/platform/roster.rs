@@ -119,7 +119,8 @@ impl Roster {
             Some(known) if known.uid == uid => Some(known),
             // Its end was missed, and the next one of its name is there already.
             Some(known) => {
-                reports.extend(self.ended(instance, known));
+                let ended = self.ended(instance, &known, known.facts.clone());
+                reports = self.settle(ended.into_iter().collect());
                 None
             }
             None => None,
@@ -149,17 +150,12 @@ impl Roster {
     /// A pod is gone.
     pub(super) fn gone(&mut self, seen: Seen) -> Vec<Report> {
         let Seen { instance, uid, facts, .. } = seen;
-        match self.pods.get_mut(&instance) {
-            Some(known) if known.uid == uid => {
-                if !known.has_ended() {
-                    known.facts = facts;
-                }
-            }
-            // One of before; its end has been told.
-            Some(_) | None => return Vec::new(),
+        // Of one of before the end has been told.
+        if self.pods.get(&instance).is_none_or(|known| known.uid != uid) {
+            return Vec::new();
         }
         let known = self.pods.remove(&instance).expect("just seen");
-        let reports = self.ended(instance, known).into_iter().collect();
+        let reports = self.ended(instance, &known, facts).into_iter().collect();
         self.settle(reports)
     }
 
@@ -169,7 +165,8 @@ impl Roster {
         let is_missing = |known: &Known| !listed.contains(&known.uid);
         let missing: Vec<_> = self.pods.extract_if(.., |_, known| is_missing(known)).collect();
         if self.is_listed {
-            let ended = missing.into_iter().filter_map(|(id, known)| self.ended(id, known));
+            let ended = missing.iter();
+            let ended = ended.filter_map(|(id, known)| self.ended(*id, known, known.facts.clone()));
             let reports = ended.collect();
             return self.settle(reports);
         }
@@ -238,13 +235,14 @@ impl Roster {
         reports
     }
 
-    /// The report of an end that has not been told yet.
-    fn ended(&self, instance: InstanceId, known: Known) -> Option<Report> {
-        let was_told = known.has_ended();
-        let gone = Facts { is_gone: true, ..known.facts };
-        let State::Ended(how) = gone.state() else { unreachable!("what is gone has ended") };
-        let told = self.report(instance, &known.uid, State::Ended(how), known.is_dismissed);
-        told.filter(|_| !was_told)
+    /// The report of a pod that is gone, by the last that was heard of it; none if its end has
+    /// been told.
+    fn ended(&self, instance: InstanceId, known: &Known, last: Facts) -> Option<Report> {
+        if known.has_ended() {
+            return None;
+        }
+        let state = Facts { is_gone: true, ..last }.state();
+        self.report(instance, &known.uid, state, known.is_dismissed)
     }
 }
 

@@ -68,10 +68,9 @@ fn launch() -> Order {
 
 #[tokio::test]
 async fn what_the_quota_refuses_is_told_and_tried_again() {
-    let api = Fake::default();
-    api.refuse(403, "pods \"a\" is forbidden: exceeded quota: q");
-    let mut stage = Stage::new(api, None);
+    let mut stage = Stage::new(Fake::default(), None);
     assert_eq!(stage.report().await, Report::Running(Vec::new()));
+    stage.api.refuse(403, "pods \"a\" is forbidden: exceeded quota: q");
     stage.order(launch()).await;
     let Report::Waiting { instance: W0, why: Wait::Quota(_) } = stage.report().await else {
         panic!("the quota is used up")

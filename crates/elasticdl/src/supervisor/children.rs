@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use edl_core::platform::{Ended, Harm, InstanceId, Role};
+use edl_core::platform::{Ended, Harm, InstanceId, Role, WORKER_VARIABLES};
 use edl_core::spec::JobSpec;
 use rustix::process::Signal;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -133,6 +133,8 @@ impl Children {
         let (program, first_args) = program.split_first().expect("a program has a name");
         let mut command = Command::new(program);
         if instance.role == Role::Worker {
+            let is_unset = |(name, _): &(&str, &str)| std::env::var_os(name).is_none();
+            command.envs(WORKER_VARIABLES.into_iter().filter(is_unset));
             command.envs(worker_environment.iter().map(|(name, value)| (name, value)));
             command.env(own_loop::WORKER_ID, instance.id.to_string());
         }

@@ -46,7 +46,7 @@ impl Fake {
         Client::new(tower::service_fn(answer), "n")
     }
 
-    /// The next call is refused.
+    /// The next call that is no watch is refused.
     pub(super) fn refuse(&self, code: u16, message: &str) {
         self.state().refusals.push_back((code, message.into()));
     }
@@ -112,7 +112,8 @@ impl Fake {
         let name = head.uri.path().rsplit('/').next().unwrap_or_default().to_owned();
         let query = head.uri.query().unwrap_or_default().to_owned();
         let body = body.collect_bytes().await.unwrap_or_default();
-        let refusal = self.state().refusals.pop_front();
+        let is_watch = query.contains("watch=true");
+        let refusal = if is_watch { None } else { self.state().refusals.pop_front() };
         if let Some((code, message)) = refusal {
             return failure(code, "Forbidden", &message);
         }
@@ -121,7 +122,7 @@ impl Fake {
             Method::DELETE => {
                 self.delete(&name, &serde_json::from_slice(&body).unwrap_or_default())
             }
-            _ if query.contains("watch=true") => self.watch(&query).await,
+            _ if is_watch => self.watch(&query).await,
             _ => self.list(),
         }
     }
