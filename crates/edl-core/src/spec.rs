@@ -396,6 +396,28 @@ impl JobSpec {
         }
     }
 
+    /// Strategy and number of servers say the same thing twice; here they are made to agree.
+    pub fn settle_strategy(&mut self) {
+        if self.job_type != JobType::Train {
+            // Whatever trained a model, servers hold it while it is used.
+            self.distribution_strategy = Strategy::ParameterServer;
+            self.num_ps_pods = self.num_ps_pods.max(1);
+            return;
+        }
+        if self.distribution_strategy == Strategy::ParameterServer && self.num_ps_pods == 0 {
+            self.distribution_strategy = Strategy::Allreduce;
+        }
+        match self.distribution_strategy {
+            Strategy::ParameterServer | Strategy::Hybrid => {}
+            Strategy::Allreduce => self.num_ps_pods = 0,
+            Strategy::Local => {
+                // A step stays what it is with one worker: that one runs all lanes.
+                self.lanes = Some(self.n_lanes_of_local());
+                (self.num_ps_pods, self.num_workers, self.max_workers) = (0, 1, None);
+            }
+        }
+    }
+
     /// Whether workers that train in steps leave embedding tables to servers.
     #[must_use]
     pub fn is_hybrid(&self) -> bool {

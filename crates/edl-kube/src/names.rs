@@ -34,6 +34,10 @@ pub const KEY_MOUNT: &str = "/etc/elasticdl/key";
 
 /// Annotation of the ConfigMap by which an operator tells a master how many workers to have.
 pub const WORKERS_NOTE: &str = "elasticdl.org/workers";
+/// Annotation of the ConfigMap by which an operator names the workers that it would rather see go
+/// when there are to be fewer, e.g. `3,7`: others wait for the room on their nodes. A master may
+/// choose otherwise.
+pub const LEAVE_NOTE: &str = "elasticdl.org/leave";
 /// Annotation of the ConfigMap by which a master tells an operator how far it is, as JSON.
 pub const STATUS_NOTE: &str = "elasticdl.org/status";
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use edl_core::optimizer;
-use edl_core::spec::{JobSpec, JobType, Strategy};
+use edl_core::spec::{JobSpec, JobType};
 use serde_json::{Map, Value};
 
 use crate::cli::RunFlags;
@@ -48,35 +48,13 @@ pub(crate) fn apply(base: &JobSpec, given: Map<String, Value>) -> anyhow::Result
 /// The new job that `given` describes; `kind` is the command's.
 pub(crate) fn job(kind: JobType, given: Map<String, Value>) -> anyhow::Result<JobSpec> {
     let mut spec = apply(&JobSpec { job_type: kind, ..JobSpec::default() }, given)?;
-    settle_strategy(&mut spec);
+    spec.settle_strategy();
     settle_optimizer(&mut spec);
     if spec.job_type != kind {
         let word = kind_word(spec.job_type);
         return Err(refuse(format!("the file describes a job to {word}; use `elasticdl {word}`")));
     }
     Ok(spec)
-}
-
-/// Strategy and number of servers say the same thing twice; here they are made to agree.
-pub(crate) fn settle_strategy(spec: &mut JobSpec) {
-    if spec.job_type != JobType::Train {
-        // Whatever trained a model, servers hold it while it is used.
-        spec.distribution_strategy = Strategy::ParameterServer;
-        spec.num_ps_pods = spec.num_ps_pods.max(1);
-        return;
-    }
-    if spec.distribution_strategy == Strategy::ParameterServer && spec.num_ps_pods == 0 {
-        spec.distribution_strategy = Strategy::Allreduce;
-    }
-    match spec.distribution_strategy {
-        Strategy::ParameterServer | Strategy::Hybrid => {}
-        Strategy::Allreduce => spec.num_ps_pods = 0,
-        Strategy::Local => {
-            // A step stays what it is with one worker: that one runs all lanes.
-            spec.lanes = Some(spec.n_lanes_of_local());
-            (spec.num_ps_pods, spec.num_workers, spec.max_workers) = (0, 1, None);
-        }
-    }
 }
 
 /// ElasticDL's `--optimizer` named a function of the Python module, ours an optimizer.

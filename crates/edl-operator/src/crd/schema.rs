@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The CustomResourceDefinition: what an API server checks before a job reaches the operator.
+//!
+//! The words and their types are read off a default [`JobSpec`], so that a new word of the job
+//! description is a word of the resource, too.
+
+use edl_core::spec::JobSpec;
+use serde_json::{Map, Value, json};
+
+use super::{GROUP, KIND, PLURAL, VERSION};
+
+/// Longer names do not leave room for those of the job's pods.
+const MAX_NAME: u32 = 50;
+
+/// Words that are nothing unless they are said, and what they are then.
+const OPTIONAL: [(&str, &str); 9] = [
+    ("clip_norm", "number"),
+    ("grads_to_wait", "integer"),
+    ("lanes", "integer"),
+    ("learning_rate", "number"),
+    ("learning_rate_schedule", "string"),
+    ("max_workers", "integer"),
+    ("optimizer", "string"),
+    ("use_async", "boolean"),
+    ("weight_decay", "number"),
+];
+
+/// Words of which a job needs at least one.
+const AT_LEAST_ONE: [&str; 6] = [
+    "max_workers",
+    "min_workers",
+    "minibatch_size",
+    "num_minibatches_per_task",
+    "num_workers",
+    "partitions",
+];
+
+/// Words of which there are few.
+const CHOICES: [(&str, &[&str]); 6] = [
+    ("allreduce_dtype", &["f32", "bf16"]),
+    (
+        "distribution_strategy",
+        &["ParameterServerStrategy", "AllreduceStrategy", "HybridStrategy", "Local"],
+    ),
+    ("image_pull_policy", &["Always", "IfNotPresent", "Never"]),
+    ("job_type", &["train", "evaluate", "predict"]),
+    ("restart_policy", &["Always", "OnFailure", "Never"]),
+    ("same_bits", &["strict", "report"]),
+];
+
+/// The definition of `TrainingJob`.
+#[must_use]
+pub fn definition() -> Value {
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": { "name": format!("{PLURAL}.{GROUP}") },
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": format!("{KIND}List"),
+                "plural": PLURAL,
+                "singular": "trainingjob",
+                "shortNames": ["tj"],
+            },
+            "versions": [{
+                "name": VERSION,
+                "served": true,
+                "storage": true,
+                "additionalPrinterColumns": columns(),
+                "subresources": {
+                    "status": {},
+                    "scale": {
+                        "specReplicasPath": ".spec.max_workers",
+                        "statusReplicasPath": ".status.workers",
+                        "labelSelectorPath": ".status.selector",
+                    },
+                },
+                "schema": { "openAPIV3Schema": {
+                    "type": "object",
+                    "required": ["spec"],
+                    "properties": { "spec": spec(), "status": status() },
+                    "x-kubernetes-validations": [
+                        rule(
+                            "!has(self.spec.job_name) || self.spec.job_name == '' \
+                             || self.spec.job_name == self.metadata.name",
+                            "job_name must be the name of the TrainingJob; leave it out",
+                        ),
+                        rule(
+                            &format!("size(self.metadata.name) <= {MAX_NAME}"),
+                            &format!("the name must have at most {MAX_NAME} characters"),
+                        ),
+                    ],
+                } },
+            }],
+        },
+    })
+}
+
+fn columns() -> Value {
+    let column = |name: &str, kind: &str, path: &str| {
+        json!({
+            "name": name, "type": kind, "jsonPath": path,
+        })
+    };
+    let wide = |mut column: Value| {
+        column["priority"] = 1.into();
+        column
+    };
+    json!([
+        column("Workers", "integer", ".status.workers"),
+        column("Progress", "string", ".status.progress"),
+        column("ETA", "string", ".status.eta"),
+        wide(column("State", "string", ".status.state")),
+        wide(column("Min", "integer", ".status.minWorkers")),
+        wide(column("Max", "integer", ".status.maxWorkers")),
+        column("Age", "date", ".metadata.creationTimestamp"),
+    ])
+}
+
+fn spec() -> Value {
+    let mut words = job_words();
+    words.extend(our_words());
+    words.extend(edl_words());
+    json!({
+        "type": "object",
+        "properties": words,
+        "x-kubernetes-validations": [
+            rule(
+                "!has(self.min_workers) || !has(self.max_workers) \
+                 || self.min_workers <= self.max_workers",
+                "min_workers must not be above max_workers",
+            ),
+            rule(
+                "!has(self.min_workers) || !has(self.num_workers) || has(self.max_workers) \
+                 || self.min_workers <= self.num_workers",
+                "min_workers must not be above num_workers",
+            ),
+            rule(
+                "has(self.image_name) || has(self.image)",
+                "image_name is missing: name the image of the job's pods",
+            ),
+        ],
+    })
+}
+
+/// The words of the job description, by the types of their defaults.
+fn job_words() -> Map<String, Value> {
+    let job = serde_json::to_value(JobSpec::default()).unwrap_or_default();
+    let words = job.as_object().cloned().unwrap_or_default();
+    words.into_iter().map(|(word, value)| (word.clone(), of_word(&word, &value))).collect()
+}
+
+fn of_word(word: &str, default: &Value) -> Value {
+    if let Some((_, choices)) = CHOICES.iter().find(|(name, _)| *name == word) {
+        return json!({ "type": "string", "enum": choices });
+    }
+    let optional = OPTIONAL.iter().find(|(name, _)| *name == word).map(|(_, kind)| *kind);
+    let kind = match default {
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::Object(_) => return free_form(),
+        Value::String(_) | Value::Null | Value::Array(_) => optional.unwrap_or("string"),
+    };
+    match (word, kind) {
+        ("job_name", _) => json!({ "type": "string", "maxLength": MAX_NAME }),
+        (_, "integer") => {
+            let least = u32::from(AT_LEAST_ONE.contains(&word));
+            json!({ "type": "integer", "format": "int64", "minimum": least })
+        }
+        (_, kind) => json!({ "type": kind }),
+    }
+}
+
+/// Words that only jobs of a cluster have.
+fn our_words() -> Map<String, Value> {
+    let queue = json!({ "type": "string", "maxLength": 63 });
+    // A number, or the name of a PriorityClass.
+    let priority = json!({ "x-kubernetes-int-or-string": true });
+    [("queue".to_owned(), queue), ("priority".to_owned(), priority)].into_iter().collect()
+}
+
+/// The words of PaddlePaddle EDL; [`crate::aliases`] says what they mean.
+fn edl_words() -> Map<String, Value> {
+    let whole = || json!({ "type": "integer", "format": "int64", "minimum": 0 });
+    let text = || json!({ "type": "string" });
+    let role = |has_entry: bool| {
+        let mut role = json!({
+            "type": "object",
+            "properties": {
+                "min-instance": whole(), "max-instance": whole(), "resources": free_form(),
+                "etcd-endpoint": text(), "replicaSpec": free_form(),
+            },
+            "x-kubernetes-validations": [rule(
+                "!has(self.min__dash__instance) || !has(self.max__dash__instance) \
+                 || self.min__dash__instance <= self.max__dash__instance",
+                "min-instance must not be above max-instance",
+            )],
+        });
+        if has_entry {
+            for (word, schema) in
+                [("entrypoint", text()), ("workspace", text()), ("passes", whole())]
+            {
+                role["properties"][word] = schema;
+            }
+        }
+        role
+    };
+    let list = || json!({ "type": "array", "items": free_form() });
+    let words = [
+        ("image", text()),
+        ("ports_num", whole()),
+        ("ports_num_for_sparse", whole()),
+        ("fault_tolerant", json!({ "type": "boolean" })),
+        ("passes", whole()),
+        ("volumes", list()),
+        ("VolumeMounts", list()),
+        ("imagePullSecrets", list()),
+        ("HostNetwork", json!({ "type": "boolean" })),
+        ("host_network", json!({ "type": "boolean" })),
+        ("trainer", role(true)),
+        ("pserver", role(false)),
+        ("master", role(false)),
+    ];
+    words.into_iter().map(|(word, schema)| (word.to_owned(), schema)).collect()
+}
+
+fn status() -> Value {
+    let whole = || json!({ "type": "integer", "format": "int64" });
+    let text = || json!({ "type": "string" });
+    json!({
+        "type": "object",
+        "properties": {
+            "state": text(),
+            "observedGeneration": whole(),
+            "workers": whole(),
+            "wantedWorkers": whole(),
+            "minWorkers": whole(),
+            "maxWorkers": whole(),
+            "recordsDone": whole(),
+            "recordsTotal": whole(),
+            "progress": text(),
+            "eta": text(),
+            "selector": text(),
+            "conditions": {
+                "type": "array",
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+                "items": {
+                    "type": "object",
+                    "required": ["type", "status", "reason", "lastTransitionTime"],
+                    "properties": {
+                        "type": text(),
+                        "status": { "type": "string", "enum": ["True", "False", "Unknown"] },
+                        "reason": text(),
+                        "message": text(),
+                        "lastTransitionTime": { "type": "string", "format": "date-time" },
+                    },
+                },
+            },
+        },
+    })
+}
+
+fn free_form() -> Value {
+    json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+}
+
+fn rule(rule: &str, message: &str) -> Value {
+    json!({ "rule": rule, "message": message })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_one_that_kubernetes_knows() {
+        let read: CustomResourceDefinition = serde_json::from_value(definition()).unwrap();
+        let version = &read.spec.versions[0];
+        let columns = version.additional_printer_columns.as_ref().unwrap();
+        let narrow = columns.iter().filter(|column| column.priority.is_none());
+        let narrow: Vec<&str> = narrow.map(|column| column.name.as_str()).collect();
+        assert_eq!(narrow, ["Workers", "Progress", "ETA", "Age"]);
+        // What was written is what was understood: no word fell on the floor.
+        let mut written = serde_json::to_value(&read).unwrap();
+        written["apiVersion"] = definition()["apiVersion"].clone();
+        written["kind"] = definition()["kind"].clone();
+        assert_eq!(written["spec"]["versions"], definition()["spec"]["versions"]);
+    }
+
+    #[test]
+    fn every_word_of_a_job_has_its_type() {
+        let spec = spec();
+        let kind = |word: &str| spec["properties"][word]["type"].as_str().unwrap_or("any");
+        let table = [
+            ("model_def", "string"),
+            ("shuffle", "boolean"),
+            ("num_epochs", "integer"),
+            ("heartbeat_timeout_secs", "number"),
+            ("model_params", "object"),
+            ("learning_rate", "number"),
+            ("max_workers", "integer"),
+            ("use_async", "boolean"),
+            ("optimizer", "string"),
+            ("priority", "any"),
+            ("trainer", "object"),
+        ];
+        for (word, expected) in table {
+            assert_eq!(kind(word), expected, "{word}");
+        }
+        let job = serde_json::to_value(JobSpec::default()).unwrap();
+        for (word, value) in job.as_object().unwrap() {
+            let is_listed = OPTIONAL.iter().any(|(name, _)| name == word);
+            assert_eq!(value.is_null(), is_listed, "`{word}`: keep OPTIONAL in step");
+        }
+        assert_eq!(spec["properties"]["min_workers"]["minimum"], 1);
+        assert_eq!(spec["properties"]["num_ps_pods"]["minimum"], 0);
+    }
+}

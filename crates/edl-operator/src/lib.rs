@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `TrainingJob` and its operator: looks at a cluster, asks the planner of `edl-sched` what every
+//! job should have, and does what it says.
+//!
+//! [`observe`] turns what watches show into numbers, [`edl_sched::plan`] decides, [`act`] turns the
+//! plan into actions, and [`apply`] performs them: it has nothing left to decide. All but
+//! `apply`, `lease`, `watch`, `run` and `metrics` is pure.
+
+pub mod aliases;
+pub mod crd;
+pub mod note;
+mod numbers;
+pub mod observe;
+pub mod queues;
+mod speed;
+pub mod words;
