@@ -143,10 +143,17 @@ fn of_resources(ours: &str, role: &Words, found: &mut Words) -> Result<(), Strin
         found.insert(format!("{ours}_resource_{end}"), pairs?.join(",").into());
     }
     // A GPU was asked for by its limit alone.
-    let (request, limit) =
-        (format!("{ours}_resource_request"), format!("{ours}_resource_limit"));
-    if let (None, Some(limit)) = (found.get(&request), found.get(&limit)) {
-        found.insert(request, limit.clone());
+    let text = |end: &str| {
+        let words = found.get(&format!("{ours}_resource_{end}")).and_then(Value::as_str);
+        words.unwrap_or_default().to_owned()
+    };
+    let (request, limit) = (text("request"), text("limit"));
+    let is_missing = |pair: &&str| request.is_empty() || pair.starts_with("gpu=");
+    let is_asked = |pair: &&str| !request.split(',').any(|it| it == *pair);
+    let missing = limit.split(',').filter(is_missing).filter(is_asked);
+    let all: Vec<&str> = request.split(',').chain(missing).filter(|it| !it.is_empty()).collect();
+    if !all.is_empty() {
+        found.insert(format!("{ours}_resource_request"), all.join(",").into());
     }
     Ok(())
 }
@@ -258,7 +265,26 @@ mod tests {
                     {"name": "e", "mountPath": "/e"}],
                 "imagePullSecrets": [{"name": "s"}, {"name": "t"}],
             }),
-            &expect![[]],
+            &expect![[r#"
+                image_name: "paddlepaddle/edl-example"
+                image_pull_secrets: "s,t"
+                job_command: "sh -c 'cd /workspace && exec python train.py'"
+                max_workers: 6
+                min_workers: 2
+                num_epochs: 50
+                num_ps_pods: 2
+                ps_resource_limit: "cpu=800m"
+                ps_resource_request: "cpu=800m"
+                volume: "host_path=/data,mount_path=/data"
+                worker_resource_limit: "gpu=1,cpu=200m,memory=200Mi"
+                worker_resource_request: "cpu=200m,memory=200Mi,gpu=1"
+                # the entrypoint is started as a worker: its training loop must call elasticdl.init()
+                # pserver.max-instance is not used: the number of servers is fixed while a job runs
+                # port is not needed: the master's port is fixed inside a cluster
+                # ports_num is not needed: servers have one port each
+                # ports_num_for_sparse is not needed: servers have one port each
+                # volume `e` is not carried over: only claims and host paths are; patch the pods by cluster_spec_json for others
+            "#]],
         );
     }
 
@@ -266,9 +292,9 @@ mod tests {
     fn what_contradicts_itself_is_refused() {
         check(
             json!({"fault_tolerant": false, "trainer": {"min-instance": 2, "max-instance": 6}}),
-            &expect![[]],
+            &expect!["max-instance must be equal to min-instance when fault_tolerant is false; leave fault_tolerant out: jobs survive the loss of any process"],
         );
-        check(json!({"trainer": 3}), &expect![[]]);
-        check(json!({"trainer": {"resources": {"requests": {"cpu": []}}}}), &expect![[]]);
+        check(json!({"trainer": 3}), &expect!["`trainer` must hold words such as min-instance and resources"]);
+        check(json!({"trainer": {"resources": {"requests": {"cpu": []}}}}), &expect!["`cpu` must be an amount such as 500m or 4Gi"]);
     }
 }

@@ -6,11 +6,15 @@
 //! plan into actions, and [`apply`] performs them: it has nothing left to decide. All but
 //! `apply`, `lease`, `watch`, `run` and `metrics` is pure.
 
+pub mod act;
 pub mod aliases;
 pub mod crd;
+#[cfg(test)]
+mod fixture;
 pub mod note;
 mod numbers;
 pub mod observe;
 pub mod queues;
 mod speed;
+pub mod tell;
 pub mod words;
