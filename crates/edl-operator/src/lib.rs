@@ -8,13 +8,21 @@
 
 pub mod act;
 pub mod aliases;
+pub mod apply;
+pub mod convert;
 pub mod crd;
 #[cfg(test)]
 mod fixture;
+pub mod explain;
+pub mod inquiry;
+pub mod lease;
+pub mod metrics;
 pub mod note;
 mod numbers;
 pub mod observe;
 pub mod queues;
+pub mod run;
 mod speed;
 pub mod tell;
+pub mod watch;
 pub mod words;

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One operator acts, the others stand by: whoever holds the Lease `training-job-controller`.
+//!
+//! Clocks of different machines are never compared. A lease has run out when its record has not
+//! changed for its whole length as seen from here.
+
+use std::time::{Duration, Instant};
+
+use edl_core::error::chain;
+use edl_core::time::Time;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::apply::{Error, is_code, within};
+
+/// The Lease, and the Deployment that holds it.
+pub const NAME: &str = "training-job-controller";
+const DURATION: Duration = Duration::from_secs(15);
+const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// Whoever could not renew for this long stops acting, well before another may begin.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
+
+/// What a candidate knows of the lease.
+#[derive(Clone, Debug)]
+struct Election {
+    me: String,
+    /// The record that was seen last, and since when it is the same.
+    seen: Option<(LeaseSpec, Time)>,
+}
+
+/// What a candidate does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// It holds the lease, or nobody does.
+    Write,
+    /// Somebody else holds it.
+    Wait,
+}
+
+impl Election {
+    fn new(me: &str) -> Self {
+        Self { me: me.into(), seen: None }
+    }
+
+    fn step(&mut self, lease: Option<&LeaseSpec>, now: Time) -> Step {
+        let Some(lease) = lease else { return Step::Write };
+        let holder = lease.holder_identity.as_deref().unwrap_or_default();
+        if holder.is_empty() || holder == self.me {
+            return Step::Write;
+        }
+        let since = match &self.seen {
+            Some((seen, since)) if seen == lease => *since,
+            Some(_) | None => {
+                self.seen = Some((lease.clone(), now));
+                now
+            }
+        };
+        let length = lease.lease_duration_seconds.and_then(|secs| u64::try_from(secs).ok());
+        let length = length.map_or(DURATION, Duration::from_secs);
+        if now.since(since) >= length { Step::Write } else { Step::Wait }
+    }
+
+    /// The record with which it holds the lease from `now` on.
+    fn record(&self, before: Option<&LeaseSpec>, now: Timestamp) -> LeaseSpec {
+        let is_mine = before.is_some_and(|it| it.holder_identity.as_ref() == Some(&self.me));
+        let turns = before.and_then(|it| it.lease_transitions).unwrap_or(0);
+        let acquired = before.filter(|_| is_mine).and_then(|it| it.acquire_time.clone());
+        LeaseSpec {
+            holder_identity: Some(self.me.clone()),
+            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+            lease_transitions: Some(turns + i32::from(before.is_some() && !is_mine)),
+            acquire_time: Some(acquired.unwrap_or(MicroTime(now))),
+            renew_time: Some(MicroTime(now)),
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+/// Holds the lease whenever it can, until `shutdown`; `leads` says whether it does. At the end the
+/// lease is given back, so that the next one need not wait for it to run out.
+pub async fn hold(
+    client: Client,
+    namespace: String,
+    me: String,
+    leads: watch::Sender<bool>,
+    shutdown: CancellationToken,
+) {
+    let api: Api<Lease> = Api::namespaced(client, &namespace);
+    let started = Instant::now();
+    let mut election = Election::new(&me);
+    let mut renewed: Option<Instant> = None;
+    while !shutdown.is_cancelled() {
+        match attempt(&api, &mut election, Time::since_origin(started.elapsed())).await {
+            Ok(true) => renewed = Some(Instant::now()),
+            Ok(false) => renewed = None,
+            Err(error) => tracing::warn!("{}", chain(&error)),
+        }
+        let is_leader = renewed.is_some_and(|at| at.elapsed() < GIVE_UP_AFTER);
+        if leads.send_replace(is_leader) != is_leader {
+            tracing::info!(me, "{}", if is_leader { "leads" } else { "stands by" });
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = tokio::time::sleep(RENEW_EVERY) => {}
+        }
+    }
+    if leads.send_replace(false)
+        && let Err(error) = give_back(&api, &me).await
+    {
+        tracing::warn!("{}", chain(&error));
+    }
+}
+
+/// Looks at the lease and writes it if it may; says whether it holds it now.
+async fn attempt(api: &Api<Lease>, election: &mut Election, now: Time) -> Result<bool, Error> {
+    let what = || format!("lease `{NAME}`");
+    let found = within("read", what(), api.get_opt(NAME)).await?;
+    let before = found.as_ref().and_then(|lease| lease.spec.clone());
+    if election.step(before.as_ref(), now) == Step::Wait {
+        return Ok(false);
+    }
+    let spec = Some(election.record(before.as_ref(), Timestamp::now()));
+    let params = PostParams::default();
+    let written = match found {
+        // It carries the version that was read: if somebody was quicker, it is refused.
+        Some(lease) => {
+            let lease = Lease { spec, ..lease };
+            within("write", what(), api.replace(NAME, &params, &lease)).await
+        }
+        None => {
+            let metadata = ObjectMeta { name: Some(NAME.into()), ..ObjectMeta::default() };
+            within("create", what(), api.create(&params, &Lease { metadata, spec })).await
+        }
+    };
+    match written {
+        Ok(_) => Ok(true),
+        Err(Error::Call { source, .. }) if is_code(&source, &[409]) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+async fn give_back(api: &Api<Lease>, me: &str) -> Result<(), Error> {
+    let what = || format!("lease `{NAME}`");
+    let Some(mut lease) = within("read", what(), api.get_opt(NAME)).await? else { return Ok(()) };
+    let Some(spec) = lease.spec.as_mut() else { return Ok(()) };
+    if spec.holder_identity.as_deref() != Some(me) {
+        return Ok(());
+    }
+    spec.holder_identity = Some(String::new());
+    let params = PostParams::default();
+    within("give back", what(), api.replace(NAME, &params, &lease)).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(secs: u64) -> Time {
+        Time::since_origin(Duration::from_secs(secs))
+    }
+
+    fn held(by: &str, version: i64) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(by.into()),
+            lease_duration_seconds: Some(15),
+            renew_time: Timestamp::from_second(version).ok().map(MicroTime),
+            ..LeaseSpec::default()
+        }
+    }
+
+    #[test]
+    fn a_lease_is_taken_when_its_holder_has_fallen_silent() {
+        let mut me = Election::new("me");
+        assert_eq!(me.step(None, at(0)), Step::Write);
+        assert_eq!(me.step(Some(&held("me", 1)), at(0)), Step::Write);
+        assert_eq!(me.step(Some(&held("", 1)), at(0)), Step::Write);
+        assert_eq!(me.step(Some(&held("you", 1)), at(100)), Step::Wait, "seen for the first time");
+        assert_eq!(me.step(Some(&held("you", 1)), at(114)), Step::Wait);
+        assert_eq!(me.step(Some(&held("you", 2)), at(115)), Step::Wait, "it was renewed");
+        assert_eq!(me.step(Some(&held("you", 2)), at(129)), Step::Wait);
+        assert_eq!(me.step(Some(&held("you", 2)), at(130)), Step::Write);
+    }
+
+    #[test]
+    fn a_record_counts_how_often_the_lease_changed_hands() {
+        let me = Election::new("me");
+        let now = Timestamp::from_second(50).unwrap();
+        let first = me.record(None, now);
+        assert_eq!((first.lease_transitions, first.lease_duration_seconds), (Some(0), Some(15)));
+        let taken = me.record(Some(&held("you", 1)), now);
+        assert_eq!(taken.lease_transitions, Some(1));
+        let later = me.record(Some(&taken), Timestamp::from_second(60).unwrap());
+        assert_eq!((later.lease_transitions, &later.acquire_time), (Some(1), &taken.acquire_time));
+    }
+}

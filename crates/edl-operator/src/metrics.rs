@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Numbers for Prometheus, and whether the operator is well.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use edl_sched::plan::Plan;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::act::{Action, Deed};
+use crate::crd::Kind;
+use crate::observe::Observed;
+
+/// The operator's numbers. Labels are bounded: kinds of conditions and of changes, never jobs.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    jobs: Family<ConditionLabel, Gauge>,
+    workers_wanted: Gauge,
+    workers_running: Gauge,
+    leads: Gauge,
+    round_seconds: Histogram,
+    changes: Family<ChangeLabel, Counter>,
+    failed_calls: Counter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ConditionLabel {
+    condition: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ChangeLabel {
+    change: &'static str,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    #[must_use]
+    pub fn new() -> Self {
+        let metrics = Self {
+            registry: Arc::default(),
+            jobs: Family::default(),
+            workers_wanted: Gauge::default(),
+            workers_running: Gauge::default(),
+            leads: Gauge::default(),
+            // From a millisecond to half a minute.
+            round_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+            changes: Family::default(),
+            failed_calls: Counter::default(),
+        };
+        let mut registry = metrics.registry.lock().expect("nobody else has it yet");
+        let all = registry.sub_registry_with_prefix("elasticdl_operator");
+        all.register("jobs", "TrainingJobs by the condition they are in", metrics.jobs.clone());
+        let (wanted, running) = (metrics.workers_wanted.clone(), metrics.workers_running.clone());
+        all.register("workers_wanted", "Workers that masters were told to have", wanted);
+        all.register("workers_running", "Workers that run", running);
+        all.register("leads", "1 if this operator acts, 0 if it stands by", metrics.leads.clone());
+        all.register(
+            "round_seconds",
+            "From a look at the cluster to the last call",
+            metrics.round_seconds.clone(),
+        );
+        all.register("changes", "What plans changed", metrics.changes.clone());
+        let failed = metrics.failed_calls.clone();
+        all.register("failed_calls", "Calls to the API server that failed", failed);
+        drop(registry);
+        metrics
+    }
+
+    pub(crate) fn led(&self, leads: bool) {
+        self.leads.set(i64::from(leads));
+    }
+
+    pub(crate) fn failed(&self) {
+        self.failed_calls.inc();
+    }
+
+    pub(crate) fn round(&self, observed: &Observed, plan: &Plan, actions: &[Action]) {
+        for kind in Kind::ALL {
+            let is_in = |name: &str| name == kind.name();
+            let states = observed.jobs.values().filter_map(|view| view.object.status.as_ref());
+            let n_jobs = states.filter(|status| is_in(&status.state)).count();
+            let label = ConditionLabel { condition: kind.name() };
+            self.jobs.get_or_create(&label).set(i64::try_from(n_jobs).unwrap_or(i64::MAX));
+        }
+        let views = || observed.jobs.values();
+        let planned = |view: &crate::observe::JobView| {
+            plan.change_of(view.id).map_or(view.told, |change| change.target.worker)
+        };
+        self.workers_wanted.set(views().map(|view| i64::from(planned(view))).sum());
+        self.workers_running.set(views().map(|view| i64::from(view.running.worker)).sum());
+        for action in actions {
+            let change = match &action.deed {
+                Deed::Admit { .. } => "admit",
+                Deed::Resize { .. } => "resize",
+                Deed::Stop { .. } => "stop",
+                Deed::Show(_) | Deed::Tell(_) => continue,
+            };
+            self.changes.get_or_create(&ChangeLabel { change }).inc();
+        }
+    }
+
+    pub(crate) fn took(&self, time: Duration) {
+        self.round_seconds.observe(time.as_secs_f64());
+    }
+
+    /// All numbers in the form that Prometheus reads.
+    #[must_use]
+    pub fn text(&self) -> Option<String> {
+        let mut text = String::new();
+        let registry = self.registry.lock().ok()?;
+        prometheus_client::encoding::text::encode(&mut text, &registry).ok()?;
+        Some(text)
+    }
+}
+
+/// Serves `/metrics` and `/healthz` until `shutdown`.
+pub async fn serve(listener: TcpListener, metrics: Metrics, shutdown: CancellationToken) {
+    let router = Router::new()
+        .route("/metrics", get(numbers))
+        .route("/healthz", get(async || "ok"))
+        .with_state(metrics);
+    let stopped = async move { shutdown.cancelled().await };
+    if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
+        tracing::warn!(%error, "metrics cannot be served any more");
+    }
+}
+
+async fn numbers(State(metrics): State<Metrics>) -> impl IntoResponse {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    match metrics.text() {
+        Some(text) => (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text),
+        None => {
+            let kind = [(header::CONTENT_TYPE, "text/plain")];
+            (StatusCode::INTERNAL_SERVER_ERROR, kind, String::new())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture::{World, job, node};
+
+    #[test]
+    fn a_round_is_counted() {
+        let jobs = [job("a", &json!({"num_workers": 2})), job("b", &json!({"queue": "x"}))];
+        let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
+        let metrics = Metrics::new();
+        let (observed, plan, actions) = world.plan();
+        metrics.round(&observed, &plan, &actions);
+        world.round();
+        world.settle();
+        let (observed, plan, actions) = world.plan();
+        metrics.round(&observed, &plan, &actions);
+        metrics.took(Duration::from_millis(3));
+        let text = metrics.text().unwrap();
+        for line in [
+            "elasticdl_operator_workers_wanted 2",
+            "elasticdl_operator_workers_running 2",
+            "elasticdl_operator_changes_total{change=\"admit\"} 1",
+            "elasticdl_operator_jobs{condition=\"Queued\"} 1",
+            "elasticdl_operator_round_seconds_count 1",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+    }
+}
