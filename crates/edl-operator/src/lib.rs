@@ -16,6 +16,7 @@ mod fixture;
 pub mod explain;
 pub mod inquiry;
 pub mod lease;
+pub mod manifests;
 pub mod metrics;
 pub mod note;
 mod numbers;

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::flags::{ClusterFlags, CommonFlags, JobFlags, PredictFlags, TrainFlags};
 
+pub(crate) mod operator;
 pub(crate) mod zoo;
 
 const ABOUT: &str = "Train deep-learning models on machines that come and go";
@@ -92,6 +93,16 @@ pub(crate) enum Command {
     /// Play a cluster of many jobs in numbers, and see who gets how many workers
     #[command(after_help = SIMULATE_EXAMPLES)]
     Simulate(SimulateArgs),
+    /// Care for the TrainingJobs of a cluster, or print what installs that
+    #[command(after_help = operator::OPERATOR_EXAMPLES)]
+    Operator(operator::OperatorArgs),
+    /// Show what the operator would do with every job now, and why
+    #[command(after_help = operator::PLAN_EXAMPLES)]
+    Plan(operator::PlanArgs),
+    /// Say why a job of the cluster is not at its maximum
+    Explain(operator::ExplainArgs),
+    /// Turn job descriptions of others into ours
+    Job(operator::JobArgs),
     /// Train while processes are being killed, then prove that nothing was lost
     Demo(DemoArgs),
     /// Check that this machine can train

@@ -25,6 +25,7 @@ mod cluster;
 mod completions;
 mod config;
 mod control;
+mod convert;
 mod data;
 mod demo;
 mod detach;
@@ -39,8 +40,10 @@ mod list;
 mod local;
 mod logs;
 mod models;
+mod operator;
 mod own_loop;
 mod paths;
+mod plan;
 mod pod;
 mod processes;
 mod python;
@@ -142,6 +145,10 @@ fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
         Command::Data(args) => data::run(args, out),
         Command::Zoo(args) => zoo::run(&args, out),
         Command::Simulate(args) => simulate::run(&args, out),
+        Command::Operator(args) => operator::run(&args, out),
+        Command::Plan(args) => plan::plan(&args, out),
+        Command::Explain(args) => plan::explain(&args, out),
+        Command::Job(args) => convert::run(&args, out),
         Command::Top(args) => top::run(&args),
         Command::Demo(args) => demo::run(&args, out),
         Command::Doctor => doctor::run(out),

@@ -17,12 +17,13 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter}
 use tracing_subscriber::registry::LookupSpan;
 
 /// Our own crates; the others speak up from a warning on.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "edl_core",
     "edl_data",
     "edl_kube",
     "edl_master",
     "edl_net",
+    "edl_operator",
     "edl_ps",
     "edl_tensor",
     "edl_worker",

@@ -7,11 +7,12 @@ use std::process::Command;
 
 /// What each crate may depend on. Processes never depend on each other; only the zoo knows the
 /// engine; the core knows nobody.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("edl-core", &[]),
     ("edl-image", &[]),
     ("edl-sched", &["edl-core"]),
     ("edl-kube", &["edl-core"]),
+    ("edl-operator", &["edl-core", "edl-kube", "edl-sched"]),
     ("edl-tensor", &["edl-core"]),
     ("edl-data", &["edl-core", "edl-tensor"]),
     ("edl-net", &["edl-core", "edl-tensor"]),
@@ -29,6 +30,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "edl-kube",
             "edl-master",
             "edl-net",
+            "edl-operator",
             "edl-ps",
             "edl-sched",
             "edl-tensor",

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `plan` and `explain`: what the operator would do now, and why a job is not at its maximum.
+
+use std::io::Write;
+
+use edl_operator::run;
+
+use crate::cli::operator::{ExplainArgs, PlanArgs, PlannerFlags};
+use crate::exit::{Exit, not_found};
+use crate::operator::options;
+
+/// Shows the plan of all jobs, or explains one.
+pub(crate) fn plan(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    tell(&args.cluster, args.explain.as_deref(), out)
+}
+
+/// Explains one job.
+pub(crate) fn explain(args: &ExplainArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    tell(&args.cluster, Some(&args.job), out)
+}
+
+fn tell(flags: &PlannerFlags, job: Option<&str>, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let options = options(flags)?;
+    let runtime = crate::runtime()?;
+    let told = runtime.block_on(async {
+        let client = run::connect(flags.kubeconfig.as_deref()).await?;
+        Box::pin(run::told(&client, &flags.namespace, options, job)).await
+    })?;
+    match told {
+        Some(text) => {
+            out.write_all(text.as_bytes())?;
+            Ok(Exit::Ok)
+        }
+        None => Err(not_found(format!(
+            "there is no TrainingJob `{}`; `kubectl get tj -A` lists them",
+            job.unwrap_or_default()
+        ))),
+    }
+}
