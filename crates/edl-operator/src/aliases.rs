@@ -68,7 +68,9 @@ pub fn translate(mut words: Words) -> Result<Translated, String> {
     }
     let etcd = [&trainer, &pserver, &master].iter().any(|role| role.contains_key("etcd-endpoint"));
     if etcd {
-        notes.push("etcd-endpoint is not needed: a master keeps its state in the job's folder".into());
+        notes.push(
+            "etcd-endpoint is not needed: a master keeps its state in the job's folder".into(),
+        );
     }
     of_volumes(&mut words, &mut found, &mut notes);
     of_secrets(&mut words, &mut found);
@@ -292,9 +294,17 @@ mod tests {
     fn what_contradicts_itself_is_refused() {
         check(
             json!({"fault_tolerant": false, "trainer": {"min-instance": 2, "max-instance": 6}}),
-            &expect!["max-instance must be equal to min-instance when fault_tolerant is false; leave fault_tolerant out: jobs survive the loss of any process"],
+            &expect![
+                "max-instance must be equal to min-instance when fault_tolerant is false; leave fault_tolerant out: jobs survive the loss of any process"
+            ],
         );
-        check(json!({"trainer": 3}), &expect!["`trainer` must hold words such as min-instance and resources"]);
-        check(json!({"trainer": {"resources": {"requests": {"cpu": []}}}}), &expect!["`cpu` must be an amount such as 500m or 4Gi"]);
+        check(
+            json!({"trainer": 3}),
+            &expect!["`trainer` must hold words such as min-instance and resources"],
+        );
+        check(
+            json!({"trainer": {"resources": {"requests": {"cpu": []}}}}),
+            &expect!["`cpu` must be an amount such as 500m or 4Gi"],
+        );
     }
 }

@@ -76,7 +76,8 @@ impl Hands {
             Deed::Resize { workers, leave } => {
                 let leave: Vec<String> = leave.iter().map(ToString::to_string).collect();
                 let leave = Some(leave.join(",")).filter(|leave| !leave.is_empty());
-                let notes = json!({ names::WORKERS_NOTE: workers.to_string(), names::LEAVE_NOTE: leave });
+                let notes =
+                    json!({ names::WORKERS_NOTE: workers.to_string(), names::LEAVE_NOTE: leave });
                 self.note(job, notes).await.map(Some)
             }
             Deed::Stop { pods } => {

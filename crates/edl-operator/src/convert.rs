@@ -33,7 +33,8 @@ pub fn convert(text: &str) -> Result<String, String> {
     notes.extend(trouble(&job).map(|trouble| format!("not accepted as it is: {trouble}")));
     let body = serde_norway::to_string(&job).map_err(|error| error.to_string())?;
     let notes = notes.iter().map(|note| format!("# {note}\n"));
-    let head = format!("# {name}, converted from {}\n", manifest["apiVersion"].as_str().unwrap_or("?"));
+    let head =
+        format!("# {name}, converted from {}\n", manifest["apiVersion"].as_str().unwrap_or("?"));
     Ok(std::iter::once(head).chain(notes).chain([body]).collect())
 }
 

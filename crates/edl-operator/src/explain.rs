@@ -120,7 +120,9 @@ fn not_more(
     let asked: Resources = taken.iter().copied().sum();
     if let Some(kind) = (asked + shape).lacks(total.permille(options.max_load_permille)) {
         let percent = f64::from(options.max_load_permille) / 10.0;
-        return format!("not more: the cluster's {kind} is filled to the {percent} % that it may be");
+        return format!(
+            "not more: the cluster's {kind} is filled to the {percent} % that it may be"
+        );
     }
     let queue = after.queues.iter().find(|queue| queue.id == job.queue);
     if let Some(quota) = queue.and_then(|queue| queue.quota) {
@@ -210,7 +212,8 @@ mod tests {
             job `default/big`: 9 to 9 workers
               it has 0 workers, of which 0 run
               there is not enough CPU for its minimum
-        "#]].assert_eq(&told.join(""));
+        "#]]
+        .assert_eq(&told.join(""));
         assert_eq!(job(&observed, &plan, "other"), None);
     }
 }

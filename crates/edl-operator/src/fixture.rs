@@ -154,10 +154,9 @@ impl World {
             for gone in numbers.split_off(numbers.len().min(told)) {
                 self.seen.pods.retain(|pod| !(mine(pod) && index(pod) == gone));
             }
-            let mut next = numbers.iter().max().map_or(0, |last| last + 1);
-            for _ in numbers.len()..told {
-                self.add_pod(&spec, Role::Worker, next);
-                next += 1;
+            let next = numbers.iter().max().map_or(0, |last| last + 1);
+            for number in (next..).take(told.saturating_sub(numbers.len())) {
+                self.add_pod(&spec, Role::Worker, number);
             }
         }
         self.schedule();
@@ -194,8 +193,7 @@ impl World {
     }
 
     fn add_pod(&mut self, spec: &JobSpec, role: Role, id: u32) {
-        let mut pod =
-            manifest::pod(spec, InstanceId { role, id }, &PodExtras::default()).unwrap();
+        let mut pod = manifest::pod(spec, InstanceId { role, id }, &PodExtras::default()).unwrap();
         let name = pod.metadata.name.clone().unwrap();
         if self.seen.pods.iter().any(|other| other.metadata.name.as_ref() == Some(&name)) {
             return;
@@ -246,13 +244,20 @@ pub(crate) fn tell(Action { job, deed }: &Action) -> String {
             let remove = remove.as_ref().map_or(String::new(), |(pod, _)| format!(", not {pod}"));
             format!("{name}: admit with {workers}{remove}\n")
         }
-        Deed::Resize { workers, leave } => format!("{name}: resize to {workers}, leave {leave:?}\n"),
+        Deed::Resize { workers, leave } => {
+            format!("{name}: resize to {workers}, leave {leave:?}\n")
+        }
         Deed::Stop { pods } => format!("{name}: stop {} pods\n", pods.len()),
         Deed::Show(status) => {
             let holding = status.conditions.iter().filter(|it| it.holds());
             let told: Vec<String> =
                 holding.map(|it| format!("{}({}: {})", it.kind, it.reason, it.message)).collect();
-            format!("{name}: {} of {}, {}\n", status.workers, status.wanted_workers, told.join(", "))
+            format!(
+                "{name}: {} of {}, {}\n",
+                status.workers,
+                status.wanted_workers,
+                told.join(", ")
+            )
         }
         Deed::Tell(told) => {
             let mark = if told.is_warning { "!" } else { "-" };

@@ -11,9 +11,9 @@ pub mod aliases;
 pub mod apply;
 pub mod convert;
 pub mod crd;
+pub mod explain;
 #[cfg(test)]
 mod fixture;
-pub mod explain;
 pub mod inquiry;
 pub mod lease;
 pub mod manifests;

@@ -82,9 +82,8 @@ pub fn observe(seen: &Seen, memory: &mut Memory, now: Time) -> Observed {
     let mut sorted_jobs = seen.jobs.clone();
     sorted_jobs.sort_by_key(|job| (created(job), job.key()));
     let maps = jobs::config_maps(&seen.config_maps);
-    let has_its_map = |job: &&Arc<TrainingJob>| {
-        maps.get(&job.key()).is_some_and(|map| jobs::is_owned(map, job))
-    };
+    let has_its_map =
+        |job: &&Arc<TrainingJob>| maps.get(&job.key()).is_some_and(|map| jobs::is_owned(map, job));
     let ours: BTreeSet<_> = sorted_jobs.iter().filter(has_its_map).map(|job| job.key()).collect();
     let mut pods = pods::sort(&seen.pods, |key| ours.contains(key));
     let mut views: Vec<JobView> = Vec::with_capacity(sorted_jobs.len());

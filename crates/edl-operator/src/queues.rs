@@ -44,10 +44,8 @@ fn one() -> u32 {
 
 impl Default for Queues {
     fn default() -> Self {
-        Self::of(&BTreeMap::new()).unwrap_or_else(|trouble| Self {
-            by_name: BTreeMap::new(),
-            trouble: Some(trouble),
-        })
+        Self::of(&BTreeMap::new())
+            .unwrap_or_else(|trouble| Self { by_name: BTreeMap::new(), trouble: Some(trouble) })
     }
 }
 
@@ -79,12 +77,13 @@ impl Queues {
     }
 
     fn add(&mut self, name: &str, words: &Words) -> Result<(), String> {
-        let amount = |word: &Option<String>, free: Resources| -> Result<Option<Resources>, String> {
-            let Some(text) = word else { return Ok(None) };
-            let read = cluster::resources("quota", text);
-            let read = read.map_err(|invalid| format!("queue `{name}`: {invalid}"))?;
-            Ok(Some(amounts::limit(&read, free)))
-        };
+        let amount =
+            |word: &Option<String>, free: Resources| -> Result<Option<Resources>, String> {
+                let Some(text) = word else { return Ok(None) };
+                let read = cluster::resources("quota", text);
+                let read = read.map_err(|invalid| format!("queue `{name}`: {invalid}"))?;
+                Ok(Some(amounts::limit(&read, free)))
+            };
         if words.weight == 0 {
             return Err(format!("queue `{name}`: weight must be at least 1"));
         }

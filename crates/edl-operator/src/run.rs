@@ -201,7 +201,13 @@ impl Operator {
                     break;
                 }
                 if let Deed::Tell(told) = &action.deed {
-                    tracing::info!(job = job.1, namespace = job.0, "{}: {}", told.reason, told.note);
+                    tracing::info!(
+                        job = job.1,
+                        namespace = job.0,
+                        "{}: {}",
+                        told.reason,
+                        told.note
+                    );
                 }
                 match hands.perform(action).await {
                     Ok(promise) => promises.extend(promise),

@@ -140,7 +140,11 @@ pub async fn look(client: &Client, namespace: &str) -> Result<Seen, Error> {
     let of_jobs = ListParams::default().labels(names::JOB_LABEL);
     let all = ListParams::default();
     let queues: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let queues = within("read", format!("configmap `{}`", queues::CONFIG_MAP), queues.get_opt(queues::CONFIG_MAP));
+    let queues = within(
+        "read",
+        format!("configmap `{}`", queues::CONFIG_MAP),
+        queues.get_opt(queues::CONFIG_MAP),
+    );
     let classes = list::<PriorityClass>(client, &all).await?;
     Ok(Seen {
         nodes: list(client, &all).await?,

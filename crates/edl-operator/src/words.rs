@@ -128,7 +128,8 @@ struct Said {
 
 fn settled(mut words: Map<String, Value>) -> Result<(JobSpec, Said), Trouble> {
     words.retain(|_, value| !value.is_null());
-    let said = Said { min: words.contains_key("min_workers"), max: words.contains_key("max_workers") };
+    let said =
+        Said { min: words.contains_key("min_workers"), max: words.contains_key("max_workers") };
     for map in MAPS {
         if let Some(Value::Object(entries)) = words.get_mut(map) {
             for entry in entries.values_mut().filter(|entry| !entry.is_string()) {
@@ -287,7 +288,10 @@ mod tests {
     #[test]
     fn bad_words_are_refused_with_a_sentence() {
         let table = [
-            (json!({"min_workers": 4, "max_workers": 2}), "min_workers=4 is above the maximum of 2"),
+            (
+                json!({"min_workers": 4, "max_workers": 2}),
+                "min_workers=4 is above the maximum of 2",
+            ),
             (json!({"min_workers": 0}), "min_workers must be at least 1"),
             (json!({"num_workers": -1}), "num_workers must be at least 1"),
             (json!({"num_epochs": -1}), "does not fit"),
@@ -306,6 +310,16 @@ mod tests {
             assert!(trouble.message.contains(expected), "{words}: {}", trouble.message);
             assert_eq!(trouble.reason, "Invalid");
         }
+    }
+
+    #[test]
+    fn the_example_can_be_planned() {
+        let text = include_str!("../../../examples/trainingjob/job.yaml");
+        let mut job: TrainingJob = serde_norway::from_str(text).unwrap();
+        job.metadata.namespace = Some("default".into());
+        let job = read(&job).unwrap();
+        assert_eq!((job.min_workers, job.max_workers, job.spec.n_lanes()), (2, 6, 6));
+        assert!(job.spec.is_own_loop() && job.spec.is_allreduce());
     }
 
     #[test]

@@ -23,12 +23,7 @@ pub(super) struct Outcome {
 type Said = (bool, String, String);
 
 /// The status of a job; `before` is the one that it has.
-pub(super) fn status(
-    view: &JobView,
-    before: &Status,
-    outcome: &Outcome,
-    now: Timestamp,
-) -> Status {
+pub(super) fn status(view: &JobView, before: &Status, outcome: &Outcome, now: Timestamp) -> Status {
     let is_live = view.stage == Stage::Live;
     let mut status = Status {
         observed_generation: view.object.metadata.generation,

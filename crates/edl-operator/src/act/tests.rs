@@ -29,16 +29,22 @@ fn calm(world: &mut World) {
 fn a_job_starts_at_its_minimum_and_grows_into_free_room() {
     let jobs = [job("a", &json!({"min_workers": 2, "max_workers": 4}))];
     let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         a: admit with 4
         a: - Admitted: starts with 4 workers: its minimum fits; there is free room
         a: 0 of 4, Admitted(Planned: its minimum fits; there is free room)
-    "#]]);
+    "#]],
+    );
     check(&world.round(), &expect![[r#""#]]);
     world.settle();
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         a: 4 of 4, Admitted(Planned: its minimum fits; there is free room), Running(HasItsMinimum: )
-    "#]]);
+    "#]],
+    );
     calm(&mut world);
     assert_eq!((world.status("a").workers, world.status("a").state.as_str()), (4, "Running"));
 }
@@ -51,31 +57,40 @@ fn a_second_job_starts_on_what_the_first_gives_up_and_gets_it_back() {
     calm(&mut world);
     assert_eq!(world.status("a").workers, 4);
     world.seen.jobs.push(job("b", &words).into());
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         a: resize to 2, leave [2, 3]
         a: - Resized: 4 → 2 workers: it makes room for job `default/b` to start; it has more than its fair share and job `default/b` has less
         a: 4 of 2, Admitted(Planned: its minimum fits; there is free room), Running(HasItsMinimum: ), Resizing(Shrinking: to 2 workers: it makes room for job `default/b` to start; it has more than its fair share and job `default/b` has less)
         b: admit with 2
         b: - Admitted: starts with 2 workers: its minimum fits; it has less than its fair share and job `default/a` has more
         b: 0 of 2, Admitted(Planned: its minimum fits; it has less than its fair share and job `default/a` has more)
-    "#]]);
+    "#]],
+    );
     world.settle();
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         a: 2 of 2, Admitted(Planned: its minimum fits; there is free room), Running(HasItsMinimum: )
         b: 2 of 2, Admitted(Planned: its minimum fits; it has less than its fair share and job `default/a` has more), Running(HasItsMinimum: )
-    "#]]);
+    "#]],
+    );
     calm(&mut world);
     assert_eq!((world.status("a").workers, world.status("b").workers), (2, 2));
     // The first one ends.
     world.note("a", names::STATUS_NOTE, r#"{"state": "succeeded", "records_done": 5}"#);
     world.seen.pods.retain(|pod| pod.metadata.labels.as_ref().unwrap()[names::JOB_LABEL] != "a");
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         a: - Succeeded: it has trained everything
         a: 0 of 0, Succeeded(Done: it has trained everything)
         b: resize to 4, leave []
         b: - Resized: 2 → 4 workers: there is free room
         b: 2 of 4, Admitted(Planned: its minimum fits; it has less than its fair share and job `default/a` has more), Running(HasItsMinimum: ), Resizing(Growing: to 4 workers: there is free room)
-    "#]]);
+    "#]],
+    );
     calm(&mut world);
     assert_eq!(world.status("b").workers, 4);
 }
@@ -87,11 +102,14 @@ fn a_service_that_grows_gets_its_room_back() {
     calm(&mut world);
     assert_eq!(world.status("a").workers, 4);
     world.seen.pods.push(other_pod("nginx-1", "2", None).into());
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         a: resize to 2, leave [2, 3]
         a: - Resized: 4 → 2 workers: it makes room for service `web/nginx`
         a: 4 of 2, Admitted(Planned: its minimum fits; there is free room), Running(HasItsMinimum: ), Resizing(Shrinking: to 2 workers: it makes room for service `web/nginx`)
-    "#]]);
+    "#]],
+    );
     world.settle();
     calm(&mut world);
     assert_eq!(world.status("a").workers, 2);
@@ -119,7 +137,9 @@ fn a_job_of_higher_priority_stops_another_which_goes_on_later() {
     let mut world = World::new(&[node("n1", "4", "32Gi")], &[job("low", &rigid)]);
     calm(&mut world);
     world.seen.jobs.push(job("high", &json!({"num_workers": 3, "priority": 10})).into());
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         low: stop 4 pods
         low: - Stopped: gives all its workers back: job `default/high` has a higher priority
         low: - Queued: there is not enough CPU for its minimum
@@ -127,7 +147,8 @@ fn a_job_of_higher_priority_stops_another_which_goes_on_later() {
         high: admit with 3
         high: - Admitted: starts with 3 workers: its minimum fits
         high: 0 of 3, Admitted(Planned: its minimum fits)
-    "#]]);
+    "#]],
+    );
     calm(&mut world);
     assert_eq!(world.status("low").state, "Queued");
     assert_eq!(world.status("high").workers, 3);
@@ -148,7 +169,9 @@ fn a_bad_job_says_what_to_change_and_keeps_nobody_from_running() {
         job("odd", &json!({"priority": "no-such-class"})),
     ];
     let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         crossed: ! Invalid: min_workers=4 is above the maximum of 2; lower it, or raise max_workers
         crossed: 0 of 0, Queued(Invalid: min_workers=4 is above the maximum of 2; lower it, or raise max_workers)
         good: admit with 1
@@ -162,7 +185,8 @@ fn a_bad_job_says_what_to_change_and_keeps_nobody_from_running() {
         none: 0 of 0, Queued(Invalid: num_workers must be at least 1)
         odd: ! Invalid: there is no PriorityClass `no-such-class`; choose another, or a number
         odd: 0 of 0, Queued(UnknownPriority: there is no PriorityClass `no-such-class`; choose another, or a number)
-    "#]]);
+    "#]],
+    );
     calm(&mut world);
     assert_eq!(world.status("good").state, "Running");
     // Mended, it runs.
@@ -192,15 +216,21 @@ fn an_edit_of_a_running_job_is_followed_or_told() {
     assert!(told.contains("resize to 3") && told.contains("more than its maximum"), "{told}");
     calm(&mut world);
     world.edit("a", "num_epochs", json!(9));
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         a: ! SpecChanged: `num_epochs` was changed, which a running job does not follow: only min_workers, max_workers, queue and priority can change; submit it anew for the others
         a: 3 of 3, Admitted(SpecChanged: `num_epochs` was changed, which a running job does not follow: only min_workers, max_workers, queue and priority can change; submit it anew for the others), Running(HasItsMinimum: )
-    "#]]);
+    "#]],
+    );
     world.edit("a", "min_workers", json!(7));
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         a: ! Invalid: min_workers=7 is above the maximum of 3; lower it, or raise max_workers; until then it goes on as it was started
         a: 3 of 3, Admitted(Invalid: min_workers=7 is above the maximum of 3; lower it, or raise max_workers; until then it goes on as it was started), Running(HasItsMinimum: )
-    "#]]);
+    "#]],
+    );
     calm(&mut world);
     assert_eq!(world.status("a").workers, 3, "it goes on as it was");
 }
@@ -209,8 +239,9 @@ fn an_edit_of_a_running_job_is_followed_or_told() {
 fn a_master_that_is_lost_is_made_again_and_one_that_is_done_is_not() {
     let mut world = World::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
     calm(&mut world);
-    let is_master =
-        |pod: &k8s_openapi::api::core::v1::Pod| pod.metadata.name.as_deref() == Some("elasticdl-a-master");
+    let is_master = |pod: &k8s_openapi::api::core::v1::Pod| {
+        pod.metadata.name.as_deref() == Some("elasticdl-a-master")
+    };
     world.seen.pods.retain(|pod| !is_master(pod));
     let told = world.round();
     assert!(told.contains("admit with 2"), "{told}");
@@ -226,10 +257,13 @@ fn a_master_that_is_lost_is_made_again_and_one_that_is_done_is_not() {
     let told = world.round();
     assert!(told.contains("admit with 2, not elasticdl-a-master"), "{told}");
     end(&mut world, 1);
-    check(&world.round(), &expect![[r#"
+    check(
+        &world.round(),
+        &expect![[r#"
         a: ! Failed: it failed; `elasticdl logs a --namespace=default` shows why
         a: 2 of 0, Failed(Failed: it failed; `elasticdl logs a --namespace=default` shows why)
-    "#]]);
+    "#]],
+    );
     assert_eq!(world.round(), "");
     assert!(world.status("a").is(Kind::Failed));
     // Its status outlives its pods.

@@ -61,12 +61,11 @@ pub enum Stage {
 }
 
 /// ConfigMaps by namespace and name of their job.
-pub(super) fn config_maps(
-    maps: &[Arc<ConfigMap>],
-) -> BTreeMap<(String, String), &Arc<ConfigMap>> {
+pub(super) fn config_maps(maps: &[Arc<ConfigMap>]) -> BTreeMap<(String, String), &Arc<ConfigMap>> {
     let mut by_job = BTreeMap::new();
     for map in maps {
-        let (Some(namespace), Some(labels)) = (&map.metadata.namespace, &map.metadata.labels) else {
+        let (Some(namespace), Some(labels)) = (&map.metadata.namespace, &map.metadata.labels)
+        else {
             continue;
         };
         let Some(job) = labels.get(names::JOB_LABEL) else { continue };
@@ -300,9 +299,7 @@ impl JobView {
     pub(super) fn wanted(&self, job: &Job) -> Wanted {
         let counts = match self.told {
             0 => Counts::default(),
-            worker => {
-                Counts { master: job.roles.master.min, ps: job.roles.ps.min, worker }
-            }
+            worker => Counts { master: job.roles.master.min, ps: job.roles.ps.min, worker },
         };
         Wanted { counts, leave: self.leave.clone() }
     }

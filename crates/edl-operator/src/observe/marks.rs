@@ -95,9 +95,10 @@ fn marks<T>(all: &[T], share: Share, has: impl Fn(&T) -> bool) -> Marks {
 /// The taints that keep pods away and are not a state of the node itself.
 fn binding(node: &Node) -> impl Iterator<Item = &Taint> {
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
-    taints.into_iter().flatten().filter(|taint| {
-        taint.effect != "PreferNoSchedule" && !super::nodes::is_state(&taint.key)
-    })
+    taints
+        .into_iter()
+        .flatten()
+        .filter(|taint| taint.effect != "PreferNoSchedule" && !super::nodes::is_state(&taint.key))
 }
 
 fn is_tolerated(toleration: &Toleration, (key, value, effect): &(String, String, String)) -> bool {

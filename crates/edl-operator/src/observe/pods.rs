@@ -89,7 +89,7 @@ pub(super) fn sort(pods: &[Arc<Pod>], is_job: impl Fn(&(String, String)) -> bool
         }
     }
     for pods in sorted.of_jobs.values_mut() {
-        pods.sort_by(|one, other| (one.role, one.index).cmp(&(other.role, other.index)));
+        pods.sort_by_key(|pod| (pod.role, pod.index));
     }
     sorted
 }
