@@ -102,7 +102,12 @@ fn decide(view: &JobView, observed: &Observed, plan: &Plan, deeds: &mut Vec<Deed
         return outcome;
     }
     let job = observed.snapshot.jobs.iter().find(|job| job.id == view.id);
-    let shall = job.map_or(view.told, |job| n_workers(view, job, change));
+    let is_seated = !plan.state.options.policy.leaves_placing_to_kubernetes();
+    let shall = match (job.filter(|_| is_seated), change) {
+        (_, Some(change)) => change.target.worker,
+        (Some(job), None) => n_seated(view, job),
+        (None, None) => view.told,
+    };
     outcome.told = shall;
     if shall != view.told && outcome.why.is_empty() {
         outcome.why = "no node takes the others".into();
@@ -111,35 +116,37 @@ fn decide(view: &JobView, observed: &Observed, plan: &Plan, deeds: &mut Vec<Deed
     let why = &outcome.why;
     match (view.told, shall) {
         (0, 0) => deeds.extend(stop(view)),
-        (0, workers) => {
-            deeds.extend(admit(view, workers));
-            deeds.push(tell("Admitted", format!("starts with {workers} workers: {why}")));
+        (0, n) => {
+            deeds.extend(admit(view, n));
+            deeds.push(tell("Admitted", format!("starts with {}: {why}", workers(n))));
         }
         (_, 0) => {
             deeds.push(stop(view).unwrap_or(Deed::Stop { pods: Vec::new() }));
             deeds.push(tell("Stopped", format!("gives all its workers back: {why}")));
         }
-        (told, workers) if told != workers => {
+        (told, n) if told != n => {
             let leave = leaving(view, observed, change);
-            deeds.push(Deed::Resize { workers, leave });
-            deeds.push(tell("Resized", format!("{told} → {workers} workers: {why}")));
+            deeds.push(Deed::Resize { workers: n, leave });
+            deeds.push(tell("Resized", format!("{told} → {}: {why}", workers(n))));
         }
-        (_, workers) if !view.has_master() => deeds.extend(admit(view, workers)),
+        (_, n) if !view.has_master() => deeds.extend(admit(view, n)),
         (_, _) => {}
     }
     outcome
 }
 
-/// How many workers a job shall have. Where the plan leaves it as it is but some of its pods fit
+/// How many workers a job shall have that the plan leaves as it is. If some of its pods fit
 /// nowhere, it is told to have those that do, so that nobody waits for pods that cannot come; but
 /// only a plan may take its minimum away.
-fn n_workers(view: &JobView, job: &Job, change: Option<&Change>) -> u32 {
-    if let Some(change) = change {
-        return change.target.worker;
-    }
+fn n_seated(view: &JobView, job: &Job) -> u32 {
     let seated = job.placed.iter().filter(|placed| placed.role == Role::Worker);
     let seated: u32 = seated.map(|placed| placed.n).sum();
     if seated >= job.roles.worker.min { seated } else { view.told }
+}
+
+/// `1 worker`, `2 workers`.
+fn workers(n: u32) -> String {
+    format!("{n} worker{}", if n == 1 { "" } else { "s" })
 }
 
 fn admit(view: &JobView, workers: u32) -> Option<Deed> {

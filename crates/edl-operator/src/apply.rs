@@ -257,13 +257,4 @@ fn shortened(note: &str) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_note_is_cut_between_two_letters() {
-        assert_eq!(shortened("ab"), "ab");
-        let long = "→".repeat(1000);
-        assert!(shortened(&long).len() <= MAX_NOTE && shortened(&long).len() > MAX_NOTE - 4);
-    }
-}
+mod tests;

@@ -159,6 +159,7 @@ async fn give_back(api: &Api<Lease>, me: &str) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake_api::FakeApi;
 
     fn at(secs: u64) -> Time {
         Time::since_origin(Duration::from_secs(secs))
@@ -184,6 +185,23 @@ mod tests {
         assert_eq!(me.step(Some(&held("you", 2)), at(115)), Step::Wait, "it was renewed");
         assert_eq!(me.step(Some(&held("you", 2)), at(129)), Step::Wait);
         assert_eq!(me.step(Some(&held("you", 2)), at(130)), Step::Write);
+    }
+
+    #[tokio::test]
+    async fn one_of_two_holds_the_lease_until_it_gives_it_back() {
+        let api = FakeApi::default();
+        let leases: Api<Lease> = Api::namespaced(api.client(), "n");
+        let (mut me, mut you) = (Election::new("me"), Election::new("you"));
+        assert!(attempt(&leases, &mut me, at(0)).await.unwrap());
+        assert!(!attempt(&leases, &mut you, at(1)).await.unwrap());
+        assert!(attempt(&leases, &mut me, at(5)).await.unwrap());
+        assert!(!attempt(&leases, &mut you, at(6)).await.unwrap(), "it was renewed");
+        give_back(&leases, "you").await.unwrap();
+        assert!(!attempt(&leases, &mut you, at(7)).await.unwrap(), "it is not theirs to give");
+        give_back(&leases, "me").await.unwrap();
+        assert!(attempt(&leases, &mut you, at(8)).await.unwrap());
+        api.refuse(409, "the object has been modified");
+        assert!(attempt(&leases, &mut me, at(9)).await.is_err(), "not even readable");
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub mod convert;
 pub mod crd;
 pub mod explain;
 #[cfg(test)]
+mod fake_api;
+#[cfg(test)]
 mod fixture;
 pub mod inquiry;
 pub mod lease;

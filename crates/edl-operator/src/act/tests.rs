@@ -172,20 +172,20 @@ fn a_bad_job_says_what_to_change_and_keeps_nobody_from_running() {
     check(
         &world.round(),
         &expect![[r#"
-        crossed: ! Invalid: min_workers=4 is above the maximum of 2; lower it, or raise max_workers
-        crossed: 0 of 0, Queued(Invalid: min_workers=4 is above the maximum of 2; lower it, or raise max_workers)
-        good: admit with 1
-        good: - Admitted: starts with 1 workers: its minimum fits
-        good: 0 of 1, Admitted(Planned: its minimum fits)
-        huge: ! Invalid: no node has as much CPU as one of its pods asks for
-        huge: 0 of 0, Queued(NeverFits: no node has as much CPU as one of its pods asks for)
-        lost: ! Invalid: there is no queue `nowhere`; choose another, or add it to `elasticdl-queues`
-        lost: 0 of 0, Queued(UnknownQueue: there is no queue `nowhere`; choose another, or add it to `elasticdl-queues`)
-        none: ! Invalid: num_workers must be at least 1
-        none: 0 of 0, Queued(Invalid: num_workers must be at least 1)
-        odd: ! Invalid: there is no PriorityClass `no-such-class`; choose another, or a number
-        odd: 0 of 0, Queued(UnknownPriority: there is no PriorityClass `no-such-class`; choose another, or a number)
-    "#]],
+            crossed: ! Invalid: min_workers=4 is above the maximum of 2; lower it, or raise max_workers
+            crossed: 0 of 0, Queued(Invalid: min_workers=4 is above the maximum of 2; lower it, or raise max_workers)
+            good: admit with 1
+            good: - Admitted: starts with 1 worker: its minimum fits
+            good: 0 of 1, Admitted(Planned: its minimum fits)
+            huge: ! Invalid: no node has as much CPU as one of its pods asks for
+            huge: 0 of 0, Queued(NeverFits: no node has as much CPU as one of its pods asks for)
+            lost: ! Invalid: there is no queue `nowhere`; choose another, or add it to `elasticdl-queues`
+            lost: 0 of 0, Queued(UnknownQueue: there is no queue `nowhere`; choose another, or add it to `elasticdl-queues`)
+            none: ! Invalid: num_workers must be at least 1
+            none: 0 of 0, Queued(Invalid: num_workers must be at least 1)
+            odd: ! Invalid: there is no PriorityClass `no-such-class`; choose another, or a number
+            odd: 0 of 0, Queued(UnknownPriority: there is no PriorityClass `no-such-class`; choose another, or a number)
+        "#]],
     );
     calm(&mut world);
     assert_eq!(world.status("good").state, "Running");

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is asked of an API server, in which order, and what happens when it refuses.
+
+use expect_test::expect;
+use serde_json::json;
+
+use super::*;
+use crate::fake_api::FakeApi;
+use crate::fixture::{World, job, node};
+
+const MAP: &str = "/api/v1/namespaces/default/configmaps/elasticdl-a";
+
+fn hands(api: &FakeApi, masters_outside: bool) -> Hands {
+    let new_key = || Ok("key".to_owned());
+    Hands { client: api.client(), masters_outside, new_key, identity: "me".into() }
+}
+
+/// The actions of a first round with one job of two workers.
+fn actions() -> Vec<Action> {
+    let jobs = [job("a", &json!({"num_workers": 2}))];
+    World::new(&[node("n1", "8", "32Gi")], &jobs).plan().2
+}
+
+fn deed(deed: Deed) -> Action {
+    Action { deed, ..actions().remove(0) }
+}
+
+#[tokio::test]
+async fn a_job_is_admitted_with_its_note_before_its_master() {
+    let api = FakeApi::default();
+    for action in actions() {
+        hands(&api, false).perform(&action).await.unwrap();
+    }
+    let calls = api.calls();
+    // Events have names of their own.
+    let calls: Vec<&str> = calls.lines().collect();
+    expect![[r#"
+        PATCH /api/v1/namespaces/default/configmaps/elasticdl-a
+        POST /api/v1/namespaces/default/secrets
+        PATCH /api/v1/namespaces/default/services/elasticdl-a-master
+        PATCH /apis/networking.k8s.io/v1/namespaces/default/networkpolicies/elasticdl-a
+        PATCH /apis/policy/v1/namespaces/default/poddisruptionbudgets/elasticdl-a-master
+        PATCH /api/v1/namespaces/default/configmaps/elasticdl-a
+        POST /api/v1/namespaces/default/pods
+        POST /apis/events.k8s.io/v1/namespaces/default/events
+        PATCH /apis/elasticdl.org/v1/namespaces/default/trainingjobs/a/status"#]]
+    .assert_eq(&calls.join("\n"));
+    assert_eq!(api.get(MAP, "/metadata/annotations/elasticdl.org~1workers"), "2");
+    assert_eq!(api.get(MAP, "/metadata/ownerReferences/0/kind"), KIND);
+    let pod = "/api/v1/namespaces/default/pods/elasticdl-a-master";
+    assert_eq!(api.get(pod, "/metadata/ownerReferences/0/kind"), "ConfigMap");
+    let job = "/apis/elasticdl.org/v1/namespaces/default/trainingjobs/a/status";
+    assert_eq!(api.get(job, "/status/state"), "Admitted");
+}
+
+#[tokio::test]
+async fn what_is_there_already_is_no_error() {
+    let api = FakeApi::default();
+    let admit = actions().remove(0);
+    let first = hands(&api, false).perform(&admit).await.unwrap().unwrap();
+    let again = hands(&api, false).perform(&admit).await.unwrap().unwrap();
+    assert!(again.version.parse::<u32>().unwrap() > first.version.parse::<u32>().unwrap());
+    assert_eq!((again.namespace.as_str(), again.name.as_str()), ("default", "elasticdl-a"));
+}
+
+#[tokio::test]
+async fn masters_outside_are_not_made() {
+    let api = FakeApi::default();
+    hands(&api, true).perform(&actions().remove(0)).await.unwrap();
+    assert!(!api.calls().contains("/pods"));
+}
+
+#[tokio::test]
+async fn a_resize_is_a_note_and_a_stop_ends_pods() {
+    let api = FakeApi::default();
+    let hands = hands(&api, false);
+    hands.perform(&deed(Deed::Resize { workers: 4, leave: vec![3, 7] })).await.unwrap();
+    assert_eq!(api.get(MAP, "/metadata/annotations/elasticdl.org~1workers"), "4");
+    assert_eq!(api.get(MAP, "/metadata/annotations/elasticdl.org~1leave"), "3,7");
+    hands.perform(&deed(Deed::Resize { workers: 5, leave: vec![] })).await.unwrap();
+    assert!(api.get(MAP, "/metadata/annotations/elasticdl.org~1leave").is_null());
+    api.calls();
+    let pods = vec![("m".to_owned(), "1".to_owned()), ("w".to_owned(), "2".to_owned())];
+    hands.perform(&deed(Deed::Stop { pods })).await.unwrap();
+    assert_eq!(api.get(MAP, "/metadata/annotations/elasticdl.org~1workers"), "0");
+    expect![[r#"
+        PATCH /api/v1/namespaces/default/configmaps/elasticdl-a
+        DELETE /api/v1/namespaces/default/pods/m
+        DELETE /api/v1/namespaces/default/pods/w
+    "#]]
+    .assert_eq(&api.calls());
+}
+
+#[tokio::test]
+async fn a_refusal_is_one_sentence_and_the_rest_is_not_tried() {
+    let api = FakeApi::default();
+    api.refuse(403, "configmaps is forbidden");
+    let error = hands(&api, false).perform(&actions().remove(0)).await.unwrap_err();
+    let told = edl_core::error::chain(&error);
+    assert!(told.starts_with("cannot apply configmap `default/elasticdl-a`: "), "{told}");
+    assert!(told.contains("configmaps is forbidden"), "{told}");
+    assert_eq!(api.calls().lines().count(), 1);
+    // A pod that is gone, or another of its name, is as good as deleted.
+    let pods = vec![("m".to_owned(), "1".to_owned())];
+    let stop = deed(Deed::Stop { pods });
+    hands(&api, false).perform(&stop).await.unwrap();
+}
+
+#[test]
+fn a_long_note_is_cut_between_two_letters() {
+    assert_eq!(shortened("ab"), "ab");
+    let long = "→".repeat(1000);
+    assert!(shortened(&long).len() <= MAX_NOTE && shortened(&long).len() > MAX_NOTE - 4);
+}
