@@ -107,9 +107,10 @@ fn merge(base: &mut Value, patch: &Value) {
         *base = json!({});
     }
     for (word, value) in patch {
-        match value {
-            Value::Null => drop(base.as_object_mut().and_then(|base| base.remove(word))),
-            value => merge(&mut base[word], value),
+        if value.is_null() {
+            drop(base.as_object_mut().and_then(|base| base.remove(word)));
+        } else {
+            merge(&mut base[word], value);
         }
     }
 }
