@@ -151,7 +151,8 @@ fn workers(n: u32) -> String {
 
 fn admit(view: &JobView, workers: u32) -> Option<Deed> {
     // A job that ran before goes on with what it was started with.
-    let spec = view.started.as_ref().or_else(|| view.plannable().map(|it| &it.spec))?;
+    let started = view.started.as_deref();
+    let spec = started.or_else(|| view.plannable().map(|it| &it.spec))?;
     let spec = Box::new(JobSpec { num_workers: workers, ..spec.clone() });
     let ended = view.pods.iter().find(|pod| pod.role == PodRole::Master).filter(|pod| {
         // How a master ends whose job is over; such a one is no reason to make another.

@@ -2,7 +2,7 @@
 //! `TrainingJob` and its operator: looks at a cluster, asks the planner of `edl-sched` what every
 //! job should have, and does what it says.
 //!
-//! [`observe`] turns what watches show into numbers, [`edl_sched::plan`] decides, [`act`] turns the
+//! [`observe`] turns what watches show into numbers, [`edl_sched::plan()`] decides, [`act`] turns the
 //! plan into actions, and [`apply`] performs them: it has nothing left to decide. All but
 //! `apply`, `lease`, `watch`, `run` and `metrics` is pure.
 

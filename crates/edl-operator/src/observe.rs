@@ -8,6 +8,7 @@ mod marks;
 mod nodes;
 mod online;
 mod pods;
+mod readings;
 mod seats;
 #[cfg(test)]
 mod tests;
@@ -23,8 +24,8 @@ use crate::crd::TrainingJob;
 use crate::numbers::Numbers;
 use crate::queues::Queues;
 use crate::speed::Measured;
-use crate::words::{Described, Trouble};
 use marks::Book;
+use readings::Readings;
 use seats::Seats;
 
 pub use jobs::{JobView, Stage};
@@ -45,17 +46,13 @@ pub struct Seen {
     pub masters_outside: bool,
 }
 
-/// What the words of a job mean.
-type Reading = Result<Arc<Described>, Trouble>;
-
 /// What is remembered from one look to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     jobs: Numbers,
     nodes: Numbers,
     services: Numbers,
-    /// What the words of a job meant, by its uid and generation.
-    readings: BTreeMap<String, (Option<i64>, Reading)>,
+    readings: Readings,
     speeds: BTreeMap<JobId, Measured>,
 }
 
@@ -90,10 +87,10 @@ pub fn observe(seen: &Seen, memory: &mut Memory, now: Time) -> Observed {
     for job in &sorted_jobs {
         let key = job.key();
         let id = JobId(memory.jobs.of(job.uid()));
-        let described = memory.described(job);
         let pods = pods.of_jobs.remove(&key).unwrap_or_default();
         let map = maps.get(&key).copied();
-        views.push(jobs::view(id, job.clone(), described, map, pods, seen));
+        let reading = memory.readings.read(job, jobs::description(map, job));
+        views.push(jobs::view(id, job.clone(), reading, map, pods, seen));
     }
     let worker_pods = views.iter().filter_map(|view| Some(&*view.plannable()?.worker));
     let book = Book::new(
@@ -137,21 +134,6 @@ pub fn observe(seen: &Seen, memory: &mut Memory, now: Time) -> Observed {
 }
 
 impl Memory {
-    /// What a job's words mean; they are read again when they have changed.
-    fn described(&mut self, job: &TrainingJob) -> Reading {
-        let generation = job.metadata.generation;
-        match self.readings.get(job.uid()) {
-            Some((read, described)) if *read == generation && generation.is_some() => {
-                described.clone()
-            }
-            Some(_) | None => {
-                let described = crate::words::read(job).map(Arc::new);
-                self.readings.insert(job.uid().to_owned(), (generation, described.clone()));
-                described
-            }
-        }
-    }
-
     /// Nodes in order of their numbers, and the numbers by name.
     fn nodes(
         &mut self,
@@ -178,7 +160,7 @@ impl Memory {
         let uids: BTreeSet<&str> = views.iter().map(|view| view.object.uid()).collect();
         let ids: BTreeSet<JobId> = views.iter().map(|view| view.id).collect();
         self.jobs.keep_only(|uid| uids.contains(uid));
-        self.readings.retain(|uid, _| uids.contains(uid.as_str()));
+        self.readings.keep_only(|uid| uids.contains(uid));
         self.speeds.retain(|id, _| ids.contains(id));
     }
 }

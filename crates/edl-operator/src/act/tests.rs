@@ -285,3 +285,38 @@ fn with_masters_outside_no_room_is_kept_for_them() {
     world.seen.pods.clear();
     assert!(!world.round().contains("admit"), "its master is no pod");
 }
+
+/// Clusters at random: rounds come to rest, and every job has what it was told, within its limits.
+#[test]
+fn any_cluster_comes_to_rest() {
+    for seed in 0..60_u64 {
+        let mut rng = edl_core::rng::Rng::new(seed);
+        let mut below = |n: u32| u32::try_from(rng.below(u64::from(n))).unwrap();
+        let nodes: Vec<_> = (0..1 + below(4))
+            .map(|at| node(&format!("n{at}"), &(2 + below(8)).to_string(), "64Gi"))
+            .collect();
+        let mut world = World::new(&nodes, &[]);
+        for at in 0..1 + below(6) {
+            let min = 1 + below(3);
+            let words = json!({"min_workers": min, "max_workers": min + below(4),
+                "priority": below(2), "num_ps_pods": 0});
+            world.seen.jobs.push(job(&format!("j{at}"), &words).into());
+            world.round();
+            world.settle();
+        }
+        for at in 0..below(4) {
+            let cpu = (1 + below(2)).to_string();
+            world.seen.pods.push(other_pod(&format!("p{at}"), &cpu, None).into());
+            world.round();
+            world.settle();
+        }
+        calm(&mut world);
+        let observed = world.observe();
+        for view in observed.jobs.values() {
+            let (min, max) = view.limits().unwrap();
+            let runs = view.running.worker;
+            assert!(runs == 0 || (min..=max).contains(&runs), "seed {seed}: {}", view.title());
+            assert_eq!(runs, view.told, "seed {seed}: {}", view.title());
+        }
+    }
+}

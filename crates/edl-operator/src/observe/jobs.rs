@@ -17,8 +17,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::marks::Book;
 use super::pods::{JobPod, Life};
+use super::readings::Reading;
 use super::seats::{Seats, Wanted};
-use super::{Reading, Seen, amounts, created};
+use super::{Seen, amounts, created};
 use crate::crd::{Kind, TrainingJob};
 use crate::note::StatusNote;
 use crate::queues::Queues;
@@ -36,7 +37,7 @@ pub struct JobView {
     /// The word that was changed while it runs, and has no effect.
     pub edited: Option<String>,
     /// What its master was started with; none before it was admitted.
-    pub started: Option<JobSpec>,
+    pub started: Option<Arc<JobSpec>>,
     /// How many workers its master was told to have; 0: none, and no master either.
     pub told: u32,
     /// Workers that were asked to leave first.
@@ -85,7 +86,7 @@ pub(super) fn is_owned(map: &ConfigMap, job: &TrainingJob) -> bool {
 pub(super) fn view(
     id: JobId,
     object: Arc<TrainingJob>,
-    described: Reading,
+    reading: Reading,
     map: Option<&Arc<ConfigMap>>,
     pods: Vec<JobPod>,
     seen: &Seen,
@@ -95,12 +96,13 @@ pub(super) fn view(
     let told = notes.get(names::WORKERS_NOTE).and_then(|text| text.trim().parse().ok());
     let leave = notes.get(names::LEAVE_NOTE).map(String::as_str).unwrap_or_default();
     let note = StatusNote::read(&notes);
+    let Reading { described, started, edited, .. } = reading;
     let mut view = JobView {
         id,
         stage: stage(&object, &pods, note.as_ref()),
         trouble: described.as_ref().err().cloned(),
-        edited: None,
-        started: own_map.and_then(|map| started(map)),
+        edited: edited.filter(|_| told.is_some_and(|told| told > 0)),
+        started,
         told: told.unwrap_or(0),
         leave: leave.split(',').filter_map(|number| number.trim().parse().ok()).collect(),
         note,
@@ -124,9 +126,10 @@ pub(super) fn view(
     view
 }
 
-/// The description that a job's master has.
-fn started(map: &ConfigMap) -> Option<JobSpec> {
-    serde_norway::from_str(map.data.as_ref()?.get(names::JOB_FILE)?).ok()
+/// The description that a job's master has; empty if there is none.
+pub(super) fn description<'a>(map: Option<&'a Arc<ConfigMap>>, job: &TrainingJob) -> &'a str {
+    let data = map.filter(|map| is_owned(map, job)).and_then(|map| map.data.as_ref());
+    data.and_then(|data| data.get(names::JOB_FILE)).map_or("", String::as_str)
 }
 
 fn name_taken(job: &TrainingJob) -> Trouble {
@@ -223,7 +226,7 @@ impl JobView {
             || self.pods.iter().any(|pod| pod.role == PodRole::Master && pod.is_active())
     }
 
-    /// Looks at what a description alone cannot know: queues, classes, the job that runs.
+    /// Looks at what a description alone cannot know: queues and classes.
     fn check(&mut self, described: &Described, seen: &Seen) {
         let trouble = |reason, message| Some(Trouble { reason, message });
         if seen.queues.get(&described.queue).is_none() {
@@ -243,10 +246,6 @@ impl JobView {
                 0
             }),
         };
-        if self.is_admitted() {
-            let started = self.started.as_ref();
-            self.edited = started.and_then(|started| words::edited(&described.spec, started));
-        }
     }
 
     /// Whoever runs goes on as it was started, whatever became of its description.
