@@ -90,15 +90,16 @@ pub fn as_started(
         let limits = (started.min_workers.min(n_workers), n_workers);
         return as_pods(started.clone(), limits, DEFAULT_QUEUE.into(), Priority::Number(0));
     };
-    let limits = limits_of_started(started, described);
+    let limits = limits_of_started(started, described, n_workers);
     as_pods(started.clone(), limits, described.queue.clone(), described.priority.clone())
 }
 
-/// How many workers a job may have that runs: lanes are laid out for its whole life, and a master
-/// whose workers train in steps waits for its first minimum.
+/// How many workers a job may have that runs with `n_workers`: lanes are laid out for its whole
+/// life, and a master whose workers train in steps waits for its first minimum. A minimum that was
+/// raised is no reason to stop it: what it has is not taken away, and it grows as room allows.
 #[must_use]
-pub fn limits_of_started(started: &JobSpec, described: &Described) -> (u32, u32) {
-    let (min, max) = (described.min_workers, described.max_workers);
+pub fn limits_of_started(started: &JobSpec, described: &Described, n_workers: u32) -> (u32, u32) {
+    let (min, max) = (described.min_workers.min(n_workers), described.max_workers);
     if !started.is_allreduce() {
         return (min, max);
     }

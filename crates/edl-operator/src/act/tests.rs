@@ -236,6 +236,18 @@ fn an_edit_of_a_running_job_is_followed_or_told() {
 }
 
 #[test]
+fn a_minimum_that_is_raised_stops_nobody() {
+    let words = json!({"min_workers": 1, "max_workers": 8, "num_ps_pods": 1,
+        "ps_resource_request": "cpu=100m,memory=64Mi"});
+    let mut world = World::new(&[node("n1", "2500m", "64Gi")], &[job("a", &words)]);
+    calm(&mut world);
+    let before = world.status("a").workers;
+    world.edit("a", "min_workers", json!(6));
+    calm(&mut world);
+    assert_eq!((world.status("a").workers, before), (2, 2));
+}
+
+#[test]
 fn a_master_that_is_lost_is_made_again_and_one_that_is_done_is_not() {
     let mut world = World::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
     calm(&mut world);

@@ -254,7 +254,7 @@ impl JobView {
         let Some(started) = self.started.as_ref().filter(|_| self.told > 0) else { return sound };
         if let Some(described) = &sound
             && self.edited.is_none()
-            && words::limits_of_started(started, described)
+            && words::limits_of_started(started, described, self.told)
                 == (described.min_workers, described.max_workers)
         {
             return sound;
