@@ -19,8 +19,8 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::apply::{Error, Promise, within};
-use crate::crd::TrainingJob;
+use crate::apply::{Error, Promise, is_code, within};
+use crate::crd::{PLURAL, TrainingJob};
 use crate::observe::Seen;
 use crate::queues::{self, Queues};
 
@@ -123,7 +123,7 @@ where
                     changed.notify_one();
                 }
                 Err(error) => {
-                    let text = chain(&error);
+                    let text = format!("{}{}", chain(&error), hint::<K>(&error));
                     if trouble.as_ref() != Some(&text) {
                         tracing::warn!("cannot watch {}: {text}", K::plural(&()));
                         trouble = Some(text);
@@ -133,6 +133,20 @@ where
         }
     });
     store
+}
+
+/// What is missing on a cluster that does not know TrainingJobs.
+fn hint<K: Resource<DynamicType = ()>>(error: &watcher::Error) -> &'static str {
+    let is_unknown = match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => is_code(error, &[404]),
+        watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => false,
+    };
+    match is_unknown && K::plural(&()) == PLURAL {
+        true => "; `elasticdl operator crd | kubectl apply -f -` makes them known",
+        false => "",
+    }
 }
 
 /// Looks at everything once, for those who do not stay.

@@ -207,6 +207,22 @@ fn a_name_that_another_job_has_is_left_alone() {
 }
 
 #[test]
+fn a_job_that_was_made_anew_waits_until_the_old_one_is_cleared_away() {
+    let mut world = World::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
+    calm(&mut world);
+    let again = std::sync::Arc::make_mut(&mut world.seen.jobs[0]);
+    again.metadata.uid = Some("another".into());
+    again.status = None;
+    let told = world.round();
+    assert!(told.contains("- Queued: what a deleted job of the same name left"), "{told}");
+    assert!(!told.contains("admit"), "{told}");
+    world.seen.config_maps.clear();
+    world.seen.pods.clear();
+    let told = world.round();
+    assert!(told.contains("admit with 2"), "{told}");
+}
+
+#[test]
 fn an_edit_of_a_running_job_is_followed_or_told() {
     let jobs = [job("a", &json!({"min_workers": 2, "max_workers": 4}))];
     let mut world = World::new(&[node("n1", "16", "64Gi")], &jobs);

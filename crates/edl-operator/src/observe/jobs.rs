@@ -20,7 +20,7 @@ use super::pods::{JobPod, Life};
 use super::readings::Reading;
 use super::seats::{Seats, Wanted};
 use super::{Seen, amounts, created};
-use crate::crd::{Kind, TrainingJob};
+use crate::crd::{KIND, Kind, TrainingJob};
 use crate::note::StatusNote;
 use crate::queues::Queues;
 use crate::speed::Measured;
@@ -116,8 +116,8 @@ pub(super) fn view(
     if let Ok(described) = &described {
         view.check(described, seen);
     }
-    if map.is_some() && own_map.is_none() {
-        view.trouble = Some(name_taken(&view.object));
+    if let Some(map) = map.filter(|_| own_map.is_none()) {
+        view.trouble = Some(name_taken(&view.object, map));
     }
     view.running = view.count_running();
     if view.stage == Stage::Live {
@@ -132,7 +132,12 @@ pub(super) fn description<'a>(map: Option<&'a Arc<ConfigMap>>, job: &TrainingJob
     data.and_then(|data| data.get(names::JOB_FILE)).map_or("", String::as_str)
 }
 
-fn name_taken(job: &TrainingJob) -> Trouble {
+fn name_taken(job: &TrainingJob, map: &ConfigMap) -> Trouble {
+    let mut owners = map.metadata.owner_references.iter().flatten();
+    if owners.any(|owner| owner.kind == KIND) {
+        let message = "what a deleted job of the same name left behind is being removed".into();
+        return Trouble { reason: "NameNotFree", message };
+    }
     let map = names::config_map(job.name());
     Trouble {
         reason: "NameTaken",
