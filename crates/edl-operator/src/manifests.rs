@@ -27,13 +27,14 @@ pub fn definition() -> String {
     document("What a TrainingJob is: `kubectl explain trainingjob.spec`.", &[crd::definition()])
 }
 
-/// All files, in the order in which they are applied.
+/// All files, in the order of their names, in which `kubectl apply -f FOLDER` applies them: the
+/// namespace comes with the Deployment, whose pods wait for their rights.
 #[must_use]
 pub fn files(namespace: &str, image: &str) -> Vec<File> {
     vec![
         File { name: "crd.yaml", text: definition() },
-        File { name: "rbac.yaml", text: document(RBAC, &rights(namespace)) },
         File { name: "deployment.yaml", text: document(DEPLOYMENT, &deployment(namespace, image)) },
+        File { name: "rbac.yaml", text: document(RBAC, &rights(namespace)) },
     ]
 }
 
@@ -57,7 +58,6 @@ fn rights(namespace: &str) -> Vec<Value> {
     let mut lease = rule("coordination.k8s.io", &["leases"], &["get", "update"]);
     lease["resourceNames"] = json!([NAME]);
     vec![
-        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } }),
         json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": here }),
         json!({
             "apiVersion": format!("{api}/v1"),
@@ -128,7 +128,9 @@ fn deployment(namespace: &str, image: &str) -> Vec<Value> {
             "capabilities": { "drop": ["ALL"] },
         },
     });
-    vec![json!({
+    let home =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } });
+    let deployment = json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": { "name": NAME, "namespace": namespace, "labels": labels },
@@ -149,7 +151,8 @@ fn deployment(namespace: &str, image: &str) -> Vec<Value> {
                 },
             },
         },
-    })]
+    });
+    vec![home, deployment]
 }
 
 fn document(about: &str, objects: &[Value]) -> String {
@@ -190,7 +193,7 @@ mod tests {
         let text = serde_json::to_string(&rules).unwrap();
         assert!(!text.contains('*'), "{text}");
         let of = |resource: &str| -> Vec<String> {
-            let rules = rules[2]["rules"].as_array().unwrap();
+            let rules = rules[1]["rules"].as_array().unwrap();
             let named = rules.iter().filter(|rule| rule["resources"][0] == resource);
             let verbs = named.flat_map(|rule| rule["verbs"].as_array().unwrap().clone());
             verbs.map(|verb| verb.as_str().unwrap().to_owned()).collect()
