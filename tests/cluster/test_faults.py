@@ -63,7 +63,7 @@ def test_a_deleted_pod_comes_back(submit: Submit, role: str, when: str) -> None:
 
 def test_the_loss_of_a_node_costs_only_time(submit: Submit, cluster: Cluster | Given) -> None:
     job = submit(
-        "crash", **counting(num_workers=3, num_epochs=4, model_params={"sleep_ms": "200"})
+        "crash", **counting(num_workers=3, num_epochs=4, model_params={"sleep_ms": "120"})
     )
     job.until("a checkpoint", has_checkpoint)
     master = node_of(job.running("master")[0])

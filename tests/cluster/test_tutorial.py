@@ -132,7 +132,13 @@ def runs_to_its_end(client: Client, kubectl: Kubectl, processes: list[str]) -> N
     """All pods run at once, and all of them complete."""
     names = [f"elasticdl-test-mnist-{process}" for process in processes]
     everybody = dict.fromkeys(names, "Running")
-    until("all run", lambda: phases(kubectl) == everybody, START_LIMIT, lambda: said(kubectl))
+
+    def run() -> bool:
+        seen = phases(kubectl)
+        assert "Failed" not in seen.values(), said(kubectl)
+        return seen == everybody
+
+    until("all run", run, START_LIMIT, lambda: said(kubectl))
     watched = client("attach", "test-mnist")
     assert watched.code == 0, watched.err + said(kubectl)
     completed = dict.fromkeys(names, "Succeeded")

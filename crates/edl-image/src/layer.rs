@@ -92,6 +92,9 @@ fn append(tar: &mut Builder<impl Write>, entry: &Entry) -> Result<(), Error> {
     let path = Path::new(&entry.path);
     let mut header = Header::new_gnu();
     header.set_mode(entry.mode);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
     header.set_size(0);
     match &entry.content {
         Content::Folder => {

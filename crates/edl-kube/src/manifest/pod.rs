@@ -15,6 +15,9 @@ use crate::names;
 
 /// As whom processes run, unless `--cluster_spec` says otherwise.
 const USER: u32 = 1000;
+/// How long a pod stays on a node that fell silent. The cluster's own five minutes are for those
+/// who cannot be replaced.
+const SILENT_NODE_SECS: u32 = 10;
 /// A process that shall leave finishes its step; the platform gives it as long.
 const GRACE_SECS: u32 = 30;
 
@@ -43,6 +46,7 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
     metadata.labels = Some(names::pod_labels(&spec.job_name, instance));
     metadata.owner_references = extras.owner.clone().map(|owner| vec![owner]);
     let volumes = spec.volumes()?;
+    let tolerations = ["not-ready", "unreachable"].map(leaves_silent_node);
     let mut pod_spec = json!({
         "restartPolicy": match instance.role {
             Role::Master => spec.restart_policy.as_str(),
@@ -50,6 +54,7 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
             Role::Ps | Role::Worker => "Never",
         },
         "terminationGracePeriodSeconds": GRACE_SECS,
+        "tolerations": tolerations,
         "securityContext": {
             "runAsNonRoot": true,
             "runAsUser": USER,
@@ -73,6 +78,15 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
     }
     let pod = json!({ "metadata": metadata, "spec": pod_spec });
     read_patches(&spec.cluster_spec_json)?.apply_to_pod(pod, instance.role)
+}
+
+fn leaves_silent_node(taint: &str) -> Value {
+    json!({
+        "key": format!("node.kubernetes.io/{taint}"),
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": SILENT_NODE_SECS,
+    })
 }
 
 fn container(

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator on real nodes: jobs between their minimum and maximum share a full cluster with each
+other and with what is not training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cluster import Cluster, Shape
+from harness.image import make_image
+from harness.kubectl import Kubectl
+from harness.node import PROBE_IMAGE
+from harness.size import Size
+from harness.waiting import until
+from jobs import ROOT, rbac
+from trained import Job, counting, remove
+
+IMAGE = "elasticdl:test"
+LIMIT = 120
+SMALL = "cpu=0.02,memory=128Mi"
+# Two nodes of 0.7 CPUs, less masters and servers: four workers of 0.25 fit.
+NODE_CPU = "0.7"
+WORKER = "cpu=0.25,memory=128Mi"
+
+
+class Operator:
+    """The operator as a process of this machine, which can be killed."""
+
+    def __init__(self, command: Path, kubectl: Kubectl, log: Path) -> None:
+        self.command, self.kubectl, self.log = command, kubectl, log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        kubeconfig = str(self.kubectl.kubeconfig)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [self.command, "operator", f"--kubeconfig={kubeconfig}", "--http_port=0"],
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def place(
+    start: Callable[[Shape], Cluster], command: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Cluster, Operator]]:
+    tmp_path = tmp_path_factory.mktemp("operator")
+    cluster = start(Shape(nodes=2, size=Size(cpu=NODE_CPU)))
+    cluster.load_image(make_image(command, tmp_path / "image.tar", name=IMAGE))
+    cluster.kubectl("apply", "--filename", str(ROOT / "manifests" / "operator" / "crd.yaml"))
+    cluster.kubectl("create", "namespace", "elasticdl")
+    cluster.kubectl.apply(*rbac("default"))
+    operator = Operator(command, cluster.kubectl, tmp_path / "operator.log")
+    operator.start()
+    try:
+        yield cluster, operator
+    finally:
+        operator.kill()
+        cluster.kubectl("delete", "trainingjob", "--all", "--wait=false")
+
+
+class Managed(Job):
+    """A job that the operator starts and resizes."""
+
+    def submit(self) -> Managed:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o777)
+        spec = {word: value for word, value in self._spec().items() if word != "job_name"}
+        self.kubectl.apply(
+            {
+                "apiVersion": "elasticdl.org/v1",
+                "kind": "TrainingJob",
+                "metadata": {"name": self.name},
+                "spec": spec,
+            }
+        )
+        return self
+
+    def conditions(self) -> set[str]:
+        """Those that hold."""
+        found = self.kubectl.json("get", "trainingjob", self.name)
+        shown = found.get("status", {}).get("conditions", [])
+        return {each["type"] for each in shown if each["status"] == "True"}
+
+    def until_workers(self, n: int) -> float:
+        return self.until_pods(f"{n} workers", lambda: len(self.running("worker")) == n, LIMIT)
+
+
+def managed(cluster: Cluster, command: Path, folder: Path, **words: Any) -> Managed:
+    made = counting(
+        min_workers=1,
+        max_workers=4,
+        master_resource_request=SMALL,
+        ps_resource_request=SMALL,
+        worker_resource_request=WORKER,
+        **words,
+    )
+    del made["num_workers"]
+    return Managed(cluster.kubectl, command, IMAGE, folder.name, folder, made)
+
+
+def web(replicas: int) -> dict[str, Any]:
+    """A service that trains nothing."""
+    container = {"name": "main", "image": PROBE_IMAGE, "imagePullPolicy": "Never"}
+    container |= {"args": ["serve", ":8000"], "resources": {"requests": {"cpu": "250m"}}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "web"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {
+                "metadata": {"labels": {"app": "web"}},
+                "spec": {"containers": [container]},
+            },
+        },
+    }
+
+
+def test_two_jobs_share_a_full_cluster_and_a_service_gets_its_room_back(
+    place: tuple[Cluster, Operator], command: Path, tmp_path: Path
+) -> None:
+    cluster, operator = place
+    slow = {"sleep_ms": "100"}
+    first = managed(cluster, command, tmp_path / "one", num_epochs=12, model_params=slow).submit()
+    second = managed(cluster, command, tmp_path / "two", num_epochs=3, model_params=slow)
+    try:
+        print(f"the first job has four workers after {first.until_workers(4):.1f} s")
+        second.submit()
+        second.until_pods("it trains", lambda: second.running("worker"), LIMIT)
+        print("the second one runs on what the first gave up")
+        # In the middle of a resize.
+        operator.kill()
+        operator.start()
+        first.until_workers(2)
+        second.until_workers(2)
+        second.succeeds().assert_exactly_once(3)
+        seconds = first.until_workers(4)
+        print(f"four workers again {seconds:.1f} s after the second one's end")
+
+        cluster.kubectl.apply(web(2))
+
+        def serves() -> bool:
+            found = cluster.kubectl.json("get", "deployment", "web")
+            return found["status"].get("readyReplicas", 0) == 2
+
+        until("the service has its room", serves, LIMIT)
+        assert len(first.running("worker")) <= 3
+        cluster.kubectl("delete", "deployment", "web", "--wait=false")
+        first.succeeds().assert_exactly_once(12)
+        until("the operator says so", lambda: "Succeeded" in first.conditions(), LIMIT)
+        said = cluster.kubectl("get", "events", "--output", "custom-columns=M:.message")
+        assert "makes room for job" in said, said
+    finally:
+        print(operator.log.read_text()[-3000:] if "SHOW" in os.environ else "")
+        remove(tmp_path)
+
+
+BAD = {
+    "min_over_max": ({"min_workers": 5, "max_workers": 2}, "min_workers"),
+    "negative": ({"min_workers": -1}, "min_workers"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_the_api_server_refuses_what_a_schema_can(
+    place: tuple[Cluster, Operator], case: str
+) -> None:
+    words, says = BAD[case]
+    cluster, _ = place
+    bad = {"image_name": IMAGE, "model_def": "count", "training_data": "/data", **words}
+    described = {"apiVersion": "elasticdl.org/v1", "kind": "TrainingJob"}
+    described |= {"metadata": {"name": "bad"}, "spec": bad}
+    with pytest.raises(Exception, match=says):
+        cluster.kubectl.apply(described)
