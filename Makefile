@@ -75,13 +75,14 @@ page: build ## The page of a real job in a real browser; SHOTS=DIR keeps screens
 python: setup fresh ## Tests of the Python package, as installed from its wheel
 	ls tests/python/test_*.py | xargs -n 1 -P 2 $(FRESH)/bin/python -m pytest -q
 
-# Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md).
+# Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md), three
+# side by side: tests wait for pods more than they compute.
 ifeq ($(K8S_TESTS),False)
 cluster:
 	@echo "cluster: K8S_TESTS=False leaves the tests on Kubernetes out"
 else
 cluster: setup static build ## Tests on real Kubernetes clusters (K8S_TESTS=True: fail where they cannot run)
-	$(VENV)/bin/python -m pytest -q tests/cluster
+	$(VENV)/bin/python -m pytest -q -n 3 --dist=loadfile --durations=10 tests/cluster
 endif
 
 fresh: wheel

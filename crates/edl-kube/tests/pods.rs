@@ -51,6 +51,10 @@ fn a_workers_pod_is_this() {
             - pod
             - worker
             env:
+            - name: MALLOC_MMAP_THRESHOLD_
+              value: '1073741824'
+            - name: MALLOC_TRIM_THRESHOLD_
+              value: '1073741824'
             - name: HOME
               value: /tmp
             - name: ELASTICDL_JOB_DIR
@@ -114,6 +118,15 @@ fn a_workers_pod_is_this() {
             seccompProfile:
               type: RuntimeDefault
           terminationGracePeriodSeconds: 30
+          tolerations:
+          - effect: NoExecute
+            key: node.kubernetes.io/not-ready
+            operator: Exists
+            tolerationSeconds: 10
+          - effect: NoExecute
+            key: node.kubernetes.io/unreachable
+            operator: Exists
+            tolerationSeconds: 10
           volumes:
           - configMap:
               name: elasticdl-x

@@ -23,7 +23,7 @@ pub struct Patches {
 }
 
 /// Lists whose entries have a name of their own, and the word that holds it.
-const KEYS: [(&str, &str); 8] = [
+const KEYS: [(&str, &str); 9] = [
     ("containers", "name"),
     ("initContainers", "name"),
     ("env", "name"),
@@ -32,6 +32,7 @@ const KEYS: [(&str, &str); 8] = [
     ("volumeMounts", "mountPath"),
     ("ports", "name"),
     ("hostAliases", "ip"),
+    ("tolerations", "key"),
 ];
 
 /// Reads patches, as YAML or JSON; ElasticDL's names are understood, too.
