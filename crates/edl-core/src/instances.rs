@@ -6,7 +6,7 @@
 //! that crashed by itself is replaced a bounded number of times. One that ran out of memory gets
 //! more of it, until that is no explanation any more. What cannot be started yet is waited for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::platform::{Ended, InstanceId, Order, Report, Role};
@@ -41,6 +41,8 @@ pub struct Instances {
     not_before: Time,
     /// The platform has told what runs.
     is_known: bool,
+    /// Workers whose room others wait for.
+    first_to_leave: BTreeSet<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +97,7 @@ impl Instances {
             max_crashes,
             not_before: Time::ZERO,
             is_known: false,
+            first_to_leave: BTreeSet::new(),
         }
     }
 
@@ -234,14 +237,16 @@ impl Instances {
         is_ours.then_some(Order::Stop { instance, grace_ms: 0 })
     }
 
-    /// The workers that nobody asked to leave; those that may go first come last: who does not
-    /// run, then the youngest.
+    /// The workers that nobody asked to leave; those that may go first come last: who is in
+    /// somebody's way, then who does not run, then the youngest.
     fn staying_workers(&self) -> Vec<InstanceId> {
         let stays = |(id, instance): &(&InstanceId, &Instance)| {
             id.role == Role::Worker && !instance.is_leaving
         };
         let mut staying: Vec<_> = self.running.iter().filter(stays).collect();
-        staying.sort_by_key(|(id, instance)| (instance.waits.is_some(), **id));
+        staying.sort_by_key(|(id, instance)| {
+            (self.first_to_leave.contains(&id.id), instance.waits.is_some(), **id)
+        });
         staying.into_iter().map(|(id, _)| *id).collect()
     }
 
@@ -267,6 +272,11 @@ impl Instances {
     /// the same place would be started for ever.
     pub fn went_further(&mut self) {
         self.n_ps_crashes = 0;
+    }
+
+    /// Names the workers that go first when there are too many.
+    pub fn let_first_leave(&mut self, workers: &[u32]) {
+        self.first_to_leave = workers.iter().copied().collect();
     }
 
     /// Changes the number of workers; returns the number before.

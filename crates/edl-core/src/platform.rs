@@ -107,6 +107,8 @@ pub enum Report {
     /// Who shares out the cluster lets the job have so many workers.
     Granted {
         workers: u32,
+        /// Those that go first if they are too many: others wait for the room that they take.
+        leave: Vec<u32>,
     },
 }
 

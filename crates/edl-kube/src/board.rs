@@ -19,6 +19,14 @@ use crate::names;
 /// An API server that takes longer does not answer.
 const CALL_LIMIT: Duration = Duration::from_secs(8);
 
+/// What an operator lets a job have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    pub workers: u32,
+    /// Workers that go first if they are too many.
+    pub leave: Vec<u32>,
+}
+
 /// The board of one job.
 #[derive(Clone)]
 pub struct Board {
@@ -41,18 +49,18 @@ impl Board {
     /// Whether an operator cares for this job. It has left its note before the master began.
     pub async fn is_used(&self) -> bool {
         match timeout(CALL_LIMIT, self.api.get(&self.name)).await {
-            Ok(Ok(map)) => workers(&map).is_some(),
+            Ok(Ok(map)) => grant(&map).is_some(),
             Ok(Err(_)) | Err(_) => false,
         }
     }
 
     /// How many workers the job may have, now and whenever that is noted anew.
     #[must_use]
-    pub fn grants(&self) -> BoxStream<'static, u32> {
+    pub fn grants(&self) -> BoxStream<'static, Grant> {
         let mine = watcher::Config::default().fields(&format!("metadata.name={}", self.name));
         let seen = watcher(self.api.clone(), mine).default_backoff().applied_objects();
         seen.filter_map(async |seen| match seen {
-            Ok(map) => workers(&map),
+            Ok(map) => grant(&map),
             Err(error) => {
                 tracing::warn!(%error, "the job's ConfigMap cannot be watched");
                 None
@@ -76,6 +84,31 @@ impl Board {
     }
 }
 
-fn workers(map: &ConfigMap) -> Option<u32> {
-    map.metadata.annotations.as_ref()?.get(names::WORKERS_NOTE)?.trim().parse().ok()
+fn grant(map: &ConfigMap) -> Option<Grant> {
+    let notes = map.metadata.annotations.as_ref()?;
+    let workers = notes.get(names::WORKERS_NOTE)?.trim().parse().ok()?;
+    let leave = notes.get(names::LEAVE_NOTE).map_or("", String::as_str);
+    let leave = leave.split(',').filter_map(|number| number.trim().parse().ok()).collect();
+    Some(Grant { workers, leave })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_grant_is_read_from_the_notes_of_the_job() {
+        let of = |notes: serde_json::Value| {
+            let map = json!({ "metadata": { "name": "a", "annotations": notes } });
+            grant(&serde_json::from_value(map).expect("a ConfigMap"))
+        };
+        assert_eq!(of(json!({})), None);
+        assert_eq!(of(json!({ names::WORKERS_NOTE: "many" })), None);
+        let four = Grant { workers: 4, leave: Vec::new() };
+        assert_eq!(of(json!({ names::WORKERS_NOTE: "4" })), Some(four));
+        let two = Grant { workers: 2, leave: vec![3, 7] };
+        assert_eq!(of(json!({ names::WORKERS_NOTE: "2", names::LEAVE_NOTE: "3, 7" })), Some(two));
+    }
 }

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::{Stream, StreamExt as _};
 
-use crate::board::Board;
+use crate::board::{Board, Grant};
 use crate::calls::{Answer, Pods, wait_of};
 use crate::manifest::PodExtras;
 use crate::{facts, names};
@@ -138,7 +138,7 @@ impl Platform {
         events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>,
     ) -> End {
         let mut events = std::pin::pin!(events);
-        let mut grants: BoxStream<'static, u32> = match &self.config.board {
+        let mut grants: BoxStream<'static, Grant> = match &self.config.board {
             Some(board) => board.grants(),
             None => Box::pin(stream::pending()),
         };
@@ -170,8 +170,8 @@ impl Platform {
                     }
                 }
                 // The first report of all is what runs.
-                Some(workers) = grants.next(), if self.roster.is_listed() => {
-                    self.report_all(vec![Report::Granted { workers }]).await;
+                Some(Grant { workers, leave }) = grants.next(), if self.roster.is_listed() => {
+                    self.report_all(vec![Report::Granted { workers, leave }]).await;
                 }
                 _ = ticks.tick() => self.tick(Instant::now()),
             }

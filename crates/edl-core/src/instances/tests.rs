@@ -42,6 +42,24 @@ fn a_killed_worker_is_replaced_at_once_under_a_new_number_and_not_counted() {
 }
 
 #[test]
+fn of_too_many_workers_those_go_first_whose_room_others_wait_for() {
+    let mut instances = started(4);
+    instances.let_first_leave(&[1, 9]);
+    instances.scale(2);
+    let stopped: Vec<u32> = instances
+        .reconcile(Time::ZERO)
+        .iter()
+        .map(|order| match order {
+            Order::Stop { instance, .. } => instance.id,
+            Order::Launch { .. } | Order::Dismiss { .. } | Order::Harm { .. } => {
+                panic!("{order:?}")
+            }
+        })
+        .collect();
+    assert_eq!(stopped, [3, 1], "the one that is named, and the youngest");
+}
+
+#[test]
 fn a_worker_that_crashes_again_and_again_is_given_up() {
     let mut instances = started(1);
     let mut now = Time::ZERO;

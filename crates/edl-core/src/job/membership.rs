@@ -318,7 +318,10 @@ impl Job {
                 self.note("leaving", format!("{instance} leaves: it {how}"));
             }
             Report::Trouble(why) => self.trouble(why.as_ref()),
-            Report::Granted { workers } => self.scale(*workers),
+            Report::Granted { workers, leave } => {
+                self.instances.let_first_leave(leave);
+                self.scale(*workers);
+            }
             Report::Ended { .. } => {}
         }
         let Some((instance, cause)) = self.instances.report(report, now) else { return };
