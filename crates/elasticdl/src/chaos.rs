@@ -8,16 +8,17 @@ use edl_core::rng::Rng;
 use edl_net::proto::{HarmRequest, Instance, JobStatus};
 
 use crate::cli::ChaosArgs;
+use crate::cluster;
 use crate::control;
 use crate::exit::{Exit, refuse};
-use crate::jobs::{Home, Job, is_final};
+use crate::jobs::{Job, is_final};
 
 /// How often the job's step is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Harms once, or again and again until the job ends.
 pub(crate) fn run(args: &ChaosArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let job = Home::from_env()?.find(args.job.job.as_deref())?;
+    let job = cluster::find_here(&args.job, "chaos", "use `kubectl delete pod`")?;
     let mut rng = Rng::new(args.seed);
     crate::runtime()?.block_on(async {
         if let Some(step) = args.at_step {

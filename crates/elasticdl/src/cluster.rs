@@ -62,6 +62,16 @@ pub(crate) fn find(arg: &JobArg) -> anyhow::Result<Place> {
     }
 }
 
+/// The job of a command that sees this machine only; `instead` tells what a cluster has for it.
+pub(crate) fn find_here(arg: &JobArg, command: &str, instead: &str) -> anyhow::Result<Job> {
+    if arg.namespace.is_some() {
+        return Err(refuse(format!(
+            "`elasticdl {command}` sees jobs of this machine only; on a cluster, {instead}"
+        )));
+    }
+    Home::from_env()?.find(arg.job.as_deref())
+}
+
 fn is_name(word: &str) -> bool {
     !word.contains(['/', '.'])
 }

@@ -6,13 +6,14 @@ use std::io::Write;
 use anyhow::Context as _;
 
 use crate::cli::JobArg;
+use crate::cluster;
 use crate::exit::Exit;
-use crate::jobs::Home;
 use crate::status;
 
 /// Writes the page as the job is now, and tells where it is.
 pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let job = Home::from_env()?.find(args.job.as_deref())?;
+    let instead = "the master keeps the page as `report.html` in the job's folder";
+    let job = cluster::find_here(args, "report", instead)?;
     let mut status = crate::runtime()?.block_on(status::of(&job))?;
     // Whoever gets the file shall not get the job.
     status.page.clear();

@@ -16,9 +16,9 @@ use tokio::sync::mpsc;
 
 use crate::cli::JobArg;
 use crate::exit::{Exit, refuse};
-use crate::jobs::{Home, Job};
+use crate::jobs::Job;
 use crate::say::say;
-use crate::{control, signals};
+use crate::{cluster, control, signals};
 
 use screen::{Ask, Key, Screen};
 
@@ -40,7 +40,7 @@ pub(crate) enum Watched {
 
 /// Shows a job that runs.
 pub(crate) fn run(args: &JobArg) -> anyhow::Result<Exit> {
-    let job = Home::from_env()?.find(args.job.as_deref())?;
+    let job = cluster::find_here(args, "top", "use `elasticdl attach`")?;
     let name = job.name().unwrap_or_default();
     if !can_show() {
         return Err(refuse(format!(

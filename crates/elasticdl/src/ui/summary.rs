@@ -42,7 +42,10 @@ pub(crate) fn summary(handle: &str, status: Option<&JobStatus>, exit: Exit) -> S
     match exit {
         Exit::Ok if status.job_type == "train" => {
             line(&mut text, "proof", &format!("elasticdl audit {name}"));
-            line(&mut text, "report", &format!("elasticdl report {name}"));
+            // On a cluster the page is where the pods' storage is.
+            if job == name {
+                line(&mut text, "report", &format!("elasticdl report {name}"));
+            }
         }
         Exit::Failed => line(&mut text, "logs", &format!("elasticdl logs {name}")),
         Exit::Stopped | Exit::Interrupted => {

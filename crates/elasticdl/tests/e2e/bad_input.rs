@@ -55,6 +55,7 @@ fn a_bad_flag_is_refused_by_name() {
         (&["train", "--distribution_strategy=Ring"], &["`Ring`", "AllreduceStrategy"]),
         (&["train", "--volume=x"], &["--volume", "Kubernetes", "--image_name"]),
         (&["train", "--image_name=x", "--training_data=/d"], &["--volume", "storage"]),
+        (&["top", "x", "--namespace=y"], &["`elasticdl top`", "elasticdl attach"]),
         (
             &["train", "--docker_image_prefix=x", "--image_name=y"],
             &["--docker_image_prefix", "--image_name"],
