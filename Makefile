@@ -108,6 +108,7 @@ soak: setup build ## Long runs: thousands of simulated seeds, many chaos seeds, 
 	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos -- --test-threads=2
 	$(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e accuracy -- --ignored --nocapture
 	SLOW_TESTS=1 $(VENV)/bin/python -m pytest -q -s tests/cluster/test_makespan.py
+	$(VENV)/bin/python tests/cluster/edl_case.py $(TARGET)/release/elasticdl
 
 # The peers are large: where they cannot be installed, the benchmarks say so and print the rest.
 bench: build ## Print speeds as ratios to peers and to what the machine can do

@@ -24,11 +24,15 @@ class Outside(Job):
     process: subprocess.Popen[bytes] | None = None
 
     def submit(self) -> Outside:
+        self.run_master(json.dumps(self._spec()), secrets.token_hex(32))
+        return self
+
+    def run_master(self, described: str, key: str) -> None:
         mounts = {"job": self.folder / "etc" / "job", "key": self.folder / "etc" / "key"}
         for mount in mounts.values():
             mount.mkdir(parents=True)
-        (mounts["job"] / "job.yaml").write_text(json.dumps(self._spec()))
-        (mounts["key"] / "job.key").write_text(secrets.token_hex(32))
+        (mounts["job"] / "job.yaml").write_text(described)
+        (mounts["key"] / "job.key").write_text(key)
         environment = {
             **os.environ,
             "KUBECONFIG": str(self.kubectl.kubeconfig),
@@ -46,13 +50,16 @@ class Outside(Job):
                 stdout=log,
                 stderr=log,
             )
-        return self
 
-    def kill(self) -> None:
-        """Ends the master without a word, and its pods."""
+    def end(self) -> None:
+        """Ends the master without a word."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait(STOP_LIMIT)
+
+    def kill(self) -> None:
+        """Ends the master, and its pods."""
+        self.end()
         selector = f"elasticdl_job_name={self.name}"
         self.kubectl("delete", "pod", "--selector", selector, "--grace-period=0", "--force")
 

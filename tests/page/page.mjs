@@ -24,7 +24,8 @@ const home = mkdtempSync(join(tmpdir(), "elasticdl-page-"));
 const env = { ...process.env, ELASTICDL_HOME: home };
 const elasticdl = async (...args) => (await promisify(execFile)(binary, args, { env })).stdout;
 const job = spawn(binary, [
-  "train", "--job_name=seen", "--model_def=mnist_mlp", `--training_data=${data}/train`, `--validation_data=${data}/test`,
+  // It takes time and no processor: the browser needs that.
+  "train", "--job_name=seen", "--model_def=count", "--model_params=sleep_ms=20", `--training_data=${data}/train`, `--validation_data=${data}/test`,
   "--num_workers=2", "--num_epochs=2000", "--minibatch_size=32", "--evaluation_steps=400", "--learning_rate_schedule=cosine:100:20000",
   "--allow_chaos", "--checkpoint_secs=5",
 ], { env, stdio: ["ignore", "ignore", "pipe"] });

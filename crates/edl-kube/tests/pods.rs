@@ -212,7 +212,7 @@ ps_pod: {spec: {nodeName: other}}
         worker(|spec| spec.cluster_spec_json = patch.into(), &PodExtras::default()).unwrap();
     assert_eq!(after["metadata"]["annotations"]["team"], "vision");
     assert_eq!(after["spec"]["nodeSelector"]["disk"], "ssd");
-    assert_eq!(after["spec"]["tolerations"][0]["key"], "gpu");
+    assert_eq!(after["spec"]["tolerations"][2]["key"], "gpu", "beside ours");
     assert!(after["spec"].get("nodeName").is_none(), "that is for servers");
     assert!(after["spec"]["securityContext"].get("fsGroup").is_none());
     assert_eq!(after["spec"]["securityContext"]["runAsNonRoot"], true);
@@ -230,7 +230,7 @@ fn elasticdls_words_for_patches_are_understood() {
     let pod = pod(&spec, WORKER, &PodExtras::default()).unwrap();
     assert_eq!(pod.metadata.labels.as_ref().unwrap()["a"], "b");
     let pod = serde_json::to_value(pod).unwrap();
-    assert_eq!(pod["spec"]["tolerations"][0]["key"], "k");
+    assert_eq!(pod["spec"]["tolerations"][2]["key"], "k");
     assert_eq!(pod["spec"]["containers"].as_array().unwrap().len(), 1);
     let service = service(&spec).unwrap().spec.unwrap();
     assert_eq!(service.type_.as_deref(), Some("NodePort"));

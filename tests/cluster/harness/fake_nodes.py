@@ -35,11 +35,12 @@ def start(place: Place, programs: Path, daemons: Daemons, names: list[str], size
         "--node-lease-duration-seconds=40",
     )
     Kubectl(keys.kubeconfig(place), programs / "kubectl").apply(
-        *(_node(name, size) for name in names)
+        *(describe(name, size) for name in names)
     )
 
 
-def _node(name: str, size: Size) -> dict[str, object]:
+def describe(name: str, size: Size) -> dict[str, object]:
+    """A node as kwok takes care of it."""
     has = {"cpu": size.cpu or MACHINE.cpu, "memory": size.memory or MACHINE.memory, "pods": PODS}
     if size.gpus:
         has[GPU] = str(size.gpus)

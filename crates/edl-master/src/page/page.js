@@ -68,16 +68,19 @@ const takeAll = ({ status, history, lives }) => {
 const takeStatus = (status) => {
   model.status = status;
   remember(status.events);
-  draw();
+  drawSoon();
 };
 const fetchAll = async () => {
   const answer = await fetch("api/all");
   if (!answer.ok) throw new Error(answer.statusText);
   takeAll(await answer.json());
 };
+// One question at a time: a page that cannot keep up must not ask ever more.
+let asking = null;
+const refresh = () => { asking ??= fetchAll().catch(() => {}).finally(() => { asking = null; }); };
 const follow = () => {
   const source = new EventSource("api/news");
-  source.onopen = () => { $("link").textContent = ""; fetchAll().catch(() => {}); };
+  source.onopen = () => { $("link").textContent = ""; refresh(); };
   source.onerror = () => {
     const isOver = model.status && FINAL.includes(model.status.state);
     $("link").textContent = isOver ? "the job has ended" : "the master does not answer; trying again";
@@ -87,12 +90,24 @@ const follow = () => {
     const news = JSON.parse(data);
     const last = model.samples[model.samples.length - 1];
     if (news.sample && (!last || news.sample.at_secs > last.at_secs)) model.samples.push(news.sample);
-    if (model.samples.length > MAX_SAMPLES || news.lives !== model.known) fetchAll().catch(() => {});
+    if (model.samples.length > MAX_SAMPLES || news.lives !== model.known) refresh();
     takeStatus(news.status);
   };
 };
 
 // ---- drawing ----
+// A machine that trains has little time for pictures: they take at most a fifth of it.
+let timer = 0;
+let rested = 0;
+const drawSoon = () => {
+  if (timer) return;
+  timer = setTimeout(() => {
+    timer = 0;
+    const began = performance.now();
+    draw();
+    rested = performance.now() + 4 * (performance.now() - began);
+  }, Math.max(0, rested - performance.now()));
+};
 const draw = () => {
   const status = model.status;
   document.title = `${status.job} – ${status.state}`;
