@@ -16,7 +16,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build static images wheel test lint unit page python cluster fresh bench soak sim verify doc deny setup clean help
+.PHONY: build static dist images wheel test lint unit page python cluster fresh bench soak sim verify doc deny setup clean help
 
 build: ## Build the elasticdl command (target/release/elasticdl)
 	$(CARGO) build $(PROFILE)
@@ -26,6 +26,20 @@ static: ## Build the command without shared libraries (target/static/elasticdl)
 	$(CARGO) rustc $(PROFILE) --locked -p elasticdl --bin elasticdl -- -C target-feature=+crt-static
 	mkdir -p $(TARGET)/static
 	cp $(TARGET)/release/elasticdl $(TARGET)/static/elasticdl
+
+# The same files give the same archive: names are sorted, times and owners are left out.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+RELEASE = elasticdl-$(VERSION)-$(shell uname -m)-linux
+dist: static wheel ## Make a release: archive of the command, wheel, checksums (target/dist)
+	rm -rf $(TARGET)/dist && mkdir -p $(TARGET)/dist/$(RELEASE)
+	strip --strip-all -o $(TARGET)/dist/$(RELEASE)/elasticdl $(TARGET)/static/elasticdl
+	cp -r README.md CHANGELOG.md LICENSE docs manifests examples model_zoo $(TARGET)/dist/$(RELEASE)
+	find $(TARGET)/dist -name __pycache__ -prune -exec rm -rf {} +
+	tar --create --directory=$(TARGET)/dist --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner $(RELEASE) \
+		| gzip --no-name --best > $(TARGET)/dist/$(RELEASE).tar.gz
+	rm -rf $(TARGET)/dist/$(RELEASE)
+	cp $(WHEELS)/*.whl $(TARGET)/dist
+	cd $(TARGET)/dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
 
 images: static ## Build images: elasticdl:native (target/images/native.tar); with docker also :python and :data
 	mkdir -p $(TARGET)/images
@@ -40,7 +54,7 @@ wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-
 	rm -rf $(WHEELS)
 	$(FRAMEWORKS)/bin/maturin build --release --locked --out $(WHEELS)
 
-test: setup lint unit python cluster ## Set up what tests need, then run every check and test
+test: setup lint unit page python cluster ## Set up what tests need, then run every check and test
 	@echo "make test: all passed"
 
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)

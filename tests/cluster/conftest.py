@@ -27,9 +27,8 @@ from harness.given import Given, Impossible
 from harness.image import make_image
 from harness.kubectl import Kubectl
 from harness.waiting import until
+from jobs import TARGET
 
-ROOT = Path(__file__).parents[2]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 NODES = 3
 NAME_PREFIX = "test-"
 

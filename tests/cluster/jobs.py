@@ -14,6 +14,7 @@ import yaml
 from harness.kubectl import Kubectl
 
 ROOT = Path(__file__).parents[2]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 COMMAND_LIMIT = 600
 SMALL = "cpu=0.05,memory=256Mi"
 MOST = "cpu=1,memory=1024Mi"

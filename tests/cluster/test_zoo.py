@@ -15,8 +15,9 @@ import wanted
 from harness.cluster import Cluster
 from harness.given import Given
 from harness.kubectl import Kubectl
+from jobs import TARGET
 from pods import await_phase, phase, pod, probe, service
-from test_image import CONFINED, TARGET
+from test_image import CONFINED
 
 PORT = 8000
 # Every node pulls the image before its first pod starts, so it has to be small.
