@@ -5,6 +5,7 @@ and scheduler, the master as a process of this machine."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,24 +28,33 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Watch:
-    """Counts what the API server tells everybody who watches the job's pods."""
+    """Counts what the API server tells everybody who watches the job's pods. It ends watches that
+    fall behind; they go on where they were."""
 
     def __init__(self, kubectl: Kubectl, job: str) -> None:
-        command = [kubectl.program, "--kubeconfig", kubectl.kubeconfig, "get", "pods"]
-        command += ["--selector", f"elasticdl_job_name={job}", "--watch", "--output=name"]
-        self.events = 0
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        pods = f"/api/v1/namespaces/{kubectl.namespace}/pods"
+        self.asked = f"{pods}?watch=true&labelSelector=elasticdl_job_name%3D{job}"
+        self.command = [kubectl.program, "--kubeconfig", kubectl.kubeconfig, "get", "--raw"]
+        self.events, self.has_ended = 0, False
+        self.process: subprocess.Popen[bytes] | None = None
         self.thread = threading.Thread(target=self._count, daemon=True)
         self.thread.start()
 
     def _count(self) -> None:
-        for _ in self.process.stdout:
-            self.events += 1
+        since = ""
+        while not self.has_ended:
+            self.process = subprocess.Popen(
+                [*self.command, self.asked + since], stdout=subprocess.PIPE
+            )
+            for line in self.process.stdout:
+                self.events += 1
+                version = json.loads(line)["object"]["metadata"]["resourceVersion"]
+                since = f"&resourceVersion={version}"
 
-    def end(self) -> int:
+    def end(self) -> None:
+        self.has_ended = True
         self.process.terminate()
         self.thread.join()
-        return self.events
 
 
 def cpu_seconds(pid: int) -> float:

@@ -22,6 +22,7 @@ NODES, WORKERS_PER_NODE, WANTED = 3, 3, 5
 NODE_CPU = "0.38"
 WORKER = "cpu=0.11,memory=128Mi"
 SMALL = "cpu=0.01,memory=128Mi"
+LIMIT = "cpu=1,memory=256Mi"
 SHORTER = 0.30
 
 pytestmark = pytest.mark.skipif(
@@ -34,6 +35,10 @@ def job(kubectl: Kubectl, command: Path, image: str, folder: Path) -> Job:
         master_resource_request=SMALL,
         ps_resource_request=SMALL,
         worker_resource_request=WORKER,
+        # Nobody is throttled: what is compared is who waits for whom.
+        master_resource_limit=LIMIT,
+        ps_resource_limit=LIMIT,
+        worker_resource_limit=LIMIT,
         model_params={"sleep_ms": "150"},
         num_workers=WANTED,
         num_epochs=6,
