@@ -24,10 +24,9 @@ from harness import build, place, preflight
 from harness.cluster import Cluster, Shape, down
 from harness.daemon import Process
 from harness.given import Given, Impossible
-from harness.image import make_image
 from harness.kubectl import Kubectl
 from harness.waiting import until
-from jobs import TARGET
+from jobs import TARGET, load_command
 
 NODES = 3
 NAME_PREFIX = "test-"
@@ -112,9 +111,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def image(cluster: Cluster | Given, command: Path) -> str:
     """The name of an image with that command, which every node has."""
-    name = "elasticdl:test"
-    cluster.load_image(make_image(command, command.with_suffix(".tar"), name=name))
-    return name
+    return load_command(cluster, command)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,7 +23,7 @@ from harness import fake_nodes, preflight
 from harness.cluster import Cluster, Shape, down
 from harness.kubectl import Kubectl
 from harness.size import Size, millicpus
-from jobs import ROOT
+from jobs import ROOT, training_job
 from outside import Outside
 
 N_JOBS, GAP, HOLD = 20, 13.5, 339.0
@@ -55,8 +55,7 @@ class Managed(Outside):
             # Nobody ever calls: a pod's phase is all that is known.
             "heartbeat_timeout_secs": 100_000.0,
         }
-        described = {"apiVersion": "elasticdl.org/v1", "kind": "TrainingJob"}
-        self.kubectl.apply({**described, "metadata": {"name": self.name}, "spec": spec})
+        self.kubectl.apply(training_job(self.name, spec))
         return self
 
     def start(self) -> bool:

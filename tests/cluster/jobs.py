@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from harness.cluster import Cluster
+from harness.given import Given
+from harness.image import make_image
 from harness.kubectl import Kubectl
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +89,11 @@ class Client:
             *resources,
         ]
 
+    def put_mnist(self) -> None:
+        """Puts the shipped data where the job's folder is."""
+        for part in ("train", "test"):
+            shutil.copytree(ROOT / "data" / "fashion_mnist" / part, self.work / "mnist" / part)
+
     def allow(self) -> None:
         """Grants the pods of this namespace what the project's own file says."""
         for document in rbac(self.kubectl.namespace):
@@ -94,6 +104,25 @@ class Client:
         kinds = "configmap,secret,service,pod,networkpolicy,poddisruptionbudget"
         found = self.kubectl("get", kinds, "-l", f"elasticdl_job_name={job}", "-o", "name")
         return found.split()
+
+
+def load_command(cluster: Cluster | Given, command: Path) -> str:
+    """Puts an image with the command on every node, and gives its name."""
+    name = "elasticdl:test"
+    cluster.load_image(make_image(command, command.with_suffix(".tar"), name=name))
+    return name
+
+
+def training_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A job for the operator."""
+    described = {"apiVersion": "elasticdl.org/v1", "kind": "TrainingJob"}
+    return {**described, "metadata": {"name": name}, "spec": spec}
+
+
+def phases(kubectl: Kubectl, job: str) -> dict[str, str]:
+    """Of every pod of the job."""
+    pods = kubectl.json("get", "pod", "--selector", f"elasticdl_job_name={job}")["items"]
+    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
 
 
 def rbac(namespace: str) -> list[dict]:

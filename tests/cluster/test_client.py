@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from harness.audit import requests
 from harness.cluster import Cluster
 from harness.kubectl import Kubectl
 from harness.waiting import until
-from jobs import ROOT, Client, accuracies, rbac
+from jobs import ROOT, Client, accuracies, phases, rbac
 
 JOB_LIMIT = 180
 
@@ -26,11 +25,6 @@ def client(command: Path, image: str, kubectl: Kubectl, tmp_path: Path) -> Clien
     client = Client(command, image, kubectl, tmp_path)
     client.allow()
     return client
-
-
-def phases(kubectl: Kubectl, job: str) -> dict[str, str]:
-    pods = kubectl.json("get", "pod", "-l", f"elasticdl_job_name={job}")["items"]
-    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
 
 
 def running(client: Client, job: str, workers: int) -> bool:
@@ -188,9 +182,7 @@ def test_a_master_without_rights_says_so_and_goes_on_once_it_has_them(
 @pytest.mark.parametrize("name", ["elasticdl-demo-minikube", "elasticdl-demo-k8s"])
 def test_every_demo_runs_to_its_end(client: Client, kubectl: Kubectl, name: str) -> None:
     """Nothing is changed but the image's name and the node's folder."""
-    for part in ("train", "test"):
-        data = ROOT / "data" / "fashion_mnist" / part
-        shutil.copytree(data, client.work / "mnist" / part)
+    client.put_mnist()
     text = (ROOT / "manifests" / "examples" / f"{name}.yaml").read_text()
     text = text.replace("elasticdl:mnist_ps", client.image)
     text = text.replace("IfNotPresent", "Never")

@@ -40,6 +40,13 @@ def node_of(pod: dict[str, Any]) -> str:
     return pod["spec"]["nodeName"]
 
 
+def node_without_master(job: Job) -> str:
+    """A node with workers, and not with the master if that can be."""
+    master = node_of(job.running("master")[0])
+    nodes = [node_of(pod) for pod in job.running("worker")]
+    return next((node for node in nodes if node != master), nodes[0])
+
+
 @pytest.mark.parametrize("role", ["worker", "ps", "master"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_deleted_pod_comes_back(submit: Submit, role: str, when: str) -> None:
@@ -66,9 +73,7 @@ def test_the_loss_of_a_node_costs_only_time(submit: Submit, cluster: Cluster | G
         "crash", **counting(num_workers=3, num_epochs=4, model_params={"sleep_ms": "120"})
     )
     job.until("a checkpoint", has_checkpoint)
-    master = node_of(job.running("master")[0])
-    nodes = [node_of(pod) for pod in job.running("worker")]
-    victim = next((node for node in nodes if node != master), nodes[0])
+    victim = node_without_master(job)
     cluster.crash(victim)
     try:
 
@@ -86,9 +91,7 @@ def test_the_loss_of_a_node_costs_only_time(submit: Submit, cluster: Cluster | G
 def test_a_partition_costs_only_time(submit: Submit, cluster: Cluster | Given) -> None:
     job = submit("cut", **counting(num_workers=3, num_epochs=6))
     job.until("a checkpoint", has_checkpoint)
-    master = node_of(job.running("master")[0])
-    nodes = [node_of(pod) for pod in job.running("worker")]
-    victim = next((node for node in nodes if node != master), nodes[0])
+    victim = node_without_master(job)
     cluster.partition(victim)
     try:
         time.sleep(PARTITION_SECS)  # That is what is tried: a network that is away for so long.

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.cluster import Cluster, Shape
-from harness.image import make_image
 from harness.size import GPU, Size
+from jobs import load_command
 from trained import Job, counting, remove
 
 
@@ -16,8 +16,7 @@ def test_a_worker_waits_for_a_gpu_and_the_job_goes_on_with_the_other(
     start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
 ) -> None:
     cluster = start(Shape(nodes=1, size=Size(gpus=1)))
-    image = "elasticdl:test"
-    cluster.load_image(make_image(command, tmp_path / "image.tar", name=image))
+    image = load_command(cluster, command)
     folder = tmp_path / "gpu"
     words = counting(worker_resource_request="cpu=0.05,memory=256Mi,gpu=1", num_epochs=2)
     job = Job(cluster.kubectl, command, image, folder.name, folder, words)

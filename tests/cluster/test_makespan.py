@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness.cluster import Cluster, Shape
-from harness.image import make_image
 from harness.kubectl import Kubectl
 from harness.size import Size
+from jobs import load_command
 from trained import Job, counting, remove
 
 # Nine workers fit, and each job wants five.
@@ -50,8 +50,7 @@ def test_elastic_jobs_are_done_sooner_than_gangs(
     start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
 ) -> None:
     cluster = start(Shape(nodes=NODES, size=Size(cpu=NODE_CPU)))
-    image = "elasticdl:test"
-    cluster.load_image(make_image(command, command.with_suffix(".tar"), name=image))
+    image = load_command(cluster, command)
     try:
         began = time.monotonic()
         for name in ("gang-a", "gang-b"):

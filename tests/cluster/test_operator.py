@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from harness.cluster import Cluster, Shape
-from harness.image import make_image
 from harness.kubectl import Kubectl
 from harness.node import PROBE_IMAGE
 from harness.size import Size
 from harness.waiting import until
-from jobs import ROOT, rbac
+from jobs import ROOT, load_command, rbac, training_job
 from trained import Job, counting, remove
 
 IMAGE = "elasticdl:test"
@@ -58,7 +57,7 @@ def place(
 ) -> Iterator[tuple[Cluster, Operator]]:
     tmp_path = tmp_path_factory.mktemp("operator")
     cluster = start(Shape(nodes=2, size=Size(cpu=NODE_CPU)))
-    cluster.load_image(make_image(command, tmp_path / "image.tar", name=IMAGE))
+    load_command(cluster, command)
     cluster.kubectl("apply", "--filename", str(ROOT / "manifests" / "operator" / "crd.yaml"))
     cluster.kubectl("create", "namespace", "elasticdl")
     cluster.kubectl.apply(*rbac("default"))
@@ -78,14 +77,7 @@ class Managed(Job):
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o777)
         spec = {word: value for word, value in self._spec().items() if word != "job_name"}
-        self.kubectl.apply(
-            {
-                "apiVersion": "elasticdl.org/v1",
-                "kind": "TrainingJob",
-                "metadata": {"name": self.name},
-                "spec": spec,
-            }
-        )
+        self.kubectl.apply(training_job(self.name, spec))
         return self
 
     def conditions(self) -> set[str]:
@@ -182,7 +174,5 @@ def test_the_api_server_refuses_what_a_schema_can(
     words, says = BAD[case]
     cluster, _ = place
     bad = {"image_name": IMAGE, "model_def": "count", "training_data": "/data", **words}
-    described = {"apiVersion": "elasticdl.org/v1", "kind": "TrainingJob"}
-    described |= {"metadata": {"name": "bad"}, "spec": bad}
     with pytest.raises(Exception, match=says):
-        cluster.kubectl.apply(described)
+        cluster.kubectl.apply(training_job("bad", bad))

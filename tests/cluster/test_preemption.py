@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.cluster import Cluster, Shape
-from harness.image import make_image
 from harness.kubectl import Kubectl
 from harness.size import Size
+from jobs import load_command
 from outside import outside
 from pods import priority
 from trained import Job, counting, is_training, remove
@@ -40,8 +40,7 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
     start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
 ) -> None:
     cluster = start(Shape(nodes=3, size=Size(cpu=NODE_CPU)))
-    image = "elasticdl:test"
-    cluster.load_image(make_image(command, command.with_suffix(".tar"), name=image))
+    image = load_command(cluster, command)
     kubectl = cluster.kubectl
     kubectl.apply(priority(HIGH, 1_000_000), priority(LOW, 1000))
     try:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from harness.given import Given
 from harness.image import make_host_image
 from harness.kubectl import Kubectl
 from harness.waiting import until
-from jobs import ROOT, Client
+from jobs import ROOT, Client, phases
 
+JOB = "test-mnist"
 ACCURACY, BY_VERSION = 0.77, 250
 START_LIMIT = 180
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "elasticdl"
@@ -51,8 +51,7 @@ class Model:
 def client(command: Path, kubectl: Kubectl, tmp_path: Path) -> Client:
     client = Client(command, "", kubectl, tmp_path)
     client.allow()
-    for part in ("train", "test"):
-        shutil.copytree(ROOT / "data" / "fashion_mnist" / part, client.work / "mnist" / part)
+    client.put_mnist()
     return client
 
 
@@ -114,7 +113,7 @@ def train(client: Client, model: Model, *arguments: str) -> None:
         "--minibatch_size=64",
         "--num_minibatches_per_task=2",
         "--evaluation_steps=50",
-        "--job_name=test-mnist",
+        f"--job_name={JOB}",
         "--image_pull_policy=Never",
         f"--volume={volumes}",
         *arguments,
@@ -123,18 +122,13 @@ def train(client: Client, model: Model, *arguments: str) -> None:
     assert done.code == 0, done.err
 
 
-def phases(kubectl: Kubectl) -> dict[str, str]:
-    pods = kubectl.json("get", "pod", "--selector", "elasticdl_job_name=test-mnist")["items"]
-    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
-
-
 def runs_to_its_end(client: Client, kubectl: Kubectl, processes: list[str]) -> None:
     """All pods run at once, and all of them complete."""
     names = [f"elasticdl-test-mnist-{process}" for process in processes]
     everybody = dict.fromkeys(names, "Running")
 
     def run() -> bool:
-        seen = phases(kubectl)
+        seen = phases(kubectl, JOB)
         assert "Failed" not in seen.values(), said(kubectl)
         return seen == everybody
 
@@ -142,11 +136,11 @@ def runs_to_its_end(client: Client, kubectl: Kubectl, processes: list[str]) -> N
     watched = client("attach", "test-mnist")
     assert watched.code == 0, watched.err + said(kubectl)
     completed = dict.fromkeys(names, "Succeeded")
-    until("all complete", lambda: phases(kubectl) == completed, 60, lambda: said(kubectl))
+    until("all complete", lambda: phases(kubectl, JOB) == completed, 60, lambda: said(kubectl))
 
 
 def said(kubectl: Kubectl) -> str:
-    logs = [kubectl("logs", name, "--tail=30") for name in phases(kubectl)]
+    logs = [kubectl("logs", name, "--tail=30") for name in phases(kubectl, JOB)]
     return "\n".join([kubectl("get", "pods"), *logs])
 
 
