@@ -82,7 +82,7 @@ unit: setup ## Unit, property, simulation and end-to-end tests
 	ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(CARGO) test $(PROFILE) --workspace --locked
 
 page: build ## The page of a real job in a real browser; SHOTS=DIR keeps screenshots
-	@bash tests/page/run.sh $(or $(CARGO_TARGET_DIR),target)/release/elasticdl $(DRIVER) $(SHOTS)
+	@bash tests/page/run.sh $(TARGET)/release/elasticdl $(DRIVER) $(SHOTS)
 
 # The frameworks are lent to the fresh environment by a path, so that only the wheel is installed.
 # TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own.

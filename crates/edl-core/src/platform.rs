@@ -18,6 +18,11 @@ pub struct InstanceId {
     pub id: u32,
 }
 
+impl InstanceId {
+    /// A job has one master at a time.
+    pub const MASTER: Self = Self { role: Role::Master, id: 0 };
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {

@@ -82,8 +82,7 @@ async fn once(
             return Err(refused("create", "service", &name, &error));
         }
     }
-    let key = kept.data.and_then(|mut data| data.remove(names::KEY_FILE));
-    key.and_then(|key| String::from_utf8(key.0).ok()).ok_or(Error::NoKey(name))
+    manifest::key(&kept).ok_or(Error::NoKey(name))
 }
 
 fn refused(verb: &'static str, kind: &str, name: &str, error: &kube::Error) -> Error {

@@ -2,8 +2,6 @@
 //! The job's ConfigMap as a board: an operator notes there how many workers a job may have, and
 //! the job's master how far it is. Neither needs to know where the other runs.
 
-use std::time::Duration;
-
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -13,11 +11,8 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::calls::wait_of;
+use crate::calls::{CALL_LIMIT, wait_of};
 use crate::names;
-
-/// An API server that takes longer does not answer.
-const CALL_LIMIT: Duration = Duration::from_secs(8);
 
 /// What an operator lets a job have.
 #[derive(Clone, Debug, PartialEq, Eq)]

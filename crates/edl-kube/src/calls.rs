@@ -15,7 +15,7 @@ use crate::manifest::{self, PodExtras};
 use crate::names;
 
 /// An API server that takes longer does not answer.
-const CALL_LIMIT: Duration = Duration::from_secs(8);
+pub const CALL_LIMIT: Duration = Duration::from_secs(8);
 
 /// The pods of one job.
 #[derive(Clone)]

@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, ListParams, PropagationPolicy};
 use kube::config::KubeConfigOptions;
 use kube::{Api, Client, Config};
 
-use crate::names;
+use crate::{manifest, names};
 
 mod error;
 mod forward;
@@ -123,9 +123,7 @@ impl Cluster {
         let name = names::secret(job);
         let secret = self.secrets().get(&name).await;
         let secret = secret.map_err(|error| self.refused("read", "secret", &name, error))?;
-        let key = secret.data.and_then(|mut data| data.remove(names::KEY_FILE));
-        let text = key.and_then(|key| String::from_utf8(key.0).ok());
-        text.ok_or(Error::NoKey { secret: name })
+        manifest::key(&secret).ok_or(Error::NoKey { secret: name })
     }
 
     /// Deletes the job with everything that it owns.

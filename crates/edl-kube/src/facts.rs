@@ -1,10 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads a pod's facts out of what the API server says.
 
+use std::time::Duration;
+
 use edl_core::pod::{Container, Facts, Phase};
 use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition};
 
 use crate::names;
+
+/// A node gets this much longer than a pod's grace to say that the pod is gone.
+pub(crate) const NODE_MARGIN: Duration = Duration::from_secs(10);
+/// Kubernetes' own, for pods that do not say.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+
+/// What `pod` gets between the wish that it leaves and its end.
+pub(crate) fn grace(pod: &Pod) -> Duration {
+    let spec_grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+    let grace = pod.metadata.deletion_grace_period_seconds.or(spec_grace);
+    grace.and_then(|secs| u64::try_from(secs).ok()).map_or(DEFAULT_GRACE, Duration::from_secs)
+}
 
 /// What `pod` says about itself.
 #[must_use]

@@ -10,7 +10,9 @@ pub mod facts;
 pub mod inside;
 pub mod manifest;
 pub mod names;
+pub mod note;
 pub mod platform;
 pub mod rescue;
 
+pub use calls::CALL_LIMIT;
 pub use kube::Client;

@@ -23,8 +23,6 @@ pub use patch::{Patches, read_patches};
 pub use pod::{PodExtras, pod};
 pub use yaml::to_yaml;
 
-const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
-
 /// Everything that submitting a job creates, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobObjects {
@@ -45,7 +43,7 @@ pub fn job_objects(spec: &JobSpec, key: &str) -> Result<JobObjects, Invalid> {
         service: service(spec)?,
         network_policy: network_policy(spec),
         budgets: budgets(spec),
-        master: pod(spec, MASTER, &PodExtras::default())?,
+        master: pod(spec, InstanceId::MASTER, &PodExtras::default())?,
     })
 }
 
@@ -97,6 +95,13 @@ pub fn secret(spec: &JobSpec, key: &str) -> Secret {
         type_: Some("Opaque".into()),
         ..Secret::default()
     }
+}
+
+/// The key in a job's Secret.
+#[must_use]
+pub fn key(secret: &Secret) -> Option<String> {
+    let key = secret.data.as_ref()?.get(names::KEY_FILE)?;
+    String::from_utf8(key.0.clone()).ok()
 }
 
 /// Where the master is found, whichever pod it is.

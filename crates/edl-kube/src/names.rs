@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_pod_is_named_after_its_job_and_part_and_its_labels_name_it_too() {
         let worker = InstanceId { role: Role::Worker, id: 3 };
-        let master = InstanceId { role: Role::Master, id: 0 };
+        let master = InstanceId::MASTER;
         assert_eq!(pod("x", worker), "elasticdl-x-worker-3");
         assert_eq!(pod("x", master), "elasticdl-x-master");
         for it in [worker, master] {

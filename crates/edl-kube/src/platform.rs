@@ -40,8 +40,6 @@ const NAME_BACKOFF: Duration = Duration::from_millis(200);
 /// A node tells seconds later that a pod has ended; one that is deleted before is not seen as
 /// completed by those who look for it.
 const DISMISSED_GRACE: Duration = Duration::from_secs(20);
-/// Kubernetes' own, for pods that do not say.
-const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// What a platform is told.
 #[derive(Clone, Debug)]
@@ -433,16 +431,12 @@ impl Platform {
 }
 
 fn seen(pod: &Pod) -> Option<Seen> {
-    let spec_grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
-    let grace = pod.metadata.deletion_grace_period_seconds.or(spec_grace);
     Some(Seen {
         instance: names::instance(pod.metadata.labels.as_ref()?)?,
         uid: pod.metadata.uid.clone()?,
         facts: facts::of(pod),
         class: pod.spec.as_ref().and_then(|spec| spec.priority_class_name.clone()),
-        grace: grace
-            .and_then(|secs| u64::try_from(secs).ok())
-            .map_or(DEFAULT_GRACE, Duration::from_secs),
+        grace: facts::grace(pod),
     })
 }
 

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use edl_core::platform::{Ended, InstanceId, Role};
+use edl_core::platform::{Ended, InstanceId};
 use edl_core::pod::{Facts, State};
 use edl_core::spec::JobSpec;
 use k8s_openapi::api::core::v1::Pod;
@@ -15,17 +15,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::calls::{Answer, Pods};
-use crate::facts;
+use crate::facts::{self, NODE_MARGIN};
 use crate::manifest::{self, PodExtras};
 
 /// A master that was away for less is on its way back by itself.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Between two looks at the master's pod, while it does not answer.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A node gets this much longer than a pod's grace to say that the pod is gone.
-const NODE_MARGIN: Duration = Duration::from_secs(10);
-const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
+const MASTER: InstanceId = InstanceId::MASTER;
 /// How a master ends when its job is over: done, failed, stopped.
 const JOB_OVER: [i32; 3] = [0, 1, 3];
 
@@ -100,10 +97,8 @@ async fn look(pods: &Pods, rescuer: &Rescuer, leaving_since: &mut Option<Instant
     if facts.as_ref().is_some_and(|facts| facts.is_leaving) {
         leaving_since.get_or_insert_with(Instant::now);
     }
-    let grace = found.as_ref().and_then(|pod| pod.metadata.deletion_grace_period_seconds);
-    let grace = grace.and_then(|secs| u64::try_from(secs).ok()).map(Duration::from_secs);
-    let is_overdue = leaving_since
-        .is_some_and(|since| since.elapsed() > grace.unwrap_or(DEFAULT_GRACE) + NODE_MARGIN);
+    let limit = found.as_ref().map(|pod| facts::grace(pod) + NODE_MARGIN);
+    let is_overdue = leaving_since.zip(limit).is_some_and(|(since, limit)| since.elapsed() > limit);
     let verdict = judge(facts.as_ref(), is_overdue);
     match (verdict, found) {
         (Verdict::Replace, Some(pod)) => {

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
 
-const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
+const MASTER: InstanceId = InstanceId::MASTER;
 const WORKER: InstanceId = InstanceId { role: Role::Worker, id: 3 };
 
 fn job() -> JobSpec {

@@ -3,11 +3,10 @@
 //! is not ours is never touched.
 
 use std::fmt::Debug;
-use std::time::Duration;
 
 use edl_core::spec::JobSpec;
 use edl_kube::manifest::{self, JobObjects};
-use edl_kube::names;
+use edl_kube::{CALL_LIMIT, names};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
@@ -24,8 +23,6 @@ use crate::crd::{API_VERSION, KIND, Status, TrainingJob};
 
 /// Whose fields they are that we write.
 pub const FIELD_MANAGER: &str = "elasticdl-operator";
-/// An API server that takes longer does not answer.
-pub const CALL_LIMIT: Duration = Duration::from_secs(8);
 /// Longer notes are refused.
 const MAX_NOTE: usize = 1000;
 

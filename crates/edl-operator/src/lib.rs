@@ -20,7 +20,6 @@ pub mod inquiry;
 pub mod lease;
 pub mod manifests;
 pub mod metrics;
-pub mod note;
 mod numbers;
 pub mod observe;
 pub mod queues;

@@ -4,9 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use edl_kube::note::StatusNote;
 use edl_sched::snapshot::Speed;
-
-use crate::note::StatusNote;
 
 /// Beyond what was measured, each worker is thought to add this share of what the last ones do.
 const BEYOND: f64 = 0.8;

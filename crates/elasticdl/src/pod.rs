@@ -14,6 +14,7 @@ use edl_core::id::{PsId, WorkerId};
 use edl_core::platform::{InstanceId, Role, pid_of};
 use edl_core::spec::JobSpec;
 use edl_kube::board::Board;
+use edl_kube::note::StatusNote;
 use edl_kube::platform::{self, End};
 use edl_kube::rescue::{self, Rescuer};
 use edl_kube::{Client, adopt, inside, manifest, names};
@@ -282,16 +283,17 @@ async fn tell(board: Board, job: Job) {
 fn note(job: &Job) -> Option<String> {
     let status = job.status()?;
     let working = |it: &&proto::Instance| it.role == "worker" && it.state != "waiting";
-    let note = serde_json::json!({
-        "state": status.state,
-        "records_done": status.records_done,
-        "records_total": status.records_total,
-        "records_per_second": status.records_per_second.round(),
-        "workers": status.instances.iter().filter(working).count(),
-        "eta_secs": status.eta_secs.round(),
-        "step": status.step,
-    });
-    Some(note.to_string())
+    let workers = status.instances.iter().filter(working).count();
+    let note = StatusNote {
+        records_done: status.records_done,
+        records_total: Some(status.records_total),
+        records_per_second: Some(status.records_per_second.round()),
+        workers: u32::try_from(workers).unwrap_or(u32::MAX),
+        eta_secs: Some(status.eta_secs.round()),
+        step: status.step,
+        state: status.state,
+    };
+    serde_json::to_string(&note).ok()
 }
 
 /// Makes the job's folder what the ConfigMap says; tells whether the job in it had ended.

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{IsTerminal as _, Read as _, Seek as _, SeekFrom, Write as _};
 use std::time::{Duration, Instant};
 
+use edl_core::platform::InstanceId;
 use edl_net::proto::{Evaluation, JobStatus};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tracing::Level;
@@ -78,10 +79,7 @@ impl Ui {
 
     /// For a master by hand: what it logs is what is seen.
     pub(crate) fn relay(job: &Job) -> Self {
-        let log = job.log_path(edl_core::platform::InstanceId {
-            role: edl_core::platform::Role::Master,
-            id: 0,
-        });
+        let log = job.log_path(InstanceId::MASTER);
         let offset = std::fs::metadata(log).map_or(0, |metadata| metadata.len());
         Self::with(job, Form::Relay { offset })
     }

@@ -4,7 +4,7 @@
 use super::*;
 
 const WORKER: InstanceId = InstanceId { role: Role::Worker, id: 0 };
-const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
+const MASTER: InstanceId = InstanceId::MASTER;
 const PS: InstanceId = InstanceId { role: Role::Ps, id: 0 };
 
 fn job() -> JobSpec {

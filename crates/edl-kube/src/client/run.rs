@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use edl_core::platform::{InstanceId, Role};
+use edl_core::platform::InstanceId;
 use kube::api::{DeleteParams, LogParams, PostParams};
 
 use super::{Cluster, Error, Found, Phase, phase};
@@ -26,8 +26,7 @@ impl Cluster {
         };
         let extras =
             PodExtras { owner: manifest::owner(&found.config_map), ..PodExtras::default() };
-        let master = InstanceId { role: Role::Master, id: 0 };
-        let made = manifest::pod(&found.spec, master, &extras);
+        let made = manifest::pod(&found.spec, InstanceId::MASTER, &extras);
         let mut object = made.map_err(|invalid| failed(invalid.0))?;
         object.metadata.name = Some(pod.clone());
         // It is no process of the job: neither the Service nor the master must take it for one.

@@ -114,11 +114,8 @@ impl Cluster {
         replaced.map_err(|error| self.refused("change", "configmap", &name, error))?;
         let extras =
             PodExtras { owner: manifest::owner(&found.config_map), ..PodExtras::default() };
-        let master = InstanceId { role: Role::Master, id: 0 };
-        let pod: Pod = manifest::pod(spec, master, &extras).map_err(|invalid| Error::Refused {
-            verb: "make",
-            object: "the master's pod".into(),
-            message: invalid.0,
+        let pod: Pod = manifest::pod(spec, InstanceId::MASTER, &extras).map_err(|invalid| {
+            Error::Refused { verb: "make", object: "the master's pod".into(), message: invalid.0 }
         })?;
         self.create("pod", &pod).await
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use edl_core::platform::{InstanceId, Report, Role, pid_of};
 use edl_core::pod::{Facts, State};
 
-/// A node gets this much longer than a pod's grace to say that the pod is gone.
-const NODE_MARGIN: Duration = Duration::from_secs(10);
+use crate::facts::NODE_MARGIN;
+
 /// What has ended is kept so long, for those who want to read its log.
 const TTL: Duration = Duration::from_secs(600);
 

@@ -21,7 +21,7 @@ use crate::jobs::Job;
 use crate::{host, models, own_loop, python, signals};
 
 /// The master of a job, as a child.
-pub(super) const MASTER: InstanceId = InstanceId { role: Role::Master, id: 0 };
+pub(super) const MASTER: InstanceId = InstanceId::MASTER;
 
 /// Every child that has not been reaped.
 pub(super) struct Children {

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use edl_kube::names;
 use serde::{Deserialize, Serialize};
+
+use crate::names;
 
 /// How far a job is, in its master's words.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
