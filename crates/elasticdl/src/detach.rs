@@ -32,17 +32,18 @@ pub(crate) fn run(ready: Ready, out: &mut impl Write) -> anyhow::Result<Exit> {
         command.arg("--resume");
     }
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    let before = job.started();
     // From here on the job is the other's.
     drop(hold);
     let mut child = command.spawn().context("cannot start the job in the background")?;
     let name = job.name().unwrap_or_default();
     loop {
-        // A short job may have ended well before it was looked at.
-        if job.fresh_status().is_some() && job.started() != before {
+        // By its number, not by the time of a file: two files of one moment have the same time.
+        let is_its = job.supervisor().is_some_and(|info| info.pid == child.id());
+        if is_its && job.fresh_status().is_some() {
             break;
         }
         if let Some(status) = child.try_wait().context("cannot watch the job")? {
+            // A short job may have ended well before it was looked at.
             if status.success() {
                 break;
             }
