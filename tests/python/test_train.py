@@ -301,6 +301,29 @@ def test_embeddings_live_on_the_servers_and_come_back_at_export(
     cluster.run("audit", "odd")
 
 
+def test_hybrid_trains_the_same_bits_with_a_worker_killed(cluster: Cluster, tmp_path: Path) -> None:
+    data = tmp_path / "odd.csv"
+    data.write_text("id,label\n" + "".join(f"{n % 500},{n % 500 % 2}\n" for n in range(8000)))
+    (tmp_path / "odd.py").write_text(EMBEDDING)
+    flags = {
+        "training_data": data,
+        "distribution_strategy": "HybridStrategy",
+        "num_ps_pods": 1,
+        "lanes": 2,
+        "minibatch_size": 8,
+        "num_epochs": 1,
+    }
+    calm = words("calm", str(tmp_path / "odd.py"), **flags)
+    cluster.run("train", *calm)
+    shaken = words("shaken", str(tmp_path / "odd.py"), **flags | {"num_workers": 2})
+    job = cluster.start("train", *shaken)
+    kill_a_worker(cluster, job, "shaken")
+    out, err = job.communicate(timeout=240)
+    assert job.returncode == 0, out + err
+    cluster.run("audit", "shaken")
+    assert weights(cluster.job("calm")) == weights(cluster.job("shaken"))
+
+
 COUNTING = """
 import torch
 
