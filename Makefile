@@ -16,7 +16,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build static dist images wheel test lint unit page python cluster fresh bench soak sim verify doc deny setup clean help
+.PHONY: build static dist images wheel test lint unit page python docs cluster fresh bench soak sim verify doc deny setup clean help
 
 build: ## Build the elasticdl command (target/release/elasticdl)
 	$(CARGO) build $(PROFILE)
@@ -54,7 +54,7 @@ wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-
 	rm -rf $(WHEELS)
 	$(FRAMEWORKS)/bin/maturin build --release --locked --out $(WHEELS)
 
-test: setup lint unit page python cluster ## Set up what tests need, then run every check and test
+test: setup lint unit page python docs cluster ## Set up what tests need, then run every check and test
 	@echo "make test: all passed"
 
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
@@ -88,6 +88,11 @@ page: build ## The page of a real job in a real browser; SHOTS=DIR keeps screens
 # TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own.
 python: setup fresh ## Tests of the Python package, as installed from its wheel
 	ls tests/python/test_*.py | xargs -n 1 -P 2 $(FRESH)/bin/python -m pytest -q
+
+# Two pages at a time; what was checked and not run is listed at the end.
+docs: setup build fresh ## Every command of the documentation, its links and its reference
+	ELASTICDL=$(TARGET)/release/elasticdl ELASTICDL_PYTHON=$(FRESH)/bin/python \
+		$(VENV)/bin/python -m pytest -q -n 2 --dist=worksteal tests/docs
 
 # Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md), three
 # side by side: tests wait for pods more than they compute.

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which command is tried (`ELASTICDL`, `ELASTICDL_PYTHON`; `make docs` sets them), and the list of
+what was checked and not run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+CHECKED = "checked"
+
+
+@pytest.fixture(scope="session")
+def elasticdl() -> Path:
+    named = os.environ.get("ELASTICDL") or shutil.which("elasticdl")
+    assert named, "ELASTICDL=FILE says which command is tried; `make docs` builds it"
+    return Path(named).absolute()
+
+
+@pytest.fixture(scope="session")
+def python() -> Path | None:
+    """Has the package, Keras and PyTorch; without it Python models are not run."""
+    named = os.environ.get("ELASTICDL_PYTHON")
+    return Path(named).absolute() if named else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    properties = [
+        p for report in terminalreporter.getreports("passed") for p in report.user_properties
+    ]
+    checked = [said for name, said in properties if name == CHECKED]
+    if checked:
+        terminalreporter.section("checked, not run")
+        for said in checked:
+            terminalreporter.line(said)

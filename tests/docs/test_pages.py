@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pages say beside commands: their code compiles, their links lead somewhere, flags exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pages import ROOT, blocks, pages, prose, spans
+
+EVERY_PAGE = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+# Flags of other programs that pages speak of.
+FOREIGN = {"--features"}
+
+
+@EVERY_PAGE
+def test_python_compiles_and_yaml_is_yaml(page: Path) -> None:
+    for block in blocks(page):
+        try:
+            if block.language == "python":
+                ast.parse(block.text)
+            elif block.language == "yaml":
+                list(yaml.safe_load_all(block.text))
+        except (SyntaxError, yaml.YAMLError) as error:
+            raise AssertionError(f"{block.place}: {error}") from error
+
+
+@EVERY_PAGE
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{page}: `{target}` is not there"
+        if anchor:
+            assert anchor in anchors(file), f"{page}: `{target}` has no such heading"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve()
+        for target in re.findall(r"\]\(([^)\s]+)\)", index.read_text())
+    }
+    for page in sorted(ROOT.glob("docs/**/*.md")):
+        assert page == index or page in linked, f"docs/README.md does not name {page}"
+
+
+@EVERY_PAGE
+def test_flags_exist(page: Path, flags: set[str]) -> None:
+    for span in spans(page):
+        named = re.match(r"(--[a-z][a-z_-]*)", span)
+        if named and "{" not in span:
+            known = named[1].rstrip("_") in flags or named[1] in FOREIGN
+            assert known, f"{page}: elasticdl has no flag `{named[1]}`"
+
+
+@pytest.fixture(scope="session")
+def flags(elasticdl: Path) -> set[str]:
+    """Every flag of every command, hidden ones too: completions know them all."""
+    script = subprocess.run(
+        [elasticdl, "completions", "bash"], capture_output=True, text=True, check=True
+    ).stdout
+    return set(re.findall(r"--[a-z][a-z_-]*", script))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to headings."""
+    headings = re.findall(r"^#+ +(.*)$", prose(page), re.M)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
