@@ -16,7 +16,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build static dist images wheel test lint unit page python docs cluster fresh bench soak sim verify doc deny setup clean help
+.PHONY: build static dist images wheel test lint unit page python docs reference cluster fresh bench soak sim verify doc deny setup clean help
 
 build: ## Build the elasticdl command (target/release/elasticdl)
 	$(CARGO) build $(PROFILE)
@@ -93,6 +93,9 @@ python: setup fresh ## Tests of the Python package, as installed from its wheel
 docs: setup build fresh ## Every command of the documentation, its links and its reference
 	ELASTICDL=$(TARGET)/release/elasticdl ELASTICDL_PYTHON=$(FRESH)/bin/python \
 		$(VENV)/bin/python -m pytest -q -n 2 --dist=worksteal tests/docs
+
+reference: setup build ## Write docs/reference anew, from the command and its source
+	$(VENV)/bin/python tests/docs/reference.py $(TARGET)/release/elasticdl
 
 # Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md), three
 # side by side: tests wait for pods more than they compute.

@@ -139,7 +139,7 @@ class Shell:
         """A reader takes longer to type the next command than a job to begin or to heal."""
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
-            status = yaml.safe_load(self._says(["elasticdl", "status", "--json"]))
+            status = yaml.safe_load(self.says(["elasticdl", "status", "--json"]))
             working = [one for one in status["instances"] if one["state"] == "working"]
             if status["state"] != "running":
                 return
@@ -254,12 +254,12 @@ class Shell:
 
     def _check_elasticdl(self, rest: list[str]) -> str:
         if rest[:1] == ["operator"] and rest[1:2] in (["manifests"], ["crd"]):
-            self._says(["elasticdl", *rest])
+            self.says(["elasticdl", *rest])
             return "run"
         flags = {word.split("=")[0] for word in rest}
         if rest[0] in ("train", "evaluate", "predict") and "--image_name" in flags:
             words = [word for word in rest if word != "--detach"]
-            objects = self._says(["elasticdl", *words, *([] if "--yaml" in flags else ["--yaml"])])
+            objects = self.says(["elasticdl", *words, *([] if "--yaml" in flags else ["--yaml"])])
             if not list(yaml.safe_load_all(objects)):
                 raise Failed("it makes no objects")
             return "its objects are made"
@@ -267,14 +267,14 @@ class Shell:
             # What follows the script is the script's own.
             scripts = [i for i, word in enumerate(rest) if word.endswith(".py")]
             rest = rest[: scripts[0]] if scripts else rest
-        self._says(["elasticdl", *rest, "--help"])
+        self.says(["elasticdl", *rest, "--help"])
         return "its flags are parsed"
 
     def _parsed_by(self, program: str, rest: list[str]) -> str:
         if not shutil.which(program):
             return f"{program} is not here to parse it"
         # `--help` comes last, so everything before it is parsed first.
-        self._says([program, *rest, "--help"])
+        self.says([program, *rest, "--help"])
         return f"{program} parses it"
 
     def _check_cargo(self, rest: list[str]) -> str:
@@ -304,7 +304,7 @@ class Shell:
                 if file.suffix == ".yaml":
                     list(yaml.safe_load_all(file.read_text()))
 
-    def _says(self, words: list[str]) -> str:
+    def says(self, words: list[str]) -> str:
         done = subprocess.run(
             words,
             cwd=self.folder,

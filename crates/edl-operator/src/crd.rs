@@ -46,23 +46,28 @@ pub struct Status {
     pub workers: u32,
     /// Workers that its master was told to have.
     pub wanted_workers: u32,
+    /// The fewest workers that it may have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_workers: Option<u32>,
+    /// The most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_workers: Option<u32>,
+    /// Records trained, as its master says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records_done: Option<u64>,
+    /// Records of all its epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records_total: Option<u64>,
-    /// `42 %`.
+    /// Share of its records that is trained, e.g. `42 %`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub progress: String,
-    /// `12m`.
+    /// Time left, e.g. `12m`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub eta: String,
     /// The label selector of its workers, for `/scale`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub selector: String,
+    /// What is so and what is not, with reasons.
     pub conditions: Vec<Condition>,
 }
 
@@ -91,6 +96,7 @@ pub enum Kind {
     Running,
     /// It is on its way to another number of workers.
     Resizing,
+    /// It has come to its end.
     Succeeded,
     /// It failed or was stopped, and will not go on by itself.
     Failed,

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 /// What the process tells its caller. The list is in `elasticdl --help` and in the README.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
+    /// Done.
     Ok,
     /// The job, or what was asked for, failed.
     Failed,

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference, from what the command prints and from its source: reference.py ELASTICDL [DIR].
+
+Nothing in it depends on the machine or the time, so a test can compare it with what is committed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from pages import GENERATED, ROOT
+
+CRATES = ROOT / "crates"
+NOTE = "<!-- Written by `make reference`; do not edit. -->\n\n"
+
+
+def main() -> None:
+    binary = Path(sys.argv[1]).absolute()
+    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else GENERATED
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in reference(binary).items():
+        (folder / name).write_text(text)
+        print(folder / name)
+
+
+def reference(binary: Path) -> dict[str, str]:
+    """Each page of the reference."""
+    pages = {
+        "cli.md": cli(binary),
+        "job.md": job(binary),
+        "trainingjob.md": trainingjob(binary),
+        "metrics.md": metrics(),
+        "exit-codes.md": exit_codes(),
+    }
+    return {name: NOTE + text.rstrip() + "\n" for name, text in pages.items()}
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def cli(binary: Path) -> str:
+    """What `--help` says, command by command."""
+    text = "# Commands\n\nWhat `elasticdl --help` and `elasticdl COMMAND --help` print.\n"
+    return text + "".join(sections(binary, ()))
+
+
+def sections(binary: Path, command: tuple[str, ...]) -> list[str]:
+    said = printed(binary, *command, "--help")
+    title = " ".join(("elasticdl", *command))
+    found = [f"\n{'#' * (2 + max(0, len(command) - 1))} {title}\n\n```text\n{said}\n```\n"]
+    for name in subcommands(said):
+        found += sections(binary, (*command, name))
+    return found
+
+
+def subcommands(said: str) -> list[str]:
+    part = re.search(r"^Commands:\n((?: .*\n)+)", said + "\n", re.M)
+    return re.findall(r"^  ([a-z]+)  ", part[1], re.M) if part else []
+
+
+def printed(binary: Path, *words: str) -> str:
+    environment = {
+        **os.environ,
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+        "ELASTICDL_HOME": "~/.elasticdl",
+    }
+    done = subprocess.run([binary, *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words} ended with {done.returncode}: {done.stderr}"
+    return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+
+
+# ---- the job description -------------------------------------------------------------------------
+
+
+def job(binary: Path) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "job.yaml"
+        printed(binary, "init", str(file))
+        lines = file.read_text().splitlines()
+    kinds = definition(binary)["spec"]["properties"]
+    helps = flags(binary)
+    text = (
+        "# The job description\n\n"
+        "The words of `elasticdl train --config FILE`, of the flags of `train`, `evaluate` and "
+        "`predict`, and of a TrainingJob's `spec`.\n"
+        "`elasticdl init` writes a file with all of them; a flag wins over the file.\n"
+    )
+    for line in lines:
+        if heading := re.match(r"# -+ (.+?) -+$", line):
+            text += f"\n## {heading[1]}\n\n| word | kind | default | meaning |\n|---|---|---|---|\n"
+        elif word := re.match(r"([a-z_]+): (.*?)(?: +# (.*))?$", line):
+            name, default, meaning = word.groups()
+            default = "" if default in ("''", "null", "{}") else f"`{default}`"
+            # A flag says what a word is; the file may count on the line before it.
+            meaning = helps.get(name, meaning or "").rstrip(".")
+            if default:
+                meaning = re.sub(r" *\[default: [^]]*\]", "", meaning)
+            text += row(f"`{name}`", kind(kinds[name]), default, meaning)
+    return text
+
+
+def flags(binary: Path) -> dict[str, str]:
+    """What is said of every flag that describes a job."""
+    found = {}
+    for command in ("train", "evaluate", "predict"):
+        said = printed(binary, command, "--help")
+        for name, help_text in re.findall(
+            r"^ +--([a-z_]+)[^\n]*?(?:\n {8,}|  +)(\S.*(?:\n {8,}\S.*)*)", said, re.M
+        ):
+            plain = re.sub(r"\s+", " ", help_text)
+            found[name] = re.sub(r" *\[possible values: [^]]*\]", "", plain)
+    return found
+
+
+def kind(schema: dict) -> str:
+    """What a word may be."""
+    if schema.get("x-kubernetes-int-or-string"):
+        return "number or text"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    names = {"integer": "whole number", "number": "number", "boolean": "true or false"}
+    names |= {"string": "text", "object": "words", "array": "list"}
+    name = names[schema["type"]]
+    return f"{name} ≥ {schema['minimum']}" if schema.get("minimum") else name
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+# Words of a TrainingJob that no job description has.
+OWN_WORDS = {
+    "priority": "Higher goes first: a number, or the name of a PriorityClass for its value",
+    "queue": "Whose quota it uses [default: default]",
+}
+
+# ---- TrainingJob ---------------------------------------------------------------------------------
+
+
+def definition(binary: Path) -> dict:
+    """The schema of a TrainingJob, and how kubectl shows it."""
+    crd = yaml.safe_load(printed(binary, "operator", "crd"))
+    version = crd["spec"]["versions"][0]
+    schema = version["schema"]["openAPIV3Schema"]
+    return {"crd": crd, "version": version, "schema": schema, **schema["properties"]}
+
+
+def trainingjob(binary: Path) -> str:
+    found = definition(binary)
+    crd, version = found["crd"]["spec"], found["version"]
+    described = set(re.findall(r"^\| `([a-z_]+)` \|", job(binary), re.M))
+    source = (CRATES / "edl-operator/src/crd.rs").read_text()
+    text = (
+        "# TrainingJob\n\n"
+        f"`apiVersion: {crd['group']}/{version['name']}`, `kind: {crd['names']['kind']}`; "
+        f"`kubectl get {crd['names']['shortNames'][0]}`.\n"
+        "What the words do is told in [operator.md](../operator.md).\n\n"
+        "## spec\n\n"
+        "Every word of [the job description](job.md), and\n\n"
+        "| word | kind | meaning |\n|---|---|---|\n"
+    )
+    schema = found["spec"]["properties"]
+    for name, meaning in OWN_WORDS.items():
+        text += row(f"`{name}`", kind(schema[name]), meaning)
+    text += "\nPaddlePaddle EDL's words are understood, too:\n\n| word | kind |\n|---|---|\n"
+    for name in sorted(set(schema) - described - set(OWN_WORDS)):
+        assert f'"{name}"' in aliases(), f"say in OWN_WORDS what `{name}` means"
+        inner = ", ".join(f"`{word}`" for word in schema[name].get("properties", {}))
+        text += row(f"`{name}`", f"words: {inner}" if inner else kind(schema[name]))
+    text += "\n" + edl_words()
+    text += "\n## What the API server refuses\n\n"
+    rules = found["schema"].get("x-kubernetes-validations", [])
+    rules = rules + found["spec"].get("x-kubernetes-validations", [])
+    text += "".join(f"- {rule['message']}\n" for rule in rules)
+    text += "- unknown words, values of another kind, numbers below those of [job.md](job.md)\n"
+    text += "\n## status\n\n| field | kind | meaning |\n|---|---|---|\n"
+    meanings = fields(source, "Status")
+    for name, field in found["status"]["properties"].items():
+        text += row(f"`{name}`", kind(field), meanings.get(snake(name), ""))
+    text += "\n## Conditions\n\n| condition | meaning |\n|---|---|\n"
+    for name, meaning in variants(source, "Kind"):
+        text += row(name, meaning)
+    text += "\n## Columns of kubectl\n\n| column | from |\n|---|---|\n"
+    for column in version["additionalPrinterColumns"]:
+        wide = " (`-o wide`)" if column.get("priority") else ""
+        text += row(column["name"] + wide, f"`{column['jsonPath']}`")
+    scale = version["subresources"]["scale"]
+    text += (
+        f"\n`kubectl scale` writes `{scale['specReplicasPath']}` "
+        f"and reads `{scale['statusReplicasPath']}`.\n"
+    )
+    return text
+
+
+def edl_words() -> str:
+    """The table at the head of the file that translates them."""
+    return "".join(f"{line}\n" for line in re.findall(r"^//! (\|.*)$", aliases(), re.M))
+
+
+def aliases() -> str:
+    return (CRATES / "edl-operator/src/aliases.rs").read_text()
+
+
+def snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])([A-Z])", lambda found: "_" + found[1].lower(), name)
+
+
+# ---- Rust's own comments -------------------------------------------------------------------------
+
+
+def body(source: str, what: str) -> str:
+    found = re.search(rf"^pub(?:\(crate\))? {what} \{{\n(.*?)^\}}", source, re.M | re.S)
+    assert found, f"`{what}` is not there any more; tests/docs/reference.py reads it"
+    return found[1]
+
+
+def fields(source: str, name: str) -> dict[str, str]:
+    """Each field of a struct with its comment."""
+    found, comment = {}, []
+    for line in body(source, f"struct {name}").splitlines():
+        if told := re.match(r" +/// (.*)", line):
+            comment.append(told[1])
+        elif field := re.match(r" +pub(?:\(crate\))? ([a-z_]+):", line):
+            found[field[1]], comment = " ".join(comment), []
+    return found
+
+
+def variants(source: str, name: str) -> list[tuple[str, str]]:
+    """Each variant of an enum with its comment."""
+    found, comment = [], []
+    for line in body(source, f"enum {name}").splitlines():
+        if told := re.match(r" +/// (.*)", line):
+            comment.append(told[1])
+        elif variant := re.match(r"    ([A-Z][A-Za-z]*),", line):
+            found.append((variant[1], " ".join(comment)))
+            comment = []
+    return found
+
+
+def exit_codes() -> str:
+    source = (CRATES / "elasticdl/src/exit.rs").read_text()
+    codes = dict(re.findall(r"Self::([A-Za-z]+) => (\d+),", source))
+    text = (
+        "# Exit codes\n\nOf every command.\n"
+        "Results are on standard output, all else is on standard error.\n\n"
+        "| code | meaning |\n|---|---|\n"
+    )
+    for name, meaning in variants(source, "Exit"):
+        text += row(codes[name], meaning)
+    return text
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+
+KINDS = {"Gauge": "gauge", "Float": "gauge", "Counter": "counter", "Total": "counter"}
+KINDS |= {"Histogram": "histogram"}
+
+
+def metrics() -> str:
+    text = (
+        "# Metrics\n\nIn the OpenMetrics text format, at `/metrics` "
+        "of a job's page and of the operator's port; `/healthz` is beside it.\n"
+    )
+    for title, file in (
+        ("A job's master", "edl-master/src/metrics.rs"),
+        ("The operator", "edl-operator/src/metrics.rs"),
+    ):
+        text += f"\n## {title}\n\n| name | kind | labels | meaning |\n|---|---|---|---|\n"
+        for name, sort, labels, meaning in registered(CRATES / file):
+            text += row(f"`{name}`", sort, ", ".join(f"`{label}`" for label in labels), meaning)
+    return text
+
+
+def registered(file: Path) -> list[tuple[str, str, list[str], str]]:
+    """Name, kind, labels and help of each metric that a file registers."""
+    source = file.read_text()
+    prefix = re.search(r'sub_registry_with_prefix\("(\w+)"\)', source)[1]
+    types = dict(
+        re.findall(r"^    ([a-z_]+): ([A-Z][\w<>, ]*),$", body(source, "struct Metrics"), re.M)
+    )
+    # `let speed = metrics.records_per_second.clone();`, also two at once.
+    names = dict(re.findall(r"let (\w+) = metrics\.(\w+)\.clone\(\);", source))
+    for left, right in re.findall(r"let \(([^)]*)\) = \((.*)\);", source):
+        fields_of = re.findall(r"metrics\.(\w+)\.clone\(\)", right)
+        names |= dict(zip(left.split(", "), fields_of))
+    found = []
+    pattern = r'\.register\(\s*"(\w+)",\s*"([^"]*)",\s*(?:metrics\.)?(\w+)(?:\.clone\(\))?,?\s*\)'
+    for name, meaning, holder in re.findall(pattern, source):
+        held = types[names.get(holder, holder)]
+        family = re.match(r"Family<(\w+), (\w+)>", held)
+        sort = KINDS[family[2] if family else held]
+        labels = re.findall(r"^    (\w+):", struct(source, family[1]), re.M) if family else []
+        total = "_total" if sort == "counter" else ""
+        found.append((f"{prefix}_{name}{total}", sort, labels, meaning))
+    assert len(found) == source.count(".register("), f"{file} registers what is not understood"
+    return found
+
+
+def struct(source: str, name: str) -> str:
+    return re.search(rf"^struct {name} \{{\n(.*?)^\}}", source, re.M | re.S)[1]
+
+
+if __name__ == "__main__":
+    main()
