@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -45,6 +46,7 @@ ABROAD = {
     "podman": "needs podman",
     "git": "fetches something",
     "pip": "fetches something",
+    "apt-get": "installs packages",
     "make": "builds for minutes",
     "cargo": "builds for minutes",
     "eval": "changes the reader's shell",
@@ -56,7 +58,20 @@ ABROAD = {
 NOT_RUN = [(r"^elasticdl zoo push\b", "needs a registry of images")]
 
 # Tools of every machine, run as they stand.
-AT_HOME = {"cat", "cp", "grep", "head", "jq", "ls", "mkdir", "python", "sed", "sha256sum", "tail"}
+AT_HOME = {
+    "cat",
+    "cmp",
+    "cp",
+    "grep",
+    "head",
+    "jq",
+    "ls",
+    "mkdir",
+    "python",
+    "sed",
+    "sha256sum",
+    "tail",
+}
 
 # A list of commands says `elasticdl attach JOB | status JOB`: the program's name once.
 SHORT = {"audit", "data", "explain", "job", "logs", "scale", "status", "stop", "top", "zoo"}
@@ -68,6 +83,9 @@ EDITS: list[tuple[str, str, str]] = [
     (r"^cargo run --release -- ", "elasticdl ", "the command is built already"),
     (r"^(elasticdl train\b(?!.*--(max_step|detach|resume|print_config)).*?)( *#.*)?$",
      r"\1 --max_step=8", "a few steps show that it trains"),
+    (r"^(elasticdl zoo build\b(?!.*--builder).*?)( *#.*)?$", r"\1 --builder=own",
+     "the image is the same, and no daemon keeps it"),
+    (r"--resume second\b", "--resume second --max_step=60", "it need not end its epoch"),
     (r"--at_step 500\b", "--at_step 40", "its step comes sooner"),
     (r"--num_epochs=2\b", "--num_epochs=1", "one epoch shows that it trains"),
     (r"--workers 2:8\b", "--workers 2", "so many processes take long on two cores"),
@@ -248,6 +266,8 @@ class Shell:
             return "its targets are there"
         if program == "cargo":
             return self._check_cargo(rest)
+        if program == "gcloud":
+            return gcloud_knows(rest)
         if program in ABROAD or program in AT_HOME:
             return "its words are nobody's here to check"
         raise Failed(f"`{program}` is not known; say in {Path(__file__).name} how it is tried")
@@ -257,7 +277,9 @@ class Shell:
             self.says(["elasticdl", *rest])
             return "run"
         flags = {word.split("=")[0] for word in rest}
-        if rest[0] in ("train", "evaluate", "predict") and "--image_name" in flags:
+        is_whole = not any("…" in word for word in rest)
+        is_job = rest[0] in ("train", "evaluate", "predict") and "--image_name" in flags
+        if is_job and is_whole:
             words = [word for word in rest if word != "--detach"]
             objects = self.says(["elasticdl", *words, *([] if "--yaml" in flags else ["--yaml"])])
             if not list(yaml.safe_load_all(objects)):
@@ -273,8 +295,14 @@ class Shell:
     def _parsed_by(self, program: str, rest: list[str]) -> str:
         if not shutil.which(program):
             return f"{program} is not here to parse it"
-        # `--help` comes last, so everything before it is parsed first.
-        self.says([program, *rest, "--help"])
+        # `--help` comes last, so everything before it is parsed first; but before what is meant for
+        # a container, which would be run. Flags of `docker run` are written `--flag=value`.
+        end = len(rest)
+        if "--" in rest:
+            end = rest.index("--")
+        elif rest[0] == "run":
+            end = next(i for i, word in enumerate(rest) if i > 0 and not word.startswith("-"))
+        self.says([program, *rest[:end], "--help"], DOCKER_HOST="unix:///nowhere")
         return f"{program} parses it"
 
     def _check_cargo(self, rest: list[str]) -> str:
@@ -304,11 +332,11 @@ class Shell:
                 if file.suffix == ".yaml":
                     list(yaml.safe_load_all(file.read_text()))
 
-    def says(self, words: list[str]) -> str:
+    def says(self, words: list[str], **env: str) -> str:
         done = subprocess.run(
             words,
             cwd=self.folder,
-            env=self.env,
+            env={**self.env, **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -317,3 +345,24 @@ class Shell:
         if done.returncode != 0:
             raise Failed(f"`{shlex.join(words)}` ended with {done.returncode}: {done.stderr}")
         return done.stdout
+
+
+def gcloud_knows(rest: list[str]) -> str:
+    """Looks commands and flags up in the table that gcloud completes them from."""
+    program = shutil.which("gcloud")
+    table = (
+        Path(program).resolve().parents[1] / "data/cli/gcloud_completions.py" if program else None
+    )
+    if not table or not table.exists():
+        return "gcloud is not here to parse it"
+    tree = runpy.run_path(str(table))["STATIC_COMPLETION_CLI_TREE"]
+    node = tree
+    while rest and rest[0] in node.get("commands", {}):
+        node, rest = node["commands"][rest[0]], rest[1:]
+    if node.get("commands"):
+        raise Failed(f"gcloud has no such command: {rest[:1]}")
+    known = set(node["flags"]) | set(tree["flags"])
+    for word in rest:
+        if word.startswith("--") and word.split("=")[0] not in known:
+            raise Failed(f"gcloud has no flag {word}")
+    return "gcloud knows its flags"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -117,4 +118,7 @@ def simple_commands(line: str) -> list[list[str]]:
             skip = False
         else:
             commands[-1].append(word)
-    return [command for command in commands if command]
+    # `NAME=value` before a program is its environment.
+    named = re.compile(r"[A-Z_0-9]+=")
+    without = [list(dropwhile(lambda word: named.match(word), command)) for command in commands]
+    return [command for command in without if command]

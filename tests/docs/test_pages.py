@@ -15,7 +15,7 @@ from pages import ROOT, blocks, pages, prose, spans
 
 EVERY_PAGE = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 # Flags of other programs that pages speak of.
-FOREIGN = {"--features"}
+FOREIGN = {"--features", "--num-nodes"}
 
 
 @EVERY_PAGE
@@ -75,3 +75,28 @@ def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ +(.*)$", prose(page), re.M)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     return {heading.replace(" ", "-") for heading in plain}
+
+
+def test_messages_of_the_troubleshooting_page_are_said() -> None:
+    """Each message there is made of pieces that stand in the source, in strings of the program."""
+    sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("python/elasticdl/**/*.py")]
+    said = "\n".join(squeezed(file.read_text()) for file in sources)
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    tables = re.findall(r"^\| (message|reason) \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.M)
+    assert tables
+    for kind, rows in tables:
+        for row in rows.splitlines():
+            cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+            message = cells[0] if kind == "message" else cells[1]
+            for piece in message.split("…"):
+                piece = piece.strip(" ;,:")
+                assert message == "as above" or piece in said, f"nobody says `{piece}`"
+            if kind == "reason":
+                assert f'"{cells[0].strip("`")}"' in said, f"there is no reason {cells[0]}"
+
+
+def squeezed(source: str) -> str:
+    """Without backticks and braces around names, and with strings of several lines in one."""
+    source = re.sub(r"\\\n\s*", "", source)
+    source = re.sub(r'"\s*\n\s*f?"', "", source)
+    return source.replace("`", "")
