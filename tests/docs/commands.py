@@ -16,6 +16,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -347,15 +348,21 @@ class Shell:
         return done.stdout
 
 
-def gcloud_knows(rest: list[str]) -> str:
-    """Looks commands and flags up in the table that gcloud completes them from."""
+@cache
+def gcloud_table() -> dict | None:
+    """What gcloud completes commands and flags from."""
     program = shutil.which("gcloud")
-    table = (
-        Path(program).resolve().parents[1] / "data/cli/gcloud_completions.py" if program else None
-    )
-    if not table or not table.exists():
+    if not program:
+        return None
+    table = Path(program).resolve().parents[1] / "data/cli/gcloud_completions.py"
+    return runpy.run_path(str(table))["STATIC_COMPLETION_CLI_TREE"] if table.exists() else None
+
+
+def gcloud_knows(rest: list[str]) -> str:
+    """Looks commands and flags up in gcloud's own table."""
+    tree = gcloud_table()
+    if not tree:
         return "gcloud is not here to parse it"
-    tree = runpy.run_path(str(table))["STATIC_COMPLETION_CLI_TREE"]
     node = tree
     while rest and rest[0] in node.get("commands", {}):
         node, rest = node["commands"][rest[0]], rest[1:]

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from pages import ROOT, blocks, pages, prose, spans
+from reference import CRATES, definition, registered
 
 EVERY_PAGE = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 # Flags of other programs that pages speak of.
@@ -75,6 +76,26 @@ def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ +(.*)$", prose(page), re.M)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     return {heading.replace(" ", "-") for heading in plain}
+
+
+@EVERY_PAGE
+def test_trainingjobs_have_words_that_exist(page: Path, elasticdl: Path) -> None:
+    known = definition(elasticdl)["spec"]["properties"]
+    for block in blocks(page):
+        if block.language != "yaml":
+            continue
+        for thing in yaml.safe_load_all(block.text):
+            if isinstance(thing, dict) and thing.get("kind") == "TrainingJob":
+                unknown = set(thing["spec"]) - set(known)
+                assert not unknown, f"{block.place}: no TrainingJob has {unknown}"
+
+
+@EVERY_PAGE
+def test_metrics_exist(page: Path) -> None:
+    files = ("edl-master/src/metrics.rs", "edl-operator/src/metrics.rs")
+    known = {name for file in files for name, *_ in registered(CRATES / file)}
+    for name in re.findall(r"\belasticdl_(?:master|operator)_[a-z_]+", page.read_text()):
+        assert name in known, f"{page}: nobody shows a metric `{name}`"
 
 
 def test_messages_of_the_troubleshooting_page_are_said() -> None:
