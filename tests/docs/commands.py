@@ -169,12 +169,7 @@ class Shell:
 
     def _to_its_end(self, line: str) -> tuple[int, str]:
         with self._start(line) as process:
-            try:
-                said, _ = process.communicate(timeout=LIMIT)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                return -1, process.communicate()[0] + f"\nno end after {LIMIT} s"
-        return process.returncode, said
+            return self._end_of(process)
 
     def _until_ctrl_c(self, line: str) -> tuple[int, str]:
         with self._start(line) as process:
@@ -183,9 +178,17 @@ class Shell:
                 return process.returncode, said
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGINT)
-            said, _ = process.communicate(timeout=LIMIT)
+            code, said = self._end_of(process)
         # Whoever is interrupted says so, or ends as if it had been done.
-        return 0 if process.returncode in (0, 130, -signal.SIGINT) else process.returncode, said
+        return 0 if code in (130, -signal.SIGINT) else code, said
+
+    def _end_of(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        try:
+            said, _ = process.communicate(timeout=LIMIT)
+            return process.returncode, said
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return -signal.SIGKILL, process.communicate()[0] + f"\nno end after {LIMIT} s"
 
     def _start(self, line: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -220,7 +223,7 @@ class Shell:
                 pressed = True
             time.sleep(0.05)
         else:
-            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         os.close(screen)
         return os.waitstatus_to_exitcode(status), said.decode(errors="replace")
