@@ -79,7 +79,7 @@ SHORT = {"audit", "data", "explain", "job", "logs", "scale", "status", "stop", "
 
 # What is changed in a command that is run, and why.
 EDITS: list[tuple[str, str, str]] = [
-    (r"^cargo run --release -- train +#", "elasticdl train --detach #",
+    (r"^cargo run --release -- train +#", "elasticdl train --detach --max_time=15 #",
      "there is no other shell, and the next commands want a job that runs"),
     (r"^cargo run --release -- ", "elasticdl ", "the command is built already"),
     (r"^(elasticdl train\b(?!.*--(max_step|detach|resume|print_config)).*?)( *#.*)?$",
