@@ -93,6 +93,8 @@ struct ClassKey {
     memory_mib: u64,
     taints: Marks,
     labels: Marks,
+    /// What the node has in all: equally free nodes may have different prospects.
+    capacity: Resources,
 }
 
 /// Equal nodes: the first of them, and what is free on each.
@@ -192,6 +194,30 @@ impl<'a> Board<'a> {
     #[must_use]
     pub fn free(&self, node: NodeIx) -> Resources {
         self.free[node]
+    }
+
+    /// What a node has for pods that come and go: all but what masters and servers hold.
+    #[must_use]
+    pub fn lasting_room(&self, node: NodeIx) -> Resources {
+        let lasting = |(job, counts): &(JobIx, Counts)| {
+            self.jobs[*job].job.resources(Counts { worker: 0, ..*counts })
+        };
+        let held = self.on_node[node].iter().map(lasting).sum();
+        self.nodes[node].capacity.saturating_sub(held)
+    }
+
+    /// What others than training jobs have on a node, online pods of this plan included.
+    #[must_use]
+    pub fn held_by_others(&self, node: NodeIx) -> Resources {
+        let ours = self.on_node[node].iter();
+        let ours = ours.map(|(job, counts)| self.jobs[*job].job.resources(*counts)).sum();
+        self.nodes[node].capacity.saturating_sub(self.free[node]).saturating_sub(ours)
+    }
+
+    /// How many masters and servers a node holds.
+    #[must_use]
+    pub fn n_lasting(&self, node: NodeIx) -> u32 {
+        self.on_node[node].iter().map(|(_, counts)| counts.master + counts.ps).sum()
     }
 
     /// The jobs that have pods on a node.
@@ -315,6 +341,7 @@ impl<'a> Board<'a> {
             memory_mib: 0,
             taints: Marks::NONE,
             labels: Marks::NONE,
+            capacity: Resources::ZERO,
         };
         let by_gpu = self.index.by_gpu.range(need.gpu..);
         let all = by_gpu.flat_map(move |(gpu, classes)| {
@@ -395,8 +422,8 @@ impl<'a> Board<'a> {
 
     fn class_key(&self, node: NodeIx) -> (u64, ClassKey) {
         let Resources { gpu, cpu_milli, memory_mib } = self.free[node];
-        let Node { taints, labels, .. } = *self.nodes[node];
-        (gpu, ClassKey { cpu_milli, memory_mib, taints, labels })
+        let Node { taints, labels, capacity, .. } = *self.nodes[node];
+        (gpu, ClassKey { cpu_milli, memory_mib, taints, labels, capacity })
     }
 
     fn file(&mut self, node: NodeIx) {

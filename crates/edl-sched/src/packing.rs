@@ -63,7 +63,9 @@ pub fn largest_first(job: &Job) -> [Role; 3] {
 }
 
 /// Where up to `n` pods of a role cost the fewest workers that could be there instead, and how
-/// many of them go there. Of equal places the tightest, and the most pods on it.
+/// many of them go there. Of equal places the one that costs fewest later on ([`Prospects`]),
+/// then the one with fewest masters and servers (what a lost node takes with it), then the
+/// tightest.
 ///
 /// Four servers of 4 CPUs on a node of 28 leave room for fewer workers of 5 than three do: this
 /// is where a cluster of mixed pods is won or lost.
@@ -80,14 +82,21 @@ pub fn cheapest_spot(board: &Board<'_>, job: JobIx, role: Role, n: u32) -> Optio
         if shape == worker {
             return Some((class.first, most));
         }
+        let prospects = Prospects::of(board, class.first);
         for k in (1..=most).rev() {
-            let cost =
-                Cost { lost: workers_lost(class.free, shape, worker, k), pods: u64::from(k) };
+            let lost = workers_lost(class.free, shape, worker, k);
+            let pods = u64::from(k);
+            let is_worse = |(least, ..): &(Cost, _, _)| lost * least.pods > least.lost * pods;
+            if best.as_ref().is_some_and(is_worse) {
+                continue;
+            }
+            let later = prospects.workers_lost(shape, worker, k);
+            let cost = Cost { lost, later, beside: prospects.n_lasting + k, pods };
             if best.as_ref().is_none_or(|(least, ..)| cost.is_less_than(*least)) {
                 best = Some((cost, class.first, k));
             }
         }
-        if best.as_ref().is_some_and(|(least, ..)| least.lost == 0) {
+        if best.as_ref().is_some_and(|(least, ..)| least.lost == 0 && least.later == 0) {
             break;
         }
     }
@@ -183,16 +192,48 @@ pub fn most_on_a_node(board: &Board<'_>, job: JobIx) -> u32 {
     u32::try_from(most.unwrap_or(1)).unwrap_or(u32::MAX).max(1)
 }
 
-/// Workers lost for each pod placed, compared without division.
+/// Workers lost for each pod placed, now and later, compared without division.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     lost: u64,
+    later: u64,
+    /// Masters and servers on the node, these included.
+    beside: u32,
     pods: u64,
 }
 
 impl Cost {
     fn is_less_than(self, other: Self) -> bool {
-        self.lost * other.pods < other.lost * self.pods
+        let key = |one: Self, pods: u64| (one.lost * pods, one.later * pods, one.beside);
+        key(self, other.pods) < key(other, self.pods)
+    }
+}
+
+/// What a node will have for workers as others (online services, mostly) leave it: as it is, by
+/// a quarter, a half and three quarters. Never altogether: every node has agents that stay.
+///
+/// Workers come and go with the room there is, but a job's servers stay where they start: a place
+/// that costs nothing in a full cluster may waste half a node as soon as others leave.
+#[derive(Clone, Copy, Debug)]
+pub struct Prospects {
+    rooms: [Resources; 4],
+    /// Masters and servers that are there.
+    pub n_lasting: u32,
+}
+
+impl Prospects {
+    #[must_use]
+    pub fn of(board: &Board<'_>, node: NodeIx) -> Self {
+        let (room, taken) = (board.lasting_room(node), board.held_by_others(node));
+        let still_taken = [1000, 750, 500, 250].map(|permille| taken.permille(permille));
+        let rooms = still_taken.map(|taken| room.saturating_sub(taken));
+        Self { rooms, n_lasting: board.n_lasting(node) }
+    }
+
+    /// How many workers `k` pods of `shape` cost, summed over those levels.
+    #[must_use]
+    pub fn workers_lost(&self, shape: Resources, worker: Resources, k: u32) -> u64 {
+        self.rooms.iter().map(|room| workers_lost(*room, shape, worker, k)).sum()
     }
 }
 

@@ -3,9 +3,9 @@
 //! the newcomer then fits.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::board::{Board, JobIx, NodeIx};
+use crate::board::{Board, Bookmark, JobIx, NodeIx};
 use crate::fairness::{Measure, Sorted, level};
 use crate::packing;
 use crate::plan::Reason;
@@ -29,6 +29,9 @@ pub struct Claim {
     pub newcomer: Newcomer,
     pub shape: Resources,
     pub n: u32,
+    /// A worker of the job and where its search began, if the pods are of another role and stay:
+    /// places are also judged by what they cost later on and whom they disturb.
+    pub staying: Option<(Resources, Bookmark)>,
     /// Jobs of a higher priority give nothing.
     pub priority: i32,
     pub tolerates: Marks,
@@ -41,8 +44,21 @@ struct Clearing {
     node: NodeIx,
     victims: Vec<JobIx>,
     n: u32,
+    /// What pods that stay do there.
+    harm: Option<Harm>,
     /// How good a choice the victims are; lower is better.
     rank: usize,
+}
+
+/// What pods that stay where they are put do to others.
+#[derive(Clone, Copy, Debug)]
+struct Harm {
+    /// Workers that they cost in the long run.
+    later: u64,
+    /// Masters and servers on the node then.
+    beside: u32,
+    /// Jobs that give for them and have given nothing to the same newcomer before.
+    disturbed: usize,
 }
 
 /// Places the whole minimum of `job`, taking surplus of others where it must; all or nothing.
@@ -62,6 +78,7 @@ pub fn put_gang_by_taking(board: &mut Board<'_>, job: JobIx, wanted: Counts) -> 
                 newcomer: Newcomer::Job(spec.id),
                 shape: spec.roles.of(role).shape,
                 n: left,
+                staying: (role != Role::Worker).then_some((spec.roles.worker.shape, bookmark)),
                 priority: spec.priority,
                 tolerates: spec.tolerates,
                 selects: spec.selects,
@@ -91,6 +108,7 @@ pub fn put_online_by_taking(board: &mut Board<'_>, pods: &OnlinePods) -> u32 {
             newcomer: Newcomer::Service(pods.service),
             shape: pods.shape,
             n: left,
+            staying: None,
             priority: i32::MAX,
             tolerates: pods.tolerates,
             selects: pods.selects,
@@ -127,9 +145,10 @@ fn clear_nodes(board: &mut Board<'_>, claim: &Claim) -> Vec<(NodeIx, u32)> {
             && claim.selects.all_in(node.labels)
             && claim.shape.fits_in(node.capacity)
     };
+    let given = claim.staying.map(|(_, since)| board.taken_since(since)).unwrap_or_default();
     let nodes = (0..board.nodes.len()).filter(may_use);
     let mut found: Vec<Clearing> =
-        nodes.filter_map(|node| clearing(board, claim, &ranks, node)).collect();
+        nodes.filter_map(|node| clearing(board, claim, &ranks, &given, node)).collect();
     let n_nodes = (claim.n / NODES_A_LOOK).max(1) as usize;
     if n_nodes < found.len() {
         found.select_nth_unstable_by(n_nodes - 1, Clearing::order);
@@ -162,6 +181,7 @@ fn clearing(
     board: &Board<'_>,
     claim: &Claim,
     ranks: &[Option<usize>],
+    given: &BTreeSet<JobIx>,
     node: NodeIx,
 ) -> Option<Clearing> {
     let mut candidates: Vec<(usize, JobIx, u32)> = board
@@ -177,6 +197,7 @@ fn clearing(
     let mut free = board.free(node);
     let mut victims = Vec::new();
     let mut rank_sum = 0;
+    let prospects = claim.staying.map(|(worker, _)| (packing::Prospects::of(board, node), worker));
     let mut best: Option<Clearing> = None;
     for (rank, job, on_node) in candidates {
         let seat = &board.jobs[job];
@@ -189,7 +210,17 @@ fn clearing(
             if n == 0 {
                 continue;
             }
-            let found = Clearing { node, victims: victims.clone(), n, rank: rank_sum };
+            let found = Clearing {
+                node,
+                n,
+                harm: prospects.map(|(prospects, worker)| Harm {
+                    later: prospects.workers_lost(claim.shape, worker, n),
+                    beside: prospects.n_lasting + n,
+                    disturbed: n_disturbed(given, &victims),
+                }),
+                victims: victims.clone(),
+                rank: rank_sum,
+            };
             if best.as_ref().is_none_or(|best| found.is_better_than(best)) {
                 best = Some(found);
             }
@@ -206,13 +237,23 @@ impl Clearing {
         self.order(other).is_lt()
     }
 
-    /// Fewer victims for each pod placed, without division; then the better victims; then the node.
+    /// Fewer victims for each pod placed, without division; then less harm of pods that stay; then
+    /// the better victims; then the node.
     fn order(&self, other: &Self) -> Ordering {
-        let mine = self.victims.len() as u64 * u64::from(other.n);
-        let theirs = other.victims.len() as u64 * u64::from(self.n);
-        let rank = |one: &Self| one.rank / one.victims.len().max(1);
-        (mine, rank(self), self.node).cmp(&(theirs, rank(other), other.node))
+        let key = |one: &Self, n: u32| {
+            let n = u64::from(n);
+            let harm = one.harm.map(|harm| (harm.later * n, harm.beside, harm.disturbed));
+            let rank = one.rank / one.victims.len().max(1);
+            (one.victims.len() as u64 * n, harm, rank, one.node)
+        };
+        key(self, other.n).cmp(&key(other, self.n))
     }
+}
+
+/// How many of the victims' jobs have given nothing to this newcomer so far. Victims of one job
+/// stand together.
+fn n_disturbed(given: &BTreeSet<JobIx>, victims: &[JobIx]) -> usize {
+    victims.chunk_by(|a, b| a == b).filter(|same| !given.contains(&same[0])).count()
 }
 
 /// In which order jobs give surplus to a claim; none for those that give nothing.
