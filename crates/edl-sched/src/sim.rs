@@ -7,6 +7,7 @@
 //! I/O: traces come in as text, tables, CSV and SVG go out as text.
 
 pub mod adaptdl;
+pub mod bound;
 pub mod catalog;
 pub mod edl_cases;
 pub mod engine;

@@ -108,29 +108,40 @@ fn case_2_is_as_published() {
 #[test]
 fn elastic_fair_lets_nobody_wait_and_nothing_idle_in_case_1() {
     let scenario = edl_cases::case_1(Size::Elastic, Kubernetes::of_today());
-    let bound = edl_cases::packing_bound(&scenario.nodes, 20, 200);
-    let bound = 100.0 * bound as f64 / 2_348_000.0;
     for report in rounds(&scenario, Policy::ElasticFair) {
         let waits = report.whole_waits();
         assert!(mean(&waits) <= 10.0 && quantile(&waits, 0.99) <= 20.0, "{waits:?}");
         let jain = mean_over(&report.rows, 500.0..=609.0, Row::jain);
         assert!(jain >= 0.98, "Jain {jain}");
-        let used = report.mean_utilisation(400.0, 600.0);
-        assert!(used >= 0.98 * bound, "{used} of a bound of {bound}");
+        for (from, to) in [(400.0, 600.0), (0.0, 550.0)] {
+            let used = report.mean_utilisation(from, to);
+            let bound = report.mean_bound(from, to).expect("all jobs are alike");
+            assert!(used >= 0.98 * bound, "{used} of a bound of {bound}");
+        }
+        let per_minute = report.resizes_per_job_hour() / 60.0;
+        assert!(per_minute <= 1.0, "{per_minute} resizes of each job a minute");
     }
 }
 
 #[test]
-fn elastic_fair_gives_way_to_nginx_in_case_2() {
+fn elastic_fair_gives_way_to_nginx_and_lets_nothing_idle_in_case_2() {
     let scenario = edl_cases::case_2(Size::Elastic, Kubernetes::of_today());
-    for report in rounds(&scenario, Policy::ElasticFair) {
+    let reports = rounds(&scenario, Policy::ElasticFair);
+    for report in &reports {
         let waits = report.whole_waits();
         assert!(mean(&waits) <= 10.0 && quantile(&waits, 0.99) <= 20.0, "{waits:?}");
-        // Workers take two seconds to leave; nginx pods wait for nothing else.
-        assert!(report.deficit_without_room() <= 300.0 * 2.5, "{}", report.deficit_without_room());
+        // Workers take two seconds to leave, at once; nginx pods wait for nothing else.
+        assert!(report.deficit_unplanned() < 1e-6, "{}", report.deficit_unplanned());
+        assert!(report.deficit_without_room() <= 300.0 * 2.0, "{}", report.deficit_without_room());
         let last = report.rows.last().expect("rows");
         assert_eq!(last.n_service, 400);
+        let used = utilisation(report);
+        let bound = report.mean_bound_by_staying(0.0, 550.0).expect("nothing ends or fails");
+        assert!(used >= 88.0 && used >= 0.98 * bound, "{used} of a bound of {bound}");
     }
+    let used = mean_of(&reports, off_peak);
+    let bound = mean_of(&reports, |one| one.mean_bound(300.0, 370.0).expect("all alike"));
+    assert!(used >= 0.98 * bound, "off-peak: {used} of a bound of {bound}");
 }
 
 #[test]

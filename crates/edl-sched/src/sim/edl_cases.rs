@@ -137,30 +137,3 @@ fn job(id: u32, submitted: Time, size: Size) -> JobScript {
     );
     JobScript { name: format!("mnist-{id}"), job, work: Work::Endless }
 }
-
-/// The most that `n_servers` servers, as many masters as there are jobs, and any number of
-/// trainers can ask for on these nodes, in thousandths of a CPU: an exact bound by dynamic
-/// programming over nodes, because a node's choice is how many servers it holds.
-#[must_use]
-pub fn packing_bound(nodes: &[Node], n_jobs: u64, n_servers: usize) -> u64 {
-    let mut best: Vec<Option<u64>> = vec![None; n_servers + 1];
-    best[0] = Some(0);
-    for node in nodes {
-        let room = node.capacity.saturating_sub(node.taken);
-        let mut next: Vec<Option<u64>> = vec![None; n_servers + 1];
-        for (placed, used) in best.iter().enumerate() {
-            let Some(used) = used else { continue };
-            for servers in 0..=SERVER.times_in(room) {
-                let Some(total) = usize::try_from(servers).ok().map(|n| placed + n) else { break };
-                let Some(slot) = next.get_mut(total) else { break };
-                let left = room.saturating_sub(SERVER * servers);
-                let trainers = TRAINER.times_in(left);
-                let now = used + servers * SERVER.cpu_milli + trainers * TRAINER.cpu_milli;
-                *slot = Some(slot.map_or(now, |had| had.max(now)));
-            }
-        }
-        best = next;
-    }
-    let system: u64 = nodes.iter().map(|node| node.taken.cpu_milli).sum();
-    best[n_servers].unwrap_or(0) + n_jobs * MASTER.cpu_milli + system
-}

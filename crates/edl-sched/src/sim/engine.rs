@@ -14,6 +14,7 @@ use edl_core::rng::Rng;
 use edl_core::time::Time;
 
 use crate::plan;
+use crate::plan::OnlineRoom;
 use crate::resources::Resources;
 use crate::sim::metrics::Row;
 use crate::sim::report::{JobOutcome, Report, ServiceOutcome};
@@ -134,6 +135,10 @@ struct ServiceLife<'a> {
     deficit: f64,
     /// Those of them after which pods had nowhere to go.
     deficit_without_room: f64,
+    /// Those of them for which no plan had found room, either.
+    deficit_unplanned: f64,
+    /// Waiting pods for which the last plan has found room, once workers have left.
+    promised: u32,
     touched: Time,
 }
 
@@ -269,6 +274,10 @@ impl<'a> Engine<'a> {
         let snapshot = self.observe();
         let plan = plan(&snapshot, &self.state, self.now);
         self.n_plans += 1;
+        for (service, life) in self.services.iter_mut().enumerate() {
+            let is_its = |room: &&OnlineRoom| usize::try_from(room.service.0) == Ok(service);
+            life.promised = plan.room.iter().filter(is_its).map(|room| room.n).sum();
+        }
         self.apply(&plan);
         self.state = plan.state;
     }
@@ -299,6 +308,8 @@ impl<'a> Engine<'a> {
             let missing = service.target.saturating_sub(running);
             service.deficit += f64::from(missing) * secs;
             service.deficit_without_room += f64::from(homeless.min(missing)) * secs;
+            let unplanned = homeless.min(missing).saturating_sub(service.promised);
+            service.deficit_unplanned += f64::from(unplanned) * secs;
             service.touched = to;
         }
         self.now = to;
@@ -326,8 +337,10 @@ impl<'a> Engine<'a> {
             name: service.script.name.clone(),
             deficit_pod_secs: service.deficit,
             deficit_without_room_pod_secs: service.deficit_without_room,
+            deficit_unplanned_pod_secs: service.deficit_unplanned,
         };
         Report {
+            scripts: self.scenario.jobs.iter().map(|script| script.job.clone()).collect(),
             scenario: self.scenario.name.clone(),
             policy: self.state.options.policy,
             seed: self.state.options.seed,
@@ -377,6 +390,8 @@ impl<'a> ServiceLife<'a> {
             pods: BTreeSet::new(),
             deficit: 0.0,
             deficit_without_room: 0.0,
+            deficit_unplanned: 0.0,
+            promised: 0,
             touched: Time::ZERO,
         }
     }

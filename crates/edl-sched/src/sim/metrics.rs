@@ -14,6 +14,11 @@ pub struct Row {
     pub at: Time,
     /// What pods that run ask for, the system's included; those that are leaving still run.
     pub asked: Resources,
+    /// The most that any planner could have asked for then, with online pods where they were
+    /// ([`crate::sim::bound`]), in GPUs or thousandths of a CPU; none if that is not known.
+    pub bound: Option<u64>,
+    /// What each node has beside the system's and online pods; kept where there are services.
+    pub rooms: Vec<Resources>,
     pub n_pending: usize,
     pub n_not_submitted: usize,
     pub n_done: usize,

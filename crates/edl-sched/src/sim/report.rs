@@ -7,8 +7,10 @@ use std::ops::Add;
 use edl_core::time::Time;
 
 use crate::resources::Resources;
+use crate::sim::bound::most_asked_by_staying;
 use crate::sim::metrics::{Row, mean, mean_over, quantile, secs};
 use crate::sim::svg;
+use crate::snapshot::Job;
 use crate::state::Policy;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +20,8 @@ pub struct Report {
     pub seed: u64,
     pub end: Time,
     pub capacity: Resources,
+    /// The jobs as they were submitted.
+    pub scripts: Vec<Job>,
     pub jobs: Vec<JobOutcome>,
     pub services: Vec<ServiceOutcome>,
     pub rows: Vec<Row>,
@@ -49,6 +53,8 @@ pub struct ServiceOutcome {
     pub deficit_pod_secs: f64,
     /// Those in which pods had no node: what is left is their start-up.
     pub deficit_without_room_pod_secs: f64,
+    /// Those in which nobody was leaving for them either: what the planner answers for.
+    pub deficit_unplanned_pod_secs: f64,
 }
 
 impl Report {
@@ -83,10 +89,48 @@ impl Report {
     /// The share of CPUs (of GPUs, where there are any) that running pods ask for, in percent.
     #[must_use]
     pub fn utilisation(&self, row: &Row) -> f64 {
-        if self.capacity.gpu > 0 {
-            return 100.0 * row.asked.gpu as f64 / self.capacity.gpu as f64;
+        self.percent(if self.capacity.gpu > 0 { row.asked.gpu } else { row.asked.cpu_milli })
+    }
+
+    /// The mean of the most that any planner could have reached over a window, in percent.
+    #[must_use]
+    pub fn mean_bound(&self, from: f64, to: f64) -> Option<f64> {
+        let bound = |row: &Row| row.bound.map_or(f64::NAN, |bound| self.percent(bound));
+        Some(mean_over(&self.rows, from..=to, bound)).filter(|bound| !bound.is_nan())
+    }
+
+    /// The same for servers that stay where they start, whoever chose their places knowing
+    /// beforehand how services would come and go: from the moment on when every job is there.
+    /// None without services, or where jobs end or nodes fail.
+    #[must_use]
+    pub fn mean_bound_by_staying(&self, from: f64, to: f64) -> Option<f64> {
+        let inside = |row: &&Row| (from..=to).contains(&row.secs());
+        let (late, early): (Vec<&Row>, Vec<&Row>) =
+            self.rows.iter().filter(inside).partition(|row| row.n_not_submitted == 0);
+        let n_nodes = late.first()?.rooms.len();
+        if n_nodes == 0 || late.iter().any(|row| row.rooms.len() != n_nodes || row.n_done > 0) {
+            return None;
         }
-        100.0 * row.asked.cpu_milli as f64 / self.capacity.cpu_milli.max(1) as f64
+        let of_node = |node: usize| late.iter().map(|row| row.rooms[node]).collect();
+        let rooms: Vec<Vec<Resources>> = (0..n_nodes).map(of_node).collect();
+        let jobs: Vec<&Job> = self.scripts.iter().collect();
+        let masters: Resources =
+            jobs.iter().map(|job| job.roles.master.shape * u64::from(job.roles.master.min)).sum();
+        let amount = |of: Resources| if self.capacity.gpu > 0 { of.gpu } else { of.cpu_milli };
+        let mut sum = most_asked_by_staying(&rooms, &jobs)?;
+        for row in &late {
+            let room: Resources = row.rooms.iter().copied().sum();
+            sum += amount(self.capacity.saturating_sub(room)) + amount(masters);
+        }
+        for row in &early {
+            sum += row.bound?;
+        }
+        Some(self.percent(sum) / (late.len() + early.len()) as f64)
+    }
+
+    fn percent(&self, amount: u64) -> f64 {
+        let Resources { gpu, cpu_milli, .. } = self.capacity;
+        100.0 * amount as f64 / (if gpu > 0 { gpu } else { cpu_milli.max(1) }) as f64
     }
 
     #[must_use]
@@ -134,6 +178,12 @@ impl Report {
             .fold(0.0, Add::add)
     }
 
+    /// What is left of that when the time is left out which workers took to leave.
+    #[must_use]
+    pub fn deficit_unplanned(&self) -> f64 {
+        self.services.iter().map(|service| service.deficit_unplanned_pod_secs).fold(0.0, Add::add)
+    }
+
     /// The numbers of the run, one to a line.
     #[must_use]
     pub fn table(&self) -> String {
@@ -157,6 +207,14 @@ impl Report {
             line("makespan, s", format!("{:.0}", self.makespan()));
         }
         line("utilisation asked for, %", format!("{:.2}", self.mean_utilisation(0.0, end)));
+        if let Some(bound) = self.mean_bound(0.0, end) {
+            let share = 100.0 * self.mean_utilisation(0.0, end) / bound;
+            line("packing bound, % (share reached)", format!("{bound:.2} ({share:.1} %)"));
+        }
+        if let Some(bound) = self.mean_bound_by_staying(0.0, end) {
+            let share = 100.0 * self.mean_utilisation(0.0, end) / bound;
+            line("the same if servers stay, %", format!("{bound:.2} ({share:.1} %)"));
+        }
         line("of it productive, %", format!("{:.2}", self.productive()));
         let jain = mean_over(&self.rows, 0.9 * end..=end, Row::jain);
         line("Jain index of workers, last tenth", format!("{jain:.3}"));
@@ -167,7 +225,12 @@ impl Report {
         for service in &self.services {
             let name = format!("deficit of {}, pod-s", service.name);
             let (all, room) = (service.deficit_pod_secs, service.deficit_without_room_pod_secs);
-            line(&name, format!("{all:.0}, of which without a node {room:.0}"));
+            let unplanned = service.deficit_unplanned_pod_secs;
+            line(&name, {
+                format!(
+                    "{all:.0}, without a node {room:.0}, nobody leaving for them {unplanned:.0}"
+                )
+            });
         }
         line("simulated time, s / plans", format!("{end:.0} / {}", self.n_plans));
         text

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{Engine, Owner, Phase};
 use crate::resources::Resources;
+use crate::sim::bound::most_asked;
 use crate::sim::metrics::Row;
 use crate::snapshot::{Counts, Job, Marks, Node, OnlinePods, Placed, Role, ServiceId, Snapshot};
 
@@ -85,6 +86,20 @@ impl Engine<'_> {
         if life.workers.is_empty() { Duration::ZERO } else { self.now.since(life.touched) }
     }
 
+    /// The nodes that are up, with the system's and the services' pods on them.
+    fn nodes_without_jobs(&self) -> Vec<Node> {
+        let mut nodes: Vec<Option<Node>> =
+            self.nodes.iter().map(|node| node.is_up.then(|| node.spec.clone())).collect();
+        for pod in self.pods.values() {
+            let stays = matches!(pod.phase, Phase::Starting | Phase::Running);
+            let Some(node) = pod.node.filter(|_| stays) else { continue };
+            if let (Owner::Service(_), Some(node)) = (pod.owner, &mut nodes[node]) {
+                node.taken += pod.shape;
+            }
+        }
+        nodes.into_iter().flatten().collect()
+    }
+
     pub(super) fn row(&self) -> Row {
         let mut running = Resources::ZERO;
         let mut n_service = 0;
@@ -103,9 +118,17 @@ impl Engine<'_> {
         let n_ps = (0..self.jobs.len())
             .map(|job| self.counts_in(job, |phase| phase == Phase::Running).ps)
             .sum();
+        let nodes = self.nodes_without_jobs();
+        let active = self.jobs.iter().filter(|job| job.is_active());
+        let jobs: Vec<&Job> = active.map(|job| &job.script.job).collect();
+        let room = |node: &Node| node.capacity.saturating_sub(node.taken);
+        let has_services = !self.services.is_empty();
+        let rooms = nodes.iter().filter(|_| has_services).map(room).collect();
         Row {
             at: self.now,
             asked: running + system,
+            bound: most_asked(&nodes, &jobs),
+            rooms,
             n_pending,
             n_not_submitted: self.jobs.iter().filter(|job| !job.is_submitted).count(),
             n_done: self.jobs.iter().filter(|job| job.done.is_some()).count(),
