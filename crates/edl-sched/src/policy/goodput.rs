@@ -31,21 +31,26 @@ const URGENCY: f64 = 0.6;
 pub(crate) fn decide(board: &mut Board<'_>, next: &mut State) {
     // Sizes are looked at once in a while; jobs start and give way at any time.
     let is_frozen = |then: Time| board.now.since(then) < board.options.freeze;
-    let mut is_due = !board.state.shared_out.is_some_and(is_frozen);
-    for _ in 0..MOST_PASSES {
+    let is_due = !board.state.shared_out.is_some_and(is_frozen);
+    let begin = board.bookmark();
+    for pass in 0..MOST_PASSES {
         let bookmark = board.bookmark();
         elastic_fair::make_room(board);
         admission::admit(board);
         trim::above_quota(board);
         trim::above_load(board);
-        if is_due && resize(board) {
-            next.shared_out = Some(board.now);
+        if is_due && pass == 0 {
+            resize(board);
         }
-        is_due = false;
         growth::follow_with_servers(board);
         if board.is_at(bookmark) {
-            return;
+            break;
         }
+    }
+    // Whatever has changed, sizes were looked at with it: a plan made again at once, which would
+    // see those that start now as running, must not find a better share.
+    if is_due && !board.is_at(begin) {
+        next.shared_out = Some(board.now);
     }
 }
 
@@ -64,9 +69,8 @@ struct Bid {
     shape: Resources,
 }
 
-/// Shares out what is above the minimums; says whether anything changed.
-fn resize(board: &mut Board<'_>) -> bool {
-    let bookmark = board.bookmark();
+/// Shares out what is above the minimums.
+fn resize(board: &mut Board<'_>) {
     let mut bids = bids(board);
     let mut left = room_for(board, &bids);
     share_out(board, &mut bids, &mut left, |_| true);
@@ -74,7 +78,6 @@ fn resize(board: &mut Board<'_>) -> bool {
     // Whoever is resized anyway may as well take what is left over.
     share_out(board, &mut bids, &mut left, |bid| bid.wants != bid.has);
     place(board, &bids);
-    !board.is_at(bookmark)
 }
 
 /// All jobs that run, each at its minimum, or as it is if it must not be touched.
