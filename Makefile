@@ -27,7 +27,7 @@ static: ## Build the command without shared libraries (target/static/elasticdl)
 	mkdir -p $(TARGET)/static
 	cp $(TARGET)/release/elasticdl $(TARGET)/static/elasticdl
 
-# The same files give the same archive: names are sorted, times and owners are left out.
+# The same files give the same archive: names are sorted, times, owners and the umask are left out.
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 RELEASE = elasticdl-$(VERSION)-$(shell uname -m)-linux
 dist: static wheel ## Make a release: archive of the command, wheel, checksums (target/dist)
@@ -35,8 +35,8 @@ dist: static wheel ## Make a release: archive of the command, wheel, checksums (
 	strip --strip-all -o $(TARGET)/dist/$(RELEASE)/elasticdl $(TARGET)/static/elasticdl
 	cp -r README.md CHANGELOG.md LICENSE docs manifests examples model_zoo $(TARGET)/dist/$(RELEASE)
 	find $(TARGET)/dist -name __pycache__ -prune -exec rm -rf {} +
-	tar --create --directory=$(TARGET)/dist --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner $(RELEASE) \
-		| gzip --no-name --best > $(TARGET)/dist/$(RELEASE).tar.gz
+	tar --create --file=$(TARGET)/dist/$(RELEASE).tar.gz --use-compress-program="gzip --no-name --best" --directory=$(TARGET)/dist \
+		--sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX $(RELEASE)
 	rm -rf $(TARGET)/dist/$(RELEASE)
 	cp $(WHEELS)/*.whl $(TARGET)/dist
 	cd $(TARGET)/dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
