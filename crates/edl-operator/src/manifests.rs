@@ -103,18 +103,20 @@ fn rights(namespace: &str) -> Vec<Value> {
 
 fn deployment(namespace: &str, image: &str) -> Vec<Value> {
     let labels = json!({ "app": NAME });
+    let field = |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
     let probe = json!({ "httpGet": { "path": "/healthz", "port": "http" } });
     let container = json!({
         "name": "operator",
         "image": image,
         "command": ["elasticdl", "operator"],
         "args": [
-            format!("--namespace={namespace}"),
+            // Kubernetes puts it in: wherever the Deployment is moved to, it looks there.
+            "--namespace=$(POD_NAMESPACE)",
             "--max_load_desired=0.97",
             "--log_level=INFO",
             format!("--http_port={HTTP_PORT}"),
         ],
-        "env": [{ "name": "POD_NAME", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }],
+        "env": [field("POD_NAME", "metadata.name"), field("POD_NAMESPACE", "metadata.namespace")],
         "ports": [{ "name": "http", "containerPort": HTTP_PORT }],
         "livenessProbe": probe,
         "readinessProbe": probe,
