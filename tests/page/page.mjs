@@ -6,20 +6,14 @@
 // node page.mjs ELASTICDL DATA [FOLDER FOR SCREENSHOTS]
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
-import { mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { createRequire } from "node:module";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
+import { PATIENCE, accessible, launch, open, shooter } from "./browser.mjs";
 
-const require = createRequire(join(process.env.NODE_MODULES ?? process.cwd(), "x.js"));
-const { chromium } = require("playwright-core");
-const AXE = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 const [binary, data, shots] = process.argv.slice(2);
-// Nothing here takes longer than this, on a machine that is busy with other tests.
-const PATIENCE = 90_000;
-const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
-
+const shoot = shooter(shots);
 const home = mkdtempSync(join(tmpdir(), "elasticdl-page-"));
 const env = { ...process.env, ELASTICDL_HOME: home };
 const elasticdl = async (...args) => (await promisify(execFile)(binary, args, { env })).stdout;
@@ -42,18 +36,6 @@ const until = async (what, ask) => {
     assert(Date.now() - start < PATIENCE, `${what} did not come; the job said:\n${said}`);
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
-};
-const accessible = async (page, where) => {
-  await page.evaluate(AXE);
-  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  const faults = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
-  const told = faults.map(({ id, nodes }) => `${id}: ${nodes.map((node) => `${node.html} (${node.failureSummary})`).join("\n  ")}`);
-  assert.equal(faults.length, 0, `${where} has serious faults:\n${told.join("\n")}`);
-};
-const shoot = async (page, name) => {
-  if (!shots) return;
-  await page.evaluate(() => scrollTo(0, 0));
-  await page.screenshot({ path: join(shots, `${name}.png`), fullPage: true });
 };
 const row = (name) => `#processes tr[data-name="${name}"]`;
 const tile = (page, name) => page.locator(`[data-tile="${name}"] b`);
@@ -81,12 +63,7 @@ const run = async (browser) => {
   await stranger.close();
 
   // Who has it sees the curves move.
-  const page = await browser.newPage({ viewport: { width: 1280, height: 900 }, colorScheme: "light" });
-  const errors = [];
-  page.on("pageerror", (error) => errors.push(String(error)));
-  page.on("console", (message) => { if (message.type() === "error") errors.push(message.text()); });
-  page.setDefaultTimeout(PATIENCE);
-  await page.goto(`${address}/#token=${token}`);
+  const { page, errors } = await open(browser, `${address}/#token=${token}`);
   assert.equal(new URL(page.url()).hash, "", "the token does not stay in the address");
   const drawn = () => page.waitForFunction(() => {
     const path = document.querySelector('[data-plot="Loss"] .curve');
@@ -152,8 +129,7 @@ const run = async (browser) => {
   await shoot(report, "report");
 };
 
-if (shots) mkdirSync(shots, { recursive: true });
-const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
+const browser = await launch();
 try {
   await run(browser);
   console.log("page: curves, kill, heal, scale, both themes, phone, keyboard and report are good");

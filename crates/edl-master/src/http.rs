@@ -76,14 +76,7 @@ pub(crate) async fn serve(listener: TcpListener, doors: Doors, shutdown: Cancell
 }
 
 async fn root(State(shared): App) -> impl IntoResponse {
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, page::POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-        (header::CACHE_CONTROL, "no-store"),
-    ];
-    (headers, shared.live.clone())
+    (edl_page::HEADERS, shared.live.clone())
 }
 
 async fn all(State(shared): App) -> Response {

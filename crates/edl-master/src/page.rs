@@ -5,20 +5,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use edl_net::proto::JobStatus;
+use edl_page::Page;
 use serde_json::json;
 
 use crate::history::History;
 
 /// The page, with a place for the data of a job that has ended.
-pub(crate) const PAGE: &str = include_str!("page/page.html");
-const STYLE: &str = include_str!("page/page.css");
-const SCRIPT: &str = include_str!("page/page.js");
-const PLOT: &str = include_str!("page/plot.js");
-
-/// What the page may load: nothing from elsewhere.
-pub(crate) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
-    script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; \
-    form-action 'none'; frame-ancestors 'none'";
+const PAGE: Page = Page {
+    html: include_str!("page/page.html"),
+    style: include_str!("page/page.css"),
+    script: include_str!("page/page.js"),
+};
 
 /// Evaluations that can be told apart on a plot; a browser slows down with many more.
 const MAX_EVALUATIONS: usize = 60;
@@ -52,21 +49,12 @@ fn drawn(status: &JobStatus) -> JobStatus {
 
 /// The live page.
 pub(crate) fn live() -> String {
-    filled("")
+    PAGE.with("")
 }
 
 /// The page with everything in it.
 pub(crate) fn frozen(status: &JobStatus, history: &History) -> String {
-    let data = everything(status, history, 0);
-    // Within a script only `</` and `<!--` could end it.
-    filled(&data.replace('<', "\\u003c"))
-}
-
-fn filled(data: &str) -> String {
-    PAGE.replacen("/*STYLE*/", STYLE, 1)
-        .replacen("/*PLOT*/", PLOT, 1)
-        .replacen("/*SCRIPT*/", SCRIPT, 1)
-        .replacen("/*DATA*/", data, 1)
+    PAGE.with(&everything(status, history, 0))
 }
 
 /// The page of a job from what its master has left in the job's folder.

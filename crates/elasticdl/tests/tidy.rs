@@ -7,16 +7,17 @@ use std::process::Command;
 
 /// What each crate may depend on. Processes never depend on each other; only the zoo knows the
 /// engine; the core knows nobody.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("edl-core", &[]),
     ("edl-image", &[]),
+    ("edl-page", &[]),
     ("edl-sched", &["edl-core"]),
     ("edl-kube", &["edl-core"]),
-    ("edl-operator", &["edl-core", "edl-kube", "edl-sched"]),
+    ("edl-operator", &["edl-core", "edl-kube", "edl-page", "edl-sched"]),
     ("edl-tensor", &["edl-core"]),
     ("edl-data", &["edl-core", "edl-tensor"]),
     ("edl-net", &["edl-core", "edl-tensor"]),
-    ("edl-master", &["edl-core", "edl-data", "edl-net", "edl-tensor"]),
+    ("edl-master", &["edl-core", "edl-data", "edl-net", "edl-page", "edl-tensor"]),
     ("edl-ps", &["edl-core", "edl-net", "edl-tensor"]),
     ("edl-worker", &["edl-core", "edl-data", "edl-net", "edl-tensor"]),
     ("edl-zoo", &["edl-core", "edl-tensor"]),

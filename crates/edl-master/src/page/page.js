@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page of one job. It shows what the master says and asks it for what buttons mean; it
-// decides nothing. All text goes in as text, never as markup.
+// decides nothing.
 "use strict";
 const KINDS = ["compute", "communicate", "data_wait", "redo", "heal", "checkpoint", "idle", "down"];
 const MEANING = {
@@ -12,19 +12,11 @@ const BAD = /crashed|killed|lost|silent|failed|bad|chaos|refused|not_/;
 const GOOD = /joined|succeeded|restored|formed|resumed/;
 const FINAL = ["succeeded", "failed", "stopped"];
 const MAX_SAMPLES = 2000;
-const $ = (id) => document.getElementById(id);
-const el = (tag, properties, ...children) => {
-  const node = Object.assign(document.createElement(tag), properties || {});
-  node.append(...children);
-  return node;
-};
 const css = (kind) => `var(--${kind})`;
 const words = (kind) => kind.replaceAll("_", " ");
-const whole = (number) => Math.round(number).toLocaleString("en-US");
 // The master gives worlds numbers of its term: 3.17 is the seventeenth of the third.
 const TERM = 2 ** 40;
 const world = (number) => `${Math.floor(number / TERM)}.${number % TERM}`;
-const clock = (secs) => new Date(secs * 1000).toLocaleTimeString("en-GB");
 const model = { status: null, samples: [], lives: [], events: new Map(), known: -1, token: "", isFrozen: false };
 
 // ---- talking to the master ----
@@ -49,10 +41,6 @@ const wish = async (path, body) => {
     notice(`The master refused: ${error.message}`);
   }
 };
-const notice = (text) => {
-  $("notice").textContent = text;
-  $("notice").hidden = !text;
-};
 const remember = (events) => {
   for (const event of events || []) model.events.set(`${event.at_secs}/${event.number}`, event);
   if (model.events.size > 600) for (const key of [...model.events.keys()].slice(0, model.events.size - 500)) model.events.delete(key);
@@ -75,9 +63,7 @@ const fetchAll = async () => {
   if (!answer.ok) throw new Error(answer.statusText);
   takeAll(await answer.json());
 };
-// One question at a time: a page that cannot keep up must not ask ever more.
-let asking = null;
-const refresh = () => { asking ??= fetchAll().catch(() => {}).finally(() => { asking = null; }); };
+const refresh = oneAtATime(fetchAll);
 const follow = () => {
   const source = new EventSource("api/news");
   source.onopen = () => { $("link").textContent = ""; refresh(); };
@@ -96,18 +82,7 @@ const follow = () => {
 };
 
 // ---- drawing ----
-// A machine that trains has little time for pictures: they take at most a fifth of it.
-let timer = 0;
-let rested = 0;
-const drawSoon = () => {
-  if (timer) return;
-  timer = setTimeout(() => {
-    timer = 0;
-    const began = performance.now();
-    draw();
-    rested = performance.now() + 4 * (performance.now() - began);
-  }, Math.max(0, rested - performance.now()));
-};
+const drawSoon = throttled(() => draw());
 const draw = () => {
   const status = model.status;
   document.title = `${status.job} – ${status.state}`;
@@ -323,17 +298,8 @@ $("stop").onclick = () => {
 $("sure-no").onclick = () => $("sure").close();
 $("sure-yes").onclick = () => { $("sure").close(); wish("api/stop"); };
 addEventListener("resize", () => { if (model.status) draw(); });
-$("theme").onclick = () => {
-  const isDark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
-  document.documentElement.dataset.theme = isDark ? "light" : "dark";
-  try { localStorage.setItem("theme", document.documentElement.dataset.theme); } catch { /* It is asked for again. */ }
-};
 
 // ---- start ----
-try {
-  const theme = localStorage.getItem("theme");
-  if (theme) document.documentElement.dataset.theme = theme;
-} catch { /* Without a store the system's theme counts. */ }
 const data = $("data").textContent.trim();
 if (data) {
   model.isFrozen = true;

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests of pages in a browser share.
+import assert from "node:assert/strict";
+import { mkdirSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+
+const require = createRequire(join(process.env.NODE_MODULES ?? process.cwd(), "x.js"));
+const { chromium } = require("playwright-core");
+const AXE = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+// Nothing here takes longer than this, on a machine that is busy with other tests.
+export const PATIENCE = 90_000;
+const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+
+export const launch = () => chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
+
+/// A page, and the list of what goes wrong in it.
+export const open = async (browser, address) => {
+  const page = await browser.newPage({ viewport: { width: 1280, height: 900 }, colorScheme: "light" });
+  const errors = [];
+  page.on("pageerror", (error) => errors.push(String(error)));
+  page.on("console", (message) => { if (message.type() === "error") errors.push(message.text()); });
+  page.setDefaultTimeout(PATIENCE);
+  await page.goto(address);
+  return { page, errors };
+};
+
+/// Whoever cannot see, or only hear, or has no mouse can use it, as far as a program can tell.
+export const accessible = async (page, where) => {
+  await page.evaluate(AXE);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const faults = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
+  const told = faults.map(({ id, nodes }) => `${id}: ${nodes.map((node) => `${node.html} (${node.failureSummary})`).join("\n  ")}`);
+  assert.equal(faults.length, 0, `${where} has serious faults:\n${told.join("\n")}`);
+};
+
+/// Pictures for people, in the folder if there is one.
+export const shooter = (shots) => {
+  if (shots) mkdirSync(shots, { recursive: true });
+  return async (page, name) => {
+    if (!shots) return;
+    await page.evaluate(() => scrollTo(0, 0));
+    await page.screenshot({ path: join(shots, `${name}.png`), fullPage: true });
+  };
+};
