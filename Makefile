@@ -81,8 +81,10 @@ lint: setup ## Formatting, lints, scripts
 unit: setup ## Unit, property, simulation and end-to-end tests
 	ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(CARGO) test $(PROFILE) --workspace --locked
 
-page: build ## The page of a real job in a real browser; SHOTS=DIR keeps screenshots
-	@bash tests/page/run.sh $(TARGET)/release/elasticdl $(DRIVER) $(SHOTS)
+# With the whole workspace's features, as `make unit` has built it: nothing is compiled twice.
+page: build ## The pages of a real job and of the operator in a real browser; SHOTS=DIR keeps screenshots
+	$(CARGO) build $(PROFILE) --locked --workspace --example page_fixture
+	@bash tests/page/run.sh $(TARGET)/release/elasticdl $(TARGET)/release/examples/page_fixture $(DRIVER) $(SHOTS)
 
 # The frameworks are lent to the fresh environment by a path, so that only the wheel is installed.
 # TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own.

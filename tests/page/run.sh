@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs page.mjs where a browser and node are; says so where they are not.
-# run.sh ELASTICDL FOLDER-OF-THE-DRIVER [FOLDER-FOR-SCREENSHOTS]
+# Runs the tests of pages where a browser and node are; says so where they are not.
+# run.sh ELASTICDL PAGE-FIXTURE FOLDER-OF-THE-DRIVER [FOLDER-FOR-SCREENSHOTS]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 binary=$(realpath "$1")
-driver=$2
+fixture=$(realpath "$2")
+driver=$3
 for program in /usr/bin/chromium node npm; do
   if ! command -v "$program" >/dev/null; then
     echo "page: there is no $program, the page is not tried in a browser"
@@ -22,4 +23,6 @@ if [ ! -e "$driver/ready" ]; then
   fi
   touch "$driver/ready"
 fi
-NODE_MODULES="$driver" timeout 300 node "$here/page.mjs" "$binary" "$here/../../data/fashion_mnist" "${@:3}"
+export NODE_MODULES="$driver"
+timeout 300 node "$here/cluster.mjs" "$fixture" "${@:4}"
+timeout 300 node "$here/page.mjs" "$binary" "$here/../../data/fashion_mnist" "${@:4}"

@@ -4,10 +4,9 @@
 use std::fmt::Write as _;
 
 use edl_sched::plan::Plan;
-use edl_sched::resources::Resources;
-use edl_sched::snapshot::{Job, Node, NodeState, Snapshot};
 
 use crate::observe::{JobView, Observed, Stage};
+use crate::room::Room;
 
 const HEAD: [&str; 5] = ["JOB", "WORKERS", "MIN", "MAX", "WHY"];
 
@@ -44,14 +43,16 @@ fn workers(view: &JobView, plan: &Plan) -> String {
     }
 }
 
-fn planned(view: &JobView, plan: &Plan) -> u32 {
+/// Workers that it has once the plan is carried out.
+pub(crate) fn planned(view: &JobView, plan: &Plan) -> u32 {
     match view.stage {
         Stage::Live => plan.change_of(view.id).map_or(view.told, |change| change.target.worker),
         Stage::Deleted | Stage::Succeeded | Stage::Failed(..) => 0,
     }
 }
 
-fn why(view: &JobView, observed: &Observed, plan: &Plan) -> String {
+/// What a plan says of a job: why it changes, why it waits, how it ended.
+pub(crate) fn why(view: &JobView, observed: &Observed, plan: &Plan) -> String {
     match &view.stage {
         Stage::Succeeded => return "it has succeeded".into(),
         Stage::Failed(_, why) => return why.clone(),
@@ -89,76 +90,10 @@ pub fn job(observed: &Observed, plan: &Plan, name: &str) -> Option<String> {
     } else if !why.is_empty() {
         let _infallible = writeln!(text, "  {why}");
     }
-    let after = edl_sched::applied(&observed.snapshot, plan);
-    let seat = after.jobs.iter().find(|job| job.id == view.id);
-    if let (Some(job), Some((_, max))) = (seat, view.limits())
-        && planned > 0
-    {
-        let more = not_more(&after, job, planned, max, plan, observed);
+    if let Some(more) = Room::new(observed, plan).not_more(view, planned) {
         let _infallible = writeln!(text, "  {more}");
     }
     Some(text)
-}
-
-/// Why it does not get one worker more.
-fn not_more(
-    after: &Snapshot,
-    job: &Job,
-    planned: u32,
-    max: u32,
-    plan: &Plan,
-    observed: &Observed,
-) -> String {
-    if planned >= max {
-        return "it is at its maximum".into();
-    }
-    let shape = job.roles.worker.shape;
-    let options = &plan.state.options;
-    let taken = taken(after);
-    let stays = |node: &&Node| node.state != NodeState::Leaving;
-    let total: Resources = after.nodes.iter().filter(stays).map(|node| node.capacity).sum();
-    let asked: Resources = taken.iter().copied().sum();
-    if let Some(kind) = (asked + shape).lacks(total.permille(options.max_load_permille)) {
-        let percent = f64::from(options.max_load_permille) / 10.0;
-        return format!(
-            "not more: the cluster's {kind} is filled to the {percent} % that it may be"
-        );
-    }
-    let queue = after.queues.iter().find(|queue| queue.id == job.queue);
-    if let Some(quota) = queue.and_then(|queue| queue.quota) {
-        let of_queue = after.jobs.iter().filter(|other| other.queue == job.queue);
-        let used: Resources = of_queue.map(|other| other.resources(other.counts())).sum();
-        let borrow = queue.and_then(|queue| queue.borrow);
-        if let Some(borrow) = borrow
-            && let Some(kind) = (used + shape).lacks(quota + borrow)
-        {
-            let name = observed.names.queues.get(&job.queue).cloned().unwrap_or_default();
-            return format!("not more: queue `{name}` has used the {kind} that it may");
-        }
-    }
-    let fits = after.nodes.iter().zip(&taken).any(|(node, taken)| {
-        let free = node.capacity.saturating_sub(*taken);
-        node.state == NodeState::Ready && job.may_use(node) && shape.fits_in(free)
-    });
-    if !fits {
-        return format!("not more: no node has room for a worker ({shape})");
-    }
-    let secs = options.freeze.as_secs();
-    format!(
-        "not more yet: a job grows in steps, and is left alone for {secs} s after it was resized"
-    )
-}
-
-/// What is taken on each node, by jobs and by others.
-fn taken(snapshot: &Snapshot) -> Vec<Resources> {
-    let of_jobs = |node: &Node| -> Resources {
-        let placed = |job: &Job| -> Resources {
-            let here = job.placed.iter().filter(|placed| placed.node == node.id);
-            here.map(|placed| job.roles.of(placed.role).shape * u64::from(placed.n)).sum()
-        };
-        snapshot.jobs.iter().map(placed).sum()
-    };
-    snapshot.nodes.iter().map(|node| node.taken + of_jobs(node)).collect()
 }
 
 #[cfg(test)]

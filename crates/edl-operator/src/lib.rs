@@ -4,7 +4,7 @@
 //!
 //! [`observe`] turns what watches show into numbers, [`edl_sched::plan()`] decides, [`act`] turns the
 //! plan into actions, and [`apply`] performs them: it has nothing left to decide. All but
-//! `apply`, `lease`, `watch`, `run` and `metrics` is pure.
+//! `apply`, `lease`, `watch`, `run`, `metrics`, `window` and `http` is pure.
 
 pub mod act;
 pub mod aliases;
@@ -16,15 +16,20 @@ pub mod explain;
 mod fake_api;
 #[cfg(test)]
 mod fixture;
+pub mod history;
+pub mod http;
 pub mod inquiry;
 pub mod lease;
 pub mod manifests;
 pub mod metrics;
 mod numbers;
 pub mod observe;
+pub mod overview;
 pub mod queues;
+mod room;
 pub mod run;
 mod speed;
 pub mod tell;
 pub mod watch;
+pub mod window;
 pub mod words;

@@ -9,7 +9,7 @@ use crate::lease::NAME;
 
 /// Where the operator runs unless it is told otherwise.
 pub const NAMESPACE: &str = "elasticdl";
-/// Where it serves `/metrics` and `/healthz`.
+/// Where it serves its page, `/metrics` and `/healthz`.
 pub const HTTP_PORT: u16 = 8080;
 /// As whom it runs.
 const USER: u32 = 1000;

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers for Prometheus, and whether the operator is well.
+//! Numbers for Prometheus.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
-use axum::routing::get;
 use edl_sched::plan::Plan;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -16,8 +11,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
 use crate::act::{Action, Deed};
 use crate::crd::Kind;
@@ -129,29 +122,6 @@ impl Metrics {
         let registry = self.registry.lock().ok()?;
         prometheus_client::encoding::text::encode(&mut text, &registry).ok()?;
         Some(text)
-    }
-}
-
-/// Serves `/metrics` and `/healthz` until `shutdown`.
-pub async fn serve(listener: TcpListener, metrics: Metrics, shutdown: CancellationToken) {
-    let router = Router::new()
-        .route("/metrics", get(numbers))
-        .route("/healthz", get(async || "ok"))
-        .with_state(metrics);
-    let stopped = async move { shutdown.cancelled().await };
-    if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
-        tracing::warn!(%error, "metrics cannot be served any more");
-    }
-}
-
-async fn numbers(State(metrics): State<Metrics>) -> impl IntoResponse {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match metrics.text() {
-        Some(text) => (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text),
-        None => {
-            let kind = [(header::CONTENT_TYPE, "text/plain")];
-            (StatusCode::INTERNAL_SERVER_ERROR, kind, String::new())
-        }
     }
 }
 

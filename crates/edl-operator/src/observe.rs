@@ -63,6 +63,8 @@ pub struct Observed {
     /// Every job, those that cannot be planned included.
     pub jobs: BTreeMap<JobId, JobView>,
     pub names: Names,
+    /// What is wrong with the queues, if anything.
+    pub trouble: Option<String>,
 }
 
 /// What the numbers of a plan stand for.
@@ -130,7 +132,7 @@ pub fn observe(seen: &Seen, memory: &mut Memory, now: Time) -> Observed {
         waiting: waiting.pods,
     };
     let jobs = views.into_iter().map(|view| (view.id, view)).collect();
-    Observed { snapshot, jobs, names }
+    Observed { snapshot, jobs, names, trouble: seen.queues.trouble.clone() }
 }
 
 impl Memory {

@@ -22,10 +22,12 @@ use tokio_util::sync::CancellationToken;
 use crate::act::{self, Action, Deed};
 use crate::apply::{Hands, NewKey, Promise};
 use crate::inquiry::Inquiry;
-use crate::metrics::{self, Metrics};
+use crate::metrics::Metrics;
 use crate::observe::{self, Memory, Observed, Seen};
+use crate::overview::Look;
 use crate::watch::Watches;
-use crate::{explain, lease};
+use crate::window::Window;
+use crate::{explain, http, lease};
 
 /// Changes that come together are one round.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -85,7 +87,8 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
     Client::try_from(config).map_err(|error| none(&error))
 }
 
-/// Runs until `shutdown`; `listener` serves `/metrics` and `/healthz`. Jobs go on without it.
+/// Runs until `shutdown`; `listener` serves the page, `/metrics` and `/healthz`. Jobs go on without
+/// it.
 pub async fn run(
     client: Client,
     config: Config,
@@ -94,9 +97,10 @@ pub async fn run(
 ) {
     let mut tasks = JoinSet::new();
     let watches = Watches::start(&client, &config.namespace, &mut tasks);
-    let metrics = Metrics::new();
+    let (metrics, window) = (Metrics::new(), Window::default());
     let mut ending = JoinSet::new();
-    ending.spawn(metrics::serve(listener, metrics.clone(), shutdown.clone()));
+    let router = http::router(metrics.clone(), window.clone());
+    ending.spawn(http::serve(listener, router, shutdown.clone()));
     let (leads, led) = watch::channel(false);
     let (namespace, me) = (config.namespace.clone(), config.identity.clone());
     ending.spawn(lease::hold(client.clone(), namespace, me, leads, shutdown.clone()));
@@ -107,7 +111,7 @@ pub async fn run(
         identity: config.identity,
     };
     let state = State::new(config.options);
-    let operator = Operator { watches, hands, led, metrics, promises: Vec::new() };
+    let operator = Operator { watches, hands, led, metrics, window, promises: Vec::new() };
     tokio::select! {
         () = shutdown.cancelled() => {}
         () = operator.rounds(Mind { memory: Memory::default(), state }) => {}
@@ -123,6 +127,7 @@ struct Operator {
     hands: Hands,
     led: watch::Receiver<bool>,
     metrics: Metrics,
+    window: Window,
     /// What the watches must show before the next plan.
     promises: Vec<Promise>,
 }
@@ -139,6 +144,7 @@ impl Operator {
         loop {
             let leads = *self.led.borrow_and_update();
             self.metrics.led(leads);
+            self.window.leads(leads);
             if leads {
                 let began = Instant::now();
                 mind = self.round(mind).await;
@@ -169,8 +175,9 @@ impl Operator {
         tracing::info!("{inquiry}");
         let actions = act::actions(&observed, &plan, Timestamp::now());
         self.metrics.round(&observed, &plan, &actions);
+        mind.state = plan.state.clone();
+        self.window.show(Look::new(observed, plan, &actions));
         self.perform(&actions).await;
-        mind.state = plan.state;
         mind
     }
 

@@ -27,7 +27,7 @@ pub(crate) struct OperatorArgs {
     /// DEBUG, INFO, WARNING or ERROR
     #[arg(long, value_name = "LEVEL", default_value = "INFO")]
     pub(crate) log_level: String,
-    /// Port of /metrics and /healthz; 0 picks a free one
+    /// Port of its page, /metrics and /healthz; 0 picks a free one
     #[arg(long, value_name = "PORT", default_value_t = HTTP_PORT)]
     pub(crate) http_port: u16,
     /// Masters are started by somebody else, outside the cluster

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opens the operator's page of a cluster in a real browser: sees jobs come, share the cluster, wait
+// and be resized by the planner; looks at it in both themes and on a phone; filters by keyboard;
+// and sees that a slow page never has two questions under way.
+//
+// node cluster.mjs PAGE_FIXTURE [FOLDER FOR SCREENSHOTS]
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { createInterface } from "node:readline";
+import { PATIENCE, accessible, launch, open, shooter } from "./browser.mjs";
+
+const [binary, shots] = process.argv.slice(2);
+const shoot = shooter(shots);
+const operator = spawn(binary, { stdio: ["pipe", "pipe", "inherit"] });
+const ended = new Promise((resolve) => operator.on("exit", resolve));
+const lines = createInterface({ input: operator.stdout })[Symbol.asyncIterator]();
+const line = async () => {
+  const late = new Promise((_, reject) => setTimeout(() => reject(new Error("the fixture does not answer")), PATIENCE).unref());
+  const { value, done } = await Promise.race([lines.next(), late]);
+  assert(!done, "the fixture has ended");
+  return value;
+};
+const tell = async (command) => {
+  operator.stdin.write(`${JSON.stringify(command)}\n`);
+  assert.equal(await line(), "done");
+};
+const card = (name) => `#jobs li[data-job="default/${name}"]`;
+
+const run = async (browser) => {
+  const address = await line();
+  const { page, errors } = await open(browser, address);
+  const asked = new Set();
+  let most = 0;
+  page.on("request", (request) => {
+    if (!request.url().endsWith("/api/cluster")) return;
+    asked.add(request);
+    most = Math.max(most, asked.size);
+  });
+  for (const end of ["requestfinished", "requestfailed"]) page.on(end, (request) => asked.delete(request));
+  await page.locator("#more-jobs", { hasText: "there are no TrainingJobs" }).waitFor();
+
+  // Alone it gets what there is; the second takes its share; the third is larger than the cluster.
+  await tell({ submit: "alone", spec: { min_workers: 1, max_workers: 7 } });
+  await page.locator(`${card("alone")} .pill`, { hasText: "Running" }).waitFor();
+  const before = Number((await page.locator(`${card("alone")} .size b`).textContent()).split(" ")[0]);
+  assert(before >= 6, `alone it has ${before}`);
+  await tell({ note: "alone", status: { state: "running", records_done: 420, records_total: 1000, records_per_second: 123, workers: before, eta_secs: 600 } });
+  await tell({ wait: 900 });
+  await tell({ submit: "second", spec: { min_workers: 2, max_workers: 4 } });
+  await tell({ submit: "large", spec: { num_workers: 40 } });
+  await tell({ wait: 300 });
+  await page.locator(`${card("second")} .pill`, { hasText: "Running" }).waitFor();
+  await page.waitForFunction(([selector, before]) => Number(document.querySelector(selector).textContent.split(" ")[0]) < before, [`${card("alone")} .size b`, before]);
+  await page.locator(`${card("large")} .why`, { hasText: "There is not enough CPU for its minimum" }).waitFor();
+  await page.locator(`${card("large")} .pill`, { hasText: "Queued" }).waitFor();
+  await page.locator(`${card("alone")} .why`, { hasText: "Not more" }).waitFor();
+  await page.locator(`${card("alone")} .told`, { hasText: "42 %" }).waitFor();
+  await page.locator(`${card("alone")} .told`, { hasText: "10m left" }).waitFor();
+
+  // Its shrinking is in its picture: more steps than a beginning and an end; limits are marked.
+  assert(Number(await page.locator(`${card("alone")} .band`).getAttribute("data-steps")) > 3);
+  const marks = await page.locator(`${card("alone")} .band text`).allTextContents();
+  assert.deepEqual(marks, ["min 1", "max 7"]);
+  await page.waitForFunction(() => document.querySelector("#stacked").dataset.layers === "2");
+  assert.match(await page.locator("#stacked svg").getAttribute("aria-label"), /default\/alone \d, default\/second \d/);
+  assert.match(await page.locator('[data-tile="CPU"] b').textContent(), /^\d+ %$/);
+  assert.equal(await page.locator('[data-tile="GPU"]').count(), 0, "a kind that the cluster has none of is not shown");
+  assert.match(await page.locator("#since").textContent(), /began to look/);
+  assert.equal(await page.locator('#queues tr[data-queue="default"] td').last().textContent(), "1");
+
+  // A service that found no room gets it from those who have more than their minimum.
+  const held = await page.locator(`${card("alone")} .size b`).textContent();
+  await tell({ service: "web-1", cpu: "2" });
+  await page.waitForFunction(([selector, held]) => document.querySelector(selector).textContent !== held, [`${card("alone")} .size b`, held]);
+
+  // What may be long is found by the keyboard; details stay open while the page goes on.
+  await page.locator("#filter").focus();
+  await page.keyboard.type("second");
+  await page.waitForFunction(() => document.querySelectorAll("#jobs li").length === 1);
+  await page.keyboard.press("Tab");
+  assert.equal(await page.evaluate(() => document.activeElement.tagName), "SUMMARY");
+  await page.keyboard.press("Enter");
+  await page.locator(`${card("second")} code`, { hasText: "port-forward pod/elasticdl-second-master" }).waitFor();
+  await tell({ note: "second", status: { state: "running", records_done: 10, records_total: 1000, workers: 2 } });
+  await page.locator(`${card("second")} .told`, { hasText: "1 %" }).waitFor();
+  assert(await page.locator(`${card("second")} code`).isVisible(), "what was opened stays open");
+  await page.locator("#filter").fill("");
+  await page.waitForFunction(() => document.querySelectorAll("#jobs li").length === 3);
+
+  await accessible(page, "the light page");
+  await shoot(page, "cluster-light");
+  await page.emulateMedia({ colorScheme: "dark" });
+  await accessible(page, "the dark page");
+  await shoot(page, "cluster-dark");
+  await page.locator("#theme").click();
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "light");
+  await page.locator("#theme").click();
+  await page.setViewportSize({ width: 390, height: 844 });
+  await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
+  await accessible(page, "the page on a phone");
+  await shoot(page, "cluster-phone");
+
+  // An operator that takes its time is not asked twice.
+  await page.route("**/api/cluster", async (route) => {
+    await new Promise((resolve) => setTimeout(resolve, 5000));
+    await route.continue();
+  });
+  await page.waitForRequest("**/api/cluster");
+  await tell({ submit: "fourth", spec: { min_workers: 1, max_workers: 1 } });
+  await page.locator(card("fourth")).waitFor();
+  assert.equal(most, 1, "questions under way at once");
+  assert.deepEqual(errors, []);
+
+  operator.stdin.end();
+  assert.equal(await ended, 0);
+  await page.locator("#link", { hasText: "does not answer" }).waitFor();
+};
+
+const browser = await launch();
+try {
+  await run(browser);
+  console.log("page: the cluster's jobs come, share, wait and shrink; both themes, phone and keyboard are good");
+} finally {
+  await browser.close();
+  operator.kill("SIGKILL");
+  await ended;
+}
