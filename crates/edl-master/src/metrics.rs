@@ -157,3 +157,38 @@ impl Metrics {
         raise(&self.batches_repeated, goodput.repeated);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use edl_net::proto::Spent;
+
+    use super::*;
+
+    /// Names in the text that Prometheus reads.
+    fn exported() -> BTreeSet<String> {
+        let metrics = Metrics::new();
+        let spent = Some(Spent::default());
+        let goodput = Goodput { workers: spent, servers: spent, ..Goodput::default() };
+        metrics.publish(&JobStatus { goodput: Some(goodput), ..JobStatus::default() });
+        let found = [("accuracy".to_owned(), 0.5)].into();
+        metrics.evaluated(&Evaluated { version: 1, epoch: 0, metrics: found, is_best: true });
+        let mut text = String::new();
+        let registry = metrics.registry.lock().unwrap();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.filter_map(|line| Some(line.split([' ', '{']).next()?.to_owned())).collect()
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_what_there_is() {
+        let text = include_str!("../../../manifests/observe/grafana.json");
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let asked: BTreeSet<&str> =
+            words.filter(|word| word.starts_with("elasticdl_master_")).collect();
+        let exported = exported();
+        let missing: Vec<_> = asked.iter().filter(|name| !exported.contains(**name)).collect();
+        assert!(missing.is_empty() && asked.len() > 8, "{missing:?} of {asked:?}");
+    }
+}

@@ -127,13 +127,15 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
     use super::*;
     use crate::fixture::{World, job, node};
 
-    #[test]
-    fn a_round_is_counted() {
+    /// Two rounds: a job is admitted, another waits.
+    fn text() -> String {
         let jobs = [job("a", &json!({"num_workers": 2})), job("b", &json!({"queue": "x"}))];
         let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
         let metrics = Metrics::new();
@@ -144,7 +146,12 @@ mod tests {
         let (observed, plan, actions) = world.plan();
         metrics.round(&observed, &plan, &actions);
         metrics.took(Duration::from_millis(3));
-        let text = metrics.text().unwrap();
+        metrics.text().unwrap()
+    }
+
+    #[test]
+    fn a_round_is_counted() {
+        let text = text();
         for line in [
             "elasticdl_operator_workers_wanted 2",
             "elasticdl_operator_workers_running 2",
@@ -153,6 +160,30 @@ mod tests {
             "elasticdl_operator_round_seconds_count 1",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_what_there_is() {
+        let dashboard = include_str!("../../../manifests/observe/grafana.json");
+        let words = dashboard.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let asked: BTreeSet<&str> =
+            words.filter(|word| word.starts_with("elasticdl_operator_")).collect();
+        let text = text();
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        let exported: BTreeSet<&str> =
+            lines.filter_map(|line| line.split([' ', '{']).next()).collect();
+        let missing: Vec<_> = asked.difference(&exported).collect();
+        assert!(missing.is_empty() && asked.len() > 6, "{missing:?} of {asked:?}");
+        // The master's names are looked at where they are made.
+        let expressions = dashboard.lines().filter(|line| line.contains("\"expr\""));
+        for expression in expressions {
+            assert!(
+                ["elasticdl_operator_", "elasticdl_master_"]
+                    .iter()
+                    .any(|it| expression.contains(it)),
+                "{expression}"
+            );
         }
     }
 }
