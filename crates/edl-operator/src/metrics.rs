@@ -186,4 +186,29 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn prometheus_parses_what_is_written() {
+        let Some(python) = std::env::var_os("ELASTICDL_TEST_PYTHON") else {
+            println!("skipped: ELASTICDL_TEST_PYTHON names no Python that has prometheus_client");
+            return;
+        };
+        let path = std::env::temp_dir().join(format!("elasticdl-{}.metrics", std::process::id()));
+        std::fs::write(&path, text()).unwrap();
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/python/read_metrics.py");
+        let output = std::process::Command::new(python).arg(script).arg(&path).output().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let families: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        for (name, kind) in [
+            ("jobs", "gauge"),
+            ("workers_wanted", "gauge"),
+            ("round_seconds", "histogram"),
+            ("changes", "counter"),
+            ("failed_calls", "counter"),
+        ] {
+            let family = &families[format!("elasticdl_operator_{name}")];
+            assert_eq!(family["kind"], kind, "{name} in {families:#}");
+        }
+    }
 }

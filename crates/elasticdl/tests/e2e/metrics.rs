@@ -55,11 +55,34 @@ fn the_master_answers_over_http_how_it_is() {
     {
         assert!(body.contains(&format!("elasticdl_master_{counter}")), "{counter} in {body}");
     }
+    prometheus_parses(&home, &body);
     assert!(get(&address, "/etc/passwd").0.contains("404"));
     job.wait_for_success();
     let lines = std::fs::read_to_string(home.job_dir("seen").join("metrics.jsonl")).expect("lines");
     let last: Value = serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
     assert_eq!((&last["kind"], &last["version"]), (&"training".into(), &400.into()), "{last}");
+}
+
+/// What was scraped, read by Prometheus' own parser.
+fn prometheus_parses(home: &Home, body: &str) {
+    let Some(python) = std::env::var_os("ELASTICDL_TEST_PYTHON") else {
+        tell("not parsed: ELASTICDL_TEST_PYTHON names no Python that has prometheus_client");
+        return;
+    };
+    let path = home.path().join("scraped");
+    std::fs::write(&path, body).expect("a file");
+    let mut command = Command::new(python);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/python/read_metrics.py");
+    command.arg(script).arg(&path);
+    let output = ended(command);
+    assert!(output.status.success(), "{}\n{body}", stderr(&output));
+    let families: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    for (name, kind) in [("step", "gauge"), ("loss", "gauge"), ("spent_seconds", "counter")] {
+        let family = &families[format!("elasticdl_master_{name}")];
+        assert_eq!(family["kind"], kind, "{name} in {families:#}");
+    }
+    let samples = &families["elasticdl_master_batches_trained"]["samples"];
+    assert!(samples[0]["value"].as_f64() > Some(0.0), "{samples:#}");
 }
 
 #[test]
