@@ -13,9 +13,9 @@ use edl_sched::snapshot::{JobId, NodeState, Queue, Snapshot};
 use serde::Serialize;
 
 use crate::act::{Action, Deed};
-use crate::crd::Status;
+use crate::crd::{Kind, Status};
 use crate::explain;
-use crate::observe::{JobView, Names, Observed, amounts};
+use crate::observe::{JobView, Names, Observed, Stage, amounts};
 use crate::room::{Room, Sums};
 
 /// One look at the cluster with the plan that was made of it.
@@ -191,10 +191,23 @@ impl Look {
             records_per_second: note
                 .and_then(|note| note.records_per_second)
                 .filter(|speed| speed.is_finite() && planned > 0),
-            why: explain::why(view, &self.observed, &self.plan),
+            why: self.why(view, shown),
             not_more: room.not_more(view, planned),
             page: has_page.then(|| page_of(object.namespace(), object.name())),
         }
+    }
+
+    /// What the plan says of a job; if it says nothing, what keeps it from running as it should.
+    fn why(&self, view: &JobView, shown: Option<&Status>) -> String {
+        let why = explain::why(view, &self.observed, &self.plan);
+        if !why.is_empty() || view.stage != Stage::Live {
+            return why;
+        }
+        let said = |kind: Kind| shown.and_then(|status| status.condition(kind));
+        let starts = said(Kind::Running).filter(|condition| !condition.holds());
+        let edited = said(Kind::Admitted).filter(|_| view.edited.is_some());
+        let told = starts.into_iter().chain(edited).map(|condition| condition.message.clone());
+        told.filter(|message| !message.is_empty()).collect::<Vec<_>>().join("; ")
     }
 
     fn planned_job(&self, id: JobId) -> Option<&edl_sched::snapshot::Job> {
@@ -301,6 +314,21 @@ mod tests {
         assert_eq!(seen["nodes"]["ready"], 1);
         assert_eq!(seen["total"]["cpu_milli"], 4500);
         assert_eq!(seen["of_jobs"]["cpu_milli"], 4100);
+    }
+
+    #[test]
+    fn a_job_that_does_not_run_yet_or_was_edited_says_so() {
+        let jobs = [job("a", &json!({"num_workers": 2}))];
+        let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
+        world.round();
+        let seen = overview(&mut world);
+        assert_eq!(row(&seen, "a")["why"], "0 workers run, it needs 2");
+        world.settle();
+        assert_eq!(row(&overview(&mut world), "a")["why"], "");
+        world.edit("a", "minibatch_size", json!(77));
+        let seen = overview(&mut world);
+        let why = row(&seen, "a")["why"].as_str().unwrap();
+        assert!(why.starts_with("`minibatch_size` was changed"), "{why}");
     }
 
     #[test]
