@@ -67,7 +67,8 @@ pub enum Error {
 
 /// The cluster of a kubeconfig; without one, the cluster around this process or the usual file's.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
-    let none = |error: &dyn std::error::Error| Error::NoCluster(chain(error));
+    // What reads configurations names each cause in its own sentence.
+    let none = |error: &dyn std::error::Error| Error::NoCluster(error.to_string());
     let mut config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).map_err(|error| none(&error))?;

@@ -2,9 +2,11 @@
 //! `operator`: cares for the TrainingJobs of a cluster, or prints what installs it.
 
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::Context as _;
 use edl_core::error::chain;
+use edl_kube::Client;
 use edl_net::key::JobKey;
 use edl_operator::{manifests, run};
 use edl_sched::state::{Options, Policy};
@@ -40,7 +42,7 @@ fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
     };
     let (kubeconfig, port) = (args.cluster.kubeconfig.clone(), args.http_port);
     processes::run(false, |shutdown| async move {
-        let client = run::connect(kubeconfig.as_deref()).await?;
+        let client = connect(kubeconfig.as_deref()).await?;
         let listener = TcpListener::bind(("0.0.0.0", port)).await;
         let listener = listener.with_context(|| format!("cannot listen on port {port}"))?;
         let address = listener.local_addr().context("a listener has an address")?;
@@ -48,6 +50,12 @@ fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
         Box::pin(run::run(client, config, listener, shutdown)).await;
         Ok(())
     })
+}
+
+/// The cluster that the flags name.
+pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
+    let connected = run::connect(kubeconfig).await;
+    connected.map_err(|error| refuse(format!("{error}; name the cluster's file by --kubeconfig")))
 }
 
 /// What the flags say about plans.

@@ -7,7 +7,7 @@ use edl_operator::run;
 
 use crate::cli::operator::{ExplainArgs, PlanArgs, PlannerFlags};
 use crate::exit::{Exit, not_found};
-use crate::operator::options;
+use crate::operator::{connect, options};
 
 /// Shows the plan of all jobs, or explains one.
 pub(crate) fn plan(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
@@ -23,8 +23,9 @@ fn tell(flags: &PlannerFlags, job: Option<&str>, out: &mut impl Write) -> anyhow
     let options = options(flags)?;
     let runtime = crate::runtime()?;
     let told = runtime.block_on(async {
-        let client = run::connect(flags.kubeconfig.as_deref()).await?;
-        Box::pin(run::told(&client, &flags.namespace, options, job)).await
+        let client = connect(flags.kubeconfig.as_deref()).await?;
+        let told = run::told(&client, &flags.namespace, options, job);
+        anyhow::Ok(Box::pin(told).await?)
     })?;
     match told {
         Some(text) => {

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::by_hand::Joined;
-use crate::exit::{Exit, not_found};
+use crate::exit::{Exit, Refusal, not_found};
 use crate::jobs::Job;
 
 /// What a process gets to leave by itself after its supervisor's end.
@@ -168,6 +168,8 @@ where
     runtime.shutdown_background();
     match ended {
         Ok(()) => Ok(Exit::Ok),
+        // Said by the command itself, with the code that it deserves.
+        Err(error) if error.is::<Refusal>() => Err(error),
         Err(error) => {
             tracing::error!("{error:#}");
             Ok(Exit::Failed)

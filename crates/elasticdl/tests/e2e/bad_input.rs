@@ -216,6 +216,8 @@ fn a_job_that_cannot_be_continued_or_started_from_is_refused_by_name() {
             BAD_INPUT,
             &["--job_key_file", "`/no/key`"],
         ),
+        (&["operator", "--kubeconfig=/no/file"], BAD_INPUT, &["/no/file", "--kubeconfig"]),
+        (&["plan", "--kubeconfig=/no/file"], BAD_INPUT, &["/no/file", "--kubeconfig"]),
     ];
     for (args, code, words) in rows {
         refused(&home, args, *code, words);
