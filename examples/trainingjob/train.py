@@ -6,6 +6,8 @@ Also without a cluster: `elasticdl run --workers 2:6 examples/trainingjob/train.
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,6 +23,9 @@ def points(n_records: int) -> TensorDataset:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    epochs = parser.parse_args().epochs
     torch.manual_seed(0)
     model = nn.Linear(13, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -28,7 +33,7 @@ def main() -> None:
     job = elasticdl.init()
     model = elasticdl.torch.DistributedDataParallel(model, job)
     optimizer = elasticdl.torch.DistributedOptimizer(optimizer, job)
-    sampler = elasticdl.torch.ElasticSampler(job, len(dataset), batch_size=50, epochs=10)
+    sampler = elasticdl.torch.ElasticSampler(job, len(dataset), batch_size=50, epochs=epochs)
     for x, y in DataLoader(dataset, batch_sampler=sampler):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)

@@ -28,11 +28,15 @@ from elasticdl._zoo import ZooError
 _DESCRIBE = "ELASTICDL_DESCRIBE"
 _MASTER_ADDR = "ELASTICDL_MASTER_ADDR"
 _WORKER_ID = "ELASTICDL_WORKER_ID"
-# It is in the job's folder.
+# Unset: the folder of the key.
+_JOB_DIR = "ELASTICDL_JOB_DIR"
 _KEY_FILE = "ELASTICDL_JOB_KEY_FILE"
+_IN_POD = "ELASTICDL_IN_POD"
 
 # What the master takes to write down how the job ended after it has told its workers.
 _STATUS_DELAY_SECS = 1.0
+# Storage that several machines share shows a new file later.
+_SHARED_STATUS_DELAY_SECS = 6.0
 _ENDS = ("succeeded", "failed", "stopped")
 
 
@@ -331,8 +335,10 @@ class Job:
 
 def _has_succeeded() -> bool:
     """Whether the job is over and has its model."""
-    status = Path(os.environ.get(_KEY_FILE, "")).parent / "status.json"
-    limit = time.monotonic() + _STATUS_DELAY_SECS
+    beside_key = Path(os.environ.get(_KEY_FILE, "")).parent
+    status = Path(os.environ.get(_JOB_DIR, beside_key)) / "status.json"
+    is_shared = _IN_POD in os.environ
+    limit = time.monotonic() + (_SHARED_STATUS_DELAY_SECS if is_shared else _STATUS_DELAY_SECS)
     state = ""
     while state not in _ENDS and time.monotonic() < limit:
         with contextlib.suppress(OSError, ValueError):

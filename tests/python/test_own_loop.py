@@ -98,6 +98,18 @@ def turn(job, model, batch) -> torch.Tensor:
     return loss
 
 
+def test_the_jobs_folder_may_be_elsewhere_than_its_key(monkeypatch, tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "status.json").write_text('{"state": "stopped"}')
+    monkeypatch.setenv("ELASTICDL_JOB_DIR", str(folder))
+    model, optimizer = linear()
+    job = elasticdl.init(model, optimizer)
+    with pytest.raises(SystemExit):
+        for batch in job.batches(DATA, batch_size=2):
+            turn(job, model, batch)
+
+
 def test_each_turn_has_the_jobs_parameters_and_hands_its_gradient_over():
     model, optimizer = linear()
     job = elasticdl.init(model, optimizer)

@@ -59,7 +59,7 @@ pub(crate) enum Command {
     )]
     Predict(Box<PredictArgs>),
     /// Train by a script of your own, as torchrun starts one
-    #[command(after_help = "Example:\n  elasticdl run --workers 2:8 train.py --lr 0.1")]
+    #[command(after_help = RUN_EXAMPLES)]
     Run(Box<ScriptArgs>),
     /// Write a commented job description to start from
     Init(InitArgs),
@@ -142,6 +142,11 @@ Examples:
   elasticdl train --model_def=mnist_mlp --grads_to_wait=2 --training_data=data/mnist/train
   elasticdl train --config job.yaml --model_params=\"lr=0.05\" --detach
   elasticdl train --resume my-job --num_workers=8";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  elasticdl run --workers 2:8 train.py --lr 0.1
+  elasticdl run --workers 2:8 --image_name=IMAGE --volume=claim_name=CLAIM,mount_path=/data /workspace/train.py";
 
 const SIMULATE_EXAMPLES: &str = "\
 Examples:
@@ -316,7 +321,7 @@ pub(crate) struct ScriptArgs {
     /// Name of the job [default: made from the script's]
     #[arg(long, alias = "job-name")]
     pub(crate) job_name: Option<String>,
-    /// Folder of the job [default: $ELASTICDL_HOME/jobs/NAME]
+    /// Folder of the job [default: $ELASTICDL_HOME/jobs/NAME; on a cluster, of the first volume]
     #[arg(long, alias = "job-dir", value_name = "DIR")]
     pub(crate) job_dir: Option<PathBuf>,
     /// Where the model goes [default: `output` in the job's folder]
@@ -331,6 +336,8 @@ pub(crate) struct ScriptArgs {
     /// The script is a program, not for Python
     #[arg(long, alias = "no-python")]
     pub(crate) no_python: bool,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterFlags,
     /// torchrun's; always so
     #[arg(long, hide = true)]
     pub(crate) standalone: bool,

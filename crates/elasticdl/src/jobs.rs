@@ -18,7 +18,7 @@ use crate::say::nearest;
 
 mod create;
 
-pub(crate) use create::suffix;
+pub(crate) use create::{suffix, write_json};
 
 /// Where jobs are kept: `$ELASTICDL_HOME/jobs`.
 #[derive(Clone, Debug)]
@@ -257,12 +257,12 @@ impl Job {
 
     /// Puts another description in place of the old one, whole or not at all.
     pub(crate) fn rewrite_spec(&self, spec: &JobSpec) -> anyhow::Result<()> {
-        create::write_json(&self.dir, "job.json", spec)
+        write_json(&self.dir, "job.json", spec)
     }
 
     pub(crate) fn write_supervisor(&self) -> anyhow::Result<()> {
         let info = SupervisorInfo { pid: std::process::id() };
-        create::write_json(&self.dir, "supervisor.json", &info)
+        write_json(&self.dir, "supervisor.json", &info)
     }
 }
 

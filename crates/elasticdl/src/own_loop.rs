@@ -2,10 +2,13 @@
 //! Workers of the user's own: a command whose training loop calls `elasticdl.init()`.
 //!
 //! Such a command is run once before the job, up to its first step, to say how many records it
-//! has and what its model is made of; what it says becomes the job's.
+//! has and what its model is made of; what it says becomes the job's. On this machine that is
+//! done by whoever submits the job, on a cluster by its first master.
 
-use std::path::Path;
-use std::process::Stdio;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use edl_core::id::WorkerId;
@@ -14,12 +17,12 @@ use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
 use edl_tensor::first_values;
 use edl_worker::OpenModel;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::by_hand::Joined;
-use crate::exit::{Exit, refuse};
-use crate::jobs::Job;
-use crate::{processes, python};
+use crate::exit::refuse;
+use crate::jobs::write_json;
+use crate::{pod, processes, python};
 
 /// Says where a command that is only asked what it is puts its answer.
 const DESCRIBE: &str = "ELASTICDL_DESCRIBE";
@@ -27,52 +30,90 @@ const MASTER_ADDR: &str = "ELASTICDL_MASTER_ADDR";
 /// Every worker finds its number there.
 pub(crate) const WORKER_ID: &str = "ELASTICDL_WORKER_ID";
 const KEY_FILE: &str = "ELASTICDL_JOB_KEY_FILE";
-const SUPERVISED: &str = "ELASTICDL_SUPERVISED";
+/// Unset: the folder of the key.
+const JOB_DIR: &str = "ELASTICDL_JOB_DIR";
+/// Set for a worker whose supervisor holds its standard input.
+pub(crate) const SUPERVISED: &str = "ELASTICDL_SUPERVISED";
+/// Set for a worker in a pod of its own.
+pub(crate) const IN_POD: &str = "ELASTICDL_IN_POD";
 /// In the job's folder.
 const MODEL: &str = "model.json";
 const VALUES: &str = "first_values.f32";
+/// Written last: what is there has been told whole.
+const PLAN: &str = "loop.json";
+/// A script may read much before its first step; one that takes longer hangs.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(3600);
+const POLL: Duration = Duration::from_millis(20);
 
 /// What a training loop says of itself.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Description {
-    n_records: u64,
-    minibatch_size: u32,
-    num_epochs: u32,
-    shuffle: bool,
+    #[serde(flatten)]
+    plan: Plan,
     pub(crate) model: ModelSpec,
     #[serde(skip)]
     first_values: Vec<f32>,
 }
 
-/// The command line of a worker.
-pub(crate) fn command(spec: &JobSpec) -> Vec<std::ffi::OsString> {
-    vec!["sh".into(), "-c".into(), format!("exec {}", spec.job_command).into()]
+/// What it goes through.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    n_records: u64,
+    minibatch_size: u32,
+    num_epochs: u32,
+    shuffle: bool,
 }
 
-/// What a worker finds in its environment, beside its number.
-pub(crate) fn environment(job: &Job) -> anyhow::Result<Vec<(&'static str, String)>> {
-    let master = job.master().context("the master's address is not known")?;
-    Ok(vec![
-        (MASTER_ADDR, master.address),
-        (KEY_FILE, job.key_path().to_string_lossy().into_owned()),
-        (SUPERVISED, "1".to_owned()),
-    ])
+/// Where a worker finds its job.
+#[derive(Clone, Debug)]
+pub(crate) struct Membership {
+    pub(crate) worker: u32,
+    pub(crate) master_addr: String,
+    pub(crate) key_file: PathBuf,
+    pub(crate) job_dir: PathBuf,
+}
+
+/// Starts a worker: the same on this machine and in a pod.
+pub(crate) fn worker(spec: &JobSpec, membership: &Membership) -> Command {
+    let Membership { worker, master_addr, key_file, job_dir } = membership;
+    let mut command = command(spec);
+    command
+        .env(WORKER_ID, worker.to_string())
+        .env(MASTER_ADDR, master_addr)
+        .env(KEY_FILE, key_file)
+        .env(JOB_DIR, job_dir);
+    command
+}
+
+fn command(spec: &JobSpec) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("exec {}", spec.job_command)).envs(python::environment(spec));
+    command
 }
 
 /// Runs the command up to its first step.
 pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
     let folder = tempfile::tempdir().context("cannot make a folder")?;
-    let command = command(spec);
-    let ran = std::process::Command::new(&command[0])
-        .args(&command[1..])
-        .envs(python::environment(spec))
+    let said = folder.path().join("stderr");
+    let mut child = command(spec)
         .env(DESCRIBE, folder.path())
         .stdin(Stdio::null())
-        .output()
-        .context("cannot start a shell")?;
-    let told = String::from_utf8_lossy(&ran.stderr);
+        .stdout(Stdio::null())
+        .stderr(File::create(&said).context("cannot write a file")?)
+        .spawn()
+        .map_err(|error| refuse(format!("cannot start `sh` for --job_command: {error}")))?;
+    let deadline = Instant::now() + DESCRIBE_LIMIT;
+    while child.try_wait().context("cannot wait for the command")?.is_none() {
+        if Instant::now() > deadline {
+            child.kill().and_then(|()| child.wait()).context("cannot end the command")?;
+            let command = &spec.job_command;
+            return Err(refuse(format!("`{command}` came to no step within an hour")));
+        }
+        std::thread::sleep(POLL);
+    }
     let Ok(text) = std::fs::read_to_string(folder.path().join(MODEL)) else {
-        let why = match told.trim() {
+        let told = std::fs::read(&said).unwrap_or_default();
+        let why = match String::from_utf8_lossy(&told).trim() {
             "" => "it never came to a step of `elasticdl.init()`".to_owned(),
             told => told.to_owned(),
         };
@@ -86,7 +127,12 @@ pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
     Ok(described)
 }
 
-impl Description {
+/// What a loop that was asked before goes through.
+pub(crate) fn plan(job_dir: &Path) -> Option<Plan> {
+    serde_json::from_slice(&std::fs::read(job_dir.join(PLAN)).ok()?).ok()
+}
+
+impl Plan {
     /// Makes the job what the loop says.
     pub(crate) fn settle(&self, spec: &mut JobSpec) {
         spec.training_data = format!("range:{}", self.n_records);
@@ -95,13 +141,19 @@ impl Description {
         spec.num_epochs = self.num_epochs;
         spec.shuffle = self.shuffle;
     }
+}
+
+impl Description {
+    /// Makes the job what the loop says.
+    pub(crate) fn settle(&self, spec: &mut JobSpec) {
+        self.plan.settle(spec);
+    }
 
     /// Leaves what workers need in the job's folder.
     pub(crate) fn keep(&self, job_dir: &Path) -> anyhow::Result<()> {
-        let text = serde_json::to_string(&self.model)?;
-        std::fs::write(job_dir.join(MODEL), text).context("cannot write the job's folder")?;
+        write_json(job_dir, MODEL, &self.model)?;
         first_values::write(job_dir, &self.first_values)?;
-        Ok(())
+        write_json(job_dir, PLAN, &self.plan)
     }
 }
 
@@ -117,13 +169,16 @@ pub(crate) fn model(job_dir: &Path) -> Result<ModelSpec, String> {
 /// Makes this process a worker of the job that its environment names, until the job's end. The
 /// model is opened with what the job's folder says of it.
 pub fn work(open: impl FnOnce(ModelSpec) -> OpenModel) -> Result<u8, String> {
-    let joined = joined()?;
-    let model = model(&joined.1.job_dir)?;
-    let (worker, joined) = joined;
+    let (worker, joined) = joined()?;
+    let model = open(model(&joined.job_dir)?);
     crate::telemetry::start("INFO");
-    let is_supervised = std::env::var_os(SUPERVISED).is_some();
-    let ended = processes::worker_with(worker, joined, is_supervised, open(model));
-    Ok(ended.unwrap_or(Exit::Failed).code())
+    let ended = if std::env::var_os(IN_POD).is_some() {
+        pod::work(worker, model)
+    } else {
+        let is_supervised = std::env::var_os(SUPERVISED).is_some();
+        processes::worker_with(worker, joined, is_supervised, model)
+    };
+    ended.map(crate::exit::Exit::code).map_err(|error| format!("{error:#}"))
 }
 
 fn joined() -> Result<(WorkerId, Joined), String> {
@@ -139,6 +194,71 @@ fn joined() -> Result<(WorkerId, Joined), String> {
     let worker = read(WORKER_ID)?.parse().map_err(|_| format!("{WORKER_ID} must be a number"))?;
     let key_file = read(KEY_FILE)?;
     let key = JobKey::load(Path::new(&key_file)).map_err(|error| format!("{KEY_FILE}: {error}"))?;
-    let job_dir = Path::new(&key_file).parent().unwrap_or(Path::new(".")).to_owned();
+    let beside = || Path::new(&key_file).parent().unwrap_or(Path::new(".")).to_owned();
+    let job_dir = std::env::var_os(JOB_DIR).map_or_else(beside, PathBuf::from);
     Ok((WorkerId(worker), Joined { master_addr, key, job_dir, spec: None }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    fn saying(command: &str) -> JobSpec {
+        JobSpec { job_command: command.into(), ..JobSpec::default() }
+    }
+
+    #[test]
+    fn a_worker_finds_its_job_in_its_environment() {
+        let membership = Membership {
+            worker: 7,
+            master_addr: "there:1".into(),
+            key_file: "/key/job.key".into(),
+            job_dir: "/data/job".into(),
+        };
+        let command = worker(&saying("python train.py"), &membership);
+        let words: Vec<&OsStr> = command.get_args().collect();
+        assert_eq!(words, ["-c", "exec python train.py"]);
+        for (name, value) in [
+            ("ELASTICDL_WORKER_ID", "7"),
+            ("ELASTICDL_MASTER_ADDR", "there:1"),
+            ("ELASTICDL_JOB_KEY_FILE", "/key/job.key"),
+            ("ELASTICDL_JOB_DIR", "/data/job"),
+            ("OMP_NUM_THREADS", "1"),
+        ] {
+            let is_set = (OsStr::new(name), Some(OsStr::new(value)));
+            assert!(command.get_envs().any(|set| set == is_set), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_a_loop_says_of_itself_is_kept_and_becomes_the_jobs() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(plan(folder.path()), None);
+        let count = JobSpec { model_def: "count".into(), ..JobSpec::default() };
+        let described = Description {
+            plan: Plan { n_records: 40, minibatch_size: 5, num_epochs: 2, shuffle: false },
+            model: crate::models::describe(&count).unwrap(),
+            first_values: vec![0.5],
+        };
+        described.keep(folder.path()).unwrap();
+        let mut spec = saying("x");
+        plan(folder.path()).unwrap().settle(&mut spec);
+        assert_eq!((spec.training_data.as_str(), spec.num_epochs), ("range:40", 2));
+        assert_eq!((spec.minibatch_size, spec.shuffle), (5, false));
+        assert_eq!(model(folder.path()).unwrap(), described.model);
+    }
+
+    #[test]
+    fn a_command_that_trains_nothing_is_refused_with_its_own_words() {
+        for (command, why) in [
+            ("echo no module called torch >&2; exit 1", "no module called torch"),
+            ("true", "never came to a step"),
+        ] {
+            // Not `exec`: what follows a `;` is the shell's.
+            let refused = describe(&saying(&format!("sh -c '{command}'"))).unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
 }

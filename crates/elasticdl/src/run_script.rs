@@ -6,20 +6,31 @@ use std::io::Write;
 use edl_core::spec::{JobType, Strategy};
 use serde_json::{Map, Value};
 
-use crate::cli::ScriptArgs;
+use crate::cli::{RunFlags, ScriptArgs};
 use crate::exit::{Exit, refuse};
+use crate::flags::JobFlags;
 use crate::jobs::Home;
 use crate::say::say;
 use crate::submit::{self, checks};
 use crate::ui::Ui;
-use crate::{detach, python};
+use crate::{cluster, detach, python};
+
+/// What runs a script in an image, whose own paths are not known here.
+const PYTHON_OF_IMAGE: &str = "python3";
 
 pub(crate) fn run(args: &ScriptArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     crate::telemetry::start("INFO");
     if args.rdzv_backend.is_some() || args.rdzv_endpoint.is_some() || args.rdzv_id.is_some() {
         say("--rdzv_… is ignored: the job's master is where workers meet");
     }
-    let new = submit::described(JobType::Train, given(args)?)?;
+    let given = given(args)?;
+    let run =
+        RunFlags { job_dir: args.job_dir.clone(), detach: args.detach, ..RunFlags::default() };
+    if cluster::submit::is_asked(&run, &given) {
+        return cluster::submit::run(JobType::Train, &run, given, out);
+    }
+    args.cluster.on_this_machine()?.iter().for_each(say);
+    let new = submit::described(JobType::Train, given)?;
     checks::check_workers(new.spec.num_workers)?;
     let ready = submit::prepare(&Home::from_env()?, new, args.job_dir.as_deref())?;
     if args.detach {
@@ -33,7 +44,7 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut impl Write) -> anyhow::Result<Exi
 fn given(args: &ScriptArgs) -> anyhow::Result<Map<String, Value>> {
     let (least, most) = workers(args)?;
     let lanes = args.lanes.unwrap_or(most);
-    let mut given = Map::new();
+    let mut given = JobFlags { cluster: args.cluster.clone(), ..JobFlags::default() }.given();
     let mut word = |name: &str, value: Value| given.insert(name.into(), value);
     word("job_command", command_line(args).into());
     word("model_def", args.script.clone().into());
@@ -65,6 +76,12 @@ fn workers(args: &ScriptArgs) -> anyhow::Result<(u32, u32)> {
     }
     let (least, most) = range(&args.nnodes).ok_or_else(|| wrong("--nnodes", &args.nnodes))?;
     let each = match args.nproc_per_node.as_str() {
+        "auto" | "cpu" if is_for_cluster(args) => {
+            return Err(refuse(
+                "--nproc_per_node=auto counts the cores of this machine; on a cluster, say how \
+                 many by --workers",
+            ));
+        }
         "auto" | "cpu" => std::thread::available_parallelism()
             .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
         text => text.parse().map_err(|_| wrong("--nproc_per_node", text))?,
@@ -82,9 +99,17 @@ fn range(text: &str) -> Option<(u32, u32)> {
     (0 < least && least <= most).then_some((least, most))
 }
 
+fn is_for_cluster(args: &ScriptArgs) -> bool {
+    args.cluster.image_name.as_ref().is_some_and(|image| !image.is_empty())
+}
+
 /// The worker's command line, in the words of a shell.
 fn command_line(args: &ScriptArgs) -> String {
-    let interpreter = python::interpreter().to_string_lossy().into_owned();
+    let interpreter = if is_for_cluster(args) {
+        PYTHON_OF_IMAGE.into()
+    } else {
+        python::interpreter().to_string_lossy().into_owned()
+    };
     let mut words = if args.no_python { Vec::new() } else { vec![interpreter] };
     if args.module {
         words.push("-m".into());
@@ -104,7 +129,10 @@ fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::cli::{Cli, Command};
 
     #[test]
     fn a_range_is_one_number_or_two() {
@@ -113,6 +141,23 @@ mod tests {
         for text in ["0", "8:2", "", "2:", "x", "0:4"] {
             assert_eq!(range(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn on_a_cluster_the_images_python_runs_the_script_as_many_times_as_was_said() {
+        let script = |flags: &[&str]| {
+            let line = ["elasticdl", "run", "--image_name=i", "--volume=v"];
+            let cli = Cli::try_parse_from(line.iter().chain(flags)).unwrap();
+            let Command::Run(args) = cli.command else { panic!() };
+            *args
+        };
+        let args = script(&["--workers=2:4", "/workspace/train.py", "--volume", "x"]);
+        let given = given(&args).unwrap();
+        assert_eq!(given["job_command"], "python3 /workspace/train.py --volume x");
+        assert_eq!((&given["image_name"], &given["volume"]), (&"i".into(), &"v".into()));
+        assert_eq!((&given["min_workers"], &given["num_workers"]), (&2.into(), &4.into()));
+        let refused = workers(&script(&["--nproc_per_node=auto", "x.py"])).unwrap_err();
+        assert!(refused.to_string().contains("--workers"), "{refused}");
     }
 
     #[test]

@@ -53,6 +53,12 @@ pub(crate) fn run(
     for word in ["job_name", "job_type", "namespace"] {
         given.remove(word);
     }
+    if before.is_own_loop() && given.contains_key("num_epochs") {
+        return Err(refuse(format!(
+            "job `{name}` is trained by a loop of its own, which says itself for how many epochs; \
+             leave --num_epochs out"
+        )));
+    }
     let spec = config::apply(before, given)?;
     spec.check_resumed(before).map_err(|invalid| refuse(invalid.0))?;
     submit::check(&spec)?;

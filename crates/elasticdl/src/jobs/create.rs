@@ -128,7 +128,7 @@ fn fill(draft: &Path, spec: &JobSpec) -> anyhow::Result<()> {
 }
 
 /// Writes a file by another name first, so that no reader sees half of it.
-pub(super) fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> anyhow::Result<()> {
+pub(crate) fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> anyhow::Result<()> {
     let path = dir.join(name);
     let draft: PathBuf = dir.join(format!(".{name}.new"));
     let write = || -> std::io::Result<()> {

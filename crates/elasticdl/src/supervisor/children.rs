@@ -36,22 +36,21 @@ pub(super) struct Programs {
     own: Vec<OsString>,
     worker: Vec<OsString>,
     worker_environment: Vec<(&'static str, String)>,
-    /// The worker is the user's own command, which takes no flags of ours.
-    is_own_loop: bool,
+    /// The job, if its workers are the user's own command, which takes no flags of ours.
+    own_loop: Option<JobSpec>,
 }
 
 impl Programs {
     pub(super) fn of(spec: &JobSpec) -> Self {
         let own = host::get().command.clone();
-        let is_own_loop = spec.is_own_loop();
-        if is_own_loop || models::is_python(spec) {
+        let own_loop = spec.is_own_loop().then(|| spec.clone());
+        if models::is_python(spec) {
             let worker_environment = python::environment(spec);
-            let worker = if is_own_loop { own_loop::command(spec) } else { python::command() };
-            return Self { own, worker, worker_environment, is_own_loop };
+            return Self { own, worker: python::command(), worker_environment, own_loop };
         }
         // One thread per worker: the engine gains little by more, and workers share the cores.
         let worker_environment = vec![("RAYON_NUM_THREADS", "1".to_owned())];
-        Self { worker: own.clone(), own, worker_environment, is_own_loop }
+        Self { worker: own.clone(), own, worker_environment, own_loop }
     }
 }
 
@@ -99,10 +98,7 @@ impl Children {
         match instance.role {
             Role::Master => return Err(io::Error::other("a master cannot be ordered")),
             Role::Ps => command.arg(format!("--ps_id={}", instance.id)),
-            Role::Worker if self.programs.is_own_loop => {
-                let found = own_loop::environment(&self.job);
-                command.envs(found.map_err(io::Error::other)?)
-            }
+            Role::Worker if self.programs.own_loop.is_some() => &mut command,
             Role::Worker => command.arg(format!("--worker_id={}", instance.id)),
         };
         let mut child = command.spawn()?;
@@ -128,26 +124,49 @@ impl Children {
     }
 
     fn command(&self, instance: InstanceId) -> io::Result<Command> {
-        let Programs { own, worker, worker_environment, is_own_loop } = &self.programs;
-        let program = if instance.role == Role::Worker { worker } else { own };
-        let (program, first_args) = program.split_first().expect("a program has a name");
-        let mut command = Command::new(program);
+        let mut command = match &self.programs.own_loop {
+            Some(spec) if instance.role == Role::Worker => self.own_loop(spec, instance.id)?,
+            Some(_) | None => self.process(instance),
+        };
         if instance.role == Role::Worker {
             let is_unset = |(name, _): &(&str, &str)| std::env::var_os(name).is_none();
             command.envs(WORKER_VARIABLES.into_iter().filter(is_unset));
-            command.envs(worker_environment.iter().map(|(name, value)| (name, value)));
-            command.env(own_loop::WORKER_ID, instance.id.to_string());
-        }
-        command.args(first_args);
-        if !(*is_own_loop && instance.role == Role::Worker) {
-            command.arg(instance.role.to_string()).arg("--supervised");
-            command.arg("--job_dir").arg(self.job.dir());
         }
         command
             .stdin(Stdio::piped())
             .stderr(self.log(instance)?)
             // Ctrl-C in the terminal is for the supervisor alone, which stops the rest in order.
             .process_group(0);
+        Ok(command)
+    }
+
+    /// A process of ours.
+    fn process(&self, instance: InstanceId) -> Command {
+        let Programs { own, worker, worker_environment, .. } = &self.programs;
+        let program = if instance.role == Role::Worker { worker } else { own };
+        let (program, first_args) = program.split_first().expect("a program has a name");
+        let mut command = Command::new(program);
+        if instance.role == Role::Worker {
+            command.envs(worker_environment.iter().map(|(name, value)| (name, value)));
+            command.env(own_loop::WORKER_ID, instance.id.to_string());
+        }
+        command.args(first_args).arg(instance.role.to_string()).arg("--supervised");
+        command.arg("--job_dir").arg(self.job.dir());
+        command
+    }
+
+    /// A worker of the user's own.
+    fn own_loop(&self, spec: &JobSpec, worker: u32) -> io::Result<Command> {
+        let master = self.job.master();
+        let master = master.ok_or_else(|| io::Error::other("the master's address is not known"))?;
+        let membership = own_loop::Membership {
+            worker,
+            master_addr: master.address,
+            key_file: self.job.key_path(),
+            job_dir: self.job.dir().to_owned(),
+        };
+        let mut command = Command::from(own_loop::worker(spec, &membership));
+        command.env(own_loop::SUPERVISED, "1");
         Ok(command)
     }
 
@@ -269,7 +288,7 @@ mod tests {
             own: vec![program.clone().into()],
             worker: vec![program.into()],
             worker_environment: vec![("THREADS", "1".into())],
-            is_own_loop: false,
+            own_loop: None,
         };
         (root, Children::new(job, programs))
     }
