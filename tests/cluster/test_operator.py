@@ -19,10 +19,10 @@ from harness.node import PROBE_IMAGE
 from harness.size import Size
 from harness.waiting import until
 from jobs import ROOT, load_command, rbac, training_job
-from trained import Job, counting, remove
+from managed import LIMIT, Managed
+from trained import counting, remove
 
 IMAGE = "elasticdl:test"
-LIMIT = 120
 SMALL = "cpu=0.02,memory=128Mi"
 # Two nodes of 0.7 CPUs, less masters and servers: four workers of 0.25 fit.
 NODE_CPU = "0.7"
@@ -68,26 +68,6 @@ def place(
     finally:
         operator.kill()
         cluster.kubectl("delete", "trainingjob", "--all", "--wait=false")
-
-
-class Managed(Job):
-    """A job that the operator starts and resizes."""
-
-    def submit(self) -> Managed:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o777)
-        spec = {word: value for word, value in self._spec().items() if word != "job_name"}
-        self.kubectl.apply(training_job(self.name, spec))
-        return self
-
-    def conditions(self) -> set[str]:
-        """Those that hold."""
-        found = self.kubectl.json("get", "trainingjob", self.name)
-        shown = found.get("status", {}).get("conditions", [])
-        return {each["type"] for each in shown if each["status"] == "True"}
-
-    def until_workers(self, n: int) -> float:
-        return self.until_pods(f"{n} workers", lambda: len(self.running("worker")) == n, LIMIT)
 
 
 def managed(cluster: Cluster, command: Path, folder: Path, **words: Any) -> Managed:

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import wanted
+import machine_python
 from harness.cluster import Cluster
 from harness.given import Given
-from harness.image import make_host_image
 from harness.kubectl import Kubectl
 from harness.waiting import until
 from jobs import ROOT, Client, phases
@@ -24,9 +23,6 @@ from jobs import ROOT, Client, phases
 JOB = "test-mnist"
 ACCURACY, BY_VERSION = 0.77, 250
 START_LIMIT = 180
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "elasticdl"
-# `make python` installs the wheel there.
-PYTHON = CACHE / "venv-wheel"
 RESOURCES = [
     "--master_resource_request=cpu=0.2,memory=1024Mi",
     "--master_resource_limit=cpu=1,memory=2048Mi",
@@ -74,26 +70,14 @@ def native(cluster: Cluster | Given, client: Client, tmp_path: Path) -> Model:
 @pytest.fixture
 def keras(cluster: Cluster | Given, tmp_path: Path) -> Model:
     """An image with nothing of its own: Python, the wheel and Keras are this machine's."""
-    if isinstance(cluster, Given):
-        pytest.skip("nodes of a cluster elsewhere do not have this machine's Python")
-    missing = f"`{PYTHON}` is not there; `make python` makes it"
-    wanted.require(None if (PYTHON / "bin" / "elasticdl").exists() else missing)
-    cluster.load_image(make_host_image(tmp_path / "host.tar", "elasticdl:mnist_keras"))
-    asked = "import sys, site; print(sys.base_prefix, sys.path[-1], sep='\\n')"
-    said = subprocess.run(
-        [PYTHON / "bin" / "python", "-c", asked], capture_output=True, text=True, check=True
-    )
-    base, frameworks = said.stdout.split()
-    folders = {Path("/usr"), PYTHON, Path(base), Path(frameworks)}
-    volumes = [f"host_path={folder},mount_path={folder}" for folder in sorted(folders)]
-    volumes.append(f"host_path={ROOT}/model_zoo,mount_path=/model_zoo")
-    path = f"{PYTHON}/bin:/usr/bin:/bin"
+    python = machine_python.load(cluster, tmp_path, "elasticdl:mnist_keras")
+    volumes = [*python.volumes, f"host_path={ROOT}/model_zoo,mount_path=/model_zoo"]
     return Model(
-        "elasticdl:mnist_keras",
+        python.image,
         (
             "--model_zoo=model_zoo",
             "--model_def=mnist.mnist_functional_api.custom_model",
-            f"--envs=PATH={path}",
+            f"--envs={python.envs}",
         ),
         tuple(volumes),
     )

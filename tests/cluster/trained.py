@@ -123,7 +123,7 @@ class Job:
         assert set(totals) == {float(epochs * N_RECORDS)}
         self.assert_audit(epochs)
 
-    def assert_audit(self, epochs: int) -> None:
+    def assert_audit(self, epochs: int, n_records: int = N_RECORDS) -> None:
         done = subprocess.run(
             [self.command, "audit", self.folder, "--json"],
             capture_output=True,
@@ -135,7 +135,7 @@ class Job:
         assert len(audited) == epochs
         for epoch in audited:
             found = (epoch["records"], epoch["missing"], epoch["duplicated"])
-            assert found == (N_RECORDS, 0, 0), audited
+            assert found == (n_records, 0, 0), audited
 
     def weights(self) -> str:
         """The bits of the result."""
