@@ -347,12 +347,9 @@ pub(crate) struct ScriptArgs {
     pub(crate) rdzv_endpoint: Option<String>,
     #[arg(long, alias = "rdzv-id", hide = true)]
     pub(crate) rdzv_id: Option<String>,
-    /// The script
-    #[arg(value_name = "SCRIPT")]
-    pub(crate) script: String,
-    /// What the script is given
-    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) args: Vec<String>,
+    /// The script, and what it is given: all that follows is its own
+    #[arg(value_name = "SCRIPT", required = true, trailing_var_arg = true)]
+    pub(crate) script: Vec<String>,
 }
 
 #[derive(Args, Debug)]

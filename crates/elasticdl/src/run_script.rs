@@ -47,7 +47,7 @@ fn given(args: &ScriptArgs) -> anyhow::Result<Map<String, Value>> {
     let mut given = JobFlags { cluster: args.cluster.clone(), ..JobFlags::default() }.given();
     let mut word = |name: &str, value: Value| given.insert(name.into(), value);
     word("job_command", command_line(args).into());
-    word("model_def", args.script.clone().into());
+    word("model_def", args.script.first().cloned().into());
     word("distribution_strategy", Strategy::Allreduce.name().into());
     word("num_workers", most.into());
     word("min_workers", least.into());
@@ -114,8 +114,7 @@ fn command_line(args: &ScriptArgs) -> String {
     if args.module {
         words.push("-m".into());
     }
-    words.push(args.script.clone());
-    words.extend(args.args.iter().cloned());
+    words.extend(args.script.iter().cloned());
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
