@@ -62,19 +62,74 @@ pub enum Harm {
     /// It stands still, as if its machine did.
     Stop,
     Wake,
+    /// It neither hears the others nor is heard by them for a while.
+    Partition {
+        millis: u64,
+    },
+    /// It takes `factor` times as long for everything for a while.
+    Slow {
+        factor: u32,
+        millis: u64,
+    },
 }
 
 impl Harm {
-    /// By its word on the command line.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
+    /// Unless somebody says for how long: longer than a process may be silent by default.
+    pub const DEFAULT_MILLIS: u64 = 15_000;
+    pub const MAX_MILLIS: u64 = 3_600_000;
+    /// Unless somebody says how much slower.
+    pub const DEFAULT_FACTOR: u32 = 4;
+    pub const FACTORS: std::ops::RangeInclusive<u32> = 2..=100;
+
+    /// By its word on the command line. For the harms that end by themselves `millis` says when,
+    /// and `factor` how slow; zero leaves that to the defaults.
+    pub fn parse(word: &str, millis: u64, factor: u32) -> Result<Self, String> {
+        let is_over_by_itself = matches!(word, "partition" | "slow");
+        if millis != 0 && !is_over_by_itself {
+            return Err(format!("only partition and slow end by themselves, {word} does not"));
+        }
+        if millis > Self::MAX_MILLIS {
+            return Err("an hour of harm is the most".to_owned());
+        }
+        if factor != 0 && word != "slow" {
+            return Err(format!("only slow has a factor, {word} has none"));
+        }
+        if factor != 0 && !Self::FACTORS.contains(&factor) {
+            let (least, most) = (Self::FACTORS.start(), Self::FACTORS.end());
+            return Err(format!("the factor must be from {least} to {most}, not {factor}"));
+        }
+        let millis = if millis == 0 { Self::DEFAULT_MILLIS } else { millis };
+        let factor = if factor == 0 { Self::DEFAULT_FACTOR } else { factor };
         match word {
-            "kill" => Some(Self::Kill),
-            "stop" => Some(Self::Stop),
-            "wake" => Some(Self::Wake),
-            _ => None,
+            "kill" => Ok(Self::Kill),
+            "stop" => Ok(Self::Stop),
+            "wake" => Ok(Self::Wake),
+            "partition" => Ok(Self::Partition { millis }),
+            "slow" => Ok(Self::Slow { factor, millis }),
+            _ => Err(format!("`{word}` is no harm; use kill, stop, wake, partition or slow")),
         }
     }
+}
+
+impl fmt::Display for Harm {
+    /// What happens to somebody, as the end of a sentence about it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kill => f.write_str("is killed on purpose"),
+            Self::Stop => f.write_str("is made to stand still on purpose"),
+            Self::Wake => f.write_str("goes on again on purpose"),
+            Self::Partition { millis } => {
+                write!(f, "is cut off from the others on purpose for {} s", secs(*millis))
+            }
+            Self::Slow { factor, millis } => {
+                write!(f, "is made {factor} times slower on purpose for {} s", secs(*millis))
+            }
+        }
+    }
+}
+
+fn secs(millis: u64) -> f64 {
+    std::time::Duration::from_millis(millis).as_secs_f64()
 }
 
 /// Platform → master.
@@ -177,5 +232,31 @@ impl fmt::Display for InstanceId {
             Role::Master => f.write_str("master"),
             Role::Ps | Role::Worker => write!(f, "{}-{}", self.role, self.id),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_harm_is_meant_by_its_word_and_refused_with_a_reason() {
+        assert_eq!(Harm::parse("kill", 0, 0), Ok(Harm::Kill));
+        assert_eq!(Harm::parse("partition", 0, 0), Ok(Harm::Partition { millis: 15_000 }));
+        assert_eq!(Harm::parse("slow", 1500, 0), Ok(Harm::Slow { factor: 4, millis: 1500 }));
+        assert_eq!(Harm::parse("slow", 0, 9), Ok(Harm::Slow { factor: 9, millis: 15_000 }));
+        let refused = [
+            ("burn", 0, 0, "is no harm"),
+            ("kill", 1, 0, "end by themselves"),
+            ("partition", 0, 2, "has none"),
+            ("partition", 3_600_001, 0, "an hour"),
+            ("slow", 0, 1, "from 2 to 100"),
+        ];
+        for (word, millis, factor, why) in refused {
+            let error = Harm::parse(word, millis, factor).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        let told = Harm::Slow { factor: 3, millis: 1500 }.to_string();
+        assert_eq!(told, "is made 3 times slower on purpose for 1.5 s");
     }
 }

@@ -137,7 +137,7 @@ pub struct JobSpec {
     pub tensorboard_dir: String,
     /// Port of the master's page, `/metrics` and `/healthz`; 0 picks a free one.
     pub http_port: u16,
-    /// Its processes may be killed and paused on purpose, from the page and by `chaos`.
+    /// Its processes may be harmed on purpose, from the page and by `chaos`.
     pub allow_chaos: bool,
     /// Port of the master; 0 picks a free one.
     pub port: u16,

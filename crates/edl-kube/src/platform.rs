@@ -222,9 +222,7 @@ impl Platform {
                     self.delete(instance, uid, Duration::ZERO);
                 }
             }
-            Order::Harm { harm: Harm::Stop | Harm::Wake, .. } => {
-                tracing::warn!("a pod cannot be made to stand still");
-            }
+            Order::Harm { .. } => tracing::warn!("a pod can only be killed on purpose"),
         }
     }
 

@@ -196,7 +196,7 @@ fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, St
 
 /// Whom somebody wants to harm, and how.
 pub(crate) fn harm(request: &proto::HarmRequest) -> Result<(InstanceId, Harm), Status> {
-    let proto::HarmRequest { role, id, how } = request;
+    let proto::HarmRequest { role, id, how, millis, factor } = request;
     let role = match role.as_str() {
         "worker" => Role::Worker,
         "ps" => Role::Ps,
@@ -205,9 +205,7 @@ pub(crate) fn harm(request: &proto::HarmRequest) -> Result<(InstanceId, Harm), S
             return Err(Status::invalid_argument(why));
         }
     };
-    let harm = Harm::parse(how).ok_or_else(|| {
-        Status::invalid_argument(format!("`{how}` is no harm; use kill, stop or wake"))
-    })?;
+    let harm = Harm::parse(how, *millis, *factor).map_err(Status::invalid_argument)?;
     Ok((InstanceId { role, id: *id }, harm))
 }
 

@@ -372,7 +372,7 @@ impl Engine {
     /// Why a process may not be harmed.
     fn refuse_harm(&self, instance: InstanceId, harm: Harm) -> Option<Status> {
         if self.config.spec.is_on_cluster() && harm != Harm::Kill {
-            let why = "a pod cannot be made to stand still; use kill";
+            let why = "a pod can only be killed on purpose; use kill";
             return Some(Status::failed_precondition(why));
         }
         if !self.config.spec.allow_chaos {

@@ -166,14 +166,19 @@ struct Harmed {
     role: String,
     id: u32,
     how: String,
+    #[serde(default)]
+    millis: u64,
+    #[serde(default)]
+    factor: u32,
 }
 
 async fn harm(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
-    let Harmed { role, id, how } = match shared.command(&headers, &body) {
+    let Harmed { role, id, how, millis, factor } = match shared.command(&headers, &body) {
         Ok(wish) => wish,
         Err(refusal) => return *refusal,
     };
-    let (instance, harm) = match convert::harm(&proto::HarmRequest { role, id, how }) {
+    let request = proto::HarmRequest { role, id, how, millis, factor };
+    let (instance, harm) = match convert::harm(&request) {
         Ok(meant) => meant,
         Err(status) => return refused(&status),
     };

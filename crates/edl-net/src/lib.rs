@@ -3,6 +3,7 @@
 //!
 //! Nothing is decided here.
 
+pub mod cut;
 pub mod data;
 pub mod frame;
 pub mod fuzz;

@@ -8,16 +8,19 @@
 use std::sync::Once;
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SerialNumber,
 };
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{
-    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
+    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig, Uri,
 };
+use tower::service_fn;
 
+use crate::cut::Gate;
 use crate::key::JobKey;
 
 /// The name in the certificate. Addresses come and go; who answers is proven by the key.
@@ -108,16 +111,25 @@ pub async fn connect(address: &str, key: &JobKey, timeout: Duration) -> Result<C
         .tls_config(client_config(key)?)
         .map_err(Error::Setup)?
         .connect_timeout(timeout)
-        .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
     // The connect timeout ends with TCP; this one holds for the TLS handshake too.
-    match tokio::time::timeout(timeout, endpoint.connect()).await {
+    let connecting = endpoint.connect_with_connector(service_fn(dial));
+    match tokio::time::timeout(timeout, connecting).await {
         Ok(Ok(channel)) => Ok(channel),
         Ok(Err(source)) => Err(Error::Connect { address: address.into(), source }),
         Err(_) => Err(Error::Deadline { address: address.into(), timeout }),
     }
+}
+
+/// A connection that a process can be cut off from.
+async fn dial(uri: Uri) -> std::io::Result<TokioIo<Gate<TcpStream>>> {
+    let address = uri.authority().map_or("", |authority| authority.as_str());
+    let stream = TcpStream::connect(address).await?;
+    // A message must not wait for the answer to the one before it.
+    stream.set_nodelay(true)?;
+    Ok(TokioIo::new(Gate::new(stream)))
 }
 
 /// Names ring as the process's provider: with two compiled in, rustls refuses to choose.

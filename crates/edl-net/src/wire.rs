@@ -17,6 +17,7 @@ use bytemuck::Pod;
 use edl_core::id::{BatchId, Generation, RunId};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use crate::cut;
 use crate::frame::{self, HEADER_LEN, Header, Kind, Refusal, TAG_LEN};
 use crate::key;
 use crate::seal::{Hasher, Seal};
@@ -109,6 +110,7 @@ impl Stream {
 
     pub fn connect_unix(path: &Path, timeout: Duration) -> Result<Self, Error> {
         let connect = || -> io::Result<UnixStream> {
+            cut::hold(timeout)?;
             let flags = SocketFlags::CLOEXEC;
             let socket =
                 rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -126,6 +128,7 @@ impl Stream {
 
     pub fn connect_tcp(address: &str, timeout: Duration) -> Result<Self, Error> {
         let connect = || -> io::Result<TcpStream> {
+            cut::hold(timeout)?;
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
             for address in address.to_socket_addrs()? {
                 match TcpStream::connect_timeout(&address, timeout) {
@@ -185,6 +188,9 @@ impl Stream {
     /// Whether the peer has closed its end, as far as can be seen without waiting.
     #[must_use]
     pub fn is_closed(&self) -> bool {
+        if cut::left().is_some() {
+            return false;
+        }
         let mut byte = [0_u8; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         match rustix::net::recv(self, byte.as_mut_slice(), flags) {
@@ -194,6 +200,7 @@ impl Stream {
     }
 
     fn read(&self, out: &mut [u8]) -> io::Result<usize> {
+        cut::hold(TICK)?;
         match self {
             Self::Unix(stream) => (&*stream).read(out),
             Self::Tcp(stream) => (&*stream).read(out),
@@ -201,6 +208,7 @@ impl Stream {
     }
 
     fn write_vectored(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        cut::hold(TICK)?;
         match self {
             Self::Unix(stream) => (&*stream).write_vectored(parts),
             Self::Tcp(stream) => (&*stream).write_vectored(parts),

@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::time::Duration;
 
+use edl_core::platform::Harm;
 use edl_core::rng::Rng;
 use edl_net::proto::{HarmRequest, Instance, JobStatus};
 
@@ -28,7 +29,7 @@ pub(crate) fn run(args: &ChaosArgs, out: &mut impl Write) -> anyhow::Result<Exit
             let status = control::status(&job).await?;
             match victim(args, &status, &mut rng) {
                 Some((role, id)) => {
-                    harm(&job, role, id, args.how.word()).await?;
+                    harm(&job, request(args, role, id)?).await?;
                     writeln!(out, "{role}-{id}: {}", args.how.word())?;
                 }
                 None if args.every.is_none() => {
@@ -68,10 +69,22 @@ fn victim(args: &ChaosArgs, status: &JobStatus, rng: &mut Rng) -> Option<(&'stat
     workers.get(place).map(|id| ("worker", *id))
 }
 
-async fn harm(job: &Job, role: &str, id: u32, how: &str) -> anyhow::Result<()> {
+/// What is asked of the master, which would say the same of what it cannot do.
+fn request(args: &ChaosArgs, role: &str, id: u32) -> anyhow::Result<HarmRequest> {
+    let time = args.secs.map(Duration::try_from_secs_f64).transpose();
+    let time = time.map_err(|_| refuse("--secs must be a time above 0"))?;
+    let millis = time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    if millis == Some(0) {
+        return Err(refuse("--secs must be at least 0.001"));
+    }
+    let (how, millis, factor) = (args.how.word(), millis.unwrap_or(0), args.factor.unwrap_or(0));
+    Harm::parse(how, millis, factor).map_err(refuse)?;
+    Ok(HarmRequest { role: role.into(), id, how: how.into(), millis, factor })
+}
+
+async fn harm(job: &Job, request: HarmRequest) -> anyhow::Result<()> {
     let ask = async {
         let mut master = control::connect(job).await?;
-        let request = HarmRequest { role: role.into(), id, how: how.into() };
         match master.harm(request).await {
             Ok(_) => Ok(()),
             Err(refused) => Err(refuse(refused.message())),

@@ -134,6 +134,8 @@ Examples:
   elasticdl train --allow_chaos --detach
   elasticdl chaos kill                              one of the workers, now
   elasticdl chaos my-job stop --worker 1            as if its machine stood still; wake ends it
+  elasticdl chaos partition --worker 1 --secs 20    as if its cable was pulled, and put back
+  elasticdl chaos slow --factor 8                   as if others used its machine, for a while
   elasticdl chaos kill --every 30s --seed 7         again and again until the job ends";
 
 const TRAIN_EXAMPLES: &str = "\
@@ -458,6 +460,12 @@ pub(crate) struct ChaosArgs {
     /// Again and again, e.g. 30s
     #[arg(long, value_name = "TIME", value_parser = crate::flags::seconds)]
     pub(crate) every: Option<u64>,
+    /// How long a partition or slowness lasts [default: 15]
+    #[arg(long, value_name = "SECS", value_parser = crate::flags::finite)]
+    pub(crate) secs: Option<f64>,
+    /// How many times slower [default: 4]
+    #[arg(long, value_name = "F", value_parser = clap::value_parser!(u32).range(2..=100))]
+    pub(crate) factor: Option<u32>,
     /// Decides who is chosen
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub(crate) seed: u64,
@@ -472,6 +480,10 @@ pub(crate) enum How {
     Stop,
     /// SIGCONT: it goes on
     Wake,
+    /// It is cut off from the others for a while
+    Partition,
+    /// It gets slower for a while
+    Slow,
 }
 
 impl How {
@@ -480,6 +492,8 @@ impl How {
             Self::Kill => "kill",
             Self::Stop => "stop",
             Self::Wake => "wake",
+            Self::Partition => "partition",
+            Self::Slow => "slow",
         }
     }
 }

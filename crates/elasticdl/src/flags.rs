@@ -113,7 +113,7 @@ pub(crate) struct CommonFlags {
     /// Port of the master's page, /metrics and /healthz [default: a free one]
     #[arg(long, help_heading = "Processes", value_name = "PORT")]
     http_port: Option<u16>,
-    /// Let the page and `elasticdl chaos` kill and pause processes of this job
+    /// Let the page and `elasticdl chaos` harm processes of this job
     #[arg(long, help_heading = "Processes", num_args = 0..=1, default_missing_value = "true",
         require_equals = true, value_name = "true|false")]
     allow_chaos: Option<bool>,
@@ -298,7 +298,7 @@ pub(crate) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
 }
 
 /// A description has no word for infinity, nor for what is no number.
-fn finite(text: &str) -> Result<f64, String> {
+pub(crate) fn finite(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
     if number.is_finite() { Ok(number) } else { Err("expected a finite number".into()) }
 }

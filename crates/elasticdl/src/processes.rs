@@ -2,7 +2,6 @@
 //! The three processes of a job, as the supervisor starts them: each is its crate's `run` with
 //! signals, the supervisor's end and an exit code around it.
 
-use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use edl_core::id::{PsId, WorkerId};
 use edl_core::job::End;
+use edl_core::platform::Harm;
 use edl_net::key::JobKey;
 use edl_net::place::Place;
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -188,11 +188,16 @@ fn die_with_supervisor() -> anyhow::Result<()> {
     asked.context("cannot tie this process to its supervisor")
 }
 
-/// The supervisor never writes to this process; the end of its input is the supervisor's end.
+/// The end of its input is the supervisor's end. All that the supervisor ever writes are harms
+/// that a process must do to itself, for a job that allows them.
 fn leave_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
     let watch = move || {
-        let mut nothing = [0; 64];
-        while std::io::stdin().read(&mut nothing).is_ok_and(|n_bytes| n_bytes > 0) {}
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            if let Ok(Harm::Partition { millis }) = serde_json::from_str(&line) {
+                tracing::info!(millis, "cut off from the others on purpose");
+                edl_net::cut::off(Duration::from_millis(millis));
+            }
+        }
         shutdown.cancel();
         std::thread::sleep(ORPHAN_GRACE);
         std::process::exit(Exit::Stopped.code().into());

@@ -135,7 +135,7 @@ fn scenario(
     catalog::scenario(name, policy, kubernetes, files).map_err(|error| match error {
         catalog::Error::Unknown(_) => {
             let hint = nearest(name, ["edl-case-1", "edl-case-2", "adaptdl-1", "philly-50"]);
-            let hint = hint.map_or(String::new(), |near| format!("; did you mean `{near}`?"));
+            let hint = hint.map_or(".".to_owned(), |near| format!("; did you mean `{near}`?"));
             refuse(format!(
                 "{error}{hint} There are {}, and files that end in .yaml",
                 catalog::NAMES

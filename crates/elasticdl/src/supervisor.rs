@@ -26,6 +26,7 @@ use watch::Watch;
 mod children;
 pub(crate) mod link;
 mod relaunch;
+mod slow;
 mod watch;
 
 /// How often the display, the graces and the master are looked at.

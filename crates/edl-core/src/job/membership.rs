@@ -481,12 +481,7 @@ impl Job {
         if !self.instances.running().contains_key(&instance) {
             return;
         }
-        let what = match harm {
-            Harm::Kill => "is killed",
-            Harm::Stop => "is made to stand still",
-            Harm::Wake => "goes on again",
-        };
-        self.note("chaos", format!("{instance} {what} on purpose"));
+        self.note("chaos", format!("{instance} {harm}"));
         self.effects.push(Effect::Platform(Order::Harm { instance, harm }));
     }
 

@@ -259,7 +259,7 @@ const drawProcesses = (status) => {
     if (!row) {
       row = el("tr", {}, el("th", { scope: "row" }, name), el("td"), el("td"), el("td"), el("td"), el("td", { className: "act" }));
       row.dataset.name = name;
-      if (i.role !== "master") for (const [how, label] of [["kill", "Kill"], ["stop", "Pause"], ["wake", "Wake"]]) {
+      if (i.role !== "master") for (const [how, label] of [["kill", "Kill"], ["stop", "Pause"], ["wake", "Wake"], ["partition", "Cut off"], ["slow", "Slow"]]) {
         const button = el("button", { type: "button", className: "small", onclick: () => wish("api/harm", { role: i.role, id: i.id, how }) }, label);
         button.setAttribute("aria-label", `${label} ${name}`);
         row.lastElementChild.append(button);

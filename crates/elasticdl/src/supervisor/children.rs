@@ -17,6 +17,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::slow::Slowed;
 use crate::jobs::Job;
 use crate::{host, models, own_loop, python, signals};
 
@@ -57,8 +58,21 @@ impl Programs {
 struct Running {
     pid: u32,
     /// Held open: its end tells the child that nobody supervises it any more.
-    _stdin: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
     kill_at: Option<Instant>,
+    slowed: Slowed,
+}
+
+impl Running {
+    /// Writes to its standard input, which is never waited for: a child that reads nothing has
+    /// other troubles, and what is this short goes as a whole or not at all.
+    fn tell(&self, harm: Harm) {
+        let (Some(stdin), Ok(mut line)) = (&self.stdin, serde_json::to_string(&harm)) else {
+            return;
+        };
+        line.push('\n');
+        let _unheard = rustix::io::write(stdin, line.as_bytes());
+    }
 }
 
 /// A child that is gone.
@@ -182,7 +196,8 @@ impl Children {
         stdin: Option<ChildStdin>,
     ) -> io::Result<u32> {
         let pid = child.id().ok_or_else(|| io::Error::other("it ended at once"))?;
-        self.running.insert(instance, Running { pid, _stdin: stdin, kill_at: None });
+        self.running
+            .insert(instance, Running { pid, stdin, kill_at: None, slowed: Slowed::default() });
         self.reapers.spawn(async move {
             let how = child.wait().await.map_or(Ended::Exit(-1), how_it_ended);
             Reaped { instance, pid, how }
@@ -222,16 +237,23 @@ impl Children {
     }
 
     /// Does what somebody wants to see the job heal from.
-    pub(super) fn harm(&self, instance: InstanceId, harm: Harm) {
-        if let Some(child) = self.running.get(&instance) {
-            signal(
-                child.pid,
-                match harm {
-                    Harm::Kill => Signal::KILL,
-                    Harm::Stop => Signal::STOP,
-                    Harm::Wake => Signal::CONT,
-                },
-            );
+    pub(super) fn harm(&mut self, instance: InstanceId, harm: Harm) {
+        let Some(child) = self.running.get_mut(&instance) else { return };
+        match harm {
+            Harm::Kill => signal(child.pid, Signal::KILL),
+            Harm::Stop => {
+                child.slowed.end();
+                signal(child.pid, Signal::STOP);
+            }
+            Harm::Wake => {
+                child.slowed.end();
+                signal(child.pid, Signal::CONT);
+            }
+            Harm::Slow { factor, millis } => {
+                child.slowed.begin(child.pid, factor, Duration::from_millis(millis));
+            }
+            // Its connections are its own, so it does that itself.
+            Harm::Partition { .. } => child.tell(harm),
         }
     }
 
@@ -341,7 +363,7 @@ mod tests {
     async fn children_see_the_end_of_their_supervisor_on_their_input() {
         let (_root, mut children) = children("read x; exit 7");
         launch(&mut children);
-        children.running.get_mut(&WORKER).unwrap()._stdin = None;
+        children.running.get_mut(&WORKER).unwrap().stdin = None;
         assert_eq!(children.ended().await.how, Ended::Exit(7));
     }
 }

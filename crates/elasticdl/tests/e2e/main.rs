@@ -13,6 +13,7 @@ mod data;
 mod description;
 mod disk;
 mod goodput;
+mod harms;
 mod harness;
 mod hybrid;
 mod metrics;
