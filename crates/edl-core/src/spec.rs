@@ -135,6 +135,8 @@ pub struct JobSpec {
     pub log_level: String,
     pub log_loss_steps: u32,
     pub tensorboard_dir: String,
+    /// Where a collector of OpenTelemetry spans is, e.g. `http://host:4317`; empty: nowhere.
+    pub otlp_endpoint: String,
     /// Port of the master's page, `/metrics` and `/healthz`; 0 picks a free one.
     pub http_port: u16,
     /// Its processes may be harmed on purpose, from the page and by `chaos`.
@@ -334,6 +336,7 @@ impl Default for JobSpec {
             log_level: "INFO".into(),
             log_loss_steps: 100,
             tensorboard_dir: String::new(),
+            otlp_endpoint: String::new(),
             http_port: 0,
             allow_chaos: false,
             port: 0,
@@ -565,6 +568,12 @@ impl JobSpec {
         if self.heartbeat_timeout_secs.is_nan() || self.heartbeat_timeout_secs < 0.5 {
             return invalid("--heartbeat_timeout_secs must be at least 0.5");
         }
+        if !is_collector(&self.otlp_endpoint) {
+            return Err(Invalid(format!(
+                "--otlp_endpoint `{}` is no collector; use http://host:4317 or https://…",
+                self.otlp_endpoint
+            )));
+        }
         if self.task_timeout_secs == 0 {
             return invalid("--task_timeout_secs must be at least 1");
         }
@@ -644,4 +653,11 @@ impl JobSpec {
         }
         Ok(())
     }
+}
+
+/// Whether spans can go there: nowhere, or over gRPC to a host.
+fn is_collector(endpoint: &str) -> bool {
+    let host = ["http://", "https://"].iter().find_map(|scheme| endpoint.strip_prefix(scheme));
+    let is_host = |rest: &str| !rest.starts_with(['/', ':']) && !rest.contains(char::is_whitespace);
+    endpoint.is_empty() || host.is_some_and(|rest| !rest.is_empty() && is_host(rest))
 }

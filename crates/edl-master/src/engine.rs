@@ -29,6 +29,7 @@ use crate::journal::{Journal, unix_secs};
 use crate::metrics::Metrics;
 use crate::peers::Peers;
 use crate::service::{Input, Service};
+use crate::spans::Spans;
 use crate::status::Progress;
 use crate::store::Store;
 use crate::{Addresses, Config, Data, Error, http, page, platform};
@@ -62,6 +63,7 @@ pub(crate) struct Engine {
     lives: u64,
     store: Store,
     origin: Instant,
+    spans: Spans,
     /// Work on files that must not hold up the loop; each answers with an event.
     pub(crate) jobs: JoinSet<Event>,
     ended: Option<End>,
@@ -100,6 +102,7 @@ impl Engine {
             loads: BTreeMap::new(),
             news: watch::Sender::new("".into()),
             lives: 0,
+            spans: Spans::default(),
             store,
             origin,
             jobs: JoinSet::new(),
@@ -148,6 +151,7 @@ impl Engine {
                 }),
         );
         self.journal.write_address(&self.addresses, self.job.config().term);
+        self.spans = self.start_spans();
         crate::evaluation::started(self.data.n_validation_records);
 
         let mut status_at = tokio::time::interval(STATUS_EVERY);
@@ -185,6 +189,7 @@ impl Engine {
         crate::evaluation::stopped(self.data.n_validation_records);
         self.publish(&health);
         served.cancel();
+        std::mem::take(&mut self.spans).close().await;
         drop(orders);
         // Orders that were given must reach the platform before we go.
         let _ = tokio::time::timeout(FAREWELL, ordering.join_next()).await;
@@ -207,6 +212,12 @@ impl Engine {
             key: self.config.key.clone(),
             streams: streams.clone(),
         }
+    }
+
+    fn start_spans(&self) -> Spans {
+        let names = (self.run, self.job.config().term);
+        let counts = self.metrics.spans.clone();
+        Spans::start(&self.config.spec, names, &self.journal.history, counts)
     }
 
     /// Takes one input; what concerns the machine becomes an event.
@@ -282,6 +293,7 @@ impl Engine {
         orders: &mpsc::Sender<Order>,
     ) -> Result<(), Error> {
         for effect in effects {
+            self.spans.effect(&effect);
             match effect {
                 Effect::Persist => self.persist()?,
                 Effect::ToWorker(worker, command) => self.tell_worker(worker, command),
@@ -357,6 +369,7 @@ impl Engine {
         self.metrics.publish(&status);
         self.journal.publish(&status);
         self.lives += u64::from(self.journal.history.sample(&status, unix_secs()));
+        self.spans.look(&status, &self.journal.history);
         let is_ended = self.job.is_ended();
         self.journal.keep_history(|| self.job.goodput().saved(now), is_ended);
         if is_ended {

@@ -80,6 +80,13 @@ impl History {
         serde_json::from_slice(&std::fs::read(folder.join("history.json")).ok()?).ok()
     }
 
+    /// When the job was first seen to run, in Unix time.
+    pub(crate) fn began(&self) -> Option<f64> {
+        let sample = self.samples.iter().next().map(|sample| sample.at_secs);
+        let event = self.events.front().map(|event| event.at_secs);
+        sample.into_iter().chain(event).min_by(f64::total_cmp)
+    }
+
     /// The job was started again by hand: whoever lived before does not any more.
     pub(crate) fn close_all(&mut self) {
         let at = self.saved_at;

@@ -14,13 +14,16 @@ mod history;
 mod http;
 mod journal;
 mod metrics;
+mod otlp;
 mod page;
 mod peers;
 mod platform;
 mod service;
+mod spans;
 mod status;
 mod store;
 mod tensorboard;
+mod trace;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

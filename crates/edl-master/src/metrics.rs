@@ -12,6 +12,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::otlp;
+
 type Float = Gauge<f64, AtomicU64>;
 type Total = Counter<f64, AtomicU64>;
 
@@ -31,6 +33,7 @@ pub(crate) struct Metrics {
     batches_trained: Counter,
     batches_repeated: Counter,
     evaluation: Family<MetricLabel, Float>,
+    pub(crate) spans: otlp::Counts,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -66,6 +69,7 @@ impl Metrics {
             batches_trained: Counter::default(),
             batches_repeated: Counter::default(),
             evaluation: Family::default(),
+            spans: otlp::Counts::default(),
         };
         {
             let mut registry = metrics.registry.lock().expect("nobody else has it yet");
@@ -108,6 +112,9 @@ impl Metrics {
                 metrics.batches_repeated.clone(),
             );
             all.register("evaluation", "Last evaluation", metrics.evaluation.clone());
+            let otlp::Counts { sent, dropped } = &metrics.spans;
+            all.register("spans_sent", "Spans that the collector took", sent.clone());
+            all.register("spans_dropped", "Spans that were lost on the way", dropped.clone());
         }
         metrics
     }

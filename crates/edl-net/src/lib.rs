@@ -11,6 +11,7 @@ pub mod handshake;
 mod instance;
 pub mod key;
 pub mod mesh;
+pub mod otlp;
 pub mod place;
 pub mod seal;
 mod spent;

@@ -133,7 +133,7 @@ async fn dial(uri: Uri) -> std::io::Result<TokioIo<Gate<TcpStream>>> {
 }
 
 /// Names ring as the process's provider: with two compiled in, rustls refuses to choose.
-fn choose_provider() {
+pub(crate) fn choose_provider() {
     static CHOSEN: Once = Once::new();
     CHOSEN.call_once(|| {
         // An error means that the program has chosen already, which is as good.

@@ -83,7 +83,7 @@ pub(crate) enum Command {
     Audit(StatusArgs),
     /// Write a job's page as one file
     Report(JobArg),
-    /// Kill or pause a process of a running job, to see it heal
+    /// Kill, pause, cut off or slow a process of a running job, to see it heal
     #[command(after_help = CHAOS_EXAMPLES)]
     Chaos(ChaosArgs),
     /// Generate, import and look at data

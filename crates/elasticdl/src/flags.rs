@@ -113,6 +113,9 @@ pub(crate) struct CommonFlags {
     /// Port of the master's page, /metrics and /healthz [default: a free one]
     #[arg(long, help_heading = "Processes", value_name = "PORT")]
     http_port: Option<u16>,
+    /// Send spans of what the job does to this OpenTelemetry collector, e.g. http://host:4317
+    #[arg(long, help_heading = "Processes", value_name = "URL")]
+    otlp_endpoint: Option<String>,
     /// Let the page and `elasticdl chaos` harm processes of this job
     #[arg(long, help_heading = "Processes", num_args = 0..=1, default_missing_value = "true",
         require_equals = true, value_name = "true|false")]

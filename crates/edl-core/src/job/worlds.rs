@@ -163,7 +163,7 @@ impl Job {
             self.take_back_from(&before, workers);
         }
         let Some(world) = formed else {
-            self.note("world", self.describe_waiting());
+            self.note("world_waits", self.describe_waiting());
             // Those who leave are free to go; the others keep what they hold.
             let nobody = World { id, members: Vec::new(), after };
             return self.tell_world(&before, &nobody, None);

@@ -21,5 +21,6 @@ mod partition;
 mod poison;
 mod resume;
 mod security;
+mod spans;
 mod sync;
 mod terminal;

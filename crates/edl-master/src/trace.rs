@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a job does, as spans of one trace: a pure function of effects and moments.
+//!
+//! The trace is the job's run, so all masters of a run tell one story, and the span of the job
+//! itself, under which all others lie, has an id that each of them can name. Steps are far too
+//! many to be told one by one: a span covers all that were trained in some seconds.
+
+use std::collections::BTreeSet;
+
+use edl_core::id::{RunId, Term, WorldId};
+use edl_core::job::{Command, Effect, End, LoadFrom, Note, PsOrder};
+use edl_core::rng::mix;
+use edl_core::world::World;
+use edl_net::otlp::{KeyValue, Span};
+use edl_net::proto::JobStatus;
+
+use self::open::Open;
+use crate::history::{History, Life};
+
+mod open;
+
+/// One span of steps covers at least this much, so that their number does not grow with speed.
+const STEPS_NANOS: Nanos = 5_000_000_000;
+
+/// Unix time in nanoseconds.
+type Nanos = u64;
+
+/// Tells the spans of one master; those that are not over yet are kept here.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    run: RunId,
+    term: Term,
+    /// Numbers of spans of this master.
+    next: u64,
+    is_allreduce: bool,
+    job: Open,
+    world: Option<(WorldId, Open)>,
+    checkpoint: Option<Open>,
+    evaluation: Option<Open>,
+    heal: Option<(Healed, Open)>,
+    restore: Option<Open>,
+    steps: Option<(u64, Open)>,
+    /// Processes that were there when last looked at, by name and number.
+    alive: BTreeSet<(String, u32)>,
+    done: Vec<Span>,
+}
+
+/// What ends a heal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Healed {
+    /// A world that trains on.
+    World,
+    /// Servers that serve again.
+    Servers,
+    /// A worker in place of the one that was lost.
+    Worker,
+}
+
+impl Recorder {
+    /// `began` is when the job was first seen to run, if another master was there before.
+    pub(crate) fn new(run: RunId, term: Term, is_allreduce: bool, began: Nanos) -> Self {
+        let job = Open {
+            name: "job",
+            // The same for every master of the run.
+            id: span_id(run, 0, 0),
+            parent: Vec::new(),
+            start: began,
+            attributes: Vec::new(),
+            events: Vec::new(),
+            dropped_events: 0,
+        };
+        Self {
+            run,
+            term,
+            next: 0,
+            is_allreduce,
+            job,
+            world: None,
+            checkpoint: None,
+            evaluation: None,
+            heal: None,
+            restore: None,
+            steps: None,
+            alive: BTreeSet::new(),
+            done: Vec::new(),
+        }
+    }
+
+    /// Spans that have ended since it was last asked.
+    pub(crate) fn take(&mut self) -> Vec<Span> {
+        std::mem::take(&mut self.done)
+    }
+
+    /// Takes down what the machine wants done.
+    pub(crate) fn effect(&mut self, effect: &Effect, now: Nanos) {
+        match effect {
+            Effect::Note(note) => self.note(note, now),
+            Effect::ToWorker(_, Command::World { world, load, .. }) => {
+                self.world(world, load.as_ref(), now);
+            }
+            Effect::ToPs(_, PsOrder::Load { from, .. }) => self.load(from, now),
+            Effect::ToPs(_, PsOrder::Serve { .. }) => {
+                self.restored(now, None);
+                self.healed(Healed::Servers, now);
+            }
+            Effect::PrepareCut { folder, .. } => {
+                self.end_checkpoint(now, Some("it was given up".into()));
+                let open =
+                    self.open("checkpoint", now, [KeyValue::text("elasticdl.folder", folder)]);
+                self.checkpoint = Some(open);
+            }
+            Effect::Commit { version, generation, .. } => {
+                if let Some(open) = &mut self.checkpoint {
+                    open.add([
+                        KeyValue::number("elasticdl.step", *version),
+                        KeyValue::number("elasticdl.generation", generation.0),
+                    ]);
+                }
+            }
+            Effect::EvaluationStarted { version } => {
+                self.end_evaluation(now, Some("it was begun anew".into()));
+                let open =
+                    self.open("evaluation", now, [KeyValue::number("elasticdl.step", *version)]);
+                self.evaluation = Some(open);
+            }
+            Effect::Evaluated(evaluated) => {
+                if let Some(open) = &mut self.evaluation {
+                    let metrics = evaluated.metrics.iter();
+                    open.add(metrics.map(|(name, value)| {
+                        KeyValue::real(&format!("elasticdl.metric.{name}"), *value)
+                    }));
+                }
+                self.end_evaluation(now, None);
+            }
+            Effect::Ended(end) => self.ended(end, now),
+            Effect::Persist
+            | Effect::ToWorker(..)
+            | Effect::ToPs(..)
+            | Effect::CloseWorker(..)
+            | Effect::RefuseWorker(..)
+            | Effect::ClosePs(_)
+            | Effect::Platform(_)
+            | Effect::Delete(_)
+            | Effect::Export { .. }
+            | Effect::JoinPredictions { .. } => {}
+        }
+    }
+
+    fn note(&mut self, note: &Note, now: Nanos) {
+        let Note { kind, text } = note;
+        match *kind {
+            "checkpoint" => self.end_checkpoint(now, None),
+            "checkpoint_failed" => self.end_checkpoint(now, Some(text.clone())),
+            "worker_killed" | "worker_crashed" | "worker_silent" | "peer_lost" | "ps_lost"
+            | "workers_lost" | "torn" => self.lost(kind, text, now),
+            "worker_joined" => self.healed(Healed::Worker, now),
+            "world" => {
+                if let Some((_, open)) = &mut self.world {
+                    open.note(kind, text, now);
+                }
+                self.restored(now, None);
+                self.healed(Healed::World, now);
+            }
+            "chaos" | "scaled" | "resumed" | "restored" | "checkpoint_bad" | "early_stop" => {
+                self.job.note(kind, text, now);
+            }
+            _ => {}
+        }
+    }
+
+    fn lost(&mut self, kind: &str, text: &str, now: Nanos) {
+        let healed = match kind {
+            _ if self.is_allreduce => Healed::World,
+            "ps_lost" => Healed::Servers,
+            _ => Healed::Worker,
+        };
+        // A server that is lost while a worker is missing is the greater loss.
+        let (by, mut open) = match self.heal.take() {
+            Some((Healed::Worker, open)) => (healed, open),
+            Some(healing) => healing,
+            None => (healed, self.open("heal", now, [KeyValue::text("elasticdl.cause", kind)])),
+        };
+        open.note(kind, text, now);
+        self.heal = Some((by, open));
+    }
+
+    fn healed(&mut self, by: Healed, now: Nanos) {
+        if let Some((_, open)) = self.heal.take_if(|(wanted, _)| *wanted == by) {
+            self.close(open, now, None);
+        }
+    }
+
+    /// Members are told of their world one by one; a world without any is the end of one.
+    fn world(&mut self, world: &World, load: Option<&LoadFrom>, now: Nanos) {
+        if self.world.as_ref().is_some_and(|(id, _)| *id == world.id) {
+            return;
+        }
+        self.end_steps(now);
+        self.end_world(now);
+        if world.members.is_empty() {
+            return;
+        }
+        let members: Vec<String> =
+            world.members.iter().map(|member| format!("worker-{}", member.worker)).collect();
+        let open = self.open(
+            "world",
+            now,
+            [
+                KeyValue::text("elasticdl.world", &world.id.to_string()),
+                KeyValue::text("elasticdl.members", &members.join(" ")),
+                KeyValue::number("elasticdl.n_members", members.len() as u64),
+            ],
+        );
+        self.world = Some((world.id, open));
+        if let Some(from) = load {
+            self.load(from, now);
+        }
+    }
+
+    /// First values are no restore.
+    fn load(&mut self, from: &LoadFrom, now: Nanos) {
+        let Some(checkpoint) = &from.checkpoint else { return };
+        // Servers are told one by one.
+        if self.restore.is_some() {
+            return;
+        }
+        let parent = self.heal.as_ref().map(|(_, open)| open.id.clone());
+        let mut open =
+            self.open("restore", now, [KeyValue::text("elasticdl.checkpoint", checkpoint)]);
+        open.parent = parent.unwrap_or(open.parent);
+        self.restore = Some(open);
+    }
+
+    fn restored(&mut self, now: Nanos, error: Option<String>) {
+        if let Some(open) = self.restore.take() {
+            self.close(open, now, error);
+        }
+    }
+
+    fn end_checkpoint(&mut self, now: Nanos, error: Option<String>) {
+        if let Some(open) = self.checkpoint.take() {
+            self.close(open, now, error);
+        }
+    }
+
+    fn end_evaluation(&mut self, now: Nanos, error: Option<String>) {
+        if let Some(open) = self.evaluation.take() {
+            self.close(open, now, error);
+        }
+    }
+
+    fn end_world(&mut self, now: Nanos) {
+        if let Some((_, open)) = self.world.take() {
+            self.close(open, now, None);
+        }
+    }
+
+    /// Takes down how far the job is, and who came and went.
+    pub(crate) fn look(&mut self, status: &JobStatus, history: &History, now: Nanos) {
+        for life in &history.lives {
+            self.life(life);
+        }
+        let is_running = status.state == "running";
+        if let Some((from, open)) = &mut self.steps {
+            let is_back = status.step < *from;
+            if !is_back {
+                Self::progress(open, *from, status);
+            }
+            if is_running && !is_back && now.saturating_sub(open.start) < STEPS_NANOS {
+                return;
+            }
+            self.end_steps(now);
+        }
+        if is_running {
+            let mut open = self.open("steps", now, []);
+            let world = self.world.as_ref().map(|(_, world)| world.id.clone());
+            open.parent = world.unwrap_or(open.parent);
+            self.steps = Some((status.step, open));
+        }
+    }
+
+    /// How far a span of steps is by now.
+    fn progress(open: &mut Open, from: u64, status: &JobStatus) {
+        open.attributes = vec![
+            KeyValue::number("elasticdl.steps", status.step.saturating_sub(from)),
+            KeyValue::number("elasticdl.step", status.step),
+            KeyValue::number("elasticdl.epoch", u64::from(status.epoch)),
+            KeyValue::real("elasticdl.loss", f64::from(status.loss)),
+            KeyValue::real("elasticdl.records_per_second", status.records_per_second),
+            KeyValue::real(
+                "elasticdl.goodput",
+                status.goodput.as_ref().map_or(0.0, |goodput| goodput.share),
+            ),
+        ];
+    }
+
+    fn end_steps(&mut self, now: Nanos) {
+        // Of one that nobody has looked at again nothing is known.
+        if let Some((_, open)) = self.steps.take().filter(|(_, open)| !open.attributes.is_empty()) {
+            self.close(open, now, None);
+        }
+    }
+
+    /// A process is told of when it is gone.
+    fn life(&mut self, life: &Life) {
+        let key = (life.name.clone(), life.pid);
+        let Some(to) = life.to else {
+            self.alive.insert(key);
+            return;
+        };
+        if !self.alive.remove(&key) {
+            return;
+        }
+        let mut open = self.open(
+            "process",
+            nanos(life.from),
+            [
+                KeyValue::text("elasticdl.instance", &life.name),
+                KeyValue::number("process.pid", u64::from(life.pid)),
+            ],
+        );
+        if !life.why.is_empty() {
+            open.add([KeyValue::text("elasticdl.why", &life.why)]);
+        }
+        self.close(open, nanos(to), None);
+    }
+
+    fn ended(&mut self, end: &End, now: Nanos) {
+        let (word, error) = match end {
+            End::Succeeded => ("succeeded", None),
+            End::Failed(why) => ("failed", Some(why.clone())),
+            End::Stopped(_) => ("stopped", None),
+        };
+        let over = || Some("the job ended before".to_owned());
+        self.end_steps(now);
+        self.end_world(now);
+        self.end_checkpoint(now, over());
+        self.end_evaluation(now, over());
+        self.restored(now, over());
+        if let Some((_, open)) = self.heal.take() {
+            self.close(open, now, over());
+        }
+        let mut job = self.job.clone();
+        job.add([
+            KeyValue::text("elasticdl.end", word),
+            KeyValue::number("elasticdl.term", self.term.0),
+        ]);
+        self.done.push(job.end(self.run, now, error));
+    }
+
+    fn open<const N: usize>(
+        &mut self,
+        name: &'static str,
+        start: Nanos,
+        attributes: [KeyValue; N],
+    ) -> Open {
+        self.next += 1;
+        Open {
+            name,
+            id: span_id(self.run, self.term.0, self.next),
+            parent: self.job.id.clone(),
+            start,
+            attributes: attributes.into(),
+            events: Vec::new(),
+            dropped_events: 0,
+        }
+    }
+
+    fn close(&mut self, mut open: Open, now: Nanos, error: Option<String>) {
+        open.add([KeyValue::number("elasticdl.term", self.term.0)]);
+        self.done.push(open.end(self.run, now, error));
+    }
+}
+
+/// Unique among all masters of a run; never zero, which would be no id.
+fn span_id(run: RunId, term: u64, number: u64) -> Vec<u8> {
+    let [a, b, c, d, e, f, g, h, ..] = run.0;
+    let run = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+    mix(mix(mix(run) ^ term) ^ number).max(1).to_be_bytes().to_vec()
+}
+
+/// Of seconds.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a time after 1970, to the microsecond"
+)]
+pub(crate) fn nanos(unix_secs: f64) -> Nanos {
+    (unix_secs.max(0.0) * 1e6) as u64 * 1000
+}
+
+#[cfg(test)]
+mod tests;
