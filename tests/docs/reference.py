@@ -283,9 +283,13 @@ def registered(file: Path) -> list[tuple[str, str, list[str], str]]:
     """Name, kind, labels and help of each metric that a file registers."""
     source = file.read_text()
     prefix = re.search(r'sub_registry_with_prefix\("(\w+)"\)', source)[1]
-    types = dict(
-        re.findall(r"^    ([a-z_]+): ([A-Z][\w<>, ]*),$", body(source, "struct Metrics"), re.M)
-    )
+    field = r"^    (?:pub\(crate\) )?([a-z_]+): ([A-Z][\w<>, ]*),$"
+    all_fields = body(source, "struct Metrics")
+    types = dict(re.findall(field, all_fields, re.M))
+    # Counters that another file of the crate counts: `spans: otlp::Counts`.
+    for module, name in re.findall(r": (\w+)::(\w+),$", all_fields, re.M):
+        other = file.with_name(f"{module}.rs").read_text()
+        types |= dict(re.findall(field, body(other, f"struct {name}"), re.M))
     # `let speed = metrics.records_per_second.clone();`, also two at once.
     names = dict(re.findall(r"let (\w+) = metrics\.(\w+)\.clone\(\);", source))
     for left, right in re.findall(r"let \(([^)]*)\) = \((.*)\);", source):
