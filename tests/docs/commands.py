@@ -200,6 +200,9 @@ class Shell:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # As a terminal has it: whoever was started in the background ignores Ctrl-C, and so
+            # would all that it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def _on_a_screen(self, line: str) -> tuple[int, str]:
