@@ -15,6 +15,7 @@ import subprocess
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ from jobs import TARGET, load_command
 
 NODES = 3
 NAME_PREFIX = "test-"
+# Of the clusters of this process.
+NUMBERS = itertools.count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,28 +49,35 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"left out ({count} tests): {reason}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start() -> Iterator[Callable[[Shape], Cluster]]:
-    """Starts clusters that end with the session, even where a test fails."""
+    """Starts clusters that end with their file of tests, even where one fails."""
+    with _starting() as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def own_cluster() -> Iterator[Cluster]:
+    """A cluster of real nodes that the test may disturb."""
     _end_abandoned()
+    with _starting() as start:
+        yield start(Shape(nodes=NODES))
+
+
+@contextmanager
+def _starting() -> Iterator[Callable[[Shape], Cluster]]:
     names: list[str] = []
-    numbers = itertools.count()
 
     def start(shape: Shape) -> Cluster:
         wanted.require(preflight.why_not(shape.nodes))
-        name = f"{NAME_PREFIX}{os.getpid()}-{next(numbers)}"
-        names.append(name)
-        return Cluster.up(name, shape)
+        names.append(f"{NAME_PREFIX}{os.getpid()}-{next(NUMBERS)}")
+        return Cluster.up(names[-1], shape)
 
-    yield start
-    for name in names:
-        down(name)
-
-
-@pytest.fixture(scope="session")
-def own_cluster(start: Callable[[Shape], Cluster]) -> Cluster:
-    """A cluster of real nodes that the test may disturb."""
-    return start(Shape(nodes=NODES))
+    try:
+        yield start
+    finally:
+        for name in names:
+            down(name)
 
 
 @pytest.fixture(scope="session")

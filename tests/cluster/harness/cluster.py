@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import build, cgroup, control_plane, fake_nodes, keys, network, place
+from . import build, cgroup, control_plane, fake_nodes, keys, limits, network, place
 from .api import Api
 from .daemon import Daemons
 from .kubectl import Kubectl
@@ -113,6 +113,7 @@ class Cluster:
         if not self.nodes:
             self._start_fake(control_plane.start(self.place, self.programs, self.daemons))
             return
+        limits.lift()
         network.make_bridge(self.place)
         probe = self.place.folder / "probe.tar"
         write_probe_image(self.programs, probe)
