@@ -99,14 +99,14 @@ docs: setup build fresh ## Every command of the documentation, its links and its
 reference: setup build ## Write docs/reference anew, from the command and its source
 	$(VENV)/bin/python tests/docs/reference.py $(TARGET)/release/elasticdl
 
-# Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md), three
-# side by side: tests wait for pods more than they compute.
+# Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md), two
+# side by side: tests wait for pods, but Python in pods computes.
 ifeq ($(K8S_TESTS),False)
 cluster:
 	@echo "cluster: K8S_TESTS=False leaves the tests on Kubernetes out"
 else
 cluster: setup static build ## Tests on real Kubernetes clusters (K8S_TESTS=True: fail where they cannot run)
-	$(VENV)/bin/python -m pytest -q -n 3 --dist=loadfile --durations=10 tests/cluster
+	$(VENV)/bin/python -m pytest -q -n 2 --dist=loadfile --durations=10 tests/cluster
 endif
 
 fresh: wheel
