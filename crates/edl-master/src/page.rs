@@ -12,7 +12,8 @@ use crate::history::History;
 
 /// The page, with a place for the data of a job that has ended.
 const PAGE: Page = Page {
-    html: include_str!("page/page.html"),
+    title: "elasticdl",
+    body: include_str!("page/page.html"),
     style: include_str!("page/page.css"),
     script: include_str!("page/page.js"),
 };

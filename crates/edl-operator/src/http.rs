@@ -17,7 +17,8 @@ use crate::metrics::Metrics;
 use crate::window::Window;
 
 const PAGE: Page = Page {
-    html: include_str!("page/cluster.html"),
+    title: "elasticdl cluster",
+    body: include_str!("page/cluster.html"),
     style: include_str!("page/cluster.css"),
     script: include_str!("page/cluster.js"),
 };

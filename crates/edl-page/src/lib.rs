@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the pages of jobs and of the cluster share: style, small plots, helpers, and what a page
-//! may load. A page is one file that needs no other.
+//! What the pages of jobs and of the cluster share: head, style, small plots, helpers, and what a
+//! page may load. A page is one file that needs no other.
 
+const HEAD: &str = include_str!("head.html");
 const STYLE: &str = include_str!("style.css");
 const COMMON: &str = include_str!("common.js");
 const PLOT: &str = include_str!("plot.js");
@@ -23,9 +24,10 @@ pub const HEADERS: [(&str, &str); 5] = [
 /// The parts of a page that are its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
-    /// With places for the others: `/*STYLE*/`, `/*COMMON*/`, `/*SCRIPT*/` and, if it can be
-    /// frozen, `/*DATA*/`.
-    pub html: &'static str,
+    pub title: &'static str,
+    /// With places for the scripts: `/*COMMON*/`, `/*SCRIPT*/` and, if it can be frozen,
+    /// `/*DATA*/`.
+    pub body: &'static str,
     pub style: &'static str,
     pub script: &'static str,
 }
@@ -36,11 +38,17 @@ impl Page {
     pub fn with(self, data: &str) -> String {
         // Within a script only `</` and `<!--` could end it.
         let data = data.replace('<', "\\u003c");
-        self.html
-            .replacen("/*STYLE*/", &[STYLE, self.style].concat(), 1)
+        let head = HEAD.replacen("/*TITLE*/", self.title, 1).replacen(
+            "/*STYLE*/",
+            &[STYLE, self.style].concat(),
+            1,
+        );
+        let body = self
+            .body
             .replacen("/*COMMON*/", &[COMMON, PLOT].concat(), 1)
             .replacen("/*SCRIPT*/", self.script, 1)
-            .replacen("/*DATA*/", &data, 1)
+            .replacen("/*DATA*/", &data, 1);
+        head + &body
     }
 }
 
@@ -50,11 +58,13 @@ mod tests {
 
     #[test]
     fn a_page_has_all_its_parts_and_its_data_ends_no_script() {
-        let html = "<style>/*STYLE*/</style><script>/*DATA*/</script><script>/*COMMON*/</script>\
+        let body = "<script>/*DATA*/</script><script>/*COMMON*/</script>\
                     <script>/*SCRIPT*/</script>";
-        let page = Page { html, style: ".own{}", script: "own();" };
+        let page = Page { title: "its name", body, style: ".own{}", script: "own();" };
         let text = page.with("{\"a\":\"</script><b>\"}");
-        for part in [STYLE, COMMON, PLOT, ".own{}", "own();", "{\"a\":\"\\u003c/script>"] {
+        for part in
+            ["its name", STYLE, COMMON, PLOT, ".own{}", "own();", "{\"a\":\"\\u003c/script>"]
+        {
             assert!(text.contains(part), "{part}");
         }
         assert!(!text.contains("<b>") && !text.contains("/*STYLE*/"), "{text}");
