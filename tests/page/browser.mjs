@@ -43,3 +43,19 @@ export const shooter = (shots) => {
     await page.screenshot({ path: join(shots, `${name}.png`), fullPage: true });
   };
 };
+
+/// The page in both themes, by the system's wish and by its button, and on a phone.
+export const looks = async (page, shoot, prefix = "") => {
+  await accessible(page, "the light page");
+  await shoot(page, `${prefix}light`);
+  await page.emulateMedia({ colorScheme: "dark" });
+  await accessible(page, "the dark page");
+  await shoot(page, `${prefix}dark`);
+  await page.locator("#theme").click();
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "light");
+  await page.locator("#theme").click();
+  await page.setViewportSize({ width: 390, height: 844 });
+  await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
+  await accessible(page, "the page on a phone");
+  await shoot(page, `${prefix}phone`);
+};

@@ -7,7 +7,7 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { createInterface } from "node:readline";
-import { PATIENCE, accessible, launch, open, shooter } from "./browser.mjs";
+import { PATIENCE, launch, looks, open, shooter } from "./browser.mjs";
 
 const [binary, shots] = process.argv.slice(2);
 const shoot = shooter(shots);
@@ -87,18 +87,7 @@ const run = async (browser) => {
   await page.locator("#filter").fill("");
   await page.waitForFunction(() => document.querySelectorAll("#jobs li").length === 3);
 
-  await accessible(page, "the light page");
-  await shoot(page, "cluster-light");
-  await page.emulateMedia({ colorScheme: "dark" });
-  await accessible(page, "the dark page");
-  await shoot(page, "cluster-dark");
-  await page.locator("#theme").click();
-  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "light");
-  await page.locator("#theme").click();
-  await page.setViewportSize({ width: 390, height: 844 });
-  await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
-  await accessible(page, "the page on a phone");
-  await shoot(page, "cluster-phone");
+  await looks(page, shoot, "cluster-");
 
   // An operator that takes its time is not asked twice.
   await page.route("**/api/cluster", async (route) => {

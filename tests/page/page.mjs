@@ -10,7 +10,7 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
-import { PATIENCE, accessible, launch, open, shooter } from "./browser.mjs";
+import { PATIENCE, accessible, launch, looks, open, shooter } from "./browser.mjs";
 
 const [binary, data, shots] = process.argv.slice(2);
 const shoot = shooter(shots);
@@ -89,18 +89,7 @@ const run = async (browser) => {
   const mix = page.locator("#mix svg path");
   await mix.first().waitFor();
 
-  await accessible(page, "the light page");
-  await shoot(page, "light");
-  await page.emulateMedia({ colorScheme: "dark" });
-  await accessible(page, "the dark page");
-  await shoot(page, "dark");
-  await page.locator("#theme").click();
-  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "light");
-  await page.locator("#theme").click();
-  await page.setViewportSize({ width: 390, height: 844 });
-  await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
-  await accessible(page, "the page on a phone");
-  await shoot(page, "phone");
+  await looks(page, shoot);
   await page.setViewportSize({ width: 1280, height: 900 });
 
   // Stop it by the keyboard alone.
