@@ -59,16 +59,8 @@ enum Healed {
 impl Recorder {
     /// `began` is when the job was first seen to run, if another master was there before.
     pub(crate) fn new(run: RunId, term: Term, is_allreduce: bool, began: Nanos) -> Self {
-        let job = Open {
-            name: "job",
-            // The same for every master of the run.
-            id: span_id(run, 0, 0),
-            parent: Vec::new(),
-            start: began,
-            attributes: Vec::new(),
-            events: Vec::new(),
-            dropped_events: 0,
-        };
+        // Its id is the same for every master of the run.
+        let job = Open::new("job", span_id(run, 0, 0), Vec::new(), began);
         Self {
             run,
             term,
@@ -355,15 +347,10 @@ impl Recorder {
         attributes: [KeyValue; N],
     ) -> Open {
         self.next += 1;
-        Open {
-            name,
-            id: span_id(self.run, self.term.0, self.next),
-            parent: self.job.id.clone(),
-            start,
-            attributes: attributes.into(),
-            events: Vec::new(),
-            dropped_events: 0,
-        }
+        let id = span_id(self.run, self.term.0, self.next);
+        let mut open = Open::new(name, id, self.job.id.clone(), start);
+        open.add(attributes);
+        open
     }
 
     fn close(&mut self, mut open: Open, now: Nanos, error: Option<String>) {

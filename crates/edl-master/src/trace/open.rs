@@ -19,11 +19,16 @@ pub(super) struct Open {
     pub(super) parent: Vec<u8>,
     pub(super) start: Nanos,
     pub(super) attributes: Vec<KeyValue>,
-    pub(super) events: Vec<Event>,
-    pub(super) dropped_events: u32,
+    events: Vec<Event>,
+    dropped_events: u32,
 }
 
 impl Open {
+    pub(super) fn new(name: &'static str, id: Vec<u8>, parent: Vec<u8>, start: Nanos) -> Self {
+        let (attributes, events) = (Vec::new(), Vec::new());
+        Self { name, id, parent, start, attributes, events, dropped_events: 0 }
+    }
+
     pub(super) fn note(&mut self, kind: &str, text: &str, now: Nanos) {
         if self.events.len() == MAX_EVENTS {
             self.dropped_events += 1;
