@@ -26,7 +26,7 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut impl Write) -> anyhow::Result<Exi
     let given = given(args)?;
     let run =
         RunFlags { job_dir: args.job_dir.clone(), detach: args.detach, ..RunFlags::default() };
-    if cluster::submit::is_asked(&run, &given) {
+    if is_for_cluster(args) {
         return cluster::submit::run(JobType::Train, &run, given, out);
     }
     args.cluster.on_this_machine()?.iter().for_each(say);

@@ -36,15 +36,26 @@ const MAX_LAST_WORDS: usize = 4096;
 /// Of a sentence among the last words, each of whose bytes may be written as several.
 const MAX_REASON: usize = 1000;
 
+/// The job's folder as this master finds it.
+struct Opened {
+    job: Job,
+    spec: JobSpec,
+    /// A loop of the user's own that nobody has asked yet what it goes through.
+    is_unasked: bool,
+    /// The job in it had ended.
+    was_over: bool,
+}
+
 /// Runs the master to its end.
 pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
-    let (job, was_over) = open_job(pod)?;
+    let opened = Opened::of(pod)?;
+    let job = opened.job.clone();
     let runtime = processes::runtime(2)?;
     let exit = runtime.block_on(async {
         let asked = CancellationToken::new();
         let _signals = processes::cancel_on_signal(&asked)?;
         tokio::select! {
-            exit = Box::pin(serve(pod, &job, was_over)) => exit,
+            exit = Box::pin(serve(pod, opened)) => exit,
             // Whoever comes next finds all that counts on disk.
             () = asked.cancelled() => Ok(Exit::Interrupted),
         }
@@ -57,8 +68,10 @@ pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
 }
 
 /// The master and the platform under it, side by side.
-async fn serve(pod: &Pod, job: &Job, was_over: bool) -> anyhow::Result<Exit> {
-    let spec = match described(pod, job).await? {
+async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
+    let Opened { job, spec, is_unasked, was_over } = opened;
+    let spec = if is_unasked { asked(&job, spec).await? } else { Ok(spec) };
+    let spec = match spec {
         Ok(spec) => spec,
         Err(why) => return Ok(refused(&why)),
     };
@@ -108,7 +121,7 @@ async fn serve(pod: &Pod, job: &Job, was_over: bool) -> anyhow::Result<Exit> {
     };
     let exit = exit_of_master(ended);
     telling.abort_all();
-    if let (Some(board), Some(note)) = (&board, note(job)) {
+    if let (Some(board), Some(note)) = (&board, note(&job)) {
         board.tell(&note).await;
     }
     // Those who were told of the end leave by themselves, most of them at once; what follows a
@@ -149,18 +162,10 @@ fn note(job: &Job) -> Option<String> {
     serde_json::to_string(&note).ok()
 }
 
-/// The job as it is trained. A loop of the user's own says itself what it goes through: the first
-/// master asks it, up to its first step, and leaves the answer in the job's folder. A loop that
-/// cannot be trained has failed its job, with a reason.
-async fn described(pod: &Pod, job: &Job) -> anyhow::Result<Result<JobSpec, String>> {
-    let mut spec = pod.spec.clone();
-    if !spec.is_own_loop() {
-        return Ok(Ok(spec));
-    }
-    if let Some(plan) = own_loop::plan(job.dir()) {
-        plan.settle(&mut spec);
-        return Ok(Ok(spec));
-    }
+/// A loop of the user's own says itself what it goes through: the first master asks it, up to its
+/// first step, and leaves the answer in the job's folder. A loop that cannot be trained has failed
+/// its job, with a reason.
+async fn asked(job: &Job, mut spec: JobSpec) -> anyhow::Result<Result<JobSpec, String>> {
     tracing::info!("`{}` is run up to its first step, to learn what it trains", spec.job_command);
     let job = job.clone();
     let asked = tokio::task::spawn_blocking(move || {
@@ -189,15 +194,19 @@ fn last_of(why: &str) -> String {
     format!("{cut}{}", why.chars().skip(n_over).collect::<String>())
 }
 
-/// Makes the job's folder what the ConfigMap says; tells whether the job in it had ended.
-fn open_job(pod: &Pod) -> anyhow::Result<(Job, bool)> {
-    let mut spec = pod.spec.clone();
-    if let Some(plan) = own_loop::plan(&pod.job_dir).filter(|_| spec.is_own_loop()) {
-        plan.settle(&mut spec);
+impl Opened {
+    /// Makes the job's folder what the ConfigMap says.
+    fn of(pod: &Pod) -> anyhow::Result<Self> {
+        let mut spec = pod.spec.clone();
+        let plan = own_loop::plan(&pod.job_dir).filter(|_| spec.is_own_loop());
+        let is_unasked = spec.is_own_loop() && plan.is_none();
+        if let Some(plan) = plan {
+            plan.settle(&mut spec);
+        }
+        let job = Job::in_folder(&pod.job_dir, &spec)?;
+        let was_over = job.status().is_some_and(|status| jobs::is_final(&status.state));
+        Ok(Self { job, spec, is_unasked, was_over })
     }
-    let job = Job::in_folder(&pod.job_dir, &spec)?;
-    let was_over = job.status().is_some_and(|status| jobs::is_final(&status.state));
-    Ok((job, was_over))
 }
 
 /// Leaves the job's last status with the container.
