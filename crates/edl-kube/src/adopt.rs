@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use edl_core::pod::Wait;
 use edl_core::spec::JobSpec;
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -31,21 +32,23 @@ pub enum Error {
 /// The job's key, from its Secret; where there is none, `new_key` becomes it. The Service is made,
 /// too. Both belong to the job's ConfigMap. What is refused for want of rights is tried until they
 /// are granted.
-pub async fn key_and_service(
-    client: &Client,
-    namespace: &str,
-    spec: &JobSpec,
-    new_key: &str,
-) -> Result<String, Error> {
-    let mut backoff = FIRST_BACKOFF;
-    loop {
-        match once(client, namespace, spec, new_key).await {
-            Err(refused @ Error::Refused { .. }) => tracing::warn!("{refused}"),
-            done => return done,
+pub fn key_and_service<'a>(
+    client: &'a Client,
+    namespace: &'a str,
+    spec: &'a JobSpec,
+    new_key: &'a str,
+) -> BoxFuture<'a, Result<String, Error>> {
+    Box::pin(async move {
+        let mut backoff = FIRST_BACKOFF;
+        loop {
+            match once(client, namespace, spec, new_key).await {
+                Err(refused @ Error::Refused { .. }) => tracing::warn!("{refused}"),
+                done => return done,
+            }
+            tokio::time::sleep(backoff).await;
+            backoff = (backoff * 2).min(LAST_BACKOFF);
         }
-        tokio::time::sleep(backoff).await;
-        backoff = (backoff * 2).min(LAST_BACKOFF);
-    }
+    })
 }
 
 async fn once(

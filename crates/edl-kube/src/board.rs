@@ -3,6 +3,7 @@
 //! the job's master how far it is. Neither needs to know where the other runs.
 
 use futures::StreamExt as _;
+use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Patch, PatchParams};
@@ -42,11 +43,13 @@ impl Board {
     }
 
     /// Whether an operator cares for this job. It has left its note before the master began.
-    pub async fn is_used(&self) -> bool {
-        match timeout(CALL_LIMIT, self.api.get(&self.name)).await {
-            Ok(Ok(map)) => grant(&map).is_some(),
-            Ok(Err(_)) | Err(_) => false,
-        }
+    pub fn is_used<'a>(&'a self) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            match timeout(CALL_LIMIT, self.api.get(&self.name)).await {
+                Ok(Ok(map)) => grant(&map).is_some(),
+                Ok(Err(_)) | Err(_) => false,
+            }
+        })
     }
 
     /// How many workers the job may have, now and whenever that is noted anew.
@@ -65,17 +68,19 @@ impl Board {
     }
 
     /// Notes how far the job is.
-    pub async fn tell(&self, status: &str) {
-        let note = json!({ "metadata": { "annotations": { names::STATUS_NOTE: status } } });
-        let (params, patch) = (PatchParams::default(), Patch::Merge(note));
-        let call = self.api.patch(&self.name, &params, &patch);
-        match timeout(CALL_LIMIT, call).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => {
-                tracing::warn!(why = %wait_of(&error), "the job's status is not noted")
+    pub fn tell<'a>(&'a self, status: &'a str) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            let note = json!({ "metadata": { "annotations": { names::STATUS_NOTE: status } } });
+            let (params, patch) = (PatchParams::default(), Patch::Merge(note));
+            let call = self.api.patch(&self.name, &params, &patch);
+            match timeout(CALL_LIMIT, call).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(why = %wait_of(&error), "the job's status is not noted")
+                }
+                Err(_) => tracing::warn!("the job's status is not noted: no answer"),
             }
-            Err(_) => tracing::warn!("the job's status is not noted: no answer"),
-        }
+        })
     }
 }
 

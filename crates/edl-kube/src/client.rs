@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use edl_core::spec::JobSpec;
+use futures::future::BoxFuture;
 pub use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{DeleteParams, ListParams, PropagationPolicy};
@@ -47,22 +48,27 @@ pub struct Found {
 impl Cluster {
     /// The cluster of the kubeconfig, or the one that this process runs in. Inside a cluster its
     /// own comes first unless `force_kube_config` is set, as with ElasticDL.
-    pub async fn connect(namespace: &str, force_kube_config: bool) -> Result<Self, Error> {
-        let is_inside = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-        let mut config = if is_inside && !force_kube_config {
-            Config::incluster().map_err(|source| Error::NoCluster { source: source.into() })?
-        } else {
-            let read = Config::from_kubeconfig(&KubeConfigOptions::default()).await;
-            read.map_err(|source| Error::NoCluster { source: source.into() })?
-        };
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
-        if !namespace.is_empty() {
-            namespace.clone_into(&mut config.default_namespace);
-        }
-        let namespace = config.default_namespace.clone();
-        let client = Client::try_from(config)
-            .map_err(|source| Error::NoCluster { source: source.into() })?;
-        Ok(Self { client, namespace })
+    pub fn connect<'a>(
+        namespace: &'a str,
+        force_kube_config: bool,
+    ) -> BoxFuture<'a, Result<Self, Error>> {
+        Box::pin(async move {
+            let is_inside = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+            let mut config = if is_inside && !force_kube_config {
+                Config::incluster().map_err(|source| Error::NoCluster { source: source.into() })?
+            } else {
+                let read = Config::from_kubeconfig(&KubeConfigOptions::default()).await;
+                read.map_err(|source| Error::NoCluster { source: source.into() })?
+            };
+            config.connect_timeout = Some(CONNECT_TIMEOUT);
+            if !namespace.is_empty() {
+                namespace.clone_into(&mut config.default_namespace);
+            }
+            let namespace = config.default_namespace.clone();
+            let client = Client::try_from(config)
+                .map_err(|source| Error::NoCluster { source: source.into() })?;
+            Ok(Self { client, namespace })
+        })
     }
 
     /// Whether there is a cluster to ask at all: a kubeconfig, or one around this process.
@@ -82,32 +88,36 @@ impl Cluster {
     }
 
     /// The job of this name.
-    pub async fn find(&self, job: &str) -> Result<Option<Found>, Error> {
-        let name = names::config_map(job);
-        let found = self.config_maps().get_opt(&name).await;
-        let found = found.map_err(|error| self.refused("read", "configmap", &name, error))?;
-        match found.filter(|map| map.metadata.deletion_timestamp.is_none()) {
-            Some(config_map) => self.with_pods(config_map).await.map(Some),
-            None => Ok(None),
-        }
+    pub fn find<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<Option<Found>, Error>> {
+        Box::pin(async move {
+            let name = names::config_map(job);
+            let found = self.config_maps().get_opt(&name).await;
+            let found = found.map_err(|error| self.refused("read", "configmap", &name, error))?;
+            match found.filter(|map| map.metadata.deletion_timestamp.is_none()) {
+                Some(config_map) => self.with_pods(config_map).await.map(Some),
+                None => Ok(None),
+            }
+        })
     }
 
     /// Every job of the namespace, the newest first.
-    pub async fn list(&self) -> Result<Vec<Found>, Error> {
-        let all = ListParams::default().labels(names::JOB_LABEL);
-        let maps = self.config_maps().list(&all).await;
-        let maps = maps.map_err(|error| self.refused("list", "configmaps", "", error))?.items;
-        let pods = self.pods().list(&all).await;
-        let pods = pods.map_err(|error| self.refused("list", "pods", "", error))?.items;
-        let mut found: Vec<Found> = Vec::new();
-        for config_map in maps {
-            let Ok(spec) = spec_of(&config_map) else { continue };
-            let of_job = |pod: &&Pod| label(pod) == Some(&spec.job_name);
-            let pods = pods.iter().filter(of_job).cloned().collect();
-            found.push(Found { spec, config_map, pods });
-        }
-        found.sort_by_key(|job| std::cmp::Reverse(created(&job.config_map)));
-        Ok(found)
+    pub fn list<'a>(&'a self) -> BoxFuture<'a, Result<Vec<Found>, Error>> {
+        Box::pin(async move {
+            let all = ListParams::default().labels(names::JOB_LABEL);
+            let maps = self.config_maps().list(&all).await;
+            let maps = maps.map_err(|error| self.refused("list", "configmaps", "", error))?.items;
+            let pods = self.pods().list(&all).await;
+            let pods = pods.map_err(|error| self.refused("list", "pods", "", error))?.items;
+            let mut found: Vec<Found> = Vec::new();
+            for config_map in maps {
+                let Ok(spec) = spec_of(&config_map) else { continue };
+                let of_job = |pod: &&Pod| label(pod) == Some(&spec.job_name);
+                let pods = pods.iter().filter(of_job).cloned().collect();
+                found.push(Found { spec, config_map, pods });
+            }
+            found.sort_by_key(|job| std::cmp::Reverse(created(&job.config_map)));
+            Ok(found)
+        })
     }
 
     async fn with_pods(&self, config_map: ConfigMap) -> Result<Found, Error> {
@@ -119,31 +129,37 @@ impl Cluster {
     }
 
     /// The job's key, for those who may read Secrets.
-    pub async fn key(&self, job: &str) -> Result<String, Error> {
-        let name = names::secret(job);
-        let secret = self.secrets().get(&name).await;
-        let secret = secret.map_err(|error| self.refused("read", "secret", &name, error))?;
-        manifest::key(&secret).ok_or(Error::NoKey { secret: name })
+    pub fn key<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<String, Error>> {
+        Box::pin(async move {
+            let name = names::secret(job);
+            let secret = self.secrets().get(&name).await;
+            let secret = secret.map_err(|error| self.refused("read", "secret", &name, error))?;
+            manifest::key(&secret).ok_or(Error::NoKey { secret: name })
+        })
     }
 
     /// Deletes the job with everything that it owns.
-    pub async fn delete(&self, job: &str) -> Result<(), Error> {
-        let name = names::config_map(job);
-        let background = DeleteParams {
-            propagation_policy: Some(PropagationPolicy::Background),
-            ..DeleteParams::default()
-        };
-        match self.config_maps().delete(&name, &background).await {
-            Ok(_) => self.delete_pods(job).await,
-            Err(error) => Err(self.refused("delete", "configmap", &name, error)),
-        }
+    pub fn delete<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let name = names::config_map(job);
+            let background = DeleteParams {
+                propagation_policy: Some(PropagationPolicy::Background),
+                ..DeleteParams::default()
+            };
+            match self.config_maps().delete(&name, &background).await {
+                Ok(_) => self.delete_pods(job).await,
+                Err(error) => Err(self.refused("delete", "configmap", &name, error)),
+            }
+        })
     }
 
     /// Ends all pods of the job, which can be resumed.
-    pub async fn delete_pods(&self, job: &str) -> Result<(), Error> {
-        let of_job = ListParams::default().labels(&names::selector(job));
-        let deleted = self.pods().delete_collection(&DeleteParams::default(), &of_job).await;
-        deleted.map(drop).map_err(|error| self.refused("delete", "pods", "", error))
+    pub fn delete_pods<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let of_job = ListParams::default().labels(&names::selector(job));
+            let deleted = self.pods().delete_collection(&DeleteParams::default(), &of_job).await;
+            deleted.map(drop).map_err(|error| self.refused("delete", "pods", "", error))
+        })
     }
 
     fn config_maps(&self) -> Api<ConfigMap> {

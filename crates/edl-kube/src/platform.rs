@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use edl_core::platform::{Ended, Harm, InstanceId, Order, Report, Role};
 use edl_core::pod::{State, Wait};
 use edl_core::spec::JobSpec;
+use futures::future::BoxFuture;
 
 use futures::stream::{self, BoxStream};
 use k8s_openapi::api::core::v1::Pod;
@@ -65,30 +66,32 @@ pub enum End {
 
 /// Serves a master until it has no more orders and its pods have gone, or until its own pod is
 /// deleted.
-pub async fn run(
+pub fn run(
     client: Client,
     config: Config,
     orders: mpsc::Receiver<Order>,
     reports: mpsc::Sender<Report>,
-) -> End {
-    let api: Api<Pod> = Api::namespaced(client, &config.namespace);
-    let watch = watcher::Config::default().labels(&names::selector(&config.spec.job_name));
-    let events = watcher(api.clone(), watch);
-    let platform = Platform {
-        pods: Pods::new(api, config.spec.clone()),
-        n_high: config.spec.n_high_workers(),
-        config,
-        reports,
-        roster: Roster::default(),
-        attempts: BTreeMap::new(),
-        dismissed: BTreeMap::new(),
-        owner: Vec::new(),
-        calls: JoinSet::new(),
-        undeleted: Vec::new(),
-        trouble: None,
-        end: None,
-    };
-    Box::pin(platform.run(orders, events)).await
+) -> BoxFuture<'static, End> {
+    Box::pin(async move {
+        let api: Api<Pod> = Api::namespaced(client, &config.namespace);
+        let watch = watcher::Config::default().labels(&names::selector(&config.spec.job_name));
+        let events = watcher(api.clone(), watch);
+        let platform = Platform {
+            pods: Pods::new(api, config.spec.clone()),
+            n_high: config.spec.n_high_workers(),
+            config,
+            reports,
+            roster: Roster::default(),
+            attempts: BTreeMap::new(),
+            dismissed: BTreeMap::new(),
+            owner: Vec::new(),
+            calls: JoinSet::new(),
+            undeleted: Vec::new(),
+            trouble: None,
+            end: None,
+        };
+        Box::pin(platform.run(orders, events)).await
+    })
 }
 
 struct Platform {

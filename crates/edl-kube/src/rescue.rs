@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use edl_core::platform::{Ended, InstanceId};
 use edl_core::pod::{Facts, State};
 use edl_core::spec::JobSpec;
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use tokio::sync::watch;
@@ -49,16 +50,18 @@ enum Verdict {
 
 /// Rescues the master whenever it was not `reachable` for long, until `shutdown`, which it cancels
 /// itself if it finds that the job is over.
-pub async fn run(
+pub fn run(
     client: Client,
     rescuer: Rescuer,
     reachable: watch::Receiver<bool>,
     shutdown: CancellationToken,
-) {
-    tokio::select! {
-        () = shutdown.cancelled() => {}
-        () = watch_over(client, rescuer, reachable) => shutdown.cancel(),
-    }
+) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = watch_over(client, rescuer, reachable) => shutdown.cancel(),
+        }
+    })
 }
 
 /// Ends when the job is over.

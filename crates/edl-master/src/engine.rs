@@ -13,7 +13,6 @@ use edl_core::platform::{Harm, InstanceId, Order};
 use edl_core::time::Time;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
-use tokio::io::{AsyncBufRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -32,7 +31,7 @@ use crate::service::{Input, Service};
 use crate::spans::Spans;
 use crate::status::Progress;
 use crate::store::Store;
-use crate::{Addresses, Config, Data, Error, http, page, platform};
+use crate::{Addresses, Config, Data, Error, Orders, Reports, http, page, platform};
 
 /// Inputs waiting for the machine; more of them make their senders wait.
 const INPUTS: usize = 1024;
@@ -121,8 +120,8 @@ impl Engine {
         mut self,
         listener: TcpListener,
         http_listener: TcpListener,
-        orders_to: impl AsyncWrite + Unpin + Send + 'static,
-        reports_from: impl AsyncBufRead + Unpin + Send + 'static,
+        orders_to: Orders,
+        reports_from: Reports,
         shutdown: CancellationToken,
     ) -> Result<End, Error> {
         let (inputs, mut queue) = mpsc::channel(INPUTS);

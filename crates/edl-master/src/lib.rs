@@ -28,6 +28,7 @@ mod trace;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use edl_core::job::{self, End};
@@ -101,11 +102,29 @@ pub(crate) struct Addresses {
     pub http: SocketAddr,
 }
 
+/// Where the master writes orders to its platform.
+pub type Orders = Box<dyn AsyncWrite + Unpin + Send>;
+
+/// Where the master reads reports from its platform.
+pub type Reports = Box<dyn AsyncBufRead + Unpin + Send>;
+
 /// Runs a master to the end of its job. `orders` and `reports` lead to the platform.
-pub async fn run(
+///
+/// The future is boxed so that it is compiled in this crate, once, and not in every crate that
+/// awaits it.
+pub fn run(
     config: Config,
-    orders: impl AsyncWrite + Unpin + Send + 'static,
-    reports: impl AsyncBufRead + Unpin + Send + 'static,
+    orders: Orders,
+    reports: Reports,
+    shutdown: CancellationToken,
+) -> Pin<Box<dyn Future<Output = Result<End, Error>> + Send>> {
+    Box::pin(serve(config, orders, reports, shutdown))
+}
+
+async fn serve(
+    config: Config,
+    orders: Orders,
+    reports: Reports,
     shutdown: CancellationToken,
 ) -> Result<End, Error> {
     for folder in ["", "logs", "checkpoints", "output"] {

@@ -3,17 +3,15 @@
 
 use edl_core::job::Event;
 use edl_core::platform::{Order, Report};
-use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::service::Input;
+use crate::{Orders, Reports};
 
 /// Writes orders until the engine has no more.
-pub(crate) async fn write_orders(
-    mut to: impl AsyncWrite + Unpin + Send + 'static,
-    mut orders: mpsc::Receiver<Order>,
-) {
+pub(crate) async fn write_orders(mut to: Orders, mut orders: mpsc::Receiver<Order>) {
     while let Some(order) = orders.recv().await {
         let mut line = serde_json::to_vec(&order).expect("an order has a JSON form");
         line.push(b'\n');
@@ -26,7 +24,7 @@ pub(crate) async fn write_orders(
 
 /// Passes reports on. Their end is the platform's end, and so ours.
 pub(crate) async fn read_reports(
-    from: impl AsyncBufRead + Unpin + Send + 'static,
+    from: Reports,
     inputs: mpsc::Sender<Input>,
     shutdown: CancellationToken,
 ) {

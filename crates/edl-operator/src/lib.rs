@@ -4,7 +4,8 @@
 //!
 //! [`observe`] turns what watches show into numbers, [`edl_sched::plan()`] decides, [`act`] turns the
 //! plan into actions, and [`apply`] performs them: it has nothing left to decide. All but
-//! `apply`, `lease`, `watch`, `run`, `metrics`, `window` and `http` is pure.
+//! `apply`, `lease`, `watch`, `run`, `metrics`, `window` and `http` is pure. The futures of `run`
+//! are boxed, so that they are compiled here and not in the crate that awaits them.
 
 pub mod act;
 pub mod aliases;

@@ -11,6 +11,7 @@ use edl_core::time::Time;
 use edl_sched::plan::Plan;
 use edl_sched::state::{Options, State};
 use futures::StreamExt as _;
+use futures::future::{BoxFuture, LocalBoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config as KubeConfig};
@@ -66,61 +67,65 @@ pub enum Error {
 }
 
 /// The cluster of a kubeconfig; without one, the cluster around this process or the usual file's.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
-    // What reads configurations names each cause in its own sentence.
-    let none = |error: &dyn std::error::Error| Error::NoCluster(error.to_string());
-    let mut config = match kubeconfig {
-        Some(path) => {
-            let file = Kubeconfig::read_from(path).map_err(|error| none(&error))?;
-            let options = KubeConfigOptions::default();
-            let read = KubeConfig::from_custom_kubeconfig(file, &options).await;
-            read.map_err(|error| none(&error))?
-        }
-        None if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() => {
-            KubeConfig::incluster().map_err(|error| none(&error))?
-        }
-        None => {
-            let read = KubeConfig::from_kubeconfig(&KubeConfigOptions::default()).await;
-            read.map_err(|error| none(&error))?
-        }
-    };
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    Client::try_from(config).map_err(|error| none(&error))
+pub fn connect<'a>(kubeconfig: Option<&'a Path>) -> BoxFuture<'a, Result<Client, Error>> {
+    Box::pin(async move {
+        // What reads configurations names each cause in its own sentence.
+        let none = |error: &dyn std::error::Error| Error::NoCluster(error.to_string());
+        let mut config = match kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path).map_err(|error| none(&error))?;
+                let options = KubeConfigOptions::default();
+                let read = KubeConfig::from_custom_kubeconfig(file, &options).await;
+                read.map_err(|error| none(&error))?
+            }
+            None if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() => {
+                KubeConfig::incluster().map_err(|error| none(&error))?
+            }
+            None => {
+                let read = KubeConfig::from_kubeconfig(&KubeConfigOptions::default()).await;
+                read.map_err(|error| none(&error))?
+            }
+        };
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        Client::try_from(config).map_err(|error| none(&error))
+    })
 }
 
 /// Runs until `shutdown`; `listener` serves the page, `/metrics` and `/healthz`. Jobs go on without
 /// it.
-pub async fn run(
+pub fn run(
     client: Client,
     config: Config,
     listener: TcpListener,
     shutdown: CancellationToken,
-) {
-    let mut tasks = JoinSet::new();
-    let watches = Watches::start(&client, &config.namespace, &mut tasks);
-    let (metrics, window) = (Metrics::new(), Window::default());
-    let mut ending = JoinSet::new();
-    let router = http::router(metrics.clone(), window.clone());
-    ending.spawn(http::serve(listener, router, shutdown.clone()));
-    let (leads, led) = watch::channel(false);
-    let (namespace, me) = (config.namespace.clone(), config.identity.clone());
-    ending.spawn(lease::hold(client.clone(), namespace, me, leads, shutdown.clone()));
-    let hands = Hands {
-        client,
-        masters_outside: config.masters_outside,
-        new_key: config.new_key,
-        identity: config.identity,
-    };
-    let state = State::new(config.options);
-    let operator = Operator { watches, hands, led, metrics, window, promises: Vec::new() };
-    tokio::select! {
-        () = shutdown.cancelled() => {}
-        () = operator.rounds(Mind { memory: Memory::default(), state }) => {}
-    }
-    let ended = async { while ending.join_next().await.is_some() {} };
-    if tokio::time::timeout(GRACE, ended).await.is_err() {
-        tracing::warn!("the operator ends before all its tasks have");
-    }
+) -> LocalBoxFuture<'static, ()> {
+    Box::pin(async move {
+        let mut tasks = JoinSet::new();
+        let watches = Watches::start(&client, &config.namespace, &mut tasks);
+        let (metrics, window) = (Metrics::new(), Window::default());
+        let mut ending = JoinSet::new();
+        let router = http::router(metrics.clone(), window.clone());
+        ending.spawn(http::serve(listener, router, shutdown.clone()));
+        let (leads, led) = watch::channel(false);
+        let (namespace, me) = (config.namespace.clone(), config.identity.clone());
+        ending.spawn(lease::hold(client.clone(), namespace, me, leads, shutdown.clone()));
+        let hands = Hands {
+            client,
+            masters_outside: config.masters_outside,
+            new_key: config.new_key,
+            identity: config.identity,
+        };
+        let state = State::new(config.options);
+        let operator = Operator { watches, hands, led, metrics, window, promises: Vec::new() };
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = operator.rounds(Mind { memory: Memory::default(), state }) => {}
+        }
+        let ended = async { while ending.join_next().await.is_some() {} };
+        if tokio::time::timeout(GRACE, ended).await.is_err() {
+            tracing::warn!("the operator ends before all its tasks have");
+        }
+    })
 }
 
 struct Operator {
@@ -259,17 +264,19 @@ fn now() -> Time {
 
 /// What the operator would do now, and why: of all jobs as a table, or of one in sentences. None
 /// if there is no such job.
-pub async fn told(
-    client: &Client,
-    namespace: &str,
+pub fn told<'a>(
+    client: &'a Client,
+    namespace: &'a str,
     options: Options,
-    job: Option<&str>,
-) -> Result<Option<String>, Error> {
-    let seen = crate::watch::look(client, namespace).await?;
-    let mind = Mind { memory: Memory::default(), state: State::new(options) };
-    let Planned { observed, plan, .. } = plan(&seen, mind);
-    Ok(match job {
-        Some(job) => explain::job(&observed, &plan, job),
-        None => Some(explain::table(&observed, &plan)),
+    job: Option<&'a str>,
+) -> BoxFuture<'a, Result<Option<String>, Error>> {
+    Box::pin(async move {
+        let seen = crate::watch::look(client, namespace).await?;
+        let mind = Mind { memory: Memory::default(), state: State::new(options) };
+        let Planned { observed, plan, .. } = plan(&seen, mind);
+        Ok(match job {
+            Some(job) => explain::job(&observed, &plan, job),
+            None => Some(explain::table(&observed, &plan)),
+        })
     })
 }

@@ -6,6 +6,7 @@
 
 mod orders;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +46,17 @@ const FIRST_HEARTBEAT: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Runs a parameter server until the master stops it or `shutdown` is cancelled.
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+///
+/// The future is boxed so that it is compiled in this crate, once, and not in every crate that
+/// awaits it.
+pub fn run(
+    config: Config,
+    shutdown: CancellationToken,
+) -> Pin<Box<dyn Future<Output = Result<(), Error>> + Send>> {
+    Box::pin(serve(config, shutdown))
+}
+
+async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     let listeners = Listeners::bind(&config).await?;
     let random = ClientId::random().map_err(Error::Random)?.0;
     let incarnation = random.iter().take(8).fold(0, |word, byte| word << 8 | u64::from(*byte));

@@ -29,6 +29,7 @@ mod work;
 mod tests;
 
 use std::path::PathBuf;
+use std::pin::Pin;
 
 use edl_core::id::WorkerId;
 use edl_core::spec::JobSpec;
@@ -56,11 +57,14 @@ pub type OpenModel = Box<dyn FnOnce(&JobSpec) -> Result<Box<dyn Model>, String> 
 
 /// Works for the job until its master says that there is nothing left to do, or until `shutdown`:
 /// then the batch at hand is finished and the rest given back.
-pub async fn run(
+///
+/// The future is boxed so that it is compiled in this crate, once, and not in every crate that
+/// awaits it.
+pub fn run(
     config: Config,
     open_model: OpenModel,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
+) -> Pin<Box<dyn Future<Output = Result<(), Error>> + Send>> {
     let edges = session::Edges::real(&config, open_model);
-    session::Session::new(config, edges, shutdown).run().await
+    Box::pin(session::Session::new(config, edges, shutdown).run())
 }

@@ -14,7 +14,7 @@ use crate::ui::{self, Ui};
 const TICK: Duration = Duration::from_millis(200);
 
 /// Shows the job until it ends, and leaves with its exit code.
-pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let job = match cluster::find(args)? {
         Place::Here(job) => job,
         Place::There(remote) => return cluster::attach(&remote, out),

@@ -18,7 +18,7 @@ use crate::jobs::Job;
 use crate::say::{grouped, say};
 
 /// Runs the command; fails if a record is missing or was trained twice.
-pub(crate) fn run(args: &StatusArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let report = match cluster::find(&args.job)? {
         Place::Here(job) => of(&job)?,
         Place::There(remote) => cluster::audit::of(&remote)?,

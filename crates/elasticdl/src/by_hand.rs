@@ -34,7 +34,7 @@ pub(crate) struct Joined {
 }
 
 /// A job in the foreground whose workers come by hand. Its log is what is seen.
-pub(crate) fn master(args: MasterArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let (run, flags) = args.split();
     flags.cluster.on_this_machine()?.iter().for_each(say);
     let home = Home::from_env()?;

@@ -18,7 +18,7 @@ use crate::jobs::{Job, is_final};
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Harms once, or again and again until the job ends.
-pub(crate) fn run(args: &ChaosArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &ChaosArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let job = cluster::find_here(&args.job, "chaos", "use `kubectl delete pod`")?;
     let mut rng = Rng::new(args.seed);
     crate::runtime()?.block_on(async {

@@ -9,7 +9,7 @@ use crate::cli::Cli;
 use crate::exit::Exit;
 
 /// Writes the completions of one shell.
-pub(crate) fn run(shell: clap_complete::Shell, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(shell: clap_complete::Shell, out: &mut dyn Write) -> anyhow::Result<Exit> {
     // The generator panics when its output is closed, so it writes into memory.
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "elasticdl", &mut text);

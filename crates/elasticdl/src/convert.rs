@@ -8,7 +8,7 @@ use crate::cli::operator::{JobArgs, JobCommand};
 use crate::exit::{Exit, refuse};
 
 /// Runs the command.
-pub(crate) fn run(args: &JobArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &JobArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let JobCommand::Convert { file } = &args.command;
     out.write_all(converted(file)?.as_bytes())?;
     Ok(Exit::Ok)

@@ -14,7 +14,7 @@ use crate::exit::{Exit, refuse};
 use crate::say::grouped;
 
 /// Runs the command.
-pub(crate) fn run(args: DataArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: DataArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match args.command {
         DataCommand::Gen { name, dir, source, write } => {
             let set: Set = name.parse().map_err(refused)?;
@@ -74,7 +74,7 @@ fn write_options(write: &WriteFlags) -> anyhow::Result<ImportOptions> {
     Ok(ImportOptions { writer, files: write.files, limit: write.limit })
 }
 
-fn tell(written: &Written, out: &mut impl Write) -> std::io::Result<()> {
+fn tell(written: &Written, out: &mut dyn Write) -> std::io::Result<()> {
     let Written { folder, files, records, bytes } = written;
     writeln!(
         out,
@@ -84,7 +84,7 @@ fn tell(written: &Written, out: &mut impl Write) -> std::io::Result<()> {
     )
 }
 
-fn show(summary: &Summary, out: &mut impl Write) -> anyhow::Result<()> {
+fn show(summary: &Summary, out: &mut dyn Write) -> anyhow::Result<()> {
     let packed = summary.compressor.map_or(String::new(), |name| format!(" ({name})"));
     writeln!(out, "data         {}", summary.location)?;
     writeln!(out, "format       {}{packed}", summary.format.name())?;

@@ -31,7 +31,7 @@ const POLL: Duration = Duration::from_millis(200);
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// Runs the command; fails if the two runs differ or a record was not trained exactly once.
-pub(crate) fn run(args: &DemoArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let home = Home::from_env()?;
     say(format_args!(
         "{WORKERS} workers train a small convolutional network; some of them, and the master, will be killed"

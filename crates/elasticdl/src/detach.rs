@@ -20,7 +20,7 @@ use crate::ui::Ui;
 const POLL: Duration = Duration::from_millis(50);
 
 /// Starts the background process and waits until the job's master is there.
-pub(crate) fn run(ready: Ready, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let Ready { job, hold, resume } = ready;
     let log_path = job.logs_dir().join("supervisor.log");
     let log = File::options().create(true).append(true).mode(0o600).open(&log_path);
@@ -60,7 +60,7 @@ pub(crate) fn run(ready: Ready, out: &mut impl Write) -> anyhow::Result<Exit> {
 }
 
 /// The background process itself.
-pub(crate) fn supervise(args: &SuperviseArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn supervise(args: &SuperviseArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let SuperviseArgs { job_dir, resume } = args;
     // Away from the terminal, whose end would end the job.
     rustix::process::setsid().context("cannot leave the terminal")?;

@@ -35,7 +35,7 @@ fn fail<T>(problem: impl Into<String>, mend: impl Into<String>) -> Result<T, Fai
 }
 
 /// Runs every check; fails if one does.
-pub(crate) fn run(out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<Exit> {
     let home = Home::from_env();
     let mut findings = vec![
         Finding { what: "processor", result: processor() },
@@ -59,7 +59,7 @@ pub(crate) fn run(out: &mut impl Write) -> anyhow::Result<Exit> {
     write(&findings, out)
 }
 
-fn write(findings: &[Finding], out: &mut impl Write) -> anyhow::Result<Exit> {
+fn write(findings: &[Finding], out: &mut dyn Write) -> anyhow::Result<Exit> {
     for Finding { what, result } in findings {
         match result {
             Ok(found) => writeln!(out, "ok    {what:<13} {found}")?,

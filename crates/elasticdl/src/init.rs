@@ -14,7 +14,7 @@ use crate::say::say;
 const TEMPLATE: &str = include_str!("init/job.yaml");
 
 /// Writes the file; its name goes to `out`.
-pub(crate) fn run(args: &InitArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &InitArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let InitArgs { file, force } = args;
     let shown = file.display();
     let mut options = OpenOptions::new();

@@ -72,7 +72,7 @@ pub use own_loop::work;
 pub const COMMIT: &str = env!("ELASTICDL_COMMIT");
 
 /// Runs the command to its end; the answer is the exit code.
-pub fn main(args: impl IntoIterator<Item = OsString>, host: Host) -> u8 {
+pub fn main(args: Vec<OsString>, host: Host) -> u8 {
     host::set(host);
     let mut out = io::stdout().lock();
     let ended = parse(args).and_then(|parsed| match parsed {
@@ -98,7 +98,7 @@ enum Parsed {
     Told(Exit),
 }
 
-fn parse(args: impl IntoIterator<Item = OsString>) -> anyhow::Result<Parsed> {
+fn parse(args: Vec<OsString>) -> anyhow::Result<Parsed> {
     let argv = argv::normalise(args)?;
     match Cli::try_parse_from(&argv.args) {
         Ok(cli) => {
@@ -119,7 +119,7 @@ fn parse(args: impl IntoIterator<Item = OsString>) -> anyhow::Result<Parsed> {
     }
 }
 
-fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
+fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match command {
         Command::Train(args) => submit(JobType::Train, args.split(), out),
         Command::Evaluate(args) => submit(JobType::Evaluate, args.split(), out),
@@ -159,13 +159,13 @@ fn run(command: Command, out: &mut impl Write) -> anyhow::Result<Exit> {
 fn submit(
     kind: JobType,
     (run, flags): (cli::RunFlags, flags::JobFlags),
-    out: &mut impl Write,
+    out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     telemetry::start(flags.common.log_level.as_deref().unwrap_or("INFO"));
     submit::run(kind, &run, &flags, out)
 }
 
-fn master(args: MasterArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match (args.supervised, &args.run.job_dir) {
         (true, Some(job_dir)) => {
             let port = args.common.port.unwrap_or_default();

@@ -26,7 +26,7 @@ pub(crate) struct Row {
 }
 
 /// Shows every job, the newest first.
-pub(crate) fn list(args: &ListArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn list(args: &ListArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let rows: Vec<Row> = match &args.namespace {
         Some(namespace) => cluster::list::rows(namespace)?,
         None => Home::from_env()?.list().iter().filter_map(row).collect(),
@@ -75,14 +75,14 @@ fn row(job: &Job) -> Option<Row> {
 }
 
 /// Removes jobs; those that run are left alone.
-pub(crate) fn clean(args: &CleanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn clean(args: &CleanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match &args.namespace {
         Some(namespace) => cluster::list::clean(namespace, &args.jobs, args.all, out),
         None => clean_in(&Home::from_env()?, args, out),
     }
 }
 
-fn clean_in(home: &Home, args: &CleanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let ended = || home.list().into_iter().filter(|job| !job.is_running());
     let jobs: Vec<Job> = if args.all {
         ended().collect()

@@ -45,9 +45,8 @@ pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> any
     let config = processes::master_config(job, spec.port, resume)?;
     let mut master = JoinSet::new();
     let stop = shutdown.clone();
-    master.spawn(async move {
-        Box::pin(edl_master::run(config, orders, BufReader::new(reports), stop)).await
-    });
+    let reports = Box::new(BufReader::new(reports));
+    master.spawn(edl_master::run(config, Box::new(orders), reports, stop));
     let mut workers = Workers { job, tasks: JoinSet::new(), stops: Vec::new() };
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
@@ -135,7 +134,7 @@ impl Workers<'_> {
         let stop = CancellationToken::new();
         self.stops.push((instance, stop.clone()));
         self.tasks.spawn(async move {
-            let ended = Box::pin(edl_worker::run(config, processes::open_model(), stop)).await;
+            let ended = edl_worker::run(config, processes::open_model(), stop).await;
             if let Err(error) = &ended {
                 tracing::error!("{:#}", anyhow::anyhow!("{error}"));
             }

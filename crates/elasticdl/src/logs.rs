@@ -17,7 +17,7 @@ use crate::jobs::Job;
 const POLL: Duration = Duration::from_millis(100);
 
 /// Runs the command.
-pub(crate) fn run(args: &LogsArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &LogsArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let only = wanted(args);
     let job = match cluster::find(&args.job)? {
         Place::Here(job) => job,

@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ExitCode::from(elasticdl::main(std::env::args_os(), elasticdl::Host::binary()))
+    ExitCode::from(elasticdl::main(std::env::args_os().collect(), elasticdl::Host::binary()))
 }

@@ -17,7 +17,7 @@ use crate::exit::{Exit, refuse};
 use crate::{processes, telemetry};
 
 /// Runs the command.
-pub(crate) fn run(args: &OperatorArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &OperatorArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match &args.command {
         Some(OperatorCommand::Crd) => out.write_all(manifests::definition().as_bytes())?,
         Some(OperatorCommand::Manifests { namespace, image }) => {
@@ -47,7 +47,7 @@ fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
         let listener = listener.with_context(|| format!("cannot listen on port {port}"))?;
         let address = listener.local_addr().context("a listener has an address")?;
         tracing::info!(%address, policy = %config.options.policy, "the operator runs");
-        Box::pin(run::run(client, config, listener, shutdown)).await;
+        run::run(client, config, listener, shutdown).await;
         Ok(())
     })
 }

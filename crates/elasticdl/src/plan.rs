@@ -10,16 +10,16 @@ use crate::exit::{Exit, not_found};
 use crate::operator::{connect, options};
 
 /// Shows the plan of all jobs, or explains one.
-pub(crate) fn plan(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     tell(&args.cluster, args.explain.as_deref(), out)
 }
 
 /// Explains one job.
-pub(crate) fn explain(args: &ExplainArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     tell(&args.cluster, Some(&args.job), out)
 }
 
-fn tell(flags: &PlannerFlags, job: Option<&str>, out: &mut impl Write) -> anyhow::Result<Exit> {
+fn tell(flags: &PlannerFlags, job: Option<&str>, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let options = options(flags)?;
     let runtime = crate::runtime()?;
     let told = runtime.block_on(async {

@@ -89,7 +89,7 @@ pub(crate) fn run(args: &PodArgs) -> anyhow::Result<Exit> {
                     threads: 0,
                     place,
                 };
-                Ok(Box::pin(edl_ps::run(config, shutdown)).await?)
+                Ok(edl_ps::run(config, shutdown).await?)
             })
         }
         Part::Worker => {
@@ -107,7 +107,7 @@ fn worker(pod: Pod, worker: WorkerId, open: OpenModel) -> anyhow::Result<Exit> {
     member(pod, me, |joined, shutdown| async move {
         let Member { master_addr, key, job_dir, place, .. } = joined;
         let config = edl_worker::Config { worker, master_addr, key, job_dir, place };
-        Ok(Box::pin(edl_worker::run(config, open, shutdown)).await?)
+        Ok(edl_worker::run(config, open, shutdown).await?)
     })
 }
 

@@ -41,8 +41,8 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
     let ended = runtime.block_on(async {
         let _signals = cancel_on_signal(&shutdown)?;
         let (orders, reports) = line_to_supervisor()?;
-        let run = edl_master::run(config, orders, reports, shutdown.clone());
-        Ok::<_, anyhow::Error>(Box::pin(run).await)
+        let (orders, reports) = (Box::new(orders), Box::new(reports));
+        Ok::<_, anyhow::Error>(edl_master::run(config, orders, reports, shutdown.clone()).await)
     })?;
     runtime.shutdown_background();
     Ok(exit_of_master(ended))
@@ -111,7 +111,7 @@ pub(crate) fn ps(id: u32, port: u16, joined: Joined, supervised: bool) -> anyhow
     let place = Place::default();
     let config =
         edl_ps::Config { ps: PsId(id), master_addr, key, job_dir, listen, threads: 0, place };
-    run(supervised, |shutdown| async move { Ok(Box::pin(edl_ps::run(config, shutdown)).await?) })
+    run(supervised, |shutdown| async move { Ok(edl_ps::run(config, shutdown).await?) })
 }
 
 /// A worker.
@@ -128,9 +128,10 @@ pub(crate) fn worker_with(
 ) -> anyhow::Result<Exit> {
     let Joined { master_addr, key, job_dir, .. } = joined;
     let config = worker_config(worker, master_addr, key, job_dir);
-    run(supervised, |shutdown| async move {
-        Ok(Box::pin(edl_worker::run(config, open_model, shutdown)).await?)
-    })
+    run(
+        supervised,
+        |shutdown| async move { Ok(edl_worker::run(config, open_model, shutdown).await?) },
+    )
 }
 
 /// What a worker on this machine is told.

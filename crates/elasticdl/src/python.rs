@@ -113,7 +113,7 @@ pub(crate) fn describe(spec: &JobSpec, said: &JobSpec) -> anyhow::Result<Describ
 }
 
 /// Prints what the model of the job on standard input is made of.
-pub(crate) fn tell(out: &mut impl std::io::Write) -> anyhow::Result<Exit> {
+pub(crate) fn tell(out: &mut dyn std::io::Write) -> anyhow::Result<Exit> {
     let Asked { spec, said } = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|error| refuse(format!("expected a job description in JSON: {error}")))?;
     let spec = match host::get().python {

@@ -18,7 +18,7 @@ use crate::{cluster, detach, python};
 /// What runs a script in an image, whose own paths are not known here.
 const PYTHON_OF_IMAGE: &str = "python3";
 
-pub(crate) fn run(args: &ScriptArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     crate::telemetry::start("INFO");
     if args.rdzv_backend.is_some() || args.rdzv_endpoint.is_some() || args.rdzv_id.is_some() {
         say("--rdzv_… is ignored: the job's master is where workers meet");

@@ -10,7 +10,7 @@ use crate::exit::{Exit, refuse};
 use crate::submit::checks::MAX_WORKERS;
 
 /// Asks the master, and tells what it did.
-pub(crate) fn run(args: &ScaleArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &ScaleArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let job = match cluster::find(&args.job)? {
         Place::Here(job) => job,
         Place::There(remote) => return cluster::scale(&remote, args.workers, out),

@@ -21,7 +21,7 @@ use crate::say::{nearest, say};
 const TEMPLATE: &str = include_str!("simulate/cluster.yaml");
 
 /// Plays every scenario under every policy with every seed.
-pub(crate) fn run(args: &SimulateArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     if args.example {
         out.write_all(TEMPLATE.as_bytes())?;
         return Ok(Exit::Ok);

@@ -16,7 +16,7 @@ use crate::say::{grouped, lane_range, span};
 use crate::ui::{measures, rounded};
 
 /// Runs the command.
-pub(crate) fn run(args: &StatusArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let status = match cluster::find(&args.job)? {
         Place::Here(job) => crate::runtime()?.block_on(of(&job))?,
         Place::There(remote) => remote.runtime.block_on(cluster::status::of(&remote)),

@@ -22,7 +22,7 @@ const SIGNAL_PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Asks the master first, then the supervisor, then leaves no choice.
-pub(crate) fn run(args: &JobArg, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let job = match cluster::find(args)? {
         Place::Here(job) => job,
         Place::There(remote) => return cluster::stop(&remote, out),

@@ -47,7 +47,7 @@ pub(crate) fn run(
     kind: JobType,
     run: &RunFlags,
     flags: &JobFlags,
-    out: &mut impl Write,
+    out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     if run.resume.is_none() {
         let given = config::given(run, flags)?;
@@ -174,7 +174,7 @@ pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
 }
 
 /// Runs a job to its end in this process.
-pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let Ready { job, hold, resume } = ready;
     let runtime = crate::runtime()?;
     let is_local = job.spec()?.distribution_strategy == Strategy::Local;

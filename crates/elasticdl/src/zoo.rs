@@ -22,7 +22,7 @@ use crate::say::say;
 /// The argument of every Dockerfile of ours that names the image to start from.
 const BASE_IMAGE: &str = "BASE_IMAGE";
 
-pub(crate) fn run(args: &ZooArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &ZooArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match &args.command {
         ZooCommand::Init(args) => init(args, out),
         ZooCommand::Build(args) => build(args, out),
@@ -61,7 +61,7 @@ pub(crate) fn publish(
     Ok(pushed.map_or_else(|| image.short(), |pushed| format!("{image}@{}", pushed.digest)))
 }
 
-fn init(args: &ZooInitArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+fn init(args: &ZooInitArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let skeleton = Skeleton {
         language: match args.language {
             Language::Python => skeleton::Language::Python,
@@ -81,7 +81,7 @@ fn init(args: &ZooInitArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn build(args: &ZooBuildArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+fn build(args: &ZooBuildArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let order = Order {
         image: parse(&args.image)?,
         context: args.folder.clone(),
@@ -102,7 +102,7 @@ fn build(args: &ZooBuildArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn tell(order: &Order, built: &Built, out: &mut impl Write) -> anyhow::Result<()> {
+fn tell(order: &Order, built: &Built, out: &mut dyn Write) -> anyhow::Result<()> {
     let image = &order.image;
     match (&built.digest, built.tool) {
         (Some(digest), _) => writeln!(out, "{image}@{digest}")?,
@@ -123,7 +123,7 @@ fn tell(order: &Order, built: &Built, out: &mut impl Write) -> anyhow::Result<()
     Ok(())
 }
 
-fn push(args: &ZooPushArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+fn push(args: &ZooPushArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let image = parse(&args.image)?;
     match order::push(&images()?, &image).map_err(explained)? {
         Some(pushed) => {

@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use tokio::net::{TcpListener, TcpStream};
@@ -30,21 +31,23 @@ impl Forward {
 
 impl Cluster {
     /// Opens a port that leads to the master of `job`.
-    pub async fn forward(&self, job: &str) -> Result<Forward, Error> {
-        let pod = names::service(job);
-        let failed =
-            |source: std::io::Error| Error::Forward { pod: pod.clone(), source: source.into() };
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        let pods = self.pods();
-        let mut task = JoinSet::new();
-        task.spawn(async move {
-            let mut connections = JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(connect(pods.clone(), pod.clone(), stream));
-            }
-        });
-        Ok(Forward { address, _task: task })
+    pub fn forward<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<Forward, Error>> {
+        Box::pin(async move {
+            let pod = names::service(job);
+            let failed =
+                |source: std::io::Error| Error::Forward { pod: pod.clone(), source: source.into() };
+            let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(failed)?;
+            let address = listener.local_addr().map_err(failed)?;
+            let pods = self.pods();
+            let mut task = JoinSet::new();
+            task.spawn(async move {
+                let mut connections = JoinSet::new();
+                while let Ok((stream, _)) = listener.accept().await {
+                    connections.spawn(connect(pods.clone(), pod.clone(), stream));
+                }
+            });
+            Ok(Forward { address, _task: task })
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a job's pods wrote.
 
+use futures::future::BoxFuture;
 use futures::io::Lines;
 use futures::{AsyncBufRead, AsyncBufReadExt as _, TryStreamExt as _};
 use kube::api::LogParams;
@@ -30,26 +31,38 @@ impl LogStream {
 
 impl Cluster {
     /// The log of `process` (`master`, `worker-0`) until now; none while it does not run.
-    pub async fn log(&self, job: &str, process: &str) -> Result<Option<Log>, Error> {
-        let pod = format!("{}-{process}", names::config_map(job));
-        match self.pods().logs(&pod, &LogParams::default()).await {
-            Ok(text) => Ok(Some(Log { process: process.to_owned(), text })),
-            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => Ok(None),
-            Err(error) => Err(self.refused("read the log of", "pod", &pod, error)),
-        }
+    pub fn log<'a>(
+        &'a self,
+        job: &'a str,
+        process: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Log>, Error>> {
+        Box::pin(async move {
+            let pod = format!("{}-{process}", names::config_map(job));
+            match self.pods().logs(&pod, &LogParams::default()).await {
+                Ok(text) => Ok(Some(Log { process: process.to_owned(), text })),
+                Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => Ok(None),
+                Err(error) => Err(self.refused("read the log of", "pod", &pod, error)),
+            }
+        })
     }
 
     /// The log of `process` as it grows.
-    pub async fn follow(&self, job: &str, process: &str) -> Result<Option<LogStream>, Error> {
-        let pod = format!("{}-{process}", names::config_map(job));
-        let params = LogParams { follow: true, ..LogParams::default() };
-        match self.pods().log_stream(&pod, &params).await {
-            Ok(stream) => {
-                let stream: Box<dyn AsyncBufRead + Send + Unpin> = Box::new(Box::pin(stream));
-                Ok(Some(LogStream { lines: stream.lines() }))
+    pub fn follow<'a>(
+        &'a self,
+        job: &'a str,
+        process: &'a str,
+    ) -> BoxFuture<'a, Result<Option<LogStream>, Error>> {
+        Box::pin(async move {
+            let pod = format!("{}-{process}", names::config_map(job));
+            let params = LogParams { follow: true, ..LogParams::default() };
+            match self.pods().log_stream(&pod, &params).await {
+                Ok(stream) => {
+                    let stream: Box<dyn AsyncBufRead + Send + Unpin> = Box::new(Box::pin(stream));
+                    Ok(Some(LogStream { lines: stream.lines() }))
+                }
+                Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => Ok(None),
+                Err(error) => Err(self.refused("read the log of", "pod", &pod, error)),
             }
-            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => Ok(None),
-            Err(error) => Err(self.refused("read the log of", "pod", &pod, error)),
-        }
+        })
     }
 }

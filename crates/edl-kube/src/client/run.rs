@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use edl_core::platform::InstanceId;
+use futures::future::BoxFuture;
 use kube::api::{DeleteParams, LogParams, PostParams};
 
 use super::{Cluster, Error, Found, Phase, phase};
@@ -16,33 +17,40 @@ const TRIES: u32 = 1500;
 
 impl Cluster {
     /// Runs `command` in a pod `…-NAME` that is deleted afterwards; the answer is its output.
-    pub async fn run(&self, found: &Found, name: &str, command: &[&str]) -> Result<String, Error> {
-        let job = &found.spec.job_name;
-        let pod = format!("{}-{name}", names::config_map(job));
-        let failed = |message: String| Error::Refused {
-            verb: "run",
-            object: format!("pod `{pod}`"),
-            message,
-        };
-        let extras =
-            PodExtras { owner: manifest::owner(&found.config_map), ..PodExtras::default() };
-        let made = manifest::pod(&found.spec, InstanceId::MASTER, &extras);
-        let mut object = made.map_err(|invalid| failed(invalid.0))?;
-        object.metadata.name = Some(pod.clone());
-        // It is no process of the job: neither the Service nor the master must take it for one.
-        object.metadata.labels = Some(names::job_labels(job));
-        if let Some(spec) = &mut object.spec {
-            spec.restart_policy = Some("Never".into());
-            for container in &mut spec.containers {
-                container.command = Some(command.iter().map(ToString::to_string).collect());
+    pub fn run<'a>(
+        &'a self,
+        found: &'a Found,
+        name: &'a str,
+        command: &'a [&'a str],
+    ) -> BoxFuture<'a, Result<String, Error>> {
+        Box::pin(async move {
+            let job = &found.spec.job_name;
+            let pod = format!("{}-{name}", names::config_map(job));
+            let failed = |message: String| Error::Refused {
+                verb: "run",
+                object: format!("pod `{pod}`"),
+                message,
+            };
+            let extras =
+                PodExtras { owner: manifest::owner(&found.config_map), ..PodExtras::default() };
+            let made = manifest::pod(&found.spec, InstanceId::MASTER, &extras);
+            let mut object = made.map_err(|invalid| failed(invalid.0))?;
+            object.metadata.name = Some(pod.clone());
+            // It is no process of the job: neither the Service nor the master must take it for one.
+            object.metadata.labels = Some(names::job_labels(job));
+            if let Some(spec) = &mut object.spec {
+                spec.restart_policy = Some("Never".into());
+                for container in &mut spec.containers {
+                    container.command = Some(command.iter().map(ToString::to_string).collect());
+                }
             }
-        }
-        let pods = self.pods();
-        let created = pods.create(&PostParams::default(), &object).await;
-        created.map_err(|error| self.refused("create", "pod", &pod, error))?;
-        let said = self.output_of(&pod).await;
-        let _gone_with_the_job_at_last = pods.delete(&pod, &DeleteParams::default()).await;
-        said?.ok_or_else(|| failed("it did not end in time".into()))
+            let pods = self.pods();
+            let created = pods.create(&PostParams::default(), &object).await;
+            created.map_err(|error| self.refused("create", "pod", &pod, error))?;
+            let said = self.output_of(&pod).await;
+            let _gone_with_the_job_at_last = pods.delete(&pod, &DeleteParams::default()).await;
+            said?.ok_or_else(|| failed("it did not end in time".into()))
+        })
     }
 
     async fn output_of(&self, pod: &str) -> Result<Option<String>, Error> {

@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use edl_core::cluster::Source;
 use edl_core::platform::{InstanceId, Role};
 use edl_core::spec::JobSpec;
+use futures::future::BoxFuture;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -20,11 +21,19 @@ use crate::names;
 
 impl Cluster {
     /// Creates everything; what was created is deleted again if one thing is refused.
-    pub async fn submit(&self, spec: &JobSpec, mut objects: JobObjects) -> Result<(), Error> {
-        let job = &spec.job_name;
-        let name = names::config_map(job);
-        let made =
-            match self.config_maps().create(&PostParams::default(), &objects.config_map).await {
+    pub fn submit<'a>(
+        &'a self,
+        spec: &'a JobSpec,
+        mut objects: JobObjects,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let job = &spec.job_name;
+            let name = names::config_map(job);
+            let made = match self
+                .config_maps()
+                .create(&PostParams::default(), &objects.config_map)
+                .await
+            {
                 Ok(made) => made,
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {
                     let namespace = self.namespace.clone();
@@ -32,17 +41,18 @@ impl Cluster {
                 }
                 Err(error) => return Err(self.refused("create", "configmap", &name, error)),
             };
-        if let Some(owner) = manifest::owner(&made) {
-            objects.own(&owner);
-        }
-        match self.create_owned(spec, &objects).await {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                // The cluster itself clears away what the ConfigMap owns.
-                let _first_error_counts = self.delete(job).await;
-                Err(error)
+            if let Some(owner) = manifest::owner(&made) {
+                objects.own(&owner);
             }
-        }
+            match self.create_owned(spec, &objects).await {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    // The cluster itself clears away what the ConfigMap owns.
+                    let _first_error_counts = self.delete(job).await;
+                    Err(error)
+                }
+            }
+        })
     }
 
     async fn create_owned(&self, spec: &JobSpec, objects: &JobObjects) -> Result<(), Error> {
@@ -98,26 +108,37 @@ impl Cluster {
     }
 
     /// Starts the master of a job again whose pods are gone or have ended, under `spec`.
-    pub async fn resume(&self, found: &Found, spec: &JobSpec) -> Result<(), Error> {
-        self.check(spec).await?;
-        let job = &spec.job_name;
-        self.delete_pods(job).await?;
-        self.wait_until_gone(job).await?;
-        let changed = manifest::config_map(spec).map_err(|invalid| Error::Refused {
-            verb: "write",
-            object: format!("job `{job}`"),
-            message: invalid.0,
-        })?;
-        let name = names::config_map(job);
-        let updated = ConfigMap { data: changed.data, ..found.config_map.clone() };
-        let replaced = self.config_maps().replace(&name, &PostParams::default(), &updated).await;
-        replaced.map_err(|error| self.refused("change", "configmap", &name, error))?;
-        let extras =
-            PodExtras { owner: manifest::owner(&found.config_map), ..PodExtras::default() };
-        let pod: Pod = manifest::pod(spec, InstanceId::MASTER, &extras).map_err(|invalid| {
-            Error::Refused { verb: "make", object: "the master's pod".into(), message: invalid.0 }
-        })?;
-        self.create("pod", &pod).await
+    pub fn resume<'a>(
+        &'a self,
+        found: &'a Found,
+        spec: &'a JobSpec,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            self.check(spec).await?;
+            let job = &spec.job_name;
+            self.delete_pods(job).await?;
+            self.wait_until_gone(job).await?;
+            let changed = manifest::config_map(spec).map_err(|invalid| Error::Refused {
+                verb: "write",
+                object: format!("job `{job}`"),
+                message: invalid.0,
+            })?;
+            let name = names::config_map(job);
+            let updated = ConfigMap { data: changed.data, ..found.config_map.clone() };
+            let replaced =
+                self.config_maps().replace(&name, &PostParams::default(), &updated).await;
+            replaced.map_err(|error| self.refused("change", "configmap", &name, error))?;
+            let extras =
+                PodExtras { owner: manifest::owner(&found.config_map), ..PodExtras::default() };
+            let pod: Pod = manifest::pod(spec, InstanceId::MASTER, &extras).map_err(|invalid| {
+                Error::Refused {
+                    verb: "make",
+                    object: "the master's pod".into(),
+                    message: invalid.0,
+                }
+            })?;
+            self.create("pod", &pod).await
+        })
     }
 
     /// Waits until no pod of the job is left, and lets none linger.

@@ -27,7 +27,7 @@ enum Seen {
 }
 
 /// Shows the job until it ends, and leaves with its exit code.
-pub(crate) fn attach(remote: &Remote, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn attach(remote: &Remote, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let job = &remote.spec().job_name;
     let handle = remote.handle();
     let mut ui = Ui::remote();

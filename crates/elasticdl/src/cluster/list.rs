@@ -54,7 +54,7 @@ pub(crate) fn clean(
     namespace: &str,
     jobs: &[String],
     all: bool,
-    out: &mut impl Write,
+    out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     if jobs.is_empty() && !all {
         return Err(refuse("name the jobs to remove, or say --all"));

@@ -25,7 +25,7 @@ pub(crate) fn run(
     only: Option<&str>,
     follow: bool,
     tail: Option<usize>,
-    out: &mut impl Write,
+    out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     if follow {
         return remote.runtime.block_on(follow_all(remote, only, out));
@@ -79,7 +79,7 @@ fn shown(process: &str, line: &str, only: Option<&str>) -> String {
 async fn follow_all(
     remote: &Remote,
     only: Option<&str>,
-    out: &mut impl Write,
+    out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     let job = &remote.spec().job_name;
     let (sender, mut lines) = mpsc::channel::<String>(QUEUE);

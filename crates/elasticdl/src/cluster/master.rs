@@ -61,7 +61,7 @@ impl Remote {
 }
 
 /// Changes the number of workers.
-pub(crate) fn scale(remote: &Remote, workers: u32, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn scale(remote: &Remote, workers: u32, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let reply = remote.runtime.block_on(control::within(async {
         let mut master = remote.connect().await?;
         match master.client().scale(ScaleRequest { workers }).await {
@@ -75,7 +75,7 @@ pub(crate) fn scale(remote: &Remote, workers: u32, out: &mut impl Write) -> anyh
 }
 
 /// Asks the master to end the job, and ends its pods if it does not.
-pub(crate) fn stop(remote: &Remote, out: &mut impl Write) -> anyhow::Result<Exit> {
+pub(crate) fn stop(remote: &Remote, out: &mut dyn Write) -> anyhow::Result<Exit> {
     remote.runtime.block_on(async {
         let asked = control::within(async {
             let mut master = remote.connect().await?;

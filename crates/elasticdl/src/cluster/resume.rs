@@ -37,7 +37,7 @@ pub(crate) fn run(
     run: &RunFlags,
     flags: &JobFlags,
     remote: Remote,
-    out: &mut impl Write,
+    out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     let before = remote.spec();
     let (name, handle) = (before.job_name.clone(), remote.handle());

@@ -35,7 +35,7 @@ pub(crate) fn run(
     kind: JobType,
     run: &RunFlags,
     mut given: Map<String, Value>,
-    out: &mut impl Write,
+    out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     let image = image::Wanted::of(run, &mut given)?;
     let mut spec = described(kind, run, given)?;
@@ -68,11 +68,7 @@ pub(crate) fn run(
 }
 
 /// Follows the job, or leaves it to itself.
-pub(super) fn finish(
-    run: &RunFlags,
-    remote: &Remote,
-    out: &mut impl Write,
-) -> anyhow::Result<Exit> {
+pub(super) fn finish(run: &RunFlags, remote: &Remote, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let spec = remote.spec();
     say(format_args!(
         "job {} is on the cluster: namespace {}, {} PS, {} workers, logs by `elasticdl logs {}`",
@@ -90,7 +86,7 @@ pub(super) fn finish(
     super::attach(remote, out)
 }
 
-fn print(text: &str, file: Option<&Path>, out: &mut impl Write) -> anyhow::Result<Exit> {
+fn print(text: &str, file: Option<&Path>, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match file {
         None => out.write_all(text.as_bytes())?,
         Some(path) => {

@@ -107,9 +107,9 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         telling.spawn(tell(board, job.clone()));
     }
     let never = CancellationToken::new();
-    let run = edl_master::run(config, orders_out, BufReader::new(reports_in), never);
+    let reports_in = Box::new(BufReader::new(reports_in));
     let ended = tokio::select! {
-        ended = Box::pin(run) => ended,
+        ended = edl_master::run(config, Box::new(orders_out), reports_in, never) => ended,
         end = platform.join_next() => {
             let why = match end {
                 Some(Ok(End::Superseded)) => "this master's pod is gone; the next one goes on",

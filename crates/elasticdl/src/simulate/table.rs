@@ -61,7 +61,7 @@ fn row(report: &Report) -> Row {
 
 /// One line for each run, then means: over the seeds of each scenario where there are several,
 /// else over the scenarios.
-pub(super) fn write(reports: &[Report], out: &mut impl Write) -> io::Result<()> {
+pub(super) fn write(reports: &[Report], out: &mut dyn Write) -> io::Result<()> {
     let rows = rows(reports);
     let width = rows.iter().map(|row| row.scenario.len()).max().unwrap_or(0).max(8) + 2;
     writeln!(
@@ -95,7 +95,7 @@ pub(super) fn write(reports: &[Report], out: &mut impl Write) -> io::Result<()> 
     writeln!(out, "times in seconds; NO ROOM: pod-seconds of online services without a node")
 }
 
-fn write_line(row: &Row, seed: &str, width: usize, out: &mut impl Write) -> io::Result<()> {
+fn write_line(row: &Row, seed: &str, width: usize, out: &mut dyn Write) -> io::Result<()> {
     let done = format!("{}/{}", row.jobs_done, row.jobs);
     let wait = format!("{:.1}/{:.1}", row.wait_mean_secs, row.wait_p99_secs);
     let (completion, makespan) = match row.jobs_done {
