@@ -142,6 +142,7 @@ bench: build ## Print speeds as ratios to peers and to what the machine can do
 	$(CARGO) run $(PROFILE) --locked -p edl-data --example recordio_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-tensor --example tensor_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-ps --example ps_bench
+	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p edl-zoo --example engine_bench
 	$(CARGO) run $(PROFILE) --locked -p elasticdl --example step_bench
 	$(CARGO) run $(PROFILE) --locked -p elasticdl --example page_bench
 	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p edl-net --example allreduce_bench

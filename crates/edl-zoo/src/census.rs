@@ -5,8 +5,6 @@
 //! Every feature, numbers in buckets too, is a 64-bit id, so that rows of embedding tables are
 //! made for what the data hold and no vocabulary is needed. Numbers enter dense layers as well.
 
-use burn::tensor::Tensor;
-use burn::tensor::activation::{log_sigmoid, sigmoid};
 use edl_core::metric::{Measures, Metric};
 use edl_core::model::{DType, FieldSpec, ModelSpec, ParamSpec, TableSpec};
 use edl_core::rng;
@@ -15,7 +13,8 @@ use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
 
 use crate::adam::adam;
 use crate::columns;
-use crate::pass::{self, Kind, Pass};
+use crate::pass::{Kind, Pass};
+use crate::tape::{Pool, Var, sigmoid};
 
 /// Features that are words.
 const WORDS: [&str; 8] = [
@@ -72,7 +71,7 @@ pub(crate) trait Network: Send {
     fn n_ids(&self) -> Vec<usize>;
 
     /// `numbers` has one row of `N_NUMBERS` per record; the answer has one number per row.
-    fn forward(&self, pass: &Pass<'_>, numbers: Tensor<2>) -> Tensor<2>;
+    fn forward(&self, pass: &mut Pass<'_>, numbers: Var<2>) -> Var<2>;
 }
 
 /// A network with a sigmoid on top.
@@ -82,6 +81,7 @@ pub(crate) struct Census<N> {
     words: Vec<FieldSpec>,
     label: FieldSpec,
     network: N,
+    pool: Pool,
 }
 
 impl<N: Network> Census<N> {
@@ -107,22 +107,26 @@ impl<N: Network> Census<N> {
             metrics: vec![Metric::auc(), Metric::accuracy(), Metric::loss()],
             optimizer: adam(1e-3),
         };
-        Self { spec, numbers, words, label, network }
+        Self { spec, numbers, words, label, network, pool: Pool::default() }
     }
 
     fn forward<'a>(
-        &'a self,
+        &'a mut self,
         inputs: Inputs<'a>,
-        kind: Kind,
-    ) -> Result<(Pass<'a>, Tensor<2>), Error> {
+        kind: Kind<'a>,
+    ) -> Result<(Pass<'a>, Var<2>), Error> {
         let n = inputs.batch.len();
         let columns = self.number_columns(inputs.batch)?;
         let n_ids: Vec<usize> = self.network.n_ids().iter().map(|ids| ids * n).collect();
-        let pass = Pass::new(&self.spec, inputs, &n_ids, kind)?;
-        let scaled = |number: &Number, value: f32| (value - number.centre) / number.spread;
-        let row = |i| NUMBERS.iter().zip(&columns).map(move |(number, c)| scaled(number, c[i]));
-        let numbers = (0..n).flat_map(row).collect();
-        let logits = self.network.forward(&pass, pass.constant(numbers, [n, N_NUMBERS]));
+        let mut pass = Pass::new(&self.spec, inputs, &n_ids, kind, &mut self.pool)?;
+        let numbers = pass.tape.computed([n, N_NUMBERS], |numbers| {
+            for (i, row) in numbers.chunks_exact_mut(N_NUMBERS).enumerate() {
+                for (scaled, (number, column)) in row.iter_mut().zip(NUMBERS.iter().zip(&columns)) {
+                    *scaled = (column[i] - number.centre) / number.spread;
+                }
+            }
+        });
+        let logits = self.network.forward(&mut pass, numbers);
         Ok((pass, logits))
     }
 
@@ -172,35 +176,30 @@ impl<N: Network> Model for Census<N> {
         gradient: &mut Gradient,
     ) -> Result<Outcome, Error> {
         let labels = self.labels(inputs.batch)?;
-        let (pass, logits) = self.forward(inputs, Kind::Train { seed })?;
-        pass.backward(&loss(&pass, logits, &labels), gradient)
+        let (mut pass, logits) = self.forward(inputs, Kind::Train { seed, gradient })?;
+        let loss = pass.tape.sigmoid_cross_entropy(logits, &labels);
+        pass.backward(loss)
     }
 
     fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error> {
         let labels = self.labels(inputs.batch)?;
-        let (pass, logits) = self.forward(inputs, Kind::Infer)?;
-        let outcome = pass::outcome(&loss(&pass, logits.clone(), &labels));
+        let (mut pass, logits) = self.forward(inputs, Kind::Infer)?;
+        let loss = pass.tape.sigmoid_cross_entropy(logits, &labels);
+        let outcome = pass.outcome(loss);
         let n_records = u32::try_from(labels.len()).unwrap_or(u32::MAX);
         measures.add_loss(f64::from(outcome.loss), n_records);
-        for (probability, label) in pass::numbers(sigmoid(logits)).into_iter().zip(labels) {
-            measures.add_binary(probability, label);
+        for (log_odds, label) in pass.tape.value(logits).iter().zip(labels) {
+            measures.add_binary(sigmoid(*log_odds), label);
         }
         Ok(outcome)
     }
 
     /// The probability of a high income.
     fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, Error> {
-        let (_, logits) = self.forward(inputs, Kind::Infer)?;
-        Ok(Predictions { width: 1, values: pass::numbers(sigmoid(logits)) })
+        let (pass, logits) = self.forward(inputs, Kind::Infer)?;
+        let values = pass.tape.value(logits).iter().map(|log_odds| sigmoid(*log_odds)).collect();
+        Ok(Predictions { width: 1, values })
     }
-}
-
-/// The mean cross entropy. For label y and log-odds z it is `(1 - y) z - log(sigmoid(z))`, which
-/// stays finite for every finite z.
-fn loss(pass: &Pass<'_>, logits: Tensor<2>, labels: &[bool]) -> Tensor<1> {
-    let negative = labels.iter().map(|label| f32::from(u8::from(!label))).collect();
-    let negative = pass.constant(negative, [labels.len(), 1]);
-    (logits.clone() * negative - log_sigmoid(logits)).mean()
 }
 
 /// The id of a word, whatever blanks are around it: some releases of the data have them.

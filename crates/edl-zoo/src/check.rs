@@ -10,8 +10,8 @@ use edl_core::spec::JobSpec;
 use edl_tensor::batch::{Batch, Column};
 use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome};
 
-use crate::kernel::narrow;
 use crate::open;
+use crate::tape::narrow;
 
 /// A model with a batch and somewhere to start from.
 pub(crate) struct Case {

@@ -5,16 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::Tensor;
-use burn::tensor::activation::relu;
 use edl_core::model::{Init, TableSpec};
 use edl_tensor::model::Model;
 
 use crate::catalog::Error;
 use crate::census::{Census, N_IDS, N_NUMBERS, Network};
-use crate::layer::{linear, linear_params};
+use crate::layer::linear_params;
 use crate::model_params::ModelParams;
 use crate::pass::Pass;
+use crate::tape::Var;
 
 pub(crate) const NAME: &str = "deepfm";
 
@@ -58,23 +57,17 @@ impl Network for DeepFm {
         vec![N_IDS, N_IDS]
     }
 
-    fn forward(&self, pass: &Pass<'_>, numbers: Tensor<2>) -> Tensor<2> {
-        let [n, _] = numbers.dims();
-        let first_order = pass.rows(LINEAR, [n, N_IDS]).sum_dim(1);
-        let second_order = pairs(pass.rows(EMBEDDING, [n, N_IDS, self.dim]));
-        let x = Tensor::cat(vec![pass.rows(EMBEDDING, [n, N_IDS * self.dim]), numbers], 1);
-        let x = relu(linear(pass, DEEP_1, x));
-        let x = relu(linear(pass, DEEP_2, x));
-        first_order + second_order + linear(pass, DEEP_3, x)
+    fn forward(&self, pass: &mut Pass<'_>, numbers: Var<2>) -> Var<2> {
+        let [n, _] = numbers.shape();
+        let first_order = pass.tape.row_sums(pass.rows(LINEAR, [n, N_IDS]));
+        let second_order = pass.tape.pairs(pass.rows(EMBEDDING, [n, N_IDS, self.dim]));
+        let x = pass.tape.concat(pass.rows(EMBEDDING, [n, N_IDS * self.dim]), numbers);
+        let x = pass.linear_relu(DEEP_1, x);
+        let x = pass.linear_relu(DEEP_2, x);
+        let deep = pass.linear(DEEP_3, x);
+        let shallow = pass.tape.add(first_order, second_order);
+        pass.tape.add(shallow, deep)
     }
-}
-
-/// The sum of the inner products of all pairs of a record's embeddings, as half of the square of
-/// the sum less the sum of the squares.
-fn pairs(embeddings: Tensor<3>) -> Tensor<2> {
-    let square_of_sum = embeddings.clone().sum_dim(1).powi_scalar(2);
-    let sum_of_squares = embeddings.powi_scalar(2).sum_dim(1);
-    ((square_of_sum - sum_of_squares).sum_dim(2) * 0.5).squeeze_dim(2)
 }
 
 #[cfg(test)]
@@ -84,6 +77,7 @@ mod tests {
 
     use super::*;
     use crate::check::{self, Case};
+    use crate::tape::{Pool, Tape};
 
     fn case(n: usize) -> Case {
         Case::new(check::model(NAME, &[]), check::people(n))
@@ -124,11 +118,11 @@ mod tests {
 
     #[test]
     fn pairs_are_the_inner_products_of_all_pairs() {
-        let embeddings: Tensor<3> = Tensor::from_floats(
-            [[[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]]],
-            &burn::tensor::Device::flex(),
-        );
+        let mut pool = Pool::default();
+        let mut tape = Tape::new(&mut pool);
+        let embeddings = tape.constant([1, 3, 2], &[1.0, 2.0, 3.0, -1.0, 0.5, 4.0]);
+        let pairs = tape.pairs(embeddings);
         // (1·3 − 2·1) + (1·0.5 + 2·4) + (3·0.5 − 1·4)
-        assert_eq!(crate::pass::numbers(pairs(embeddings)), [1.0 + 8.5 - 2.5]);
+        assert_eq!(tape.value(pairs), [1.0 + 8.5 - 2.5]);
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Fully connected layers, and the first values of weights.
 
-use burn::tensor::Tensor;
 use edl_core::model::{Init, ParamSpec, Rule};
 
 use crate::pass::Pass;
+use crate::tape::Var;
 
 /// Weight and bias of a layer from `n_in` to `n_out` numbers.
 pub(crate) fn linear_params(name: &str, n_in: usize, n_out: usize) -> [ParamSpec; 2] {
@@ -14,9 +14,18 @@ pub(crate) fn linear_params(name: &str, n_in: usize, n_out: usize) -> [ParamSpec
     ]
 }
 
-/// Applies the layer whose weight is parameter number `index` and whose bias is the next one.
-pub(crate) fn linear(pass: &Pass<'_>, index: usize, x: Tensor<2>) -> Tensor<2> {
-    x.matmul(pass.param::<2>(index)) + pass.param::<1>(index + 1).unsqueeze()
+impl Pass<'_> {
+    /// Applies the layer whose weight is parameter number `index` and whose bias is the next one.
+    pub(crate) fn linear(&mut self, index: usize, x: Var<2>) -> Var<2> {
+        let (weight, bias) = (self.param(index), self.param(index + 1));
+        self.tape.linear(x, weight, bias)
+    }
+
+    /// The same, with a ReLU after it.
+    pub(crate) fn linear_relu(&mut self, index: usize, x: Var<2>) -> Var<2> {
+        let (weight, bias) = (self.param(index), self.param(index + 1));
+        self.tape.linear_relu(x, weight, bias)
+    }
 }
 
 /// A weight that weight decay touches.

@@ -3,19 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::Tensor;
 use edl_core::model::{Init, ParamSpec, Rule};
 use edl_tensor::model::Model;
 
-use crate::batch_norm::{self, Statistics};
 use crate::catalog::Error;
-use crate::conv::conv3x3_relu;
-use crate::dropout::dropout;
-use crate::layer::{constant, glorot, linear, linear_params, weight};
-use crate::max_pool::max_pool2;
-use crate::mnist::{Classifier, Forward, N_CLASSES, Network, SIDE};
+use crate::layer::{constant, glorot, linear_params, weight};
+use crate::mnist::{Classifier, N_CLASSES, Network, SIDE};
 use crate::model_params::ModelParams;
-use crate::pass::{Kind, Pass};
+use crate::pass::Pass;
+use crate::tape::{Statistics, Var};
 
 pub(crate) const NAME: &str = "mnist_cnn";
 
@@ -42,8 +38,6 @@ const OUTPUT: usize = 8;
 
 struct Cnn {
     dropout: f64,
-    /// Where the moving mean starts in the flat vector; the variance follows it.
-    mean_start: usize,
 }
 
 pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use<>, Error> {
@@ -62,8 +56,7 @@ pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use
         &linear_params("output", FLAT, N_CLASSES),
     ]
     .concat();
-    let mean_start = params[..MEAN].iter().map(ParamSpec::len).sum();
-    Ok(Classifier::new(NAME, params, LEARNING_RATE, Cnn { dropout, mean_start }))
+    Ok(Classifier::new(NAME, params, LEARNING_RATE, Cnn { dropout }))
 }
 
 fn conv_params(name: &str, channels: usize, filters: usize) -> [ParamSpec; 2] {
@@ -84,40 +77,35 @@ fn moving(name: &str, first: f32) -> ParamSpec {
 }
 
 impl Network for Cnn {
-    fn forward(&self, pass: &Pass<'_>, images: Tensor<2>) -> Forward {
-        let [n, _] = images.dims();
-        let x = images.reshape([n, 1, SIDE, SIDE]);
-        let x = conv3x3_relu(x, pass.param(CONV_1), pass.param(CONV_1 + 1));
-        let x = conv3x3_relu(x, pass.param(CONV_2), pass.param(CONV_2 + 1));
-        let (x, moved) = self.normalise(pass, x);
-        let x = dropout(pass, max_pool2(x).reshape([n, FLAT]), self.dropout);
-        Forward { logits: linear(pass, OUTPUT, x), moved }
+    fn forward(&self, pass: &mut Pass<'_>, images: Var<2>) -> Var<2> {
+        let [n, _] = images.shape();
+        let x = images.reshape([n, SIDE, SIDE, 1]);
+        let x = pass.tape.conv3x3_relu(x, pass.param(CONV_1), pass.param(CONV_1 + 1));
+        let x = pass.tape.conv3x3_relu(x, pass.param(CONV_2), pass.param(CONV_2 + 1));
+        let x = normalise(pass, x);
+        let x = pass.tape.max_pool2(x);
+        let x = pass.tape.flatten_channels_first(x);
+        let x = match pass.seed() {
+            Some(seed) => pass.tape.dropout(x, self.dropout, seed),
+            None => x,
+        };
+        pass.linear(OUTPUT, x)
     }
 }
 
-impl Cnn {
-    /// Normalises, and says how the moving statistics change.
-    fn normalise(&self, pass: &Pass<'_>, x: Tensor<4>) -> (Tensor<4>, Vec<(usize, Vec<f32>)>) {
-        let (mean, variance) = (pass.values(MEAN), pass.values(VARIANCE));
-        match pass.kind() {
-            Kind::Infer => {
-                let known = Statistics { mean: mean.to_vec(), variance: variance.to_vec() };
-                (batch_norm::infer(x, pass.values(GAMMA), pass.values(BETA), &known), vec![])
-            }
-            Kind::Train { .. } => {
-                let (x, found) = batch_norm::train(x, pass.param(GAMMA), pass.param(BETA));
-                let moved = vec![
-                    (self.mean_start, difference(&found.mean, mean)),
-                    (self.mean_start + FILTERS_2, difference(&found.variance, variance)),
-                ];
-                (x, moved)
-            }
-        }
+/// Normalises by the batch's statistics while training, which move those for inference.
+fn normalise(pass: &mut Pass<'_>, x: Var<4>) -> Var<4> {
+    let (gamma, beta) = (pass.param(GAMMA), pass.param(BETA));
+    if pass.seed().is_some() {
+        let (x, found) = pass.tape.batch_norm(x, gamma, beta);
+        pass.move_average(MEAN, &found.mean, MOMENTUM);
+        pass.move_average(VARIANCE, &found.variance, MOMENTUM);
+        x
+    } else {
+        let [mean, variance] =
+            [MEAN, VARIANCE].map(|index| pass.tape.value(pass.param::<1>(index)).to_vec());
+        pass.tape.batch_norm_by(x, gamma, beta, &Statistics { mean, variance })
     }
-}
-
-fn difference(found: &[f32], moving: &[f32]) -> Vec<f32> {
-    found.iter().zip(moving).map(|(found, moving)| MOMENTUM * (found - moving)).collect()
 }
 
 #[cfg(test)]

@@ -3,15 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::Tensor;
-use burn::tensor::activation::relu;
 use edl_tensor::model::Model;
 
 use crate::catalog::Error;
-use crate::layer::{linear, linear_params};
-use crate::mnist::{Classifier, Forward, N_CLASSES, Network, SIDE};
+use crate::layer::linear_params;
+use crate::mnist::{Classifier, N_CLASSES, Network, SIDE};
 use crate::model_params::ModelParams;
 use crate::pass::Pass;
+use crate::tape::Var;
 
 pub(crate) const NAME: &str = "mnist_mlp";
 
@@ -31,9 +30,9 @@ pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use
 }
 
 impl Network for Mlp {
-    fn forward(&self, pass: &Pass<'_>, images: Tensor<2>) -> Forward {
-        let hidden = relu(linear(pass, HIDDEN, images));
-        Forward { logits: linear(pass, OUTPUT, hidden), moved: vec![] }
+    fn forward(&self, pass: &mut Pass<'_>, images: Var<2>) -> Var<2> {
+        let hidden = pass.linear_relu(HIDDEN, images);
+        pass.linear(OUTPUT, hidden)
     }
 }
 

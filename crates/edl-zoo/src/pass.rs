@@ -1,140 +1,132 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One pass through a model: flat slices become tensors of the engine, gradients become slices.
+//! One pass through a model: its parameters and rows on a tape, its gradient where it is wanted.
 
-use burn::tensor::{Device, Tensor, TensorData};
-use edl_core::model::{ModelSpec, ParamSpec, Rule};
+use edl_core::model::{ModelSpec, Rule};
 use edl_tensor::model::{Error, Gradient, Inputs, Outcome};
 
+use crate::tape::{Pool, Tape, Var};
+
 /// Whether a pass goes backward too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Kind<'a> {
     /// Parameters and rows collect gradients, random choices follow from the seed.
-    Train { seed: u64 },
+    Train { seed: u64, gradient: &'a mut Gradient },
     /// Forward alone, nothing random.
     Infer,
 }
 
-/// The tensors of one pass.
+/// The values of one pass.
 pub(crate) struct Pass<'a> {
+    pub(crate) tape: Tape<'a>,
     spec: &'a ModelSpec,
-    inputs: Inputs<'a>,
-    kind: Kind,
-    device: Device,
-    /// One flat tensor per parameter of the spec.
-    params: Vec<Tensor<1>>,
-    /// One flat tensor per table of the spec.
-    rows: Vec<Tensor<1>>,
+    seed: Option<u64>,
+    params: Vec<Var<1>>,
+    rows: Vec<Var<1>>,
+    /// Per parameter that is a moving average, where a training pass puts the difference to add.
+    differences: Vec<Option<&'a mut [f32]>>,
 }
 
 impl<'a> Pass<'a> {
-    /// Checks the inputs, of which each table has `n_ids` rows, and makes tensors of them.
+    /// Checks the inputs, of which each table has `n_ids` rows, and puts them on a tape.
     pub(crate) fn new(
         spec: &'a ModelSpec,
         inputs: Inputs<'a>,
         n_ids: &[usize],
-        kind: Kind,
+        kind: Kind<'a>,
+        pool: &'a mut Pool,
     ) -> Result<Self, Error> {
         check(spec, inputs, n_ids)?;
-        let device = match kind {
-            Kind::Train { .. } => Device::flex().autodiff(),
-            Kind::Infer => Device::flex(),
-        };
-        let leaf = |values: &[f32], is_trainable: bool| {
-            let tensor = tensor(values.to_vec(), [values.len()], &device);
-            let needs_gradient = is_trainable && kind != Kind::Infer;
-            if needs_gradient { tensor.require_grad() } else { tensor }
-        };
-        let is_trainable = |param: &ParamSpec| matches!(param.rule, Rule::Trainable { .. });
-        let params = segments(spec, inputs.dense).map(|(p, v)| leaf(v, is_trainable(p))).collect();
-        let rows = inputs.rows.iter().map(|rows| leaf(rows, true)).collect();
-        Ok(Self { spec, inputs, kind, device, params, rows })
+        let tape = Tape::new(pool);
+        let mut pass =
+            Self { tape, spec, seed: None, params: vec![], rows: vec![], differences: vec![] };
+        match kind {
+            Kind::Infer => pass.add_constants(inputs),
+            Kind::Train { seed, gradient } => {
+                pass.seed = Some(seed);
+                pass.add_leaves(inputs, gradient);
+            }
+        }
+        Ok(pass)
     }
 
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
+    fn add_constants(&mut self, inputs: Inputs<'a>) {
+        let mut rest = inputs.dense;
+        for param in &self.spec.params {
+            let (values, after) = rest.split_at(param.len());
+            self.params.push(self.tape.constant([param.len()], values));
+            rest = after;
+        }
+        self.rows = inputs.rows.iter().map(|rows| self.tape.constant([rows.len()], rows)).collect();
+    }
+
+    fn add_leaves(&mut self, inputs: Inputs<'a>, gradient: &'a mut Gradient) {
+        // Old numbers may stay: the backward pass writes every one.
+        gradient.dense.resize(inputs.dense.len(), 0.0);
+        let (mut rest, mut rest_of_gradient) = (inputs.dense, gradient.dense.as_mut_slice());
+        for param in &self.spec.params {
+            let (values, after) = rest.split_at(param.len());
+            let (target, after_target) = rest_of_gradient.split_at_mut(param.len());
+            (rest, rest_of_gradient) = (after, after_target);
+            let (var, difference) = match param.rule {
+                Rule::Trainable { .. } => (self.tape.param([param.len()], values, target), None),
+                Rule::MovingAverage => {
+                    target.fill(0.0);
+                    (self.tape.constant([param.len()], values), Some(target))
+                }
+            };
+            self.params.push(var);
+            self.differences.push(difference);
+        }
+        gradient.rows.resize_with(inputs.rows.len(), Vec::new);
+        for (rows, target) in inputs.rows.iter().zip(&mut gradient.rows) {
+            target.resize(rows.len(), 0.0);
+            self.rows.push(self.tape.param([rows.len()], rows, target));
+        }
+    }
+
+    /// What random choices follow from, in a pass that may make some.
+    pub(crate) fn seed(&self) -> Option<u64> {
+        self.seed
     }
 
     /// Parameter number `index` of the spec, in its own shape of `D` dimensions.
-    pub(crate) fn param<const D: usize>(&self, index: usize) -> Tensor<D> {
+    pub(crate) fn param<const D: usize>(&self, index: usize) -> Var<D> {
         let shape = &self.spec.params[index].shape;
         let shape = <[usize; D]>::try_from(shape.as_slice()).expect("a rank as in the spec");
-        self.params[index].clone().reshape(shape)
+        self.params[index].reshape(shape)
     }
 
-    /// The numbers of parameter `index` as they came in.
-    pub(crate) fn values(&self, index: usize) -> &'a [f32] {
-        segments(self.spec, self.inputs.dense).nth(index).expect("an index of the spec").1
+    /// Moves the average that is parameter number `index` towards `found`, if this pass trains.
+    pub(crate) fn move_average(&mut self, index: usize, found: &[f32], momentum: f32) {
+        if let Some(Some(difference)) = self.differences.get_mut(index) {
+            let moving = self.tape.value(self.params[index]);
+            for ((difference, found), moving) in difference.iter_mut().zip(found).zip(moving) {
+                *difference = momentum * (found - moving);
+            }
+        }
     }
 
     /// The rows of a table, in the order of the lookups.
-    pub(crate) fn rows<const D: usize>(&self, table: usize, shape: [usize; D]) -> Tensor<D> {
-        self.rows[table].clone().reshape(shape)
+    pub(crate) fn rows<const D: usize>(&self, table: usize, shape: [usize; D]) -> Var<D> {
+        self.rows[table].reshape(shape)
     }
 
-    /// Numbers that nothing is learnt about.
-    pub(crate) fn constant<const D: usize>(
-        &self,
-        values: Vec<f32>,
-        shape: [usize; D],
-    ) -> Tensor<D> {
-        tensor(values, shape, &self.device)
+    /// The loss as a number.
+    pub(crate) fn outcome(&self, loss: Var<0>) -> Outcome {
+        Outcome { loss: self.tape.value(loss)[0] }
     }
 
-    /// Goes back from the loss and fills `gradient`: zero where the loss does not depend on it.
-    pub(crate) fn backward(
-        &self,
-        loss: &Tensor<1>,
-        gradient: &mut Gradient,
-    ) -> Result<Outcome, Error> {
-        let outcome = outcome(loss);
+    /// Goes back from the loss and fills the gradient: zero where the loss does not depend on it.
+    pub(crate) fn backward(self, loss: Var<0>) -> Result<Outcome, Error> {
+        let outcome = self.outcome(loss);
         if !outcome.loss.is_finite() {
             return Err(Error::NotANumber);
         }
-        let mut gradients = loss.backward();
-        let mut take = |leaf: &Tensor<1>, out: &mut Vec<f32>| match leaf.grad_remove(&mut gradients)
-        {
-            Some(found) => out.extend(numbers(found)),
-            None => out.resize(out.len() + leaf.dims()[0], 0.0),
-        };
-        gradient.dense.clear();
-        self.params.iter().for_each(|leaf| take(leaf, &mut gradient.dense));
-        gradient.rows.resize_with(self.rows.len(), Vec::new);
-        for (leaf, rows) in self.rows.iter().zip(&mut gradient.rows) {
-            rows.clear();
-            take(leaf, rows);
-        }
+        self.tape.backward(loss);
         Ok(outcome)
     }
 }
 
-/// The loss as a number.
-pub(crate) fn outcome(loss: &Tensor<1>) -> Outcome {
-    Outcome { loss: numbers(loss.clone())[0] }
-}
-
-/// Reads a tensor of the engine.
-pub(crate) fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_into_vec().expect("all tensors here hold f32")
-}
-
-fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(values, shape), device)
-}
-
-/// The parameters with their pieces of the flat vector.
-fn segments<'a>(
-    spec: &'a ModelSpec,
-    dense: &'a [f32],
-) -> impl Iterator<Item = (&'a ParamSpec, &'a [f32])> {
-    let mut rest = dense;
-    spec.params.iter().map(move |param| {
-        let (values, after) = rest.split_at(param.len());
-        rest = after;
-        (param, values)
-    })
-}
-
-/// Refuses inputs whose lengths do not fit the spec: the engine would panic on them.
+/// Refuses inputs whose lengths do not fit the spec: the tape would panic on them.
 pub(crate) fn check(spec: &ModelSpec, inputs: Inputs<'_>, n_ids: &[usize]) -> Result<(), Error> {
     if inputs.batch.is_empty() {
         return Err(Error::Other("the batch holds no records".into()));

@@ -6,8 +6,6 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::Tensor;
-use burn::tensor::activation::relu;
 use edl_core::model::{Init, TableSpec};
 use edl_core::rng;
 use edl_tensor::model::Model;
@@ -16,9 +14,10 @@ use crate::catalog::Error;
 use crate::census::{
     AGE, Census, EDUCATION, N_IDS, N_NUMBERS, NATIVE_COUNTRY, Network, OCCUPATION,
 };
-use crate::layer::{linear, linear_params};
+use crate::layer::linear_params;
 use crate::model_params::ModelParams;
 use crate::pass::Pass;
+use crate::tape::Var;
 
 pub(crate) const NAME: &str = "wide_deep";
 
@@ -77,13 +76,14 @@ impl Network for WideDeep {
         vec![N_IDS, N_WIDE]
     }
 
-    fn forward(&self, pass: &Pass<'_>, numbers: Tensor<2>) -> Tensor<2> {
-        let [n, _] = numbers.dims();
-        let wide = pass.rows(WIDE, [n, N_WIDE]).sum_dim(1);
-        let x = Tensor::cat(vec![pass.rows(EMBEDDING, [n, N_IDS * self.dim]), numbers], 1);
-        let x = relu(linear(pass, DEEP_1, x));
-        let x = relu(linear(pass, DEEP_2, x));
-        wide + linear(pass, DEEP_3, x)
+    fn forward(&self, pass: &mut Pass<'_>, numbers: Var<2>) -> Var<2> {
+        let [n, _] = numbers.shape();
+        let wide = pass.tape.row_sums(pass.rows(WIDE, [n, N_WIDE]));
+        let x = pass.tape.concat(pass.rows(EMBEDDING, [n, N_IDS * self.dim]), numbers);
+        let x = pass.linear_relu(DEEP_1, x);
+        let x = pass.linear_relu(DEEP_2, x);
+        let deep = pass.linear(DEEP_3, x);
+        pass.tape.add(wide, deep)
     }
 }
 
