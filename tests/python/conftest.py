@@ -81,6 +81,21 @@ class Cluster:
                 process.communicate()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    line = "backends(*names): the Keras back ends that the test is about; it is not tried on others"
+    config.addinivalue_line("markers", line)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    others = [
+        item for item in items for mark in item.iter_markers("backends") if backend not in mark.args
+    ]
+    if others:
+        config.hook.pytest_deselected(others)
+        items[:] = [item for item in items if item not in others]
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path / "home")

@@ -27,8 +27,9 @@ from keras_fixture import (
 RNG = np.random.default_rng(3)
 IMAGE = column("image", "f32", 8, 8, 1)
 PICTURES = Batch(image=RNG.random((24, 8, 8, 1), dtype="float32"), label=RNG.integers(0, 10, 24))
-on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="needs tf.data")
-not_on_tensorflow = pytest.mark.skipif(BACKEND == "tensorflow", reason="feed gets tf.data there")
+on_tensorflow = pytest.mark.backends("tensorflow")
+# Where `feed` gets no tf.data.
+not_on_tensorflow = pytest.mark.backends("torch", "jax")
 
 
 def cross_entropy(labels, predictions):

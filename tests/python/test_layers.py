@@ -15,7 +15,6 @@ import elasticdl.layers
 from elasticdl import _keras_swap
 from elasticdl._zoo import ZooError
 from keras_fixture import (
-    BACKEND,
     LABEL,
     Batch,
     adapter,
@@ -31,7 +30,8 @@ N_IDS, DIM = 50, 4
 TABLE = RNG.normal(size=(N_IDS, DIM)).astype("float32")
 IDS = column("ids", "i64", 3)
 WORDS = Batch(ids=RNG.integers(0, N_IDS, (12, 3)), label=RNG.integers(0, 2, 12))
-on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="needs ragged tensors")
+# Which has ragged tensors.
+on_tensorflow = pytest.mark.backends("tensorflow")
 
 
 def small(make_embedding):
@@ -343,7 +343,7 @@ def test_ids_that_have_no_place_are_refused():
         mine.lookups(batch)
 
 
-@pytest.mark.skipif(BACKEND != "jax", reason="only JAX has 32 bits")
+@pytest.mark.backends("jax")  # Only JAX has 32 bits.
 def test_wide_ids_are_refused_on_jax():
     mine = adapter(Open, [IDS, LABEL])
     batch = Batch(ids=np.array([[1, 2, 2**40]]), label=np.array([0]))
@@ -351,7 +351,7 @@ def test_wide_ids_are_refused_on_jax():
         mine.lookups(batch)
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="JAX has 32 bits")
+@pytest.mark.backends("tensorflow", "torch")
 def test_wide_ids_are_looked_up_whole():
     mine = adapter(Open, [IDS, LABEL])
     batch = Batch(ids=np.array([[1, 2**40, 2**63 - 1]]), label=np.array([0]))

@@ -15,10 +15,7 @@ import numpy as np
 import pytest
 
 from conftest import LIMIT, ROOT, Cluster
-
-pytest.importorskip("torch")
-pytest.importorskip("elasticdl._elasticdl")
-from elasticdl._export import read_safetensors  # noqa: E402
+from elasticdl._export import read_safetensors
 
 EXAMPLE = "examples/torch_mnist.py"
 

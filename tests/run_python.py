@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests of the Python package: `run_python.py [NAME]`, with the Python that has it.
+
+TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own. Tests that
+start jobs wait for other processes, so each of them gets one, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+from schedule import Counts, Run, Unit
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "tests" / "python"
+# The fixture of tests that start jobs.
+JOBS = "cluster"
+# Tests with the mark `backends` that TensorFlow cannot run; all others run there.
+BACKENDS = {"jax": ["test_layers.py"], "torch": ["test_keras_adapter.py"]}
+COUNTED = re.compile(r"(\d+) (passed|failed|error|skipped)")
+
+
+def units_of(file: Path) -> list[Unit]:
+    tests = [
+        node
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    jobs = [node.name for node in tests if JOBS in {arg.arg for arg in node.args.args}]
+    units = [unit(f"{file.name}::{name}", [f"{file}::{name}"]) for name in jobs]
+    if len(jobs) < len(tests):
+        without = [f"--deselect={file.relative_to(ROOT)}::{name}" for name in jobs]
+        units.append(unit(file.name, [str(file), *without]))
+    return units
+
+
+def unit(name: str, words: list[str], **env: str) -> Unit:
+    # Caches of pytest would be written by several processes at once.
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    return Unit(name, command, ROOT, env)
+
+
+def judge(unit: Unit, counts: Counts) -> bool:
+    last = unit.output.rstrip().rsplit("\n", 1)[-1]
+    found = {what: int(number) for number, what in COUNTED.findall(last)}
+    counts.passed += found.get("passed", 0)
+    counts.ignored += found.get("skipped", 0)
+    n_failed = found.get("failed", 0) + found.get("error", 0)
+    # A process that crashed says nothing about its tests.
+    counts.failed += n_failed or int(unit.code != 0)
+    return unit.code == 0
+
+
+def main() -> int:
+    units = [unit for file in sorted(FOLDER.glob("test_*.py")) for unit in units_of(file)]
+    units += [
+        unit(f"{name} on {backend}", ["-m", "backends", str(FOLDER / name)], KERAS_BACKEND=backend)
+        for backend, names in BACKENDS.items()
+        for name in names
+    ]
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    units = [unit for unit in units if wanted in unit.name]
+    if not units:
+        print(f"python: no test is called `{wanted}`")
+        return 1
+    return 0 if Run("python", judge).all(units) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

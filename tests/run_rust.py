@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the Rust tests: `run_rust.py [FILTER]`.
+
+Cargo runs one test binary after the other; most of the time of end-to-end tests is waiting. Here
+several run at once: end-to-end tests in a process each, all other binaries whole.
+A test that cannot run prints a line `skipped: why`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from schedule import Counts, Run, Unit, skipped
+
+ROOT = Path(__file__).parents[1]
+CARGO = os.environ.get("CARGO", "cargo")
+# Every test of these binaries starts processes and waits for them.
+APART = {"elasticdl/e2e"}
+RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.M)
+IGNORED = re.compile(r"^test (\S+) \.\.\. ignored(?:, (.*))?$", re.M)
+SKIPPED = re.compile(r"^skipped: (.*)$", re.M)
+# What `--show-output` puts before the output of a test.
+OUTPUT_OF = re.compile(r"^---- (\S+) stdout ----$", re.M)
+# The languages of documentation that rustdoc compiles.
+DOCTEST = re.compile(r"(rust|no_run|should_panic|compile_fail|edition\d+|,| )*")
+# A test that has its own target is not missing here.
+LATER = "`make "
+
+
+def cargo_test(*words: str) -> list[str]:
+    return [CARGO, "test", "--release", "--workspace", "--locked", *words]
+
+
+def build() -> list[dict]:
+    """Builds all test binaries, and gives what cargo says about them."""
+    # Not the examples: lints check them, and benchmarks run them.
+    words = ["--lib", "--bins", "--tests", "--no-run", "--message-format=json-render-diagnostics"]
+    done = subprocess.run(cargo_test(*words), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(done.returncode)
+    messages = map(json.loads, done.stdout.splitlines())
+    return [m for m in messages if m.get("executable") and m["profile"]["test"]]
+
+
+def tests_of(binary: str, cwd: Path) -> list[str]:
+    listing = [binary, "--list", "--format=terse"]
+    found = subprocess.run(listing, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True)
+    return [line.removesuffix(": test") for line in found.stdout.splitlines()]
+
+
+def units_of(artifact: dict, wanted: str) -> list[Unit]:
+    folder = Path(artifact["manifest_path"]).parent
+    name = f"{folder.name}/{artifact['target']['name']}"
+    binary = artifact["executable"]
+    env = {"CARGO": CARGO, "CARGO_MANIFEST_DIR": str(folder)}
+    tests = [test for test in tests_of(binary, folder) if wanted in test]
+    if not tests:
+        return []
+    command = [binary, "--show-output"]
+    if name in APART:
+        return [Unit(f"{name} {t}", [*command, "--exact", t], folder, env) for t in tests]
+    return [Unit(name, [*command, *filter(None, [wanted])], folder, env)]
+
+
+def has_doctests(crate: Path) -> bool:
+    """Whether rustdoc would find something to run."""
+    for file in (crate / "src").rglob("*.rs"):
+        is_open = False
+        for fence in re.findall(r"^ *//[/!] *```(.*)$", file.read_text(), re.M):
+            is_open = not is_open
+            if is_open and DOCTEST.fullmatch(fence.strip()):
+                return True
+    return False
+
+
+def doctests() -> list[Unit]:
+    crates = [crate for crate in sorted((ROOT / "crates").iterdir()) if has_doctests(crate)]
+    command = [CARGO, "test", "--release", "--locked", "--doc", "-p"]
+    return [Unit(f"{crate.name}/doc", [*command, crate.name], ROOT) for crate in crates]
+
+
+def judge(unit: Unit, counts: Counts) -> bool:
+    results = [list(map(int, numbers)) for numbers in RESULT.findall(unit.output)]
+    for passed, failed, ignored in results:
+        counts.passed += passed
+        counts.failed += failed
+        counts.ignored += ignored
+    for test, why in IGNORED.findall(unit.output):
+        skipped("note" if LATER in why else "skip", f"{unit.name} {test}: {why or 'ignored'}")
+    # [before the first test, name, its output, name, its output, …]
+    pieces = OUTPUT_OF.split(unit.output)
+    for test, output in zip(pieces[1::2], pieces[2::2]):
+        if found := SKIPPED.search(output):
+            counts.passed -= 1
+            counts.ignored += 1
+            skipped("skip", f"{unit.name} {test}: {found[1]}")
+    is_good = unit.code == 0 and bool(results)
+    # A binary that crashed says nothing about its tests.
+    if not is_good and not any(failed for _, failed, _ in results):
+        counts.failed += 1
+    return is_good
+
+
+def main() -> int:
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    units = [unit for artifact in build() for unit in units_of(artifact, wanted)]
+    if not wanted:
+        units += doctests()
+    if not units:
+        print(f"rust: no test is called `{wanted}`")
+        return 1
+    return 0 if Run("rust", judge).all(units) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

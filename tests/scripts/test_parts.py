@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last lines of `make test`: what was skipped and why, and when that is a failure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PARTS = Path(__file__).parents[1] / "parts.sh"
+
+
+def run(folder: Path, *parts: str, **env: str) -> tuple[int, str]:
+    """`make` is a script: what is called `bad` fails, the others note what they skip."""
+    make = folder / "make"
+    make.write_text(
+        "#!/bin/bash\n[ $2 = bad ] && exit 2\n"
+        "case $2 in\n"
+        "poor) printf 'skip\\tpage: no browser\\n' >> $ELASTICDL_SKIPS;;\n"
+        "soak) printf 'note\\tlong test: `make soak` runs it\\n' >> $ELASTICDL_SKIPS;;\n"
+        "esac\n"
+    )
+    make.chmod(0o755)
+    clean = {k: v for k, v in os.environ.items() if k not in ("CI", "ELASTICDL_SKIPS")}
+    done = subprocess.run(
+        ["bash", PARTS, *parts],
+        env={**clean, "MAKE": str(make), **env},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+def test_all_parts_are_run_and_timed(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "one", "two", CI="true")
+    assert code == 0
+    assert "skipped:\n  none\n" in said
+    assert "0 s  one\n" in said and "0 s  two\n" in said
+    assert said.endswith("passed: one two\n")
+
+
+def test_the_first_part_that_fails_ends_the_run(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "one", "bad", "two")
+    assert code == 1
+    assert "s  bad\n" in said and "s  two\n" not in said
+    assert said.endswith("FAILED: bad\n")
+
+
+@pytest.mark.parametrize(("ci", "expected"), [("true", 1), ("", 0)])
+def test_a_skip_is_listed_and_fails_in_ci(tmp_path: Path, ci: str, expected: int) -> None:
+    code, said = run(tmp_path, "poor", CI=ci)
+    assert code == expected
+    assert "skipped:\n  page: no browser\n" in said
+
+
+def test_what_another_target_runs_is_no_skip(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "soak", CI="true")
+    assert code == 0
+    assert "not part of this run:\n  long test: `make soak` runs it\nskipped:\n  none\n" in said
