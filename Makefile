@@ -134,6 +134,7 @@ verify: ## Shared memory between workers in every order of events (loom), its un
 	else echo "verify: there is no Miri, unsafe reads are not checked"; fi
 
 soak: setup build ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST
+	@bash tests/setup.sh dataset-fashion-mnist
 	SIM_SEEDS=5000 $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation
 	SIM_SEEDS=20000 $(CARGO) test $(PROFILE) --locked -p edl-core --test worlds
 	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos -- --test-threads=2
@@ -154,7 +155,7 @@ bench: build ## Print speeds as ratios to peers and to what the machine can do
 	$(CARGO) run $(PROFILE) --locked -p elasticdl --example page_bench
 	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p edl-net --example allreduce_bench
 	ELASTICDL_TEST_PYTHON=$(FRAMEWORKS)/bin/python $(CARGO) run $(PROFILE) --locked -p elasticdl --example recovery_bench
-	-$(MAKE) --no-print-directory fresh && $(FRESH)/bin/python tests/run_python.python_bench.py
+	-$(MAKE) --no-print-directory fresh && $(FRESH)/bin/python tests/python/python_bench.py
 	$(VENV)/bin/python tests/cluster/kwok_bench.py $(TARGET)/release/elasticdl
 
 doc: ## Build the API documentation

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs Debian packages that some tests use, where that is possible; tests that miss them say so.
+# Installs Debian packages that some tests use, and those that it is given, where that is possible;
+# tests that miss them are skipped.
 set -euo pipefail
-packages=(dataset-fashion-mnist docker-registry shellcheck tmux chromium fonts-dejavu-core)
+packages=(docker-registry shellcheck tmux chromium fonts-dejavu-core "$@")
 # What the nodes of tests/cluster are made of.
 cluster=(containerd runc containernetworking-plugins iproute2 iptables conntrack ethtool socat openssl)
 [ "${K8S_TESTS:-}" = False ] || packages+=("${cluster[@]}")
 missing=()
 if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
-  echo "setup: no Debian packages here; tests that need ${packages[*]} are left out"
+  echo "setup: no Debian packages here; tests that need ${packages[*]} are skipped"
   exit 0
 fi
 for package in "${packages[@]}"; do
@@ -21,4 +22,4 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >/dev/null 2>&1 ||
-  echo "setup: ${missing[*]} cannot be installed; tests that need them are left out"
+  echo "setup: ${missing[*]} cannot be installed; tests that need them are skipped"

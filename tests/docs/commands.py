@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import runpy
+import select
 import shlex
 import shutil
 import signal
@@ -25,8 +26,10 @@ from pages import ROOT, simple_commands
 
 # Far above what any command here takes; one that reaches it hangs.
 LIMIT = 150
-# Something must be seen before a key or Ctrl-C ends what would go on for ever.
+# What goes on for ever is ended by a key or Ctrl-C when it has shown something; after so many
+# seconds without a word it is ended all the same.
 LOOK = 3
+POLL = 0.05
 
 # Why the commands of a marked block are not run.
 MARKS = {
@@ -173,10 +176,8 @@ class Shell:
 
     def _until_ctrl_c(self, line: str) -> tuple[int, str]:
         with self._start(line) as process:
-            try:
-                said, _ = process.communicate(timeout=LOOK)
-                return process.returncode, said
-            except subprocess.TimeoutExpired:
+            select.select([process.stdout], [], [], LOOK)
+            if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
             code, said = self._end_of(process)
         # Whoever is interrupted says so, or ends as if it had been done.
@@ -213,7 +214,7 @@ class Shell:
             os.execvpe("bash", ["bash", "-c", line], {**self.env, "TERM": "xterm"})
         said = b""
         os.set_blocking(screen, False)
-        begin, pressed = time.monotonic(), False
+        begin, pressed = time.monotonic(), -LOOK
         while time.monotonic() < begin + LIMIT:
             try:
                 said += os.read(screen, 65536)
@@ -221,10 +222,10 @@ class Shell:
                 pass
             except OSError:
                 break  # The other side is gone.
-            if not pressed and said and time.monotonic() > begin + LOOK:
+            if time.monotonic() > pressed + LOOK and (said or time.monotonic() > begin + LOOK):
                 os.write(screen, b"q")
-                pressed = True
-            time.sleep(0.05)
+                pressed = time.monotonic()
+            time.sleep(POLL)
         else:
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
@@ -266,7 +267,7 @@ class Shell:
             self._files_exist(rest)
             return self._parsed_by(program, rest)
         if program == "make":
-            targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+            targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
             for target in rest:
                 if "=" not in target and target not in targets:
                     raise Failed(f"make has no target `{target}`")

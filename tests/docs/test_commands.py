@@ -19,6 +19,7 @@ from pages import ROOT, SHELL, Block, blocks, pages, simple_commands, spans
 
 # Blocks of this mark are run where there is a Python that has the package, Keras and PyTorch.
 PYTHON = "python"
+NO_PYTHON = "needs Python with the package, Keras and PyTorch"
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def why_not_run(block: Block, line: str, python: Path | None) -> str | None:
     """What keeps a command from being run here, if anything does."""
     mark = block.why_not_run
     if mark == PYTHON and not python:
-        return "needs Python with the package, Keras and PyTorch"
+        return NO_PYTHON
     if mark and mark != PYTHON:
         assert mark in MARKS, f"{block.place}: nobody knows the mark `{mark}`"
         return MARKS[mark]
@@ -61,7 +62,8 @@ def test_every_command_works(
             place = f"{page.relative_to(ROOT)}:{number}"
             why = why_not_run(block, line, python)
             if why:
-                record_property(CHECKED, str(shell.check(line, place, why)))
+                kind = "skip" if why == NO_PYTHON else "note"
+                record_property(CHECKED, (str(shell.check(line, place, why)), kind, why))
             else:
                 shell.run(line, place)
 

@@ -1,26 +1,24 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs the tests of pages where a browser and node are; says so where they are not.
+# Runs the tests of pages where a browser and node are; they are skipped where they are not.
 # run.sh ELASTICDL PAGE-FIXTURE FOLDER-OF-THE-DRIVER [FOLDER-FOR-SCREENSHOTS]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 binary=$(realpath "$1")
 fixture=$(realpath "$2")
 driver=$3
+skip() {
+  printf 'skip\tpage: %s\n' "$1" | tee -a "${ELASTICDL_SKIPS:-/dev/null}"
+  exit 0
+}
 for program in /usr/bin/chromium node npm; do
-  if ! command -v "$program" >/dev/null; then
-    echo "page: there is no $program, the page is not tried in a browser"
-    exit 0
-  fi
+  command -v "$program" >/dev/null || skip "$program is not installed"
 done
 if [ ! -e "$driver/ready" ]; then
   rm -rf "$driver"
   mkdir -p "$driver"
   cp "$here/package.json" "$here/package-lock.json" "$here/.npmrc" "$driver"
-  if ! (cd "$driver" && npm ci --silent >/dev/null 2>&1); then
-    echo "page: the browser's driver cannot be installed, the page is not tried in a browser"
-    exit 0
-  fi
+  (cd "$driver" && npm ci --silent >/dev/null 2>&1) || skip "npm cannot install the browser's driver"
   touch "$driver/ready"
 fi
 export NODE_MODULES="$driver"

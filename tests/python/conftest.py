@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item for item in items for mark in item.iter_markers("backends") if backend not in mark.args
     ]
     if others:
-        config.hook.pytest_deselected(others)
+        config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
 
 

@@ -85,14 +85,11 @@ fn the_writer_cuts_and_writes_as_another_implementation_does() {
 
 #[test]
 fn files_of_the_original_library_are_read_and_rewritten_byte_by_byte() {
-    let shared = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/recordio"));
-    let Ok(expected) = std::fs::read(shared.join("expected.json")) else {
-        println!("skipped: {} is absent", shared.display());
-        return;
-    };
+    let original = fixture("original");
+    let expected = std::fs::read(original.join("expected.json")).unwrap();
     let expected: serde_json::Value = serde_json::from_slice(&expected).unwrap();
     for (name, expected) in expected.as_object().unwrap() {
-        let path = shared.join(name);
+        let path = original.join(name);
         let dataset = open_bytes(&path).unwrap();
         let found = read_all(&dataset).unwrap();
         let found: Vec<(u64, String)> = found

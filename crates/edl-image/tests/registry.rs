@@ -2,7 +2,7 @@
 //! Images go to a real registry and come back as the same bytes.
 //!
 //! The registry is Debian's `docker-registry`, on loopback; where it is not installed, the tests
-//! say so and pass.
+//! are skipped.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by it")]
 
@@ -21,7 +21,7 @@ use edl_image::store::Store;
 use tempfile::TempDir;
 
 const PROGRAM: &str = "docker-registry";
-const LEFT_OUT: &str = "left out: docker-registry is not installed; tests/setup.sh does it";
+const LEFT_OUT: &str = "skipped: docker-registry is not installed; `make setup` installs it";
 const PASSWORD: &str = "open sesame";
 /// bcrypt of the password, for user `ann`.
 const HTPASSWD: &str = "ann:$2b$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n";

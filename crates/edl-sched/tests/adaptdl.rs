@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The AdaptDL workloads, where they are: `EDL_ADAPTDL_DATA`, or `../shared/data/adaptdl` beside
-//! the repository. Published means are those of the artifact's own result files.
+//! The AdaptDL workloads (`tests/adaptdl`) against the published means, which are those of the
+//! artifact's own result files.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use edl_sched::sim::adaptdl::{self, BatchRule, Files, Profiles};
 use edl_sched::sim::metrics::mean;
@@ -25,15 +25,8 @@ const OPTIMUS: [[f64; 4]; 4] = [
     [10807.0, 8515.0, 8363.0, 10313.0],
 ];
 
-/// The data, or none if it is not there.
-#[expect(clippy::print_stdout, reason = "a test that skips says so")]
-fn data() -> Option<Files> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/adaptdl");
-    let folder = std::env::var_os("EDL_ADAPTDL_DATA").map_or(beside, PathBuf::from);
-    if !folder.join("traces").is_dir() {
-        println!("skipped: no AdaptDL data in `{}`", folder.display());
-        return None;
-    }
+fn data() -> Files {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/adaptdl");
     let mut files = Files::new();
     let mut open = vec![folder.clone()];
     while let Some(path) = open.pop() {
@@ -47,7 +40,7 @@ fn data() -> Option<Files> {
             }
         }
     }
-    Some(files)
+    files
 }
 
 fn mean_time(files: &Files, profiles: &Profiles, load: &str, which: usize, policy: Policy) -> f64 {
@@ -60,7 +53,7 @@ fn mean_time(files: &Files, profiles: &Profiles, load: &str, which: usize, polic
 }
 
 fn check_against(published: &[[f64; 4]; 4], policy: Policy) {
-    let Some(files) = data() else { return };
+    let files = data();
     let profiles = Profiles::parse(&files).expect("profiles");
     for (load, row) in LOADS.iter().zip(published) {
         for (which, published) in row.iter().enumerate() {
@@ -87,7 +80,7 @@ fn optimus_is_within_five_percent_of_its_published_means() {
 
 #[test]
 fn goodput_beats_every_policy_with_a_fixed_batch() {
-    let Some(files) = data() else { return };
+    let files = data();
     let profiles = Profiles::parse(&files).expect("profiles");
     let over_all = |policy| {
         let each = (1..=4).map(|which| mean_time(&files, &profiles, "", which, policy));

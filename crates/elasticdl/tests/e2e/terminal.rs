@@ -39,7 +39,7 @@ impl Terminal {
                 Some(terminal)
             }
             None => {
-                tell("there is no tmux: the terminal view is not tried");
+                tell("skipped: tmux is not installed; `make setup` installs it");
                 None
             }
         }

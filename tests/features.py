@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Binary, tests and Python extension use every crate with the same features.
+
+Otherwise cargo compiles crates twice, the engine among them. Cargo is only asked; nothing is built.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CARGO = os.environ.get("CARGO", "cargo")
+# What `cargo test --workspace` builds; the others must be a part of it.
+WHOLE = ["--workspace", "--edges=normal,build,dev"]
+PARTS = {
+    "binary": ["--package=elasticdl", "--edges=normal,build"],
+    "extension": ["--package=edl-python", "--edges=normal,build"],
+}
+
+
+def crates(words: list[str]) -> set[str]:
+    """Crates with their features; one that build scripts use may be there a second time."""
+    command = [CARGO, "tree", "--locked", "--prefix=none", "--format={p} with {f}", *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return {line.removesuffix(" (*)") for line in done.stdout.splitlines()}
+
+
+def main() -> int:
+    whole = crates(WHOLE)
+    bad = [f"{name}: {crate}" for name, words in PARTS.items() for crate in crates(words) - whole]
+    for line in sorted(bad):
+        print(f"compiled a second time for the {line}")
+    if bad:
+        print("name these crates in crates/elasticdl/Cargo.toml, with the features of tests")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
