@@ -7,6 +7,8 @@ VENV = $(CACHE)/venv-$(shell sha256sum tests/python/requirements.txt | cut -c1-1
 FRAMEWORKS = $(CACHE)/venv-$(shell sha256sum tests/python/requirements-python.txt | cut -c1-12)
 # Made anew for every run: the wheel as a user installs it.
 FRESH = $(CACHE)/venv-wheel
+# What the wheel depends on, so that installing it needs no network.
+NUMPY = $(CACHE)/numpy-$(shell sed -n 's/^numpy==//p' tests/python/requirements-python.txt)
 # The browser's driver, for the test of the page.
 DRIVER = $(CACHE)/page-$(shell sha256sum tests/page/package-lock.json | cut -c1-12)
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -71,6 +73,10 @@ $(VENV)/ready $(FRAMEWORKS)/ready:
 	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
 	touch $@
 
+$(NUMPY)/ready: $(FRAMEWORKS)/ready
+	$(FRAMEWORKS)/bin/pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) $(subst numpy-,numpy==,$(notdir $(@D)))
+	touch $@
+
 # In the release profile: build scripts and procedural macros are those of the build.
 lint: setup ## Formatting, lints, scripts
 	$(CARGO) fmt --all --check
@@ -103,18 +109,15 @@ docs: setup build fresh ## Every command of the documentation, its links and its
 reference: setup build ## Write docs/reference anew, from the command and its source
 	$(VENV)/bin/python tests/docs/reference.py $(TARGET)/release/elasticdl
 
-try-install: setup dist ## Each way of the README to install, in an empty environment
-	DIST=$(TARGET)/dist $(VENV)/bin/python -m pytest -q tests/install
+try-install: setup dist $(NUMPY)/ready ## Each way of the README to install, in an empty environment
+	TARGET=$(abspath $(TARGET)) PACKAGES=$(NUMPY) $(VENV)/bin/python -m pytest -q tests/install
 
 # Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md), two
 # side by side: tests wait for pods, but Python in pods computes.
-ifeq ($(K8S_TESTS),False)
-test-cluster:
-	@$(call skip,"tests on Kubernetes: K8S_TESTS=False leaves them out")
-else
+NODE_PACKAGES = containerd runc containernetworking-plugins iproute2 iptables conntrack ethtool socat openssl
 test-cluster: setup static build ## Tests on real Kubernetes clusters (K8S_TESTS=True: fail where they cannot run)
+	@bash tests/setup.sh $(NODE_PACKAGES)
 	$(VENV)/bin/python -m pytest -q -n 2 --dist=loadfile --durations=10 tests/cluster
-endif
 
 fresh: wheel
 	rm -rf $(FRESH)

@@ -4,9 +4,6 @@
 # tests that miss them are skipped.
 set -euo pipefail
 packages=(docker-registry shellcheck tmux chromium fonts-dejavu-core "$@")
-# What the nodes of tests/cluster are made of.
-cluster=(containerd runc containernetworking-plugins iproute2 iptables conntrack ethtool socat openssl)
-[ "${K8S_TESTS:-}" = False ] || packages+=("${cluster[@]}")
 missing=()
 if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
   echo "setup: no Debian packages here; tests that need ${packages[*]} are skipped"

@@ -75,6 +75,7 @@ AT_HOME = {
     "sed",
     "sha256sum",
     "tail",
+    "tar",
 }
 
 # A list of commands says `elasticdl attach JOB | status JOB`: the program's name once.
