@@ -4,19 +4,41 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
 
-from conftest import DATA, ZOO, Cluster
+from conftest import DATA, Cluster
 
 BACKENDS = ["jax", "torch"]
 
+# Small, because JAX compiles it in every process; with moving averages and random numbers.
+TINY = """
+import keras
+from keras import layers, ops
 
-def words(name: str, **more: object) -> list[str]:
+def custom_model():
+    inputs = keras.Input((784,), name="image")
+    x = layers.Dropout(0.25)(layers.BatchNormalization()(layers.Dense(8)(inputs)))
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+def loss(labels, predictions):
+    losses = keras.losses.sparse_categorical_crossentropy(labels, predictions, from_logits=True)
+    return ops.mean(losses)
+
+def optimizer():
+    return keras.optimizers.Adam()
+
+def feed(columns, mode, metadata):
+    return columns["image"].reshape(-1, 784).astype("float32") / 255, columns["label"]
+"""
+
+
+def words(folder: Path, name: str, **more: object) -> list[str]:
+    (folder / "tiny.py").write_text(TINY)
     flags = {
-        "model_zoo": ZOO,
-        "model_def": "mnist.mnist_functional_api.custom_model",
-        "training_data": DATA / "train",
+        "model_def": folder / "tiny.py",
+        "training_data": DATA / "test",
         "job_name": name,
         "minibatch_size": 8,
         "checkpoint_secs": 0,
@@ -27,13 +49,15 @@ def words(name: str, **more: object) -> list[str]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_same_bits_for_any_number_of_workers(cluster: Cluster, backend: str) -> None:
+def test_the_same_bits_for_any_number_of_workers(
+    cluster: Cluster, tmp_path: Path, backend: str
+) -> None:
     found = set()
     for n_workers in (1, 2):
         name = f"bits-{n_workers}"
         more = {"num_workers": n_workers, "lanes": 2, "max_step": 4}
         strategy = {"distribution_strategy": "AllreduceStrategy"}
-        cluster.run(*words(name, **more, **strategy), KERAS_BACKEND=backend)
+        cluster.run(*words(tmp_path, name, **more, **strategy), KERAS_BACKEND=backend)
         model = (cluster.job(name) / "output" / "model.safetensors").read_bytes()
         found.add(hashlib.sha256(model).hexdigest())
     assert len(found) == 1
@@ -41,9 +65,9 @@ def test_the_same_bits_for_any_number_of_workers(cluster: Cluster, backend: str)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_parameter_servers_train_it_and_the_model_is_exported(
-    cluster: Cluster, backend: str
+    cluster: Cluster, tmp_path: Path, backend: str
 ) -> None:
     more = {"num_workers": 1, "num_ps_pods": 1, "max_step": 4}
-    cluster.run(*words("servers", **more), KERAS_BACKEND=backend)
+    cluster.run(*words(tmp_path, "servers", **more), KERAS_BACKEND=backend)
     cluster.run("audit", "servers")
     assert (cluster.job("servers") / "output" / "model.keras").is_file()
