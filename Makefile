@@ -101,10 +101,10 @@ page: build ## The pages of a real job and of the operator in a real browser; SH
 python: setup fresh ## Tests of the Python package, as installed from its wheel
 	$(FRESH)/bin/python tests/run_python.py $(TEST)
 
-# Two pages at a time; what was checked and not run is listed at the end.
+# Pages wait for their jobs: three at a time; what was checked and not run is listed at the end.
 docs: setup build fresh ## Every command of the documentation, its links and its reference
 	ELASTICDL=$(TARGET)/release/elasticdl ELASTICDL_PYTHON=$(FRESH)/bin/python \
-		$(VENV)/bin/python -m pytest -q -n 2 --dist=worksteal tests/docs tests/scripts
+		$(VENV)/bin/python -m pytest -q -n 3 --dist=worksteal tests/docs tests/scripts
 
 reference: setup build ## Write docs/reference anew, from the command and its source
 	$(VENV)/bin/python tests/docs/reference.py $(TARGET)/release/elasticdl

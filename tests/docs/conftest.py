@@ -39,7 +39,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(said)
     reasons = Counter((kind, why) for _, kind, why in checked)
     name = os.environ.get("ELASTICDL_SKIPS")
-    if name:
+    # Not in a worker of xdist, which has only seen a part.
+    if name and not hasattr(terminalreporter.config, "workerinput"):
         with open(name, "a") as skips:
             for (kind, why), number in sorted(reasons.items()):
-                skips.write(f"{kind}\tdocs: {number} commands are checked, not run: {why}\n")
+                skips.write(f"{kind}\tcommands of docs, checked but not run: {why} ({number})\n")
