@@ -18,7 +18,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build static dist images wheel test test-cluster lint unit page python docs try-install reference fresh bench soak sim verify doc deny setup clean help
+.PHONY: build static dist images wheel test test-cluster lint unit page python docs try-install reference fresh bench soak sim verify proto doc deny setup clean help
 # What a check misses on this machine: shown at the end of `make test`, and a failure with CI=true.
 skip = printf 'skip\t%s\n' $(1) >> $${ELASTICDL_SKIPS:-/dev/stderr}
 
@@ -128,6 +128,10 @@ fresh: wheel
 
 sim: ## Simulate one seed: make sim SEED=17
 	SIM_SEED=$(SEED) $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation -- --nocapture
+
+# Needed after a change of a .proto file only; a test of edl-net notices when it was forgotten.
+proto: ## Write the Rust code of the protos (crates/edl-net/src/generated)
+	cd crates/edl-net/generate && $(CARGO) run --locked
 
 # Miri comes with a nightly compiler only: rustup component add --toolchain nightly miri
 verify: ## Shared memory between workers in every order of events (loom), its unsafe reads (Miri)

@@ -25,15 +25,15 @@ pub const CONTROL_PROTOCOL: u32 = 2;
 /// of batches come in one, which is far more than gRPC's usual 4 MiB.
 pub const MAX_MESSAGE: usize = 1 << 30;
 
-pub mod proto {
-    //! Messages and services of the control plane, generated from `proto/elasticdl/v1`.
-    #![allow(
-        clippy::all,
-        clippy::allow_attributes_without_reason,
-        clippy::too_many_lines,
-        unreachable_pub,
-        unused_qualifications,
-        reason = "generated code"
-    )]
-    tonic::include_proto!("elasticdl.v1");
-}
+/// Messages and services of the control plane.
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    unreachable_pub,
+    unused_qualifications,
+    reason = "generated code"
+)]
+#[path = "generated/elasticdl.v1.rs"]
+#[rustfmt::skip]
+pub mod proto;

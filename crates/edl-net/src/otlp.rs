@@ -7,17 +7,17 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 
 use crate::tls::choose_provider;
 
-mod generated {
-    #![allow(
-        clippy::all,
-        clippy::allow_attributes_without_reason,
-        clippy::too_many_lines,
-        unreachable_pub,
-        unused_qualifications,
-        reason = "generated code"
-    )]
-    tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
-}
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    unreachable_pub,
+    unused_qualifications,
+    reason = "generated code"
+)]
+#[path = "generated/opentelemetry.proto.collector.trace.v1.rs"]
+#[rustfmt::skip]
+mod generated;
 
 pub use self::generated::*;
 
