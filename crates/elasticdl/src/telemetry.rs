@@ -11,9 +11,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 
 /// Our own crates; the others speak up from a warning on.
@@ -45,28 +46,29 @@ pub(crate) fn start_in(level: &str, path: &Path) -> anyhow::Result<()> {
 }
 
 fn start_to(level: &str, writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
-    let level = filter_word(level);
-    let others = if level == "error" || level == "off" { level } else { "warn" };
-    let ours = CRATES.map(|name| format!("{name}={level}")).join(",");
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(format!("{others},{ours}")))
-        .with_writer(writer)
-        .with_ansi(false)
-        .event_format(Lines)
-        .finish();
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(false).event_format(Lines);
+    let subscriber = tracing_subscriber::registry().with(lines).with(targets(level));
     // A second start, as in tests, keeps the first one.
     let _already = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// Python's words for levels, as tracing spells them.
-fn filter_word(level: &str) -> &'static str {
+/// Who may write a line of which level.
+fn targets(level: &str) -> Targets {
+    let level = level_filter(level);
+    let ours = CRATES.map(|name| (name, level));
+    Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(ours)
+}
+
+/// Python's words for levels, as tracing has them.
+fn level_filter(level: &str) -> LevelFilter {
     match level.to_ascii_uppercase().as_str() {
-        "TRACE" => "trace",
-        "DEBUG" => "debug",
-        "WARN" | "WARNING" => "warn",
-        "ERROR" | "CRITICAL" | "FATAL" => "error",
-        "OFF" => "off",
-        _ => "info",
+        "TRACE" => LevelFilter::TRACE,
+        "DEBUG" => LevelFilter::DEBUG,
+        "WARN" | "WARNING" => LevelFilter::WARN,
+        "ERROR" | "CRITICAL" | "FATAL" => LevelFilter::ERROR,
+        "OFF" => LevelFilter::OFF,
+        _ => LevelFilter::INFO,
     }
 }
 
@@ -130,6 +132,26 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn our_crates_write_lines_of_the_level_and_others_warnings_at_most() {
+        for (word, ours, others) in [
+            ("DEBUG", Some(Level::DEBUG), Some(Level::WARN)),
+            ("info", Some(Level::INFO), Some(Level::WARN)),
+            ("WARNING", Some(Level::WARN), Some(Level::WARN)),
+            ("CRITICAL", Some(Level::ERROR), Some(Level::ERROR)),
+            ("OFF", None, None),
+        ] {
+            let targets = targets(word);
+            for (target, most) in [("edl_core::job", ours), ("elasticdl", ours), ("hyper", others)]
+            {
+                for level in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
+                    let expected = most.is_some_and(|most| level <= most);
+                    assert_eq!(targets.would_enable(target, &level), expected, "{word} {target}");
+                }
+            }
+        }
+    }
 
     fn check(milliseconds: u64, expected: &str) {
         assert_eq!(stamp(UNIX_EPOCH + Duration::from_millis(milliseconds)), expected);
