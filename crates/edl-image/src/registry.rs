@@ -83,7 +83,8 @@ impl Registry {
 
     /// Opens it, and makes sure that it is a registry.
     pub fn open_as(image: &Reference, credentials: Credentials) -> Result<Self, Error> {
-        let http = Http::new(image.is_loopback());
+        let http = Http::new(image.is_loopback())
+            .map_err(|error| Error::Connect(image.host.clone(), error.into()))?;
         let authorization = RefCell::new(None);
         let registry = Self { image: image.clone(), http, credentials, authorization };
         let url = format!("{}/v2/", image.address());

@@ -1,25 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Requests and answers: the one place that knows the HTTP library.
+//!
+//! An upload is one thing after the other, so callers block; every wait has a limit.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write};
+use std::future::Future;
+use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
-use ureq::http::{HeaderMap, Request, Response};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
-use ureq::{Agent, AsSendBody};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper::http::{self, HeaderMap, Request, Response};
+use hyper_util::client::legacy;
+use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::rt::TokioExecutor;
+use tokio::runtime::{self, Runtime};
+use tokio::time::{timeout, timeout_at};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A registry that checks a large blob is silent meanwhile.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(180);
-/// Longest silence in the middle of a body.
-const PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
+use connect::Connector;
+use upload::{Pace, Upload};
+
+mod connect;
+mod upload;
+
+const LIMITS: Limits = Limits {
+    connect: Duration::from_secs(10),
+    answer: Duration::from_secs(180),
+    progress: Duration::from_secs(60),
+};
 /// Most that is read of a refusal.
 const MAX_REFUSAL: u64 = 64 << 10;
+const MAX_REDIRECTS: usize = 10;
+
+/// How long is waited.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// For a connection: its name, TCP and TLS.
+    connect: Duration,
+    /// For an answer; a registry that checks a large blob is silent meanwhile.
+    answer: Duration,
+    /// Longest silence in the middle of a body.
+    progress: Duration,
+}
 
 #[derive(Debug)]
 pub(super) struct Http {
-    agent: Agent,
+    client: legacy::Client<Connector, Upload>,
+    driver: Arc<Driver>,
+    limits: Limits,
 }
 
 /// What is sent. A file is opened anew for every attempt.
@@ -39,44 +68,60 @@ pub(super) struct Answer {
     /// The digest of what the registry has stored.
     pub(super) digest: Option<String>,
     pub(super) challenges: Vec<String>,
-    body: ureq::Body,
+    body: Incoming,
+    driver: Arc<Driver>,
+    limits: Limits,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    #[error("{0}")]
-    Http(#[source] Box<ureq::Error>),
+    #[error("{}", last_cause(.0))]
+    Http(legacy::Error),
     #[error("the request cannot be written")]
-    Request(#[source] ureq::http::Error),
+    Request(#[source] http::Error),
+    #[error("no answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    #[error("nothing was taken for {} s", .0.as_secs())]
+    Stuck(Duration),
+    #[error("more than {MAX_REDIRECTS} redirects")]
+    Redirects,
     #[error("the answer broke off")]
     Body(#[source] io::Error),
     #[error("{0}")]
     File(String),
 }
 
+/// Runs what the client waits for, on the thread that waits.
+#[derive(Debug)]
+struct Driver(Option<Runtime>);
+
+impl Driver {
+    fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.0.as_ref().expect("it is there until it is dropped").block_on(work)
+    }
+}
+
+impl Drop for Driver {
+    /// A name that is still being looked up is not waited for.
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
 impl Http {
     /// Proxies are for other machines than this one.
-    pub(super) fn new(is_loopback: bool) -> Self {
-        let found = rustls_native_certs::load_native_certs().certs;
-        let roots: Vec<_> =
-            found.iter().map(|each| Certificate::from_der(each.as_ref()).to_owned()).collect();
-        let roots =
-            if roots.is_empty() { RootCerts::WebPki } else { RootCerts::new_with_certs(&roots) };
-        let mut config = Agent::config_builder()
-            .http_status_as_error(false)
-            .tls_config(TlsConfig::builder().root_certs(roots).build())
-            .user_agent(concat!("elasticdl/", env!("CARGO_PKG_VERSION")))
-            .timeout_resolve(Some(CONNECT_TIMEOUT))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(ANSWER_TIMEOUT))
-            .timeout_per_read(Some(PROGRESS_TIMEOUT))
-            .timeout_per_write(Some(PROGRESS_TIMEOUT));
-        if is_loopback {
-            config = config.proxy(None);
-        }
-        Self { agent: Agent::new_with_config(config.build()) }
+    pub(super) fn new(is_loopback: bool) -> io::Result<Self> {
+        Self::with((!is_loopback).then(Matcher::from_env), LIMITS)
     }
 
+    fn with(proxies: Option<Matcher>, limits: Limits) -> io::Result<Self> {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let connector = Connector::new(proxies, limits.connect);
+        let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Self { client, driver: Arc::new(Driver(Some(runtime))), limits })
+    }
+
+    /// Asks, and follows redirects, which get to see no credentials.
     pub(super) fn send(
         &self,
         method: &str,
@@ -84,33 +129,71 @@ impl Http {
         headers: &[(&str, &str)],
         body: Body<'_>,
     ) -> Result<Answer, Error> {
-        let mut request = Request::builder().method(method).uri(url);
-        for (name, value) in headers {
-            request = request.header(*name, *value);
+        let mut answer = self.once(method, url, headers, body)?;
+        let mut at = (method.to_owned(), url.to_owned());
+        for _ in 0..MAX_REDIRECTS {
+            let Some(next) = redirected(&at.0, &at.1, &answer) else { return Ok(answer) };
+            let kept: Vec<_> =
+                headers.iter().filter(|(name, _)| *name != "Authorization").copied().collect();
+            answer = self.once(next.0, &next.1, &kept, Body::None)?;
+            at = (next.0.to_owned(), next.1);
         }
-        match body {
-            Body::None if ["POST", "PUT"].contains(&method) => self.run(request.body(&[] as &[u8])),
-            Body::None => self.run(request.body(())),
-            Body::Bytes(bytes) => self.run(request.body(bytes)),
-            Body::File(open) => {
-                let file = open().map_err(|error| Error::File(error.to_string()))?;
-                self.run(request.body(file))
-            }
+        match redirected(&at.0, &at.1, &answer) {
+            Some(_) => Err(Error::Redirects),
+            None => Ok(answer),
         }
     }
 
-    fn run<B: AsSendBody>(
+    fn once(
         &self,
-        request: Result<Request<B>, ureq::http::Error>,
+        method: &str,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: Body<'_>,
     ) -> Result<Answer, Error> {
-        let request = request.map_err(Error::Request)?;
-        let response = self.agent.run(request).map_err(|error| Error::Http(Box::new(error)))?;
-        Ok(Answer::new(response))
+        let pace = Pace::new(self.limits);
+        let upload = match body {
+            Body::None => Upload::of_bytes(&[], &pace),
+            Body::Bytes(bytes) => Upload::of_bytes(bytes, &pace),
+            Body::File(open) => {
+                let file = open().map_err(|error| Error::File(error.to_string()))?;
+                Upload::of_file(file, &pace).map_err(|error| Error::File(error.to_string()))?
+            }
+        };
+        let mut request = Request::builder().method(method).uri(url);
+        request = request.header("User-Agent", concat!("elasticdl/", env!("CARGO_PKG_VERSION")));
+        if ["POST", "PUT"].contains(&method) {
+            request = request.header("Content-Length", upload.n_left());
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(upload).map_err(Error::Request)?;
+        let response = self.driver.run(self.answered(request, &pace))?;
+        Ok(Answer::new(response, Arc::clone(&self.driver), self.limits))
+    }
+
+    /// The head of the answer, which is waited for as long as the upload gets on.
+    async fn answered(
+        &self,
+        request: Request<Upload>,
+        pace: &Pace,
+    ) -> Result<Response<Incoming>, Error> {
+        let mut response = self.client.request(request);
+        loop {
+            let deadline = pace.deadline();
+            match timeout_at(deadline.into(), &mut response).await {
+                Ok(response) => return response.map_err(Error::Http),
+                Err(_) if pace.deadline() > deadline => {}
+                Err(_) if pace.is_sent() => return Err(Error::Silent(self.limits.answer)),
+                Err(_) => return Err(Error::Stuck(self.limits.progress)),
+            }
+        }
     }
 }
 
 impl Answer {
-    fn new(response: Response<ureq::Body>) -> Self {
+    fn new(response: Response<Incoming>, driver: Arc<Driver>, limits: Limits) -> Self {
         let (parts, body) = response.into_parts();
         let text = |name: &str| first(&parts.headers, name);
         let challenges = parts.headers.get_all("www-authenticate").iter();
@@ -121,14 +204,31 @@ impl Answer {
             digest: text("docker-content-digest"),
             challenges: challenges.filter_map(|value| Some(value.to_str().ok()?.into())).collect(),
             body,
+            driver,
+            limits,
         }
     }
 
     /// Reads the body, but never more than `limit` bytes and one.
-    pub(super) fn copy(self, limit: u64, out: &mut impl Write) -> Result<(), Error> {
+    pub(super) fn copy(mut self, limit: u64, out: &mut impl Write) -> Result<(), Error> {
         // One byte more, so that a body that is too long has another digest.
-        let mut reader = self.body.into_with_config().limit(u64::MAX).reader().take(limit + 1);
-        io::copy(&mut reader, out).map(|_| ()).map_err(Error::Body)
+        let mut left = limit + 1;
+        while left > 0 {
+            let frame = self.driver.run(async {
+                timeout(self.limits.progress, self.body.frame()).await.map_err(|_| {
+                    let silence = self.limits.progress.as_secs();
+                    io::Error::new(io::ErrorKind::TimedOut, format!("nothing came for {silence} s"))
+                })
+            });
+            let Some(frame) = frame.map_err(Error::Body)? else { break };
+            let frame = frame.map_err(|error| Error::Body(io::Error::other(last_cause(&error))))?;
+            // What is no data is a trailer.
+            let Ok(data) = frame.into_data() else { continue };
+            let n_taken = usize::try_from(left).map_or(data.len(), |left| left.min(data.len()));
+            out.write_all(&data[..n_taken]).map_err(Error::Body)?;
+            left -= n_taken as u64;
+        }
+        Ok(())
     }
 
     /// What the registry says about its refusal.
@@ -139,6 +239,45 @@ impl Answer {
         let message = said["errors"][0]["message"].as_str()?;
         Some(message.to_owned())
     }
+}
+
+/// Method and address of the next request, if an answer asks for one. What has a body is not sent
+/// to another place.
+fn redirected(method: &str, url: &str, answer: &Answer) -> Option<(&'static str, String)> {
+    let location = answer.location.as_ref()?;
+    let method = match (answer.status, method) {
+        (301 | 302 | 303 | 307 | 308, "HEAD") => "HEAD",
+        (301..=303, _) | (307 | 308, "GET") => "GET",
+        _ => return None,
+    };
+    Some((method, joined(url, location)))
+}
+
+/// The address that a `Location` means.
+fn joined(url: &str, location: &str) -> String {
+    let location = location.split('#').next().unwrap_or_default();
+    let path = location.find(['/', '?']).unwrap_or(location.len());
+    if location[..path].ends_with(':') {
+        return location.into();
+    }
+    let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
+    if location.starts_with("//") {
+        return format!("{scheme}:{location}");
+    }
+    let whole = rest.split('?').next().unwrap_or_default();
+    let host = whole.split('/').next().unwrap_or_default();
+    let folder = whole.rfind('/').map_or(whole, |end| &whole[..end]);
+    match location.chars().next() {
+        Some('/') => format!("{scheme}://{host}{location}"),
+        Some('?') => format!("{scheme}://{whole}{location}"),
+        _ => format!("{scheme}://{folder}/{location}"),
+    }
+}
+
+/// The innermost cause, which is the one that says something.
+fn last_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.last().map_or(String::new(), ToString::to_string)
 }
 
 fn first(headers: &HeaderMap, name: &str) -> Option<String> {
@@ -158,3 +297,6 @@ pub(super) fn escaped(text: &str) -> String {
     }
     result
 }
+
+#[cfg(test)]
+mod tests;
