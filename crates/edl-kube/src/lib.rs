@@ -16,6 +16,7 @@ pub mod names;
 pub mod note;
 pub mod platform;
 pub mod rescue;
+pub mod yaml;
 
 pub use calls::CALL_LIMIT;
 pub use kube::Client;

@@ -77,7 +77,7 @@ pub fn owner(config_map: &ConfigMap) -> Option<OwnerReference> {
 
 /// What describes the job, to its own pods and to those who ask for it.
 pub fn config_map(spec: &JobSpec) -> Result<ConfigMap, Invalid> {
-    let text = serde_norway::to_string(spec)
+    let text = crate::yaml::write_job(spec)
         .map_err(|error| Invalid(format!("the job cannot be written as YAML: {error}")))?;
     Ok(ConfigMap {
         metadata: metadata(names::config_map(&spec.job_name), spec),

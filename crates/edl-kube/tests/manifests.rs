@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use edl_core::spec::JobSpec;
-use edl_kube::{manifest, names};
+use edl_kube::{manifest, names, yaml};
 use expect_test::expect_file;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -50,7 +50,7 @@ fn folder() -> PathBuf {
 }
 
 fn demo(comment: &str, job: &str) -> String {
-    let spec: JobSpec = serde_norway::from_str(job).expect("a job");
+    let spec = yaml::read_job(job).expect("a job");
     spec.check().expect("a good job");
     spec.check_cluster().expect("a good job");
     let mut objects = manifest::job_objects(&spec, "").expect("objects");
@@ -83,7 +83,7 @@ fn the_demo_for_a_cluster_is_what_the_code_makes() {
 fn read<T: DeserializeOwned>(name: &str, at: usize) -> T {
     let text = std::fs::read_to_string(folder().join(name)).expect("a file");
     let document = text.split("\n---\n").nth(at).expect("a document");
-    serde_norway::from_str(document).expect("an object")
+    yaml::read(document).expect("an object")
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use edl_core::platform::{InstanceId, Role};
 use edl_core::spec::{Invalid, JobSpec};
 use edl_kube::manifest::{PodExtras, job_objects, owner, pod, populated, service, to_yaml};
-use edl_kube::names;
+use edl_kube::{names, yaml};
 use expect_test::expect;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -41,7 +41,7 @@ fn a_workers_pod_is_this() {
           labels:
             app: elasticdl
             elasticdl_job_name: x
-            elasticdl_replica_index: '3'
+            elasticdl_replica_index: "3"
             elasticdl_replica_type: worker
           name: elasticdl-x-worker-3
         spec:
@@ -52,9 +52,9 @@ fn a_workers_pod_is_this() {
             - worker
             env:
             - name: MALLOC_MMAP_THRESHOLD_
-              value: '1073741824'
+              value: "1073741824"
             - name: MALLOC_TRIM_THRESHOLD_
-              value: '1073741824'
+              value: "1073741824"
             - name: HOME
               value: /tmp
             - name: ELASTICDL_JOB_DIR
@@ -62,7 +62,7 @@ fn a_workers_pod_is_this() {
             - name: ELASTICDL_MASTER_ADDR
               value: elasticdl-x-master:50001
             - name: ELASTICDL_WORKER_ID
-              value: '3'
+              value: "3"
             - name: POD_NAME
               valueFrom:
                 fieldRef:
@@ -84,10 +84,10 @@ fn a_workers_pod_is_this() {
             name: elasticdl
             resources:
               limits:
-                cpu: '1'
+                cpu: "1"
                 memory: 4096Mi
               requests:
-                cpu: '1'
+                cpu: "1"
                 memory: 4096Mi
             securityContext:
               allowPrivilegeEscalation: false
@@ -142,7 +142,7 @@ fn a_workers_pod_is_this() {
             persistentVolumeClaim:
               claimName: c
     "#]]
-    .assert_eq(&serde_norway::to_string(&made).unwrap());
+    .assert_eq(&yaml::write(&made).unwrap());
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn variables_are_taken_over_whose_whole_name_fits() {
 fn the_configmap_describes_the_job_and_owns_the_rest() {
     let mut objects = job_objects(&job(), "secret").unwrap();
     let text = &objects.config_map.data.as_ref().unwrap()[names::JOB_FILE];
-    assert_eq!(serde_norway::from_str::<JobSpec>(text).unwrap(), job());
+    assert_eq!(yaml::read_job(text).unwrap(), job());
     objects.config_map.metadata.uid = Some("u".into());
     let owner = owner(&objects.config_map).unwrap();
     objects.own(&owner);
@@ -282,9 +282,9 @@ fn the_other_objects_of_a_job_are_these() {
     let objects = job_objects(&job(), "secret").unwrap();
     let mut text = String::new();
     for document in [
-        serde_norway::to_string(&objects.service).unwrap(),
-        serde_norway::to_string(&objects.network_policy).unwrap(),
-        serde_norway::to_string(&objects.budgets).unwrap(),
+        yaml::write(&objects.service).unwrap(),
+        yaml::write(&objects.network_policy).unwrap(),
+        yaml::write(&objects.budgets).unwrap(),
     ] {
         text += &document;
     }
@@ -362,7 +362,7 @@ fn what_is_printed_holds_no_key_and_is_read_back() {
     let text = to_yaml(&objects).unwrap();
     assert!(!text.contains("0123secret") && !text.contains("kind: Secret"));
     let documents: Vec<Value> =
-        text.split("---\n").map(|document| serde_norway::from_str(document).unwrap()).collect();
+        text.split("---\n").map(|document| yaml::read(document).unwrap()).collect();
     let kinds: Vec<_> = documents.iter().map(|it| it["kind"].as_str().unwrap()).collect();
     assert_eq!(
         kinds,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `elasticdl job convert`: a TrainingJob of PaddlePaddle EDL in our words.
 
+use edl_kube::yaml;
 use serde_json::{Map, Value, json};
 
 use crate::aliases::{self, Translated};
@@ -10,7 +11,7 @@ use crate::words;
 /// Turns a manifest into one of ours. What has no counterpart, and what our own checks say, stands
 /// above it as comments.
 pub fn convert(text: &str) -> Result<String, String> {
-    let manifest: Value = serde_norway::from_str(text).map_err(|error| error.to_string())?;
+    let manifest = yaml::read_value(text).map_err(|error| error.to_string())?;
     if manifest["kind"] != KIND {
         return Err(format!("expected a manifest of kind {KIND}, found {}", manifest["kind"]));
     }
@@ -31,7 +32,7 @@ pub fn convert(text: &str) -> Result<String, String> {
         "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": words,
     });
     notes.extend(trouble(&job).map(|trouble| format!("not accepted as it is: {trouble}")));
-    let body = serde_norway::to_string(&job).map_err(|error| error.to_string())?;
+    let body = yaml::write(&job).map_err(|error| error.to_string())?;
     let notes = notes.iter().map(|note| format!("# {note}\n"));
     let head =
         format!("# {name}, converted from {}\n", manifest["apiVersion"].as_str().unwrap_or("?"));

@@ -2,6 +2,7 @@
 //! What installs the operator: the definition of `TrainingJob`, the rights that it uses and no
 //! others, and its Deployment. `manifests/operator/` holds the same as files.
 
+use edl_kube::yaml;
 use serde_json::{Value, json};
 
 use crate::crd;
@@ -158,8 +159,8 @@ fn deployment(namespace: &str, image: &str) -> Vec<Value> {
 }
 
 fn document(about: &str, objects: &[Value]) -> String {
-    let yaml = |object: &Value| serde_norway::to_string(object).unwrap_or_default();
-    let body: Vec<String> = objects.iter().map(yaml).collect();
+    let text = |object: &Value| yaml::write(object).unwrap_or_default();
+    let body: Vec<String> = objects.iter().map(text).collect();
     let head = "# SPDX-License-Identifier: Apache-2.0";
     let made = "# Printed by `elasticdl operator manifests`.";
     format!("{head}\n# {about}\n{made}\n{}", body.join("---\n"))

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use edl_core::cluster;
+use edl_kube::yaml;
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::{Queue, QueueId};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -55,7 +56,7 @@ impl Queues {
     pub fn read(map: Option<&ConfigMap>) -> Self {
         let data = map.and_then(|map| map.data.as_ref());
         let Some(text) = data.and_then(|data| data.get(FILE)) else { return Self::default() };
-        let words: Result<BTreeMap<String, Words>, _> = serde_norway::from_str(text);
+        let words: Result<BTreeMap<String, Words>, _> = yaml::read(text);
         let words = words.map_err(|error| error.to_string());
         match words.and_then(|words| Self::of(&words)) {
             Ok(queues) => queues,

@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn the_example_can_be_planned() {
         let text = include_str!("../../../examples/trainingjob/job.yaml");
-        let mut job: TrainingJob = serde_norway::from_str(text).unwrap();
+        let mut job: TrainingJob = edl_kube::yaml::read(text).unwrap();
         job.metadata.namespace = Some("default".into());
         let job = read(&job).unwrap();
         assert_eq!((job.min_workers, job.max_workers, job.spec.n_lanes()), (2, 6, 6));

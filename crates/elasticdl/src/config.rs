@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use edl_core::optimizer;
 use edl_core::spec::{JobSpec, JobType};
+use edl_kube::yaml;
 use serde_json::{Map, Value};
 
 use crate::cli::RunFlags;
@@ -76,7 +77,7 @@ pub(crate) fn kind_word(kind: JobType) -> &'static str {
 
 /// The job as YAML, in the form that `--config` reads.
 pub(crate) fn to_yaml(spec: &JobSpec) -> anyhow::Result<String> {
-    serde_norway::to_string(spec).context("cannot write the job as YAML")
+    yaml::write_job(spec).context("cannot write the job as YAML")
 }
 
 fn read(path: &Path) -> anyhow::Result<Map<String, Value>> {
@@ -88,7 +89,7 @@ fn read(path: &Path) -> anyhow::Result<Map<String, Value>> {
 }
 
 fn parse(text: &str) -> Result<Map<String, Value>, String> {
-    let value: Value = serde_norway::from_str(text).map_err(|error| error.to_string())?;
+    let value = yaml::read_value(text).map_err(|error| error.to_string())?;
     let mut words = match value {
         Value::Object(words) => words,
         Value::Null => Map::new(),

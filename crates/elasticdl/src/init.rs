@@ -35,14 +35,13 @@ pub(crate) fn run(args: &InitArgs, out: &mut dyn Write) -> anyhow::Result<Exit> 
 #[cfg(test)]
 mod tests {
     use edl_core::spec::JobSpec;
-    use serde_json::Value;
 
     use super::*;
 
     #[test]
     fn the_template_is_the_default_job_and_has_every_word() {
-        let words: Value = serde_norway::from_str(TEMPLATE).unwrap();
-        let spec: JobSpec = serde_norway::from_str(TEMPLATE).unwrap();
+        let words = edl_kube::yaml::read_value(TEMPLATE).unwrap();
+        let spec = edl_kube::yaml::read_job(TEMPLATE).unwrap();
         assert_eq!(spec, JobSpec::default());
         let all = serde_json::to_value(&spec).unwrap();
         for word in all.as_object().unwrap().keys() {

@@ -124,7 +124,7 @@ fn scenario(
     if is_file(name) {
         let text = std::fs::read_to_string(name)
             .map_err(|error| refuse(format!("cannot read `{name}`: {error}")))?;
-        let said: file::Description = serde_norway::from_str(&text).map_err(|error| {
+        let said: file::Description = edl_kube::yaml::read(&text).map_err(|error| {
             refuse(format!("`{name}`: {error}; `elasticdl simulate --example` shows the words"))
         })?;
         let stem = Path::new(name).file_stem().context("a file has a name")?.to_string_lossy();

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::names;
+use crate::{names, yaml};
 
 /// Patches by what they are applied to; the one of a role comes after that of all pods.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub fn read_patches(text: &str) -> Result<Patches, Invalid> {
         return Ok(Patches::default());
     }
     let invalid = |what: String| Invalid(format!("--cluster_spec: {what}"));
-    let value: Value = serde_norway::from_str(text).map_err(|error| invalid(error.to_string()))?;
+    let value = yaml::read_value(text).map_err(|error| invalid(error.to_string()))?;
     let Value::Object(words) = value else {
         let expected = "expected patches under pod, master_pod, ps_pod, worker_pod or service";
         return Err(invalid(expected.into()));

@@ -5,6 +5,7 @@ use edl_core::spec::Invalid;
 use serde::Serialize;
 
 use super::JobObjects;
+use crate::yaml;
 
 /// Every object but the Secret and the Service, which the master of an applied file makes for
 /// itself: a key that is printed is no key.
@@ -19,6 +20,6 @@ pub fn to_yaml(objects: &JobObjects) -> Result<String, Invalid> {
 }
 
 fn document(object: &impl Serialize) -> Result<String, Invalid> {
-    serde_norway::to_string(object)
+    yaml::write(object)
         .map_err(|error| Invalid(format!("an object cannot be written as YAML: {error}")))
 }

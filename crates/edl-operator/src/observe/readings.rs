@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use edl_core::spec::JobSpec;
+use edl_kube::yaml;
 
 use crate::crd::TrainingJob;
 use crate::words::{self, Described, Trouble};
@@ -37,8 +38,7 @@ impl Readings {
             return known.clone();
         }
         let described = words::read(job).map(Arc::new);
-        let started: Option<JobSpec> =
-            if text.is_empty() { None } else { serde_norway::from_str(text).ok() };
+        let started = if text.is_empty() { None } else { yaml::read_job(text).ok() };
         let edited = match (&described, &started) {
             (Ok(described), Some(started)) => words::edited(&described.spec, started),
             (_, _) => None,

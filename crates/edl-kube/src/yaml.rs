@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! YAML, read and written the same way everywhere.
+
+use edl_core::spec::JobSpec;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_saphyr::UserMessageFormatter;
+
+/// What is wrong with a text, and in which line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(String);
+
+/// Reads one document. `yes` and `on` are text: only `true` and `false` are booleans.
+pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
+    serde_json::from_value(read_value(text)?).map_err(|error| {
+        // One reader says what it found and what it expected, the other one where.
+        let place = parse::<T>(text).err().and_then(|error| error.location());
+        let place = place.map(|at| format!(" at line {}, column {}", at.line(), at.column()));
+        Error(format!("{error}{}", place.unwrap_or_default()))
+    })
+}
+
+/// Reads one document of any form.
+pub fn read_value(text: &str) -> Result<Value, Error> {
+    parse(text).map_err(|error| Error(error.render_with_formatter(&UserMessageFormatter)))
+}
+
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Error> {
+    let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options)
+}
+
+/// Writes one document. Text that any reader could take for something else is quoted; a line is
+/// never folded.
+pub fn write<T: Serialize>(value: &T) -> Result<String, Error> {
+    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
+    serde_saphyr::to_string_with_options(value, options).map_err(|error| Error(error.to_string()))
+}
+
+/// Reads a job's description, as [`write_job`] has written it.
+pub fn read_job(text: &str) -> Result<JobSpec, Error> {
+    serde_json::from_value(read_value(text)?).map_err(|error| Error(error.to_string()))
+}
+
+/// Writes a job's description, in the order of its fields.
+pub fn write_job(spec: &JobSpec) -> Result<String, Error> {
+    write(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn leaf() -> impl Strategy<Value = Value> {
+        let words = "yes|No|on|OFF|y|null|~|true|False|1e3|0x10|0o7|0b1|1_000|012|1:30|\\.inf|\
+                     2001-01-01|-|---|\\?|: |# a|a: b|a #b|'|\"|<<|=|&a|\\*a|!t|%a|@a|`a|\
+                     |  a|a  |a\nb|a\n|\n|\na|a\n\n|  a\nb|\ta|a\t|a\r\nb|\\{\\}|\\[\\]";
+        prop_oneof![
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+            words.prop_map(Value::from),
+            "[ -~\n]{0,100}".prop_map(Value::from),
+            Just(Value::Null),
+        ]
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        leaf().prop_recursive(4, 32, 4, |inner| {
+            let name = prop_oneof![any::<String>(), "[a-z]{1,5}", "yes|null|1|1.5|true|~|-|: "];
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                proptest::collection::btree_map(name, inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(value in value()) {
+            let text = write(&value).unwrap();
+            let back = read_value(&text).map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
+            prop_assert_eq!(back, value, "{}", text);
+        }
+    }
+
+    #[test]
+    fn text_that_looks_like_something_else_is_quoted() {
+        let words = ["yes", "1e3", "0x10", "null", "2001-01-01", "1:30", "~", "010"];
+        let text = write(&words).unwrap();
+        for (word, line) in words.iter().zip(text.lines()) {
+            assert!(["'", "\""].iter().any(|quote| line == format!("- {quote}{word}{quote}")));
+        }
+    }
+
+    #[test]
+    fn lines_stay_lines() {
+        let long = "word ".repeat(40) + "end";
+        let text = write(&json!({ "long": long, "script": "a\n  b\n" })).unwrap();
+        assert_eq!(text, format!("long: {long}\nscript: |\n  a\n    b\n"));
+    }
+
+    #[test]
+    fn only_true_and_false_are_booleans() {
+        let value = read_value("[yes, on, n, true, False]").unwrap();
+        assert_eq!(value, json!(["yes", "on", "n", true, false]));
+    }
+
+    #[test]
+    fn an_error_names_the_line() {
+        for (text, expected) in [
+            ("a: 1\nb: [", "line"),
+            ("a: 1\na: 2\n", "line 2"),
+            ("a: 1\n  b: 2\n", "line 2"),
+            ("a: *b\n", "line 1"),
+            ("a: 1\n---\nb: 2\n", "line 3"),
+        ] {
+            let error = read_value(text).unwrap_err().to_string();
+            assert!(error.contains(expected) && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_kind_is_named_with_its_line() {
+        type Sizes = BTreeMap<String, Vec<u32>>;
+        let error = read::<Sizes>("a: [1]\nb: [2, x]\n").unwrap_err().to_string();
+        let expected = "invalid type: string \"x\", expected u32 at line 2, column 8";
+        assert_eq!(error, expected);
+        // A number in quotes is text.
+        let error = read::<Sizes>("a: ['1']\n").unwrap_err().to_string();
+        assert_eq!(error, "invalid type: string \"1\", expected u32");
+    }
+
+    #[test]
+    fn hostile_text_is_refused_with_bounded_work() {
+        let deep = "[".repeat(100_000);
+        let wide: String = (1..30)
+            .map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(",")))
+            .collect();
+        for text in [deep, format!("a0: &a0 [x]\n{wide}"), "a: {\n".repeat(50_000)] {
+            assert!(read_value(&text).is_err());
+        }
+    }
+}
