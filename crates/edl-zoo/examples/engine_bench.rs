@@ -25,8 +25,11 @@ use edl_tensor::batch::{Batch, Column};
 use edl_tensor::init::Source;
 use edl_tensor::model::{Gradient, Inputs, Model};
 
+/// Names and values.
+type Params = &'static [(&'static str, &'static str)];
+
 /// Model, its parameters, records of a batch, and steps of a turn.
-const CASES: [(&str, &[(&str, &str)], usize, usize); 5] = [
+const CASES: [(&str, Params, usize, usize); 5] = [
     ("mnist_mlp", &[("hidden", "128")], 64, 400),
     ("mnist_mlp", &[("hidden", "512")], 64, 150),
     ("mnist_cnn", &[], 64, 4),
@@ -101,7 +104,7 @@ struct Ours {
 }
 
 impl Ours {
-    fn open(name: &str, params: &[(&str, &str)], n_records: usize) -> Self {
+    fn open(name: &str, params: Params, n_records: usize) -> Self {
         let model_params =
             params.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
         let spec = JobSpec { model_def: name.into(), model_params, ..JobSpec::default() };

@@ -64,7 +64,7 @@ impl Tape<'_> {
         let scales = statistics.scales(self.value(gamma));
         let (values, beta) = (self.value(x), &self.value(beta)[..channels]);
         let (scales, mean) = (&scales[..channels], &statistics.mean[..channels]);
-        wide(|| {
+        wide!({
             let pixels = output.chunks_exact_mut(channels).zip(values.chunks_exact(channels));
             for (output, pixel) in pixels {
                 for c in 0..channels {
@@ -80,10 +80,10 @@ impl Statistics {
     fn of(x: &[f32], channels: usize) -> Self {
         let per_channel = count(x.len() / channels);
         let zeros = vec![0.0; channels];
-        let sums = wide(|| channel_sums(x, x, &zeros, |value, _, _| [value]));
+        let sums = wide!(channel_sums(x, x, &zeros, |value, _, _| [value]));
         let mean: Vec<f32> = sums.iter().map(|[s]| narrow(s / per_channel)).collect();
         let square = |value: f32, _, mean: f32| [(value - mean) * (value - mean)];
-        let squares = wide(|| channel_sums(x, x, &mean, square));
+        let squares = wide!(channel_sums(x, x, &mean, square));
         let variance = squares.iter().map(|[s]| narrow(s / per_channel)).collect();
         Self { mean, variance }
     }
@@ -110,7 +110,7 @@ fn backward(
     let (values, channels) = (back.value(x), x.shape[3]);
     let mean = &statistics.mean[..channels];
     let terms = |g: f32, value: f32, mean: f32| [g, g * (value - mean)];
-    let sums = wide(|| channel_sums(gradient, values, mean, terms));
+    let sums = wide!(channel_sums(gradient, values, mean, terms));
     let inverses: Vec<f64> = (0..channels).map(|c| f64::from(statistics.inverse(c))).collect();
     back.write(gamma, |target| {
         for ((target, [_, product]), inverse) in target.iter_mut().zip(&sums).zip(&inverses) {
@@ -130,7 +130,7 @@ fn backward(
     let (offsets, slopes, scales) =
         (&offsets[..channels], &slopes[..channels], &scales[..channels]);
     back.write(x, |target| {
-        wide(|| {
+        wide!({
             let pixels = values.chunks_exact(channels).zip(gradient.chunks_exact(channels));
             for (target, (pixel, g)) in target.chunks_exact_mut(channels).zip(pixels) {
                 for c in 0..channels {

@@ -127,7 +127,7 @@ fn forward(sizes: Sizes, image: &[f32], turned: &[f32], bias: &[f32], output: &m
             let row = Matrix::strided(row, [width - 2, SIDE * channels], [channels, 1]);
             matmul(output, row, Matrix::new(weight, [SIDE * channels, filters]), down > 0);
         }
-        wide(|| {
+        wide!({
             for pixel in output.chunks_exact_mut(filters) {
                 for (value, bias) in pixel.iter_mut().zip(bias) {
                     *value = relu(*value + bias);
@@ -146,13 +146,13 @@ fn backward(
     bias: Var<1>,
 ) {
     let (images, weight_values, output) = (back.value(x), back.value(weight), back.output());
-    wide(|| {
+    wide!({
         for (g, y) in gradient.iter_mut().zip(output) {
             *g = if *y > 0.0 { *g } else { 0.0 };
         }
     });
     back.write(bias, |target| {
-        let sums = wide(|| channel_sums(gradient, gradient, target, |g, _, _| [g]));
+        let sums = wide!(channel_sums(gradient, gradient, target, |g, _, _| [g]));
         target.iter_mut().zip(sums).for_each(|(target, [sum])| *target = narrow(sum));
     });
     let mut padded = back.pool().take(Padded::len(sizes));

@@ -21,7 +21,7 @@ impl Tape<'_> {
 }
 
 fn multiply(target: &mut [f32], values: &[f32], factors: &[f32]) {
-    wide(|| {
+    wide!({
         let pairs = values.iter().zip(factors);
         target.iter_mut().zip(pairs).for_each(|(target, (value, factor))| *target = value * factor);
     });

@@ -81,7 +81,7 @@ impl Tape<'_> {
 /// Exchanges rows and columns of each matrix `[rows, columns]` of a batch.
 fn transpose(from: &[f32], to: &mut [f32], rows: usize, columns: usize) {
     let size = (rows * columns).max(1);
-    wide(|| {
+    wide!({
         for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
             for (column, to) in to.chunks_exact_mut(rows).enumerate() {
                 for (to, from) in to.iter_mut().zip(from.chunks_exact(columns)) {

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the operations' loops share: wide registers, rounding, sums per channel.
 
-use gemm_common::pulp::Arch;
-
-/// Runs a loop with the widest registers of this machine: the compiler makes one version of
-/// `body` per instruction set, and the right one is chosen here, at run time. Results do not
-/// depend on the choice.
-#[inline]
-pub(crate) fn wide<R>(body: impl FnOnce() -> R) -> R {
-    Arch::new().dispatch(body)
+/// Runs a loop with the widest registers of this machine: the compiler makes one version of it per
+/// instruction set, and the right one is chosen at run time. Results do not depend on the choice.
+macro_rules! wide {
+    ($body:expr) => {
+        // What is not inlined would be compiled for the oldest machine alone.
+        gemm_common::pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || $body,
+        )
+    };
 }
+pub(crate) use wide;
 
 /// The larger of a number and zero, in one instruction where `f32::max` takes three.
 #[inline(always)]
@@ -94,12 +97,12 @@ mod tests {
             let a: Vec<f32> = (0..5_u8).cycle().take(channels * pixels).map(f32::from).collect();
             let b: Vec<f32> = (0..7_u8).cycle().take(channels * pixels).map(f32::from).collect();
             let c: Vec<f32> = (0..4_u8).cycle().take(channels).map(f32::from).collect();
-            let found = wide(|| channel_sums(&a, &b, &c, |a, b, c| [a, a * b - c]));
+            let found = wide!(channel_sums(&a, &b, &c, |a, b, c| [a, a * b - c]));
             for (channel, found) in found.iter().enumerate() {
                 let places = (channel..channels * pixels).step_by(channels);
                 let terms = places.map(|i| [a[i], a[i] * b[i] - c[channel]].map(f64::from));
                 let expected = terms.fold([0.0, 0.0], |[x, y], [u, v]| [x + u, y + v]);
-                assert_eq!(*found, expected, "{channels} channels, {pixels} pixels");
+                assert_eq!(found.to_vec(), expected, "{channels} channels, {pixels} pixels");
             }
         }
     }

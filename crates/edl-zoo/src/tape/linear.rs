@@ -26,7 +26,7 @@ impl Tape<'_> {
         let (shape, output) = self.affine(x, weight, bias, relu);
         self.record(shape, output, &[x.id, weight.id, bias.id], move |back, gradient| {
             let output = back.output();
-            wide(|| {
+            wide!({
                 for (g, y) in gradient.iter_mut().zip(output) {
                     *g = if *y > 0.0 { *g } else { 0.0 };
                 }
@@ -48,7 +48,7 @@ impl Tape<'_> {
         let left = Matrix::new(self.value(x), x.shape);
         matmul(&mut output, left, Matrix::new(self.value(weight), weight.shape), false);
         let bias = self.value(bias);
-        wide(|| {
+        wide!({
             for row in output.chunks_exact_mut(n_out.max(1)) {
                 for (value, bias) in row.iter_mut().zip(bias) {
                     *value = activation(*value + bias);
@@ -73,7 +73,7 @@ fn backward(
     });
     back.write(bias, |target| {
         target.fill(0.0);
-        wide(|| {
+        wide!({
             for row in gradient.chunks_exact(target.len().max(1)) {
                 target.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
             }

@@ -18,7 +18,7 @@ impl Tape<'_> {
         let mut output = self.buffer(x.size() / 4);
         let values = self.value(x);
         let row = (width * channels).max(1);
-        wide(|| {
+        wide!({
             let rows = values.chunks_exact(2 * row).zip(output.chunks_exact_mut((row / 2).max(1)));
             for (rows, output) in rows {
                 let (above, below) = rows.split_at(row);
@@ -34,7 +34,7 @@ impl Tape<'_> {
         self.record([n, height / 2, width / 2, channels], output, &[x.id], move |back, gradient| {
             let (values, maxima) = (back.value(x), back.output());
             back.write(x, |target| {
-                wide(|| {
+                wide!({
                     let rows = values.chunks_exact(2 * row).zip(target.chunks_exact_mut(2 * row));
                     let pooled = maxima.chunks_exact(row / 2).zip(gradient.chunks_exact(row / 2));
                     for ((x, target), (maxima, gradient)) in rows.zip(pooled) {

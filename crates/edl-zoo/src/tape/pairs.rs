@@ -13,7 +13,7 @@ impl Tape<'_> {
         let mut sums = self.buffer(n * dim);
         let mut output = self.buffer(n);
         let values = self.value(x);
-        wide(|| {
+        wide!({
             let records = values.chunks_exact(size).zip(sums.chunks_exact_mut(dim.max(1)));
             for ((record, sum), output) in records.zip(&mut output) {
                 sum.fill(0.0);
@@ -28,7 +28,7 @@ impl Tape<'_> {
         self.record([n, 1], output, &[x.id], move |back, gradient| {
             let values = back.value(x);
             back.write(x, |target| {
-                wide(|| {
+                wide!({
                     let records = values.chunks_exact(size).zip(target.chunks_exact_mut(size));
                     let sums = sums.chunks_exact(dim.max(1)).zip(&*gradient);
                     for ((record, target), (sum, g)) in records.zip(sums) {

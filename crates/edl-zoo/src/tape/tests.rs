@@ -143,7 +143,7 @@ fn max_pooling() {
 
 #[test]
 fn equal_numbers_share_one_gradient_in_max_pooling() {
-    let (ones, mut gradient) = ([1.0; 4], [f32::NAN; 4]);
+    let (ones, mut gradient) = ([1.0; 4], vec![f32::NAN; 4]);
     let mut pool = Pool::default();
     let mut tape = Tape::new(&mut pool);
     let x = tape.param([1, 2, 2, 1], &ones, &mut gradient);
