@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The code of the protos is that of the protos as they are.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by it")]
-
 use std::fs;
 use std::path::Path;
 
