@@ -225,11 +225,11 @@ mod tests {
         expect![[r#"
             job_name: x
             job_type: train
-            model_zoo: ''
+            model_zoo: ""
             model_def: mnist_cnn
-            job_command: ''
+            job_command: ""
             model_params:
-              lr: '0.1'
+              lr: "0.1"
             optimizer: null"#]]
         .assert_eq(&head.join("\n"));
     }
