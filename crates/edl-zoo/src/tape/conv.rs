@@ -140,39 +140,42 @@ fn forward(sizes: Sizes, image: &[f32], turned: &[f32], bias: &[f32], output: &m
 fn backward(
     sizes: Sizes,
     back: &mut Backward<'_, '_>,
-    gradient: &mut [f32],
+    gradient: &[f32],
     x: Var<4>,
     weight: Var<4>,
     bias: Var<1>,
 ) {
-    let (images, weight_values, output) = (back.value(x), back.value(weight), back.output());
-    wide!({
-        for (g, y) in gradient.iter_mut().zip(output) {
-            *g = if *y > 0.0 { *g } else { 0.0 };
-        }
-    });
-    back.write(bias, |target| {
-        let sums = wide!(channel_sums(gradient, gradient, target, |g, _, _| [g]));
-        target.iter_mut().zip(sums).for_each(|(target, [sum])| *target = narrow(sum));
-    });
-    let mut padded = back.pool().take(Padded::len(sizes));
-    let mut turned = back.pool().take(weight_values.len());
-    let mut mirrored = back.pool().take(weight_values.len());
-    sizes.mirror_weight(weight_values, &mut mirrored);
+    let (images, output) = (back.value(x), back.output());
+    let mut mirrored = back.pool().take(weight.size());
+    sizes.mirror_weight(back.value(weight), &mut mirrored);
+    let mut turned = back.pool().take(weight.size());
     turned.fill(0.0);
-    let deltas = || gradient.chunks_exact(sizes.output());
-    back.write(weight, |target| {
-        for (delta, image) in deltas().zip(images.chunks_exact(sizes.image())) {
-            Padded::fill(sizes, &mut padded, delta).add_weight_gradient(image, &mut turned);
+    let mut bias_sums = vec![0.0; sizes.filters];
+    let mut buffer = back.pool().take(Padded::len(sizes));
+    // Image by image, while it is in the caches.
+    let mut visit = |mut target: Option<&mut [f32]>| {
+        let images = images.chunks_exact(sizes.image());
+        let deltas = gradient.chunks_exact(sizes.output()).zip(output.chunks_exact(sizes.output()));
+        for (i, (image, (gradient, output))) in images.zip(deltas).enumerate() {
+            let padded = Padded::fill(sizes, &mut buffer, gradient, output);
+            padded.add_bias_gradient(&mut bias_sums);
+            padded.add_weight_gradient(image, &mut turned);
+            if let Some(target) = &mut target {
+                let target = &mut target[i * sizes.image()..][..sizes.image()];
+                padded.image_gradient(&mirrored, target);
+            }
         }
-        sizes.turn_back(&turned, target);
+    };
+    if back.has_gradient(x.id) {
+        back.write(x, |target| visit(Some(target)));
+    } else {
+        visit(None);
+    }
+    back.write(weight, |target| sizes.turn_back(&turned, target));
+    back.write(bias, |target| {
+        target.iter_mut().zip(&bias_sums).for_each(|(target, sum)| *target = narrow(*sum));
     });
-    back.write(x, |target| {
-        for (delta, target) in deltas().zip(target.chunks_exact_mut(sizes.image())) {
-            Padded::fill(sizes, &mut padded, delta).image_gradient(&mirrored, target);
-        }
-    });
-    [padded, turned, mirrored].into_iter().for_each(|buffer| back.pool().give(buffer));
+    [buffer, turned, mirrored].into_iter().for_each(|buffer| back.pool().give(buffer));
 }
 
 /// The gradient of one output image with rows as long as the input's: two pixels of zeros before
@@ -187,15 +190,28 @@ impl<'a> Padded<'a> {
         (2 + (sizes.height - 2) * sizes.width) * sizes.filters
     }
 
-    fn fill(sizes: Sizes, values: &'a mut [f32], delta: &[f32]) -> Self {
+    /// The gradient passes where the output is above zero.
+    fn fill(sizes: Sizes, values: &'a mut [f32], gradient: &[f32], output: &[f32]) -> Self {
         let (first, rows) = values.split_at_mut(2 * sizes.filters);
         first.fill(0.0);
-        let rows = rows.chunks_exact_mut(sizes.width * sizes.filters);
-        for (row, delta) in rows.zip(delta.chunks_exact(sizes.output_row())) {
-            row[..delta.len()].copy_from_slice(delta);
-            row[delta.len()..].fill(0.0);
-        }
+        let (row, output_row) = (sizes.width * sizes.filters, sizes.output_row());
+        wide!({
+            let deltas = gradient.chunks_exact(output_row).zip(output.chunks_exact(output_row));
+            for (row, (gradient, output)) in rows.chunks_exact_mut(row).zip(deltas) {
+                let (row, rest) = row.split_at_mut(output_row);
+                for (target, (g, y)) in row.iter_mut().zip(gradient.iter().zip(output)) {
+                    *target = if *y > 0.0 { *g } else { 0.0 };
+                }
+                rest.fill(0.0);
+            }
+        });
         Self { sizes, values }
+    }
+
+    fn add_bias_gradient(&self, bias_sums: &mut [f64]) {
+        let zeros = &self.values[..self.sizes.filters];
+        let sums = wide!(channel_sums(self.values, self.values, zeros, |g, _, _| [g]));
+        bias_sums.iter_mut().zip(sums).for_each(|(total, [sum])| *total += sum);
     }
 
     /// Each place of the window has seen the image from another pixel on; where the window would

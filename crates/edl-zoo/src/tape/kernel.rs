@@ -4,15 +4,23 @@
 /// Runs a loop with the widest registers of this machine: the compiler makes one version of it per
 /// instruction set, and the right one is chosen at run time. Results do not depend on the choice.
 macro_rules! wide {
-    ($body:expr) => {
-        // What is not inlined would be compiled for the oldest machine alone.
+    ($body:expr) => {{
+        // What is not inlined would be compiled for the oldest machine alone, and `inline` counts
+        // only for closures that can be called just once: this one consumes something.
+        let once = $crate::tape::kernel::Once;
         gemm_common::pulp::Arch::new().dispatch(
             #[inline(always)]
-            || $body,
+            || {
+                let _once = once;
+                $body
+            },
         )
-    };
+    }};
 }
 pub(crate) use wide;
+
+/// For `wide` alone.
+pub(crate) struct Once;
 
 /// The larger of a number and zero, in one instruction where `f32::max` takes three.
 #[inline(always)]
