@@ -117,7 +117,10 @@ impl Http {
     fn with(proxies: Option<Matcher>, limits: Limits) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let connector = Connector::new(proxies, limits.connect);
-        let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
+        // Between requests nothing runs that would notice the end of a kept connection.
+        let client = legacy::Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(0)
+            .build(connector);
         Ok(Self { client, driver: Arc::new(Driver(Some(runtime))), limits })
     }
 

@@ -82,6 +82,24 @@ fn a_file_that_shrinks_meanwhile_is_an_error() {
 }
 
 #[test]
+fn a_connection_that_was_closed_while_nobody_asked_is_replaced() {
+    let (closed, is_closed) = mpsc::channel();
+    let address = serve(move |mut stream| {
+        head(&stream);
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+        drop(stream);
+        closed.send(()).unwrap();
+    });
+    let http = Http::with(None, LIMITS).unwrap();
+    let url = format!("http://{address}/");
+    for method in ["GET", "PUT", "GET"] {
+        let answer = http.send(method, &url, &[], Body::Bytes(b"")).unwrap();
+        answer.copy(0, &mut Vec::new()).unwrap();
+        is_closed.recv().unwrap();
+    }
+}
+
+#[test]
 fn redirects_are_followed_without_credentials() {
     let (told, heads) = mpsc::channel();
     let address = serve(move |mut stream| {
