@@ -32,9 +32,9 @@
 //! Every pass runs on the calling thread, and no result depends on the pool or on the size of the
 //! caches: equal inputs give equal bits on one instruction set.
 //!
-//! Shapes are part of the types as far as their rank goes. Sizes that do not fit are mistakes of
-//! the model, not of its data, and panic; a model checks its inputs first. Images are
-//! `[n, height, width, channels]`, so that loops over channels fill whole registers.
+//! The rank of a value is part of its type. A shape mismatch is a bug in the model and panics, so a
+//! model checks its inputs first. Images are `[n, height, width, channels]`, so that loops over
+//! channels fill whole registers.
 //!
 //! [`Tape::record`] adds operations that are not here.
 
@@ -153,7 +153,7 @@ impl<'a> Tape<'a> {
         self.push(shape, Value::Borrowed(values), Slot::Constant)
     }
 
-    /// Numbers without a gradient that `fill` writes, every one of them.
+    /// A constant that `fill` computes; it must write every number.
     pub fn computed<const D: usize>(
         &mut self,
         shape: [usize; D],
@@ -186,7 +186,7 @@ impl<'a> Tape<'a> {
         self.values[var.id.0].numbers()
     }
 
-    /// Whether `backward` will ask for the gradient of a value.
+    /// Whether a value needs a gradient: it depends on a parameter.
     #[must_use]
     pub fn has_gradient(&self, id: Id) -> bool {
         !matches!(self.gradients[id.0], Slot::Constant)
@@ -305,14 +305,14 @@ impl<'t> Backward<'t, '_> {
         self.pool
     }
 
-    /// Whether anybody asks for the gradient of a value.
+    /// Whether a value needs a gradient.
     #[must_use]
     pub fn has_gradient(&self, id: Id) -> bool {
         !matches!(self.gradients[id.0], Slot::Constant)
     }
 
     /// Lets `gradient` write an operation's share of the gradient of an input, every number of it.
-    /// Shares of several operations are added. Not called if nobody asks for it.
+    /// Shares of several operations are added. Not called if the input needs no gradient.
     pub fn write<const D: usize>(&mut self, var: Var<D>, gradient: impl FnOnce(&mut [f32])) {
         let target: &mut [f32] = match &mut self.gradients[var.id.0] {
             Slot::Constant => return,
