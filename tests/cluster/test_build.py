@@ -29,7 +29,7 @@ def test_builds_at_once_become_one(cache: Path, monkeypatch: pytest.MonkeyPatch)
     compiled = []
     all_asked = threading.Barrier(BUILDERS)
 
-    def compile_once(go: str, into: Path, compiler_cache: Path) -> None:
+    def compile_once(go: str, into: Path) -> None:
         compiled.append(into)
         for program in COMPILED:
             (into / program).touch()

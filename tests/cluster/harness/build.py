@@ -7,18 +7,16 @@ It appears under that name only when it is whole, and two builds at once become 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from .waiting import Failure, until
+from .lock import alone
+from .waiting import Failure
 
 SOURCES = Path(__file__).parents[1] / "components"
 PROGRAMS = [
@@ -33,8 +31,9 @@ PROGRAMS = [
 TOOLS = {"go.etcd.io/etcd/server/v3": "etcd", "sigs.k8s.io/kwok/cmd/kwok": "kwok"}
 # A build on a busy machine with two cores takes half of this.
 BUILD_LIMIT = 40 * 60
-# The compiler's own cache is large while the build runs; it is removed afterwards.
 DISK_NEEDED = 5 << 30
+# What each of two compilers may take before it collects garbage.
+COMPILER_MEMORY = "2GiB"
 
 
 def cache() -> Path:
@@ -49,8 +48,7 @@ def programs() -> Path:
         raise Failure("there is no Go compiler to build the cluster's components with")
     folder = cache() / f"cluster-{_key(go)}"
     if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_suffix(".lock")):
+        with alone(folder.with_suffix(".lock"), "building the cluster's components", BUILD_LIMIT):
             if not folder.exists():
                 _build(go, folder)
     # Folders that nobody used for long may be removed.
@@ -75,22 +73,6 @@ def _key(go: str) -> str:
     return digest.hexdigest()[:12]
 
 
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Holds others off: the kernel takes the lock back even from a build that crashed."""
-
-    def locked() -> bool:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    with open(lock, "w") as held:
-        until("another build of the cluster's components ends", locked, BUILD_LIMIT)
-        yield
-
-
 def _build(go: str, folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free
     if free < DISK_NEEDED:
@@ -100,7 +82,7 @@ def _build(go: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.part-") as work:
         whole = Path(work) / "programs"
         whole.mkdir()
-        _compile(go, whole, Path(work) / "compiler-cache")
+        _compile(go, whole)
         for package, program in TOOLS.items():
             compiled = whole / _program_of(package)
             if compiled.name != program:
@@ -115,15 +97,17 @@ def _program_of(package: str) -> str:
     return next(part for part in reversed(package.split("/")) if not part[1:].isdigit())
 
 
-def _compile(go: str, into: Path, compiler_cache: Path) -> None:
+def _compile(go: str, into: Path) -> None:
     pinned = re.search(r"k8s.io/kubernetes (v\S+)", (SOURCES / "go.mod").read_text())
     assert pinned, "go.mod names the version of Kubernetes"
     version = " ".join(
         f"-X {package}.gitVersion={pinned[1]}"
         for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     )
-    # A cache that was asked for by name is somebody's to keep.
-    kept = os.environ.get("GOCACHE", str(compiler_cache))
+    # Kept, so that a change compiles little again; Go removes what was not used for days.
+    compiler_cache = Path(os.environ.get("GOCACHE") or cache() / "cluster-compiler")
+    compiler_cache.mkdir(parents=True, exist_ok=True)
+    os.utime(compiler_cache)
     done = subprocess.run(
         [
             "nice",
@@ -134,6 +118,8 @@ def _compile(go: str, into: Path, compiler_cache: Path) -> None:
             "-p",
             "2",
             "-trimpath",
+            # What debuggers read is not made for the linker to throw away.
+            "-gcflags=all=-dwarf=false",
             "-ldflags",
             f"-s -w {version}",
             "-o",
@@ -144,9 +130,12 @@ def _compile(go: str, into: Path, compiler_cache: Path) -> None:
         cwd=SOURCES,
         env={
             **os.environ,
-            "GOCACHE": kept,
+            "GOCACHE": str(compiler_cache),
             "CGO_ENABLED": "0",
             "GOFLAGS": "-buildvcs=false -mod=readonly",
+            # The compiler is done with a package before collecting its garbage would pay.
+            "GOGC": "off",
+            "GOMEMLIMIT": COMPILER_MEMORY,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
