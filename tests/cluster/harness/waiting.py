@@ -6,8 +6,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# How often a condition is looked at again.
+# After how long a condition is looked at again.
 INTERVAL = 0.1
+# And how many times as long as the look took: one by kubectl takes much of a processor that the
+# cluster needs to get on.
+PATIENCE = 2
 
 
 class Failure(Exception):
@@ -19,7 +22,11 @@ def until(
 ) -> None:
     """Waits until `holds`, and fails by saying that `what` did not happen, and `hint`."""
     deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if holds():
+            return
+        now = time.monotonic()
+        if now > deadline:
             raise Failure(f"{what}: not within {seconds:.0f} s{hint()}")
-        time.sleep(INTERVAL)
+        time.sleep(max(INTERVAL, PATIENCE * (now - began)))
