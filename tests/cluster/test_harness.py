@@ -66,7 +66,8 @@ def test_a_higher_priority_takes_the_place_of_a_lower(cluster: Cluster, kubectl:
     await_phase(kubectl, "low", "Running")
     kubectl.apply(probe("high", "hold", priorityClassName="harness-high", **where))
     await_phase(kubectl, "high", "Running")
-    assert phase(kubectl, "low") == "Gone"
+    # Its place is free as soon as it has ended, which is before it is gone.
+    until("the lower one is gone", lambda: phase(kubectl, "low") == "Gone", POD_LIMIT)
     assert "Preempted" in kubectl("get", "events", "--output", "jsonpath={.items[*].reason}")
 
 

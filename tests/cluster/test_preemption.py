@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from harness.cluster import Cluster, Shape
 from harness.kubectl import Kubectl
@@ -73,8 +74,7 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
         low.until_pods(
             "one worker waits", lambda: waiting(low) == 1 and len(low.running("worker")) == 1
         )
-        shown = [it for it in low.status()["instances"] if it["state"] == "waiting"]
-        assert len(shown) == 1 and "no node takes it" in shown[0]["why"], shown
+        low.until("status says why one waits", says_why)
         records = low.status()["records_done"]
         low.until("both go on", lambda status: status["records_done"] > records)
 
@@ -117,6 +117,12 @@ def test_the_tutorials_own_figures_on_nodes_that_run_nothing(
     finally:
         low.kill()
         high.kill()
+
+
+def says_why(status: dict[str, Any]) -> bool:
+    """Whether one worker waits, and the status says what for."""
+    waiting = [it for it in status["instances"] if it["state"] == "waiting"]
+    return len(waiting) == 1 and "no node takes it" in waiting[0]["why"]
 
 
 def waiting(job: Job) -> int:
