@@ -6,7 +6,7 @@ from __future__ import annotations
 from jobs import training_job
 from trained import Job
 
-LIMIT = 120
+LIMIT = 240
 
 
 class Managed(Job):

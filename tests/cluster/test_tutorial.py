@@ -22,7 +22,7 @@ from jobs import ROOT, Client, phases
 
 JOB = "test-mnist"
 ACCURACY, BY_VERSION = 0.77, 250
-START_LIMIT = 180
+START_LIMIT = 300
 RESOURCES = [
     "--master_resource_request=cpu=0.2,memory=1024Mi",
     "--master_resource_limit=cpu=1,memory=2048Mi",

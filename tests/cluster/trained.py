@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "data" / "fashion_mnist" / "test"
 N_RECORDS = 2000
 # Far above what any job here takes, even on a busy machine.
-JOB_LIMIT = 240
+JOB_LIMIT = 400
+PODS_LIMIT = 240
 SUBMIT_LIMIT = 120
 LABEL = "elasticdl_job_name"
 
@@ -88,7 +89,9 @@ class Job:
         until(f"{self.name}: {what}", looked, seconds, lambda: "\n" + self.logs())
         return time.monotonic() - began
 
-    def until_pods(self, what: str, holds: Callable[[], object], seconds: float = 120) -> float:
+    def until_pods(
+        self, what: str, holds: Callable[[], object], seconds: float = PODS_LIMIT
+    ) -> float:
         began = time.monotonic()
         until(f"{self.name}: {what}", holds, seconds, lambda: "\n" + self.logs())
         return time.monotonic() - began
