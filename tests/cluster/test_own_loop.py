@@ -22,7 +22,7 @@ from harness.waiting import until
 from jobs import ROOT, Client, load_command, rbac
 from machine_python import MachinePython
 from managed import LIMIT, Managed
-from trained import is_training
+from trained import counting, is_training
 
 EXAMPLE = ROOT / "examples" / "trainingjob"
 N_RECORDS = 20_000
@@ -121,9 +121,16 @@ UNUSED = {
 }
 
 
-def test_the_operator_uses_exactly_its_rights(place: tuple[Cluster, MachinePython]) -> None:
-    """After the test before, which made it do what it does for a job."""
+def test_the_operator_uses_exactly_its_rights(
+    place: tuple[Cluster, MachinePython], command: Path, tmp_path: Path
+) -> None:
     cluster, _ = place
+    # Makes it do all that it does for a job.
+    small = counting(min_workers=1, max_workers=1, num_epochs=1)
+    del small["num_workers"]
+    job = Managed(cluster.kubectl, command, "elasticdl:test", "rights", tmp_path / "rights", small)
+    job.submit().succeeds()
+    until("the operator says so", lambda: "Succeeded" in job.conditions(), LIMIT)
     asked = requests(cluster.audit_log, f"system:serviceaccount:{HOME}:{OPERATOR}")
     refused = {request for request in asked if not request.allowed}
     assert not refused
