@@ -2,8 +2,8 @@
 """Which cluster the tests of this folder run on, and when they are left out.
 
 `KUBECONFIG` names a cluster to use; otherwise the harness starts one with three real nodes.
-`K8S_TESTS=False` leaves the tests out, `True` fails where they cannot run, and without it they are
-skipped there, with the reason.
+`K8S_TESTS=False` leaves the tests out, `True` (or `CI=true`) fails where they cannot run, and
+without either they are skipped there, with the reason.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from harness.kubectl import Kubectl
 from harness.waiting import until
 from jobs import TARGET, load_command
 
+# Minutes long, and about speed: `make soak` names it. Leaving it out is no skip.
+collect_ignore = ["test_makespan.py"]
 NODES = 3
 NAME_PREFIX = "test-"
 # Of the clusters of this process.

@@ -4,12 +4,9 @@ done sooner than those that wait until all their workers fit (`make soak` runs t
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from harness.cluster import Cluster, Shape
 from harness.kubectl import Kubectl
@@ -24,10 +21,6 @@ WORKER = "cpu=0.11,memory=128Mi"
 SMALL = "cpu=0.01,memory=128Mi"
 LIMIT = "cpu=1,memory=256Mi"
 SHORTER = 0.30
-
-pytestmark = pytest.mark.skipif(
-    "SLOW_TESTS" not in os.environ, reason="minutes long; `make soak` runs it"
-)
 
 
 def job(kubectl: Kubectl, command: Path, image: str, folder: Path) -> Job:
