@@ -1,46 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which cluster the tests of this folder run on, and when they are left out.
 
-`KUBECONFIG` names a cluster to use; otherwise the harness starts one with three real nodes.
+`KUBECONFIG` names a cluster to use; otherwise the harness starts one with three real nodes, which
+all processes of a test run share.
 `K8S_TESTS=False` leaves the tests out, `True` (or `CI=true`) fails where they cannot run, and
 without either they are skipped there, with the reason.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import subprocess
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import runs
 import wanted
-from harness import build, place, preflight
-from harness.cluster import Cluster, Shape, down
-from harness.daemon import Process
+from harness import build
+from harness.cluster import Cluster
 from harness.given import Given, Impossible
 from harness.kubectl import Kubectl
 from harness.waiting import until
 from jobs import TARGET, load_command
+from runs import Start
+from trained import Job, remove
 
+# Their tests share a cluster of their own, so one process runs them all.
+OWN_CLUSTERS = {"test_nodes.py", "test_operator.py", "test_own_loop.py"}
+# Long ones start early, so that none of them is the last to run.
+FIRST = [*sorted(OWN_CLUSTERS), "test_tutorial.py", "test_walkthrough.py", "test_preemption.py"]
 # Minutes long, and about speed: `make soak` names it. Leaving it out is no skip.
 collect_ignore = ["test_makespan.py"]
-NODES = 3
-NAME_PREFIX = "test-"
-# Of the clusters of this process.
-NUMBERS = itertools.count()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--reverse", action="store_true", help="run the tests in reversed order")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: (*FIRST, item.path.name).index(item.path.name))
+    if config.getoption("--reverse"):
+        items.reverse()
     if wanted.LEFT_OUT:
         for item in items:
             item.add_marker(pytest.mark.skip(reason="K8S_TESTS=False leaves this out"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Every process takes the next test, or all tests of a file that has a cluster of its own."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByCluster(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if Path(file).name in OWN_CLUSTERS else nodeid
+
+    return ByCluster(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a process of pytest-xdist which test run it belongs to."""
+    node.workerinput["run"] = run_of(node.config)
+
+
+def run_of(config: pytest.Config) -> int:
+    """The process that runs all tests, or lets others run them."""
+    return config.workerinput["run"] if hasattr(config, "workerinput") else os.getpid()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if run_of(session.config) == os.getpid():
+        runs.end_abandoned()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if run_of(config) == os.getpid():
+        runs.end_shared(os.getpid())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -48,46 +92,25 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, count in reasons.items():
-        terminalreporter.write_line(f"left out ({count} tests): {reason}")
+        terminalreporter.write_line(f"left out ({count} of the tests): {reason}")
 
 
-@pytest.fixture(scope="module")
-def start() -> Iterator[Callable[[Shape], Cluster]]:
-    """Starts clusters that end with their file of tests, even where one fails."""
-    with _starting() as start:
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts clusters that end with the test, even where it fails."""
+    with runs.starting() as start:
         yield start
 
 
 @pytest.fixture(scope="session")
-def own_cluster() -> Iterator[Cluster]:
-    """A cluster of real nodes that the test may disturb."""
-    _end_abandoned()
-    with _starting() as start:
-        yield start(Shape(nodes=NODES))
-
-
-@contextmanager
-def _starting() -> Iterator[Callable[[Shape], Cluster]]:
-    names: list[str] = []
-
-    def start(shape: Shape) -> Cluster:
-        wanted.require(preflight.why_not(shape.nodes))
-        names.append(f"{NAME_PREFIX}{os.getpid()}-{next(NUMBERS)}")
-        return Cluster.up(names[-1], shape)
-
-    try:
-        yield start
-    finally:
-        for name in names:
-            down(name)
+def own_cluster(request: pytest.FixtureRequest) -> Cluster:
+    """A cluster of real nodes, which other tests use at the same time."""
+    return runs.shared(run_of(request.config))
 
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Cluster | Given:
-    """The cluster that `KUBECONFIG` names, or else our own.
-
-    What only our own can do raises `Impossible`, and the test is skipped.
-    """
+    """The cluster that `KUBECONFIG` names, or else our own."""
     given = os.environ.get("KUBECONFIG")
     if given:
         return Given(Path(given), shutil.which("kubectl") or build.programs() / "kubectl")
@@ -126,6 +149,23 @@ def image(cluster: Cluster | Given, command: Path) -> str:
     return load_command(cluster, command)
 
 
+@pytest.fixture
+def submit(
+    kubectl: Kubectl, command: Path, image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Job]]:
+    """Submits jobs whose folders are removed afterwards."""
+    folders: list[Path] = []
+
+    def submit(name: str, **words: Any) -> Job:
+        folder = tmp_path_factory.mktemp("jobs") / name
+        folders.append(folder)
+        return Job(kubectl, command, image, name, folder, words).submit()
+
+    yield submit
+    for folder in folders:
+        remove(folder)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Iterator[None]:
     return (yield from _skip_impossible())
@@ -141,11 +181,3 @@ def _skip_impossible() -> Iterator[None]:
         return (yield)
     except Impossible as reason:
         return wanted.require(str(reason))
-
-
-def _end_abandoned() -> None:
-    """Takes down clusters of test runs that were killed before they could."""
-    for name in place.names():
-        owner = name[len(NAME_PREFIX) :].partition("-")[0]
-        if name.startswith(NAME_PREFIX) and owner.isdigit() and not Process.see(int(owner)):
-            down(name)

@@ -109,7 +109,10 @@ class Client:
 def load_command(cluster: Cluster | Given, command: Path) -> str:
     """Puts an image with the command on every node, and gives its name."""
     name = "elasticdl:test"
-    cluster.load_image(make_image(command, command.with_suffix(".tar"), name=name))
+    image = command.with_suffix(".tar")
+    if not image.exists():
+        make_image(command, image, name=name)
+    cluster.load_image(image)
     return name
 
 

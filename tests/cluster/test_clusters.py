@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from harness.daemon import Process
 from harness.size import Size
 from harness.waiting import Failure, until
 from pods import POD_LIMIT, await_phase, probe
+from runs import Start
 
 FRONT = Path(__file__).with_name("cluster.py")
-Start = Callable[[Shape], Cluster]
 
 
 def test_nodes_that_do_not_exist_take_what_fits_on_them(start: Start) -> None:

@@ -1,50 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever dies on a real cluster, the number of pods comes back, the job succeeds, and every
-record was trained exactly once."""
+"""Whichever pod dies on a real cluster, the number of pods comes back, the job succeeds, and every
+record was trained exactly once. Nodes die in `test_nodes.py`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from harness.cluster import Cluster
-from harness.given import Given
-from harness.kubectl import Kubectl
-from trained import Job, counting, has_checkpoint, is_training, remove
-
-PARTITION_SECS = 30
+from trained import Job, counting, has_checkpoint, is_training
 
 Submit = Callable[..., Job]
-
-
-@pytest.fixture
-def submit(kubectl: Kubectl, command: Path, image: str, tmp_path_factory) -> Iterator[Submit]:
-    """Submits jobs whose folders are removed afterwards."""
-    folders: list[Path] = []
-
-    def submit(name: str, **words: Any) -> Job:
-        folder = tmp_path_factory.mktemp("jobs") / name
-        folders.append(folder)
-        return Job(kubectl, command, image, name, folder, words).submit()
-
-    yield submit
-    for folder in folders:
-        remove(folder)
-
-
-def node_of(pod: dict[str, Any]) -> str:
-    return pod["spec"]["nodeName"]
-
-
-def node_without_master(job: Job) -> str:
-    """A node with workers, and not with the master if that can be."""
-    master = node_of(job.running("master")[0])
-    nodes = [node_of(pod) for pod in job.running("worker")]
-    return next((node for node in nodes if node != master), nodes[0])
 
 
 @pytest.mark.parametrize("role", ["worker", "ps", "master"])
@@ -66,38 +33,6 @@ def test_a_deleted_pod_comes_back(submit: Submit, role: str, when: str) -> None:
     seconds = job.until_pods(f"the {role} is back", is_back)
     print(f"{role} deleted {when} the first checkpoint: back after {seconds:.1f} s")
     job.succeeds().assert_exactly_once(3)
-
-
-def test_the_loss_of_a_node_costs_only_time(submit: Submit, cluster: Cluster | Given) -> None:
-    job = submit(
-        "crash", **counting(num_workers=3, num_epochs=4, model_params={"sleep_ms": "120"})
-    )
-    job.until("a checkpoint", has_checkpoint)
-    victim = node_without_master(job)
-    cluster.crash(victim)
-    try:
-
-        def is_back() -> bool:
-            living = [pod for pod in job.running("worker") if node_of(pod) != victim]
-            return len(living) == 3
-
-        seconds = job.until_pods("three workers on other nodes", is_back)
-        print(f"kill -9 of a node: three workers again after {seconds:.1f} s")
-        job.succeeds().assert_exactly_once(4)
-    finally:
-        cluster.reboot(victim)
-
-
-def test_a_partition_costs_only_time(submit: Submit, cluster: Cluster | Given) -> None:
-    job = submit("cut", **counting(num_workers=3, num_epochs=6))
-    job.until("a checkpoint", has_checkpoint)
-    victim = node_without_master(job)
-    cluster.partition(victim)
-    try:
-        time.sleep(PARTITION_SECS)  # That is what is tried: a network that is away for so long.
-    finally:
-        cluster.heal(victim)
-    job.succeeds().assert_exactly_once(6)
 
 
 def test_a_worker_that_runs_out_of_memory_gets_more_of_it(submit: Submit) -> None:

@@ -5,13 +5,13 @@ done sooner than those that wait until all their workers fit (`make soak` runs t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from harness.cluster import Cluster, Shape
+from harness.cluster import Shape
 from harness.kubectl import Kubectl
 from harness.size import Size
 from jobs import load_command
+from runs import Start
 from trained import Job, counting, remove
 
 # Nine workers fit, and each job wants five.
@@ -40,7 +40,7 @@ def job(kubectl: Kubectl, command: Path, image: str, folder: Path) -> Job:
 
 
 def test_elastic_jobs_are_done_sooner_than_gangs(
-    start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
+    start: Start, command: Path, tmp_path: Path
 ) -> None:
     cluster = start(Shape(nodes=NODES, size=Size(cpu=NODE_CPU)))
     image = load_command(cluster, command)

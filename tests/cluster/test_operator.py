@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import runs
 from harness.cluster import Cluster, Shape
 from harness.kubectl import Kubectl
 from harness.node import PROBE_IMAGE
@@ -52,11 +53,16 @@ class Operator:
 
 
 @pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with runs.starting() as start:
+        yield start(Shape(nodes=2, size=Size(cpu=NODE_CPU)))
+
+
+@pytest.fixture(scope="module")
 def place(
-    start: Callable[[Shape], Cluster], command: Path, tmp_path_factory: pytest.TempPathFactory
+    cluster: Cluster, command: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Cluster, Operator]]:
     tmp_path = tmp_path_factory.mktemp("operator")
-    cluster = start(Shape(nodes=2, size=Size(cpu=NODE_CPU)))
     load_command(cluster, command)
     cluster.kubectl("apply", "--filename", str(ROOT / "manifests" / "operator" / "crd.yaml"))
     cluster.kubectl("create", "namespace", "elasticdl")

@@ -6,7 +6,7 @@ the operator asks of the API server."""
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import machine_python
+import runs
 from harness.audit import requests
 from harness.cluster import Cluster, Shape
 from harness.kubectl import Kubectl
@@ -35,15 +36,29 @@ NODE_CPU = "0.5"
 
 
 @pytest.fixture(scope="module")
-def place(
-    start: Callable[[Shape], Cluster], command: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Cluster, MachinePython]]:
-    cluster = start(Shape(nodes=2, size=Size(cpu=NODE_CPU)))
-    python = machine_python.load(cluster, tmp_path_factory.mktemp("python"), "elasticdl:loop")
-    image = load_command(cluster, command)
+def cluster() -> Iterator[Cluster]:
+    with runs.starting() as start:
+        yield start(Shape(nodes=2, size=Size(cpu=NODE_CPU)))
+
+
+@pytest.fixture(scope="module")
+def image(cluster: Cluster, command: Path) -> str:
+    return load_command(cluster, command)
+
+
+@pytest.fixture(scope="module")
+def operated(cluster: Cluster, command: Path, image: str) -> Cluster:
     install(cluster.kubectl, command, image)
     cluster.kubectl.apply(*rbac("default"))
-    yield cluster, python
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def place(
+    operated: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Cluster, MachinePython]:
+    folder = tmp_path_factory.mktemp("python")
+    return operated, machine_python.load(operated, folder, "elasticdl:loop")
 
 
 def install(kubectl: Kubectl, command: Path, image: str) -> None:
@@ -122,16 +137,15 @@ UNUSED = {
 
 
 def test_the_operator_uses_exactly_its_rights(
-    place: tuple[Cluster, MachinePython], command: Path, tmp_path: Path
+    operated: Cluster, command: Path, image: str, tmp_path: Path
 ) -> None:
-    cluster, _ = place
     # Makes it do all that it does for a job.
     small = counting(min_workers=1, max_workers=1, num_epochs=1)
     del small["num_workers"]
-    job = Managed(cluster.kubectl, command, "elasticdl:test", "rights", tmp_path / "rights", small)
+    job = Managed(operated.kubectl, command, image, "rights", tmp_path / "rights", small)
     job.submit().succeeds()
     until("the operator says so", lambda: "Succeeded" in job.conditions(), LIMIT)
-    asked = requests(cluster.audit_log, f"system:serviceaccount:{HOME}:{OPERATOR}")
+    asked = requests(operated.audit_log, f"system:serviceaccount:{HOME}:{OPERATOR}")
     refused = {request for request in asked if not request.allowed}
     assert not refused
     used = {(request.verb, request.resource) for request in asked if request.resource}

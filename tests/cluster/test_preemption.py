@@ -6,16 +6,16 @@ that run nothing have the tutorial's own."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.cluster import Cluster, Shape
+from harness.cluster import Shape
 from harness.kubectl import Kubectl
 from harness.size import Size
 from jobs import load_command
 from outside import outside
 from pods import priority
+from runs import Start
 from trained import Job, counting, is_training, remove
 
 HIGH, LOW = "high-priority", "low-priority"
@@ -38,7 +38,7 @@ def job(kubectl: Kubectl, command: Path, image: str, folder: Path, **words) -> J
 
 
 def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
-    start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
+    start: Start, command: Path, tmp_path: Path
 ) -> None:
     cluster = start(Shape(nodes=3, size=Size(cpu=NODE_CPU)))
     image = load_command(cluster, command)
@@ -89,7 +89,7 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
 
 
 def test_the_tutorials_own_figures_on_nodes_that_run_nothing(
-    start: Callable[[Shape], Cluster], command: Path, tmp_path: Path
+    start: Start, command: Path, tmp_path: Path
 ) -> None:
     # Three nodes of 4 CPUs, less what the system takes.
     cluster = start(Shape(fake_nodes=3, size=Size(cpu="3.9", memory="12Gi")))

@@ -13,12 +13,14 @@ from . import build, cgroup, control_plane, fake_nodes, keys, limits, network, p
 from .api import Api
 from .daemon import Daemons
 from .kubectl import Kubectl
+from .lock import alone
 from .node import Node, name, now, write_probe_image
 from .place import Place
 from .size import Size
 from .waiting import Failure, until
 
 FAKE_READY_LIMIT = 60
+LOAD_LIMIT = 120
 # Written first, so that whatever follows can be taken down.
 SHAPE = "cluster.json"
 
@@ -87,7 +89,8 @@ class Cluster:
 
     def load_image(self, tar: Path) -> None:
         """Puts the images in `tar` on every node."""
-        self._on_all(lambda node: node.load(tar))
+        with alone(self.place.folder / "images.lock", "loading an image", LOAD_LIMIT):
+            self._on_all(lambda node: node.load(tar))
 
     def crash(self, name: str) -> None:
         self.node(name).crash()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster that somebody else runs: it can be used, but not disturbed."""
+"""A cluster that somebody else runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
-from typing import NoReturn
 
 from .kubectl import Kubectl
 from .waiting import Failure
@@ -17,7 +16,7 @@ LOAD_IMAGE = "K8S_LOAD_IMAGE"
 
 
 class Impossible(Failure):
-    """Only a cluster of the harness can do this."""
+    """Only a cluster of the harness can do this by itself."""
 
 
 class Given:
@@ -33,9 +32,3 @@ class Given:
         if not command:
             raise Impossible(f"{LOAD_IMAGE} does not say how images get into this cluster")
         subprocess.run([*shlex.split(command), tar], check=True)
-
-    def crash(self, name: str) -> NoReturn:
-        raise Impossible(f"node `{name}` of a cluster that is not our own cannot be crashed")
-
-    def partition(self, name: str) -> NoReturn:
-        raise Impossible(f"node `{name}` of a cluster that is not our own cannot be cut off")
