@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "minikube.md"
 SECTIONS = ("An image", "Train", "Break it")
 COMMAND_LIMIT = 400
 # A reader looks until there is something to see.
-LOOK_LIMIT = 120
+LOOK_LIMIT = 240
 
 
 class Reader:
@@ -61,8 +61,12 @@ class Reader:
             self.cluster.load_image(self.folder / load[1])
         elif line == "kubectl apply -f manifests/elasticdl-rbac.yaml":
             self.client.allow()
-        elif re.match(r"kubectl (get|logs)\b", line):
-            until(f"`{line}` shows nothing", lambda: self._run(line).stdout, LOOK_LIMIT)
+        elif line.startswith("kubectl get pod "):
+            until(
+                f"`{line}` shows a job that runs", lambda: runs(self._run(line).stdout), LOOK_LIMIT
+            )
+        elif line.startswith("kubectl logs "):
+            until(f"`{line}` shows something", lambda: self._run(line).stdout, LOOK_LIMIT)
         else:
             done = self._run(self._here(line))
             assert done.returncode == 0, f"`{line}` ended with {done.returncode}:\n{done.stderr}"
@@ -83,6 +87,14 @@ class Reader:
             timeout=COMMAND_LIMIT,
             check=False,
         )
+
+
+def runs(listed: str) -> bool:
+    """Whether all pods of a job run, and its master is among them: one that is made again just
+    when all pods are deleted is not deleted with them, and the job goes on."""
+    pods = [line.split() for line in listed.splitlines()[1:]]
+    has_master = any(name.endswith("-master") for name, *_ in pods)
+    return has_master and all(status == "Running" for _, _, status, *_ in pods)
 
 
 def commands() -> list[str]:

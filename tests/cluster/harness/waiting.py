@@ -9,8 +9,9 @@ from collections.abc import Callable
 # After how long a condition is looked at again.
 INTERVAL = 0.1
 # And how many times as long as the look took: one by kubectl takes much of a processor that the
-# cluster needs to get on.
+# cluster needs to get on. But never so long that a state comes and goes meanwhile.
 PATIENCE = 2
+LONGEST_INTERVAL = 1.0
 
 
 class Failure(Exception):
@@ -29,4 +30,4 @@ def until(
         now = time.monotonic()
         if now > deadline:
             raise Failure(f"{what}: not within {seconds:.0f} s{hint()}")
-        time.sleep(max(INTERVAL, PATIENCE * (now - began)))
+        time.sleep(min(LONGEST_INTERVAL, max(INTERVAL, PATIENCE * (now - began))))
