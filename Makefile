@@ -112,12 +112,12 @@ reference: setup build ## Write docs/reference anew, from the command and its so
 try-install: setup dist $(NUMPY)/ready ## Each way of the README to install, in an empty environment
 	TARGET=$(abspath $(TARGET)) PACKAGES=$(NUMPY) $(VENV)/bin/python -m pytest -q tests/install
 
-# Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md), two
-# side by side: tests wait for pods, but Python in pods computes.
+# Where there is no KUBECONFIG, clusters are started on this machine (tests/cluster/README.md). Tests
+# mostly wait for pods, so four run at a time.
 NODE_PACKAGES = containerd runc containernetworking-plugins iproute2 iptables conntrack ethtool socat openssl
-test-cluster: setup static build ## Tests on real Kubernetes clusters (K8S_TESTS=True: fail where they cannot run)
+test-cluster: setup static build fresh ## Tests on real Kubernetes clusters (K8S_TESTS=True: fail where they cannot run)
 	@bash tests/setup.sh $(NODE_PACKAGES)
-	$(VENV)/bin/python -m pytest -q -n 2 --dist=loadfile --durations=10 tests/cluster
+	$(VENV)/bin/python -m pytest -q -n 4 --durations=10 tests/cluster
 
 fresh: wheel
 	rm -rf $(FRESH)
@@ -146,7 +146,7 @@ soak: setup build ## Long runs: thousands of simulated seeds, many chaos seeds, 
 	SIM_SEEDS=20000 $(CARGO) test $(PROFILE) --locked -p edl-core --test worlds
 	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos -- --test-threads=2
 	$(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e accuracy -- --ignored --nocapture
-	SLOW_TESTS=1 $(VENV)/bin/python -m pytest -q -s tests/cluster/test_makespan.py
+	$(VENV)/bin/python -m pytest -q -s tests/cluster/test_makespan.py
 	$(VENV)/bin/python tests/cluster/edl_case.py $(TARGET)/release/elasticdl
 
 # The peers are large: where they cannot be installed, the benchmarks say so and print the rest.
