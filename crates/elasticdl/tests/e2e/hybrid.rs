@@ -57,6 +57,8 @@ fn job(home: &Home, name: &str, (workers, servers): (u32, u32), more: &[&str]) -
         "train",
         "--distribution_strategy=HybridStrategy",
         "--model_def=deepfm",
+        // Wide enough for a step to take milliseconds: a job must last until it is attacked.
+        "--model_params=hidden=1024",
         "--lanes=4",
         "--minibatch_size=12",
         "--num_epochs=2",
