@@ -5,6 +5,7 @@
 //! and none is kept. The server demands a certificate of the job's authority too: who lacks the
 //! key, or holds another job's, fails in the handshake and reaches no service.
 
+use std::pin::Pin;
 use std::sync::Once;
 use std::time::Duration;
 
@@ -105,22 +106,31 @@ pub fn client_config(key: &JobKey) -> Result<ClientTlsConfig, Error> {
 }
 
 /// Connects to the job's server at `address` (`host:port`).
-pub async fn connect(address: &str, key: &JobKey, timeout: Duration) -> Result<Channel, Error> {
-    let endpoint = Endpoint::from_shared(format!("https://{address}"))
-        .map_err(|source| Error::Address { address: address.into(), source })?
-        .tls_config(client_config(key)?)
-        .map_err(Error::Setup)?
-        .connect_timeout(timeout)
-        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-        .keep_alive_while_idle(true);
-    // The connect timeout ends with TCP; this one holds for the TLS handshake too.
-    let connecting = endpoint.connect_with_connector(service_fn(dial));
-    match tokio::time::timeout(timeout, connecting).await {
-        Ok(Ok(channel)) => Ok(channel),
-        Ok(Err(source)) => Err(Error::Connect { address: address.into(), source }),
-        Err(_) => Err(Error::Deadline { address: address.into(), timeout }),
-    }
+///
+/// The future is boxed so that the HTTP/2 client is compiled in this crate, once, and not in every
+/// crate that connects.
+pub fn connect<'a>(
+    address: &'a str,
+    key: &'a JobKey,
+    timeout: Duration,
+) -> Pin<Box<dyn Future<Output = Result<Channel, Error>> + Send + 'a>> {
+    Box::pin(async move {
+        let endpoint = Endpoint::from_shared(format!("https://{address}"))
+            .map_err(|source| Error::Address { address: address.into(), source })?
+            .tls_config(client_config(key)?)
+            .map_err(Error::Setup)?
+            .connect_timeout(timeout)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+            .keep_alive_while_idle(true);
+        // The connect timeout ends with TCP; this one holds for the TLS handshake too.
+        let connecting = endpoint.connect_with_connector(service_fn(dial));
+        match tokio::time::timeout(timeout, connecting).await {
+            Ok(Ok(channel)) => Ok(channel),
+            Ok(Err(source)) => Err(Error::Connect { address: address.into(), source }),
+            Err(_) => Err(Error::Deadline { address: address.into(), timeout }),
+        }
+    })
 }
 
 /// A connection that a process can be cut off from.
