@@ -100,6 +100,9 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
     let (our_out, our_in) = tokio::io::split(ours);
     let (reports_in, orders_out) = tokio::io::split(theirs);
     let (reports, orders, _line) = Link::new(our_in, our_out).into_parts();
+    // Held to the end: a master whose line breaks stops its job, and the platform also ends when
+    // another master takes over, which finds the job running.
+    let _open_line = reports.clone();
     let mut platform = JoinSet::new();
     platform.spawn(platform::run(client, platform_config, orders, reports));
     let mut telling = JoinSet::new();
