@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# parts.sh TARGET…: makes the targets one after the other, and stops at the first that fails.
+# parts.sh TARGET…: makes the targets one after the other; one that fails does not hide the others.
 # The last lines list what was skipped and why, and how long each part took.
 # With CI=true a skipped test is a failure: that machine must have everything.
 #
@@ -14,12 +14,11 @@ if [ -z "${ELASTICDL_SKIPS:-}" ]; then
   # shellcheck disable=SC2064  # The name of now is meant.
   trap "rm -f '$ELASTICDL_SKIPS'" EXIT
 fi
-times=() failed=
+times=() failed=()
 for part in "$@"; do
   begin=$SECONDS
-  "${MAKE:-make}" --no-print-directory "$part" || failed=$part
+  "${MAKE:-make}" --no-print-directory "$part" || failed+=("$part")
   times+=("$(printf '%5d s  %s' $((SECONDS - begin)) "$part")")
-  [ -z "$failed" ] || break
 done
 
 lines() {
@@ -31,8 +30,8 @@ echo
 printf 'skipped:\n%s\n' "${skips:-  none}"
 printf 'wall time:\n'
 printf '  %s\n' "${times[@]}"
-if [ -n "$failed" ]; then
-  echo "FAILED: $failed"
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "FAILED: ${failed[*]}"
   exit 1
 fi
 if [ -n "$skips" ] && [ "${CI:-}" = true ]; then
