@@ -174,9 +174,7 @@ impl Engine {
                 Some(Ok(Err(error))) = serving.join_next() => return Err(Error::Serve(error)),
             };
             if let Some(event) = event {
-                let now = self.now();
-                let effects = self.job.handle(event, now);
-                self.perform(effects, &orders).await?;
+                self.handle(event, &orders).await?;
             }
         }
         self.farewell(&mut queue).await;
@@ -355,6 +353,23 @@ impl Engine {
         let mut durable = self.job.durable().clone();
         durable.elapsed_secs = self.job.elapsed(self.now()).as_secs_f64();
         self.store.persist(&durable).map_err(Error::Persist)
+    }
+
+    async fn handle(&mut self, event: Event, orders: &mpsc::Sender<Order>) -> Result<(), Error> {
+        let has_come = matches!(event, Event::WorkerConnected { .. });
+        let effects = self.job.handle(event, self.now());
+        self.perform(effects, orders).await?;
+        if has_come {
+            self.note_lives();
+        }
+        Ok(())
+    }
+
+    /// Takes down who is there at once: a worker may be gone before the next look.
+    fn note_lives(&mut self) {
+        let status = self.status();
+        self.lives += u64::from(self.journal.history.live(&status, unix_secs()));
+        self.spans.look(&status, &self.journal.history);
     }
 
     /// Writes what others may look at without asking.

@@ -140,7 +140,8 @@ impl History {
         self.live(status, at_secs)
     }
 
-    fn live(&mut self, status: &JobStatus, now: f64) -> bool {
+    /// Takes down who is there; whether anybody has come, gone or changed.
+    pub(crate) fn live(&mut self, status: &JobStatus, now: f64) -> bool {
         let mut has_changed = false;
         for life in self.lives.iter_mut().filter(|life| life.to.is_none()) {
             let is_same = |i: &&proto::Instance| i.name() == life.name && i.pid == life.pid;
