@@ -169,7 +169,7 @@ async fn serve(
     let origin = Instant::now();
     let engine =
         Engine::new(config, job_config, durable, opened.run, data, store, addresses, origin);
-    engine.run(listener, http_listener, orders, reports, shutdown).await
+    Box::pin(engine.run(listener, http_listener, orders, reports, shutdown)).await
 }
 
 /// Opens the job's store, once nobody else has it open.
