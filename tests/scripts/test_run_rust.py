@@ -28,7 +28,11 @@ class Fake:
         self.artifacts: list[dict] = []
         self.skips = folder / "skips"
         cargo = folder / "cargo"
-        cargo.write_text(f'#!/bin/sh\n[ "$2" = --doc ] || cat {folder}/artifacts\n')
+        # The documentation of the real crates is not tested here.
+        no_doctests = "echo 'test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured'"
+        cargo.write_text(
+            f'#!/bin/sh\ncase "$*" in *--doc*) {no_doctests};; *) cat {folder}/artifacts;; esac\n'
+        )
         cargo.chmod(0o755)
         self.env = {**os.environ, "CARGO": str(cargo), "ELASTICDL_SKIPS": str(self.skips)}
         self.env["CACHE"] = str(folder / "cache")
