@@ -85,7 +85,7 @@ lint: setup ## Formatting, lints, scripts
 	$(VENV)/bin/python tests/features.py
 	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh tests/page/*.sh tests/cluster/harness/*.sh; \
 	else $(call skip,"lint of scripts: shellcheck is not installed"); fi
-	@if command -v gofmt >/dev/null; then test -z "$$(gofmt -l tests/cluster/components | tee /dev/stderr)"; \
+	@if command -v gofmt >/dev/null; then test -z "$$(gofmt -l tests/cluster/components | tee -a /dev/stderr)"; \
 	else $(call skip,"lint of Go: gofmt is not installed"); fi
 
 unit: setup ## Unit, property, simulation and end-to-end tests; TEST=NAME runs those named so
