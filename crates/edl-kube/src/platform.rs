@@ -72,26 +72,24 @@ pub fn run(
     orders: mpsc::Receiver<Order>,
     reports: mpsc::Sender<Report>,
 ) -> BoxFuture<'static, End> {
-    Box::pin(async move {
-        let api: Api<Pod> = Api::namespaced(client, &config.namespace);
-        let watch = watcher::Config::default().labels(&names::selector(&config.spec.job_name));
-        let events = watcher(api.clone(), watch);
-        let platform = Platform {
-            pods: Pods::new(api, config.spec.clone()),
-            n_high: config.spec.n_high_workers(),
-            config,
-            reports,
-            roster: Roster::default(),
-            attempts: BTreeMap::new(),
-            dismissed: BTreeMap::new(),
-            owner: Vec::new(),
-            calls: JoinSet::new(),
-            undeleted: Vec::new(),
-            trouble: None,
-            end: None,
-        };
-        Box::pin(platform.run(orders, events)).await
-    })
+    let api: Api<Pod> = Api::namespaced(client, &config.namespace);
+    let watch = watcher::Config::default().labels(&names::selector(&config.spec.job_name));
+    let events = watcher(api.clone(), watch);
+    let platform = Platform {
+        pods: Pods::new(api, config.spec.clone()),
+        n_high: config.spec.n_high_workers(),
+        config,
+        reports,
+        roster: Roster::default(),
+        attempts: BTreeMap::new(),
+        dismissed: BTreeMap::new(),
+        owner: Vec::new(),
+        calls: JoinSet::new(),
+        undeleted: Vec::new(),
+        trouble: None,
+        end: None,
+    };
+    Box::pin(platform.run(orders, events))
 }
 
 struct Platform {
