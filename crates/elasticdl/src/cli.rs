@@ -15,21 +15,22 @@ const ABOUT: &str = "Train deep-learning models on machines that come and go";
 const HELP: &str = "\
 {about}
 
-Usage: elasticdl <COMMAND> [FLAGS]
+Usage: elasticdl <COMMAND> [OPTIONS]
 
 Commands:
 {subcommands}
 
 Examples:
-  elasticdl train                                   train a built-in model on the data shipped with it
+  elasticdl train                                   train a built-in model on the bundled data
   elasticdl train --model_def=mnist_mlp --training_data=DIR --num_workers=4 --num_epochs=2
   elasticdl init && elasticdl train --config job.yaml --detach
   elasticdl status && elasticdl logs --follow
-  elasticdl train --resume                          go on where the last job was stopped or killed
+  elasticdl train --resume                          resume the most recent job
 
-Exit codes: 0 done, 1 the job failed, 2 bad input and nothing started, 3 stopped before its end (resumable),
-  4 no such job, 130 interrupted (resumable). Results are on stdout, all else on stderr.
-Jobs are kept in $ELASTICDL_HOME/jobs (default ~/.elasticdl/jobs). `elasticdl COMMAND --help` tells more.
+Exit codes: 0 success, 1 job failed, 2 invalid input (nothing started), 3 stopped early (resumable),
+  4 job not found, 130 interrupted (resumable). Results go to stdout, everything else to stderr.
+Jobs are stored in $ELASTICDL_HOME/jobs (default: ~/.elasticdl/jobs).
+Run `elasticdl COMMAND --help` for the options of a command.
 ";
 
 const VERSION: &str =
@@ -48,83 +49,83 @@ pub(crate) enum Command {
     /// Train a model
     #[command(after_help = TRAIN_EXAMPLES)]
     Train(Box<TrainArgs>),
-    /// Measure a trained model on data
+    /// Evaluate a trained model
     #[command(
         after_help = "Example:\n  elasticdl evaluate --checkpoint_dir_for_init=~/.elasticdl/jobs/JOB/checkpoints"
     )]
     Evaluate(Box<EvaluateArgs>),
-    /// Write a trained model's output for each record
+    /// Write a trained model's prediction for each record
     #[command(
         after_help = "Example:\n  elasticdl predict --checkpoint_dir_for_init=DIR --prediction_data=DATA --output=DIR"
     )]
     Predict(Box<PredictArgs>),
-    /// Train by a script of your own, as torchrun starts one
+    /// Run your own training script (like torchrun)
     #[command(after_help = RUN_EXAMPLES)]
     Run(Box<ScriptArgs>),
-    /// Write a commented job description to start from
+    /// Write a job description file with comments
     Init(InitArgs),
-    /// Show how far a job is
+    /// Show the status and progress of a job
     Status(StatusArgs),
-    /// Watch a job that runs in the background
+    /// Follow the progress of a background job
     Attach(JobArg),
-    /// Watch a running job on the whole terminal, scale it and kill its processes by keys
+    /// Monitor and control a running job in a full-screen view
     Top(JobArg),
-    /// Show what the processes of a job wrote
+    /// Print the logs of a job's processes
     Logs(LogsArgs),
     /// Change the number of workers of a running job
     Scale(ScaleArgs),
-    /// Stop a job; it can be resumed
+    /// Stop a job; it can be resumed later
     Stop(JobArg),
-    /// List the jobs of this machine
+    /// List jobs
     List(ListArgs),
-    /// Remove jobs that have ended, with their checkpoints and models
+    /// Delete jobs that are not running, with their checkpoints and models
     Clean(CleanArgs),
-    /// Prove that every record was trained exactly once
+    /// Verify that every record was trained exactly once
     Audit(StatusArgs),
-    /// Write a job's page as one file
+    /// Save a job's web page as a single file
     Report(JobArg),
-    /// Kill, pause, cut off or slow a process of a running job, to see it heal
+    /// Inject a fault into a running job: kill, pause, partition or slow a process
     #[command(after_help = CHAOS_EXAMPLES)]
     Chaos(ChaosArgs),
-    /// Generate, import and look at data
+    /// Generate, import and inspect datasets
     Data(DataArgs),
-    /// Make images of models for clusters: init, build, push
+    /// Build and push container images of models
     Zoo(zoo::ZooArgs),
-    /// Play a cluster of many jobs in numbers, and see who gets how many workers
+    /// Simulate scheduling on a cluster
     #[command(after_help = SIMULATE_EXAMPLES)]
     Simulate(SimulateArgs),
-    /// Care for the TrainingJobs of a cluster, or print what installs that
+    /// Run the Kubernetes operator, or print its manifests
     #[command(after_help = operator::OPERATOR_EXAMPLES)]
     Operator(operator::OperatorArgs),
-    /// Show what the operator would do with every job now, and why
+    /// Show what the operator would do with each job now, and why
     #[command(after_help = operator::PLAN_EXAMPLES)]
     Plan(operator::PlanArgs),
-    /// Say why a job of the cluster is not at its maximum
+    /// Explain why a TrainingJob has fewer workers than its maximum
     Explain(operator::ExplainArgs),
-    /// Turn job descriptions of others into ours
+    /// Convert PaddlePaddle EDL manifests
     Job(operator::JobArgs),
-    /// Train while processes are being killed, then prove that nothing was lost
+    /// Train while killing processes, then verify that nothing was lost
     Demo(DemoArgs),
-    /// Check that this machine can train
+    /// Check that this machine is ready to train
     Doctor,
-    /// Run a job's master by hand; it starts parameter servers, workers are yours
+    /// Run a job's master manually; it starts the parameter servers, but no workers
     Master(Box<MasterArgs>),
-    /// Run a parameter server by hand
+    /// Run a parameter server manually
     Ps(PsArgs),
-    /// Run a worker by hand
+    /// Run a worker manually
     Worker(Box<WorkerArgs>),
-    /// Print shell completions
+    /// Print a shell completion script
     Completions {
-        /// bash, zsh, fish, elvish or powershell
+        /// Shell to complete for
         shell: clap_complete::Shell,
     },
-    /// The background half of `train --detach`
+    /// Run the background process of `train --detach`
     #[command(hide = true)]
     Supervise(SuperviseArgs),
-    /// Says what the model of the job on standard input is made of
+    /// Describe the model of the job on standard input
     #[command(hide = true)]
     Describe,
-    /// A process of a job inside a container
+    /// Run a process of a job inside a container
     #[command(hide = true)]
     Pod(crate::pod::PodArgs),
 }
@@ -132,11 +133,11 @@ pub(crate) enum Command {
 const CHAOS_EXAMPLES: &str = "\
 Examples:
   elasticdl train --allow_chaos --detach
-  elasticdl chaos kill                              one of the workers, now
-  elasticdl chaos my-job stop --worker 1            as if its machine stood still; wake ends it
-  elasticdl chaos partition --worker 1 --secs 20    as if its cable was pulled, and put back
-  elasticdl chaos slow --factor 8                   as if others used its machine, for a while
-  elasticdl chaos kill --every 30s --seed 7         again and again until the job ends";
+  elasticdl chaos kill                              kill a random worker
+  elasticdl chaos my-job stop --worker 1            freeze worker 1; `wake` resumes it
+  elasticdl chaos partition --worker 1 --secs 20    disconnect worker 1 for 20 seconds
+  elasticdl chaos slow --factor 8                   make a random worker 8x slower for 15 seconds
+  elasticdl chaos kill --every 30s --seed 7         kill a random worker every 30 seconds";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
@@ -153,7 +154,7 @@ Examples:
 const SIMULATE_EXAMPLES: &str = "\
 Examples:
   elasticdl simulate edl-case-1 --policy=off,edl-published,elastic-fair --seeds=10
-  elasticdl simulate --example > cluster.yaml && elasticdl simulate cluster.yaml --svg=play.svg
+  elasticdl simulate --example > cluster.yaml && elasticdl simulate cluster.yaml --svg=run.svg
   elasticdl simulate adaptdl-1 adaptdl-2 --policy=tiresias,goodput --data=DIR";
 
 #[derive(Args, Debug)]
@@ -194,30 +195,32 @@ pub(crate) struct PredictArgs {
 #[derive(Args, Clone, Debug, Default)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct RunFlags {
-    /// Read the job from a YAML file; flags win
+    /// Read the job description from a YAML file; flags override it
     #[arg(long, help_heading = "Job", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Print the job as YAML and start nothing
+    /// Print the resulting job description as YAML and exit
     #[arg(long, help_heading = "Job")]
     pub(crate) print_config: bool,
-    /// Go on with a job that was stopped or killed [default: the newest]
+    /// Resume a stopped or killed job [default: the most recent job]
     #[arg(long, help_heading = "Job", value_name = "JOB", num_args = 0..=1)]
     #[expect(clippy::option_option, reason = "absent, bare, and with a name are three things")]
     pub(crate) resume: Option<Option<String>>,
-    /// Folder of the job [default: $ELASTICDL_HOME/jobs/NAME; on a cluster, of the first volume]
+    /// Job folder [default: $ELASTICDL_HOME/jobs/NAME; on a cluster, elasticdl/NAME on the first
+    /// volume]
     #[arg(long, help_heading = "Job", value_name = "DIR")]
     pub(crate) job_dir: Option<PathBuf>,
-    /// Print the objects for `kubectl apply -f`, or write them to FILE, and submit nothing
+    /// Write the Kubernetes objects as YAML to stdout or FILE instead of submitting the job
     #[arg(long, help_heading = "Kubernetes", value_name = "FILE", num_args = 0..=1, require_equals = true)]
     #[expect(clippy::option_option, reason = "absent, bare, and with a name are three things")]
     pub(crate) yaml: Option<Option<PathBuf>>,
-    /// File of patches for the job's pods and Service, see docs/kubernetes.md
+    /// YAML or JSON file with patches for the job's pods and Service; see docs/kubernetes.md
     #[arg(long, help_heading = "Kubernetes", value_name = "FILE")]
     pub(crate) cluster_spec: Option<PathBuf>,
-    /// Build an image of --model_zoo, push it to PREFIX (registry and path), and submit the job with it
+    /// Build an image from --model_zoo, push it to PREFIX (registry and path), and run the job with
+    /// it
     #[arg(long, help_heading = "Kubernetes", value_name = "PREFIX")]
     pub(crate) docker_image_prefix: Option<String>,
-    /// Image that --docker_image_prefix starts from
+    /// Base image for --docker_image_prefix
     #[arg(
         long,
         help_heading = "Kubernetes",
@@ -225,17 +228,17 @@ pub(crate) struct RunFlags {
         requires = "docker_image_prefix"
     )]
     pub(crate) image_base: Option<String>,
-    /// Inside a cluster, use the kubeconfig all the same
+    /// Use the kubeconfig file even inside a cluster
     #[arg(long, help_heading = "Kubernetes", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) force_use_kube_config_file: Option<bool>,
-    /// Leave the job in the background
+    /// Run the job in the background
     #[arg(long, help_heading = "Job")]
     pub(crate) detach: bool,
-    /// Watch it on the whole terminal, as `elasticdl top` does; leaving lets it go on
+    /// Show the full-screen view of `elasticdl top`; the job keeps running when you leave it
     #[arg(long, help_heading = "Job", conflicts_with = "detach")]
     pub(crate) tui: bool,
-    /// Old way to say --num_minibatches_per_task
+    /// Deprecated: use --num_minibatches_per_task
     #[arg(long, hide = true, value_name = "N")]
     pub(crate) records_per_task: Option<u32>,
 }
@@ -262,16 +265,16 @@ pub(crate) struct MasterArgs {
 #[derive(Args, Clone, Debug, Default)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct JoinFlags {
-    /// Address of the master [default: the job's]
+    /// Address of the master [default: the job's, or localhost:50001 if no job is named]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) master_addr: Option<String>,
-    /// Name of the job
+    /// Job name
     #[arg(long)]
     pub(crate) job_name: Option<String>,
-    /// Folder of the job
+    /// Job folder
     #[arg(long, value_name = "DIR")]
     pub(crate) job_dir: Option<PathBuf>,
-    /// File with the job's key [default: `job.key` in the job's folder]
+    /// File with the job's key [default: `job.key` in the job folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) job_key_file: Option<PathBuf>,
     /// Set by the supervisor that started this process
@@ -282,65 +285,67 @@ pub(crate) struct JoinFlags {
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct PsArgs {
-    /// Number of this parameter server
+    /// Index of this parameter server
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) ps_id: u32,
-    /// Port to serve on; 0 picks a free one
+    /// Port to listen on; 0 picks a free port
     #[arg(long, default_value_t = 0)]
     pub(crate) port: u16,
     #[command(flatten)]
     pub(crate) join: JoinFlags,
-    /// DEBUG, INFO, WARNING or ERROR [default: the job's]
+    /// Log level: DEBUG, INFO, WARNING or ERROR [default: the job's]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log_level: Option<String>,
 }
 
-/// A script whose loop calls `elasticdl.init()`.
+/// A training script that calls `elasticdl.init()`.
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct ScriptArgs {
-    /// Workers, or the fewest and the most of them, e.g. 2:8
+    /// Number of workers, or the minimum and maximum, e.g. 2:8
     #[arg(long, value_name = "N[:MAX]")]
     pub(crate) workers: Option<String>,
-    /// torchrun's word for workers: nodes …
+    /// As in torchrun: number of nodes, or the minimum and maximum; ignored with --workers
     #[arg(long, value_name = "N[:MAX]", default_value = "1")]
     pub(crate) nnodes: String,
-    /// … times processes of each; auto: one per core
+    /// As in torchrun: workers per node; auto starts one per core; ignored with --workers
     #[arg(long, alias = "nproc-per-node", value_name = "N", default_value = "1")]
     pub(crate) nproc_per_node: String,
-    /// Micro-batches of one step, for the job's whole life [default: the most workers]
+    /// Micro-batches per step, fixed for the job's lifetime [default: the maximum number of
+    /// workers]
     #[arg(long, value_name = "N")]
     pub(crate) lanes: Option<u32>,
-    /// Decides everything that is random
+    /// Random seed
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Threads of each worker [default: 1]
+    /// Threads per worker [default: 1]
     #[arg(long, alias = "threads-per-worker", value_name = "N")]
     pub(crate) threads_per_worker: Option<u32>,
-    /// Unexplained crashes after which a worker is given up [default: 3]
+    /// Crashes without progress to tolerate before the job fails [default: 3]
     #[arg(long, alias = "max-restarts", value_name = "N")]
     pub(crate) max_restarts: Option<u32>,
-    /// Name of the job [default: made from the script's]
+    /// Job name [default: derived from the script's name]
     #[arg(long, alias = "job-name")]
     pub(crate) job_name: Option<String>,
-    /// Folder of the job [default: $ELASTICDL_HOME/jobs/NAME; on a cluster, of the first volume]
+    /// Job folder [default: $ELASTICDL_HOME/jobs/NAME; on a cluster, elasticdl/NAME on the first
+    /// volume]
     #[arg(long, alias = "job-dir", value_name = "DIR")]
     pub(crate) job_dir: Option<PathBuf>,
-    /// Where the model goes [default: `output` in the job's folder]
+    /// Folder for the trained model [default: `output` in the job folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<String>,
-    /// Leave the job in the background
+    /// Run the job in the background
     #[arg(long)]
     pub(crate) detach: bool,
-    /// The script is the name of a module
+    /// Run SCRIPT as a Python module, like `python -m`
     #[arg(short, long)]
     pub(crate) module: bool,
-    /// The script is a program, not for Python
+    /// Run SCRIPT directly, without Python
     #[arg(long, alias = "no-python")]
     pub(crate) no_python: bool,
     #[command(flatten)]
     pub(crate) cluster: ClusterFlags,
-    /// torchrun's; always so
+    /// Accepted for compatibility with torchrun; always on
     #[arg(long, hide = true)]
     pub(crate) standalone: bool,
     #[arg(long, alias = "rdzv-backend", hide = true)]
@@ -349,7 +354,7 @@ pub(crate) struct ScriptArgs {
     pub(crate) rdzv_endpoint: Option<String>,
     #[arg(long, alias = "rdzv-id", hide = true)]
     pub(crate) rdzv_id: Option<String>,
-    /// The script, and what it is given: all that follows is its own
+    /// Script to run, followed by its arguments
     #[arg(value_name = "SCRIPT", required = true, trailing_var_arg = true)]
     pub(crate) script: Vec<String>,
 }
@@ -357,24 +362,24 @@ pub(crate) struct ScriptArgs {
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct WorkerArgs {
-    /// Number of this worker
+    /// Index of this worker
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) worker_id: u32,
     #[command(flatten)]
     pub(crate) join: JoinFlags,
-    /// Must be the job's model, if given
+    /// Model to check against the job's
     #[arg(long, value_name = "NAME")]
     pub(crate) model_def: Option<String>,
-    /// Must be the job's, if given
+    /// Batch size to check against the job's
     #[arg(long, value_name = "N")]
     pub(crate) minibatch_size: Option<u32>,
-    /// DEBUG, INFO, WARNING or ERROR [default: the job's]
+    /// Log level: DEBUG, INFO, WARNING or ERROR [default: the job's]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log_level: Option<String>,
-    /// Known to the master
+    /// Ignored: the master knows it
     #[arg(long, hide = true)]
     pub(crate) job_type: Option<String>,
-    /// Known to the master
+    /// Ignored: the master knows it
     #[arg(long, hide = true)]
     pub(crate) ps_addrs: Option<String>,
 }
@@ -390,10 +395,10 @@ pub(crate) struct SuperviseArgs {
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct JobArg {
-    /// Name or folder of the job [default: the newest]
+    /// Job name or folder [default: the most recent job]
     #[arg(value_name = "JOB")]
     pub(crate) job: Option<String>,
-    /// Look on the cluster, in this namespace
+    /// Find the job on the cluster, in this namespace
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 }
@@ -402,7 +407,7 @@ pub(crate) struct JobArg {
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) job: JobArg,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -412,19 +417,19 @@ pub(crate) struct StatusArgs {
 pub(crate) struct LogsArgs {
     #[command(flatten)]
     pub(crate) job: JobArg,
-    /// Only this worker's
+    /// Show only the log of this worker
     #[arg(long, value_name = "N", group = "process")]
     pub(crate) worker: Option<u32>,
-    /// Only this parameter server's
+    /// Show only the log of this parameter server
     #[arg(long, value_name = "N", group = "process")]
     pub(crate) ps: Option<u32>,
-    /// Only the master's
+    /// Show only the log of the master
     #[arg(long, group = "process")]
     pub(crate) master: bool,
-    /// Wait for more until the job ends
+    /// Keep printing new lines until the job ends
     #[arg(long, short)]
     pub(crate) follow: bool,
-    /// Only the last N lines
+    /// Show only the last N lines
     #[arg(long, short = 'n', value_name = "N")]
     pub(crate) tail: Option<usize>,
 }
@@ -433,7 +438,7 @@ pub(crate) struct LogsArgs {
 pub(crate) struct ScaleArgs {
     #[command(flatten)]
     pub(crate) job: JobArg,
-    /// Workers that shall run
+    /// Target number of workers
     #[arg(long, value_name = "N")]
     pub(crate) workers: u32,
 }
@@ -445,44 +450,44 @@ pub(crate) struct ScaleArgs {
 pub(crate) struct ChaosArgs {
     #[command(flatten)]
     pub(crate) job: JobArg,
-    /// What is done to it
+    /// Fault to inject
     #[arg(value_name = "HOW")]
     pub(crate) how: How,
-    /// This worker [default: one that works, by the seed]
+    /// Target worker [default: a random active worker]
     #[arg(long, value_name = "N", group = "victim")]
     pub(crate) worker: Option<u32>,
-    /// This parameter server
+    /// Target parameter server
     #[arg(long, value_name = "N", group = "victim")]
     pub(crate) ps: Option<u32>,
-    /// Not before this step
+    /// Wait until the job reaches this step
     #[arg(long, value_name = "S")]
     pub(crate) at_step: Option<u64>,
-    /// Again and again, e.g. 30s
+    /// Repeat at this interval until the job ends, e.g. 30s
     #[arg(long, value_name = "TIME", value_parser = crate::flags::seconds)]
     pub(crate) every: Option<u64>,
-    /// How long a partition or slowness lasts [default: 15]
+    /// Duration of `partition` and `slow`, in seconds [default: 15]
     #[arg(long, value_name = "SECS", value_parser = crate::flags::finite)]
     pub(crate) secs: Option<f64>,
-    /// How many times slower [default: 4]
+    /// Slowdown factor of `slow` [default: 4]
     #[arg(long, value_name = "F", value_parser = clap::value_parser!(u32).range(2..=100))]
     pub(crate) factor: Option<u32>,
-    /// Decides who is chosen
+    /// Random seed for choosing workers
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub(crate) seed: u64,
 }
 
-/// What can be done to a process on purpose.
+/// A fault that can be injected into a process.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum How {
-    /// SIGKILL
+    /// Kill the process (SIGKILL)
     Kill,
-    /// SIGSTOP: it stands still
+    /// Freeze the process (SIGSTOP)
     Stop,
-    /// SIGCONT: it goes on
+    /// Resume a frozen process (SIGCONT)
     Wake,
-    /// It is cut off from the others for a while
+    /// Disconnect the process from the others for a while
     Partition,
-    /// It gets slower for a while
+    /// Slow the process down for a while
     Slow,
 }
 
@@ -500,36 +505,36 @@ impl How {
 
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// How long it trains
+    /// Number of epochs to train
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) epochs: u32,
-    /// Of the model and of who is killed
+    /// Random seed for training and for choosing processes to kill
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Lines instead of the terminal view
+    /// Print plain lines instead of the full-screen view
     #[arg(long)]
     pub(crate) plain: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
-    /// The jobs of this namespace of the cluster
+    /// List the jobs on the cluster, in this namespace
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct CleanArgs {
-    /// The jobs of this namespace of the cluster
+    /// Delete jobs on the cluster, in this namespace
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
-    /// Names or folders of the jobs to remove
+    /// Names or folders of the jobs to delete
     #[arg(value_name = "JOB")]
     pub(crate) jobs: Vec<String>,
-    /// Every job that does not run
+    /// Delete every job that is not running
     #[arg(long, conflicts_with = "jobs")]
     pub(crate) all: bool,
 }
@@ -540,7 +545,7 @@ pub(crate) struct InitArgs {
     /// File to write
     #[arg(value_name = "FILE", default_value = "job.yaml")]
     pub(crate) file: PathBuf,
-    /// Replace the file if there is one
+    /// Overwrite an existing file
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -548,40 +553,41 @@ pub(crate) struct InitArgs {
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct SimulateArgs {
-    /// What to play: a name (edl-case-1, edl-case-2, adaptdl-N, philly-PERCENT) or a YAML file
+    /// Scenarios to simulate: names (edl-case-1, edl-case-2, adaptdl-N, philly-PERCENT) or YAML
+    /// files
     #[arg(value_name = "SCENARIO", required_unless_present = "example")]
     pub(crate) scenarios: Vec<String>,
-    /// Who decides: policies, or `all`
+    /// Scheduling policies to compare, separated by commas, or `all`
     #[arg(long, value_name = "NAME,…", default_value = "elastic-fair")]
     pub(crate) policy: String,
-    /// Seed of the first run
+    /// Random seed of the first run
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Play with so many seeds
+    /// Number of consecutive seeds to run
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) seeds: u64,
-    /// How quick the cluster is: today or 2017
+    /// Kubernetes timing to simulate: today or 2017 [default: the scenario's]
     #[arg(long, value_name = "YEAR")]
     pub(crate) kubernetes: Option<String>,
-    /// Folder of traces (AdaptDL's workloads and profiles)
+    /// Folder with trace files (AdaptDL's workloads and profiles)
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
-    /// Nodes that vanish, of the whole cluster
+    /// Nodes lost without notice, per hour for the whole cluster
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = crate::flags::rate)]
     pub(crate) losses_per_hour: f64,
-    /// Nodes that are announced to go, of the whole cluster
+    /// Nodes reclaimed with notice, per hour for the whole cluster
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = crate::flags::rate)]
     pub(crate) reclaims_per_hour: f64,
-    /// Write every moment of each run to a file
+    /// Write the time series of each run to a CSV file
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Draw each run: workers by job, utilisation, waiting
+    /// Plot each run to an SVG file: workers by job, utilization, waiting jobs
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print a commented scenario file to start from
+    /// Print an example scenario file with comments
     #[arg(long)]
     pub(crate) example: bool,
 }
@@ -595,25 +601,25 @@ pub(crate) struct DataArgs {
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(crate) enum DataCommand {
-    /// Write a known data set as `DIR/NAME/train` and `DIR/NAME/test`
+    /// Write a well-known dataset to `DIR/NAME/train` and `DIR/NAME/test`
     Gen {
-        /// mnist, fashion_mnist or census
+        /// Dataset: mnist, fashion_mnist or census
         name: String,
-        /// Folder to write below
+        /// Output folder
         dir: PathBuf,
-        /// Where the original files are [default: where their package puts them]
+        /// Folder with the original files [default: where their package installs them]
         #[arg(long, value_name = "DIR")]
         source: Option<PathBuf>,
         #[command(flatten)]
         write: WriteFlags,
     },
-    /// Turn a data set of another format into RecordIO
+    /// Convert a dataset to RecordIO
     Import {
-        /// What to read: a file, a folder, a glob or a URL; of MNIST's format, the image file
+        /// Input: a file, folder, glob or URL; for MNIST's format, the image file
         from: String,
-        /// Folder to write
+        /// Output folder
         dir: PathBuf,
-        /// For MNIST's format, the label file
+        /// Label file, for MNIST's format
         #[arg(long, value_name = "FILE")]
         labels: Option<PathBuf>,
         #[command(flatten)]
@@ -621,21 +627,21 @@ pub(crate) enum DataCommand {
         #[command(flatten)]
         read: ReadFlags,
     },
-    /// Show what a data set holds
+    /// Show a summary of a dataset
     Inspect {
-        /// A file, a folder, a glob or a URL
+        /// File, folder, glob or URL
         data: String,
         #[command(flatten)]
         read: ReadFlags,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Print the first records, one JSON object per line
     Head {
-        /// A file, a folder, a glob or a URL
+        /// File, folder, glob or URL
         data: String,
-        /// How many
+        /// Number of records
         #[arg(long, short = 'n', value_name = "N", default_value_t = 3)]
         records: u64,
         #[command(flatten)]
@@ -646,10 +652,10 @@ pub(crate) enum DataCommand {
 #[derive(Args, Clone, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct ReadFlags {
-    /// What a record's bytes are: tf_example or bytes
+    /// Record encoding: tf_example or bytes
     #[arg(long, value_name = "CODEC", default_value = "tf_example")]
     pub(crate) codec_type: String,
-    /// Words for the reader, e.g. "delimiter=;"
+    /// Options for the data reader, e.g. "delimiter=;"
     #[arg(long, value_name = "K=V;…", value_parser = crate::flags::pairs)]
     pub(crate) data_reader_params: Option<std::collections::BTreeMap<String, String>>,
 }
@@ -657,16 +663,16 @@ pub(crate) struct ReadFlags {
 #[derive(Args, Clone, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct WriteFlags {
-    /// none, snappy or gzip
+    /// Compression: none, snappy or gzip
     #[arg(long, value_name = "NAME", default_value = "gzip")]
     pub(crate) compression: String,
-    /// Spread the records over so many files
+    /// Number of output files
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) files: u64,
-    /// Only the first records
+    /// Write only the first N records; with `gen`, the first N training records
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<u64>,
-    /// Only the first records of the test part, for `gen`
+    /// With `gen`, write only the first N test records
     #[arg(long, value_name = "N")]
     pub(crate) test_limit: Option<u64>,
 }

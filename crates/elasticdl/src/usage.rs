@@ -121,7 +121,7 @@ mod tests {
         let lines = help.lines().count();
         assert!((24..=50).contains(&lines), "{lines} lines:\n{help}");
         assert!(help.lines().all(|line| line.chars().count() <= 120), "{help}");
-        assert!(help.contains("Exit codes: 0 done"), "{help}");
+        assert!(help.contains("Exit codes: 0 success"), "{help}");
         assert!(!help.contains("supervise"), "{help}");
     }
 }

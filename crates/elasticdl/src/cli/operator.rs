@@ -8,14 +8,14 @@ use edl_operator::manifests::{HTTP_PORT, NAMESPACE};
 
 pub(crate) const OPERATOR_EXAMPLES: &str = "\
 Examples:
-  elasticdl operator manifests | kubectl apply -f -      install it
-  elasticdl operator --kubeconfig ~/.kube/config         run it here
+  elasticdl operator manifests | kubectl apply -f -      install the operator
+  elasticdl operator --kubeconfig ~/.kube/config         run it locally
   kubectl apply -f examples/trainingjob/job.yaml && kubectl get tj --watch";
 
 pub(crate) const PLAN_EXAMPLES: &str = "\
 Examples:
   elasticdl plan
-  elasticdl plan --explain my-job                        the same as `elasticdl explain my-job`";
+  elasticdl plan --explain my-job                        same as `elasticdl explain my-job`";
 
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case", args_conflicts_with_subcommands = true)]
@@ -24,13 +24,13 @@ pub(crate) struct OperatorArgs {
     pub(crate) command: Option<OperatorCommand>,
     #[command(flatten)]
     pub(crate) cluster: PlannerFlags,
-    /// DEBUG, INFO, WARNING or ERROR
+    /// Log level: DEBUG, INFO, WARNING or ERROR
     #[arg(long, value_name = "LEVEL", default_value = "INFO")]
     pub(crate) log_level: String,
-    /// Port of its page, /metrics and /healthz; 0 picks a free one
+    /// Port of the web page, /metrics and /healthz; 0 picks a free port
     #[arg(long, value_name = "PORT", default_value_t = HTTP_PORT)]
     pub(crate) http_port: u16,
-    /// Masters are started by somebody else, outside the cluster
+    /// Masters run outside the cluster and are not started by the operator
     #[arg(long, hide = true)]
     pub(crate) masters_outside: bool,
 }
@@ -38,33 +38,33 @@ pub(crate) struct OperatorArgs {
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(crate) enum OperatorCommand {
-    /// Print the definition of TrainingJob
+    /// Print the TrainingJob CustomResourceDefinition
     Crd,
-    /// Print everything that installs the operator
+    /// Print all manifests that install the operator
     Manifests {
-        /// Where it shall run
+        /// Namespace to install the operator in
         #[arg(long, value_name = "NAME", default_value = NAMESPACE)]
         namespace: String,
-        /// Image with elasticdl in its PATH
+        /// Image with elasticdl on its PATH
         #[arg(long, value_name = "IMAGE", default_value = "elasticdl:native")]
         image: String,
     },
 }
 
-/// Which cluster, and by which rules.
+/// The cluster and the scheduling policy.
 #[derive(Args, Clone, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct PlannerFlags {
-    /// Where the operator runs: its Lease and the queues are there
+    /// Namespace of the operator, its Lease and the queues
     #[arg(long, value_name = "NAME", default_value = NAMESPACE)]
     pub(crate) namespace: String,
-    /// File that names the cluster [default: the cluster around this process, or kubectl's]
+    /// Kubeconfig file [default: the cluster this process runs in, or kubectl's]
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Jobs grow until this share of the cluster is asked for
+    /// Share of the cluster's resources up to which jobs grow
     #[arg(long, value_name = "SHARE", default_value_t = 0.97)]
     pub(crate) max_load_desired: f64,
-    /// Who decides, see docs/scheduling.md
+    /// Scheduling policy; see docs/scheduling.md
     #[arg(long, value_name = "NAME", default_value = "elastic-fair")]
     pub(crate) policy: String,
 }
@@ -74,7 +74,7 @@ pub(crate) struct PlannerFlags {
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) cluster: PlannerFlags,
-    /// Only this job, and why it is not at its maximum
+    /// Show only this job, and why it has fewer workers than its maximum
     #[arg(long, value_name = "JOB")]
     pub(crate) explain: Option<String>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct PlanArgs {
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct ExplainArgs {
-    /// Name of a TrainingJob, or NAMESPACE/NAME
+    /// TrainingJob, as NAME or NAMESPACE/NAME
     #[arg(value_name = "JOB")]
     pub(crate) job: String,
     #[command(flatten)]
@@ -97,9 +97,9 @@ pub(crate) struct JobArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JobCommand {
-    /// Print a TrainingJob of PaddlePaddle EDL in our words
+    /// Convert a PaddlePaddle EDL TrainingJob and print the result
     Convert {
-        /// Its manifest
+        /// Manifest to convert
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },

@@ -21,36 +21,36 @@ pub(crate) struct ZooArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ZooCommand {
-    /// Write a Dockerfile, and a first model where there is none
+    /// Write a Dockerfile, and an example model if there is none
     Init(ZooInitArgs),
-    /// Build the image, with docker, podman or buildah where one answers, and without them elsewhere
+    /// Build the image with docker, podman or buildah, or without them if none is available
     Build(ZooBuildArgs),
-    /// Send an image to its registry
+    /// Push an image to its registry
     Push(ZooPushArgs),
 }
 
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct ZooInitArgs {
-    /// What the models are: python, or rust for those that are built in and need no Python
+    /// Language of the models: python, or rust for the built-in models, which need no Python
     #[arg(long, value_name = "NAME", default_value = "python")]
     pub(crate) language: Language,
-    /// Image to start from [default: python:3.12-slim, or scratch for rust]
+    /// Base image [default: python:3.12-slim, or scratch for rust]
     #[arg(long, value_name = "IMAGE", default_value = "", hide_default_value = true)]
     pub(crate) base_image: String,
-    /// Folder of models, in this folder
+    /// Folder with the models, inside the current folder
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) model_zoo: PathBuf,
-    /// Install the wheels of this folder, and not those of the package index
+    /// Install wheels from this folder instead of the package index
     #[arg(long, value_name = "DIR")]
     pub(crate) local_pkg_dir: Option<PathBuf>,
-    /// File that changes pods for a site; it goes to /cluster_spec in the image
+    /// File with site-specific pod changes, copied to /cluster_spec in the image
     #[arg(long, value_name = "FILE")]
     pub(crate) cluster_spec: Option<PathBuf>,
-    /// Another package index to ask
+    /// Additional package index
     #[arg(long, value_name = "URL", default_value = "", hide_default_value = true)]
     pub(crate) extra_pypi_index: String,
-    /// Replace the Dockerfile if there is one
+    /// Overwrite an existing Dockerfile
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -67,19 +67,19 @@ pub(crate) struct ZooBuildArgs {
     /// Folder with the Dockerfile
     #[arg(value_name = "DIR", default_value = ".")]
     pub(crate) folder: PathBuf,
-    /// Name of the image, e.g. elasticdl:mnist or HOST:PORT/NAME:TAG
+    /// Image name, e.g. elasticdl:mnist or HOST:PORT/NAME:TAG
     #[arg(long, value_name = "NAME:TAG")]
     pub(crate) image: String,
-    /// Image to start from, instead of the Dockerfile's; also oci-archive:FILE and oci:DIR
+    /// Base image to use instead of the Dockerfile's; also oci-archive:FILE or oci:DIR
     #[arg(long, value_name = "IMAGE")]
     pub(crate) base_image: Option<String>,
-    /// Who builds: docker, podman, buildah or own [default: the first that answers]
+    /// Build tool: docker, podman, buildah or own (built in) [default: the first one available]
     #[arg(long, value_name = "NAME")]
     pub(crate) builder: Option<Builder>,
-    /// Write the image to a file, too
+    /// Also write the image to a file
     #[arg(long, value_name = "FILE.tar")]
     pub(crate) output: Option<PathBuf>,
-    /// The elasticdl program that goes into the image [default: this one]
+    /// elasticdl binary to put into the image [default: this one]
     #[arg(long, value_name = "FILE")]
     pub(crate) binary: Option<PathBuf>,
 }
@@ -94,7 +94,7 @@ pub(crate) enum Builder {
 
 #[derive(Args, Debug)]
 pub(crate) struct ZooPushArgs {
-    /// Name of the image
+    /// Image name
     #[arg(value_name = "IMAGE")]
     pub(crate) image: String,
 }

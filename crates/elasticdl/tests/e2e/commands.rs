@@ -187,7 +187,7 @@ fn version_help_and_completions_are_there() {
     let home = Home::new();
     let version = home.stdout(&["--version"]);
     assert!(version.starts_with("elasticdl ") && version.contains("(commit "), "{version}");
-    assert!(home.stdout(&["--help"]).contains("Exit codes: 0 done"));
+    assert!(home.stdout(&["--help"]).contains("Exit codes: 0 success"));
     for command in ["train", "evaluate", "predict", "data", "worker"] {
         assert!(home.stdout(&[command, "--help"]).contains("Usage: elasticdl"), "{command}");
     }
