@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The job description: one set of words for flags, YAML file and cluster resource.
+//! The job description: the same fields for flags, YAML files and TrainingJobs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::batch::BatchPlan;
 use crate::layout::Layout;
 
-/// Each one is a file of every checkpoint.
+/// Every checkpoint has one file per partition.
 const MAX_PARTITIONS: u32 = 4096;
 
-/// Everything that a user says about a job. `JobSpec::default()` is the job without flags.
+/// Everything that a user can specify about a job. `JobSpec::default()` is the job without flags.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct JobSpec {
@@ -20,18 +20,18 @@ pub struct JobSpec {
     pub job_type: JobType,
 
     // The model.
-    /// Folder of Python models; empty: the current one.
+    /// Folder with Python models; empty: the current folder.
     pub model_zoo: String,
-    /// Name of a built-in model, the dotted path of a Python one below `model_zoo`, or the path
-    /// of its file or folder.
+    /// Name of a built-in model, or a Python model: its dotted path in `model_zoo`, its file or its
+    /// folder.
     pub model_def: String,
-    /// A worker of the user's own: a command line that calls `elasticdl.init()`.
+    /// Command that runs a custom training loop; it must call `elasticdl.init()`.
     pub job_command: String,
-    /// Numbers and words for the model, e.g. `lr=0.1`.
+    /// Model parameters, e.g. `lr=0.1`.
     pub model_params: BTreeMap<String, String>,
-    /// Names another optimizer than the model's own, e.g. `adam`.
+    /// Overrides the model's optimizer, e.g. `adam`.
     pub optimizer: Option<String>,
-    // Names of functions in a Python module; empty: the word itself.
+    // Names of functions in a Python module; empty: the name of the field.
     pub optimizer_fn: String,
     pub loss: String,
     pub feed: String,
@@ -43,123 +43,125 @@ pub struct JobSpec {
     /// `constant`, `steps:1000,2000:0.1`, `exponential:1000:0.9`, `cosine:100:10000`, `linear:100:10000`.
     pub learning_rate_schedule: Option<String>,
     pub weight_decay: Option<f64>,
-    /// Scales a batch's gradient down to this global norm.
+    /// Clips the gradient of a batch to this global norm.
     pub clip_norm: Option<f64>,
 
-    // The data: a file, a folder, a glob or a URL.
+    // Data: a file, folder, glob or URL.
     pub training_data: String,
     pub validation_data: String,
     pub prediction_data: String,
-    /// `tf_example` or `bytes`: what a record's bytes are.
+    /// Record encoding: `tf_example` or `bytes`.
     pub codec_type: String,
     pub data_reader_params: BTreeMap<String, String>,
     pub minibatch_size: u32,
     pub num_minibatches_per_task: u32,
-    /// 0 goes on until stopped.
+    /// 0: until the job is stopped.
     pub num_epochs: u32,
     pub shuffle: bool,
     pub seed: u64,
 
-    // Who works.
+    // Processes.
     pub distribution_strategy: Strategy,
     pub num_workers: u32,
-    /// AllReduce waits while fewer than these are there.
+    /// AllReduce waits while there are fewer workers than this.
     pub min_workers: u32,
-    /// `scale` goes no higher.
+    /// Maximum number of workers that `scale` can set.
     pub max_workers: Option<u32>,
-    /// Micro-batches of one AllReduce step, for the job's whole life; unset: `max_workers`.
+    /// Micro-batches per AllReduce step, fixed for the job's lifetime; unset: `max_workers`, or
+    /// `num_workers`.
     pub lanes: Option<u32>,
-    /// Threads of each worker's engine: sums depend on it, so it is fixed for the job's life.
+    /// Compute threads per worker; fixed for the job's lifetime, because results depend on it.
     pub threads_per_worker: u32,
     pub same_bits: SameBits,
-    /// Lets slow workers run fewer lanes; the bits stay the same.
+    /// Assigns fewer lanes to slow workers; results stay bit-identical.
     pub lane_balance: bool,
-    /// How gradients travel between workers; results depend on it, so it is fixed for the job's
-    /// life.
+    /// Data type of gradients sent between workers; fixed for the job's lifetime, because results
+    /// depend on it.
     pub allreduce_dtype: AllreduceDtype,
     pub num_ps_pods: u32,
-    /// Into how many pieces parameter state is cut, for the job's whole life.
+    /// Number of partitions of the parameter state, fixed for the job's lifetime.
     pub partitions: u32,
 
-    // How gradients meet.
+    // Gradients.
     /// Unset: asynchronous unless `grads_to_wait` or `sync_version_tolerance` is set.
     pub use_async: Option<bool>,
-    /// Batches of one synchronous round.
+    /// Batches per synchronous round.
     pub grads_to_wait: Option<u32>,
-    /// The fast wait at pull when they are this many versions ahead of the slowest.
+    /// Maximum staleness, in steps: faster workers wait when they pull parameters. 0: no limit.
     pub sync_version_tolerance: u32,
-    /// Divides the learning rate of a late gradient by its age.
+    /// Divides the learning rate of a stale gradient by its staleness.
     pub lr_staleness_modulation: bool,
-    /// Pulls dense parameters every so many batches (asynchronous only).
+    /// Pulls dense parameters every this many batches (asynchronous training only).
     pub get_model_steps: u32,
 
     // Evaluation.
-    /// Versions between two evaluations; 0 = none but the last.
+    /// Steps between evaluations; 0: only the final one.
     pub evaluation_steps: u32,
-    /// Seconds between two evaluations; 0 = none.
+    /// Seconds between evaluations; 0: none.
     pub evaluation_secs: u32,
     /// Evaluate after each epoch.
     pub evaluation_epochs: bool,
-    /// Stop after so many evaluations without a better one; 0 = never.
+    /// Stop after this many evaluations without improvement; 0: never.
     pub early_stop_patience: u32,
 
     // Checkpoints and results.
-    /// Empty: `checkpoints` in the job's folder.
+    /// Empty: `checkpoints` in the job folder.
     pub checkpoint_dir: String,
-    /// Versions between two checkpoints; 0 = not by step.
+    /// Steps between checkpoints; 0: not by step.
     pub checkpoint_steps: u32,
-    /// Seconds between two checkpoints; 0 = not by time.
+    /// Seconds between checkpoints; 0: not by time.
     pub checkpoint_secs: u32,
-    /// 0 keeps all.
+    /// Number of checkpoints to keep; 0: all.
     pub keep_checkpoint_max: u32,
-    /// A `version-N` folder, or a folder of them, to start from.
+    /// Checkpoint to start from: a `version-N` folder, or a folder that contains such folders.
     pub checkpoint_dir_for_init: String,
-    /// Where the trained model or the predictions go; empty: `output` in the job's folder.
+    /// Folder for the trained model or the predictions; empty: `output` in the job folder.
     pub output: String,
 
     // Limits.
-    /// Stop after this many versions; 0 = no limit.
+    /// Stop at this step; 0: no limit.
     pub max_step: u64,
-    /// Stop after this many seconds; 0 = no limit.
+    /// Stop after this many seconds; 0: no limit.
     pub max_time: u64,
-    /// A worker that does not finish its lease in this time loses it.
+    /// A worker that does not finish its task in this time loses it.
     pub task_timeout_secs: u32,
-    /// A process that is silent for this long is replaced.
+    /// A process that sends no heartbeat for this long is replaced.
     pub heartbeat_timeout_secs: f64,
-    /// Unexplained crashes after which a slot is given up.
+    /// Crashes without progress to tolerate before the job fails; preemptions and evictions do not
+    /// count.
     pub relaunch_on_worker_failure: u32,
-    /// Failures of one batch on different workers after which the job fails.
+    /// Failures of the same batch after which the job fails.
     pub max_batch_failures: u32,
 
-    // What is seen.
+    // Monitoring.
     pub log_level: String,
     pub log_loss_steps: u32,
     pub tensorboard_dir: String,
-    /// Where a collector of OpenTelemetry spans is, e.g. `http://host:4317`; empty: nowhere.
+    /// OpenTelemetry collector to send traces to, e.g. `http://host:4317`; empty: none.
     pub otlp_endpoint: String,
-    /// Port of the master's page, `/metrics` and `/healthz`; 0 picks a free one.
+    /// Port of the job's web page, `/metrics` and `/healthz`; 0 picks a free port.
     pub http_port: u16,
-    /// Its processes may be harmed on purpose, from the page and by `chaos`.
+    /// Allows fault injection from the web page and by `chaos`.
     pub allow_chaos: bool,
-    /// Port of the master; 0 picks a free one.
+    /// Port of the master; 0 picks a free port.
     pub port: u16,
 
-    // On a cluster. `cluster.rs` reads these words.
+    // Kubernetes. `cluster.rs` reads these fields.
     /// Image of the master; empty: the job runs on this machine.
     pub image_name: String,
-    /// Image of workers and servers; empty: the master's.
+    /// Image of workers and parameter servers; empty: the master's.
     pub worker_image: String,
-    /// Image of servers; empty: the workers'.
+    /// Image of parameter servers; empty: the workers'.
     pub ps_image: String,
     /// Always, IfNotPresent or Never.
     pub image_pull_policy: String,
-    /// Secrets that open a registry, separated by commas.
+    /// Image pull Secrets, separated by commas.
     pub image_pull_secrets: String,
-    /// Empty: that of the kubeconfig's context.
+    /// Empty: the namespace of the kubeconfig's context.
     pub namespace: String,
-    /// As whom the pods speak to the API server; empty: the namespace's default.
+    /// Service account for the pods; empty: the namespace's default.
     pub service_account: String,
-    // `cpu=1,memory=4096Mi,gpu=1`; a limit that is empty is the request.
+    // `cpu=1,memory=4096Mi,gpu=1`; an empty limit equals the request.
     pub master_resource_request: String,
     pub master_resource_limit: String,
     pub ps_resource_request: String,
@@ -170,21 +172,23 @@ pub struct JobSpec {
     pub master_pod_priority: String,
     /// Empty: the master's.
     pub ps_pod_priority: String,
-    /// Name of a PriorityClass, or the share of workers that get the high one, e.g. `0.5`.
+    /// Name of a PriorityClass, or the share of workers that get `high_priority_class`, e.g. `0.5`.
     pub worker_pod_priority: String,
     pub high_priority_class: String,
     pub low_priority_class: String,
     /// `claim_name=CLAIM,mount_path=PATH` or `host_path=PATH,mount_path=PATH`, separated by `;`.
     pub volume: String,
-    /// The job's folder as its pods see it; empty: on the first volume.
+    /// Job folder, as a path inside the pods; empty: a folder on the first volume.
     pub job_dir: String,
-    /// Of the master's container: Never, OnFailure or Always. The others are the master's care.
+    /// Restart policy of the master's container: Never, OnFailure or Always. The master restarts
+    /// the other pods.
     pub restart_policy: String,
-    /// `NAME=value,…` for every pod.
+    /// Environment variables for every pod: `NAME=value,…`.
     pub envs: String,
-    /// Pattern of names; what the master's environment has of them, servers and workers get, too.
+    /// Regular expression for the names of environment variables that the master passes on to
+    /// workers and parameter servers.
     pub populate_env_names: String,
-    /// Patches of the job's objects, as JSON; `--cluster_spec` reads them from a file.
+    /// Patches for the job's objects, as JSON; `--cluster_spec` reads them from a file.
     pub cluster_spec_json: String,
 }
 
@@ -212,7 +216,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// The word in flags and files.
+    /// The name in flags and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -224,33 +228,34 @@ impl Strategy {
     }
 }
 
-/// What happens when a worker's arithmetic differs from the job's.
+/// What happens when a worker's results differ bitwise from those of the other workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SameBits {
-    /// It is refused.
+    /// The worker is rejected.
     #[default]
     Strict,
-    /// It is taken in, and the job says that its bits depend on who computed them.
+    /// The worker is admitted, and the job reports that its result depends on which worker
+    /// computed it.
     Report,
 }
 
-/// How the numbers of a lane travel. They are added up in 32 bits either way.
+/// Data type of gradients sent between workers. Sums are always computed in 32 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AllreduceDtype {
     #[default]
     F32,
-    /// Every lane's gradient is rounded to 16 bits, and their mean once more.
+    /// The gradient of every lane is rounded to 16 bits, and so is their mean.
     Bf16,
 }
 
-/// How gradients of several workers meet.
+/// How gradients of several workers are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     Async,
-    /// Asynchronous, but nobody runs further ahead than this.
+    /// Asynchronous with bounded staleness.
     Bounded {
         versions: u32,
     },
@@ -258,19 +263,19 @@ pub enum Mode {
     Sync {
         grads_to_wait: u32,
     },
-    /// Every batch comes in the parts of its lanes, which are applied together.
+    /// The parts of a batch, one per lane, are applied together.
     Steps {
         lanes: u32,
     },
 }
 
-/// What is wrong with a job description: a sentence that names the flag and the next step.
+/// An error in a job description: a sentence that names the flag and what to do next.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(pub String);
 
 impl Default for JobSpec {
-    #[expect(clippy::too_many_lines, reason = "one line for each word of a job")]
+    #[expect(clippy::too_many_lines, reason = "one line for each field")]
     fn default() -> Self {
         Self {
             job_name: String::new(),
@@ -479,7 +484,7 @@ impl JobSpec {
         Duration::from_secs(u64::from(self.task_timeout_secs))
     }
 
-    /// The first word that a resumed job must not say otherwise, with the next step.
+    /// Refuses to resume a job with a field changed that must stay the same.
     pub fn check_resumed(&self, before: &Self) -> Result<(), Invalid> {
         let differs = [
             ("job_type", self.job_type != before.job_type),
@@ -523,7 +528,7 @@ impl JobSpec {
         match differs.iter().find(|(_, differs)| *differs) {
             None => Ok(()),
             Some((name, _)) => Err(Invalid(format!(
-                "a resumed job cannot change --{name}; leave it out, or start a new job under another --job_name"
+                "a resumed job cannot change --{name}; leave it out, or start a new job with another --job_name"
             ))),
         }
     }
@@ -537,7 +542,7 @@ impl JobSpec {
             || self.job_name.len() > 50
         {
             return Err(Invalid(format!(
-                "job name `{}` must be 1 to 50 of a-z, 0-9 and `-`; choose another with --job_name",
+                "job name `{}` must be 1 to 50 characters of a-z, 0-9 and `-`; set --job_name",
                 self.job_name
             )));
         }
@@ -557,7 +562,7 @@ impl JobSpec {
             return Err(Invalid(format!("--partitions must be at most {MAX_PARTITIONS}")));
         }
         if self.clip_norm.is_some_and(|norm| !norm.is_finite() || norm <= 0.0) {
-            return invalid("--clip_norm must be a number above 0; leave it out to clip nothing");
+            return invalid("--clip_norm must be a number above 0; leave it out for no clipping");
         }
         if self.grads_to_wait == Some(0) || self.get_model_steps == 0 {
             return invalid("--grads_to_wait and --get_model_steps must be at least 1");
@@ -570,7 +575,7 @@ impl JobSpec {
         }
         if !is_collector(&self.otlp_endpoint) {
             return Err(Invalid(format!(
-                "--otlp_endpoint `{}` is no collector; use http://host:4317 or https://…",
+                "--otlp_endpoint `{}` is not a collector URL; use http://host:4317 or https://…",
                 self.otlp_endpoint
             )));
         }
@@ -591,16 +596,16 @@ impl JobSpec {
         let (lanes, most) = (self.n_lanes(), self.max_workers.unwrap_or(u32::MAX));
         if self.is_allreduce() && workers > lanes {
             return Err(Invalid(format!(
-                "{workers} workers are more than the job's {lanes} lanes, which are fixed for its \
-                 life: every worker needs a lane; start a job with more --lanes"
+                "{workers} workers are more than the job's {lanes} lanes: every worker needs a \
+                 lane, and lanes are fixed for the job's lifetime; start a job with more --lanes"
             )));
         }
         if workers > most {
-            return Err(Invalid(format!("{workers} workers are more than --max_workers={most}")));
+            return Err(Invalid(format!("cannot scale to {workers}: --max_workers is {most}")));
         }
         if workers < self.min_workers && self.is_allreduce() {
             return Err(Invalid(format!(
-                "{workers} workers are fewer than --min_workers={}",
+                "cannot scale to {workers}: --min_workers is {}",
                 self.min_workers
             )));
         }
@@ -619,8 +624,8 @@ impl JobSpec {
         let is_gathered = self.grads_to_wait.is_some_and(|grads| grads > 1);
         if self.use_async == Some(true) || is_gathered || self.sync_version_tolerance > 0 {
             return invalid(
-                "HybridStrategy applies every step whole: drop --use_async, --grads_to_wait and \
-                 --sync_version_tolerance; --lanes says how many gradients make a step",
+                "HybridStrategy is synchronous: drop --use_async, --grads_to_wait and \
+                 --sync_version_tolerance; --lanes sets the number of gradients per step",
             );
         }
         Ok(())
@@ -644,7 +649,7 @@ impl JobSpec {
         let is_between = (self.min_workers..=most).contains(&self.num_workers);
         if self.num_workers > 0 && !is_between {
             return Err(Invalid(format!(
-                "--num_workers={} must lie between --min_workers={} and --max_workers={most}",
+                "--num_workers={} must be between --min_workers={} and --max_workers={most}",
                 self.num_workers, self.min_workers
             )));
         }

@@ -44,16 +44,16 @@ pub(crate) enum Part {
 #[command(rename_all = "snake_case")]
 pub(crate) struct PodArgs {
     part: Part,
-    /// Folder of the job's description
+    /// Folder with the job description
     #[arg(long, value_name = "DIR", default_value = names::JOB_MOUNT)]
     job_mount: PathBuf,
-    /// Folder of the job's key
+    /// Folder with the job's key
     #[arg(long, value_name = "DIR", default_value = names::KEY_MOUNT)]
     key_mount: PathBuf,
-    /// Where a master listens for its processes
+    /// Port on which the master listens for its processes
     #[arg(long, value_name = "PORT", default_value_t = names::MASTER_PORT)]
     master_port: u16,
-    /// Where a master serves its page
+    /// Port of the master's web page
     #[arg(long, value_name = "PORT", default_value_t = names::HTTP_PORT)]
     http_port: u16,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The flags of a job on Kubernetes, and what they mean without one.
+//! The flags of a job on Kubernetes, and their effect on a job that runs on this machine.
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -8,82 +8,85 @@ use serde_json::Value;
 
 use crate::exit::refuse;
 
-/// Without a cluster these would silently do something else than asked.
+/// Flags that are refused without a cluster: ignoring them would change what the job does.
 const MEANINGLESS_HERE: [&str; 6] =
     ["worker_image", "ps_image", "volume", "envs", "populate_env_names", "cluster_spec_json"];
 
 #[derive(Args, Clone, Debug, Default, Serialize)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct ClusterFlags {
-    /// Image of the master, which makes it a job on the cluster of KUBECONFIG
+    /// Container image; runs the job on the Kubernetes cluster of your kubeconfig
     #[arg(long, help_heading = "Kubernetes", value_name = "IMAGE")]
     pub(crate) image_name: Option<String>,
-    /// Image of workers and servers [default: the master's]
+    /// Image of workers and parameter servers [default: image_name]
     #[arg(long, help_heading = "Kubernetes", value_name = "IMAGE")]
     worker_image: Option<String>,
-    /// Image of servers [default: the workers']
+    /// Image of parameter servers [default: worker_image]
     #[arg(long, help_heading = "Kubernetes", value_name = "IMAGE")]
     ps_image: Option<String>,
-    /// Always, IfNotPresent or Never [default: Always]
+    /// Image pull policy: Always, IfNotPresent or Never [default: Always]
     #[arg(long, help_heading = "Kubernetes", value_name = "POLICY",
         value_parser = PossibleValuesParser::new(["Always", "IfNotPresent", "Never"]), hide_possible_values = true)]
     image_pull_policy: Option<String>,
-    /// Secrets that open a registry, separated by commas
+    /// Image pull Secrets, separated by commas
     #[arg(long, help_heading = "Kubernetes", value_name = "NAMES")]
     image_pull_secrets: Option<String>,
     /// Namespace of the job [default: the kubeconfig's]
     #[arg(long, help_heading = "Kubernetes", value_name = "NAME")]
     pub(crate) namespace: Option<String>,
-    /// As whom the pods speak to the API server [default: default]
+    /// Service account for the pods [default: default]
     #[arg(long, help_heading = "Kubernetes", value_name = "NAME")]
     service_account: Option<String>,
-    /// What the master asks for [default: cpu=0.1,memory=1024Mi]
+    /// Resource request of the master [default: cpu=0.1,memory=1024Mi]
     #[arg(long, help_heading = "Kubernetes", value_name = "K=V,…")]
     master_resource_request: Option<String>,
-    /// What it must not exceed [default: its request]
+    /// Resource limit of the master [default: its request]
     #[arg(long, help_heading = "Kubernetes", value_name = "K=V,…")]
     master_resource_limit: Option<String>,
-    /// What a server asks for: cpu, memory, disk, gpu [default: cpu=1,memory=4096Mi]
+    /// Resource request of each parameter server: cpu, memory, disk, gpu [default:
+    /// cpu=1,memory=4096Mi]
     #[arg(long, help_heading = "Kubernetes", value_name = "K=V,…")]
     ps_resource_request: Option<String>,
-    /// What it must not exceed [default: its request]
+    /// Resource limit of each parameter server [default: its request]
     #[arg(long, help_heading = "Kubernetes", value_name = "K=V,…")]
     ps_resource_limit: Option<String>,
-    /// What a worker asks for: cpu, memory, disk, gpu [default: cpu=1,memory=4096Mi]
+    /// Resource request of each worker: cpu, memory, disk, gpu [default: cpu=1,memory=4096Mi]
     #[arg(long, help_heading = "Kubernetes", value_name = "K=V,…")]
     worker_resource_request: Option<String>,
-    /// What it must not exceed [default: its request]
+    /// Resource limit of each worker [default: its request]
     #[arg(long, help_heading = "Kubernetes", value_name = "K=V,…")]
     worker_resource_limit: Option<String>,
     /// PriorityClass of the master
     #[arg(long, help_heading = "Kubernetes", value_name = "CLASS")]
     master_pod_priority: Option<String>,
-    /// PriorityClass of servers [default: the master's]
+    /// PriorityClass of parameter servers [default: the master's]
     #[arg(long, help_heading = "Kubernetes", value_name = "CLASS")]
     ps_pod_priority: Option<String>,
-    /// PriorityClass of workers, or the share of them that gets the high one, e.g. 0.5
+    /// PriorityClass of workers, or the share of workers that get high_priority_class, e.g. 0.5
     #[arg(long, help_heading = "Kubernetes", value_name = "CLASS|SHARE")]
     worker_pod_priority: Option<String>,
-    /// Class of the share of --worker_pod_priority [default: high-priority]
+    /// PriorityClass of the share in worker_pod_priority [default: high-priority]
     #[arg(long, help_heading = "Kubernetes", value_name = "CLASS")]
     high_priority_class: Option<String>,
-    /// Class of the other workers [default: low-priority]
+    /// PriorityClass of the other workers [default: low-priority]
     #[arg(long, help_heading = "Kubernetes", value_name = "CLASS")]
     low_priority_class: Option<String>,
-    /// claim_name=CLAIM,mount_path=PATH or host_path=PATH,mount_path=PATH; several by `;`
+    /// Volumes: claim_name=CLAIM,mount_path=PATH or host_path=PATH,mount_path=PATH, separated by
+    /// `;`
     #[arg(long, help_heading = "Kubernetes", value_name = "VOLUMES")]
     volume: Option<String>,
-    /// Of the master's container: Never, OnFailure or Always [default: Never]
+    /// Restart policy of the master's container: Never, OnFailure or Always [default: Never]
     #[arg(long, help_heading = "Kubernetes", value_name = "POLICY",
         value_parser = PossibleValuesParser::new(["Always", "OnFailure", "Never"]), hide_possible_values = true)]
     restart_policy: Option<String>,
-    /// Variables of every pod, e.g. A=1,B=2
+    /// Environment variables for every pod, e.g. A=1,B=2
     #[arg(long, help_heading = "Kubernetes", value_name = "K=V,…")]
     envs: Option<String>,
-    /// Pattern of variables that servers and workers get from the master's environment
+    /// Regular expression for the names of environment variables to copy from the master to workers
+    /// and parameter servers
     #[arg(long, help_heading = "Kubernetes", value_name = "PATTERN")]
     populate_env_names: Option<String>,
-    /// The patches of --cluster_spec, as JSON
+    /// The contents of a --cluster_spec file, as JSON
     #[arg(long, help_heading = "Kubernetes", value_name = "JSON")]
     cluster_spec_json: Option<String>,
 }
@@ -99,7 +102,7 @@ impl ClusterFlags {
             if MEANINGLESS_HERE.contains(&name.as_str()) {
                 return Err(needs_cluster(name));
             }
-            notes.push(format!("--{name} is ignored: without --image_name there is no cluster"));
+            notes.push(format!("--{name} is ignored: without --image_name the job runs locally"));
         }
         Ok(notes)
     }
@@ -108,8 +111,8 @@ impl ClusterFlags {
 /// The refusal of a flag that only a cluster can follow.
 pub(crate) fn needs_cluster(name: &str) -> anyhow::Error {
     refuse(format!(
-        "--{name} needs a Kubernetes cluster: name the image to run there by --image_name, or \
-         leave it out to train on this machine"
+        "--{name} needs a Kubernetes cluster: set --image_name to run the job there, or drop \
+         --{name} to train on this machine"
     ))
 }
 
