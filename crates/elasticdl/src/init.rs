@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `init`: writes a commented job description to start from.
+//! `init`: writes a job description file with comments.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -10,7 +10,7 @@ use crate::cli::InitArgs;
 use crate::exit::{Exit, refuse};
 use crate::say::say;
 
-/// Every word of a job with its default.
+/// Every field of a job with its default.
 const TEMPLATE: &str = include_str!("init/job.yaml");
 
 /// Writes the file; its name goes to `out`.
@@ -21,14 +21,14 @@ pub(crate) fn run(args: &InitArgs, out: &mut dyn Write) -> anyhow::Result<Exit> 
     options.write(true).create(true).truncate(true).create_new(!force);
     let mut opened = options.open(file).map_err(|error| {
         if error.kind() == ErrorKind::AlreadyExists {
-            refuse(format!("`{shown}` exists; add --force to replace it"))
+            refuse(format!("`{shown}` already exists; add --force to overwrite it"))
         } else {
             refuse(format!("cannot write `{shown}`: {error}"))
         }
     })?;
     opened.write_all(TEMPLATE.as_bytes()).with_context(|| format!("cannot write `{shown}`"))?;
     writeln!(out, "{shown}")?;
-    say(format_args!("edit it, then: elasticdl train --config {shown}"));
+    say(format_args!("edit it, then run: elasticdl train --config {shown}"));
     Ok(Exit::Ok)
 }
 
