@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference, from what the command prints and from its source: reference.py ELASTICDL [DIR].
+"""Generates the reference from the command's output and source: reference.py ELASTICDL [DIR].
 
-Nothing in it depends on the machine or the time, so a test can compare it with what is committed.
+The result does not depend on the machine or the time, so a test can compare it with the committed
+files.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> None:
 
 
 def reference(binary: Path) -> dict[str, str]:
-    """Each page of the reference."""
+    """The pages of the reference."""
     pages = {
         "cli.md": cli(binary),
         "job.md": job(binary),
@@ -46,8 +47,8 @@ def reference(binary: Path) -> dict[str, str]:
 
 
 def cli(binary: Path) -> str:
-    """What `--help` says, command by command."""
-    text = "# Commands\n\nWhat `elasticdl --help` and `elasticdl COMMAND --help` print.\n"
+    """The output of `--help` for every command."""
+    text = "# Commands\n\nThe output of `elasticdl --help` and `elasticdl COMMAND --help`.\n"
     return text + "".join(sections(binary, ()))
 
 
@@ -89,17 +90,18 @@ def job(binary: Path) -> str:
     helps = flags(binary)
     text = (
         "# The job description\n\n"
-        "The words of `elasticdl train --config FILE`, of the flags of `train`, `evaluate` and "
-        "`predict`, and of a TrainingJob's `spec`.\n"
-        "`elasticdl init` writes a file with all of them; a flag wins over the file.\n"
+        "The same fields are used in the file of `elasticdl train --config FILE`, as flags of "
+        "`train`, `evaluate` and `predict`, and in the `spec` of a TrainingJob.\n"
+        "`elasticdl init` writes a file with all of them; flags override the file.\n"
     )
     for line in lines:
         if heading := re.match(r"# -+ (.+?) -+$", line):
-            text += f"\n## {heading[1]}\n\n| word | kind | default | meaning |\n|---|---|---|---|\n"
+            text += f"\n## {heading[1]}\n\n"
+            text += "| field | type | default | description |\n|---|---|---|---|\n"
         elif word := re.match(r"([a-z_]+): (.*?)(?: +# (.*))?$", line):
             name, default, meaning = word.groups()
             default = "" if default in ("''", "null", "{}") else f"`{default}`"
-            # A flag says what a word is; the file may count on the line before it.
+            # The help of the flag is complete; the file's comment may refer to the line before it.
             meaning = helps.get(name, meaning or "").rstrip(".")
             if default:
                 meaning = re.sub(r" *\[default: [^]]*\]", "", meaning)
@@ -108,7 +110,7 @@ def job(binary: Path) -> str:
 
 
 def flags(binary: Path) -> dict[str, str]:
-    """What is said of every flag that describes a job."""
+    """The help of every flag that describes a job."""
     found = {}
     for command in ("train", "evaluate", "predict"):
         said = printed(binary, command, "--help")
@@ -121,13 +123,13 @@ def flags(binary: Path) -> dict[str, str]:
 
 
 def kind(schema: dict) -> str:
-    """What a word may be."""
+    """The type of a field."""
     if schema.get("x-kubernetes-int-or-string"):
-        return "number or text"
+        return "integer or string"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
-    names = {"integer": "whole number", "number": "number", "boolean": "true or false"}
-    names |= {"string": "text", "object": "words", "array": "list"}
+    names = {"integer": "integer", "number": "number", "boolean": "boolean"}
+    names |= {"string": "string", "object": "map", "array": "list"}
     name = names[schema["type"]]
     return f"{name} ≥ {schema['minimum']}" if schema.get("minimum") else name
 
@@ -136,17 +138,17 @@ def row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-# Words of a TrainingJob that no job description has.
+# Fields of a TrainingJob that a job description does not have.
 OWN_WORDS = {
-    "priority": "Higher goes first: a number, or the name of a PriorityClass for its value",
-    "queue": "Whose quota it uses [default: default]",
+    "priority": "Jobs with a higher priority go first: a number, or the name of a PriorityClass",
+    "queue": "Queue whose quota the job uses [default: default]",
 }
 
 # ---- TrainingJob ---------------------------------------------------------------------------------
 
 
 def definition(binary: Path) -> dict:
-    """The schema of a TrainingJob, and how kubectl shows it."""
+    """The schema of a TrainingJob, and its columns in kubectl."""
     crd = yaml.safe_load(printed(binary, "operator", "crd"))
     version = crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
@@ -162,39 +164,39 @@ def trainingjob(binary: Path) -> str:
         "# TrainingJob\n\n"
         f"`apiVersion: {crd['group']}/{version['name']}`, `kind: {crd['names']['kind']}`; "
         f"`kubectl get {crd['names']['shortNames'][0]}`.\n"
-        "What the words do is told in [operator.md](../operator.md).\n\n"
+        "[operator.md](../operator.md) explains how to use it.\n\n"
         "## spec\n\n"
-        "Every word of [the job description](job.md), and\n\n"
-        "| word | kind | meaning |\n|---|---|---|\n"
+        "All fields of [the job description](job.md), and:\n\n"
+        "| field | type | description |\n|---|---|---|\n"
     )
     schema = found["spec"]["properties"]
     for name, meaning in OWN_WORDS.items():
         text += row(f"`{name}`", kind(schema[name]), meaning)
-    text += "\nPaddlePaddle EDL's words are understood, too:\n\n| word | kind |\n|---|---|\n"
+    text += "\nThe fields of PaddlePaddle EDL also work:\n\n| field | type |\n|---|---|\n"
     for name in sorted(set(schema) - described - set(OWN_WORDS)):
-        assert f'"{name}"' in aliases(), f"say in OWN_WORDS what `{name}` means"
+        assert f'"{name}"' in aliases(), f"describe `{name}` in OWN_WORDS"
         inner = ", ".join(f"`{word}`" for word in schema[name].get("properties", {}))
-        text += row(f"`{name}`", f"words: {inner}" if inner else kind(schema[name]))
+        text += row(f"`{name}`", f"map: {inner}" if inner else kind(schema[name]))
     text += "\n" + edl_words()
-    text += "\n## What the API server refuses\n\n"
+    text += "\n## Validation\n\nThe API server enforces these rules:\n\n"
     rules = found["schema"].get("x-kubernetes-validations", [])
     rules = rules + found["spec"].get("x-kubernetes-validations", [])
     text += "".join(f"- {rule['message']}\n" for rule in rules)
-    text += "- unknown words, values of another kind, numbers below those of [job.md](job.md)\n"
-    text += "\n## status\n\n| field | kind | meaning |\n|---|---|---|\n"
+    text += "- fields must be known, of the right type, and not below the minimum in [job.md](job.md)\n"
+    text += "\n## status\n\n| field | type | description |\n|---|---|---|\n"
     meanings = fields(source, "Status")
     for name, field in found["status"]["properties"].items():
         text += row(f"`{name}`", kind(field), meanings.get(snake(name), ""))
     text += "\n## Conditions\n\n| condition | meaning |\n|---|---|\n"
     for name, meaning in variants(source, "Kind"):
         text += row(name, meaning)
-    text += "\n## Columns of kubectl\n\n| column | from |\n|---|---|\n"
+    text += "\n## kubectl columns\n\n| column | source |\n|---|---|\n"
     for column in version["additionalPrinterColumns"]:
         wide = " (`-o wide`)" if column.get("priority") else ""
         text += row(column["name"] + wide, f"`{column['jsonPath']}`")
     scale = version["subresources"]["scale"]
     text += (
-        f"\n`kubectl scale` writes `{scale['specReplicasPath']}` "
+        f"\n`kubectl scale` sets `{scale['specReplicasPath']}` "
         f"and reads `{scale['statusReplicasPath']}`.\n"
     )
     return text
@@ -218,7 +220,7 @@ def snake(name: str) -> str:
 
 def body(source: str, what: str) -> str:
     found = re.search(rf"^pub(?:\(crate\))? {what} \{{\n(.*?)^\}}", source, re.M | re.S)
-    assert found, f"`{what}` is not there any more; tests/docs/reference.py reads it"
+    assert found, f"`{what}` is missing; tests/docs/reference.py reads it"
     return found[1]
 
 
@@ -249,8 +251,8 @@ def exit_codes() -> str:
     source = (CRATES / "elasticdl/src/exit.rs").read_text()
     codes = dict(re.findall(r"Self::([A-Za-z]+) => (\d+),", source))
     text = (
-        "# Exit codes\n\nOf every command.\n"
-        "Results are on standard output, all else is on standard error.\n\n"
+        "# Exit codes\n\nAll commands use these exit codes.\n"
+        "Results go to standard output, everything else to standard error.\n\n"
         "| code | meaning |\n|---|---|\n"
     )
     for name, meaning in variants(source, "Exit"):
@@ -266,14 +268,14 @@ KINDS |= {"Histogram": "histogram"}
 
 def metrics() -> str:
     text = (
-        "# Metrics\n\nIn the OpenMetrics text format, at `/metrics` "
-        "of a job's page and of the operator's port; `/healthz` is beside it.\n"
+        "# Metrics\n\nA job's master and the operator serve metrics in the OpenMetrics text format "
+        "at `/metrics`, and a health check at `/healthz`.\n"
     )
     for title, file in (
-        ("A job's master", "edl-master/src/metrics.rs"),
-        ("The operator", "edl-operator/src/metrics.rs"),
+        ("Job master", "edl-master/src/metrics.rs"),
+        ("Operator", "edl-operator/src/metrics.rs"),
     ):
-        text += f"\n## {title}\n\n| name | kind | labels | meaning |\n|---|---|---|---|\n"
+        text += f"\n## {title}\n\n| name | type | labels | description |\n|---|---|---|---|\n"
         for name, sort, labels, meaning in registered(CRATES / file):
             text += row(f"`{name}`", sort, ", ".join(f"`{label}`" for label in labels), meaning)
     return text
@@ -304,7 +306,7 @@ def registered(file: Path) -> list[tuple[str, str, list[str], str]]:
         labels = re.findall(r"^    (\w+):", struct(source, family[1]), re.M) if family else []
         total = "_total" if sort == "counter" else ""
         found.append((f"{prefix}_{name}{total}", sort, labels, meaning))
-    assert len(found) == source.count(".register("), f"{file} registers what is not understood"
+    assert len(found) == source.count(".register("), f"{file} registers a metric in an unknown way"
     return found
 
 

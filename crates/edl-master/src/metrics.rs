@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers for Prometheus.
+//! Prometheus metrics.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -74,47 +74,47 @@ impl Metrics {
         {
             let mut registry = metrics.registry.lock().expect("nobody else has it yet");
             let all = registry.sub_registry_with_prefix("elasticdl_master");
-            all.register("step", "Version of the model", metrics.step.clone());
-            all.register("epoch", "Epochs finished", metrics.epoch.clone());
+            all.register("step", "Current step (version of the model)", metrics.step.clone());
+            all.register("epoch", "Completed epochs", metrics.epoch.clone());
             all.register(
                 "records_done",
-                "Records trained, each once per epoch",
+                "Records trained, counted once per epoch",
                 metrics.records.clone(),
             );
             let speed = metrics.records_per_second.clone();
-            all.register("records_per_second", "Records trained per second of late", speed);
-            all.register("loss", "Training loss, smoothed", metrics.loss.clone());
+            all.register("records_per_second", "Recent records trained per second", speed);
+            all.register("loss", "Smoothed training loss", metrics.loss.clone());
             all.register(
                 "generation",
-                "Loads of parameter state so far",
+                "Number of times the parameters were loaded",
                 metrics.generation.clone(),
             );
-            all.register("term", "Starts of the master so far", metrics.term.clone());
+            all.register("term", "Number of times the master was started", metrics.term.clone());
             all.register(
                 "workers_wanted",
-                "Workers that the job wants",
+                "Target number of workers",
                 metrics.workers_wanted.clone(),
             );
-            all.register("instances", "Processes of the job", metrics.instances.clone());
+            all.register("instances", "Processes of the job, by role", metrics.instances.clone());
             all.register(
                 "spent_seconds",
-                "Seconds of all processes of a role, by what they went to",
+                "Process time by role and activity, in seconds",
                 metrics.spent.clone(),
             );
             all.register(
                 "batches_trained",
-                "Batches (AllReduce: steps) trained in all",
+                "Batches (AllReduce: steps) trained in total",
                 metrics.batches_trained.clone(),
             );
             all.register(
                 "batches_repeated",
-                "Batches (AllReduce: steps) that had been trained before",
+                "Batches (AllReduce: steps) that were trained again",
                 metrics.batches_repeated.clone(),
             );
-            all.register("evaluation", "Last evaluation", metrics.evaluation.clone());
+            all.register("evaluation", "Latest evaluation metrics", metrics.evaluation.clone());
             let otlp::Counts { sent, dropped } = &metrics.spans;
-            all.register("spans_sent", "Spans that the collector took", sent.clone());
-            all.register("spans_dropped", "Spans that were lost on the way", dropped.clone());
+            all.register("spans_sent", "Spans accepted by the collector", sent.clone());
+            all.register("spans_dropped", "Spans that could not be delivered", dropped.clone());
         }
         metrics
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! PaddlePaddle EDL's words, turned into ours. What has no counterpart is told, never guessed.
+//! Translates the fields of PaddlePaddle EDL. Fields without a counterpart are reported in a note.
 //!
-//! | EDL | ours |
+//! | PaddlePaddle EDL | elasticdl |
 //! |---|---|
 //! | `image` | `image_name` |
 //! | `passes` | `num_epochs` |
@@ -11,7 +11,7 @@
 //! | `master.resources` | `master_resource_*` |
 //! | `volumes`, `VolumeMounts` | `volume` (claims and host paths) |
 //! | `imagePullSecrets` | `image_pull_secrets` |
-//! | `fault_tolerant` | always so; `false` forbids that minimum and maximum differ |
+//! | `fault_tolerant` | always on; with `false`, minimum and maximum must be equal |
 
 use serde_json::{Map, Value};
 

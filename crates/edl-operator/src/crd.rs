@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `TrainingJob`: a job description as an object of the cluster, and what the operator says of it.
+//! `TrainingJob`: a job description as a Kubernetes object, and its status.
 //!
 //! `spec` is kept as the words that the user wrote. A description that cannot be understood must
 //! not keep the other jobs from being read, so it is read one by one, in [`crate::words`].
@@ -33,45 +33,45 @@ pub struct TrainingJob {
     pub status: Option<Status>,
 }
 
-/// What the operator says of a job.
+/// The status that the operator reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Status {
-    /// The condition that says most, in one word.
+    /// The most significant condition, e.g. `Running`.
     pub state: String,
-    /// The generation of the description that all this is about.
+    /// The `metadata.generation` that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Workers that run.
+    /// Running workers.
     pub workers: u32,
-    /// Workers that its master was told to have.
+    /// Target number of workers, as sent to the master.
     pub wanted_workers: u32,
-    /// The fewest workers that it may have.
+    /// Minimum number of workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_workers: Option<u32>,
-    /// The most.
+    /// Maximum number of workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_workers: Option<u32>,
-    /// Records trained, as its master says.
+    /// Records trained, as reported by the master.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records_done: Option<u64>,
-    /// Records of all its epochs.
+    /// Records to train in all epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records_total: Option<u64>,
-    /// Share of its records that is trained, e.g. `42 %`.
+    /// Share of the records that are trained, e.g. `42 %`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub progress: String,
-    /// Time left, e.g. `12m`.
+    /// Estimated time left, e.g. `12m`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub eta: String,
-    /// The label selector of its workers, for `/scale`.
+    /// Label selector of the workers, for the scale subresource.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub selector: String,
-    /// What is so and what is not, with reasons.
+    /// Conditions of the job, with reasons.
     pub conditions: Vec<Condition>,
 }
 
-/// One thing that is so or not, and why.
+/// A condition of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Condition {
@@ -85,20 +85,20 @@ pub struct Condition {
     pub last_transition_time: String,
 }
 
-/// What can be said of a job; in the order in which a job comes by.
+/// The types of conditions, in the order in which a job reaches them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// It waits for its minimum, or for its owner to mend it.
+    /// Waiting for its minimum number of workers, or for its owner to fix an error.
     Queued,
-    /// Its master was told to work.
+    /// The operator has assigned workers to the job.
     Admitted,
-    /// It has its minimum of workers.
+    /// The minimum number of workers is running.
     Running,
-    /// It is on its way to another number of workers.
+    /// The number of workers is changing.
     Resizing,
-    /// It has come to its end.
+    /// Completed.
     Succeeded,
-    /// It failed or was stopped, and will not go on by itself.
+    /// Failed or stopped; it does not restart by itself.
     Failed,
 }
 

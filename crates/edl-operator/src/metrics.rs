@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers for Prometheus.
+//! Prometheus metrics.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::act::{Action, Deed};
 use crate::crd::Kind;
 use crate::observe::Observed;
 
-/// The operator's numbers. Labels are bounded: kinds of conditions and of changes, never jobs.
+/// The operator's metrics. Labels are bounded: kinds of conditions and of changes, never jobs.
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
@@ -61,19 +61,19 @@ impl Metrics {
         };
         let mut registry = metrics.registry.lock().expect("nobody else has it yet");
         let all = registry.sub_registry_with_prefix("elasticdl_operator");
-        all.register("jobs", "TrainingJobs by the condition they are in", metrics.jobs.clone());
+        all.register("jobs", "Number of TrainingJobs by condition", metrics.jobs.clone());
         let (wanted, running) = (metrics.workers_wanted.clone(), metrics.workers_running.clone());
-        all.register("workers_wanted", "Workers that masters were told to have", wanted);
-        all.register("workers_running", "Workers that run", running);
-        all.register("leads", "1 if this operator acts, 0 if it stands by", metrics.leads.clone());
+        all.register("workers_wanted", "Target number of workers, all jobs", wanted);
+        all.register("workers_running", "Running workers, all jobs", running);
+        all.register("leads", "1 if this replica leads, 0 if on standby", metrics.leads.clone());
         all.register(
             "round_seconds",
-            "From a look at the cluster to the last call",
+            "Duration of a reconcile pass, in seconds",
             metrics.round_seconds.clone(),
         );
-        all.register("changes", "What plans changed", metrics.changes.clone());
+        all.register("changes", "Planned changes: admit, resize or stop", metrics.changes.clone());
         let failed = metrics.failed_calls.clone();
-        all.register("failed_calls", "Calls to the API server that failed", failed);
+        all.register("failed_calls", "Failed calls to the Kubernetes API server", failed);
         drop(registry);
         metrics
     }

@@ -4,22 +4,22 @@
 use std::fmt;
 use std::process::ExitCode;
 
-/// What the process tells its caller. The list is in `elasticdl --help` and in the README.
+/// The exit codes. `elasticdl --help` and the README list them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// Done.
+    /// Success.
     Ok,
-    /// The job, or what was asked for, failed.
+    /// The job or command failed.
     Failed,
-    /// Flags, files or data that cannot work; nothing was started.
+    /// Invalid flags, files or data; nothing was started.
     BadInput,
-    /// The job was stopped before its end and can be resumed.
+    /// The job was stopped early and can be resumed.
     Stopped,
-    /// There is no such job, process or file.
+    /// No such job, process or file.
     NotFound,
-    /// A master that could not go on, but the next one may; seen by supervisors alone.
+    /// The master failed, but restarting it may help; only supervisors see this code.
     Relaunch,
-    /// Ctrl-C or SIGTERM; a job can be resumed.
+    /// Interrupted by Ctrl-C or SIGTERM; the job can be resumed.
     Interrupted,
 }
 

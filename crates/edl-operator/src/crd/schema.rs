@@ -131,16 +131,16 @@ fn spec() -> Value {
             rule(
                 "!has(self.min_workers) || !has(self.max_workers) \
                  || self.min_workers <= self.max_workers",
-                "min_workers must not be above max_workers",
+                "min_workers must not exceed max_workers",
             ),
             rule(
                 "!has(self.min_workers) || !has(self.num_workers) || has(self.max_workers) \
                  || self.min_workers <= self.num_workers",
-                "min_workers must not be above num_workers",
+                "min_workers must not exceed num_workers",
             ),
             rule(
                 "has(self.image_name) || has(self.image)",
-                "image_name is missing: name the image of the job's pods",
+                "image_name is required: set it to the image of the job's pods",
             ),
         ],
     })
@@ -197,7 +197,7 @@ fn edl_words() -> Map<String, Value> {
             "x-kubernetes-validations": [rule(
                 "!has(self.min__dash__instance) || !has(self.max__dash__instance) \
                  || self.min__dash__instance <= self.max__dash__instance",
-                "min-instance must not be above max-instance",
+                "min-instance must not exceed max-instance",
             )],
         });
         if has_entry {
