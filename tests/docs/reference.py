@@ -182,7 +182,7 @@ def trainingjob(binary: Path) -> str:
     rules = found["schema"].get("x-kubernetes-validations", [])
     rules = rules + found["spec"].get("x-kubernetes-validations", [])
     text += "".join(f"- {rule['message']}\n" for rule in rules)
-    text += "- fields must be known, of the right type, and not below the minimum in [job.md](job.md)\n"
+    text += "- fields must exist, have the right type, and obey the minimum in [job.md](job.md)\n"
     text += "\n## status\n\n| field | type | description |\n|---|---|---|\n"
     meanings = fields(source, "Status")
     for name, field in found["status"]["properties"].items():
