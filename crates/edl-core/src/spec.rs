@@ -113,7 +113,7 @@ pub struct JobSpec {
     pub checkpoint_secs: u32,
     /// Number of checkpoints to keep; 0: all.
     pub keep_checkpoint_max: u32,
-    /// Checkpoint to start from: a `version-N` folder, or a folder that contains such folders.
+    /// Checkpoint to start from: a `version-N` folder, or a folder of checkpoints for the newest.
     pub checkpoint_dir_for_init: String,
     /// Folder for the trained model or the predictions; empty: `output` in the job folder.
     pub output: String,
@@ -447,7 +447,7 @@ impl JobSpec {
         }
     }
 
-    /// Whether the workers are a command of the user's own.
+    /// Whether the job runs a custom training loop.
     #[must_use]
     pub fn is_own_loop(&self) -> bool {
         !self.job_command.is_empty()
@@ -645,7 +645,7 @@ impl JobSpec {
                 self.num_workers.max(most)
             )));
         }
-        // None at all: they come by hand.
+        // None at all: they are started manually.
         let is_between = (self.min_workers..=most).contains(&self.num_workers);
         if self.num_workers > 0 && !is_between {
             return Err(Invalid(format!(

@@ -73,7 +73,7 @@ pub(crate) struct CommonFlags {
     /// Model parameters, e.g. "lr=0.1;hidden=128,64"
     #[arg(long, help_heading = "Model", value_name = "K=V;…", value_parser = pairs)]
     model_params: Option<BTreeMap<String, String>>,
-    /// Checkpoint to start from: a `version-N` folder, or a folder that contains such folders
+    /// Checkpoint to start from: a `version-N` folder, or a folder of checkpoints for the newest
     #[arg(long, help_heading = "Model", value_name = "DIR")]
     pub(crate) checkpoint_dir_for_init: Option<String>,
 
