@@ -123,7 +123,7 @@ def test_the_tutorials_own_figures_on_nodes_that_run_nothing(
 def says_why(status: dict[str, Any]) -> bool:
     """Whether one worker waits, and the status says what for."""
     waiting = [it for it in status["instances"] if it["state"] == "waiting"]
-    return len(waiting) == 1 and "no node takes it" in waiting[0]["why"]
+    return len(waiting) == 1 and "no node can run it" in waiting[0]["why"]
 
 
 def waiting(job: Job) -> int:

@@ -36,7 +36,8 @@ pub fn priority(flag: &str, text: &str) -> Result<Priority, Invalid> {
     match text.parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(Priority::Fraction(share)),
         Ok(_) => Err(Invalid(format!(
-            "--{flag}=`{text}` is no share of the workers; use a number from 0 to 1, or the name of a PriorityClass"
+            "--{flag}=`{text}` is not a fraction of the workers; use a number from 0 to 1, or the \
+             name of a PriorityClass"
         ))),
         Err(_) => {
             check_name(flag, "a PriorityClass", text)?;
@@ -133,7 +134,8 @@ impl JobSpec {
                 }))
             }
             (Priority::Fraction(_), Role::Master | Role::Ps) => Err(Invalid(format!(
-                "--{flag}=`{text}` is a share, which only --worker_pod_priority takes; name a PriorityClass"
+                "--{flag}=`{text}` is a fraction, which only --worker_pod_priority accepts; use \
+                 the name of a PriorityClass"
             ))),
         }
     }
@@ -163,8 +165,8 @@ impl JobSpec {
         let volumes = self.volumes()?;
         let first = volumes.first().ok_or_else(|| {
             Invalid(
-                "the job's pods share no storage, so what one trains no other could go on with; \
-                 give some by --volume, e.g. \"claim_name=CLAIM,mount_path=/data\""
+                "the job's pods share no storage, so a replaced pod could not resume training; add \
+                 a shared volume with --volume, e.g. \"claim_name=CLAIM,mount_path=/data\""
                     .into(),
             )
         })?;
@@ -186,7 +188,7 @@ impl JobSpec {
         self.cluster_job_dir()?;
         if !self.job_dir.is_empty() && !self.job_dir.starts_with('/') {
             return Err(Invalid(format!(
-                "--job_dir=`{}` must be a whole path, as the job's pods see it",
+                "--job_dir=`{}` must be an absolute path inside the job's pods",
                 self.job_dir
             )));
         }
@@ -222,7 +224,7 @@ fn pairs(flag: &str, text: &str) -> Result<BTreeMap<String, String>, Invalid> {
                 value.push_str(piece);
             }
             (Some(_) | None, None) => {
-                return Err(Invalid(format!("--{flag}: `{piece}` is not of the form NAME=value")));
+                return Err(Invalid(format!("--{flag}: `{piece}` is not in the form NAME=value")));
             }
         }
     }
@@ -246,7 +248,8 @@ fn check_name(flag: &str, what: &str, name: &str) -> Result<(), Invalid> {
         return Ok(());
     }
     Err(Invalid(format!(
-        "--{flag}: `{name}` cannot be the name of {what}: those are of a-z, 0-9, `-` and `.`, at most {MAX_NAME} long"
+        "--{flag}: `{name}` is not a valid name for {what}; use at most {MAX_NAME} characters of \
+         a-z, 0-9, `-` and `.`"
     )))
 }
 
@@ -254,7 +257,7 @@ fn one_of(flag: &str, word: &str, known: &[&str]) -> Result<(), Invalid> {
     if known.contains(&word) {
         return Ok(());
     }
-    Err(Invalid(format!("--{flag}=`{word}` is unknown; use {}", known.join(", "))))
+    Err(Invalid(format!("--{flag}: unknown value `{word}`; use {}", known.join(", "))))
 }
 
 #[cfg(test)]

@@ -255,11 +255,15 @@ impl Instances {
     pub fn hopeless(&self) -> Option<String> {
         let hopeless = |n: u32, what: &str| {
             (n > self.max_crashes).then(|| {
-                format!("{what} crashed {n} times, more than --relaunch_on_worker_failure={} allows; see its log", self.max_crashes)
+                format!(
+                    "{what} crashed {n} times, more than --relaunch_on_worker_failure={} allows; \
+                     see their logs",
+                    self.max_crashes
+                )
             })
         };
-        hopeless(self.n_ps_crashes, "a parameter server")
-            .or_else(|| hopeless(self.n_worker_crashes, "a worker"))
+        hopeless(self.n_ps_crashes, "parameter servers")
+            .or_else(|| hopeless(self.n_worker_crashes, "workers"))
     }
 
     /// Progress pardons crashes of workers: only those without work in between add up.

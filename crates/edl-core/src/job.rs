@@ -292,7 +292,7 @@ impl Job {
             Event::Committed { cut } => self.committed(cut, now),
             Event::Exported => self.end(End::Succeeded),
             Event::ExportFailed { error } => {
-                self.end(End::Failed(format!("the result cannot be written: {error}")));
+                self.end(End::Failed(format!("cannot write the result: {error}")));
             }
             Event::Scale { workers } => self.scale(workers),
             Event::Stop { reason, with_checkpoint } => self.stop(&reason, with_checkpoint, now),

@@ -102,7 +102,7 @@ impl TryFrom<Written> for Metric {
                 "recall" => Ok(Self::recall()),
                 "mse" => Ok(Self::mse()),
                 "loss" => Ok(Self::loss()),
-                other => Err(format!("`{other}` is no metric; give its name, kind and direction")),
+                other => Err(format!("unknown metric `{other}`; give name, kind and direction")),
             },
         }
     }

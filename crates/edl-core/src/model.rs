@@ -118,14 +118,15 @@ impl ModelSpec {
     pub fn check(&self) -> Result<(), String> {
         if let Some(table) = self.tables.iter().find(|table| table.init == Init::Given) {
             return Err(format!(
-                "the rows of table `{}` are made when first seen, so their first values cannot be given; name a constant, uniform or normal init",
+                "table `{}`: rows are created on first use and cannot have given initial values; \
+                 use a constant, uniform or normal init",
                 table.name
             ));
         }
         let mut names: Vec<&str> = self.metrics.iter().map(|m| m.name.as_str()).collect();
         names.sort_unstable();
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(format!("two metrics are called `{}`; rename one", pair[0])),
+            Some(pair) => Err(format!("two metrics are named `{}`; rename one", pair[0])),
             None => Ok(()),
         }
     }
@@ -163,6 +164,6 @@ mod tests {
         assert!(model.check().unwrap_err().contains("table `users`"));
         model.tables.clear();
         model.metrics.push(Metric::loss());
-        assert!(model.check().unwrap_err().contains("two metrics are called `loss`"));
+        assert!(model.check().unwrap_err().contains("two metrics are named `loss`"));
     }
 }

@@ -86,17 +86,17 @@ impl Harm {
     pub fn parse(word: &str, millis: u64, factor: u32) -> Result<Self, String> {
         let is_over_by_itself = matches!(word, "partition" | "slow");
         if millis != 0 && !is_over_by_itself {
-            return Err(format!("only partition and slow end by themselves, {word} does not"));
+            return Err(format!("{word} takes no duration; only partition and slow do"));
         }
         if millis > Self::MAX_MILLIS {
-            return Err("an hour of harm is the most".to_owned());
+            return Err("duration must be at most 1h".to_owned());
         }
         if factor != 0 && word != "slow" {
-            return Err(format!("only slow has a factor, {word} has none"));
+            return Err(format!("{word} takes no factor; only slow does"));
         }
         if factor != 0 && !Self::FACTORS.contains(&factor) {
             let (least, most) = (Self::FACTORS.start(), Self::FACTORS.end());
-            return Err(format!("the factor must be from {least} to {most}, not {factor}"));
+            return Err(format!("factor must be from {least} to {most}, not {factor}"));
         }
         let millis = if millis == 0 { Self::DEFAULT_MILLIS } else { millis };
         let factor = if factor == 0 { Self::DEFAULT_FACTOR } else { factor };
@@ -106,7 +106,7 @@ impl Harm {
             "wake" => Ok(Self::Wake),
             "partition" => Ok(Self::Partition { millis }),
             "slow" => Ok(Self::Slow { factor, millis }),
-            _ => Err(format!("`{word}` is no harm; use kill, stop, wake, partition or slow")),
+            _ => Err(format!("unknown action `{word}`; use kill, stop, wake, partition or slow")),
         }
     }
 }
@@ -115,14 +115,14 @@ impl fmt::Display for Harm {
     /// What happens to somebody, as the end of a sentence about it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Kill => f.write_str("is killed on purpose"),
-            Self::Stop => f.write_str("is made to stand still on purpose"),
-            Self::Wake => f.write_str("goes on again on purpose"),
+            Self::Kill => f.write_str("is being killed (chaos)"),
+            Self::Stop => f.write_str("is being paused (chaos)"),
+            Self::Wake => f.write_str("is being resumed (chaos)"),
             Self::Partition { millis } => {
-                write!(f, "is cut off from the others on purpose for {} s", secs(*millis))
+                write!(f, "is disconnected from the others for {} s (chaos)", secs(*millis))
             }
             Self::Slow { factor, millis } => {
-                write!(f, "is made {factor} times slower on purpose for {} s", secs(*millis))
+                write!(f, "runs {factor} times slower for {} s (chaos)", secs(*millis))
             }
         }
     }
@@ -202,11 +202,11 @@ pub fn pid_of(uid: &str) -> u32 {
 impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exit(0) => f.write_str("ended"),
+            Self::Exit(0) => f.write_str("exited"),
             Self::Exit(code) => write!(f, "exited with code {code}"),
             Self::Signal(9) => f.write_str("was killed (SIGKILL)"),
             Self::Signal(15) => f.write_str("was terminated (SIGTERM)"),
-            Self::Signal(signal) => write!(f, "was ended by signal {signal}"),
+            Self::Signal(signal) => write!(f, "was killed by signal {signal}"),
             Self::Preempted => f.write_str("was preempted by a pod of higher priority"),
             Self::Evicted => f.write_str("was evicted from its node"),
             Self::OutOfMemory => f.write_str("ran out of memory"),
@@ -246,10 +246,10 @@ mod tests {
         assert_eq!(Harm::parse("slow", 1500, 0), Ok(Harm::Slow { factor: 4, millis: 1500 }));
         assert_eq!(Harm::parse("slow", 0, 9), Ok(Harm::Slow { factor: 9, millis: 15_000 }));
         let refused = [
-            ("burn", 0, 0, "is no harm"),
-            ("kill", 1, 0, "end by themselves"),
-            ("partition", 0, 2, "has none"),
-            ("partition", 3_600_001, 0, "an hour"),
+            ("burn", 0, 0, "unknown action `burn`"),
+            ("kill", 1, 0, "takes no duration"),
+            ("partition", 0, 2, "takes no factor"),
+            ("partition", 3_600_001, 0, "at most 1h"),
             ("slow", 0, 1, "from 2 to 100"),
         ];
         for (word, millis, factor, why) in refused {
@@ -257,6 +257,6 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         let told = Harm::Slow { factor: 3, millis: 1500 }.to_string();
-        assert_eq!(told, "is made 3 times slower on purpose for 1.5 s");
+        assert_eq!(told, "runs 3 times slower for 1.5 s (chaos)");
     }
 }

@@ -141,7 +141,7 @@ const IMAGE_REASONS: [&str; 6] = [
 const HARMLESS_REASONS: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
 /// How to get the rights that a master needs.
-const GRANT: &str = "`kubectl apply -f manifests/elasticdl-rbac.yaml` grants it";
+const GRANT: &str = "to grant it, run `kubectl apply -f manifests/elasticdl-rbac.yaml`";
 
 impl Facts {
     /// Where the pod is in its life.
@@ -240,14 +240,14 @@ impl Wait {
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Starting => f.write_str("it is being started"),
-            Self::Unschedulable(text) => write!(f, "no node takes it: {text}"),
-            Self::Image(text) => write!(f, "its image cannot be had: {text}"),
-            Self::Container(text) => write!(f, "its container cannot be made: {text}"),
-            Self::Quota(text) => write!(f, "the quota is used up: {text}"),
+            Self::Starting => f.write_str("starting"),
+            Self::Unschedulable(text) => write!(f, "no node can run it: {text}"),
+            Self::Image(text) => write!(f, "cannot pull its image: {text}"),
+            Self::Container(text) => write!(f, "cannot create its container: {text}"),
+            Self::Quota(text) => write!(f, "quota exceeded: {text}"),
             Self::Forbidden(text) => write!(f, "{text}; {GRANT}"),
-            Self::Refused(text) => write!(f, "the API server refuses it: {text}"),
-            Self::Unreachable(text) => write!(f, "the API server does not answer: {text}"),
+            Self::Refused(text) => write!(f, "the API server rejected it: {text}"),
+            Self::Unreachable(text) => write!(f, "the API server does not respond: {text}"),
         }
     }
 }

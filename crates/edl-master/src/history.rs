@@ -93,7 +93,7 @@ impl History {
         for life in self.lives.iter_mut().filter(|life| life.to.is_none()) {
             life.to = Some(at);
             if life.why.is_empty() {
-                life.why = "the job was stopped".into();
+                life.why = "job stopped".into();
             }
         }
     }
@@ -215,7 +215,7 @@ mod tests {
         assert!(!history.sample(&status(&[(0, 7), (1, 8)]), 2.0));
         history.note(proto::Event {
             kind: "worker_killed".into(),
-            text: "worker-0 was killed (SIGKILL); its work goes to others".into(),
+            text: "worker-0 was killed (SIGKILL); its work is reassigned".into(),
             ..proto::Event::default()
         });
         assert!(history.sample(&status(&[(1, 8), (2, 9)]), 3.0));

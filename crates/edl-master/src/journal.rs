@@ -128,7 +128,7 @@ impl Journal {
 
     pub(crate) fn ended(&mut self, end: &End) {
         let (kind, text) = match end {
-            End::Succeeded => ("succeeded", "the job is done"),
+            End::Succeeded => ("succeeded", "job finished"),
             End::Failed(why) => ("failed", why.as_str()),
             End::Stopped(why) => ("stopped", why.as_str()),
         };

@@ -29,7 +29,7 @@ pub fn resources(flag: &str, text: &str) -> Result<Resources, Invalid> {
     let mut found = Resources::new();
     for piece in text.split(',').map(str::trim).filter(|piece| !piece.is_empty()) {
         let Some((name, amount)) = piece.split_once('=') else {
-            return Err(Invalid(format!("--{flag}: `{piece}` is not of the form name=amount")));
+            return Err(Invalid(format!("--{flag}: `{piece}` is not in the form name=amount")));
         };
         let (name, amount) = (name.trim(), amount.trim());
         let (resource, amount) = match name {
@@ -41,7 +41,8 @@ pub fn resources(flag: &str, text: &str) -> Result<Resources, Invalid> {
             vendor if vendor.contains('/') => (vendor, whole(flag, name, amount)?),
             _ => {
                 return Err(Invalid(format!(
-                    "--{flag}: `{name}` is no resource; use cpu, memory, disk, ephemeral-storage, gpu or VENDOR/NAME"
+                    "--{flag}: unknown resource `{name}`; use cpu, memory, disk, \
+                     ephemeral-storage, gpu or VENDOR/NAME"
                 )));
             }
         };
@@ -101,5 +102,5 @@ fn check(
     if fits {
         return Ok(amount.to_owned());
     }
-    Err(Invalid(format!("--{flag}: {name}=`{amount}` is no amount; write e.g. {name}={example}")))
+    Err(Invalid(format!("--{flag}: invalid amount {name}=`{amount}`; write e.g. {name}={example}")))
 }

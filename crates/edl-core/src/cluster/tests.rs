@@ -45,12 +45,12 @@ fn resources_are_written_as_kubernetes_writes_them() {
 fn a_resource_that_is_none_is_refused_by_flag_and_word() {
     let bad = |text: &str| refusal(|spec| spec.ps_resource_limit = text.into());
     for (text, says) in [
-        ("cpu", "`cpu` is not of the form name=amount"),
-        ("cpu=fast", "cpu=`fast` is no amount"),
-        ("cpu=-1", "cpu=`-1` is no amount"),
-        ("memory=1024Mb", "memory=`1024Mb` is no amount"),
-        ("gpu=0.5", "gpu=`0.5` is no amount"),
-        ("ram=1Gi", "`ram` is no resource"),
+        ("cpu", "`cpu` is not in the form name=amount"),
+        ("cpu=fast", "invalid amount cpu=`fast`"),
+        ("cpu=-1", "invalid amount cpu=`-1`"),
+        ("memory=1024Mb", "invalid amount memory=`1024Mb`"),
+        ("gpu=0.5", "invalid amount gpu=`0.5`"),
+        ("ram=1Gi", "unknown resource `ram`"),
         ("cpu=1,cpu=2", "names cpu twice"),
     ] {
         let error = bad(text);
@@ -97,10 +97,10 @@ fn a_volume_that_cannot_be_mounted_is_refused() {
     for (text, says) in [
         ("claim_name=c", "has no mount_path"),
         ("mount_path=/a", "has neither claim_name"),
-        ("claim_name=c,host_path=/h,mount_path=/a", "separate two volumes by `;`"),
-        ("claim_name=c,mount_path=a", "must be a whole path"),
-        ("claim=c,mount_path=/a", "`claim=c` is not understood"),
-        ("claim_name=C!,mount_path=/a", "cannot be the name of a volume claim"),
+        ("claim_name=c,host_path=/h,mount_path=/a", "separate two volumes with `;`"),
+        ("claim_name=c,mount_path=a", "must be an absolute path"),
+        ("claim=c,mount_path=/a", "cannot parse `claim=c`"),
+        ("claim_name=C!,mount_path=/a", "is not a valid name for a volume claim"),
         ("host_path=/h,mount_path=/a;host_path=/g,mount_path=/a", "mounts `/a` twice"),
     ] {
         let error = refusal(|spec| spec.volume = text.into());
@@ -115,7 +115,7 @@ fn a_jobs_folder_lies_on_its_first_volume_unless_said_otherwise() {
     assert_eq!(job().cluster_job_dir().unwrap(), "/data/elasticdl/x");
     let said = JobSpec { job_dir: "/data/here".into(), ..job() };
     assert_eq!(said.cluster_job_dir().unwrap(), "/data/here");
-    assert!(refusal(|spec| spec.job_dir = "here".into()).contains("whole path"));
+    assert!(refusal(|spec| spec.job_dir = "here".into()).contains("absolute path"));
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn an_image_is_the_masters_unless_workers_or_servers_have_their_own() {
 fn words_of_which_there_are_few_are_checked() {
     job().check_cluster().unwrap();
     let pull = refusal(|spec| spec.image_pull_policy = "never".into());
-    assert_eq!(pull, "--image_pull_policy=`never` is unknown; use Always, IfNotPresent, Never");
+    assert_eq!(pull, "--image_pull_policy: unknown value `never`; use Always, IfNotPresent, Never");
     assert!(refusal(|spec| spec.restart_policy = "x".into()).starts_with("--restart_policy"));
     assert!(refusal(|spec| spec.namespace = "A b".into()).starts_with("--namespace"));
     assert!(refusal(|spec| spec.image_pull_secrets = "a,B".into()).contains("`B`"));

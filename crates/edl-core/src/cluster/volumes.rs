@@ -45,7 +45,7 @@ fn volume(part: &str) -> Result<Volume, Invalid> {
             }
             Some(_) | None => {
                 return Err(Invalid(format!(
-                    "--volume: `{piece}` is not understood; write claim_name=CLAIM,mount_path=PATH or \
+                    "--volume: cannot parse `{piece}`; write claim_name=CLAIM,mount_path=PATH or \
                      host_path=PATH,mount_path=PATH"
                 )));
             }
@@ -56,7 +56,7 @@ fn volume(part: &str) -> Result<Volume, Invalid> {
         .ok_or_else(|| Invalid(format!("--volume: `{part}` has no mount_path=PATH")))?;
     if !mount_path.starts_with('/') || mount_path.contains(':') {
         return Err(Invalid(format!(
-            "--volume: mount_path=`{mount_path}` must be a whole path without `:`"
+            "--volume: mount_path=`{mount_path}` must be an absolute path without `:`"
         )));
     }
     // Before claims had a word of their own they were named by `volume_name`.
@@ -70,7 +70,7 @@ fn volume(part: &str) -> Result<Volume, Invalid> {
         (None, Some(path)) => Source::HostPath { path, kind: word("type") },
         (Some(_), Some(_)) => {
             return Err(Invalid(format!(
-                "--volume: `{part}` names a claim and a host path; separate two volumes by `;`"
+                "--volume: `{part}` has both a claim and a host path; separate two volumes with `;`"
             )));
         }
         (None, None) => {

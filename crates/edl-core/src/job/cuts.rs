@@ -119,7 +119,7 @@ impl Job {
     pub(super) fn check_cut(&mut self, now: Time) {
         let Some(cut) = self.cut.as_ref().filter(|cut| now >= cut.deadline) else { return };
         let (id, owing) = (cut.id, cut.waiting.clone());
-        let error = format!("it was not complete after {:?}", self.cut_timeout());
+        let error = format!("not complete after {:?}", self.cut_timeout());
         for holder in owing {
             // Others hold what this one holds; a server may be slow, but has no substitute.
             if let Holder::Worker(worker) = holder {
@@ -174,13 +174,13 @@ impl Job {
                 files: current.files.values().cloned().collect(),
             });
         } else {
-            self.cut_failed(cut, "files of some partitions are missing", now);
+            self.cut_failed(cut, "some partitions' files are missing", now);
         }
     }
 
     pub(super) fn committed(&mut self, cut: CutId, now: Time) {
         let Some(current) = self.cut.take_if(|current| current.id == cut) else { return };
-        let text = format!("checkpoint of version {} is complete", current.version);
+        let text = format!("checkpoint {} saved", current.version);
         self.note("checkpoint", text);
         let is_exact = current.exact == Some(self.ledger.n_done());
         if self.stage == Stage::BestCut && is_exact {
@@ -202,7 +202,7 @@ impl Job {
     pub(super) fn cut_failed(&mut self, cut: CutId, error: &str, now: Time) {
         let Some(current) = self.cut.take_if(|current| current.id == cut) else { return };
         let text = format!(
-            "checkpoint of version {} failed, the one before stays and training goes on: {error}",
+            "checkpoint {} failed; training continues and the previous checkpoint is kept: {error}",
             current.version
         );
         self.note("checkpoint_failed", text);
@@ -225,7 +225,7 @@ impl Job {
                 self.n_final_tries += 1;
                 if self.n_final_tries >= MAX_FINAL_TRIES {
                     let why =
-                        "the final checkpoint cannot be written; free some space, then resume";
+                        "cannot write the final checkpoint; free some disk space, then resume";
                     self.end(End::Failed(why.into()));
                 } else {
                     self.not_before = now + RETRY_AFTER * (1 << (self.n_final_tries - 1));

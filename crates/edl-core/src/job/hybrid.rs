@@ -56,7 +56,7 @@ impl Job {
             self.go_back_to(step);
             if self.started_at.is_some() {
                 let lost = before.saturating_sub(step);
-                let text = format!("{lost} steps after step {step} are trained again");
+                let text = format!("restored step {step}; steps to train again: {lost}");
                 self.note("restored", text);
             }
         }
@@ -86,8 +86,7 @@ impl Job {
     /// No worker holds the model any more, so what the servers hold fits nobody.
     pub(super) fn restore_servers(&mut self, now: Time) {
         if self.started_at.is_some() {
-            let text =
-                "no worker is left that holds the model; the servers load with the next ones";
+            let text = "all workers that held the model are gone; the servers reload with new ones";
             self.note("workers_lost", text);
         }
         self.servers.restore();
@@ -99,10 +98,10 @@ impl Job {
         if !self.is_hybrid() || !self.servers.is_serving() {
             return;
         }
-        self.note("torn", format!("worker-{worker} and the servers hold other steps: {error}"));
+        self.note("torn", format!("worker-{worker} and the servers disagree on the step: {error}"));
         self.pace.n_torn += 1;
         if self.pace.n_torn >= MAX_TORN {
-            let why = format!("workers and servers do not fit together: {error}");
+            let why = format!("workers and servers keep disagreeing on the step: {error}");
             return self.end(End::Failed(why));
         }
         self.restore_servers(now);

@@ -133,8 +133,8 @@ impl Job {
             Some(known) if *known == model => {}
             Some(known) => {
                 let why = format!(
-                    "worker-{worker} has another model `{}` than the job's `{}`; \
-                     start it with the job's own model and build",
+                    "worker-{worker} loaded model `{}`; this job trains `{}`; start the worker \
+                     with the job's model and build",
                     model.name, known.name
                 );
                 self.note("refused", why.clone());
@@ -183,8 +183,8 @@ impl Job {
             entry.suspect = None;
         }
         let text = match self.is_allreduce() {
-            true => format!("worker-{worker} was told to leave"),
-            false => format!("worker-{worker} left and gave its work back"),
+            true => format!("worker-{worker} is draining"),
+            false => format!("worker-{worker} drained and returned its tasks"),
         };
         self.note("worker_left", text);
     }
@@ -262,7 +262,7 @@ impl Job {
         self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
         if n_failures >= self.config.spec.max_batch_failures {
             let why = format!(
-                "{what} failed {n_failures} times, the last time on worker-{worker}: {error}"
+                "{what} failed {n_failures} times, most recently on worker-{worker}: {error}"
             );
             self.end(End::Failed(why));
         }
@@ -315,7 +315,7 @@ impl Job {
             }
             Report::Waiting { instance, why } => self.waits(*instance, why),
             Report::Leaving { instance, how, .. } => {
-                self.note("leaving", format!("{instance} leaves: it {how}"));
+                self.note("leaving", format!("{instance} is shutting down: it {how}"));
             }
             Report::Trouble(why) => self.trouble(why.as_ref()),
             Report::Granted { workers, leave } => {
@@ -348,7 +348,7 @@ impl Job {
         self.awaited.remove(&instance);
         let is_known = known.waits.as_ref().is_some_and(|before| before.is_like(why));
         if !is_known && !why.is_starting() {
-            self.note("waiting", format!("{instance} waits: {why}"));
+            self.note("waiting", format!("{instance} is waiting: {why}"));
         }
     }
 
@@ -387,7 +387,7 @@ impl Job {
         match cause {
             Cause::Left => self.note("worker_ended", format!("worker-{worker} {how}")),
             Cause::Killed => self
-                .note("worker_killed", format!("worker-{worker} {how}; its work goes to others")),
+                .note("worker_killed", format!("worker-{worker} {how}; its work is reassigned")),
             Cause::Crashed => {
                 self.note("worker_crashed", format!("worker-{worker} {how}; see its log"));
                 if let Some(suspect) = suspect {
@@ -418,9 +418,9 @@ impl Job {
             let gone = self.workers.remove(&worker).expect("just seen");
             if gone.is_connected {
                 let why = if is_silent(&gone) {
-                    format!("gave no sign of life for {timeout:?}; its work goes to others")
+                    format!("sent no heartbeat for {timeout:?}; its work is reassigned")
                 } else {
-                    format!("was not ready after {ready_timeout:?}; it is replaced")
+                    format!("was not ready after {ready_timeout:?}; replacing it")
                 };
                 let why = format!("worker-{worker} {why}");
                 self.note("worker_silent", why.clone());
@@ -440,10 +440,7 @@ impl Job {
         let late: Vec<InstanceId> = late.map(|(instance, _)| *instance).collect();
         for instance in late {
             self.awaited.remove(&instance);
-            self.note(
-                "not_heard",
-                format!("{instance} was started but never called; it is replaced"),
-            );
+            self.note("not_heard", format!("{instance} started but never connected; replacing it"));
             self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
         }
     }
@@ -463,14 +460,14 @@ impl Job {
                 self.awaited.insert(*instance, now);
                 if *memory_percent > 100 {
                     let text =
-                        format!("{instance} is started with {memory_percent} % of the memory");
+                        format!("{instance} is starting with {memory_percent} % of the memory");
                     self.note("launched", text);
                 } else if self.started_at.is_some() {
-                    self.note("launched", format!("{instance} is started"));
+                    self.note("launched", format!("{instance} is starting"));
                 }
             }
             Order::Stop { instance, .. } | Order::Dismiss { instance, .. } => {
-                self.note("stopping", format!("{instance} is asked to leave"))
+                self.note("stopping", format!("{instance} is being stopped"))
             }
             Order::Harm { .. } => {}
         }
@@ -490,7 +487,7 @@ impl Job {
         if before != workers {
             self.durable.workers_wanted = Some(workers);
             self.persist();
-            self.note("scaled", format!("from {before} to {workers} workers"));
+            self.note("scaled", format!("number of workers changed from {before} to {workers}"));
         }
     }
 

@@ -17,7 +17,7 @@ impl Job {
     pub(super) fn ps_connected(&mut self, ps: PsId, pid: u32, member: Member, now: Time) {
         if ps.0 >= self.servers.n_ps() {
             let n_ps = self.servers.n_ps();
-            self.note("refused", format!("ps-{ps} is too many: the job has {n_ps} servers"));
+            self.note("refused", format!("ps-{ps} was refused: the job has --num_ps_pods={n_ps}"));
             return self.effects.push(Effect::ClosePs(ps));
         }
         let peer =
@@ -25,7 +25,7 @@ impl Job {
         let before = self.ps_peers.insert(ps, peer);
         self.forget_awaited_ps(ps);
         if before.is_some_and(|b| b.is_connected && b.incarnation != member.incarnation) {
-            self.note("ps_replaced", format!("ps-{ps} came back as another process"));
+            self.note("ps_replaced", format!("ps-{ps} was restarted as a new process"));
         }
         self.effects.push(Effect::ToPs(ps, PsOrder::Welcome));
         let outcome = self.servers.connected(ps, member);
@@ -61,13 +61,10 @@ impl Job {
         if self.servers.lost(ps) {
             self.abandon_cut();
             let text = match self.latest_checkpoint() {
-                Some(checkpoint) => format!(
-                    "ps-{ps} {why}; training goes back to the checkpoint of version {}",
-                    checkpoint.version
-                ),
-                None => {
-                    format!("ps-{ps} {why}; training goes back to its start: no checkpoint yet")
+                Some(checkpoint) => {
+                    format!("ps-{ps} {why}; restoring checkpoint {}", checkpoint.version)
                 }
+                None => format!("ps-{ps} {why}; no checkpoint yet, training starts over"),
             };
             self.note("ps_lost", text);
         } else {
@@ -132,9 +129,9 @@ impl Job {
     /// What was to be loaded cannot be.
     pub(super) fn give_up_load(&mut self, who: &str, error: &str) {
         let Some(folder) = self.loading_from.take() else {
-            return self.end(End::Failed(format!("{who} cannot load its first values: {error}")));
+            return self.end(End::Failed(format!("{who} cannot load the initial values: {error}")));
         };
-        self.note("checkpoint_bad", format!("checkpoint `{folder}` cannot be loaded: {error}"));
+        self.note("checkpoint_bad", format!("cannot load checkpoint `{folder}`: {error}"));
         for checkpoint in &mut self.durable.checkpoints {
             checkpoint.is_bad |= checkpoint.folder == folder;
         }
@@ -142,8 +139,8 @@ impl Job {
         self.persist();
         if self.latest_checkpoint().is_none() {
             let why = format!(
-                "no checkpoint can be loaded (the last tried: `{folder}`: {error}); \
-                 mend the storage, or start the job afresh under another name"
+                "cannot load any checkpoint (last tried `{folder}`: {error}); repair the storage, \
+                 or start a new job under another name"
             );
             self.end(End::Failed(why));
         }
@@ -178,12 +175,12 @@ impl Job {
             let lost = before.saturating_sub(n_done);
             self.note(
                 "restored",
-                format!("{lost} batches are trained again, in generation {generation}"),
+                format!("loaded generation {generation}; batches to train again: {lost}"),
             );
         } else if n_done > 0 {
             self.note(
                 "resumed",
-                format!("going on after {n_done} batches, in generation {generation}"),
+                format!("resumed after {n_done} batches in generation {generation}"),
             );
         }
         for worker in self.announce_servers() {
@@ -217,7 +214,7 @@ impl Job {
             .map(|(ps, _)| *ps)
             .collect();
         for ps in silent {
-            self.ps_lost(ps, &format!("gave no sign of life for {timeout:?}"));
+            self.ps_lost(ps, &format!("sent no heartbeat for {timeout:?}"));
             self.effects.push(Effect::ClosePs(ps));
             self.replace_ps(ps);
         }
@@ -232,7 +229,7 @@ impl Job {
         let members = self.servers.members().iter();
         let late = members.filter(|(_, member)| member.generation != generation);
         for ps in late.map(|(ps, _)| *ps).collect::<Vec<_>>() {
-            self.ps_lost(ps, &format!("has not loaded after {LOAD_TIMEOUT:?}"));
+            self.ps_lost(ps, &format!("did not finish loading within {LOAD_TIMEOUT:?}"));
             self.effects.push(Effect::ClosePs(ps));
             self.replace_ps(ps);
         }

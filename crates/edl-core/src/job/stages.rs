@@ -248,7 +248,10 @@ impl Job {
         let is_training = self.config.spec.job_type == JobType::Train;
         let patience = self.config.spec.early_stop_patience;
         if !is_last && is_training && is_stalled(patience, &self.durable.evaluations) {
-            self.note("early_stop", format!("no better evaluation in the last {patience}"));
+            self.note(
+                "early_stop",
+                format!("stopping early: no improvement (--early_stop_patience={patience})"),
+            );
             self.limit = self.ledger.n_done();
         }
         if is_best && is_training {
@@ -306,7 +309,7 @@ impl Job {
         if !max_time.is_zero() && self.elapsed(now) >= max_time && self.limit > self.frontier() {
             self.limit = self.frontier();
             self.barrier = self.barrier.min(self.limit);
-            self.note("max_time", format!("--max_time={} is over", max_time.as_secs()));
+            self.note("max_time", format!("--max_time={} reached; stopping", max_time.as_secs()));
         }
     }
 
@@ -344,7 +347,7 @@ impl Job {
         self.durable.end = Some(end.clone());
         self.persist();
         let reason = match &end {
-            End::Succeeded => "the job is done".to_owned(),
+            End::Succeeded => "job finished".to_owned(),
             End::Failed(why) | End::Stopped(why) => why.clone(),
         };
         for worker in self.workers.keys() {

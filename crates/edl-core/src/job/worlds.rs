@@ -217,7 +217,7 @@ impl Job {
 
     fn describe_waiting(&self) -> String {
         let least = self.config.spec.min_workers.max(1);
-        format!("training waits until at least {least} workers are there (--min_workers)")
+        format!("training is waiting for workers; it needs at least {least} (--min_workers)")
     }
 
     /// Nobody has the state any more, or yet: everybody loads the last checkpoint.
@@ -240,7 +240,8 @@ impl Job {
         if self.started_at.is_some() {
             let lost = before.saturating_sub(step);
             let text = format!(
-                "no worker is left that holds the model; {lost} steps after step {step} are trained again"
+                "all workers that held the model are gone; restoring step {step}; steps to train \
+                 again: {lost}"
             );
             self.note("restored", text);
         }
@@ -363,7 +364,7 @@ impl Job {
         }
         if is_resumed {
             self.set_limits();
-            self.note("resumed", format!("going on after step {step}"));
+            self.note("resumed", format!("resumed at step {step}"));
         }
         self.keep_best(now);
     }
@@ -376,12 +377,12 @@ impl Job {
         };
         let members: Vec<String> = world.members.iter().map(lanes).collect();
         let mut text = format!(
-            "{} train on after step {step}; the pause was {:.3} s",
+            "{} continued after step {step}; the pause was {:.3} s",
             members.join(", "),
             self.pace.pause_secs
         );
         if self.pace.state_bytes > 0 {
-            text.push_str(&format!(", {} bytes of state were handed over", self.pace.state_bytes));
+            text.push_str(&format!(", {} bytes of state were transferred", self.pace.state_bytes));
         }
         self.note("world", text);
     }
@@ -389,7 +390,7 @@ impl Job {
     fn stepped(&mut self, worker: WorkerId, step: u64, hash: u64, loss: f32, now: Time) {
         if !self.is_same_hash(step, hash) {
             self.bits_differ(&format!(
-                "worker-{worker} got another gradient in step {step} than others before it"
+                "worker-{worker} computed a different gradient for step {step} than earlier workers"
             ));
         }
         if step > self.ledger.n_done() {

@@ -20,11 +20,11 @@ const SCHEDULES: &str = "constant, steps:1000,2000:0.1, exponential:1000:0.9, \
 /// What is wrong with the words that choose an optimizer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("--optimizer `{name}` is unknown; choose from {}", NAMES.join(", "))]
+    #[error("unknown --optimizer `{name}`; choose from {}", NAMES.join(", "))]
     Name { name: String },
     #[error("{flag} `{value}` must be {needs}")]
     Number { flag: &'static str, value: String, needs: &'static str },
-    #[error("--learning_rate_schedule `{0}` does not read as {SCHEDULES}")]
+    #[error("invalid --learning_rate_schedule `{0}`; use {SCHEDULES}")]
     Schedule(String),
 }
 
@@ -223,7 +223,7 @@ mod tests {
         }
         let spec = JobSpec { optimizer: Some("adm".into()), ..JobSpec::default() };
         let error = resolve(&spec, &model(OptimizerSpec::sgd(0.5))).unwrap_err();
-        let expected = "--optimizer `adm` is unknown; choose from sgd, momentum, nesterov, adam, \
+        let expected = "unknown --optimizer `adm`; choose from sgd, momentum, nesterov, adam, \
                         amsgrad, adamw, adagrad, rmsprop, ftrl, adadelta, adamax, nadam, lion";
         assert_eq!(error.to_string(), expected);
     }

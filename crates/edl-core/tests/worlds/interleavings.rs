@@ -533,7 +533,7 @@ fn two_results_of_one_step_end_a_job_that_promised_equal_bits() {
     let world = table.current().id;
     table.stepped(0, world, 1);
     table.news(1, News::Stepped { world, step: 1, hash: 99, loss: 0.5 });
-    assert!(matches!(&table.ended, Some(End::Failed(why)) if why.contains("another gradient")));
+    assert!(matches!(&table.ended, Some(End::Failed(why)) if why.contains("different gradient")));
 }
 
 #[test]

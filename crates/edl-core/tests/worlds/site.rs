@@ -157,7 +157,7 @@ impl Site {
         if let (Some(step), End::Failed(why)) = (self.scenario.untrainable, end) {
             let n_batches = u64::from(self.scenario.spec.plan(self.scenario.n_records).n_batches());
             let batch = format!("batch {}/{} ", step / n_batches, step % n_batches);
-            assert!(why.contains(&batch) && why.contains(" times, the last time on"), "{why}");
+            assert!(why.contains(&batch) && why.contains(" times, most recently on"), "{why}");
             return self.kernel.count("named failures");
         }
         assert_eq!(*end, End::Succeeded);

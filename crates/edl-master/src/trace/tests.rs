@@ -119,7 +119,7 @@ fn checkpoints_and_evaluations_tell_what_they_came_to() {
         files: Vec::new(),
     };
     recorder.effect(&commit, 15);
-    recorder.effect(&note("checkpoint", "is complete"), 20);
+    recorder.effect(&note("checkpoint", "checkpoint 7 saved"), 20);
     recorder.effect(&prepare(2), 30);
     recorder.effect(&note("checkpoint_failed", "the disk is full"), 40);
     recorder.effect(&Effect::EvaluationStarted { version: 64 }, 50);

@@ -55,8 +55,8 @@ fn cut_off_and_slowed_workers_of_a_world_leave_the_same_bits() {
     assert_eq!(
         notes(&home, "harmed", "chaos"),
         [
-            "worker-0 is made 5 times slower on purpose for 1 s",
-            "worker-1 is cut off from the others on purpose for 600 s",
+            "worker-0 runs 5 times slower for 1 s (chaos)",
+            "worker-1 is disconnected from the others for 600 s (chaos)",
         ]
     );
     // It was there to the last, but nobody heard of it.

@@ -30,7 +30,7 @@ impl Job {
         error: &str,
         now: Time,
     ) {
-        let text = format!("worker-{worker} lost worker-{suspect} ({error}); the others go on");
+        let text = format!("worker-{worker} lost worker-{suspect} ({error}); the others continue");
         self.note("peer_lost", text);
         if suspect == worker {
             // It could not make sense of what it holds or got.
@@ -51,7 +51,7 @@ impl Job {
         // further must not hold up a job that cannot do without it.
         let most = if entry.waiting_for.is_empty() { MAX_LOST } else { 2 * MAX_LOST };
         if entry.n_lost >= most {
-            self.note("stuck", format!("worker-{suspect} is lost by others again and again"));
+            self.note("stuck", format!("other workers keep losing worker-{suspect}; replacing it"));
             self.pardon_all(now);
             let instance = InstanceId { role: Role::Worker, id: suspect.0 };
             self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
@@ -109,7 +109,7 @@ impl Job {
             stuck = members; // They wait for each other, world after world.
         }
         if stuck.is_empty() {
-            let text = format!("no step for {timeout:?} although nobody is busy; trying again");
+            let text = format!("no step for {timeout:?} although no worker is busy; retrying");
             return self.note("stuck", text);
         }
         for worker in stuck {
@@ -130,7 +130,7 @@ impl Job {
     /// Takes a worker in only if it computes what the others compute, bit for bit.
     pub(in crate::job) fn accept_probe(&mut self, worker: WorkerId, peer: Option<&Peer>) -> bool {
         let Some(peer) = peer else {
-            let why = format!("worker-{worker} cannot be reached by other workers");
+            let why = format!("other workers cannot reach worker-{worker}");
             self.note("refused", why.clone());
             self.effects.push(Effect::RefuseWorker(worker, why));
             return false;
@@ -145,16 +145,19 @@ impl Job {
             Some(_) => match self.config.spec.same_bits {
                 SameBits::Strict => {
                     let why = format!(
-                        "worker-{worker} computes other bits than the workers before it (another \
-                         processor or build, or data that is not the same everywhere); start it \
-                         on a like machine with the same data, or allow it by --same_bits=report"
+                        "worker-{worker}: results differ bitwise from the other workers (another \
+                         processor, build or copy of the data?); use the same kind of machine, the \
+                         same build and the same data, or allow the difference with \
+                         --same_bits=report"
                     );
                     self.note("refused", why.clone());
                     self.effects.push(Effect::RefuseWorker(worker, why));
                     false
                 }
                 SameBits::Report => {
-                    self.bits_differ(&format!("worker-{worker} computes other bits"));
+                    self.bits_differ(&format!(
+                        "worker-{worker}: results differ bitwise from the other workers"
+                    ));
                     true
                 }
             },
@@ -166,12 +169,15 @@ impl Job {
         let is_news = !self.durable.bits_differ;
         self.durable.bits_differ = true;
         if self.config.spec.same_bits == SameBits::Strict {
-            let why = format!("{what}; the result would depend on who computed it");
+            let why = format!("{what}; the result would depend on which worker computed it");
             return self.end(End::Failed(why));
         }
         if is_news {
             self.persist();
-            self.note("bits_differ", format!("{what}; the result depends on who computed it"));
+            self.note(
+                "bits_differ",
+                format!("{what}; the result depends on which worker computed it"),
+            );
         }
     }
 }
