@@ -41,7 +41,7 @@ impl Engine {
             return self.audit_checkpoint(reply);
         }
         if !self.job.servers().is_serving() {
-            let why = "the parameter servers are loading; ask again in a moment";
+            let why = "the parameter servers are loading; try again in a moment";
             let _ = reply.send(Err(Status::unavailable(why)));
             return;
         }
@@ -62,7 +62,7 @@ impl Engine {
     fn audit_checkpoint(&self, reply: Reply) {
         let checkpoints = &self.job.durable().checkpoints;
         let Some(last) = checkpoints.iter().rev().find(|checkpoint| !checkpoint.is_bad) else {
-            let why = "there is no checkpoint yet; ask again after the first one";
+            let why = "no checkpoint yet; try again after the first one";
             let _ = reply.send(Err(Status::unavailable(why)));
             return;
         };
@@ -79,7 +79,7 @@ impl Engine {
         let Some(open) = self.audits.open.get_mut(&sets.request) else { return };
         match convert::partition_states(sets.sets) {
             Ok(states) => open.states.extend(states),
-            Err(error) => tracing::warn!(%error, ps = ps.0, "a server's answer cannot be read"),
+            Err(error) => tracing::warn!(%error, ps = ps.0, "cannot parse a server's audit reply"),
         }
         open.waiting.remove(&ps);
         if !open.waiting.is_empty() {

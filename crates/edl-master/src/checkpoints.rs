@@ -77,7 +77,8 @@ impl Checkpoints {
     pub(crate) fn prepare(&self, cut: CutId, folder: &str) -> Option<Event> {
         let path = self.path(folder);
         let error = fs::create_dir_all(&path).err()?;
-        Some(Event::CutFailed { cut, error: format!("cannot make `{}`: {error}", path.display()) })
+        let error = format!("cannot create `{}`: {error}", path.display());
+        Some(Event::CutFailed { cut, error })
     }
 
     pub(crate) fn manifest(
@@ -124,7 +125,7 @@ impl Checkpoints {
 /// Makes a cut a checkpoint.
 pub(crate) fn commit(cut: CutId, folder: &Path, manifest: Option<Manifest>) -> Event {
     let Some(manifest) = manifest else {
-        return Event::CutFailed { cut, error: "the model is not known".into() };
+        return Event::CutFailed { cut, error: "the model is not known yet".into() };
     };
     match checkpoint::commit_manifest(folder, &manifest) {
         Ok(()) => Event::Committed { cut },
@@ -137,7 +138,7 @@ pub(crate) fn delete(folder: &Path) -> Event {
     if let Err(error) = fs::remove_dir_all(folder)
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(folder = %folder.display(), %error, "an old checkpoint cannot be removed");
+        tracing::warn!(folder = %folder.display(), %error, "cannot remove an old checkpoint");
     }
     Event::Tick
 }

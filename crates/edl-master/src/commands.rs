@@ -118,7 +118,7 @@ impl Engine {
             Ok(optimizer) => optimizer,
             Err(error) => {
                 // Refused at submit; here it can only come from a master started by hand.
-                tracing::error!(%error, "the optimizer cannot be used");
+                tracing::error!(%error, "invalid optimizer");
                 return None;
             }
         };

@@ -168,7 +168,7 @@ pub(crate) fn partition_states(
 ) -> Result<Vec<PartitionState>, Status> {
     let state = |set: proto::PartitionSet| {
         let applied = AppliedSet::from_bytes(&set.applied)
-            .ok_or_else(|| Status::invalid_argument("an applied set cannot be read"))?;
+            .ok_or_else(|| Status::invalid_argument("cannot parse a set of applied batches"))?;
         let partition = PartitionId(set.partition);
         Ok(PartitionState { partition, applied, updates: set.updates, n_rows: set.n_rows })
     };
@@ -191,7 +191,7 @@ fn cut_file(file: proto::CheckpointFile) -> CutFile {
 
 fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, Status> {
     serde_json::from_str(json)
-        .map_err(|error| Status::invalid_argument(format!("the {what} cannot be read: {error}")))
+        .map_err(|error| Status::invalid_argument(format!("cannot parse the {what}: {error}")))
 }
 
 /// Whom somebody wants to harm, and how.
@@ -201,7 +201,7 @@ pub(crate) fn harm(request: &proto::HarmRequest) -> Result<(InstanceId, Harm), S
         "worker" => Role::Worker,
         "ps" => Role::Ps,
         other => {
-            let why = format!("`{other}` cannot be harmed; name a worker or a ps");
+            let why = format!("`{other}` cannot be a chaos target; name a worker or a ps");
             return Err(Status::invalid_argument(why));
         }
     };

@@ -169,7 +169,7 @@ impl Engine {
                 }
                 () = stop_signal(&shutdown, &platform_gone), if !is_stopping => {
                     is_stopping = true;
-                    Some(Event::Stop { reason: "the master was told to stop".into(), with_checkpoint: false })
+                    Some(Event::Stop { reason: "the master was shut down".into(), with_checkpoint: false })
                 }
                 Some(Ok(Err(error))) = serving.join_next() => return Err(Error::Serve(error)),
             };
@@ -302,7 +302,7 @@ impl Engine {
                     self.workers.close(worker, Status::failed_precondition(why));
                 }
                 Effect::ClosePs(ps) => {
-                    self.servers.close(ps, Status::failed_precondition("it was replaced"));
+                    self.servers.close(ps, Status::failed_precondition("this server was replaced"));
                 }
                 Effect::Platform(order) => {
                     // A platform that is gone ends the job by the end of its reports.
@@ -399,15 +399,15 @@ impl Engine {
     /// Why a process may not be harmed.
     fn refuse_harm(&self, instance: InstanceId, harm: Harm) -> Option<Status> {
         if self.config.spec.is_on_cluster() && harm != Harm::Kill {
-            let why = "a pod can only be killed on purpose; use kill";
+            let why = "pods support only the chaos action kill";
             return Some(Status::failed_precondition(why));
         }
         if !self.config.spec.allow_chaos {
-            let why = "this job was started without --allow_chaos";
+            let why = "chaos is disabled; start the job with --allow_chaos";
             return Some(Status::failed_precondition(why));
         }
         let is_there = self.job.instances().running().contains_key(&instance);
-        (!is_there).then(|| Status::not_found(format!("there is no {instance}")))
+        (!is_there).then(|| Status::not_found(format!("{instance} is not running")))
     }
 
     /// Gives everybody the time to hear of the end and to hang up.

@@ -12,7 +12,7 @@ pub(crate) fn started(n_records: u64) {
 }
 
 pub(crate) fn begin(version: u64) {
-    tracing::info!(version, "evaluation begins");
+    tracing::info!(version, "evaluation started");
 }
 
 pub(crate) fn complete(evaluated: &Evaluated) {

@@ -71,7 +71,7 @@ pub(crate) async fn serve(listener: TcpListener, doors: Doors, shutdown: Cancell
         .with_state(shared);
     let stopped = async move { shutdown.cancelled().await };
     if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
-        tracing::warn!(%error, "the page and metrics cannot be served any more");
+        tracing::warn!(%error, "the HTTP server for the page and metrics stopped");
     }
 }
 
@@ -90,7 +90,7 @@ async fn all(State(shared): App) -> Response {
 /// read gets only the newest, and is dropped when it takes too long even for that.
 async fn news(State(shared): App) -> Response {
     let Ok(place) = Arc::clone(&shared.watchers).try_acquire_owned() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "too many are watching this job\n")
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many clients are watching this job\n")
             .into_response();
     };
     let mut news = shared.doors.news.clone();
@@ -152,7 +152,7 @@ async fn stop(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
         Ok(wish) => wish,
         Err(refusal) => return *refusal,
     };
-    let reason = "it was stopped from its page".into();
+    let reason = "stopped from the job page".into();
     let stop = Input::Event(Event::Stop { reason, with_checkpoint: true });
     match shared.doors.inputs.send(stop).await {
         Ok(()) => json("{}".into()),
@@ -216,7 +216,7 @@ impl Shared {
             let host = word(header::HOST).unwrap_or_default();
             let ours = [format!("http://{host}"), format!("https://{host}")];
             if host.is_empty() || !ours.iter().any(|ours| ours == origin) {
-                let why = "another page may not change this job\n";
+                let why = "requests from other sites cannot change this job\n";
                 return Err(Box::new((StatusCode::FORBIDDEN, why).into_response()));
             }
         }
@@ -225,7 +225,7 @@ impl Shared {
             return Ok(());
         }
         let why =
-            "this takes the job's token; `elasticdl status` shows the page's address with it\n";
+            "this request needs the job's token; `elasticdl status` prints the page URL with it\n";
         Err(Box::new((StatusCode::UNAUTHORIZED, why).into_response()))
     }
 
@@ -237,7 +237,7 @@ impl Shared {
     ) -> Result<T, Box<Response>> {
         self.admit(headers)?;
         serde_json::from_slice(body).map_err(|error| {
-            let why = format!("this cannot be read: {error}\n");
+            let why = format!("invalid request: {error}\n");
             Box::new((StatusCode::BAD_REQUEST, why).into_response())
         })
     }

@@ -50,7 +50,7 @@ impl Journal {
         let append = |name: &str| {
             let path = folder.join(name);
             OpenOptions::new().create(true).append(true).open(&path).inspect_err(|error| {
-                tracing::warn!(path = %path.display(), %error, "a file of the journal cannot be opened");
+                tracing::warn!(path = %path.display(), %error, "cannot open a journal file");
             })
         };
         let tensorboard = (!tensorboard_dir.is_empty())
@@ -58,7 +58,7 @@ impl Journal {
             .and_then(|created| {
                 created
                     .inspect_err(
-                        |error| tracing::warn!(%error, "no TensorBoard file can be written"),
+                        |error| tracing::warn!(%error, "cannot create the TensorBoard file"),
                     )
                     .ok()
             });
@@ -139,7 +139,7 @@ impl Journal {
     pub(crate) fn publish(&mut self, status: &proto::JobStatus) {
         match serde_json::to_vec_pretty(status) {
             Ok(content) => self.replace("status.json", &content),
-            Err(error) => tracing::warn!(%error, "the status has no JSON form"),
+            Err(error) => tracing::warn!(%error, "cannot serialize the status"),
         }
         let point = (status.step, status.generation);
         if status.step == 0 || self.last_point == Some(point) {
@@ -167,7 +167,7 @@ impl Journal {
         self.history.goodput = goodput();
         match serde_json::to_vec(&self.history) {
             Ok(content) => self.replace("history.json", &content),
-            Err(error) => tracing::warn!(%error, "the history has no JSON form"),
+            Err(error) => tracing::warn!(%error, "cannot serialize the history"),
         }
     }
 
@@ -180,7 +180,7 @@ impl Journal {
     fn scalar(&mut self, tag: &str, step: u64, value: f64) {
         let Some(file) = &mut self.tensorboard else { return };
         if let Err(error) = file.scalar(tag, step, value, unix_secs()) {
-            tracing::warn!(%error, "the TensorBoard file cannot be written any more");
+            tracing::warn!(%error, "cannot write the TensorBoard file; no more curves are written");
             self.tensorboard = None;
         }
     }
@@ -194,7 +194,7 @@ impl Journal {
             && !self.has_warned
         {
             self.has_warned = true;
-            tracing::warn!(name, %error, "a file of the journal cannot be written");
+            tracing::warn!(name, %error, "cannot write a journal file");
         }
     }
 }

@@ -66,7 +66,7 @@ pub struct Config {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot listen on `{address}`; choose another port or stop what uses it")]
+    #[error("cannot listen on `{address}`; choose another port, or stop the process that uses it")]
     Listen { address: String, source: io::Error },
     #[error("cannot use `{}`", path.display())]
     Folder { path: PathBuf, source: io::Error },
@@ -74,7 +74,7 @@ pub enum Error {
     Store(#[from] store::Error),
     #[error("cannot open the {which} data")]
     Data { which: &'static str, source: Box<edl_data::Error> },
-    #[error("the {which} data has changed since the job began; restore it, or start a new job")]
+    #[error("the {which} data has changed since the job started; restore it, or start a new job")]
     DataChanged { which: &'static str },
     #[error(transparent)]
     Spec(#[from] Invalid),
@@ -82,7 +82,7 @@ pub enum Error {
     Tls(#[source] edl_net::tls::Error),
     #[error("the control server failed")]
     Serve(#[source] tonic::transport::Error),
-    #[error("cannot make the job durable; free some space, then resume")]
+    #[error("cannot save the job's state; free some disk space, then resume")]
     Persist(#[source] store::Error),
 }
 

@@ -50,7 +50,7 @@ impl Exporter {
     pub(crate) fn start(endpoint: &str, resource: Resource, counts: Counts) -> Option<Self> {
         let channel = otlp::channel(endpoint, TIMEOUT).inspect_err(|error| {
             let error: &dyn std::error::Error = error;
-            tracing::warn!(endpoint, error, "no spans can be sent to such a collector");
+            tracing::warn!(endpoint, error, "invalid collector address; no spans are sent");
         });
         let (queue, spans) = mpsc::channel(QUEUE);
         let closing = CancellationToken::new();
@@ -82,9 +82,9 @@ impl Exporter {
         let _ = tokio::time::timeout(FLUSH, tasks.join_next()).await;
         let (sent, dropped) = (counts.sent.get(), counts.dropped.get());
         if dropped > 0 || !tasks.is_empty() {
-            tracing::warn!(sent, dropped, "not all spans have reached the collector");
+            tracing::warn!(sent, dropped, "some spans did not reach the collector");
         } else {
-            tracing::info!(sent, "spans have been sent");
+            tracing::info!(sent, "spans sent");
         }
     }
 }
@@ -119,12 +119,12 @@ impl Caller {
     async fn call(&mut self, batch: &[Span]) -> Result<(), Status> {
         let request = request(&self.resource, batch);
         let answer = tokio::time::timeout(TIMEOUT, self.client.export(request)).await;
-        let answer = answer.map_err(|_| Status::deadline_exceeded("it does not answer"))??;
+        let answer = answer.map_err(|_| Status::deadline_exceeded("no response"))??;
         self.is_away = false;
         let refused = answer.into_inner().partial_success.unwrap_or_default();
         let n_refused = u64::try_from(refused.rejected_spans).unwrap_or(0).min(batch.len() as u64);
         if n_refused > 0 {
-            tracing::warn!(n_refused, why = refused.error_message, "the collector refused spans");
+            tracing::warn!(n_refused, why = refused.error_message, "the collector rejected spans");
         }
         self.counts.dropped.inc_by(n_refused);
         self.counts.sent.inc_by(batch.len() as u64 - n_refused);
@@ -135,7 +135,7 @@ impl Caller {
         if !self.is_away {
             self.is_away = true;
             let (code, why) = (status.code(), status.message());
-            tracing::warn!(?code, why, "the collector of spans cannot be reached; the job goes on");
+            tracing::warn!(?code, why, "cannot reach the span collector; the job continues");
         }
     }
 }

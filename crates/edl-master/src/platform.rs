@@ -36,7 +36,7 @@ pub(crate) async fn read_reports(
                     return;
                 }
             }
-            Err(error) => tracing::warn!(%error, line, "a platform report cannot be read"),
+            Err(error) => tracing::warn!(%error, line, "cannot parse a platform report"),
         }
     }
     shutdown.cancel();

@@ -234,8 +234,8 @@ impl Master for Service {
 async fn first_message<M>(messages: &mut Streaming<M>) -> Result<M, Status> {
     let first = tokio::time::timeout(HELLO_TIMEOUT, messages.next()).await;
     first
-        .map_err(|_| Status::deadline_exceeded("no hello came"))?
-        .ok_or_else(|| Status::invalid_argument("the stream ended before its hello"))?
+        .map_err(|_| Status::deadline_exceeded("no hello received in time"))?
+        .ok_or_else(|| Status::invalid_argument("the stream ended before the hello"))?
 }
 
 fn check_protocol(theirs: u32) -> Result<(), Status> {
@@ -243,6 +243,7 @@ fn check_protocol(theirs: u32) -> Result<(), Status> {
         return Ok(());
     }
     Err(Status::failed_precondition(format!(
-        "this master speaks protocol {CONTROL_PROTOCOL}, the caller speaks {theirs}; use the same build"
+        "this master uses protocol {CONTROL_PROTOCOL}, the caller uses {theirs}; run the same \
+         build everywhere"
     )))
 }

@@ -39,11 +39,11 @@ pub enum Error {
     InUse { path: PathBuf },
     #[error("cannot {action} `{}`", path.display())]
     Database { action: &'static str, path: PathBuf, source: Box<redb::Error> },
-    #[error("`{}` holds a broken `{key}`", path.display())]
+    #[error("`{}` contains an invalid `{key}`", path.display())]
     Broken { path: PathBuf, key: &'static str, source: serde_json::Error },
     #[error("`{}` has format {found}, this build reads format {FORMAT}; use the build that wrote it", path.display())]
     Format { path: PathBuf, found: u32 },
-    #[error("no random numbers from the system")]
+    #[error("cannot get random numbers from the system")]
     Random,
 }
 

@@ -96,7 +96,7 @@ impl Recorder {
                 self.healed(Healed::Servers, now);
             }
             Effect::PrepareCut { folder, .. } => {
-                self.end_checkpoint(now, Some("it was given up".into()));
+                self.end_checkpoint(now, Some("abandoned".into()));
                 let open =
                     self.open("checkpoint", now, [KeyValue::text("elasticdl.folder", folder)]);
                 self.checkpoint = Some(open);
@@ -110,7 +110,7 @@ impl Recorder {
                 }
             }
             Effect::EvaluationStarted { version } => {
-                self.end_evaluation(now, Some("it was begun anew".into()));
+                self.end_evaluation(now, Some("restarted".into()));
                 let open =
                     self.open("evaluation", now, [KeyValue::number("elasticdl.step", *version)]);
                 self.evaluation = Some(open);
@@ -323,7 +323,7 @@ impl Recorder {
             End::Failed(why) => ("failed", Some(why.clone())),
             End::Stopped(_) => ("stopped", None),
         };
-        let over = || Some("the job ended before".to_owned());
+        let over = || Some("the job ended first".to_owned());
         self.end_steps(now);
         self.end_world(now);
         self.end_checkpoint(now, over());

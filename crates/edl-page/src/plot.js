@@ -47,8 +47,8 @@ const curve = (box, label, points, colour, options = {}) => {
   const { height, left, right, top, bottom } = BOX, width = widthOf(box);
   const good = points.filter(([, y]) => Number.isFinite(y));
   if (good.length === 0) {
-    const empty = frame(label + ": nothing yet", width, 0, 0);
-    empty.replaceChildren(make("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "nothing yet"));
+    const empty = frame(label + ": no data yet", width, 0, 0);
+    empty.replaceChildren(make("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no data yet"));
     box.replaceChildren(empty);
     return;
   }

@@ -5,8 +5,8 @@
 const KINDS = ["compute", "communicate", "data_wait", "redo", "heal", "checkpoint", "idle", "down"];
 const MEANING = {
   compute: "training and evaluating", communicate: "waiting for parameters or other workers",
-  data_wait: "waiting for records", redo: "training again what was lost", heal: "getting back to work after a loss",
-  checkpoint: "copying state", idle: "nothing to do", down: "nobody was there",
+  data_wait: "waiting for records", redo: "retraining lost work", heal: "recovering after a failure",
+  checkpoint: "copying state for a checkpoint", idle: "nothing to do", down: "process not running",
 };
 const BAD = /crashed|killed|lost|silent|failed|bad|chaos|refused|not_/;
 const GOOD = /joined|succeeded|restored|formed|resumed/;
@@ -38,7 +38,7 @@ const wish = async (path, body) => {
     await ask(path, body);
     notice("");
   } catch (error) {
-    notice(`The master refused: ${error.message}`);
+    notice(`Request failed: ${error.message}`);
   }
 };
 const remember = (events) => {
@@ -69,7 +69,7 @@ const follow = () => {
   source.onopen = () => { $("link").textContent = ""; refresh(); };
   source.onerror = () => {
     const isOver = model.status && FINAL.includes(model.status.state);
-    $("link").textContent = isOver ? "the job has ended" : "the master does not answer; trying again";
+    $("link").textContent = isOver ? "the job has ended" : "the master is not responding; retrying";
     if (isOver) source.close();
   };
   source.onmessage = ({ data }) => {
@@ -127,7 +127,7 @@ const drawTiles = (status) => {
     ["Records/s", whole(status.records_per_second), ""],
     ["Learning rate", short(status.learning_rate), ""],
     ["Workers", `${works} of ${status.workers_wanted}`, status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : ""],
-    ["Goodput", status.goodput ? `${(status.goodput.share * 100).toFixed(1)} %` : "–", status.goodput && status.goodput.repeated ? `${whole(status.goodput.repeated)} batches again` : "of the workers' time"],
+    ["Goodput", status.goodput ? `${(status.goodput.share * 100).toFixed(1)} %` : "–", status.goodput && status.goodput.repeated ? `${whole(status.goodput.repeated)} batches repeated` : "of the workers' time"],
     ...(rows ? [["Embedding rows", whole(rows), "on the servers"]] : []),
   ];
   $("tiles").replaceChildren(...all.map(([name, value, more]) => {
@@ -144,7 +144,7 @@ const drawCurves = (status) => {
     ["Loss", over((s) => s.loss), "var(--compute)", {}],
     ["Records/s", over((s) => s.records_per_second), "var(--communicate)", { zero: true }],
     ["Learning rate", over((s) => s.learning_rate), "var(--checkpoint)", { zero: true }],
-    ["Workers at work", over((s) => s.workers, model.samples), "var(--heal)", { zero: true, whole: true }],
+    ["Active workers", over((s) => s.workers, model.samples), "var(--heal)", { zero: true, whole: true }],
   ];
   const names = [...new Set(status.evaluations.flatMap((e) => Object.keys(e.metrics)))].sort();
   for (const name of names) {
@@ -175,7 +175,7 @@ const stack = (spent, label) => {
   const told = parts.map((kind) => `${(spent[kind] * 100 / total).toFixed(1)} % ${words(kind)}`).join(", ");
   const bar = el("div", { className: "stack", title: told });
   bar.setAttribute("role", "img");
-  bar.setAttribute("aria-label", `${label}: ${told || "nothing yet"}`);
+  bar.setAttribute("aria-label", `${label}: ${told || "no data yet"}`);
   for (const kind of parts) {
     const part = el("i");
     part.style.width = `${spent[kind] * 100 / total}%`;
@@ -229,14 +229,14 @@ const drawLives = () => {
       piece.style.background = shade(part);
       lane.append(piece);
     });
-    if (life.to && /kill|crash|silent|sign of life|signal|lost|purpose/.test(life.why)) {
+    if (life.to && /kill|crash|silent|heartbeat|signal|lost|chaos/.test(life.why)) {
       const mark = el("u");
       mark.style.left = place(life.to);
       lane.append(mark);
     }
-    const row = el("div", { className: life.to ? "life over" : "life" }, el("b", {}, life.name), lane, el("span", { className: "why", title: life.why }, life.to ? (life.why || "ended") : ""));
+    const row = el("div", { className: life.to ? "life over" : "life" }, el("b", {}, life.name), lane, el("span", { className: "why", title: life.why }, life.to ? (life.why || "exited") : ""));
     row.setAttribute("role", "listitem");
-    row.setAttribute("aria-label", `${life.name}, ${span(life.from - from)} to ${life.to ? span(life.to - from) : "now"}${life.to ? ": " + (life.why || "ended") : ""}`);
+    row.setAttribute("aria-label", `${life.name}, ${span(life.from - from)} to ${life.to ? span(life.to - from) : "now"}${life.to ? ": " + (life.why || "exited") : ""}`);
     return row;
   });
   const scale = el("div", { className: "life" }, el("b"), el("div", { className: "ticks" }, el("span", {}, "0 s"), el("span", {}, span(length / 2)), el("span", {}, span(length))), el("span"));
@@ -259,7 +259,7 @@ const drawProcesses = (status) => {
     if (!row) {
       row = el("tr", {}, el("th", { scope: "row" }, name), el("td"), el("td"), el("td"), el("td"), el("td", { className: "act" }));
       row.dataset.name = name;
-      if (i.role !== "master") for (const [how, label] of [["kill", "Kill"], ["stop", "Pause"], ["wake", "Wake"], ["partition", "Cut off"], ["slow", "Slow"]]) {
+      if (i.role !== "master") for (const [how, label] of [["kill", "Kill"], ["stop", "Pause"], ["wake", "Resume"], ["partition", "Disconnect"], ["slow", "Slow down"]]) {
         const button = el("button", { type: "button", className: "small", onclick: () => wish("api/harm", { role: i.role, id: i.id, how }) }, label);
         button.setAttribute("aria-label", `${label} ${name}`);
         row.lastElementChild.append(button);
@@ -292,7 +292,7 @@ const scaleBy = (n) => () => wish("api/scale", { workers: model.status.workers_w
 $("more").onclick = scaleBy(1);
 $("fewer").onclick = scaleBy(-1);
 $("stop").onclick = () => {
-  $("sure-text").textContent = `Stop ${model.status.job}? It writes a checkpoint and can be resumed.`;
+  $("sure-text").textContent = `Stop ${model.status.job}? The job writes a checkpoint and can be resumed later.`;
   $("sure").showModal();
 };
 $("sure-no").onclick = () => $("sure").close();
@@ -307,6 +307,6 @@ if (data) {
   takeAll(JSON.parse(data));
 } else {
   model.token = readToken();
-  const check = model.token ? ask("api/token").catch(() => { model.token = ""; notice("This is not the job's token; the page is read-only."); }) : Promise.resolve();
+  const check = model.token ? ask("api/token").catch(() => { model.token = ""; notice("Invalid token; the page is read-only."); }) : Promise.resolve();
   check.then(follow);
 }
