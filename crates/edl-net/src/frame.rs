@@ -93,15 +93,15 @@ pub struct Header {
 /// Why bytes are not a frame of ours.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("the peer does not speak the data protocol")]
+    #[error("the peer does not use the data protocol")]
     Magic,
-    #[error("the peer speaks version {theirs} of the data protocol, this build speaks {ours}")]
+    #[error("the peer uses version {theirs} of the data protocol, this build uses {ours}")]
     Version { ours: u16, theirs: u16 },
-    #[error("frame kind {0} is unknown")]
+    #[error("unknown frame kind {0}")]
     Kind(u8),
-    #[error("a frame of kind {kind:?} with {length} bytes, at most {limit} are allowed")]
+    #[error("{kind:?} frame has {length} bytes; at most {limit} are allowed")]
     Length { kind: Kind, length: u64, limit: u64 },
-    #[error("a frame of kind {0:?} whose parts do not add up")]
+    #[error("{0:?} frame is inconsistent: its parts do not add up")]
     Parts(Kind),
 }
 
@@ -463,7 +463,7 @@ mod tests {
         let mut bytes = header().encode();
         bytes[4] = 9;
         let text = Header::decode(&bytes).unwrap_err().to_string();
-        assert_eq!(text, "the peer speaks version 9 of the data protocol, this build speaks 2");
+        assert_eq!(text, "the peer uses version 9 of the data protocol, this build uses 2");
     }
 
     #[test]

@@ -16,9 +16,9 @@ pub enum Error {
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write the job key `{}`", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("`{}` is not a job key: expected 64 hexadecimal digits", path.display())]
+    #[error("`{}` is not a job key; expected 64 hexadecimal digits", path.display())]
     NotAKey { path: PathBuf },
-    #[error("the system has no random numbers: {0}")]
+    #[error("cannot get random numbers from the system: {0}")]
     NoRandom(String),
 }
 

@@ -137,15 +137,15 @@ pub struct Move {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the world is over")]
+    #[error("the world has ended")]
     Aborted,
-    #[error("worker {peer} is lost: {error}")]
+    #[error("lost worker {peer}: {error}")]
     Lost { peer: WorkerId, error: String },
     #[error("item {item} was not accepted: {error}")]
     Item { item: u32, error: String },
     #[error("cannot {action}")]
     Io { action: String, source: io::Error },
-    #[error("the path of the socket is too long: `{}`", path.display())]
+    #[error("the socket path is too long: `{}`", path.display())]
     Path { path: PathBuf },
 }
 
@@ -187,7 +187,7 @@ impl Transport {
             "shm" => Ok(Self::SharedMemory),
             "unix" => Ok(Self::Unix),
             "tcp" => Ok(Self::Tcp),
-            _ => Err(format!("transport `{text}` is none of `shm`, `unix`, `tcp`")),
+            _ => Err(format!("unknown transport `{text}`; use `shm`, `unix` or `tcp`")),
         }
     }
 }
@@ -220,7 +220,7 @@ impl Mesh {
             let action = action.to_string();
             move |source| Error::Io { action, source }
         };
-        let abort = Abort::new().map_err(failed("make an event"))?;
+        let abort = Abort::new().map_err(failed("create an event"))?;
         let door = Arc::new(Door::new(
             (config.key, config.run),
             (config.worker, config.incarnation),
@@ -411,7 +411,7 @@ impl World {
     ) -> Result<Crew<'a>, Error> {
         let is_there = |(member, link): (usize, &Option<Link>)| link.is_some() || member == self.me;
         if let Some(gone) = (0..self.links.len()).find(|i| !is_there((*i, &self.links[*i]))) {
-            let error = "was lost before, in this world".into();
+            let error = "was already lost in this world".into();
             return Err(Error::Lost { peer: self.members[gone].worker, error });
         }
         Ok(Crew { world: self.id, links: &mut self.links, abort, waiting, silence })

@@ -23,7 +23,7 @@ pub use self::generated::*;
 
 /// Why there can be no collector at such an address.
 #[derive(Debug, thiserror::Error)]
-#[error("`{endpoint}` is not the address of a collector; use http://host:4317")]
+#[error("invalid collector address `{endpoint}`; use http://host:4317")]
 pub struct Error {
     endpoint: String,
     source: tonic::transport::Error,

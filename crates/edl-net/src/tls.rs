@@ -35,15 +35,15 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot make the job's certificates")]
+    #[error("cannot create the job's certificates")]
     Certificate(#[source] rcgen::Error),
-    #[error("`{address}` is not an address")]
+    #[error("invalid address `{address}`")]
     Address { address: String, source: tonic::transport::Error },
     #[error("cannot set up TLS")]
     Setup(#[source] tonic::transport::Error),
     #[error("cannot connect to the master at `{address}`")]
     Connect { address: String, source: tonic::transport::Error },
-    #[error("the master at `{address}` did not answer within {timeout:?}")]
+    #[error("the master at `{address}` did not respond within {timeout:?}")]
     Deadline { address: String, timeout: Duration },
 }
 

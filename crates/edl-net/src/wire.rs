@@ -38,7 +38,7 @@ const READ_CHUNK: usize = 128 << 10;
 /// Why a call over the data plane failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("generation {ours} is over: the servers are at generation {theirs}")]
+    #[error("generation {ours} is outdated: the servers are at generation {theirs}")]
     Generation { ours: Generation, theirs: Generation },
     #[error("the server does not serve this generation yet")]
     NotServing,
@@ -48,19 +48,20 @@ pub enum Error {
     Deadline { waiting_for: String },
     #[error("refused: {0}")]
     Refused(String),
-    #[error("the server is at another step: {0}")]
+    #[error("the server is at a different step: {0}")]
     Torn(String),
     #[error(
-        "the peer speaks version {theirs} of the data protocol, this build speaks {ours}; run the same build everywhere"
+        "the peer uses version {theirs} of the data protocol, this build uses {ours}; run the same \
+         build everywhere"
     )]
     Version { ours: u16, theirs: u16 },
     #[error("cannot {action}")]
     Io { action: String, source: io::Error },
-    #[error("bad frame")]
+    #[error("invalid frame")]
     Frame(#[source] frame::Error),
-    #[error("frame {sequence} was altered, repeated or is not of this session")]
+    #[error("frame {sequence} was altered or repeated, or belongs to another session")]
     Forged { sequence: u64 },
-    #[error("cannot make a nonce")]
+    #[error("cannot generate a nonce")]
     Nonce(#[from] key::Error),
 }
 
@@ -129,7 +130,7 @@ impl Stream {
     pub fn connect_tcp(address: &str, timeout: Duration) -> Result<Self, Error> {
         let connect = || -> io::Result<TcpStream> {
             cut::hold(timeout)?;
-            let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+            let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
             for address in address.to_socket_addrs()? {
                 match TcpStream::connect_timeout(&address, timeout) {
                     Ok(stream) => return Ok(stream),
@@ -404,7 +405,7 @@ impl Receiver {
         let header = Header::decode(&bytes)?;
         if let Some(run) = self.run.filter(|run| *run != header.run) {
             let theirs = header.run;
-            return Err(Error::Refused(format!("the peer is of run {theirs}, this is run {run}")));
+            return Err(Error::Refused(format!("the peer's run is {theirs}, this is run {run}")));
         }
         if header.sequence != self.next {
             return Err(Error::Forged { sequence: header.sequence });

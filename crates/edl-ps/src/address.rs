@@ -49,7 +49,7 @@ fn bind_unix(folder: &Path, ps: PsId) -> Result<(UnixListener, PathBuf, Option<T
     if path.as_os_str().len() <= MAX_SOCKET_PATH {
         match bind_in(&folder, &path) {
             Ok(listener) => return Ok((listener, path, None)),
-            Err(error) => tracing::warn!(%error, "no socket in its folder"),
+            Err(error) => tracing::warn!(%error, "cannot create a socket in its folder"),
         }
     }
     let private = std::fs::Permissions::from_mode(0o700);

@@ -45,14 +45,14 @@ pub struct Config {
 pub enum Error {
     #[error("cannot listen on `{address}`")]
     Listen { address: String, source: std::io::Error },
-    #[error("cannot make a random number")]
+    #[error("cannot generate a random number")]
     Random(#[source] edl_net::key::Error),
     #[error("the master belongs to run `{theirs}`, this server to run `{ours}`")]
     OtherRun { ours: String, theirs: String },
-    #[error("the master at `{0}` holds another job's key; check --master_addr and the job's key")]
+    #[error("the master at `{0}` uses another job's key; check --master_addr and the job's key")]
     OtherKey(String),
     #[error("the master refused this server: {0}")]
     Refused(String),
-    #[error("an owner thread broke its books and was ended")]
+    #[error("an owner thread panicked")]
     OwnerPanicked,
 }

@@ -90,7 +90,7 @@ impl Front {
                 let ended = match connection.role {
                     Role::Pull => self.answer_pulls(connection),
                     Role::Push => self.take_pushes(connection),
-                    Role::Member => Err(Error::Refused("a server is no member of a world".into())),
+                    Role::Member => Err(Error::Refused("a server cannot join a world".into())),
                 };
                 self.store.leave(client);
                 ended
@@ -99,7 +99,7 @@ impl Front {
         };
         match ended {
             Ok(()) | Err(Error::Closed | Error::NotServing) => {}
-            Err(error) => tracing::warn!(%error, "a data connection was ended"),
+            Err(error) => tracing::warn!(%error, "data connection closed"),
         }
         stream.shutdown();
         self.open().streams.remove(&number);

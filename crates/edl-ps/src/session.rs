@@ -64,7 +64,7 @@ async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Error>
     let front = Arc::new(Front::new(Arc::clone(&store), config.key.clone()));
     let (address, unix_path) =
         (listeners.address.clone(), listeners.unix_path.to_string_lossy().into_owned());
-    tracing::info!(ps = %config.ps, address, unix_path, "parameter server listens");
+    tracing::info!(ps = %config.ps, address, unix_path, "parameter server listening");
     let mut doors = JoinSet::new();
     doors.spawn(accept_all(Arc::clone(&front), listeners));
     let member = Member {
@@ -106,7 +106,7 @@ async fn accept_all(front: Arc<Front>, listeners: Listeners) {
                 .and_then(Stream::unix),
         };
         if let Err(error) = stream.and_then(|stream| front.admit(stream)) {
-            tracing::warn!(%error, "a connection could not be accepted");
+            tracing::warn!(%error, "cannot accept a connection");
             tokio::time::sleep(ACCEPT_PAUSE).await;
         }
     }
@@ -161,7 +161,7 @@ impl Member {
             };
             match ended {
                 Ended::Stopped(reason) => {
-                    tracing::info!(reason, "parameter server stops");
+                    tracing::info!(reason, "parameter server stopping");
                     return Ok(());
                 }
                 Ended::Broken(reason) => {
@@ -171,7 +171,7 @@ impl Member {
                     }
                     // Loud once; a master that is long away is tried every second.
                     if attempt == 0 {
-                        tracing::warn!(reason, "no session with the master, trying again");
+                        tracing::warn!(reason, "no session with the master; retrying");
                     }
                 }
             }
@@ -196,7 +196,7 @@ impl Member {
                 command = commands.message() => {
                     let kind = match command {
                         Ok(Some(PsCommand { kind })) => kind,
-                        Ok(None) => return Ok(Ended::Broken("the master closed it".into())),
+                        Ok(None) => return Ok(Ended::Broken("the master closed the stream".into())),
                         Err(status) => return refused(&status),
                     };
                     match kind {
@@ -212,15 +212,15 @@ impl Member {
                             return Ok(Ended::Stopped(stop.reason));
                         }
                         Some(order) if self.is_welcome => self.obey(order),
-                        Some(_) => tracing::warn!("an order before the welcome is not heard"),
-                        None => tracing::warn!("an order that this build does not know"),
+                        Some(_) => tracing::warn!("ignored an order before the welcome"),
+                        None => tracing::warn!("ignored an unknown order"),
                     }
                 }
                 Some(done) = self.orders.join_next(), if self.is_welcome && !self.orders.is_empty() => {
                     // A panic in an order has been printed; the master will ask again.
                     let Ok(message) = done else { continue };
                     if timeout(CONNECT_TIMEOUT, out.send(message)).await.is_err() {
-                        return Ok(Ended::Broken("the master does not read".into()));
+                        return Ok(Ended::Broken("the master does not read messages".into()));
                     }
                 }
                 _ = heartbeat.tick() => {
@@ -255,7 +255,7 @@ impl Member {
             Ok(Err(status)) => match refused(&status)? {
                 Ended::Broken(reason) | Ended::Stopped(reason) => Ok(Err(reason)),
             },
-            Err(_) => Ok(Err(format!("the master at `{address}` does not answer"))),
+            Err(_) => Ok(Err(format!("the master at `{address}` does not respond"))),
         }
     }
 
@@ -291,17 +291,17 @@ impl Member {
     fn greet(&mut self, welcome: PsWelcome) -> Result<Option<String>, Error> {
         let PsWelcome { term, run, spec_json, heartbeat_secs } = welcome;
         if Term(term) < self.term {
-            return Ok(Some(format!("the master's term {term} is over, {} is known", self.term)));
+            return Ok(Some(format!("the master's term {term} is older than {}", self.term)));
         }
         let Some(theirs) = RunId::parse(&run) else {
-            return Err(Error::Refused(format!("`{run}` is not a run")));
+            return Err(Error::Refused(format!("`{run}` is not a valid run ID")));
         };
         let ours = self.front.set_run(theirs);
         if ours != theirs {
             return Err(Error::OtherRun { ours: ours.to_string(), theirs: run });
         }
         let spec = serde_json::from_str(&spec_json).map_err(|error| {
-            Error::Refused(format!("its job description cannot be read: {error}"))
+            Error::Refused(format!("cannot parse its job description: {error}"))
         })?;
         self.term = Term(term);
         let heartbeat = Duration::try_from_secs_f64(heartbeat_secs)
@@ -309,7 +309,7 @@ impl Member {
             .filter(|heartbeat| !heartbeat.is_zero())
             .unwrap_or(FIRST_HEARTBEAT);
         self.welcome = Some(Welcome { spec: Arc::new(spec), heartbeat });
-        tracing::info!(term, run, "session with the master");
+        tracing::info!(term, run, "connected to the master");
         Ok(None)
     }
 

@@ -45,25 +45,25 @@ const WINDOW_PATIENCE: Duration = Duration::from_secs(30);
 /// Why the store did not do what the master asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("generation {asked} is over: this server is at generation {ours}")]
+    #[error("generation {asked} is outdated: this server is at generation {ours}")]
     Older { asked: Generation, ours: Generation },
     #[error("the server does not hold generation {0}")]
     NotHeld(Generation),
-    #[error("another cut is still being written")]
+    #[error("another checkpoint is still being written")]
     CutRunning,
-    #[error("the server was loaded anew, or got another order, while it was being cut")]
+    #[error("the server was reloaded, or got another order, during the checkpoint")]
     Overtaken,
-    #[error("step {at} is over: partition {partition} is at step {step}")]
+    #[error("step {at} has passed: partition {partition} is at step {step}")]
     Past { at: u64, partition: PartitionId, step: u64 },
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
-    #[error("partitions {}..{} of {n_partitions} with {n_batches} batches per epoch cannot be", partitions.start, partitions.end)]
+    #[error("invalid layout: partitions {}..{} of {n_partitions} with {n_batches} batches per epoch", partitions.start, partitions.end)]
     Impossible { partitions: Range<u32>, n_partitions: u32, n_batches: u32 },
     #[error("{0}")]
     Model(String),
     #[error("cannot start an owner thread")]
     Thread(#[source] std::io::Error),
-    #[error("an owner thread ended while it made its partitions")]
+    #[error("an owner thread exited while creating its partitions")]
     OwnerEnded,
 }
 
@@ -235,9 +235,9 @@ impl Store {
         match &*self.phase() {
             Phase::Empty => ("empty", "a load"),
             Phase::Loading(_) => ("loading", ""),
-            Phase::Held { is_served: false, .. } => ("loaded", "the word to serve"),
+            Phase::Held { is_served: false, .. } => ("loaded", "the order to serve"),
             Phase::Held { is_served: true, .. } => ("serving", ""),
-            Phase::Failed(_) => ("empty", "a load that succeeds"),
+            Phase::Failed(_) => ("empty", "a successful load"),
             Phase::Closed => ("closed", ""),
         }
     }
@@ -425,7 +425,7 @@ impl Store {
         match waited {
             Waited::Met => Ok(()),
             Waited::Expired => {
-                tracing::warn!(?blocker, "a pull waited in vain for the slowest, and goes on");
+                tracing::warn!(?blocker, "a pull stopped waiting for the slowest worker");
                 if let Some(window) = window.as_mut() {
                     window.pull(client, hosted.progress.version(), self.now());
                 }
@@ -474,14 +474,14 @@ impl Hosted {
         let n_ids: u64 = request.counts.iter().map(|count| u64::from(*count)).sum();
         let n_counts = self.partitions.len() * self.dims.len();
         if request.counts.len() != n_counts || request.ids.len() as u64 != n_ids {
-            return Err(Refusal::Other("a pull for another model".into()));
+            return Err(Refusal::Other("the pull is for another model".into()));
         }
         Ok(())
     }
 
     fn elsewhere(&self, asked: &Range<u32>) -> Refusal {
         Refusal::Other(format!(
-            "partitions {}..{} are wanted, {}..{} are here",
+            "requested partitions {}..{}; this server holds {}..{}",
             asked.start, asked.end, self.partitions.start, self.partitions.end
         ))
     }
@@ -493,7 +493,7 @@ impl Hosted {
             return Ok(());
         }
         let at = if step > least { least } else { most };
-        Err(Refusal::Torn(format!("step {step} is wanted, step {at} is here")))
+        Err(Refusal::Torn(format!("requested step {step}; this server is at step {at}")))
     }
 
     fn wait_for_round(

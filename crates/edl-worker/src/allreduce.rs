@@ -75,7 +75,7 @@ pub(crate) enum Error {
     Unfit(String),
     #[error("cannot listen for other workers: {0}")]
     Mesh(String),
-    #[error("the first records cannot be trained: {0}")]
+    #[error("cannot train the first records: {0}")]
     Probe(String),
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
@@ -133,26 +133,28 @@ fn check(model: &ModelSpec, plan: &BatchPlan, has_servers: bool) -> Result<(), E
     match (model.tables.is_empty(), has_servers) {
         (false, false) => {
             return Err(Error::Unfit(format!(
-                "model `{name}` has embedding tables, which AllReduce alone does not train; use --distribution_strategy=HybridStrategy"
+                "model `{name}` has embedding tables, which AllreduceStrategy cannot train; use \
+                 --distribution_strategy=HybridStrategy"
             )));
         }
         (true, true) => {
             return Err(Error::Unfit(format!(
-                "model `{name}` has no embedding tables for servers to hold; use --distribution_strategy=AllreduceStrategy"
+                "model `{name}` has no embedding tables, which HybridStrategy needs; use \
+                 --distribution_strategy=AllreduceStrategy"
             )));
         }
         (true, false) | (false, true) => {}
     }
     model.check().map_err(Error::Unfit)?;
     if plan.n_batches() == 0 {
-        return Err(Error::Unfit("there are no records to train on".into()));
+        return Err(Error::Unfit("no records to train on".into()));
     }
     Ok(())
 }
 
 fn ready(model: &ModelSpec) -> Result<proto::Ready, Error> {
     let model_spec_json = serde_json::to_string(model)
-        .map_err(|error| Error::Unfit(format!("its description cannot be written: {error}")))?;
+        .map_err(|error| Error::Unfit(format!("cannot serialize its description: {error}")))?;
     Ok(proto::Ready { model_spec_json, ..proto::Ready::default() })
 }
 

@@ -73,7 +73,7 @@ pub(crate) enum Loan {
 
 /// How the loop ended, if not well.
 #[derive(Debug, thiserror::Error)]
-#[error("the {0} thread has panicked")]
+#[error("the {0} thread panicked")]
 pub(crate) struct Died(pub(crate) &'static str);
 
 /// The ends of all channels.
@@ -205,7 +205,7 @@ impl Compute {
                 self.fail(item, error);
             }
             Event::Link(connection, news) => self.hear_link(connection, news),
-            Event::AllReduce(_) => warn!("the master sent a command of another strategy"),
+            Event::AllReduce(_) => warn!("ignored a command for another strategy"),
             Event::Leave => {
                 self.progress.waiting("leaving", "acknowledgements");
                 self.leaving = Some(Instant::now() + self.last_answers);
@@ -264,7 +264,7 @@ impl Compute {
     }
 
     fn take(&mut self, lease: LeaseId, loan: Loan) {
-        debug!(%lease, ?loan, "lease taken");
+        debug!(%lease, ?loan, "lease received");
         let minibatch = self.plan.minibatch_size;
         let (task, shard) = match loan {
             Loan::Train { epoch, indices } => (Task::Train { epoch, indices }, None),
@@ -464,7 +464,7 @@ impl Compute {
     }
 
     fn report_failure(&mut self, lease: LeaseId, index: u32, error: String) {
-        warn!(%lease, index, error, "work failed here and is given back");
+        warn!(%lease, index, error, "work failed; returning it to the master");
         self.report(Kind::Failed(proto::Failed { lease: lease.0, index, error }));
     }
 

@@ -58,7 +58,7 @@ impl Decoded {
     pub(crate) fn describe(&self) -> String {
         let records = &self.batch.records;
         let place = records.first().map(|record| self.data.locate(*record)).unwrap_or_default();
-        format!("{} records from {place} on", records.len())
+        format!("{} records starting at {place}", records.len())
     }
 }
 
@@ -126,7 +126,7 @@ impl Feeder {
 
     fn records(&self, batch: BatchId) -> Result<Vec<u64>, String> {
         if batch.index >= self.plan.n_batches() {
-            return Err(format!("batch {batch} is not of this job's plan"));
+            return Err(format!("batch {batch} is not part of this job"));
         }
         Ok(self.plan.records(batch))
     }
@@ -151,7 +151,7 @@ impl Feeder {
             return Ok(data);
         }
         Err(format!(
-            "the {} data changed: it has {} records now and had {expected} when the job was started",
+            "the {} data has changed: it has {} records, but had {expected} when the job started",
             source.name(),
             data.n_records(),
         ))

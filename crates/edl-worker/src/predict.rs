@@ -27,7 +27,7 @@ pub(crate) struct Prediction {
 pub(crate) enum Error {
     #[error(transparent)]
     Model(#[from] edl_tensor::model::Error),
-    #[error("the model gave {values} numbers of {width} each for {n_records} records")]
+    #[error("the model returned {values} values of width {width} for {n_records} records")]
     Shape { values: usize, width: usize, n_records: usize },
     #[error("cannot write predictions to `{}`: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },

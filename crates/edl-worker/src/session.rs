@@ -47,15 +47,15 @@ const MAX_SENDING: usize = 16;
 /// Why a worker ended without being told to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the master was not reached for {} s: {reason}", limit.as_secs())]
+    #[error("could not reach the master for {} s: {reason}", limit.as_secs())]
     MasterLost { limit: Duration, reason: String },
     #[error("the master refused this worker: {0}")]
     Refused(String),
-    #[error("the master at `{0}` holds another job's key; check --master_addr and the job's key")]
+    #[error("the master at `{0}` uses another job's key; check --master_addr and the job's key")]
     OtherKey(String),
     #[error("the master sent {0}")]
     Protocol(String),
-    #[error("another job answers at the master's address: run {theirs} instead of {ours}")]
+    #[error("the master's address belongs to another job: run {theirs} instead of {ours}")]
     OtherRun { ours: String, theirs: String },
     #[error("cannot build the model: {0}")]
     Model(String),
@@ -133,7 +133,7 @@ impl Session {
                 Ok(mut stream) => match self.serve(&mut stream).await {
                     End::Over(result) => return self.close(stream, result).await,
                     End::Broken(reason) if stream.is_welcome => {
-                        warn!(reason, "master lost");
+                        warn!(reason, "lost the connection to the master");
                         self.hurry();
                         (seen, retry) = (Instant::now(), FIRST_RETRY);
                         reason
@@ -150,9 +150,9 @@ impl Session {
             }
             // Loud once, for whoever started this worker by hand.
             if attempt == 0 && self.job.is_none() {
-                warn!(reason, "master not reached, trying again");
+                warn!(reason, "cannot reach the master; retrying");
             }
-            debug!(attempt, reason, "master not reached");
+            debug!(attempt, reason, "cannot reach the master");
             attempt += 1;
             if let Err(result) = self.unless_over(sleep(retry)).await {
                 return result;
@@ -208,7 +208,7 @@ impl Session {
         };
         match self.unless_over(timeout(WELCOME_LIMIT, connect)).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(_)) => Err(End::Broken("the master does not open a stream".into())),
+            Ok(Err(_)) => Err(End::Broken("the master did not open a stream in time".into())),
             Err(result) => Err(End::Over(result)),
         }
     }
@@ -229,7 +229,7 @@ impl Session {
                 () = self.shutdown.cancelled(), if leaving.is_none() => self.leave(),
                 () = until(leaving), if leaving.is_some() => return End::Over(Ok(())),
                 () = sleep_until(welcome_limit), if !stream.is_welcome => {
-                    return End::Broken("the master does not say welcome".into());
+                    return End::Broken("the master did not send a welcome in time".into());
                 }
                 command = stream.commands.message() => match command {
                     Ok(Some(proto::WorkerCommand { kind: Some(Command::Welcome(welcome)) })) => {
@@ -311,7 +311,7 @@ impl Session {
             Some(_) => self.tell(Event::Rejoined),
             None => {}
         }
-        info!(term, run = %job.run, worker = %self.config.worker, "welcomed by the master");
+        info!(term, run = %job.run, worker = %self.config.worker, "connected to the master");
         if let (Some(edges), Some(ends)) = (self.edges.take(), self.start.take()) {
             let (events, shared) = (self.events.clone(), self.shared.clone());
             let identity = (&self.config, self.incarnation);
@@ -461,7 +461,7 @@ impl Session {
             while let Ok(Some(_)) = commands.message().await {}
         };
         if timeout(self.limits.flush, flush).await.is_err() {
-            debug!("the master did not take the last messages in time");
+            debug!("the master did not read the last messages in time");
         }
         result
     }
@@ -476,7 +476,7 @@ impl Drop for Session {
 }
 
 fn leaving() -> Kind {
-    Kind::Leaving(proto::Leaving { reason: "told to leave".into() })
+    Kind::Leaving(proto::Leaving { reason: "asked to exit".into() })
 }
 
 fn message(kind: Kind) -> proto::WorkerMessage {

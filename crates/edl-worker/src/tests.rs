@@ -245,7 +245,7 @@ async fn a_bad_record_is_named_and_the_worker_goes_on_with_other_leases() {
     assert_eq!((failed.lease, failed.index), (1, 8));
     assert_eq!(
         failed.error,
-        "record 83: poison (batch 0/8: 10 records from toy file, record 80 on)"
+        "record 83: poison (batch 0/8: 10 records starting at toy file, record 80)"
     );
     session.train(2, 9, 1).await;
     let Kind::Failed(failed) = session.next().await else { panic!("no failure") };
@@ -264,7 +264,7 @@ async fn data_that_changed_is_refused() {
     session.train(1, 0, 1).await;
     let Kind::Failed(failed) = session.next().await else { panic!("no failure") };
     let expected =
-        "the training data changed: it has 101 records now and had 100 when the job was started";
+        "the training data has changed: it has 101 records, but had 100 when the job started";
     assert_eq!(failed.error, expected);
 }
 

@@ -105,7 +105,7 @@ impl Trainer {
         let looked_up = self.model.lookups(batch)?;
         if looked_up.len() != self.dims.len() {
             let (named, tables) = (looked_up.len(), self.dims.len());
-            let problem = format!("the model looks up ids in {named} tables and has {tables}");
+            let problem = format!("the model looks up IDs in {named} tables but has {tables}");
             return Err(Error::Other(problem));
         }
         let mut lookups = self.spares.lookups.take();
@@ -200,7 +200,7 @@ impl Trainer {
             && rows.iter().zip(&self.rows).all(|(grads, rows)| grads.len() == rows.len());
         if dense.len() != self.dense_len || !rows_fit {
             return Err(Error::Other(
-                "the model's gradient has another shape than its inputs".into(),
+                "the shape of the model's gradient differs from that of its inputs".into(),
             ));
         }
         let mut sums = self.spares.rows.take();

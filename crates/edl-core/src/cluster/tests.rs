@@ -148,7 +148,7 @@ fn a_server_is_as_important_as_its_master_unless_said_otherwise() {
     spec.ps_pod_priority = "own".into();
     assert_eq!(spec.priority_class(PS, None).unwrap(), Some("own"));
     let share = refusal(|spec| spec.master_pod_priority = "0.5".into());
-    assert!(share.starts_with("--master_pod_priority") && share.contains("share"), "{share}");
+    assert!(share.starts_with("--master_pod_priority") && share.contains("fraction"), "{share}");
     let more = refusal(|spec| spec.worker_pod_priority = "1.5".into());
     assert!(more.contains("from 0 to 1"), "{more}");
 }

@@ -476,7 +476,7 @@ impl Server {
                 if start.elapsed() < patience {
                     return Ok(());
                 }
-                Err(Error::Deadline { waiting_for: format!("server {} to answer", self.ps) })
+                Err(Error::Deadline { waiting_for: format!("server {} to respond", self.ps) })
             })?;
             let forged = Error::Forged { sequence: header.sequence };
             if header.kind == Kind::Refused {
@@ -543,7 +543,7 @@ fn dial(
             Ok(stream) => return party.dial(stream, role, client),
             // The file may be left over from a server that moved.
             Err(error) => {
-                tracing::debug!(ps = %server.ps, %error, "unix socket not usable, trying tcp");
+                tracing::debug!(ps = %server.ps, %error, "cannot use the unix socket; trying tcp");
             }
         }
     }
@@ -566,7 +566,7 @@ fn check_route(route: &Route, layout: &Layout) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Refused(format!(
-        "the route leads to {} of {} partitions in order",
+        "the route covers {} of {} partitions in order",
         next - all.start,
         all.len()
     )))

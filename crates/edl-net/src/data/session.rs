@@ -52,7 +52,7 @@ impl Party<'_> {
         let challenge = Challenge::decode(&challenge);
         let session = Session::new(self.key, self.run, &hello, &challenge.nonce, is_local);
         if !session.proves(Side::Server, challenge.proof) {
-            return Err(Error::Refused("the server does not hold this job's key".into()));
+            return Err(Error::Refused("the server does not have this job's key".into()));
         }
         say(&mut sender, Kind::Proof, &session.proof(Side::Client))?;
         sender.seal(session.seal(Side::Client));
@@ -89,7 +89,7 @@ impl Party<'_> {
         say(sender, Kind::Challenge, &challenge.encode())?;
         let proof: [u8; 32] = hear(receiver, Kind::Proof, start, self.timeout)?;
         if !session.proves(Side::Client, proof) {
-            return Err(Error::Refused("the client does not hold this job's key".into()));
+            return Err(Error::Refused("the client does not have this job's key".into()));
         }
         sender.seal(session.seal(Side::Server));
         receiver.seal(session.seal(Side::Client));

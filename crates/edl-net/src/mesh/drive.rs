@@ -220,7 +220,7 @@ impl Crew<'_> {
         let Some((since, worker)) = owing.into_iter().min() else { return Ok(()) };
         let is_silent = since.elapsed() > self.silence;
         if is_silent || watch.progress.elapsed() > self.silence * PATIENCE {
-            let error = if is_silent { "was silent for" } else { "waits, too, for longer than" };
+            let error = if is_silent { "was silent for" } else { "made no progress for over" };
             return Err(Error::Lost { peer: worker, error: format!("{error} {:?}", self.silence) });
         }
         if watch.said.elapsed() > self.silence / 4 {
@@ -305,7 +305,7 @@ fn map_region(link: &mut Link, header: &Header) -> Result<PeerRegion, wire::Erro
         return Err(unexpected(header));
     };
     let map = Mapped::new(rustix::fd::AsFd::as_fd(&fd), n_floats)
-        .map_err(|source| wire::Error::Io { action: "map a member's memory".into(), source })?;
+        .map_err(|source| wire::Error::Io { action: "map a peer's memory".into(), source })?;
     let number = u64::from_le_bytes(array(&bytes, 0));
     Ok(PeerRegion { map: std::sync::Arc::new(map), number, n_sum })
 }
@@ -313,7 +313,7 @@ fn map_region(link: &mut Link, header: &Header) -> Result<PeerRegion, wire::Erro
 /// What a frame is that nobody asked for.
 pub(super) fn unexpected(header: &Header) -> wire::Error {
     wire::Error::Refused(format!(
-        "an unexpected frame: {:?} of {} bytes in world {}",
+        "unexpected frame: {:?} of {} bytes in world {}",
         header.kind,
         header.length,
         WorldId(header.generation.0)

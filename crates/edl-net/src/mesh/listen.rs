@@ -86,7 +86,7 @@ fn serve(door: &Arc<Door>, tcp: &TcpListener, unix: &UnixListener, stop: &Bell) 
                 Ok(stream) => admit(door, stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a member's call");
+                    tracing::warn!(%error, "cannot accept a connection from another worker");
                     std::thread::sleep(PAUSE);
                 }
             }
@@ -112,13 +112,13 @@ fn admit(door: &Arc<Door>, stream: Stream) {
         match greeter.greet(stream) {
             Ok(link) => greeter.arrive(link),
             Err(wire::Error::Closed) => {}
-            Err(error) => tracing::warn!(%error, "a member's call was refused"),
+            Err(error) => tracing::warn!(%error, "refused a connection from another worker"),
         }
         greeter.meeting().n_greeted -= 1;
     };
     // It ends by itself: a handshake has a time limit.
     if let Err(error) = std::thread::Builder::new().name("mesh-greet".into()).spawn(greet) {
-        tracing::warn!(%error, "cannot greet a member");
+        tracing::warn!(%error, "cannot complete the handshake with another worker");
         door.meeting().n_greeted -= 1;
     }
 }

@@ -108,7 +108,7 @@ impl Door {
         say(&mut connection.sender, Kind::Join, &join.encode())?;
         let answer = self.hear_join(&mut connection)?;
         if (answer.from, answer.to) != (to, self.me) {
-            return Err(Error::Refused("another member answers".into()));
+            return Err(Error::Refused("a different worker answered".into()));
         }
         self.link(connection, to, attempt, transport)
     }
@@ -137,13 +137,13 @@ impl Door {
     ) -> Result<Transport, Error> {
         let is_proven = connection.client == ClientId::of_member(join.from.0, join.from.1);
         if connection.role != Role::Member || !is_proven {
-            return Err(Error::Refused("a call by nobody".into()));
+            return Err(Error::Refused("the caller's identity is not verified".into()));
         }
         if join.to != self.me {
             let ((worker, incarnation), (ours, is)) = (join.to, self.me);
             return Err(Error::Refused(format!(
-                "a call for worker {worker} (incarnation {incarnation}), but this is worker {ours} \
-                 (incarnation {is})"
+                "the connection is for worker {worker} (incarnation {incarnation}), but this is \
+                 worker {ours} (incarnation {is})"
             )));
         }
         let transport = match (is_local, join.is_shared) {
@@ -153,7 +153,7 @@ impl Door {
             (false, true) => return Err(Error::Refused("shared memory over a network".into())),
         };
         if self.transport.is_some_and(|forced| forced != transport) {
-            return Err(Error::Refused(format!("a call over {transport}, which is not allowed")));
+            return Err(Error::Refused(format!("transport {transport} is not allowed")));
         }
         Ok(transport)
     }

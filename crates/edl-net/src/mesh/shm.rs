@@ -88,7 +88,7 @@ impl Mapped {
         let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
         let n_bytes = n_floats.checked_mul(FLOAT).filter(|n| *n > 0 && *n as u64 == size);
         let (true, Some(n_bytes)) = (seals.contains(SealFlags::SHRINK), n_bytes) else {
-            return Err(io::Error::other("the peer's memory is not sealed, or of another size"));
+            return Err(io::Error::other("the peer's memory is not sealed or has the wrong size"));
         };
         let map = MmapOptions::new().len(n_bytes).map_raw_read_only(&fd.as_fd())?;
         Ok(Self { map, n_floats })

@@ -87,7 +87,7 @@ impl<'a> Entry<'a> {
             match crew.drive(&mut entry) {
                 // It may have closed a link that it took for dead, and come back over another.
                 Err(Error::Lost { peer, error }) if self.may_come_back(peer) => {
-                    tracing::debug!(%peer, error, "a link broke at the entry of a world");
+                    tracing::debug!(%peer, error, "a link broke while entering a world");
                 }
                 ended => return ended,
             }
@@ -169,7 +169,7 @@ impl<'a> Entry<'a> {
             None => (self.start, self.limit()),
         };
         if since.elapsed() > patience {
-            return lost(format!("made no link for {patience:?}"));
+            return lost(format!("did not connect within {patience:?}"));
         }
         let is_caller = self.door.me.0 < peer.worker;
         if is_caller || is_broken || since.elapsed() > KNOCK_AFTER {

@@ -66,7 +66,7 @@ fn load(store: &Store, spec: &JobSpec, job_dir: PathBuf, order: Load) -> Answer 
         Ok(partitions) => {
             let (held, states) = store.inspect();
             if held.0 != generation {
-                let error = "another generation was loaded meanwhile".into();
+                let error = "another generation was loaded in the meantime".into();
                 return Answer::LoadFailed(LoadFailed { generation, error });
             }
             tracing::info!(generation, ?partitions, "loaded");
@@ -81,9 +81,9 @@ fn load(store: &Store, spec: &JobSpec, job_dir: PathBuf, order: Load) -> Answer 
 
 fn load_spec(spec: &JobSpec, job_dir: PathBuf, order: Load) -> Result<LoadSpec, String> {
     let model: ModelSpec = serde_json::from_str(&order.model_spec_json)
-        .map_err(|error| format!("the model's description cannot be read: {error}"))?;
+        .map_err(|error| format!("cannot parse the model's description: {error}"))?;
     let optimizer = serde_json::from_str(&order.optimizer_json)
-        .map_err(|error| format!("the optimizer's description cannot be read: {error}"))?;
+        .map_err(|error| format!("cannot parse the optimizer's description: {error}"))?;
     let (dense_len, n_partitions) = (model.dense_len(), order.n_partitions);
     let layout = Layout { dense_len, n_partitions, is_apart: spec.is_hybrid() };
     Ok(LoadSpec {
@@ -118,7 +118,7 @@ fn cut(store: &Store, order: Cut) -> Answer {
         }
         Err(error) => {
             let error = chain(&error);
-            tracing::warn!(cut = %CutId(cut), error, "a checkpoint could not be written");
+            tracing::warn!(cut = %CutId(cut), error, "cannot write a checkpoint");
             Answer::CutFailed(CutFailed { cut, generation, error })
         }
     }

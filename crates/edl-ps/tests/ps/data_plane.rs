@@ -127,7 +127,7 @@ fn a_load_of_the_generation_at_hand_loses_nothing_and_an_older_one_is_refused() 
     job.load(3, Mode::Async);
     let older = load_spec(2, 0..2, Mode::Async);
     let refused = job.servers[0].store.load(&older).unwrap_err().to_string();
-    assert_eq!(refused, "generation 2 is over: this server is at generation 3");
+    assert_eq!(refused, "generation 2 is outdated: this server is at generation 3");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_route_with_other_shares_than_the_servers_is_refused_and_changes_nothing() {
     route.servers[1].partitions = 3..N_PARTITIONS;
     let mut client = Client::connect(&route).unwrap();
     let refused = client.pull(None).unwrap_err().to_string();
-    assert_eq!(refused, "refused: partitions 0..3 are wanted, 0..2 are here");
+    assert_eq!(refused, "refused: requested partitions 0..3; this server holds 0..2");
     client.push(batch(0), 1.0).unwrap();
     assert!(matches!(client.ack(), Err(Error::Refused(_))));
     assert_eq!(job.updates(), [0; N_PARTITIONS as usize]);

@@ -49,7 +49,7 @@ fn another_key_is_refused() {
         let job = Job::start(Mode::Async);
         let refused = connect(&job, by, &JobKey::from_bytes([4; 32]), RUN).map(|_| ());
         let text = refused.unwrap_err().to_string();
-        assert_eq!(text, "refused: the server does not hold this job's key");
+        assert_eq!(text, "refused: the server does not have this job's key");
     }
 }
 
@@ -59,7 +59,7 @@ fn another_run_of_the_same_job_is_refused() {
         let job = Job::start(Mode::Async);
         let refused = connect(&job, by, &key(), RunId([8; 16])).map(|_| ());
         let text = refused.unwrap_err().to_string();
-        assert!(text.contains("is of run 0707"), "{text}");
+        assert!(text.contains("run is 0707"), "{text}");
     }
 }
 
@@ -117,7 +117,7 @@ fn a_peer_without_a_key_hears_no_parameter() {
         let heard = Header::decode(refusal.first_chunk::<HEADER_LEN>().unwrap()).unwrap();
         assert_eq!(heard.kind, Kind::Refused);
         let text = String::from_utf8_lossy(&refusal[HEADER_LEN..]).into_owned();
-        assert!(text.ends_with("the client does not hold this job's key"), "{text}");
+        assert!(text.ends_with("the client does not have this job's key"), "{text}");
     }
 }
 
@@ -129,7 +129,7 @@ fn another_protocol_version_is_told_so_in_one_sentence() {
     bytes.extend([0; 56]);
     let answer = talk(&job, By::Tcp, &bytes);
     let text = String::from_utf8_lossy(&answer).into_owned();
-    assert!(text.contains("the peer speaks version 9 of the data protocol"), "{text}");
+    assert!(text.contains("the peer uses version 9 of the data protocol"), "{text}");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_recorded_session_cannot_be_played_again() {
         let answer = talk(&job, by, &bytes);
         let refusal = &answer[HEADER_LEN + 64..];
         let text = String::from_utf8_lossy(refusal).into_owned();
-        assert!(text.ends_with("the client does not hold this job's key"), "{text}");
+        assert!(text.ends_with("the client does not have this job's key"), "{text}");
         assert_eq!(job.updates(), UNTOUCHED);
     }
 }

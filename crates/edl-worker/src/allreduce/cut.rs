@@ -48,16 +48,16 @@ impl Writer {
     pub(super) fn cut(&self, order: CutAt, replica: &Replica, n_partitions: u32) -> Option<Kind> {
         let partitions = order.first_partition..order.end_partition;
         if partitions.start > partitions.end || partitions.end > n_partitions {
-            let error = format!("there are no partitions {partitions:?}");
+            let error = format!("invalid partitions {partitions:?}");
             return Some(failed(&order, error));
         }
         let Some(mut snapshots) = self.spare.lock().take() else {
-            return Some(failed(&order, "another cut is still being written".into()));
+            return Some(failed(&order, "another checkpoint is still being written".into()));
         };
         replica.snapshot_into(partitions, &mut snapshots);
         match self.jobs.send((order, snapshots)) {
             Ok(()) => None,
-            Err(unsent) => Some(failed(&unsent.0.0, "the writing thread has ended".into())),
+            Err(unsent) => Some(failed(&unsent.0.0, "the checkpoint thread has exited".into())),
         }
     }
 
@@ -65,7 +65,7 @@ impl Writer {
     pub(super) fn finish(self) {
         drop(self.jobs);
         if self.thread.join().is_err() {
-            warn!("the writing thread has panicked");
+            warn!("the checkpoint thread panicked");
         }
     }
 }
@@ -101,6 +101,6 @@ fn file(file: FileEntry) -> CheckpointFile {
 }
 
 pub(super) fn failed(order: &CutAt, error: String) -> Kind {
-    warn!(cut = %CutId(order.cut), error, "a checkpoint could not be written");
+    warn!(cut = %CutId(order.cut), error, "cannot write a checkpoint");
     Kind::CutFailed(CutFailed { cut: order.cut, generation: order.generation, error })
 }

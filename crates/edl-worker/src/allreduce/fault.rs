@@ -37,8 +37,7 @@ impl Fault {
     /// error: a test must not pass because nothing happened.
     pub(crate) fn from_env(worker: WorkerId) -> Result<Option<Self>, String> {
         let Ok(text) = std::env::var(VARIABLE) else { return Ok(None) };
-        let fault =
-            Self::parse(&text).ok_or_else(|| format!("{VARIABLE}={text} has no meaning"))?;
+        let fault = Self::parse(&text).ok_or_else(|| format!("invalid {VARIABLE}={text}"))?;
         Ok((fault.worker == worker).then_some(fault))
     }
 
@@ -64,7 +63,7 @@ impl Fault {
     }
 
     pub(crate) fn happen(&self) {
-        tracing::warn!(step = self.step, phase = self.phase, "a fault was asked for");
+        tracing::warn!(step = self.step, phase = self.phase, "injecting a fault");
         // A signal to oneself cannot fail in a way that a test could use.
         match self.action {
             Action::Kill => drop(kill_process(getpid(), Signal::KILL)),

@@ -198,7 +198,7 @@ impl Inbox {
         match event {
             compute::Event::AllReduce(event) => self.hear_member(*event),
             compute::Event::Lease(lease, Loan::Evaluate(work)) => {
-                debug!(%lease, ?work, "lease taken");
+                debug!(%lease, ?work, "lease received");
                 let version = work.version;
                 let shard = Shard::evaluation(work, &self.metrics, self.minibatch);
                 self.shards.insert(lease, Lent { version, shard, n_done: 0 });
@@ -221,7 +221,7 @@ impl Inbox {
             compute::Event::Lease(_, Loan::Train { .. } | Loan::Predict(_))
             | compute::Event::Decoded(..)
             | compute::Event::Link(..) => {
-                warn!("the master sent a command of another strategy");
+                warn!("ignored a command for another strategy");
             }
         }
         Ok(())
@@ -231,7 +231,7 @@ impl Inbox {
         match event {
             Event::World(world) => {
                 let (id, n_members) = (world.id, world.members.len());
-                info!(world = %id, n_members, after = world.after, "a new world is named");
+                info!(world = %id, n_members, after = world.after, "new world announced");
                 if id > self.highest {
                     self.highest = id;
                     self.next = Some(world);

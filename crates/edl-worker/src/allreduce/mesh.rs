@@ -60,9 +60,9 @@ pub(crate) struct Move {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// Another world came, or the end.
-    #[error("the world is over")]
+    #[error("the world has ended")]
     Aborted,
-    #[error("worker {peer} is lost: {error}")]
+    #[error("lost worker {peer}: {error}")]
     Lost { peer: WorkerId, error: String },
     #[error("{0}")]
     Other(String),

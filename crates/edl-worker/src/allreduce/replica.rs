@@ -37,12 +37,13 @@ pub(crate) struct Recipe {
 pub(crate) enum Error {
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
-    #[error("partition {partition} cannot be used")]
+    #[error("cannot use partition {partition}")]
     Partition { partition: PartitionId, source: codec::Error },
     #[error("partition {0} did not arrive")]
     Missing(PartitionId),
     #[error(
-        "partition {partition} does not hold exactly the first {step} steps; a checkpoint of another strategy can be started from with --checkpoint_dir_for_init"
+        "partition {partition} does not hold exactly the first {step} steps; to start from a \
+         checkpoint of another strategy, use --checkpoint_dir_for_init"
     )]
     Torn { partition: PartitionId, step: u64 },
 }

@@ -126,7 +126,7 @@ impl Run {
         if let Some(replica) = &self.replica {
             self.setup.lanes.finish(replica.dense());
         }
-        self.setup.progress.busy("writing the last cut");
+        self.setup.progress.busy("writing the last checkpoint");
         self.setup.writer.finish();
         Ok(())
     }
@@ -173,7 +173,7 @@ impl Run {
 
     fn name_wait(&self) {
         let (phase, kind) = match (&self.world, self.setup.inbox.is_leaving) {
-            (Some(_), false) => ("at the granted step", goodput::Kind::Idle),
+            (Some(_), false) => ("waiting for the next step", goodput::Kind::Idle),
             (Some(_), true) => ("leaving", goodput::Kind::Idle),
             (None, _) => ("between worlds", self.healing()),
         };
@@ -214,10 +214,10 @@ impl Run {
         let mut answers = Vec::new();
         for order in due {
             let answer = if order.generation != replica.generation.0 {
-                let error = format!("the worker does not hold generation {}", order.generation);
+                let error = format!("this worker does not hold generation {}", order.generation);
                 Some(cut::failed(&order, error))
             } else if order.at < step {
-                let error = format!("step {} is over: the worker is at step {step}", order.at);
+                let error = format!("step {} has passed: this worker is at step {step}", order.at);
                 Some(cut::failed(&order, error))
             } else {
                 writer.cut(order, replica, recipe.n_partitions())

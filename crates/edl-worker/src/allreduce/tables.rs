@@ -83,7 +83,7 @@ impl Tables {
     ) -> Result<(), Halt> {
         let Some(dial) = &mut self.dial else { return Ok(()) };
         let Some(route) = route.filter(|route| route.generation == generation) else {
-            return Err(Halt::Servers("the master has not told where they are".into()));
+            return Err(Halt::Servers("the master has not sent their addresses yet".into()));
         };
         if self.line.as_ref().is_some_and(|open| open.route == *route) {
             return Ok(());
@@ -142,7 +142,7 @@ impl Tables {
         let looked_up = model.lookups(batch).map_err(|error| Halt::Failed(error.to_string()))?;
         if looked_up.len() != self.dims.len() {
             let (named, tables) = (looked_up.len(), self.dims.len());
-            let problem = format!("the model looks up ids in {named} tables and has {tables}");
+            let problem = format!("the model looks up IDs in {named} tables but has {tables}");
             return Err(Halt::Failed(problem));
         }
         for (table, looked_up) in looked_up.iter().enumerate() {

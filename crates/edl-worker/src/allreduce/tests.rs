@@ -311,7 +311,7 @@ fn a_cut_that_comes_too_late_is_refused() {
     stage.cut(&[0], 2);
     let error = stage
         .find(0, |kind| if let Kind::CutFailed(failed) = kind { Some(failed.error) } else { None });
-    assert_eq!(error, "step 2 is over: the worker is at step 3");
+    assert_eq!(error, "step 2 has passed: this worker is at step 3");
 }
 
 #[test]
@@ -424,7 +424,7 @@ fn a_shard_of_a_step_that_is_over_is_given_back() {
     let failed =
         stage.find(0, |kind| if let Kind::Failed(failed) = kind { Some(failed) } else { None });
     assert_eq!((failed.lease, failed.index), (9, 4));
-    assert_eq!(failed.error, "step 2 is over: the worker is at step 3");
+    assert_eq!(failed.error, "step 2 has passed: this worker is at step 3");
 }
 
 #[test]
@@ -493,7 +493,7 @@ fn bad_record(bad: u64) -> String {
 
 #[test]
 fn records_that_cannot_be_trained_are_named() {
-    let place = "(batch 0/1, lane 1: 2 records from toy file, record 10 on)";
+    let place = "(batch 0/1, lane 1: 2 records starting at toy file, record 10)";
     assert_eq!(bad_record(POISON), format!("record {POISON}: poison {place}"));
     assert_eq!(bad_record(ABYSS), format!("the loss is not a number {place}"));
     assert_eq!(bad_record(CORRUPT), format!("toy file, record {CORRUPT} is corrupt"));

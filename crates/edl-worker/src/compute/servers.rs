@@ -103,7 +103,7 @@ impl Connection {
         if matches!(self.state, State::Up { has_worked: true, .. }) {
             warn!(reason = %error, "servers lost");
         } else {
-            debug!(reason = %error, "servers not reached");
+            debug!(reason = %error, "cannot reach the servers");
         }
         self.state = State::Down { retry_at: Instant::now() + self.retry };
         self.retry = (self.retry * 2).min(LAST_RETRY);

@@ -124,7 +124,7 @@ impl Edges {
 
 impl Job {
     pub(super) fn parse(welcome: proto::WorkerWelcome) -> Result<Self, Error> {
-        let bad = |what: &str| Error::Protocol(format!("a welcome with a bad {what}"));
+        let bad = |what: &str| Error::Protocol(format!("a welcome with an invalid {what}"));
         let spec: JobSpec = serde_json::from_str(&welcome.spec_json)
             .map_err(|error| bad(&format!("job description: {error}")))?;
         spec.check().map_err(|error| bad(&format!("job description: {error}")))?;
@@ -195,7 +195,7 @@ impl Birth<'_> {
         model_spec.check().map_err(Error::Model)?;
         first_values::offer(&job_dir, &*model).map_err(|error| Error::Model(chain(&error)))?;
         let model_spec_json = serde_json::to_string(&model_spec)
-            .map_err(|error| Error::Model(format!("its description cannot be written: {error}")))?;
+            .map_err(|error| Error::Model(format!("cannot serialize its description: {error}")))?;
         let ready = proto::Ready { model_spec_json, ..proto::Ready::default() };
         if reports.blocking_send(Kind::Ready(ready)).is_err() {
             return Ok(());
@@ -318,7 +318,7 @@ fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(),
 
 /// How the worker ended, from how its compute thread did.
 pub(super) fn result(ended: Result<Ended, oneshot::error::RecvError>) -> Result<(), Error> {
-    ended.unwrap_or_else(|_| Err(Error::Died("the compute thread has panicked".into())))
+    ended.unwrap_or_else(|_| Err(Error::Died("the compute thread panicked".into())))
 }
 
 /// A number that another start of a process will not have.

@@ -137,7 +137,7 @@ async fn a_broken_stream_does_not_stop_training_before_the_granted_step() {
     assert_eq!((again, peer.world, peer.probe), (me, 5, probe));
     assert_eq!(formed(&mut session, 5).await, 0, "said again, for it may have been lost");
     stepped(&mut session, 6).await;
-    session.heartbeat("at the granted step", "master").await;
+    session.heartbeat("waiting for the next step", "master").await;
     session.send(command::Kind::Stop(proto::StopWork { reason: "done".into() })).await;
     assert!(session.last().await.is_none());
     drop(session);

@@ -45,7 +45,7 @@ fn cut_off_and_slowed_workers_of_a_world_leave_the_same_bits() {
     job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
     let nonsense = home.run(&["chaos", "harmed", "kill", "--secs=3"]);
     assert_eq!(nonsense.status.code(), Some(2));
-    assert!(stderr(&nonsense).contains("kill does not"), "{}", stderr(&nonsense));
+    assert!(stderr(&nonsense).contains("kill takes no duration"), "{}", stderr(&nonsense));
 
     home.stdout(&["chaos", "harmed", "slow", "--worker=0", "--factor=5", "--secs=1"]);
     let told = home.stdout(&["chaos", "harmed", "partition", "--worker=1", FOR_GOOD]);

@@ -39,7 +39,7 @@ pub(crate) fn open(
 ) -> Result<Opened, String> {
     let folder = config.place.sockets.unwrap_or_else(|| config.job_dir.join("run"));
     let (folder, temporary) = socket_folder(&folder)
-        .map_err(|error| format!("there is no place for a socket: {error}"))?;
+        .map_err(|error| format!("cannot create a folder for the socket: {error}"))?;
     let ip = config.place.ip.unwrap_or_else(|| towards(&config.master_addr));
     let opened = mesh::Mesh::open(MeshConfig {
         key: config.key,

@@ -23,7 +23,7 @@ impl Run {
         let Some(Lent { version, shard, n_done }) = inbox.shards.get(&lease) else { return Ok(()) };
         let (step, piece, n_pieces) = (replica.step(), *n_done, shard.n_pieces());
         if *version != step {
-            let error = format!("step {version} is over: the worker is at step {step}");
+            let error = format!("step {version} has passed: this worker is at step {step}");
             self.fail_lease(lease, error);
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl Run {
     }
 
     fn report_failure(&mut self, lease: LeaseId, index: u32, error: String) {
-        warn!(%lease, index, error, "work failed here and is given back");
+        warn!(%lease, index, error, "work failed; returning it to the master");
         self.report(Kind::Failed(proto::Failed { lease: lease.0, index, error }));
     }
 }

@@ -36,7 +36,7 @@ impl Run {
         }
         let (worker, incarnation) = self.setup.me;
         let Some(place) = next.place_of(worker, incarnation) else {
-            info!(world = %next.id, "left out of the world");
+            info!(world = %next.id, "not part of the new world");
             return;
         };
         if next.load.is_some() || !next.members[place].has_state {
@@ -78,7 +78,7 @@ impl Run {
         let steps: Vec<Option<u64>> = told.iter().map(|bytes| hear_step(bytes)).collect();
         let n_partitions = recipe.n_partitions();
         let Some((step, moves)) = level(&steps, n_partitions) else {
-            return Err(Error::Other("no member of the world holds any state".into()));
+            return Err(Error::Other("no member of the world holds the model's state".into()));
         };
         let is_behind = steps[place] != Some(step);
         let replica = self.replica.as_ref();
@@ -90,7 +90,7 @@ impl Run {
         let mut accept = |item: u32, bytes: Vec<u8>| {
             n_bytes += bytes.len() as u64;
             let partition = recipe.decode(item, &bytes).map_err(|error| chain(&error))?;
-            let slot = arrived.get_mut(item as usize).ok_or("a partition too many")?;
+            let slot = arrived.get_mut(item as usize).ok_or("received an unexpected partition")?;
             *slot = Some(partition);
             Ok(())
         };
@@ -138,7 +138,7 @@ impl Run {
             Error::Lost { peer, error } => (peer, error),
             Error::Other(error) => (self.setup.me.0, error),
         };
-        warn!(%world, %suspect, error, "a member of the world is lost");
+        warn!(%world, %suspect, error, "lost a member of the world");
         let (world, suspect) = (world.0, suspect.0);
         self.say(Kind::PeerLost(proto::PeerLost { world, suspect, error }));
     }

@@ -192,7 +192,7 @@ impl Run {
 
     /// Waits a moment, or for news: the step is tried again along the route that is known then.
     pub(super) fn wait_for_servers(&mut self, error: &str) -> Result<(), Died> {
-        debug!(error, "parameter servers are not there");
+        debug!(error, "parameter servers not available");
         self.flush();
         let Setup { lanes, inbox, progress, .. } = &mut self.setup;
         lanes.tables().hang_up();
@@ -202,7 +202,7 @@ impl Run {
 
     /// Leaves the world because the servers have no rows for the state that it holds.
     pub(super) fn torn(&mut self, world: WorldId, error: String) {
-        warn!(%world, error, "the parameter servers are at another step");
+        warn!(%world, error, "the parameter servers are at a different step");
         self.setup.lanes.tables().hang_up();
         self.world = None;
         self.left = Some(Instant::now());
@@ -212,7 +212,7 @@ impl Run {
 
     /// Leaves the world because the next step cannot be trained here.
     fn failed(&mut self, world: WorldId, step: u64, error: String) {
-        warn!(%world, step, error, "the step failed here");
+        warn!(%world, step, error, "step failed");
         self.world = None;
         self.left = Some(Instant::now());
         self.flush();
