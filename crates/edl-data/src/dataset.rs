@@ -41,7 +41,7 @@ impl std::str::FromStr for Codec {
             "tf_example" => Ok(Self::TfExample),
             "bytes" => Ok(Self::Bytes),
             other => Err(Error::Refused(format!(
-                "--codec_type `{other}` is unknown; use tf_example or bytes"
+                "unknown --codec_type `{other}`; use tf_example or bytes"
             ))),
         }
     }
@@ -344,8 +344,8 @@ impl Dataset {
             fields.iter().partition(|field| field.dtype == DType::Record);
         if let (Format::Range, Some(field)) = (self.format, fields.first()) {
             return Err(Error::Refused(format!(
-                "field `{}` cannot be read: `{}` has record numbers alone; name files that have \
-                 it, or use a model that brings its own data",
+                "cannot read field `{}`: `{}` contains only record numbers; name files that have \
+                 the field, or use a model that provides its own data",
                 field.name, self.location
             )));
         }
@@ -353,7 +353,7 @@ impl Dataset {
             return match whole.first() {
                 Some(field) => Err(Error::Refused(format!(
                     "field `{}` is the undecoded record, which only recordio and tfrecord files \
-                     have, and `{}` is {}; convert it with `elasticdl data import`",
+                     have, but `{}` is {}; convert it with `elasticdl data import`",
                     field.name, self.location, self.format
                 ))),
                 None => Ok(()),
@@ -366,8 +366,8 @@ impl Dataset {
             [] if !whole.is_empty() => Ok(()),
             [field] if matches!(field.dtype, DType::Bytes | DType::U8) => Ok(()),
             _ => Err(Error::refused(
-                "--codec_type=bytes gives a model one column of bytes, and this model asks for \
-                 others; use --codec_type=tf_example",
+                "--codec_type=bytes provides a single column of bytes, but this model needs other \
+                 columns; use --codec_type=tf_example",
             )),
         }
     }
@@ -406,7 +406,7 @@ impl Dataset {
         let records = load(self.format, file, place.chunk, entry, index, &self.params)?;
         if records.len() as u64 != entry.n_records {
             let place = self.place(number, 0, None);
-            return Err(Error::corrupt(place, "the chunk does not hold what the index says"));
+            return Err(Error::corrupt(place, "the chunk does not match the index"));
         }
         let records = Arc::new(records);
         self.cache.put(number, Arc::clone(&records), records.bytes());
@@ -437,8 +437,8 @@ fn common_format(files: &[DataFile], params: &Params) -> Result<Option<Format>, 
             None => common = Some((format, file)),
             Some((other, first)) if other != format => {
                 return Err(Error::Refused(format!(
-                    "a data set has one format, but `{}` is {other} and `{}` is {format}; name \
-                     the files with a pattern, e.g. `*.{other}`",
+                    "all files of a data set must have the same format, but `{}` is {other} and \
+                     `{}` is {format}; select files with a pattern, e.g. `*.{other}`",
                     first.path.display(),
                     file.path.display(),
                 )));
@@ -486,14 +486,14 @@ fn load(
 }
 
 fn no_range(file: &DataFile) -> Error {
-    Error::Refused(format!("`{}` is a file, and a range has none", file.path.display()))
+    Error::Refused(format!("`{}` is a file, but a range has no files", file.path.display()))
 }
 
 #[cfg(not(feature = "parquet"))]
 fn no_parquet(file: &DataFile) -> Error {
     Error::Refused(format!(
-        "`{}` is a Parquet file, and this binary was built without Parquet; rebuild it with \
-         `cargo build --release --features parquet`",
+        "`{}` is a Parquet file, but this binary was built without Parquet; rebuild it \
+         with `cargo build --release --features parquet`",
         file.path.display()
     ))
 }

@@ -186,7 +186,7 @@ impl<'a> Builder<'a> {
     pub(crate) fn set(&mut self, at: usize, row: &Row<'_>) -> Result<(), String> {
         let name = &self.field.name;
         if self.field.dtype == DType::Record {
-            let record = row.record().ok_or("the format has no bytes of a record's own")?;
+            let record = row.record().ok_or("this format has no raw records")?;
             return self.put(at, 0..self.width, &Value::Blobs(vec![record]));
         }
         if let Some(value) = row.get(name) {

@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "there is no file or folder `{location}`; check the path, or make a data set with \
+        "no such file or folder: `{location}`; check the path, or create a data set with \
          `elasticdl data gen`"
     )]
     Missing { location: String },
-    #[error("`{location}` holds no data files{hint}")]
+    #[error("`{location}` contains no data files{hint}")]
     Empty { location: String, hint: String },
-    #[error("the files of `{location}` hold no records")]
+    #[error("the files in `{location}` contain no records")]
     NoRecords { location: String },
-    #[error("`{location}` already holds data files; remove them or choose another folder")]
+    #[error("`{location}` already contains data files; remove them or choose another folder")]
     Exists { location: String },
     #[error("cannot {action} `{}`: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },

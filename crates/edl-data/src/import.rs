@@ -61,7 +61,7 @@ pub fn idx(
     let (pictures, classes) = (Idx::read(images)?, Idx::read(labels)?);
     let n_images = pictures.shape.first().copied().unwrap_or(0);
     let [n_labels] = *classes.shape.as_slice() else {
-        return Err(Error::corrupt(Place::file(labels), "labels must be a plain list"));
+        return Err(Error::corrupt(Place::file(labels), "labels must be a one-dimensional array"));
     };
     if n_images != n_labels || n_images == 0 {
         let text = format!("there are {n_images} images, but {n_labels} labels");
@@ -71,7 +71,7 @@ pub fn idx(
         IdxValues::U8(values) => values.into_iter().map(i64::from).collect(),
         IdxValues::I64(values) => values,
         IdxValues::F32(_) => {
-            return Err(Error::corrupt(Place::file(labels), "labels must be whole numbers"));
+            return Err(Error::corrupt(Place::file(labels), "labels must be integers"));
         }
     };
     let width: usize = pictures.shape.iter().skip(1).product();
@@ -101,7 +101,7 @@ pub fn table(
     let dataset = Dataset::open(location, open)?;
     if dataset.format() == Format::Range {
         return Err(Error::Refused(format!(
-            "`{location}` has record numbers alone; name a file or a folder to import"
+            "`{location}` contains only record numbers; name a file or a folder to import"
         )));
     }
     let n = options.limited(dataset.n_records());

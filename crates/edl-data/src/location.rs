@@ -32,7 +32,7 @@ pub(crate) fn bare(location: &str) -> Result<Option<Bare<'_>>, Error> {
         return match count.parse::<u32>() {
             Ok(n @ 1..) => Ok(Some(Bare { n_records: n.into(), digest, is_read_by_model: true })),
             Ok(0) | Err(_) => Err(Error::Refused(format!(
-                "`{location}` does not name the records of a reader; they are 1 to {}",
+                "`{location}` is not a valid number of reader records; use 1 to {}",
                 u32::MAX
             ))),
         };
@@ -48,8 +48,8 @@ fn range(location: &str) -> Result<Option<u64>, Error> {
     match text.parse::<u32>() {
         Ok(n_records @ 1..) => Ok(Some(n_records.into())),
         Ok(0) | Err(_) => Err(Error::Refused(format!(
-            "`{location}` does not say how many records there are; use a number from 1 to {}, \
-             e.g. `range:1000`",
+            "`{location}` has no valid number of records; use a number from 1 to {}, e.g. \
+             `range:1000`",
             u32::MAX
         ))),
     }
@@ -77,8 +77,9 @@ fn remote(location: &str, params: &Params) -> Result<Vec<DataFile>, Error> {
 #[cfg(not(feature = "object_store"))]
 fn remote(location: &str, _params: &Params) -> Result<Vec<DataFile>, Error> {
     Err(Error::Refused(format!(
-        "`{location}` is on a remote store, and this binary was built without them; rebuild it \
-         with `cargo build --release --features object_store`, or copy the files to this machine"
+        "`{location}` is in a remote store, but this binary was built without remote stores; \
+         rebuild it with `cargo build --release --features object_store`, or copy the files to \
+         this machine"
     )))
 }
 
@@ -112,7 +113,7 @@ fn folder(folder: &Path) -> Result<Vec<DataFile>, Error> {
 
 fn matching(pattern: &str) -> Result<Vec<DataFile>, Error> {
     let paths = glob::glob(pattern)
-        .map_err(|error| Error::Refused(format!("`{pattern}` is not a pattern: {error}")))?;
+        .map_err(|error| Error::Refused(format!("invalid pattern `{pattern}`: {error}")))?;
     let root = pattern.split('/').take_while(|part| !part.contains(['*', '?', '[']));
     let root: PathBuf = root.map(|part| if part.is_empty() { "/" } else { part }).collect();
     let mut files = Vec::new();
@@ -149,7 +150,7 @@ fn empty_hint(location: &str) -> String {
         .map(|path| format!("`{}`", path.display()))
         .collect();
     match folders.as_slice() {
-        [] => "; make some with `elasticdl data gen`".into(),
+        [] => "; create some with `elasticdl data gen`".into(),
         folders => format!("; did you mean a folder in it: {}?", folders.join(", ")),
     }
 }
@@ -193,9 +194,9 @@ mod tests {
     #[test]
     fn a_missing_path_and_an_unmatched_pattern_are_refused_by_name() {
         let error = resolve("no/such/place", &params()).unwrap_err().to_string();
-        assert!(error.starts_with("there is no file or folder `no/such/place`"), "{error}");
+        assert!(error.starts_with("no such file or folder: `no/such/place`"), "{error}");
         let error = resolve("no/such/*.csv", &params()).unwrap_err().to_string();
-        assert!(error.starts_with("`no/such/*.csv` holds no data files"), "{error}");
+        assert!(error.starts_with("`no/such/*.csv` contains no data files"), "{error}");
     }
 
     #[cfg(not(feature = "object_store"))]

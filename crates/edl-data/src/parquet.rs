@@ -73,7 +73,7 @@ impl TableColumn {
         }
         let span = *self.starts.get(row)?..*self.starts.get(row + 1)?;
         if self.holes.contains(&row) {
-            return Some(Value::Unreadable("a list with missing parts".into()));
+            return Some(Value::Unreadable("a list with missing values".into()));
         }
         if span.is_empty() {
             return Some(Value::Missing);
@@ -112,7 +112,7 @@ impl TableColumn {
 fn guarded<T>(place: &Place, work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, Error> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done.map_err(|error| Error::corrupt(place.clone(), error)),
-        Err(_) => Err(Error::corrupt(place.clone(), "the Parquet reader gave up on this file")),
+        Err(_) => Err(Error::corrupt(place.clone(), "the Parquet reader crashed on this file")),
     }
 }
 
@@ -162,7 +162,7 @@ pub(crate) fn load(path: &Path, number: usize, entry: &ChunkEntry) -> Result<Tab
         let reader = SerializedFileReader::new(file)?;
         let groups = reader.metadata().row_groups().iter().enumerate();
         let group = groups.filter(|(_, group)| group.num_rows() > 0).nth(number);
-        let (group, _) = group.ok_or(ParquetError::General("the row group is gone".into()))?;
+        let (group, _) = group.ok_or(ParquetError::General("the row group is missing".into()))?;
         read_table(&*reader.get_row_group(group)?)
     })?;
     if table.len() as u64 != entry.n_records {
@@ -189,7 +189,7 @@ fn column_names(schema: &SchemaDescriptor) -> Vec<String> {
 fn read_table(group: &dyn RowGroupReader) -> Result<Table, ParquetError> {
     let metadata = group.metadata();
     let n_rows = usize::try_from(metadata.num_rows())
-        .map_err(|_| ParquetError::General("a row group of negative length".into()))?;
+        .map_err(|_| ParquetError::General("a row group has a negative length".into()))?;
     let schema = metadata.schema_descr();
     let mut columns = Vec::new();
     for number in 0..metadata.num_columns() {
@@ -217,7 +217,7 @@ fn read_column(
             return Values::Doubles(scaled);
         }
         if unsigned && values.iter().any(|value| *value < 0) {
-            return Values::Unreadable("a column of unsigned numbers beyond 2^63".into());
+            return Values::Unreadable("a column of unsigned integers of 2^63 or more".into());
         }
         Values::Ints(values)
     };
@@ -317,7 +317,7 @@ fn drain<T: DataType>(
     }
     starts.push(n_values);
     if starts.len() != n_rows + 1 || n_values != values.len() {
-        return Err(ParquetError::General(format!("column {} does not add up", column.path())));
+        return Err(ParquetError::General(format!("column {} is inconsistent", column.path())));
     }
     Ok(TableColumn { values: make(values), starts, holes })
 }

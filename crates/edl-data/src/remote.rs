@@ -28,7 +28,7 @@ pub(crate) fn fetch(location: &str, cache_dir: Option<&Path>) -> Result<Vec<Data
             runtime.block_on(fetch_all(location, &cache))
         });
         worker.join().unwrap_or_else(|_| {
-            Err(Error::Refused(format!("cannot read `{location}`: the reader gave up")))
+            Err(Error::Refused(format!("cannot read `{location}`: the reader crashed")))
         })
     })
 }
@@ -45,7 +45,7 @@ async fn fetch_all(location: &str, cache: &Path) -> Result<Vec<DataFile>, Error>
     drop(rustls::crypto::ring::default_provider().install_default());
     let (folder, pattern) = split_pattern(location)?;
     let url = Url::parse(folder)
-        .map_err(|error| Error::Refused(format!("`{location}` is not an address: {error}")))?;
+        .map_err(|error| Error::Refused(format!("`{location}` is not a valid URL: {error}")))?;
     // The builders know their options in lower case and pass over what is not theirs.
     let environment = std::env::vars_os().filter_map(|(key, value)| {
         Some((key.into_string().ok()?.to_ascii_lowercase(), value.into_string().ok()?))
@@ -70,7 +70,7 @@ fn split_pattern(location: &str) -> Result<(&str, Option<glob::Pattern>), Error>
     match location.rsplit_once('/') {
         Some((folder, last)) if last.contains(['*', '[']) => {
             let pattern = glob::Pattern::new(last)
-                .map_err(|error| Error::Refused(format!("`{last}` is not a pattern: {error}")))?;
+                .map_err(|error| Error::Refused(format!("invalid pattern `{last}`: {error}")))?;
             Ok((folder, Some(pattern)))
         }
         _ => Ok((location, None)),
@@ -132,7 +132,7 @@ async fn fetch_one(
     }
     if len != object.size {
         return Err(Error::Refused(format!(
-            "`{address}` has {len} bytes instead of {}: it changed while it was fetched; try again",
+            "`{address}` has {len} bytes instead of {}: it changed during the download; try again",
             object.size
         )));
     }

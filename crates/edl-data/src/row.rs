@@ -125,7 +125,7 @@ fn flatten<'a>(json: &'a Json, numbers: &mut Vec<&'a serde_json::Number>) -> Res
             }
         }
         Json::Null | Json::Bool(_) | Json::String(_) | Json::Object(_) => {
-            return Err("a list of other things than numbers".into());
+            return Err("a list that contains other values than numbers".into());
         }
     }
     Ok(())

@@ -18,11 +18,11 @@ const FOOTER_LEN: usize = 4;
 /// Why some bytes are not a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    #[error("the file ends in a record: it is truncated")]
+    #[error("the file ends inside a record: it is truncated")]
     Truncated,
-    #[error("corrupt record: the checksum of its length does not fit")]
+    #[error("corrupt record: the checksum of its length does not match")]
     Length,
-    #[error("corrupt record: the checksum of its bytes does not fit")]
+    #[error("corrupt record: the checksum of its bytes does not match")]
     Data,
 }
 

@@ -59,7 +59,7 @@ fn idx_files_become_records_in_several_files() {
         assert_eq!(batch.i64("label").unwrap(), [0, 3]);
     }
     let again = generate(Set::Mnist, out.path(), &options).unwrap_err().to_string();
-    assert!(again.contains("already holds data files; remove them"), "{again}");
+    assert!(again.contains("already contains data files; remove them"), "{again}");
 }
 
 #[test]
@@ -129,5 +129,5 @@ fn a_summary_and_the_first_records_are_fit_to_read() {
 #[test]
 fn unknown_sets_are_refused_by_name() {
     let error = "cifar".parse::<Set>().unwrap_err().to_string();
-    assert_eq!(error, "unknown data set `cifar`; known are mnist, fashion_mnist, census");
+    assert_eq!(error, "unknown data set `cifar`; use one of mnist, fashion_mnist, census");
 }

@@ -129,7 +129,7 @@ fn missing_values_and_holes_in_lists_are_named() {
     let text = error(4, "score", &[]);
     assert!(text.contains("a.parquet`, row group 1, record 1: field `score`"), "{text}");
     assert!(text.ends_with("the record has no value"), "{text}");
-    assert!(error(4, "pixels", &[2]).ends_with("the record has a list with missing parts"));
+    assert!(error(4, "pixels", &[2]).ends_with("the record has a list with missing values"));
     assert!(error(5, "pixels", &[2]).ends_with("the record has no value"));
     assert!(error(0, "pixels", &[3]).ends_with("the record has 2 integers"));
 }

@@ -49,15 +49,15 @@ pub enum Error {
     Partition { path: PathBuf, source: codec::Error },
     #[error("cannot use `{}`", path.display())]
     Manifest { path: PathBuf, source: manifest::Error },
-    #[error("`{}` is not the file that the manifest names: {what} differs", path.display())]
+    #[error("`{}` does not match the manifest: {what} differs", path.display())]
     Differs { path: PathBuf, what: &'static str },
-    #[error("`{}` is complete already and is never written again", path.display())]
+    #[error("`{}` is already complete and cannot be overwritten", path.display())]
     Exists { path: PathBuf },
     #[error("the checkpoint `{}` has no partition {partition}", path.display())]
     NoPartition { path: PathBuf, partition: PartitionId },
     #[error("the checkpoint `{}` has {theirs} partitions, the job has {ours}", path.display())]
     OtherCut { path: PathBuf, theirs: u32, ours: u32 },
-    #[error("the parameters have no first values")]
+    #[error("cannot get the parameters' initial values")]
     FirstValues { source: Box<first_values::Error> },
 }
 
@@ -112,7 +112,7 @@ pub fn read_partition(
 pub fn read_snapshot(dir: &Path, entry: &FileEntry) -> Result<Snapshot, Error> {
     let path = dir.join(&entry.name);
     let mut file = File::open(&path).map_err(at("open", &path))?;
-    let length = file.metadata().map_err(at("look at", &path))?.len();
+    let length = file.metadata().map_err(at("inspect", &path))?.len();
     if length != entry.bytes {
         return Err(Error::Differs { path, what: "the length" });
     }
@@ -156,7 +156,7 @@ impl Checkpoint {
         let manifest = Manifest::parse(&text).map_err(|source| Error::Manifest { path, source })?;
         for file in &manifest.files {
             let path = dir.join(&file.name);
-            let length = fs::metadata(&path).map_err(at("look at", &path))?.len();
+            let length = fs::metadata(&path).map_err(at("inspect", &path))?.len();
             if length != file.bytes {
                 return Err(Error::Differs { path, what: "the length" });
             }

@@ -42,7 +42,7 @@ pub struct Exported {
 pub enum Error {
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
-    #[error("`{}` does not hold what the manifest's model needs", path.display())]
+    #[error("`{}` does not contain what the manifest's model needs", path.display())]
     Model { path: PathBuf },
     #[error("cannot write `{}`", path.display())]
     Write { path: PathBuf, source: safetensors::SafeTensorError },

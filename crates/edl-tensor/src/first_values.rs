@@ -24,16 +24,17 @@ const TENSOR: &str = "dense";
 pub enum Error {
     #[error(transparent)]
     File(#[from] checkpoint::Error),
-    #[error("model `{model}` must bring the first values of its parameters, but brings none")]
+    #[error("model `{model}` must provide initial values for its parameters, but provides none")]
     NoneBrought { model: String },
     #[error(
-        "model `{model}` brings {has} first values for {needs} parameters; bring one per parameter"
+        "model `{model}` provides {has} initial values for {needs} parameters; provide one per \
+         parameter"
     )]
     Brought { model: String, has: usize, needs: usize },
-    #[error("`{}` is not a file of first values: {problem}", path.display())]
+    #[error("`{}` is not a file of initial values: {problem}", path.display())]
     Unreadable { path: PathBuf, problem: String },
     #[error(
-        "`{}` holds {has} first values and the model has {needs} parameters; if the model was \
+        "`{}` has {has} initial values, but the model has {needs} parameters; if the model has \
          changed, start a new job",
         path.display()
     )]
@@ -90,7 +91,7 @@ pub fn read(job_dir: &Path, dense_len: usize) -> Result<Vec<f32>, Error> {
         SafeTensors::deserialize(&bytes).map_err(|error| unreadable(error.to_string()))?;
     let tensor = tensors.tensor(TENSOR).map_err(|error| unreadable(error.to_string()))?;
     if tensor.dtype() != Dtype::F32 {
-        return Err(unreadable(format!("`{TENSOR}` is not of single precision")));
+        return Err(unreadable(format!("`{TENSOR}` is not single precision")));
     }
     let (words, _) = tensor.data().as_chunks();
     if words.len() != dense_len {
@@ -128,12 +129,12 @@ mod tests {
         assert!(refused(3).contains("cannot read `") && refused(3).contains(FILE));
         write(dir.path(), &[1.0, f32::NAN]).unwrap();
         assert!(read(dir.path(), 2).unwrap()[1].is_nan());
-        assert!(refused(3).contains("holds 2 first values and the model has 3 parameters"));
+        assert!(refused(3).contains("has 2 initial values, but the model has 3 parameters"));
         let path = dir.path().join(FILE);
         let file = fs::read(&path).unwrap();
         for len in 0..file.len() {
             fs::write(&path, &file[..len]).unwrap();
-            assert!(refused(2).contains("is not a file of first values"), "{len} bytes");
+            assert!(refused(2).contains("is not a file of initial values"), "{len} bytes");
         }
     }
 }

@@ -96,15 +96,15 @@ pub enum Pushed {
 /// Why a push cannot be taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    #[error("batch {batch} is not of this plan of {n_batches} batches per epoch")]
+    #[error("batch {batch} does not exist: an epoch has {n_batches} batches")]
     Plan { batch: BatchId, n_batches: u32 },
-    #[error("the push of batch {batch} is for another model or another cut into partitions")]
+    #[error("the push of batch {batch} is for another model or another partition layout")]
     Shape { batch: BatchId },
-    #[error("batch {batch} is of round {round}, but round {next} is not complete yet")]
+    #[error("batch {batch} belongs to round {round}, but round {next} is not complete yet")]
     TooEarly { batch: BatchId, round: u64, next: u64 },
-    #[error("batch {batch} comes before its turn: {next} is next")]
+    #[error("batch {batch} is out of order: {next} is next")]
     NotNext { batch: BatchId, next: BatchId },
-    #[error("world {theirs} is over: world {ours} trains batch {batch}")]
+    #[error("world {theirs} is outdated: world {ours} trains batch {batch}")]
     OldWorld { batch: BatchId, theirs: WorldId, ours: WorldId },
 }
 

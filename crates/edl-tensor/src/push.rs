@@ -74,9 +74,9 @@ struct Start {
 /// Why numbers do not make a push.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("a push for partitions {start}..{end} of {n_partitions}")]
+    #[error("invalid push: partitions {start}..{end} of {n_partitions}")]
     Partitions { start: u32, end: u32, n_partitions: u32 },
-    #[error("a push with {has} {what}, where {needs} are needed")]
+    #[error("invalid push: it has {has} {what} and needs {needs}")]
     Length { what: &'static str, has: usize, needs: usize },
 }
 
@@ -227,14 +227,14 @@ mod tests {
             change(&mut head, &mut body);
             Push::new(head, &[2, 1], body).unwrap_err().to_string()
         };
-        assert_eq!(refused(|head, _| head.partitions = 3..5), "a push for partitions 3..5 of 4");
+        assert_eq!(refused(|head, _| head.partitions = 3..5), "invalid push: partitions 3..5 of 4");
         let text = refused(|_, body| body.dense.truncate(3));
-        assert_eq!(text, "a push with 3 dense numbers, where 5 are needed");
+        assert_eq!(text, "invalid push: it has 3 dense numbers and needs 5");
         let text = refused(|_, body| body.counts[0] = u32::MAX);
-        assert_eq!(text, "a push with 4 ids, where 4294967298 are needed");
+        assert_eq!(text, "invalid push: it has 4 ids and needs 4294967298");
         let text = refused(|_, body| body.counts.push(0));
-        assert_eq!(text, "a push with 5 counts, where 4 are needed");
+        assert_eq!(text, "invalid push: it has 5 counts and needs 4");
         let text = refused(|_, body| body.grads.push(0.0));
-        assert_eq!(text, "a push with 8 row numbers, where 7 are needed");
+        assert_eq!(text, "invalid push: it has 8 row numbers and needs 7");
     }
 }

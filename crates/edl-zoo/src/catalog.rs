@@ -20,11 +20,11 @@ pub enum Error {
          choose --model_def from {}", NAMES.join(", ")
     )]
     Python { name: String },
-    #[error("model `{name}` is unknown; {suggestion}choose --model_def from {}", NAMES.join(", "))]
+    #[error("unknown model `{name}`; {suggestion}choose --model_def from {}", NAMES.join(", "))]
     UnknownModel { name: String, suggestion: String },
-    #[error("model `{model}` has no parameter `{name}`; --model_params may set {known}")]
+    #[error("model `{model}` has no parameter `{name}`; --model_params accepts {known}")]
     UnknownParam { model: &'static str, name: String, known: String },
-    #[error("--model_params `{name}={value}` does not fit model `{model}`: it must be {needs}")]
+    #[error("--model_params `{name}={value}` is invalid for model `{model}`: it must be {needs}")]
     BadParam { model: &'static str, name: &'static str, value: String, needs: &'static str },
 }
 
@@ -87,7 +87,7 @@ mod tests {
         for path in ["models/mnist.py", "mnist.py", "mnist.mnist_functional_api.custom_model"] {
             assert!(refusal(path, &[]).contains("needs the elasticdl Python package"), "{path}");
         }
-        let expected = "model `mnist_cn` is unknown; did you mean `mnist_cnn`? Otherwise choose \
+        let expected = "unknown model `mnist_cn`; did you mean `mnist_cnn`? Otherwise choose \
                         --model_def from count, deepfm, mnist_cnn, mnist_mlp, wide_deep";
         assert_eq!(refusal("mnist_cn", &[]), expected);
         assert!(!refusal("resnet50", &[]).contains("did you mean"));
@@ -96,10 +96,10 @@ mod tests {
     #[test]
     fn an_unknown_parameter_is_refused_with_the_known_ones() {
         let expected =
-            "model `mnist_mlp` has no parameter `hiden`; --model_params may set hidden, lr";
+            "model `mnist_mlp` has no parameter `hiden`; --model_params accepts hidden, lr";
         assert_eq!(refusal("mnist_mlp", &[("hiden", "3")]), expected);
-        let expected = "--model_params `hidden=0` does not fit model `mnist_mlp`: it must be a \
-                        whole number from 1 to 65536";
+        let expected = "--model_params `hidden=0` is invalid for model `mnist_mlp`: it must be an \
+                        integer from 1 to 65536";
         assert_eq!(refusal("mnist_mlp", &[("hidden", "0")]), expected);
     }
 }

@@ -50,7 +50,7 @@ pub(crate) fn labels(
     let class = |(record, value): (&u64, &i64)| match usize::try_from(*value) {
         Ok(class) if class < n_classes => Ok(class),
         Ok(_) | Err(_) => {
-            let problem = format!("`{}` is {value}, not below {n_classes}", field.name);
+            let problem = format!("`{}` is {value}, not in 0..{n_classes}", field.name);
             Err(Error::Record { record: *record, problem })
         }
     };

@@ -48,7 +48,7 @@ impl Count {
     fn new(params: &BTreeMap<String, String>) -> Result<Self, catalog::Error> {
         let known = ["crash_record", "fail_record", "memory_mb", "sleep_ms"];
         let params = ModelParams::new(NAME, params, &known)?;
-        let record = "the number of a record";
+        let record = "a record number";
         let sleep_ms = params.get("sleep_ms", 0, "a number of milliseconds", |_| true)?;
         Ok(Self {
             spec: spec(),
@@ -99,7 +99,7 @@ impl Model for Count {
             std::process::abort();
         }
         if let Some(record) = self.fail_record.filter(|record| records.contains(record)) {
-            let problem = "the model parameter `fail_record` forbids it".into();
+            let problem = "the model parameter `fail_record` makes it fail".into();
             return Err(Error::Record { record, problem });
         }
         // Not zeros, which the system would only promise.

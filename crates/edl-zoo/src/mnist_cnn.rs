@@ -42,7 +42,7 @@ struct Cnn {
 
 pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use<>, Error> {
     let params = ModelParams::new(NAME, params, &["dropout"])?;
-    let needs = "a share from 0 to 0.9";
+    let needs = "a fraction from 0 to 0.9";
     let dropout = params.get("dropout", 0.25, needs, |share| (0.0..=0.9).contains(share))?;
     let params: Vec<ParamSpec> = [
         conv_params("conv_1", 1, FILTERS_1).as_slice(),

@@ -22,7 +22,7 @@ struct Mlp;
 
 pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use<>, Error> {
     let params = ModelParams::new(NAME, params, &["hidden"])?;
-    let needs = "a whole number from 1 to 65536";
+    let needs = "an integer from 1 to 65536";
     let hidden = params.get("hidden", 128, needs, |n| (1..=65_536).contains(n))?;
     let layers =
         [linear_params("hidden", SIDE * SIDE, hidden), linear_params("output", hidden, N_CLASSES)];

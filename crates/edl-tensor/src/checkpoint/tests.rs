@@ -145,17 +145,16 @@ fn a_checkpoint_of_another_model_or_cut_is_refused_by_name() {
     };
     assert_eq!(refusal(&job, 2), "the file holds partition 1, not 2");
     let other = Job { n_partitions: 5, ..job.clone() };
-    let text = "the checkpoint is cut into 4 partitions, the job into 5; use --partitions=4";
+    let text = "the checkpoint has 4 partitions, the job has 5; use --partitions=4";
     assert_eq!(refusal(&other, 1), text);
     let other = Job { n_batches: 8, ..job.clone() };
-    assert_eq!(refusal(&other, 1), "the checkpoint counts 7 batches per epoch, the job 8");
+    assert_eq!(refusal(&other, 1), "the checkpoint has 7 batches per epoch, the job has 8");
     let mut other = job.clone();
     let mut model = (*job.model).clone();
     model.name = "other".into();
     model.params[0].shape = vec![3, 3];
     other.model = model.into();
-    let text =
-        "the checkpoint is of model `fixture`, whose parameters differ from those of `other`";
+    let text = "the checkpoint is for model `fixture`; its parameters differ from those of `other`";
     assert_eq!(refusal(&other, 1), text);
     let mut other = job.clone();
     let mut model = (*job.model).clone();
@@ -220,11 +219,11 @@ fn a_manifest_is_written_once_and_must_name_every_partition() {
     let mut part = whole.clone();
     part.files.pop();
     let text = chain(&commit_manifest(&empty, &part).unwrap_err());
-    assert!(text.ends_with("each of 4 partitions once, in order, and names 3 files"), "{text}");
+    assert!(text.ends_with("each of 4 partitions once, in order, but lists 3 files"), "{text}");
     let mut strange = whole;
     strange.files[1].name = "../partition-00001.edlp".into();
     let text = chain(&commit_manifest(&empty, &strange).unwrap_err());
-    assert!(text.contains("no name for a partition's file"), "{text}");
+    assert!(text.contains("not a valid name for a partition's file"), "{text}");
 }
 
 #[test]

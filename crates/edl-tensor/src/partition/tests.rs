@@ -67,18 +67,15 @@ fn pushes_that_do_not_fit_are_refused_and_change_nothing() {
         refusal.to_string()
     };
     let far = Job { n_batches: 100, ..job.clone() }.push(batch(99), 0, 0..4);
-    assert_eq!(
-        refusal(partition.push(&far)),
-        "batch 0/99 is not of this plan of 7 batches per epoch"
-    );
+    assert_eq!(refusal(partition.push(&far)), "batch 0/99 does not exist: an epoch has 7 batches");
     let other = Job { n_partitions: 5, ..job.clone() }.push(batch(0), 0, 0..5);
-    assert!(refusal(partition.push(&other)).contains("another model or another cut"));
+    assert!(refusal(partition.push(&other)).contains("another partition layout"));
     let elsewhere = job.push(batch(0), 0, 2..4);
-    assert!(refusal(partition.push(&elsewhere)).contains("another model or another cut"));
+    assert!(refusal(partition.push(&elsewhere)).contains("another partition layout"));
     let early = job.push(BatchId { epoch: 1, index: 0 }, 0, 0..4);
     assert_eq!(
         refusal(partition.push(&early)),
-        "batch 1/0 is of round 4, but round 0 is not complete yet"
+        "batch 1/0 belongs to round 4, but round 0 is not complete yet"
     );
     assert_eq!(visible(&partition), before);
     assert_eq!(partition.n_staged(), 0);
@@ -296,7 +293,7 @@ fn another_optimizer_takes_the_weights_alone_and_only_for_a_new_job() {
     old.push(&adam.push(batch(0), 0, 0..1));
     let sgd = Job::new(Mode::Async);
     let error = Partition::from_snapshot(sgd.config(0), old.snapshot(), true).unwrap_err();
-    assert_eq!(error.to_string(), "the checkpoint's optimizer keeps [m, v], the job's keeps []");
+    assert_eq!(error.to_string(), "the checkpoint's optimizer state is [m, v], the job's is []");
     let mut new = Partition::from_snapshot(sgd.config(0), old.snapshot(), false).unwrap();
     assert_eq!((visible(&new).0, visible(&new).1), (visible(&old).0, visible(&old).1));
     assert_eq!(new.push(&sgd.push(batch(0), 0, 0..1)), Pushed::Applied);
