@@ -231,13 +231,13 @@ fn needs(field: &FieldSpec) -> String {
         DType::F32 => "f32",
         DType::I64 => "i64",
         DType::U8 => "u8",
-        DType::Bytes => return "one piece of text or bytes".into(),
-        DType::Record => return "the record's own bytes".into(),
+        DType::Bytes => return "one text or bytes value".into(),
+        DType::Record => return "the raw bytes of the record".into(),
     };
     let sizes: Vec<String> = field.shape.iter().map(ToString::to_string).collect();
     match sizes.as_slice() {
-        [] => format!("one number of {word}"),
-        sizes => format!("{} numbers of {word}", sizes.join("×")),
+        [] => format!("one {word} value"),
+        sizes => format!("{} {word} values", sizes.join("×")),
     }
 }
 

@@ -94,7 +94,7 @@ fn a_csv_error_names_file_line_and_column() {
     let dataset = open(dir.path(), &[]).unwrap();
     let error = all(&dataset, &[field("y", DType::I64, &[])]).unwrap_err().to_string();
     assert!(error.contains("bad.csv`, block 0, record 1 (line 3): field `y`"), "{error}");
-    assert!(error.ends_with("the model needs one number of i64, the record has the text `oops`"));
+    assert!(error.ends_with("the model needs one i64 value, the record has the text `oops`"));
     let error = all(&dataset, &[field("z", DType::I64, &[])]).unwrap_err().to_string();
     assert!(error.ends_with("field `z`: the record has no such field; it has `x`, `y`"), "{error}");
 
@@ -239,22 +239,22 @@ fn a_wrong_type_or_shape_says_what_is_needed_and_what_is_there() {
     check(
         pixels(),
         field("x", DType::U8, &[28, 28]),
-        "the model needs 28×28 numbers of u8, the record has 100 raw bytes",
+        "the model needs 28×28 u8 values, the record has 100 raw bytes",
     );
     check(
         Example::new().floats("x", [0.5]),
         field("x", DType::I64, &[]),
-        "the model needs one number of i64, the record has 1 float",
+        "the model needs one i64 value, the record has 1 float",
     );
     check(
         Example::new().ints("x", [256]),
         field("x", DType::U8, &[]),
-        "the model needs one number of u8, the record has 1 integer",
+        "the model needs one u8 value, the record has 1 integer",
     );
     check(
         Example::new().floats("x", [0.5, 1.0]),
         field("x", DType::Bytes, &[]),
-        "the model needs one piece of text or bytes, the record has 2 floats",
+        "the model needs one text or bytes value, the record has 2 floats",
     );
     check(
         Example::new().ints("image", [1]).ints("label", [1]),
@@ -282,7 +282,7 @@ fn the_bytes_codec_gives_one_column_and_refuses_more() {
     let error = all(&dataset, &two).unwrap_err().to_string();
     assert!(error.contains("use --codec_type=tf_example"), "{error}");
     let error = all(&dataset, &[field("x", DType::U8, &[4])]).unwrap_err().to_string();
-    assert!(error.ends_with("needs 4 numbers of u8, the record has 3 raw bytes"), "{error}");
+    assert!(error.ends_with("needs 4 u8 values, the record has 3 raw bytes"), "{error}");
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn the_fields_of_a_data_set_are_found_in_its_records() {
         ("sometimes", missing),
         (
             "words",
-            "the model needs one piece of text or bytes, the record has 2 pieces of raw bytes",
+            "the model needs one text or bytes value, the record has 2 pieces of raw bytes",
         ),
     ];
     let mut found = found;

@@ -65,14 +65,14 @@ pub(crate) struct SpareFloats(Mutex<Vec<Vec<f32>>>);
 
 impl SpareFloats {
     fn take(&self, n: usize) -> Vec<f32> {
-        let spare = self.0.lock().expect("nobody panics with the spare buffers").pop();
+        let spare = self.0.lock().expect("the spare buffers' lock is poisoned").pop();
         let mut floats = spare.unwrap_or_default();
         floats.resize(n, 0.0);
         floats
     }
 
     pub(crate) fn give(&self, floats: Vec<f32>) {
-        let mut spare = self.0.lock().expect("nobody panics with the spare buffers");
+        let mut spare = self.0.lock().expect("the spare buffers' lock is poisoned");
         if spare.len() < MAX_SPARE {
             spare.push(floats);
         }

@@ -57,7 +57,7 @@ impl Progress {
 
     /// Wakes everybody who waits for a change.
     pub(crate) fn announce(&self) {
-        drop(self.gate.lock().expect("nobody panics at the gate"));
+        drop(self.gate.lock().expect("the gate lock is poisoned"));
         self.changed.notify_all();
     }
 
@@ -101,7 +101,7 @@ impl Progress {
         is_wanted: &dyn Fn() -> bool,
         mut is_met: impl FnMut() -> bool,
     ) -> Waited {
-        let mut gate = self.gate.lock().expect("nobody panics at the gate");
+        let mut gate = self.gate.lock().expect("the gate lock is poisoned");
         loop {
             if is_met() {
                 return Waited::Met;
@@ -114,7 +114,7 @@ impl Progress {
                 return Waited::Expired;
             }
             let woken = self.changed.wait_timeout(gate, left.min(TICK));
-            (gate, _) = woken.expect("nobody panics at the gate");
+            (gate, _) = woken.expect("the gate lock is poisoned");
         }
     }
 }

@@ -173,7 +173,7 @@ impl Front {
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().expect("nobody panics with the list of connections")
+        self.open.lock().expect("the lock on the connections is poisoned")
     }
 }
 

@@ -396,7 +396,7 @@ impl Store {
                 return Err(Refusal::NotServing);
             }
             let woken = self.turned.wait_timeout(phase, left);
-            (phase, _) = woken.expect("nobody panics in the middle of a phase");
+            (phase, _) = woken.expect("the lock on the phase is poisoned");
         }
     }
 
@@ -452,7 +452,7 @@ impl Store {
     }
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
-        self.phase.lock().expect("nobody panics in the middle of a phase")
+        self.phase.lock().expect("the lock on the phase is poisoned")
     }
 
     fn window(&self) -> MutexGuard<'_, Option<Window>> {

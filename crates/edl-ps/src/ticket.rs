@@ -34,11 +34,11 @@ pub struct Spare(Mutex<Vec<Body>>);
 
 impl Spare {
     pub fn take(&self) -> Body {
-        self.0.lock().expect("nobody panics with the spare buffers").pop().unwrap_or_default()
+        self.0.lock().expect("the spare buffers' lock is poisoned").pop().unwrap_or_default()
     }
 
     pub fn give(&self, body: Body) {
-        let mut spare = self.0.lock().expect("nobody panics with the spare buffers");
+        let mut spare = self.0.lock().expect("the spare buffers' lock is poisoned");
         if spare.len() < MAX_SPARE {
             spare.push(body);
         }

@@ -524,7 +524,7 @@ impl Compute {
 }
 
 fn lock(work: &Mutex<Work>) -> MutexGuard<'_, Work> {
-    work.lock().expect("nobody panics while holding the work")
+    work.lock().expect("the lock on the work is poisoned")
 }
 
 /// An error of the model with the place of the records in the data.

@@ -62,6 +62,6 @@ impl Progress {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics while holding the progress")
+        self.state.lock().expect("the lock on the progress is poisoned")
     }
 }

@@ -331,7 +331,7 @@ impl Session {
 
     fn ready(&self) -> Kind {
         let work = self.shared.work.lock();
-        let held = work.expect("nobody panics while holding the work").announce();
+        let held = work.expect("the lock on the work is poisoned").announce();
         let held = held.into_iter().map(|held| proto::HeldLease {
             lease: held.lease.0,
             epoch: held.epoch,

@@ -56,7 +56,7 @@ impl Open {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, OpenPush>> {
-        self.0.lock().expect("nobody panics while holding the open pushes")
+        self.0.lock().expect("the lock on the open pushes is poisoned")
     }
 }
 

@@ -79,10 +79,10 @@ pub struct WaitingFor(Arc<Mutex<Vec<WorkerId>>>);
 impl WaitingFor {
     #[must_use]
     pub fn peers(&self) -> Vec<WorkerId> {
-        self.0.lock().expect("nobody panics with the list in hand").clone()
+        self.0.lock().expect("the lock on the list is poisoned").clone()
     }
 
     pub(super) fn set(&self, peers: Vec<WorkerId>) {
-        *self.0.lock().expect("nobody panics with the list in hand") = peers;
+        *self.0.lock().expect("the lock on the list is poisoned") = peers;
     }
 }

@@ -80,7 +80,7 @@ impl Door {
     }
 
     pub(super) fn meeting(&self) -> MutexGuard<'_, Meeting> {
-        self.meeting.lock().expect("nobody panics with the meeting in hand")
+        self.meeting.lock().expect("the lock on the meeting is poisoned")
     }
 
     pub(super) fn arrive(&self, link: Link) {

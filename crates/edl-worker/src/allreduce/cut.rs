@@ -30,7 +30,7 @@ struct Spare(Mutex<Option<Vec<Snapshot>>>);
 
 impl Spare {
     fn lock(&self) -> MutexGuard<'_, Option<Vec<Snapshot>>> {
-        self.0.lock().expect("nobody panics while holding the copies")
+        self.0.lock().expect("the lock on the copies is poisoned")
     }
 }
 

@@ -90,7 +90,7 @@ impl Seat {
     }
 
     fn servers(&self) -> MutexGuard<'_, Option<servers::Abort>> {
-        self.servers.lock().expect("nobody panics while ending waits")
+        self.servers.lock().expect("the lock on the waits is poisoned")
     }
 
     /// The members that a blocked call waits for.
@@ -99,6 +99,6 @@ impl Seat {
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().expect("nobody panics while holding the seat")
+        self.held.lock().expect("the lock on the seat is poisoned")
     }
 }
