@@ -350,10 +350,7 @@ fn the_fields_of_a_data_set_are_found_in_its_records() {
         ("name", missing),
         ("several", "it is a list of 1 to 99 numbers"),
         ("sometimes", missing),
-        (
-            "words",
-            "the model needs one text or bytes value, the record has 2 pieces of raw bytes",
-        ),
+        ("words", "the model needs one text or bytes value, the record has 2 pieces of raw bytes"),
     ];
     let mut found = found;
     found.skipped.sort();
