@@ -215,7 +215,7 @@ mod tests {
         assert!(!history.sample(&status(&[(0, 7), (1, 8)]), 2.0));
         history.note(proto::Event {
             kind: "worker_killed".into(),
-            text: "worker-0 was killed (SIGKILL); its work is reassigned".into(),
+            text: "worker-0 was killed (SIGKILL); reassigning its work".into(),
             ..proto::Event::default()
         });
         assert!(history.sample(&status(&[(1, 8), (2, 9)]), 3.0));

@@ -386,8 +386,9 @@ impl Job {
         self.keep_holders();
         match cause {
             Cause::Left => self.note("worker_ended", format!("worker-{worker} {how}")),
-            Cause::Killed => self
-                .note("worker_killed", format!("worker-{worker} {how}; its work is reassigned")),
+            Cause::Killed => {
+                self.note("worker_killed", format!("worker-{worker} {how}; reassigning its work"))
+            }
             Cause::Crashed => {
                 self.note("worker_crashed", format!("worker-{worker} {how}; see its log"));
                 if let Some(suspect) = suspect {
@@ -418,7 +419,7 @@ impl Job {
             let gone = self.workers.remove(&worker).expect("just seen");
             if gone.is_connected {
                 let why = if is_silent(&gone) {
-                    format!("sent no heartbeat for {timeout:?}; its work is reassigned")
+                    format!("sent no heartbeat for {timeout:?}; reassigning its work")
                 } else {
                     format!("was not ready after {ready_timeout:?}; replacing it")
                 };
