@@ -300,9 +300,8 @@ impl Member {
         if ours != theirs {
             return Err(Error::OtherRun { ours: ours.to_string(), theirs: run });
         }
-        let spec = serde_json::from_str(&spec_json).map_err(|error| {
-            Error::Refused(format!("cannot parse its job description: {error}"))
-        })?;
+        let spec = serde_json::from_str(&spec_json)
+            .map_err(|error| Error::Refused(format!("invalid job description: {error}")))?;
         self.term = Term(term);
         let heartbeat = Duration::try_from_secs_f64(heartbeat_secs)
             .ok()
