@@ -141,7 +141,7 @@ def test_two_jobs_share_a_full_cluster_and_a_service_gets_its_room_back(
         first.succeeds().assert_exactly_once(12)
         until("the operator says so", lambda: "Succeeded" in first.conditions(), LIMIT)
         said = cluster.kubectl("get", "events", "--output", "custom-columns=M:.message")
-        assert "makes room for job" in said, said
+        assert "freeing capacity for job" in said, said
     finally:
         print(operator.log.read_text()[-3000:] if "SHOW" in os.environ else "")
         remove(tmp_path)

@@ -37,7 +37,7 @@ const run = async (browser) => {
     most = Math.max(most, asked.size);
   });
   for (const end of ["requestfinished", "requestfailed"]) page.on(end, (request) => asked.delete(request));
-  await page.locator("#more-jobs", { hasText: "there are no TrainingJobs" }).waitFor();
+  await page.locator("#more-jobs", { hasText: "no TrainingJobs found" }).waitFor();
 
   // Alone it gets what there is; the second takes its share; the third is larger than the cluster.
   await tell({ submit: "alone", spec: { min_workers: 1, max_workers: 7 } });
@@ -51,9 +51,9 @@ const run = async (browser) => {
   await tell({ wait: 300 });
   await page.locator(`${card("second")} .pill`, { hasText: "Running" }).waitFor();
   await page.waitForFunction(([selector, before]) => Number(document.querySelector(selector).textContent.split(" ")[0]) < before, [`${card("alone")} .size b`, before]);
-  await page.locator(`${card("large")} .why`, { hasText: "There is not enough CPU for its minimum" }).waitFor();
+  await page.locator(`${card("large")} .why`, { hasText: "Not enough CPU for its minimum" }).waitFor();
   await page.locator(`${card("large")} .pill`, { hasText: "Queued" }).waitFor();
-  await page.locator(`${card("alone")} .why`, { hasText: "Not more" }).waitFor();
+  await page.locator(`${card("alone")} .why`, { hasText: "Not scaling up" }).waitFor();
   await page.locator(`${card("alone")} .told`, { hasText: "42 %" }).waitFor();
   await page.locator(`${card("alone")} .told`, { hasText: "10m left" }).waitFor();
 

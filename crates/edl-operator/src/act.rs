@@ -110,7 +110,7 @@ fn decide(view: &JobView, observed: &Observed, plan: &Plan, deeds: &mut Vec<Deed
     };
     outcome.told = shall;
     if shall != view.told && outcome.why.is_empty() {
-        outcome.why = "no node takes the others".into();
+        outcome.why = "no node can run the remaining workers".into();
     }
     let tell = |reason, note: String| Deed::Tell(Told { is_warning: false, reason, note });
     let why = &outcome.why;
@@ -118,11 +118,11 @@ fn decide(view: &JobView, observed: &Observed, plan: &Plan, deeds: &mut Vec<Deed
         (0, 0) => deeds.extend(stop(view)),
         (0, n) => {
             deeds.extend(admit(view, n));
-            deeds.push(tell("Admitted", format!("starts with {}: {why}", workers(n))));
+            deeds.push(tell("Admitted", format!("starting with {}: {why}", workers(n))));
         }
         (_, 0) => {
             deeds.push(stop(view).unwrap_or(Deed::Stop { pods: Vec::new() }));
-            deeds.push(tell("Stopped", format!("gives all its workers back: {why}")));
+            deeds.push(tell("Stopped", format!("released all workers: {why}")));
         }
         (told, n) if told != n => {
             let leave = leaving(view, observed, change);

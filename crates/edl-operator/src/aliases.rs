@@ -56,20 +56,20 @@ pub fn translate(mut words: Words) -> Result<Translated, String> {
     if is_tolerant == Some(Value::Bool(false))
         && found.get("min_workers") != found.get("max_workers")
     {
-        return Err("max-instance must be equal to min-instance when fault_tolerant is false; \
-                    leave fault_tolerant out: jobs survive the loss of any process"
+        return Err("max-instance must equal min-instance when fault_tolerant is false; omit \
+                    fault_tolerant: jobs survive the loss of any process"
             .into());
     }
     if is_edl && words.remove("port").is_some() {
-        notes.push("port is not needed: the master's port is fixed inside a cluster".into());
+        notes.push("port is not needed: the master uses a fixed port in a cluster".into());
     }
     for word in NOT_NEEDED.iter().filter(|word| words.remove(**word).is_some()) {
-        notes.push(format!("{word} is not needed: servers have one port each"));
+        notes.push(format!("{word} is not needed: each server has one port"));
     }
     let etcd = [&trainer, &pserver, &master].iter().any(|role| role.contains_key("etcd-endpoint"));
     if etcd {
         notes.push(
-            "etcd-endpoint is not needed: a master keeps its state in the job's folder".into(),
+            "etcd-endpoint is not needed: the master keeps its state in the job directory".into(),
         );
     }
     of_volumes(&mut words, &mut found, &mut notes);
@@ -77,7 +77,7 @@ pub fn translate(mut words: Words) -> Result<Translated, String> {
     for word in ["HostNetwork", "host_network"] {
         if words.remove(word) == Some(Value::Bool(true)) {
             notes.push(format!(
-                "{word} is not carried over: patch the pods by cluster_spec_json if they need it"
+                "{word} was not converted: if the pods need it, patch them with cluster_spec_json"
             ));
         }
     }
@@ -92,7 +92,7 @@ fn role(words: &mut Words, name: &str) -> Result<Words, String> {
         None | Some(Value::Null) => Ok(Words::new()),
         Some(Value::Object(role)) => Ok(role),
         Some(Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => {
-            Err(format!("`{name}` must hold words such as min-instance and resources"))
+            Err(format!("`{name}` must be a map with fields such as min-instance and resources"))
         }
     }
 }
@@ -115,7 +115,7 @@ fn of_trainer(trainer: &Words, found: &mut Words, notes: &mut Vec<String>) -> Re
         };
         found.insert("job_command".into(), command.into());
         notes.push(
-            "the entrypoint is started as a worker: its training loop must call elasticdl.init()"
+            "the entrypoint runs as a worker: its training loop must call elasticdl.init()"
                 .into(),
         );
     }
@@ -166,7 +166,7 @@ fn amount((name, amount): (&String, &Value)) -> Result<String, String> {
         Value::String(text) => Ok(format!("{name}={text}")),
         Value::Number(number) => Ok(format!("{name}={number}")),
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => {
-            Err(format!("`{name}` must be an amount such as 500m or 4Gi"))
+            Err(format!("`{name}` must be a quantity such as 500m or 4Gi"))
         }
     }
 }
@@ -194,8 +194,8 @@ fn of_volumes(words: &mut Words, found: &mut Words, notes: &mut Vec<String>) {
                 parts.push(format!("{source},mount_path={path}{sub_path}"));
             }
             None => notes.push(format!(
-                "volume `{name}` is not carried over: only claims and host paths are; patch the \
-                 pods by cluster_spec_json for others"
+                "volume `{name}` was not converted: only claims and host paths are supported; for \
+                 others, patch the pods with cluster_spec_json"
             )),
         }
     }
@@ -280,12 +280,12 @@ mod tests {
                 volume: "host_path=/data,mount_path=/data"
                 worker_resource_limit: "gpu=1,cpu=200m,memory=200Mi"
                 worker_resource_request: "cpu=200m,memory=200Mi,gpu=1"
-                # the entrypoint is started as a worker: its training loop must call elasticdl.init()
+                # the entrypoint runs as a worker: its training loop must call elasticdl.init()
                 # pserver.max-instance is not used: the number of servers is fixed while a job runs
-                # port is not needed: the master's port is fixed inside a cluster
-                # ports_num is not needed: servers have one port each
-                # ports_num_for_sparse is not needed: servers have one port each
-                # volume `e` is not carried over: only claims and host paths are; patch the pods by cluster_spec_json for others
+                # port is not needed: the master uses a fixed port in a cluster
+                # ports_num is not needed: each server has one port
+                # ports_num_for_sparse is not needed: each server has one port
+                # volume `e` was not converted: only claims and host paths are supported; for others, patch the pods with cluster_spec_json
             "#]],
         );
     }
@@ -295,16 +295,16 @@ mod tests {
         check(
             json!({"fault_tolerant": false, "trainer": {"min-instance": 2, "max-instance": 6}}),
             &expect![
-                "max-instance must be equal to min-instance when fault_tolerant is false; leave fault_tolerant out: jobs survive the loss of any process"
+                "max-instance must equal min-instance when fault_tolerant is false; omit fault_tolerant: jobs survive the loss of any process"
             ],
         );
         check(
             json!({"trainer": 3}),
-            &expect!["`trainer` must hold words such as min-instance and resources"],
+            &expect!["`trainer` must be a map with fields such as min-instance and resources"],
         );
         check(
             json!({"trainer": {"resources": {"requests": {"cpu": []}}}}),
-            &expect!["`cpu` must be an amount such as 500m or 4Gi"],
+            &expect!["`cpu` must be a quantity such as 500m or 4Gi"],
         );
     }
 }

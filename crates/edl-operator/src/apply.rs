@@ -51,11 +51,11 @@ pub struct Promise {
 pub enum Error {
     #[error("cannot {verb} {what}")]
     Call { verb: &'static str, what: String, source: Box<kube::Error> },
-    #[error("cannot {verb} {what}: no answer within {} s", CALL_LIMIT.as_secs())]
+    #[error("cannot {verb} {what}: no response within {} s", CALL_LIMIT.as_secs())]
     Late { verb: &'static str, what: String },
-    #[error("the objects of the job cannot be made: {0}")]
+    #[error("cannot create the job's objects: {0}")]
     Invalid(String),
-    #[error("the job's key cannot be made: {0}")]
+    #[error("cannot create the job's key: {0}")]
     Key(String),
 }
 
@@ -127,7 +127,7 @@ impl Hands {
         let params =
             PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
         let call = api.patch(&name, &params, &patch);
-        let map = within("write the notes of", what("configmap", job, &name), call).await?;
+        let map = within("annotate", what("configmap", job, &name), call).await?;
         let version = map.resource_version().unwrap_or_default();
         Ok(Promise { namespace: job.namespace.clone(), name, version })
     }
@@ -142,7 +142,7 @@ impl Hands {
         }));
         let params = PatchParams::apply(FIELD_MANAGER).force();
         let call = api.patch_status(&job.name, &params, &patch);
-        within("write the status of", what("trainingjob", job, &job.name), call).await.map(drop)
+        within("update the status of", what("trainingjob", job, &job.name), call).await.map(drop)
     }
 
     async fn tell(&self, job: &Target, told: &Told) -> Result<(), Error> {

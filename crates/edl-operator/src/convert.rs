@@ -31,7 +31,7 @@ pub fn convert(text: &str) -> Result<String, String> {
     let job = json!({
         "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": words,
     });
-    notes.extend(trouble(&job).map(|trouble| format!("not accepted as it is: {trouble}")));
+    notes.extend(trouble(&job).map(|trouble| format!("not accepted as is: {trouble}")));
     let body = yaml::write(&job).map_err(|error| error.to_string())?;
     let notes = notes.iter().map(|note| format!("# {note}\n"));
     let head =
@@ -92,11 +92,11 @@ spec:
     fn the_tutorial_of_edl_becomes_a_job_of_ours() {
         expect![[r##"
             # example, converted from paddlepaddle.org/v1
-            # the entrypoint is started as a worker: its training loop must call elasticdl.init()
-            # port is not needed: the master's port is fixed inside a cluster
-            # ports_num is not needed: servers have one port each
-            # ports_num_for_sparse is not needed: servers have one port each
-            # not accepted as it is: the job's pods share no storage, so what one trains no other could go on with; give some by --volume, e.g. "claim_name=CLAIM,mount_path=/data"
+            # the entrypoint runs as a worker: its training loop must call elasticdl.init()
+            # port is not needed: the master uses a fixed port in a cluster
+            # ports_num is not needed: each server has one port
+            # ports_num_for_sparse is not needed: each server has one port
+            # not accepted as is: the job's pods share no storage, so what one trains no other could go on with; give some by --volume, e.g. "claim_name=CLAIM,mount_path=/data"
             apiVersion: elasticdl.org/v1
             kind: TrainingJob
             metadata:

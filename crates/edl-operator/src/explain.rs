@@ -21,7 +21,7 @@ pub fn table(observed: &Observed, plan: &Plan) -> String {
         rows.push([view.title(), workers(view, plan), min, max, why(view, observed, plan)]);
     }
     if rows.len() == 1 {
-        return "there are no TrainingJobs\n".into();
+        return "no TrainingJobs found\n".into();
     }
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths = [0, 1, 2, 3].map(|column| width(column).unwrap_or(0));
@@ -54,9 +54,9 @@ pub(crate) fn planned(view: &JobView, plan: &Plan) -> u32 {
 /// What a plan says of a job: why it changes, why it waits, how it ended.
 pub(crate) fn why(view: &JobView, observed: &Observed, plan: &Plan) -> String {
     match &view.stage {
-        Stage::Succeeded => return "it has succeeded".into(),
+        Stage::Succeeded => return "succeeded".into(),
         Stage::Failed(_, why) => return why.clone(),
-        Stage::Deleted => return "it is being deleted".into(),
+        Stage::Deleted => return "being deleted".into(),
         Stage::Live => {}
     }
     let mut told = Vec::new();
@@ -83,10 +83,10 @@ pub fn job(observed: &Observed, plan: &Plan, name: &str) -> Option<String> {
         let _infallible = write!(text, ": {min} to {max} workers");
     }
     let (told, runs, planned) = (view.told, view.running.worker, planned(view, plan));
-    let _infallible = writeln!(text, "\n  it has {told} workers, of which {runs} run");
+    let _infallible = writeln!(text, "\n  workers: {told} assigned, {runs} running");
     let why = why(view, observed, plan);
     if planned != told {
-        let _infallible = writeln!(text, "  it gets {planned}: {why}");
+        let _infallible = writeln!(text, "  scaling to {planned}: {why}");
     } else if !why.is_empty() {
         let _infallible = writeln!(text, "  {why}");
     }
@@ -123,13 +123,13 @@ mod tests {
         let (observed, plan, _) = world.plan();
         expect![[r#"
             JOB          WORKERS  MIN  MAX  WHY
-            default/a    4 → 3    1    6    it makes room for job `default/new` to start
-            default/bad  0                  there is no queue `nowhere`; choose another, or add it to `elasticdl-queues`
-            default/big  0        9    9    there is not enough CPU for its minimum
-            default/new  0 → 1    1    2    its minimum fits
+            default/a    4 → 3    1    6    freeing capacity for job `default/new` to start
+            default/bad  0                  queue `nowhere` not found; choose another, or add it to `elasticdl-queues`
+            default/big  0        9    9    not enough CPU for its minimum
+            default/new  0 → 1    1    2    enough free capacity for its minimum
         "#]].assert_eq(&table(&observed, &plan));
         let (observed, plan, _) = World::new(&[], &[]).plan();
-        assert_eq!(table(&observed, &plan), "there are no TrainingJobs\n");
+        assert_eq!(table(&observed, &plan), "no TrainingJobs found\n");
     }
 
     #[test]
@@ -139,14 +139,14 @@ mod tests {
         let told = ["a", "default/bad", "big"].map(|name| job(&observed, &plan, name).unwrap());
         expect![[r#"
             job `default/a`: 1 to 6 workers
-              it has 4 workers, of which 4 run
-              not more: the cluster's CPU is filled to the 97 % that it may be
+              workers: 4 assigned, 4 running
+              not scaling up: cluster CPU is at the 97 % load limit
             job `default/bad`
-              it has 0 workers, of which 0 run
-              there is no queue `nowhere`; choose another, or add it to `elasticdl-queues`
+              workers: 0 assigned, 0 running
+              queue `nowhere` not found; choose another, or add it to `elasticdl-queues`
             job `default/big`: 9 to 9 workers
-              it has 0 workers, of which 0 run
-              there is not enough CPU for its minimum
+              workers: 0 assigned, 0 running
+              not enough CPU for its minimum
         "#]]
         .assert_eq(&told.join(""));
         assert_eq!(job(&observed, &plan, "other"), None);

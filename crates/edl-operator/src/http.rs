@@ -48,14 +48,14 @@ pub fn router(metrics: Metrics, window: Window) -> Router {
 pub async fn serve(listener: TcpListener, router: Router, shutdown: CancellationToken) {
     let stopped = async move { shutdown.cancelled().await };
     if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
-        tracing::warn!(%error, "the page and metrics cannot be served any more");
+        tracing::warn!(%error, "stopped serving the page and metrics");
     }
 }
 
 /// The whole cluster as JSON. Who has it already is told so, and gets it no second time.
 async fn cluster(State(doors): State<Doors>, headers: HeaderMap) -> Response {
     let Some(text) = doors.window.text().await else {
-        let why = "the cluster cannot be shown now; the operator's log says why\n";
+        let why = "cluster state is unavailable; see the operator's log\n";
         return (StatusCode::INTERNAL_SERVER_ERROR, why).into_response();
     };
     let tag = format!("\"{}-{}\"", doors.started_nanos, text.version);

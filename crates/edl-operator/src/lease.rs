@@ -102,7 +102,7 @@ pub async fn hold(
         }
         let is_leader = renewed.is_some_and(|at| at.elapsed() < GIVE_UP_AFTER);
         if leads.send_replace(is_leader) != is_leader {
-            tracing::info!(me, "{}", if is_leader { "leads" } else { "stands by" });
+            tracing::info!(me, "{}", if is_leader { "leads" } else { "standing by" });
         }
         tokio::select! {
             () = shutdown.cancelled() => {}
@@ -153,7 +153,7 @@ async fn give_back(api: &Api<Lease>, me: &str) -> Result<(), Error> {
     }
     spec.holder_identity = Some(String::new());
     let params = PostParams::default();
-    within("give back", what(), api.replace(NAME, &params, &lease)).await.map(drop)
+    within("release", what(), api.replace(NAME, &params, &lease)).await.map(drop)
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub struct File {
 /// The definition alone.
 #[must_use]
 pub fn definition() -> String {
-    document("What a TrainingJob is: `kubectl explain trainingjob.spec`.", &[crd::definition()])
+    document("The TrainingJob type: see `kubectl explain trainingjob.spec`.", &[crd::definition()])
 }
 
 /// All files, in the order of their names, in which `kubectl apply -f FOLDER` applies them: the
@@ -39,11 +39,11 @@ pub fn files(namespace: &str, image: &str) -> Vec<File> {
     ]
 }
 
-const RBAC: &str = "What the operator may do: exactly what it does. It makes Secrets for its jobs \
-                    and reads none.\n# The pods of jobs have rights of their own: see \
+const RBAC: &str = "The operator's permissions: only what it uses. It creates Secrets for its jobs \
+                    and reads none.\n# The pods of jobs have separate permissions: see \
                     manifests/elasticdl-rbac.yaml.";
 
-const DEPLOYMENT: &str = "The operator. Several replicas are safe: one acts, the others stand by.";
+const DEPLOYMENT: &str = "The operator. Replicas are safe to add: one is active, the others wait.";
 
 fn rights(namespace: &str) -> Vec<Value> {
     let rule = |group: &str, resources: &[&str], verbs: &[&str]| {

@@ -306,11 +306,11 @@ mod tests {
             assert_eq!(a[word], value, "{word} of {a:#}");
         }
         let more = a["not_more"].as_str().unwrap();
-        assert!(more.contains("CPU is filled to the 97 %"), "{more}");
+        assert!(more.contains("CPU is at the 97 % load limit"), "{more}");
         let (bad, big) = (row(&seen, "bad"), row(&seen, "big"));
-        assert!(bad["why"].as_str().unwrap().contains("there is no queue `nowhere`"), "{bad:#}");
+        assert!(bad["why"].as_str().unwrap().contains("queue `nowhere` not found"), "{bad:#}");
         assert_eq!((&bad["state"], &bad["not_more"]), (&json!("Queued"), &Value::Null));
-        assert_eq!(big["why"], "there is not enough CPU for its minimum");
+        assert_eq!(big["why"], "not enough CPU for its minimum");
         assert_eq!(seen["nodes"]["ready"], 1);
         assert_eq!(seen["total"]["cpu_milli"], 4500);
         assert_eq!(seen["of_jobs"]["cpu_milli"], 4100);
@@ -322,7 +322,7 @@ mod tests {
         let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
         world.round();
         let seen = overview(&mut world);
-        assert_eq!(row(&seen, "a")["why"], "0 workers run, it needs 2");
+        assert_eq!(row(&seen, "a")["why"], "0 of 2 required workers running");
         world.settle();
         assert_eq!(row(&overview(&mut world), "a")["why"], "");
         world.edit("a", "minibatch_size", json!(77));

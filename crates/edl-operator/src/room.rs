@@ -63,28 +63,23 @@ impl<'a> Room<'a> {
         let (_, max) = view.limits()?;
         let job = self.job(view.id).filter(|_| planned > 0)?;
         if planned >= max {
-            return Some("it is at its maximum".into());
+            return Some("at its maximum".into());
         }
         let shape = job.roles.worker.shape;
         let asked = self.sums.of_jobs + self.sums.of_others;
         let may_be = self.sums.total.permille(self.options.max_load_permille);
         if let Some(kind) = (asked + shape).lacks(may_be) {
             let percent = f64::from(self.options.max_load_permille) / 10.0;
-            return Some(format!(
-                "not more: the cluster's {kind} is filled to the {percent} % that it may be"
-            ));
+            return Some(format!("not scaling up: cluster {kind} is at the {percent} % load limit"));
         }
         if let Some(why) = self.queue_is_full(job.queue, shape) {
             return Some(why);
         }
         if !self.fits(job, shape) {
-            return Some(format!("not more: no node has room for a worker ({shape})"));
+            return Some(format!("not scaling up: no node can fit another worker ({shape})"));
         }
         let secs = self.options.freeze.as_secs();
-        Some(format!(
-            "not more yet: a job grows in steps, and is left alone for {secs} s after it was \
-             resized"
-        ))
+        Some(format!("not scaling up yet: jobs grow in steps, and wait {secs} s after a resize"))
     }
 
     fn job(&self, id: JobId) -> Option<&Job> {
@@ -97,7 +92,7 @@ impl<'a> Room<'a> {
         let used = self.sums.by_queue.get(&id).copied().unwrap_or_default();
         let kind = (used + shape).lacks(may_use)?;
         let name = self.names.queues.get(&id).cloned().unwrap_or_default();
-        Some(format!("not more: queue `{name}` has used the {kind} that it may"))
+        Some(format!("not scaling up: {kind} quota of queue `{name}` exhausted"))
     }
 
     fn fits(&self, job: &Job, shape: Resources) -> bool {

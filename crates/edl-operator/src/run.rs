@@ -60,7 +60,7 @@ pub struct Config {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("no cluster can be found: {0}")]
+    #[error("no cluster found: {0}")]
     NoCluster(String),
     #[error(transparent)]
     Call(#[from] crate::apply::Error),
@@ -123,7 +123,7 @@ pub fn run(
         }
         let ended = async { while ending.join_next().await.is_some() {} };
         if tokio::time::timeout(GRACE, ended).await.is_err() {
-            tracing::warn!("the operator ends before all its tasks have");
+            tracing::warn!("operator is exiting before all its tasks have finished");
         }
     })
 }

@@ -100,17 +100,20 @@ mod tests {
             services: [(ServiceId(0), "web/nginx".into())].into(),
         };
         let table = [
-            (Reason::MakesRoomForJob(JobId(3)), "it makes room for job `default/mnist` to start"),
-            (Reason::MakesRoomForService(ServiceId(0)), "it makes room for service `web/nginx`"),
-            (Reason::AboveQuota(QueueId(2)), "queue `research` uses more than it may"),
-            (Reason::NodeLeaves(NodeId(1)), "node `n1` is going away"),
-            (Reason::Preempted { by: JobId(7) }, "job 7 has a higher priority"),
-            (Reason::FreeRoom, "there is free room"),
+            (
+                Reason::MakesRoomForJob(JobId(3)),
+                "freeing capacity for job `default/mnist` to start",
+            ),
+            (Reason::MakesRoomForService(ServiceId(0)), "freeing capacity for service `web/nginx`"),
+            (Reason::AboveQuota(QueueId(2)), "queue `research` exceeds its quota"),
+            (Reason::NodeLeaves(NodeId(1)), "node `n1` is being removed"),
+            (Reason::Preempted { by: JobId(7) }, "preempted by job 7, which has a higher priority"),
+            (Reason::FreeRoom, "free capacity available"),
         ];
         for (reason, expected) in table {
             assert_eq!(names.reason(reason), expected);
         }
         let told = names.waiting(Waiting::Behind(JobId(3)));
-        assert_eq!(told, "job `default/mnist` has waited longer and comes first");
+        assert_eq!(told, "job `default/mnist` has waited longer and goes first");
     }
 }

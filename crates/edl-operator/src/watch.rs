@@ -144,7 +144,7 @@ fn hint<K: Resource<DynamicType = ()>>(error: &watcher::Error) -> &'static str {
         watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => false,
     };
     match is_unknown && K::plural(&()) == PLURAL {
-        true => "; `elasticdl operator crd | kubectl apply -f -` makes them known",
+        true => "; install the CRD with `elasticdl operator crd | kubectl apply -f -`",
         false => "",
     }
 }

@@ -62,7 +62,7 @@ impl From<Invalid> for Trouble {
 /// What a TrainingJob describes.
 pub fn read(job: &TrainingJob) -> Result<Described, Trouble> {
     let Value::Object(words) = job.spec.clone() else {
-        return Err(Trouble::invalid("spec must hold the words of a job, e.g. image_name"));
+        return Err(Trouble::invalid("spec must be a map of job fields, e.g. image_name"));
     };
     let mut words = aliases::translate(words).map_err(Trouble::invalid)?.words;
     let queue = queue(words.remove("queue"))?;
@@ -144,7 +144,7 @@ fn settled(mut words: Map<String, Value>) -> Result<(JobSpec, Said), Trouble> {
         }
     }
     let spec = serde_json::from_value(Value::Object(words))
-        .map_err(|error| Trouble::invalid(format!("the job description does not fit: {error}")))?;
+        .map_err(|error| Trouble::invalid(format!("invalid job description: {error}")))?;
     Ok((spec, said))
 }
 
@@ -159,7 +159,7 @@ fn limits(spec: &mut JobSpec, said: Said) -> Result<(u32, u32), Trouble> {
     };
     if min > max {
         return Err(Trouble::invalid(format!(
-            "min_workers={min} is above the maximum of {max}; lower it, or raise max_workers"
+            "min_workers={min} exceeds the maximum of {max}; lower it, or raise max_workers"
         )));
     }
     // Before `max_workers` is dropped below, it says how many lanes there are.
@@ -181,7 +181,7 @@ fn check_place(words: &Map<String, Value>, job: &TrainingJob) -> Result<(), Trou
         let said = words.get(word).and_then(Value::as_str).unwrap_or_default();
         if !said.is_empty() && said != object {
             return Err(Trouble::invalid(format!(
-                "{word}=`{said}` differs from the TrainingJob's, which is `{object}`; leave it out"
+                "{word}=`{said}` differs from the TrainingJob's `{object}`; omit it"
             )));
         }
     }
@@ -200,7 +200,7 @@ fn queue(word: Option<Value>) -> Result<String, Trouble> {
 }
 
 fn priority(word: Option<Value>) -> Result<Priority, Trouble> {
-    let invalid = || Trouble::invalid("priority must be a whole number or a PriorityClass");
+    let invalid = || Trouble::invalid("priority must be an integer or the name of a PriorityClass");
     match word {
         None | Some(Value::Null) => Ok(Priority::Number(0)),
         Some(Value::Number(number)) => {
@@ -289,21 +289,18 @@ mod tests {
     #[test]
     fn bad_words_are_refused_with_a_sentence() {
         let table = [
-            (
-                json!({"min_workers": 4, "max_workers": 2}),
-                "min_workers=4 is above the maximum of 2",
-            ),
+            (json!({"min_workers": 4, "max_workers": 2}), "min_workers=4 exceeds the maximum of 2"),
             (json!({"min_workers": 0}), "min_workers must be at least 1"),
             (json!({"num_workers": -1}), "num_workers must be at least 1"),
-            (json!({"num_epochs": -1}), "does not fit"),
+            (json!({"num_epochs": -1}), "invalid job description"),
             (json!({"num_worker": 1}), "unknown field `num_worker`"),
             (json!({"volume": ""}), "share no storage"),
             (json!({"job_name": "b"}), "job_name=`b` differs"),
             (json!({"namespace": "m"}), "namespace=`m` differs"),
             (json!({"worker_resource_request": "cpu=lots"}), "--worker_resource_request"),
-            (json!({"priority": 1.5}), "whole number"),
+            (json!({"priority": 1.5}), "must be an integer"),
             (json!({"queue": 3}), "name of a queue"),
-            (json!({"trainer": []}), "`trainer` must hold words"),
+            (json!({"trainer": []}), "`trainer` must be a map"),
             (json!({"cluster_spec_json": "{\"pods\": 1}"}), "--cluster_spec"),
         ];
         for (words, expected) in table {

@@ -132,31 +132,31 @@ impl Plan {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Starts => f.write_str("its minimum fits"),
-            Self::StartsWhole => f.write_str("it fits"),
-            Self::FreeRoom => f.write_str("there is free room"),
+            Self::Starts => f.write_str("enough free capacity for its minimum"),
+            Self::StartsWhole => f.write_str("enough free capacity for all its workers"),
+            Self::FreeRoom => f.write_str("free capacity available"),
             Self::BelowFairShare { from } => {
-                write!(f, "it has less than its fair share and {from} has more")
+                write!(f, "below its fair share while {from} is above")
             }
             Self::AboveFairShare { to } => {
-                write!(f, "it has more than its fair share and {to} has less")
+                write!(f, "above its fair share while {to} is below")
             }
-            Self::MakesRoomForJob(job) => write!(f, "it makes room for {job} to start"),
-            Self::MakesRoomForService(service) => write!(f, "it makes room for {service}"),
-            Self::Preempted { by } => write!(f, "{by} has a higher priority"),
-            Self::HigherPriority { than } => write!(f, "it has a higher priority than {than}"),
-            Self::AboveLoad => f.write_str("the cluster is fuller than it may be"),
-            Self::AboveQuota(queue) => write!(f, "{queue} uses more than it may"),
-            Self::AboveMaximum => f.write_str("it has more than its maximum"),
-            Self::Incomplete => f.write_str("it has lost pods and has less than its minimum"),
-            Self::NodeLeaves(node) => write!(f, "{node} is going away"),
+            Self::MakesRoomForJob(job) => write!(f, "freeing capacity for {job} to start"),
+            Self::MakesRoomForService(service) => write!(f, "freeing capacity for {service}"),
+            Self::Preempted { by } => write!(f, "preempted by {by}, which has a higher priority"),
+            Self::HigherPriority { than } => write!(f, "higher priority than {than}"),
+            Self::AboveLoad => f.write_str("cluster load is above its limit"),
+            Self::AboveQuota(queue) => write!(f, "{queue} exceeds its quota"),
+            Self::AboveMaximum => f.write_str("above its maximum"),
+            Self::Incomplete => f.write_str("lost pods and fell below its minimum"),
+            Self::NodeLeaves(node) => write!(f, "{node} is being removed"),
             Self::Faulty(fault) => fault.fmt(f),
-            Self::LargestGain => f.write_str("a worker more helps it most"),
-            Self::SmallestLoss => f.write_str("its workers help other jobs more"),
-            Self::LessServedFirst => f.write_str("jobs that had less go first"),
-            Self::LeastFulfilled => f.write_str("it is the least fulfilled"),
-            Self::MostFulfilled => f.write_str("it is the most fulfilled"),
-            Self::ServersFollow => f.write_str("its servers keep step with its workers"),
+            Self::LargestGain => f.write_str("gains most from another worker"),
+            Self::SmallestLoss => f.write_str("other jobs gain more from its workers"),
+            Self::LessServedFirst => f.write_str("jobs with less accumulated GPU time go first"),
+            Self::LeastFulfilled => f.write_str("furthest below its maximum"),
+            Self::MostFulfilled => f.write_str("closest to its maximum"),
+            Self::ServersFollow => f.write_str("parameter servers scale with the workers"),
         }
     }
 }
@@ -166,14 +166,14 @@ impl fmt::Display for Waiting {
         match self {
             Self::Faulty(fault) => fault.fmt(f),
             Self::NeverFits(kind) => {
-                write!(f, "no node has as much {kind} as one of its pods asks for")
+                write!(f, "no node has enough {kind} for one of its pods")
             }
-            Self::NoRoom(kind) => write!(f, "there is not enough {kind} for its minimum"),
-            Self::Fragmented => f.write_str("what is free is scattered over too many nodes"),
-            Self::QuotaUsed(queue) => write!(f, "{queue} has used what it may"),
-            Self::Behind(job) => write!(f, "{job} has waited longer and comes first"),
-            Self::Outranked => f.write_str("other jobs come first"),
-            Self::LeftToKubernetes => f.write_str("Kubernetes has not placed its pods"),
+            Self::NoRoom(kind) => write!(f, "not enough {kind} for its minimum"),
+            Self::Fragmented => f.write_str("free capacity is spread over too many nodes"),
+            Self::QuotaUsed(queue) => write!(f, "quota of {queue} exhausted"),
+            Self::Behind(job) => write!(f, "{job} has waited longer and goes first"),
+            Self::Outranked => f.write_str("other jobs go first"),
+            Self::LeftToKubernetes => f.write_str("waiting for Kubernetes to schedule its pods"),
         }
     }
 }

@@ -353,11 +353,11 @@ impl Job {
 /// Why a job cannot be planned at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Fault {
-    #[error("a minimum is above its maximum: lower it")]
+    #[error("minimum exceeds maximum; lower the minimum")]
     MinAboveMax,
-    #[error("the minimum number of workers is 0: it must be at least 1")]
+    #[error("minimum number of workers is 0; it must be at least 1")]
     NoWorkers,
-    #[error("a worker asks for no resources: say what it needs")]
+    #[error("workers request no resources; set their resource requests")]
     AsksForNothing,
 }
 

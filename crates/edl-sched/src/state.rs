@@ -162,7 +162,7 @@ impl fmt::Display for Policy {
 
 /// A policy that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no policy is called `{0}`")]
+#[error("unknown policy `{0}`")]
 pub struct UnknownPolicy(String);
 
 impl FromStr for Policy {

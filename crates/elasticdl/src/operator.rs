@@ -112,7 +112,7 @@ mod tests {
             (0.0, "edl", "--max_load_desired=0 must be above 0"),
             (1.5, "edl", "at most 1"),
             (f64::NAN, "edl", "--max_load_desired"),
-            (0.9, "best", "no policy is called `best`; there are off, fifo"),
+            (0.9, "best", "unknown policy `best`; there are off, fifo"),
         ] {
             let told = options(&flags(load, policy)).unwrap_err().to_string();
             assert!(told.contains(why), "{told}");

@@ -207,7 +207,7 @@ mod tests {
         assert!(refused(&args(&["edl-case1"])).contains("did you mean `edl-case-1`?"));
         assert!(refused(&args(&["adaptdl-1"])).contains("by --data"));
         let other = SimulateArgs { policy: "best".into(), ..args(&["edl-case-1"]) };
-        assert!(refused(&other).contains("no policy is called `best`; there are off, fifo"));
+        assert!(refused(&other).contains("unknown policy `best`; there are off, fifo"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mine.yaml");
         let said = |text: &str| {
@@ -219,11 +219,11 @@ mod tests {
                 "nodes: [{{cpu: 4}}]\njobs: [{{name: a, worker: {{cpu: 1}}, {words}}}]\n"
             ))
         };
-        assert!(job("workers: 4-2, work: 1h").contains("job `a`: a minimum is above its maximum"));
-        assert!(job("workers: 1-2").contains("say when the play ends by `end`"));
-        assert!(job("workers: 1-2, work: soon").contains("`soon` is no time, e.g. 90s"));
-        assert!(job("workers: 1-2, work: 1h, queue: x").contains("there is no queue `x`"));
+        assert!(job("workers: 4-2, work: 1h").contains("job `a`: minimum exceeds maximum"));
+        assert!(job("workers: 1-2").contains("set the end of the simulation with `end`"));
+        assert!(job("workers: 1-2, work: soon").contains("invalid duration `soon`; use e.g. 90s"));
+        assert!(job("workers: 1-2, work: 1h, queue: x").contains("queue `x` not found"));
         assert!(job("workers: 1-2, wrk: 1h").contains("wrk"));
-        assert!(said("nodes: []\njobs: []\n").contains("there are no `nodes`"));
+        assert!(said("nodes: []\njobs: []\n").contains("`nodes` is empty"));
     }
 }

@@ -63,7 +63,7 @@ fn condition(
         Kind::Running => running(view, outcome),
         Kind::Resizing => resizing(view, before, outcome),
         Kind::Succeeded => match view.stage {
-            Stage::Succeeded => yes("Done", "it has trained everything"),
+            Stage::Succeeded => yes("Done", "training completed"),
             Stage::Live | Stage::Deleted | Stage::Failed(..) => no("NotYet", ""),
         },
         Kind::Failed => match &view.stage {
@@ -93,7 +93,7 @@ fn queued(view: &JobView, outcome: &Outcome) -> Said {
         (Some(trouble), _) => yes(trouble.reason, &trouble.message),
         (None, Some((word, sentence))) => yes(word, sentence),
         (None, None) if !outcome.why.is_empty() => yes("Stopped", &outcome.why),
-        (None, None) => yes("Waiting", "it is not its turn yet"),
+        (None, None) => yes("Waiting", "waiting for its turn"),
     }
 }
 
@@ -105,13 +105,16 @@ fn admitted(view: &JobView, before: &Status, outcome: &Outcome) -> Said {
         return no("Queued", "");
     }
     if let Some(trouble) = view.trouble.as_ref().filter(|_| view.told > 0) {
-        let message = format!("{}; until then it goes on as it was started", trouble.message);
+        let message = format!(
+            "{}; until this is fixed, the job keeps running with its original settings",
+            trouble.message
+        );
         return yes(trouble.reason, &message);
     }
     if let Some(word) = &view.edited {
         let message = format!(
-            "`{word}` was changed, which a running job does not follow: only min_workers, \
-             max_workers, queue and priority can change; submit it anew for the others"
+            "`{word}` cannot change while the job runs: only min_workers, max_workers, queue and \
+             priority can; submit a new job to change it"
         );
         return yes(SPEC_CHANGED, &message);
     }
@@ -144,7 +147,7 @@ fn running(view: &JobView, outcome: &Outcome) -> Said {
     }
     let (has, min) = (view.running.worker, view.limits().map_or(1, |(min, _)| min));
     let waits = outcome.waiting.as_ref().map_or(String::new(), |(_, why)| format!(": {why}"));
-    no("Starting", &format!("{has} workers run, it needs {min}{waits}"))
+    no("Starting", &format!("{has} of {min} required workers running{waits}"))
 }
 
 fn resizing(view: &JobView, before: &Status, outcome: &Outcome) -> Said {
@@ -157,12 +160,15 @@ fn resizing(view: &JobView, before: &Status, outcome: &Outcome) -> Said {
     match old {
         // Why is known in the moment of the plan alone.
         Some(old) => yes(reason, &old.message),
-        None => yes(reason, &format!("to {} workers: {}", outcome.told, because(&outcome.why))),
+        None => {
+            let (size, why) = (super::workers(outcome.told), because(&outcome.why));
+            yes(reason, &format!("to {size}: {why}"))
+        }
     }
 }
 
 fn because(why: &str) -> &str {
-    if why.is_empty() { "its pods come and go" } else { why }
+    if why.is_empty() { "pods are starting or stopping" } else { why }
 }
 
 /// What is worth an event: that a job cannot be planned, that it waits, and how it ended.

@@ -33,8 +33,8 @@ fn a_job_starts_at_its_minimum_and_grows_into_free_room() {
         &world.round(),
         &expect![[r#"
         a: admit with 4
-        a: - Admitted: starts with 4 workers: its minimum fits; there is free room
-        a: 0 of 4, Admitted(Planned: its minimum fits; there is free room)
+        a: - Admitted: starting with 4 workers: enough free capacity for its minimum; free capacity available
+        a: 0 of 4, Admitted(Planned: enough free capacity for its minimum; free capacity available)
     "#]],
     );
     check(&world.round(), &expect![[r#""#]]);
@@ -42,7 +42,7 @@ fn a_job_starts_at_its_minimum_and_grows_into_free_room() {
     check(
         &world.round(),
         &expect![[r#"
-        a: 4 of 4, Admitted(Planned: its minimum fits; there is free room), Running(HasItsMinimum: )
+        a: 4 of 4, Admitted(Planned: enough free capacity for its minimum; free capacity available), Running(HasItsMinimum: )
     "#]],
     );
     calm(&mut world);
@@ -61,19 +61,19 @@ fn a_second_job_starts_on_what_the_first_gives_up_and_gets_it_back() {
         &world.round(),
         &expect![[r#"
         a: resize to 2, leave [2, 3]
-        a: - Resized: 4 → 2 workers: it makes room for job `default/b` to start; it has more than its fair share and job `default/b` has less
-        a: 4 of 2, Admitted(Planned: its minimum fits; there is free room), Running(HasItsMinimum: ), Resizing(Shrinking: to 2 workers: it makes room for job `default/b` to start; it has more than its fair share and job `default/b` has less)
+        a: - Resized: 4 → 2 workers: freeing capacity for job `default/b` to start; above its fair share while job `default/b` is below
+        a: 4 of 2, Admitted(Planned: enough free capacity for its minimum; free capacity available), Running(HasItsMinimum: ), Resizing(Shrinking: to 2 workers: freeing capacity for job `default/b` to start; above its fair share while job `default/b` is below)
         b: admit with 2
-        b: - Admitted: starts with 2 workers: its minimum fits; it has less than its fair share and job `default/a` has more
-        b: 0 of 2, Admitted(Planned: its minimum fits; it has less than its fair share and job `default/a` has more)
+        b: - Admitted: starting with 2 workers: enough free capacity for its minimum; below its fair share while job `default/a` is above
+        b: 0 of 2, Admitted(Planned: enough free capacity for its minimum; below its fair share while job `default/a` is above)
     "#]],
     );
     world.settle();
     check(
         &world.round(),
         &expect![[r#"
-        a: 2 of 2, Admitted(Planned: its minimum fits; there is free room), Running(HasItsMinimum: )
-        b: 2 of 2, Admitted(Planned: its minimum fits; it has less than its fair share and job `default/a` has more), Running(HasItsMinimum: )
+        a: 2 of 2, Admitted(Planned: enough free capacity for its minimum; free capacity available), Running(HasItsMinimum: )
+        b: 2 of 2, Admitted(Planned: enough free capacity for its minimum; below its fair share while job `default/a` is above), Running(HasItsMinimum: )
     "#]],
     );
     calm(&mut world);
@@ -84,11 +84,11 @@ fn a_second_job_starts_on_what_the_first_gives_up_and_gets_it_back() {
     check(
         &world.round(),
         &expect![[r#"
-        a: - Succeeded: it has trained everything
-        a: 0 of 0, Succeeded(Done: it has trained everything)
+        a: - Succeeded: training completed
+        a: 0 of 0, Succeeded(Done: training completed)
         b: resize to 4, leave []
-        b: - Resized: 2 → 4 workers: there is free room
-        b: 2 of 4, Admitted(Planned: its minimum fits; it has less than its fair share and job `default/a` has more), Running(HasItsMinimum: ), Resizing(Growing: to 4 workers: there is free room)
+        b: - Resized: 2 → 4 workers: free capacity available
+        b: 2 of 4, Admitted(Planned: enough free capacity for its minimum; below its fair share while job `default/a` is above), Running(HasItsMinimum: ), Resizing(Growing: to 4 workers: free capacity available)
     "#]],
     );
     calm(&mut world);
@@ -106,8 +106,8 @@ fn a_service_that_grows_gets_its_room_back() {
         &world.round(),
         &expect![[r#"
         a: resize to 2, leave [2, 3]
-        a: - Resized: 4 → 2 workers: it makes room for service `web/nginx`
-        a: 4 of 2, Admitted(Planned: its minimum fits; there is free room), Running(HasItsMinimum: ), Resizing(Shrinking: to 2 workers: it makes room for service `web/nginx`)
+        a: - Resized: 4 → 2 workers: freeing capacity for service `web/nginx`
+        a: 4 of 2, Admitted(Planned: enough free capacity for its minimum; free capacity available), Running(HasItsMinimum: ), Resizing(Shrinking: to 2 workers: freeing capacity for service `web/nginx`)
     "#]],
     );
     world.settle();
@@ -141,12 +141,12 @@ fn a_job_of_higher_priority_stops_another_which_goes_on_later() {
         &world.round(),
         &expect![[r#"
         low: stop 4 pods
-        low: - Stopped: gives all its workers back: job `default/high` has a higher priority
-        low: - Queued: there is not enough CPU for its minimum
-        low: 3 of 0, Queued(NoRoom: there is not enough CPU for its minimum)
+        low: - Stopped: released all workers: preempted by job `default/high`, which has a higher priority
+        low: - Queued: not enough CPU for its minimum
+        low: 3 of 0, Queued(NoRoom: not enough CPU for its minimum)
         high: admit with 3
-        high: - Admitted: starts with 3 workers: its minimum fits
-        high: 0 of 3, Admitted(Planned: its minimum fits)
+        high: - Admitted: starting with 3 workers: enough free capacity for its minimum
+        high: 0 of 3, Admitted(Planned: enough free capacity for its minimum)
     "#]],
     );
     calm(&mut world);
@@ -172,19 +172,19 @@ fn a_bad_job_says_what_to_change_and_keeps_nobody_from_running() {
     check(
         &world.round(),
         &expect![[r#"
-            crossed: ! Invalid: min_workers=4 is above the maximum of 2; lower it, or raise max_workers
-            crossed: 0 of 0, Queued(Invalid: min_workers=4 is above the maximum of 2; lower it, or raise max_workers)
+            crossed: ! Invalid: min_workers=4 exceeds the maximum of 2; lower it, or raise max_workers
+            crossed: 0 of 0, Queued(Invalid: min_workers=4 exceeds the maximum of 2; lower it, or raise max_workers)
             good: admit with 1
-            good: - Admitted: starts with 1 worker: its minimum fits
-            good: 0 of 1, Admitted(Planned: its minimum fits)
-            huge: ! Invalid: no node has as much CPU as one of its pods asks for
-            huge: 0 of 0, Queued(NeverFits: no node has as much CPU as one of its pods asks for)
-            lost: ! Invalid: there is no queue `nowhere`; choose another, or add it to `elasticdl-queues`
-            lost: 0 of 0, Queued(UnknownQueue: there is no queue `nowhere`; choose another, or add it to `elasticdl-queues`)
+            good: - Admitted: starting with 1 worker: enough free capacity for its minimum
+            good: 0 of 1, Admitted(Planned: enough free capacity for its minimum)
+            huge: ! Invalid: no node has enough CPU for one of its pods
+            huge: 0 of 0, Queued(NeverFits: no node has enough CPU for one of its pods)
+            lost: ! Invalid: queue `nowhere` not found; choose another, or add it to `elasticdl-queues`
+            lost: 0 of 0, Queued(UnknownQueue: queue `nowhere` not found; choose another, or add it to `elasticdl-queues`)
             none: ! Invalid: num_workers must be at least 1
             none: 0 of 0, Queued(Invalid: num_workers must be at least 1)
-            odd: ! Invalid: there is no PriorityClass `no-such-class`; choose another, or a number
-            odd: 0 of 0, Queued(UnknownPriority: there is no PriorityClass `no-such-class`; choose another, or a number)
+            odd: ! Invalid: PriorityClass `no-such-class` not found; choose another, or use a number
+            odd: 0 of 0, Queued(UnknownPriority: PriorityClass `no-such-class` not found; choose another, or use a number)
         "#]],
     );
     calm(&mut world);
@@ -214,7 +214,7 @@ fn a_job_that_was_made_anew_waits_until_the_old_one_is_cleared_away() {
     again.metadata.uid = Some("another".into());
     again.status = None;
     let told = world.round();
-    assert!(told.contains("- Queued: what a deleted job of the same name left"), "{told}");
+    assert!(told.contains("- Queued: objects of a deleted job with the same name"), "{told}");
     assert!(!told.contains("admit"), "{told}");
     world.seen.config_maps.clear();
     world.seen.pods.clear();
@@ -229,22 +229,22 @@ fn an_edit_of_a_running_job_is_followed_or_told() {
     calm(&mut world);
     world.edit("a", "max_workers", json!(3));
     let told = world.round();
-    assert!(told.contains("resize to 3") && told.contains("more than its maximum"), "{told}");
+    assert!(told.contains("resize to 3") && told.contains("above its maximum"), "{told}");
     calm(&mut world);
     world.edit("a", "num_epochs", json!(9));
     check(
         &world.round(),
         &expect![[r#"
-        a: ! SpecChanged: `num_epochs` was changed, which a running job does not follow: only min_workers, max_workers, queue and priority can change; submit it anew for the others
-        a: 3 of 3, Admitted(SpecChanged: `num_epochs` was changed, which a running job does not follow: only min_workers, max_workers, queue and priority can change; submit it anew for the others), Running(HasItsMinimum: )
+        a: ! SpecChanged: `num_epochs` cannot change while the job runs: only min_workers, max_workers, queue and priority can; submit a new job to change it
+        a: 3 of 3, Admitted(SpecChanged: `num_epochs` cannot change while the job runs: only min_workers, max_workers, queue and priority can; submit a new job to change it), Running(HasItsMinimum: )
     "#]],
     );
     world.edit("a", "min_workers", json!(7));
     check(
         &world.round(),
         &expect![[r#"
-        a: ! Invalid: min_workers=7 is above the maximum of 3; lower it, or raise max_workers; until then it goes on as it was started
-        a: 3 of 3, Admitted(Invalid: min_workers=7 is above the maximum of 3; lower it, or raise max_workers; until then it goes on as it was started), Running(HasItsMinimum: )
+        a: ! Invalid: min_workers=7 exceeds the maximum of 3; lower it, or raise max_workers; until this is fixed, the job keeps running with its original settings
+        a: 3 of 3, Admitted(Invalid: min_workers=7 exceeds the maximum of 3; lower it, or raise max_workers; until this is fixed, the job keeps running with its original settings), Running(HasItsMinimum: )
     "#]],
     );
     calm(&mut world);
@@ -288,8 +288,8 @@ fn a_master_that_is_lost_is_made_again_and_one_that_is_done_is_not() {
     check(
         &world.round(),
         &expect![[r#"
-        a: ! Failed: it failed; `elasticdl logs a --namespace=default` shows why
-        a: 2 of 0, Failed(Failed: it failed; `elasticdl logs a --namespace=default` shows why)
+        a: ! Failed: job failed; see `elasticdl logs a --namespace=default`
+        a: 2 of 0, Failed(Failed: job failed; see `elasticdl logs a --namespace=default`)
     "#]],
     );
     assert_eq!(world.round(), "");

@@ -135,14 +135,14 @@ pub(super) fn description<'a>(map: Option<&'a Arc<ConfigMap>>, job: &TrainingJob
 fn name_taken(job: &TrainingJob, map: &ConfigMap) -> Trouble {
     let mut owners = map.metadata.owner_references.iter().flatten();
     if owners.any(|owner| owner.kind == KIND) {
-        let message = "what a deleted job of the same name left behind is being removed".into();
+        let message = "objects of a deleted job with the same name are still being removed".into();
         return Trouble { reason: "NameNotFree", message };
     }
     let map = names::config_map(job.name());
     Trouble {
         reason: "NameTaken",
         message: format!(
-            "the ConfigMap `{map}` belongs to another job of that name; remove that one by \
+            "ConfigMap `{map}` belongs to another job with this name; remove that job with \
              `elasticdl clean {} --namespace={}`, or choose another name",
             job.name(),
             job.namespace()
@@ -187,15 +187,15 @@ fn stage(job: &TrainingJob, pods: &[JobPod], note: Option<&StatusNote>) -> Stage
 
 fn failed(job: &TrainingJob) -> Stage {
     let (name, namespace) = (job.name(), job.namespace());
-    let why = format!("it failed; `elasticdl logs {name} --namespace={namespace}` shows why");
+    let why = format!("job failed; see `elasticdl logs {name} --namespace={namespace}`");
     Stage::Failed("Failed".into(), why)
 }
 
 fn stopped(job: &TrainingJob) -> Stage {
     let (name, namespace) = (job.name(), job.namespace());
     let why = format!(
-        "it was stopped before its end; `elasticdl train --resume {name} --namespace={namespace}` \
-         goes on"
+        "job was stopped before it finished; resume it with `elasticdl train --resume {name} \
+         --namespace={namespace}`"
     );
     Stage::Failed("Stopped".into(), why)
 }
@@ -238,7 +238,7 @@ impl JobView {
             let (queue, map) = (&described.queue, crate::queues::CONFIG_MAP);
             self.trouble = trouble(
                 "UnknownQueue",
-                format!("there is no queue `{queue}`; choose another, or add it to `{map}`"),
+                format!("queue `{queue}` not found; choose another, or add it to `{map}`"),
             );
         }
         self.priority = match &described.priority {
@@ -246,7 +246,7 @@ impl JobView {
             Priority::Class(class) => seen.classes.get(class).copied().unwrap_or_else(|| {
                 self.trouble = trouble(
                     "UnknownPriority",
-                    format!("there is no PriorityClass `{class}`; choose another, or a number"),
+                    format!("PriorityClass `{class}` not found; choose another, or use a number"),
                 );
                 0
             }),

@@ -93,7 +93,7 @@ pub enum Direction {
 
 /// The dry run goes up and down for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the dry run does not end: it goes up and down for ever")]
+#[error("the dry run does not terminate: it alternates between scaling up and scaling down")]
 pub struct Endless;
 
 impl Trainer {

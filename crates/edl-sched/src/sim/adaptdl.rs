@@ -38,11 +38,11 @@ pub struct Profiles {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("there is no file `{0}`")]
+    #[error("file `{0}` not found")]
     Missing(String),
-    #[error("`{file}` line {line}: `{text}` is not what belongs there")]
+    #[error("`{file}` line {line}: unexpected value `{text}`")]
     Malformed { file: String, line: usize, text: String },
-    #[error("no application is called `{0}`")]
+    #[error("unknown application `{0}`")]
     UnknownApplication(String),
 }
 

@@ -8,9 +8,9 @@ use crate::sim::{Scenario, philly};
 use crate::state::Policy;
 
 /// What can be played, for people.
-pub const NAMES: &str = "edl-case-1, edl-case-2 (-nodes-20, -28 or -59: CPUs of the large ones); \
-from traces: adaptdl-1 to adaptdl-4 (-0.5, -1.5 or -2.0: load; -adaptive: jobs choose their batch), \
-philly-PERCENT (of elastic jobs)";
+pub const NAMES: &str = "edl-case-1, edl-case-2 (-nodes-20, -28 or -59: CPUs of the large nodes); \
+from traces: adaptdl-1 to adaptdl-4 (-0.5, -1.5 or -2.0: load; -adaptive: jobs choose their batch \
+size), philly-PERCENT (percentage of elastic jobs)";
 
 /// CPUs of the larger nodes of the EDL experiment.
 const LARGE_CPUS: u64 = 28;
@@ -21,7 +21,7 @@ const PHILLY_NODES: u32 = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("no scenario is called `{0}`")]
+    #[error("unknown scenario `{0}`")]
     Unknown(String),
     #[error(transparent)]
     Trace(#[from] adaptdl::Error),
@@ -102,7 +102,7 @@ mod tests {
             assert_eq!(find(name).unwrap_err(), Error::Unknown(name.into()));
         }
         let error = find("adaptdl-1-0.5").unwrap_err().to_string();
-        assert_eq!(error, "there is no file `workloads-0.5/workload-1.csv`");
+        assert_eq!(error, "file `workloads-0.5/workload-1.csv` not found");
     }
 
     #[test]

@@ -144,7 +144,7 @@ pub fn scenario(name: &str, said: &Description, seed: u64) -> Result<Scenario, I
     };
     if scenario.end.is_none() && said.jobs.iter().any(|jobs| jobs.work.is_none()) {
         return Err(Invalid(
-            "jobs without `work` never end; say when the play ends by `end`".into(),
+            "jobs without `work` never finish; set the end of the simulation with `end`".into(),
         ));
     }
     Ok(scenario.with_losses(said.faults.losses_per_hour, said.faults.reclaims_per_hour, seed))
@@ -155,12 +155,12 @@ fn nodes(said: &[Nodes]) -> Result<Vec<Node>, Invalid> {
     for Nodes { count, cpu, memory, gpu } in said {
         let next = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
         if next.saturating_add(*count) > MAX_NODES {
-            return Err(Invalid(format!("there are more than {MAX_NODES} `nodes`")));
+            return Err(Invalid(format!("too many `nodes`; the limit is {MAX_NODES}")));
         }
         let capacity = Shape { cpu: *cpu, memory: *memory, gpu: *gpu }.resources()?;
         nodes.extend((next..next + count).map(|id| Node::new(NodeId(id), capacity)));
     }
-    if nodes.is_empty() { Err(Invalid("there are no `nodes`".into())) } else { Ok(nodes) }
+    if nodes.is_empty() { Err(Invalid("`nodes` is empty".into())) } else { Ok(nodes) }
 }
 
 fn jobs(said: &[Jobs], queues: &[&str]) -> Result<Vec<JobScript>, Invalid> {
@@ -168,7 +168,7 @@ fn jobs(said: &[Jobs], queues: &[&str]) -> Result<Vec<JobScript>, Invalid> {
     for jobs in said {
         let next = u32::try_from(scripts.len()).unwrap_or(u32::MAX);
         if next.saturating_add(jobs.count) > MAX_JOBS {
-            return Err(Invalid(format!("there are more than {MAX_JOBS} `jobs`")));
+            return Err(Invalid(format!("too many `jobs`; the limit is {MAX_JOBS}")));
         }
         for which in 0..jobs.count {
             scripts.push(jobs.script(next + which, which, queues)?);
@@ -204,7 +204,7 @@ impl Jobs {
             return Err(Invalid(format!("job `{}`: {fault}", self.name)));
         }
         if !(self.scaling.is_finite() && (0.0..=1.5).contains(&self.scaling)) {
-            return Err(Invalid(format!("job `{}`: `scaling` must be from 0 to 1.5", self.name)));
+            return Err(Invalid(format!("job `{}`: `scaling` must be 0 to 1.5", self.name)));
         }
         let work = self.work.map_or(Work::Endless, |work| Work::WorkerSeconds {
             left: work.0.as_secs_f64(),
@@ -222,7 +222,7 @@ impl Jobs {
         }
         let found = queues.iter().zip(1..).find(|(name, _)| **name == self.queue);
         found.map(|(_, id)| QueueId(id)).ok_or_else(|| {
-            Invalid(format!("job `{}`: there is no queue `{}`", self.name, self.queue))
+            Invalid(format!("job `{}`: queue `{}` not found", self.name, self.queue))
         })
     }
 }
@@ -244,7 +244,7 @@ impl Service {
         let targets: Vec<(Time, u32)> =
             self.pods.iter().map(|(at, n)| (Time::ZERO + at.0, *n)).collect();
         if !targets.is_sorted_by_key(|(at, _)| *at) {
-            return Err(Invalid(format!("service `{}`: `pods` must be in order", self.name)));
+            return Err(Invalid(format!("service `{}`: `pods` must be sorted by time", self.name)));
         }
         let at_start = targets.first().filter(|(at, _)| *at == Time::ZERO).map_or(0, |(_, n)| *n);
         Ok(ServiceScript {
@@ -260,7 +260,7 @@ impl Shape {
     fn resources(&self) -> Result<Resources, Invalid> {
         let Self { cpu, memory, gpu } = self;
         if !(0.0..=1e6).contains(cpu) {
-            return Err(Invalid(format!("`cpu: {cpu}` must be from 0 to 1000000")));
+            return Err(Invalid(format!("`cpu: {cpu}` must be between 0 and 1000000")));
         }
         #[expect(
             clippy::cast_possible_truncation,
@@ -323,7 +323,7 @@ impl TryFrom<Text> for Range {
         let (min, max) = word.split_once('-').unwrap_or((&word, &word));
         match (u32::from_str(min.trim()), u32::from_str(max.trim())) {
             (Ok(min), Ok(max)) => Ok(Self { min, max }),
-            (Err(_), _) | (_, Err(_)) => Err(format!("`{word}` is no range, e.g. 2-8")),
+            (Err(_), _) | (_, Err(_)) => Err(format!("invalid range `{word}`; use e.g. 2-8")),
         }
     }
 }
@@ -338,7 +338,7 @@ impl TryFrom<Text> for Span {
         // Far beyond every play, and far below what a time can hold.
         let secs = secs.filter(|secs| (0.0..=1e9).contains(secs));
         secs.map(|secs| Self(Duration::from_secs_f64(secs)))
-            .ok_or_else(|| format!("`{word}` is no time, e.g. 90s, 5m or 2h"))
+            .ok_or_else(|| format!("invalid duration `{word}`; use e.g. 90s, 5m or 2h"))
     }
 }
 
@@ -355,7 +355,7 @@ impl TryFrom<Text> for Memory {
             reason = "it is within range"
         )]
         mib.map(|mib| Self(mib.round() as u64))
-            .ok_or_else(|| format!("`{word}` is no amount of memory, e.g. 512Mi or 8Gi"))
+            .ok_or_else(|| format!("invalid memory size `{word}`; use e.g. 512Mi or 8Gi"))
     }
 }
 

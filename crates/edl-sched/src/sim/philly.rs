@@ -147,9 +147,6 @@ mod tests {
     fn a_line_that_is_no_job_is_named() {
         let text = "timestamp,duration,num_gpus\n2017-10-09 07:01:55,66.0,1\n2017-10-09,x,1\n";
         let error = parse(text).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "`philly.csv` line 3: `2017-10-09,x,1` is not what belongs there"
-        );
+        assert_eq!(error.to_string(), "`philly.csv` line 3: unexpected value `2017-10-09,x,1`");
     }
 }

@@ -194,11 +194,11 @@ impl Report {
         };
         line("scenario", format!("{} ({}, seed {})", self.scenario, self.policy, self.seed));
         let waits = self.waits();
-        line("jobs submitted / done", {
+        line("jobs submitted / finished", {
             format!("{} / {}", waits.len(), self.completion_times().len())
         });
         line("wait for first worker, s", quantiles(&waits));
-        line("wait for whole minimum, s", quantiles(&self.whole_waits()));
+        line("wait for all minimum workers, s", quantiles(&self.whole_waits()));
         let never = self.submitted().filter(|job| job.first_worker.is_none()).count();
         line("never started (counted to the end)", never.to_string());
         let times = self.completion_times();
@@ -206,30 +206,28 @@ impl Report {
             line("completion time, s", quantiles(&times));
             line("makespan, s", format!("{:.0}", self.makespan()));
         }
-        line("utilisation asked for, %", format!("{:.2}", self.mean_utilisation(0.0, end)));
+        line("requested utilisation, %", format!("{:.2}", self.mean_utilisation(0.0, end)));
         if let Some(bound) = self.mean_bound(0.0, end) {
             let share = 100.0 * self.mean_utilisation(0.0, end) / bound;
             line("packing bound, % (share reached)", format!("{bound:.2} ({share:.1} %)"));
         }
         if let Some(bound) = self.mean_bound_by_staying(0.0, end) {
             let share = 100.0 * self.mean_utilisation(0.0, end) / bound;
-            line("the same if servers stay, %", format!("{bound:.2} ({share:.1} %)"));
+            line("bound with servers fixed, %", format!("{bound:.2} ({share:.1} %)"));
         }
-        line("of it productive, %", format!("{:.2}", self.productive()));
+        line("productive share of it, %", format!("{:.2}", self.productive()));
         let jain = mean_over(&self.rows, 0.9 * end..=end, Row::jain);
-        line("Jain index of workers, last tenth", format!("{jain:.3}"));
+        line("Jain index of workers, last 10 %", format!("{jain:.3}"));
         line("resizes (per job-hour)", {
             format!("{} ({:.1})", self.n_resizes(), self.resizes_per_job_hour())
         });
-        line("jobs stopped to wait again", self.n_stops().to_string());
+        line("jobs stopped and queued again", self.n_stops().to_string());
         for service in &self.services {
             let name = format!("deficit of {}, pod-s", service.name);
             let (all, room) = (service.deficit_pod_secs, service.deficit_without_room_pod_secs);
             let unplanned = service.deficit_unplanned_pod_secs;
             line(&name, {
-                format!(
-                    "{all:.0}, without a node {room:.0}, nobody leaving for them {unplanned:.0}"
-                )
+                format!("{all:.0}, without a node {room:.0}, no removal planned {unplanned:.0}")
             });
         }
         line("simulated time, s / plans", format!("{end:.0} / {}", self.n_plans));
