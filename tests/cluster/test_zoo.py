@@ -74,7 +74,7 @@ def test_a_zoo_image_runs_confined_and_finds_services(
     await_phase(kubectl, "server", "Running")
     known = failure(kubectl, name, "known", f"server.{kubectl.namespace}.svc:{PORT}/base:1")
     unknown = failure(kubectl, name, "unknown", f"nobody.{kubectl.namespace}.svc:{PORT}/base:1")
-    assert "does not answer" in known and "resolve" not in known and "lookup" not in known
+    assert "cannot reach registry" in known and "resolve" not in known and "lookup" not in known
     assert "resolve" in unknown or "lookup" in unknown, unknown
 
 

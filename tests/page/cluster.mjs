@@ -65,7 +65,7 @@ const run = async (browser) => {
   assert.match(await page.locator("#stacked svg").getAttribute("aria-label"), /default\/alone \d, default\/second \d/);
   assert.match(await page.locator('[data-tile="CPU"] b').textContent(), /^\d+ %$/);
   assert.equal(await page.locator('[data-tile="GPU"]').count(), 0, "a kind that the cluster has none of is not shown");
-  assert.match(await page.locator("#since").textContent(), /began to look/);
+  assert.match(await page.locator("#since").textContent(), /this operator started/);
   assert.equal(await page.locator('#queues tr[data-queue="default"] td').last().textContent(), "1");
 
   // A service that found no room gets it from those who have more than their minimum.
@@ -102,7 +102,7 @@ const run = async (browser) => {
 
   operator.stdin.end();
   assert.equal(await ended, 0);
-  await page.locator("#link", { hasText: "does not answer" }).waitFor();
+  await page.locator("#link", { hasText: "not responding" }).waitFor();
 };
 
 const browser = await launch();

@@ -26,11 +26,11 @@ pub enum Error {
     Write(PathBuf, #[source] io::Error),
     #[error("cannot read `{0}`")]
     Read(PathBuf, #[source] io::Error),
-    #[error("`{0}` holds no image; write one by `elasticdl zoo build --output` or `docker save`")]
+    #[error("no image in `{0}`; create one with `elasticdl zoo build --output` or `docker save`")]
     NoImage(PathBuf),
-    #[error("`{0}` is not what an archive of images says")]
+    #[error("`{0}` is not a valid image archive")]
     Json(PathBuf, #[source] serde_json::Error),
-    #[error("`{0}` is damaged: blob `{1}` has another digest")]
+    #[error("`{0}` is corrupt: digest of blob `{1}` does not match")]
     Damaged(PathBuf, String),
     #[error(transparent)]
     Store(#[from] store::Error),

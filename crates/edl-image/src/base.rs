@@ -32,7 +32,7 @@ pub enum Error {
     #[error("cannot read layer `{0}` of the base image")]
     Read(PathBuf, #[source] io::Error),
     #[error(
-        "the base image has a layer of type `{0}`, which is not known here; build with docker, podman or buildah"
+        "the base image has a layer of unsupported type `{0}`; build with docker, podman or buildah"
     )]
     Compression(String),
 }

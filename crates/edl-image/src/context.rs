@@ -29,15 +29,15 @@ pub struct Context {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("there is no folder `{0}`")]
+    #[error("folder `{0}` not found")]
     NoFolder(PathBuf),
     #[error("cannot read `{0}`")]
     Read(PathBuf, #[source] io::Error),
-    #[error("`{0}` is not in `{1}`, or is left out by .dockerignore")]
+    #[error("`{0}` is not in `{1}`, or is excluded by .dockerignore")]
     NoSource(String, PathBuf),
-    #[error("`{0}` is neither file, folder nor link")]
+    #[error("`{0}` is not a file, folder or link")]
     Kind(PathBuf),
-    #[error("`{text}` in `{file}` is no pattern", file = IGNORE_FILE)]
+    #[error("invalid pattern `{text}` in `{file}`", file = IGNORE_FILE)]
     Pattern { text: String },
 }
 

@@ -17,7 +17,7 @@ pub struct Digest(String);
 
 /// Something else stands where a digest should.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no SHA-256 digest")]
+#[error("`{0}` is not a SHA-256 digest")]
 pub struct Error(String);
 
 impl Digest {

@@ -39,7 +39,7 @@ pub struct Needed {
 pub enum Error {
     #[error("the Dockerfile has no FROM")]
     NoFrom,
-    #[error("line {line} of the Dockerfile, `{text}`, makes no sense: {why}")]
+    #[error("invalid line {line} of the Dockerfile, `{text}`: {why}")]
     Line { line: usize, text: String, why: &'static str },
 }
 
@@ -66,7 +66,7 @@ pub fn parse(text: &str, args: &BTreeMap<String, String>) -> Result<Dockerfile, 
             }
             "FROM" if base.is_none() => {
                 let image = words(&expanded()).into_iter().find(|word| !word.starts_with("--"));
-                base = Some(image.ok_or_else(|| error("it names no image"))?);
+                base = Some(image.ok_or_else(|| error("FROM requires an image"))?);
                 continue;
             }
             // A second stage takes what the first one made by running something.
@@ -76,17 +76,17 @@ pub fn parse(text: &str, args: &BTreeMap<String, String>) -> Result<Dockerfile, 
                 let mut sources = words(&expanded());
                 let target = sources.pop().filter(|_| !sources.is_empty());
                 Step::Copy {
-                    target: target.ok_or_else(|| error("COPY wants SOURCE TARGET"))?,
+                    target: target.ok_or_else(|| error("COPY requires SOURCE TARGET"))?,
                     sources,
                 }
             }
             "ENV" => {
-                let pairs = pairs(&expanded()).ok_or_else(|| error("ENV wants NAME=VALUE"))?;
+                let pairs = pairs(&expanded()).ok_or_else(|| error("ENV requires NAME=VALUE"))?;
                 variables.extend(pairs.iter().cloned());
                 Step::Env(pairs)
             }
             "LABEL" => {
-                Step::Label(pairs(&expanded()).ok_or_else(|| error("LABEL wants NAME=VALUE"))?)
+                Step::Label(pairs(&expanded()).ok_or_else(|| error("LABEL requires NAME=VALUE"))?)
             }
             "USER" => Step::User(expanded()),
             "WORKDIR" => Step::WorkingDir(expanded()),
@@ -96,7 +96,7 @@ pub fn parse(text: &str, args: &BTreeMap<String, String>) -> Result<Dockerfile, 
             _ => needed(),
         };
         if base.is_none() {
-            return Err(error("it comes before FROM"));
+            return Err(error("FROM must come first"));
         }
         steps.push(step);
     }
@@ -242,9 +242,9 @@ mod tests {
         assert_eq!(check("# nothing"), "the Dockerfile has no FROM");
         assert_eq!(
             check("USER 1"),
-            "line 1 of the Dockerfile, `USER 1`, makes no sense: it comes before FROM"
+            "invalid line 1 of the Dockerfile, `USER 1`: FROM must come first"
         );
         assert!(check("FROM a\nCOPY b").contains("line 2"), "{}", check("FROM a\nCOPY b"));
-        assert!(check("FROM a\nENV").contains("ENV wants NAME=VALUE"));
+        assert!(check("FROM a\nENV").contains("ENV requires NAME=VALUE"));
     }
 }

@@ -20,7 +20,7 @@ pub struct Needs {
 
 /// The file is no ELF program for a 64-bit machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is no 64-bit ELF program: {0}")]
+#[error("not a valid 64-bit ELF program: {0}")]
 pub struct Error(String);
 
 impl From<object::Error> for Error {
@@ -53,7 +53,7 @@ pub fn needs(file: &[u8]) -> Result<Needs, Error> {
         .iter()
         .filter(|segment| segment.p_type(endian) == elf::PT_LOAD)
         .find_map(|segment| segment.data_range(endian, file, address, size).ok().flatten())
-        .ok_or_else(|| Error("its names are not in the file".into()))?;
+        .ok_or_else(|| Error("its string table is missing".into()))?;
     for (tag, at) in &entries {
         let name = || {
             let rest = usize::try_from(*at).ok().and_then(|at| names.get(at..));
@@ -81,7 +81,7 @@ pub fn strip(mut file: Vec<u8>) -> Result<Vec<u8>, Error> {
         .map(|segment| segment.p_offset(endian).saturating_add(segment.p_filesz(endian)));
     let end = ends.max().and_then(|end| usize::try_from(end).ok());
     let end = end.filter(|end| (0x40..=file.len()).contains(end));
-    file.truncate(end.ok_or_else(|| Error("its segments are not in the file".into()))?);
+    file.truncate(end.ok_or_else(|| Error("its segments are missing".into()))?);
     for field in SECTION_FIELDS {
         file[field].fill(0);
     }
@@ -90,7 +90,7 @@ pub fn strip(mut file: Vec<u8>) -> Result<Vec<u8>, Error> {
 
 fn text(bytes: &[u8]) -> Result<String, Error> {
     let bytes = bytes.strip_suffix(b"\0").unwrap_or(bytes);
-    String::from_utf8(bytes.to_vec()).map_err(|_| Error("a name in it is no text".into()))
+    String::from_utf8(bytes.to_vec()).map_err(|_| Error("a name in it is not valid text".into()))
 }
 
 #[cfg(test)]

@@ -62,17 +62,17 @@ pub struct Built {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("there is no `{0}`; write one by `elasticdl zoo init`")]
+    #[error("`{0}` not found; create it with `elasticdl zoo init`")]
     NoDockerfile(PathBuf),
     #[error("cannot read `{0}`")]
     Read(PathBuf, #[source] io::Error),
     #[error("cannot write `{0}`")]
     Write(PathBuf, #[source] io::Error),
     #[error(
-        "the command of the Python package is no program that runs without Python; name one by --binary=FILE"
+        "the command of the Python package cannot run without Python; specify a standalone program with --binary=FILE"
     )]
     NoProgram,
-    #[error("there is no image `{0}` here; build it by `elasticdl zoo build --image={0}`")]
+    #[error("image `{0}` not found here; build it with `elasticdl zoo build --image={0}`")]
     NoImage(String),
     #[error(transparent)]
     Reference(#[from] reference::Error),

@@ -40,9 +40,9 @@ pub struct Program {
 pub enum Error {
     #[error("cannot read the program `{0}`")]
     Read(PathBuf, #[source] io::Error),
-    #[error("`{0}` cannot be put into an image")]
+    #[error("cannot add `{0}` to an image")]
     Elf(PathBuf, #[source] elf::Error),
-    #[error("`{program}` needs the library `{library}`, which is not on this machine")]
+    #[error("`{program}` needs the library `{library}`, which is not installed on this machine")]
     Library { program: PathBuf, library: String },
 }
 

@@ -13,8 +13,7 @@ use crate::store::{self, Image, Store};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "line {line} of the Dockerfile, `{text}`, must be run, and no docker, podman or buildah \
-         answers here; start one, or name a base image that has its result and delete the line",
+        "line {line} of the Dockerfile, `{text}`, must be run, but docker, podman and buildah are not available; start one, or use a base image that already contains its result and delete the line",
         line = .0.line, text = .0.text
     )]
     Run(Needed),

@@ -29,7 +29,7 @@ pub struct Reference {
 
 /// Why a text is no name of an image.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no image name: {why}; write NAME:TAG or HOST:PORT/NAME:TAG")]
+#[error("invalid image name `{text}`: {why}; use NAME:TAG or HOST:PORT/NAME:TAG")]
 pub struct Error {
     text: String,
     why: &'static str,
@@ -41,7 +41,7 @@ impl Reference {
         let (rest, digest) = match text.split_once('@') {
             Some((rest, digest)) => {
                 let digest = Digest::parse(digest);
-                (rest, Some(digest.map_err(|_| error("what follows `@` is no SHA-256 digest"))?))
+                (rest, Some(digest.map_err(|_| error("`@` must precede a SHA-256 digest"))?))
             }
             None => (text, None),
         };
@@ -51,16 +51,16 @@ impl Reference {
         };
         let (name, tag) = path.split_once(':').unwrap_or((path, DEFAULT_TAG));
         if !is_valid_host(host) {
-            return Err(error("its host is no host"));
+            return Err(error("invalid host"));
         }
         if name.chars().any(|c| c.is_ascii_uppercase()) {
-            return Err(error("names of images are lower-case"));
+            return Err(error("image names must be lower case"));
         }
         if name.len() > MAX_NAME || !name.split('/').all(is_part) {
-            return Err(error("a name is words of a-z, 0-9, `.`, `_`, `-`, with `/` between them"));
+            return Err(error("names may contain a-z, 0-9, `.`, `_`, `-`, separated by `/`"));
         }
         if !is_tag(tag) {
-            return Err(error("a tag is at most 128 of a-z, A-Z, 0-9, `.`, `_`, `-`"));
+            return Err(error("tags may contain up to 128 of a-z, A-Z, 0-9, `.`, `_`, `-`"));
         }
         let folder = if host == DEFAULT_HOST && !name.contains('/') { DEFAULT_FOLDER } else { "" };
         Ok(Self { host: host.into(), name: format!("{folder}{name}"), tag: tag.into(), digest })
@@ -207,7 +207,7 @@ mod tests {
         ];
         for text in wrong {
             let error = Reference::parse(text).expect_err(text).to_string();
-            assert!(error.contains("is no image name: "), "{error}");
+            assert!(error.starts_with("invalid image name "), "{error}");
         }
     }
 }

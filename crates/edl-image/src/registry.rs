@@ -45,27 +45,25 @@ pub struct Pushed {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("registry `{0}` does not answer; check the name, and that it runs")]
+    #[error("cannot reach registry `{0}`; check its name and that it is running")]
     Connect(String, #[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error(
-        "`{0}` is no registry: it answers {1} where one says who it is; check the image's name"
-    )]
+    #[error("`{0}` is not a registry: it responded with status {1}; check the image's name")]
     NoRegistry(String, u16),
-    #[error("registry `{0}` wants to know who you are; run `docker login {0}`")]
+    #[error("registry `{0}` requires authentication; run `docker login {0}`")]
     Unauthorized(String),
     #[error(
-        "registry `{host}` does not let you into `{name}`; ask its owner, or `docker login {host}` as another user"
+        "registry `{host}` denied access to `{name}`; ask its owner, or run `docker login {host}` as another user"
     )]
     Denied { host: String, name: String },
     #[error("registry `{0}` has no image `{1}`")]
     NotFound(String, String),
-    #[error("registry `{host}` refuses to {what}: {status}{said}")]
+    #[error("registry `{host}` refused to {what}: {status}{said}")]
     Refused { host: String, what: String, status: u16, said: String },
-    #[error("registry `{0}` gave something else than `{1}`; try again")]
+    #[error("data from registry `{0}` does not match `{1}`; try again")]
     Digest(String, String),
-    #[error("registry `{0}` has `{1}` for other kinds of processors only")]
+    #[error("registry `{0}` has `{1}` only for other processor architectures")]
     Platform(String, String),
-    #[error("registry `{0}` sent what is no image")]
+    #[error("registry `{0}` sent an invalid image")]
     Json(String, #[source] serde_json::Error),
     #[error("cannot read `{0}`")]
     Read(String, #[source] io::Error),
@@ -138,7 +136,7 @@ impl Registry {
         match answer.status {
             200 => Ok(true),
             404 => Ok(false),
-            _ => Err(self.refused("say which blobs it has", answer)),
+            _ => Err(self.refused("list its blobs", answer)),
         }
     }
 
@@ -146,7 +144,7 @@ impl Registry {
         let begun = self.ask("POST", &self.url("blobs/uploads/"), &[], Body::None)?;
         let location = match (begun.status, &begun.location) {
             (202, Some(location)) => absolute(&self.image.address(), location),
-            _ => return Err(self.refused("take a blob", begun)),
+            _ => return Err(self.refused("accept a blob", begun)),
         };
         let separator = if location.contains('?') { '&' } else { '?' };
         let url = format!("{location}{separator}digest={}", blob.digest);
@@ -155,7 +153,7 @@ impl Registry {
         let kind = [("Content-Type", "application/octet-stream")];
         let answer = self.ask("PUT", &url, &kind, Body::File(&file))?;
         if answer.status != 201 {
-            return Err(self.refused("take a blob", answer));
+            return Err(self.refused("accept a blob", answer));
         }
         self.check(&answer, &blob.digest)
     }
@@ -165,7 +163,7 @@ impl Registry {
         let kind = [("Content-Type", descriptor.media_type.as_str())];
         let answer = self.ask("PUT", &url, &kind, Body::Bytes(bytes))?;
         if answer.status != 201 {
-            return Err(self.refused("take the image", answer));
+            return Err(self.refused("accept the image", answer));
         }
         self.check(&answer, &descriptor.digest)
     }
@@ -177,7 +175,7 @@ impl Registry {
         match answer.status {
             200 => {}
             404 => return Err(Error::NotFound(self.host(), self.image.to_string())),
-            _ => return Err(self.refused("give the image", answer)),
+            _ => return Err(self.refused("send the image", answer)),
         }
         let media_type = answer.content_type.clone().unwrap_or_default();
         let mut blob = store.blob()?;
@@ -191,7 +189,7 @@ impl Registry {
         let url = self.url(&format!("blobs/{}", wanted.digest));
         let answer = self.ask("GET", &url, &[], Body::None)?;
         if answer.status != 200 {
-            return Err(self.refused("give a blob", answer));
+            return Err(self.refused("send a blob", answer));
         }
         let mut blob = store.blob()?;
         answer.copy(wanted.size, &mut blob).map_err(|error| self.failed(error))?;

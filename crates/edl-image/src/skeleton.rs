@@ -9,10 +9,10 @@ use std::path::{Component, Path, PathBuf};
 /// Built-in models need nothing below them; others need Python.
 const RUST_BASE: &str = "scratch";
 const PYTHON_BASE: &str = "python:3.12-slim";
-const IGNORE: &str = "# What never goes into the image.\n.git\n.venv\ntarget\nDockerfile\n.dockerignore\n**/__pycache__\n";
+const IGNORE: &str = "# Never added to the image.\n.git\n.venv\ntarget\nDockerfile\n.dockerignore\n**/__pycache__\n";
 const PYTHON_MODEL: &str = include_str!("skeleton/model.py");
 const PYTHON_REQUIREMENTS: &str =
-    "keras>=3.8\ntensorflow-cpu>=2.18  # or jax, or torch: set KERAS_BACKEND to it\n";
+    "keras>=3.8\ntensorflow-cpu>=2.18  # or jax or torch; set KERAS_BACKEND to match\n";
 const RUST_JOB: &str = include_str!("skeleton/job.yaml");
 
 /// What models are written in.
@@ -41,15 +41,15 @@ pub struct Skeleton {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("`{0}` exists; add --force to replace it")]
+    #[error("`{0}` already exists; use --force to replace it")]
     Exists(PathBuf),
-    #[error("there is no {what} `{path}`; check --{flag}")]
+    #[error("{what} `{path}` not found; check --{flag}")]
     Missing { what: &'static str, path: PathBuf, flag: &'static str },
     #[error(
-        "`{path}` is outside of `{root}`, and an image is built from what is inside; copy it there, and check --{flag}"
+        "`{path}` is outside `{root}`, and the image is built only from files inside it; copy it there, and check --{flag}"
     )]
     Outside { path: PathBuf, root: PathBuf, flag: &'static str },
-    #[error("`{0}` has no wheel; `make wheel` or `pip download elasticdl` makes one")]
+    #[error("`{0}` contains no wheel; create one with `make wheel` or `pip download elasticdl`")]
     NoWheel(PathBuf),
     #[error("cannot read `{0}`")]
     Read(PathBuf, #[source] io::Error),
@@ -115,12 +115,13 @@ impl Skeleton {
             (base, _) => base,
         };
         let mut text = format!(
-            "# Written by `elasticdl zoo init`, and yours to change. Build it: elasticdl zoo build --image=NAME:TAG\n\
+            "# Created by `elasticdl zoo init`; edit as needed.\n\
+             # Build it: elasticdl zoo build --image=NAME:TAG\n\
              ARG BASE_IMAGE={base}\nFROM ${{BASE_IMAGE}}\n"
         );
         match self.language {
             Language::Rust => text.push_str(
-                "# The command and what it needs; `elasticdl zoo build` puts it there.\n\
+                "# The elasticdl command and its libraries, added by `elasticdl zoo build`.\n\
                  COPY .elasticdl/ /\n",
             ),
             Language::Python => text.push_str(&self.packages(root)?),
@@ -145,7 +146,7 @@ impl Skeleton {
             text.push_str(&format!("COPY {file} /cluster_spec/\n"));
         }
         text.push_str(
-            "# Containers have no rights and a read-only disk: only /tmp can be written.\n\
+            "# Containers run unprivileged with a read-only file system: only /tmp is writable.\n\
              ENV PATH=/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONPATH=/model_zoo\n\
              WORKDIR /\nUSER 1000:1000\nENTRYPOINT [\"elasticdl\"]\n",
         );

@@ -45,17 +45,17 @@ pub struct Image {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot open the folder of images `{0}`")]
+    #[error("cannot open the image folder `{0}`")]
     Open(PathBuf, #[source] io::Error),
     #[error("cannot read `{0}`")]
     Read(PathBuf, #[source] io::Error),
     #[error("cannot write `{0}`")]
     Write(PathBuf, #[source] io::Error),
-    #[error("`{0}` is damaged: it has another digest")]
+    #[error("`{0}` is corrupt: its digest does not match")]
     Damaged(PathBuf),
-    #[error("`{0}` is not what an image says")]
+    #[error("`{0}` is not a valid image")]
     Json(PathBuf, #[source] serde_json::Error),
-    #[error("the image is for another kind of processor than {}", image::architecture())]
+    #[error("the image is for a processor architecture other than {}", image::architecture())]
     Platform,
 }
 

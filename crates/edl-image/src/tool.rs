@@ -24,14 +24,14 @@ pub enum Tool {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "docker at `{host}`, which DOCKER_HOST names, does not answer ({why}); start it, or unset DOCKER_HOST to build without it"
+        "docker at DOCKER_HOST `{host}` is not responding ({why}); start it, or unset DOCKER_HOST to build without it"
     )]
     DockerHost { host: String, why: String },
-    #[error("`{0}` does not answer here ({1}); start it, or leave --builder out")]
+    #[error("`{0}` is not available ({1}); start it, or omit --builder")]
     Silent(&'static str, String),
     #[error("cannot start `{0}`")]
     Start(&'static str, #[source] io::Error),
-    #[error("`{program} {verb}` failed; what it says is above")]
+    #[error("`{program} {verb}` failed; see its output above")]
     Failed { program: &'static str, verb: String },
 }
 

@@ -81,7 +81,7 @@ fn a_server_that_is_no_registry_is_told_from_one() {
     let (address, _requests) = serve(|_, _, _| http("404 Not Found", "", "<html>"));
     let image = Reference::parse(&format!("{address}/a")).unwrap();
     let error = Registry::open_as(&image, Credentials::None).unwrap_err();
-    assert!(error.to_string().starts_with(&format!("`{address}` is no registry")), "{error}");
+    assert!(error.to_string().starts_with(&format!("`{address}` is not a registry")), "{error}");
 }
 
 #[test]

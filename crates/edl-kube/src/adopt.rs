@@ -23,9 +23,9 @@ const LAST_BACKOFF: Duration = Duration::from_secs(8);
 pub enum Error {
     #[error("cannot {verb} {object}: {why}")]
     Refused { verb: &'static str, object: String, why: Wait },
-    #[error("secret `{0}` holds no key")]
+    #[error("secret `{0}` contains no key")]
     NoKey(String),
-    #[error("the job's Service cannot be made: {0}")]
+    #[error("cannot create the job's Service: {0}")]
     Invalid(String),
 }
 

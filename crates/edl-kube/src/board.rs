@@ -60,7 +60,7 @@ impl Board {
         seen.filter_map(async |seen| match seen {
             Ok(map) => grant(&map),
             Err(error) => {
-                tracing::warn!(%error, "the job's ConfigMap cannot be watched");
+                tracing::warn!(%error, "cannot watch the job's ConfigMap");
                 None
             }
         })
@@ -76,9 +76,9 @@ impl Board {
             match timeout(CALL_LIMIT, call).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => {
-                    tracing::warn!(why = %wait_of(&error), "the job's status is not noted")
+                    tracing::warn!(why = %wait_of(&error), "cannot update the job's status")
                 }
-                Err(_) => tracing::warn!("the job's status is not noted: no answer"),
+                Err(_) => tracing::warn!("cannot update the job's status: no response"),
             }
         })
     }

@@ -107,5 +107,5 @@ pub(crate) fn wait_of(error: &kube::Error) -> Wait {
 }
 
 fn late() -> Wait {
-    Wait::Unreachable(format!("no answer within {} s", CALL_LIMIT.as_secs()))
+    Wait::Unreachable(format!("no response within {} s", CALL_LIMIT.as_secs()))
 }

@@ -9,9 +9,9 @@ use kube::{Api, Client};
 pub enum Error {
     #[error("cannot find the API server from inside the cluster")]
     NoServer(#[source] Box<kube::Error>),
-    #[error("cannot look at the pod `{name}`")]
+    #[error("cannot read pod `{name}`")]
     Look { name: String, source: Box<kube::Error> },
-    #[error("the pod `{0}` has no uid")]
+    #[error("pod `{0}` has no uid")]
     NoUid(String),
 }
 

@@ -78,7 +78,7 @@ pub fn owner(config_map: &ConfigMap) -> Option<OwnerReference> {
 /// What describes the job, to its own pods and to those who ask for it.
 pub fn config_map(spec: &JobSpec) -> Result<ConfigMap, Invalid> {
     let text = crate::yaml::write_job(spec)
-        .map_err(|error| Invalid(format!("the job cannot be written as YAML: {error}")))?;
+        .map_err(|error| Invalid(format!("cannot write the job as YAML: {error}")))?;
     Ok(ConfigMap {
         metadata: metadata(names::config_map(&spec.job_name), spec),
         data: Some([(names::JOB_FILE.to_owned(), text)].into()),
@@ -159,7 +159,7 @@ pub fn populated(
         return Ok(Vec::new());
     }
     let whole = regex::Regex::new(&format!("^(?:{pattern})$")).map_err(|_| {
-        Invalid(format!("--populate_env_names=`{pattern}` is no regular expression"))
+        Invalid(format!("--populate_env_names=`{pattern}` is not a valid regular expression"))
     })?;
     Ok(variables.into_iter().filter(|(name, _)| whole.is_match(name)).collect())
 }

@@ -223,7 +223,7 @@ impl Platform {
                     self.delete(instance, uid, Duration::ZERO);
                 }
             }
-            Order::Harm { .. } => tracing::warn!("a pod can only be killed on purpose"),
+            Order::Harm { .. } => tracing::warn!("the only chaos action for pods is kill"),
         }
     }
 
@@ -289,7 +289,7 @@ impl Platform {
             Answer::Refused(instance, why) => self.try_later(instance, Some(why), now),
             Answer::Deleted => {}
             Answer::NotDeleted { instance, uid, grace, why } => {
-                tracing::warn!(%instance, %why, "a pod could not be deleted");
+                tracing::warn!(%instance, %why, "cannot delete a pod");
                 self.undeleted.push(Undeleted { instance, uid, grace, at: now + FIRST_BACKOFF });
                 self.troubled(why).await;
             }
@@ -329,7 +329,7 @@ impl Platform {
         self.report_all(reports).await;
         for (instance, uid) in self.roster.strays() {
             if !self.attempts.contains_key(&instance) {
-                tracing::warn!(%instance, "a pod that nobody ordered is deleted");
+                tracing::warn!(%instance, "deleting a pod that the job did not request");
                 self.delete(instance, uid, Duration::ZERO);
             }
         }
@@ -416,7 +416,7 @@ impl Platform {
     /// Reports from within an order; the master reads as fast as it orders.
     fn report(&self, report: Report) {
         if self.reports.try_send(report).is_err() {
-            tracing::warn!("the master does not read its platform's reports");
+            tracing::warn!("the master is not reading platform reports");
         }
     }
 

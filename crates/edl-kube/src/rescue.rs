@@ -79,7 +79,7 @@ async fn watch_over(client: Client, rescuer: Rescuer, mut reachable: watch::Rece
         let mut leaving_since = None;
         while !*reachable.borrow() {
             if look(&pods, &rescuer, &mut leaving_since).await == Verdict::Over {
-                tracing::info!("the master has ended, and so the job is over");
+                tracing::info!("the master has finished; the job is over");
                 return;
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -92,7 +92,7 @@ async fn look(pods: &Pods, rescuer: &Rescuer, leaving_since: &mut Option<Instant
     let found = match pods.get(MASTER).await {
         Ok(found) => found,
         Err(why) => {
-            tracing::warn!(%why, "the master's pod cannot be looked at");
+            tracing::warn!(%why, "cannot read the master's pod");
             return Verdict::Wait;
         }
     };
@@ -106,10 +106,10 @@ async fn look(pods: &Pods, rescuer: &Rescuer, leaving_since: &mut Option<Instant
     match (verdict, found) {
         (Verdict::Replace, Some(pod)) => {
             let uid = pod.metadata.uid.unwrap_or_default();
-            tracing::warn!(uid, "the master's pod will not come back and is removed");
+            tracing::warn!(uid, "removing the master's pod, which will not recover");
             let deleted = pods.clone().delete(MASTER, uid, Duration::ZERO).await;
             if let Answer::NotDeleted { why, .. } = deleted {
-                tracing::warn!(%why, "the master's pod cannot be removed");
+                tracing::warn!(%why, "cannot remove the master's pod");
                 return verdict;
             }
             make(pods, rescuer).await;
@@ -144,7 +144,7 @@ async fn make(pods: &Pods, rescuer: &Rescuer) {
         Ok(Some(mine)) => mine.metadata.owner_references.unwrap_or_default().into_iter().next(),
         Ok(None) => return, // We are being deleted ourselves.
         Err(why) => {
-            tracing::warn!(%why, "our own pod cannot be looked at");
+            tracing::warn!(%why, "cannot read the pod of this process");
             return;
         }
     };
@@ -152,14 +152,14 @@ async fn make(pods: &Pods, rescuer: &Rescuer) {
         match manifest::pod(&rescuer.spec, MASTER, &PodExtras { owner, ..PodExtras::default() }) {
             Ok(pod) => pod,
             Err(error) => {
-                tracing::warn!(%error, "the job describes no master");
+                tracing::warn!(%error, "cannot build the master's pod from the job description");
                 return;
             }
         };
     match pods.post(&pod).await {
-        Ok(_) => tracing::warn!("the master is gone; its pod is made again"),
-        Err(None) => tracing::info!("somebody else has made the master's pod again"),
-        Err(Some(why)) => tracing::warn!(%why, "the master's pod cannot be made again"),
+        Ok(_) => tracing::warn!("the master is gone; recreated its pod"),
+        Err(None) => tracing::info!("the master's pod was already recreated"),
+        Err(Some(why)) => tracing::warn!(%why, "cannot recreate the master's pod"),
     }
 }
 

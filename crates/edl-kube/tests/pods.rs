@@ -243,10 +243,10 @@ fn a_patch_that_fits_nothing_is_refused_by_the_name_of_the_field() {
         worker(set, &PodExtras::default()).unwrap_err().0
     };
     let typo = refusal("pod: {spec: {toleration: [{key: a}]}}");
-    assert_eq!(typo, "--cluster_spec: `pod.spec.toleration` is no field of its kind");
+    assert_eq!(typo, "--cluster_spec: unknown field `pod.spec.toleration`");
     assert!(refusal("pods: {}").contains("pods"));
     assert!(refusal("- 1").contains("expected patches"));
-    assert!(refusal("pod: {spec: {hostNetwork: maybe}}").contains("is refused"));
+    assert!(refusal("pod: {spec: {hostNetwork: maybe}}").contains("is invalid"));
 }
 
 #[test]

@@ -69,7 +69,7 @@ pub fn translate(mut words: Words) -> Result<Translated, String> {
     let etcd = [&trainer, &pserver, &master].iter().any(|role| role.contains_key("etcd-endpoint"));
     if etcd {
         notes.push(
-            "etcd-endpoint is not needed: the master keeps its state in the job directory".into(),
+            "etcd-endpoint is not needed: the master keeps its state in the job's folder".into(),
         );
     }
     of_volumes(&mut words, &mut found, &mut notes);

@@ -81,7 +81,7 @@ impl PyModel {
         let spec: ModelSpec = serde_json::from_str(&spec).map_err(value_error)?;
         let dense = adapter.getattr("dense")?.cast_into::<PyArray1<f32>>()?;
         if dense.len() != spec.dense_len() || !dense.is_c_contiguous() {
-            return Err(value_error("`dense` is no flat vector of all parameters"));
+            return Err(value_error("`dense` must be a flat, contiguous vector of all parameters"));
         }
         Ok(Self {
             bound: Cell::new(dense.data().addr()),
@@ -169,17 +169,17 @@ impl PyModel {
         let has: usize = self.pieces.iter().map(|piece| piece.get().len()).sum();
         if has != inputs.dense.len() {
             let needs = inputs.dense.len();
-            return Err(value_error(format!("a gradient of {has} numbers came back, not {needs}")));
+            return Err(value_error(format!("gradient has {has} values; expected {needs}")));
         }
         gradient.rows.resize_with(inputs.rows.len(), Vec::new);
         if rows.len() != inputs.rows.len() {
             let (has, needs) = (rows.len(), inputs.rows.len());
-            return Err(value_error(format!("gradients of {has} tables came back, not {needs}")));
+            return Err(value_error(format!("gradients of {has} tables; expected {needs}")));
         }
         for ((theirs, ours), before) in rows.iter().zip(&mut gradient.rows).zip(inputs.rows) {
             let theirs: PyReadonlyArrayDyn<'_, f32> = theirs.extract()?;
             if theirs.len() != before.len() {
-                return Err(value_error("a table's gradient has another shape than its rows"));
+                return Err(value_error("the gradient of a table differs in shape from its rows"));
             }
             ours.clear();
             ours.extend_from_slice(theirs.as_slice()?);
@@ -198,7 +198,7 @@ impl PyModel {
         for (name, sums) in sums {
             let (name, sums): (String, Vec<f64>) = (name.extract()?, sums.extract()?);
             if !measures.add_sums(&name, &sums) {
-                return Err(value_error(format!("the sums of metric `{name}` do not fit")));
+                return Err(value_error(format!("unexpected sums for metric `{name}`")));
             }
         }
         Ok(Outcome { loss })

@@ -27,7 +27,7 @@ unsafe impl Send for Numbers {}
 impl Numbers {
     pub(crate) fn new(array: &Bound<'_, PyArray1<f32>>) -> PyResult<Self> {
         if !array.is_c_contiguous() || !array.data().is_aligned() {
-            return Err(PyValueError::new_err("numbers are not side by side"));
+            return Err(PyValueError::new_err("array must be contiguous"));
         }
         Ok(Self { start: array.data(), len: array.len(), array: array.clone().unbind() })
     }

@@ -139,10 +139,10 @@ impl Loop {
         match py.detach(|| worker.join()) {
             Ok(Ok(0)) => Ok(()),
             Ok(Ok(code)) => {
-                Err(PyRuntimeError::new_err(format!("the worker ended with exit code {code}")))
+                Err(PyRuntimeError::new_err(format!("worker exited with code {code}")))
             }
             Ok(Err(why)) => Err(PyRuntimeError::new_err(why)),
-            Err(_) => Err(PyRuntimeError::new_err("the worker's thread has panicked")),
+            Err(_) => Err(PyRuntimeError::new_err("the worker thread panicked")),
         }
     }
 }
@@ -170,8 +170,8 @@ impl LoopModel {
                     Ok(())
                 }
                 Ok(_) | Err(_) => Err(Error::Other(
-                    "the loop's model has other parameters than the one that the job was started \
-                     with"
+                    "the model in the training loop has different parameters from the model that \
+                     the job started with"
                         .into(),
                 )),
             }
@@ -209,7 +209,7 @@ impl Model for LoopModel {
         loop {
             self.set(inputs.dense)?;
             let turn = Turn { records: inputs.batch.records.clone(), seed };
-            let over = |_| Error::Other("the training loop has ended before the job".into());
+            let over = |_| Error::Other("the training loop exited before the job finished".into());
             self.turn.send(turn).map_err(|_| over(()))?;
             match self.answer.recv().map_err(|_| over(()))? {
                 Answer::Computed { loss } => {
@@ -223,11 +223,11 @@ impl Model for LoopModel {
     }
 
     fn evaluate(&mut self, _inputs: Inputs<'_>, _: &mut Measures) -> Result<Outcome, Error> {
-        Err(no_pass("evaluated"))
+        Err(no_pass("evaluation"))
     }
 
     fn predict(&mut self, _inputs: Inputs<'_>) -> Result<Predictions, Error> {
-        Err(no_pass("predicted"))
+        Err(no_pass("prediction"))
     }
 
     fn finish(&mut self, dense: &[f32]) {
@@ -237,11 +237,11 @@ impl Model for LoopModel {
 }
 
 fn no_model() -> Error {
-    Error::Other("the loop handed a gradient over without a model".into())
+    Error::Other("the training loop passed a gradient without a model".into())
 }
 
 fn no_pass(what: &str) -> Error {
-    Error::Other(format!("a loop of the user's own cannot be {what} by the job"))
+    Error::Other(format!("the job cannot run {what} with a custom training loop"))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -36,13 +36,13 @@ pub enum Challenge {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot read `{0}`, where `docker login` keeps passwords")]
+    #[error("cannot read `{0}`, where `docker login` stores passwords")]
     Read(PathBuf, #[source] io::Error),
-    #[error("`{0}`, where `docker login` keeps passwords, makes no sense")]
+    #[error("invalid `{0}`, where `docker login` stores passwords")]
     Json(PathBuf, #[source] serde_json::Error),
-    #[error("the password of `{host}` in `{file}` makes no sense; run `docker login {host}` again")]
+    #[error("invalid password for `{host}` in `{file}`; run `docker login {host}` again")]
     Password { host: String, file: PathBuf },
-    #[error("`{program}`, which keeps the passwords of `{host}`, does not run")]
+    #[error("cannot run `{program}`, which stores the passwords for `{host}`")]
     Helper {
         program: String,
         host: String,

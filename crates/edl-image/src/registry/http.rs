@@ -77,15 +77,15 @@ pub(super) struct Answer {
 pub(super) enum Error {
     #[error("{}", last_cause(.0))]
     Http(legacy::Error),
-    #[error("the request cannot be written")]
+    #[error("cannot build the request")]
     Request(#[source] http::Error),
-    #[error("no answer within {} s", .0.as_secs())]
+    #[error("no response within {} s", .0.as_secs())]
     Silent(Duration),
-    #[error("nothing was taken for {} s", .0.as_secs())]
+    #[error("upload stalled for {} s", .0.as_secs())]
     Stuck(Duration),
     #[error("more than {MAX_REDIRECTS} redirects")]
     Redirects,
-    #[error("the answer broke off")]
+    #[error("the response ended early")]
     Body(#[source] io::Error),
     #[error("{0}")]
     File(String),
@@ -220,7 +220,7 @@ impl Answer {
             let frame = self.driver.run(async {
                 timeout(self.limits.progress, self.body.frame()).await.map_err(|_| {
                     let silence = self.limits.progress.as_secs();
-                    io::Error::new(io::ErrorKind::TimedOut, format!("nothing came for {silence} s"))
+                    io::Error::new(io::ErrorKind::TimedOut, format!("no data for {silence} s"))
                 })
             });
             let Some(frame) = frame.map_err(Error::Body)? else { break };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A first model, yours to change: classes of 28x28 pictures, in Keras.
+"""An example model in Keras that classifies 28x28 images; edit as needed.
 
 elasticdl train --model_zoo=/model_zoo --model_def=my_model.custom_model --training_data=DIR
 """
@@ -30,7 +30,7 @@ def optimizer(lr=0.001):
 
 
 def feed(dataset, mode, metadata):
-    """Records become features and, unless the model predicts, labels."""
+    """Converts records to features and, except for prediction, labels."""
     if keras.backend.backend() == "tensorflow":
         return dataset.map(lambda record: parse(record, mode))
     pixels = dataset["image"]

@@ -26,13 +26,14 @@ fn an_image_of_built_in_models_runs_nothing_while_it_is_built() {
     assert!(written.contains(&dir.path().join("model_zoo/job.yaml")), "{written:?}");
     let text = fs::read_to_string(dir.path().join("Dockerfile")).unwrap();
     expect![[r#"
-        # Written by `elasticdl zoo init`, and yours to change. Build it: elasticdl zoo build --image=NAME:TAG
+        # Created by `elasticdl zoo init`; edit as needed.
+        # Build it: elasticdl zoo build --image=NAME:TAG
         ARG BASE_IMAGE=scratch
         FROM ${BASE_IMAGE}
-        # The command and what it needs; `elasticdl zoo build` puts it there.
+        # The elasticdl command and its libraries, added by `elasticdl zoo build`.
         COPY .elasticdl/ /
         COPY model_zoo/ /model_zoo/
-        # Containers have no rights and a read-only disk: only /tmp can be written.
+        # Containers run unprivileged with a read-only file system: only /tmp is writable.
         ENV PATH=/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONPATH=/model_zoo
         WORKDIR /
         USER 1000:1000
@@ -62,7 +63,8 @@ fn a_python_image_installs_what_every_model_asks_for() {
     };
     wanted.write(root, false).unwrap();
     expect![[r#"
-        # Written by `elasticdl zoo init`, and yours to change. Build it: elasticdl zoo build --image=NAME:TAG
+        # Created by `elasticdl zoo init`; edit as needed.
+        # Build it: elasticdl zoo build --image=NAME:TAG
         ARG BASE_IMAGE=host.example/python:1
         FROM ${BASE_IMAGE}
         ARG EXTRA_PYPI_INDEX=https://index.example/simple
@@ -71,7 +73,7 @@ fn a_python_image_installs_what_every_model_asks_for() {
         COPY model_zoo/ /model_zoo/
         RUN pip install --no-cache-dir --extra-index-url=${EXTRA_PYPI_INDEX} -r /model_zoo/a/requirements.txt
         COPY site.py /cluster_spec/
-        # Containers have no rights and a read-only disk: only /tmp can be written.
+        # Containers run unprivileged with a read-only file system: only /tmp is writable.
         ENV PATH=/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONPATH=/model_zoo
         WORKDIR /
         USER 1000:1000
@@ -102,13 +104,13 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
     let refused = |wanted: Skeleton| wanted.write(dir.path(), false).unwrap_err().to_string();
     let rust = || skeleton(Language::Rust);
     let outside = refused(Skeleton { model_zoo: "..".into(), ..rust() });
-    assert!(outside.contains("is outside of"), "{outside}");
+    assert!(outside.contains("is outside `"), "{outside}");
     let no_file = refused(Skeleton { cluster_spec: Some("none.py".into()), ..rust() });
-    assert!(no_file.starts_with("there is no file `none.py`"), "{no_file}");
+    assert!(no_file.starts_with("file `none.py` not found"), "{no_file}");
     let no_folder = refused(Skeleton { local_pkg_dir: Some("none".into()), ..rust() });
     assert!(no_folder.contains("check --local_pkg_dir"), "{no_folder}");
     fs::create_dir(dir.path().join("pkg")).unwrap();
     let no_wheel = refused(Skeleton { local_pkg_dir: Some("pkg".into()), ..rust() });
-    assert!(no_wheel.contains("has no wheel"), "{no_wheel}");
+    assert!(no_wheel.contains("contains no wheel"), "{no_wheel}");
     assert!(!dir.path().join("Dockerfile").exists());
 }

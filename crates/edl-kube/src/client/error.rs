@@ -9,35 +9,35 @@ type Source = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "there is no cluster to ask: set KUBECONFIG to its kubeconfig, or leave --image_name and --namespace out to use this machine"
+        "no cluster configured: set KUBECONFIG to its kubeconfig, or omit --image_name and --namespace to use this machine"
     )]
     NoCluster { source: Source },
-    #[error("the cluster does not answer")]
+    #[error("the cluster is not responding")]
     Unreachable { source: Source },
     #[error(
-        "namespace `{namespace}` does not exist; make it by `kubectl create namespace {namespace}`"
+        "namespace `{namespace}` does not exist; create it with `kubectl create namespace {namespace}`"
     )]
     NoNamespace { namespace: String },
     #[error(
-        "volume claim `{claim}` does not exist in namespace `{namespace}`; create it, or name another by --volume"
+        "volume claim `{claim}` does not exist in namespace `{namespace}`; create it, or use another with --volume"
     )]
     NoClaim { claim: String, namespace: String },
     #[error(
-        "PriorityClass `{class}` does not exist; create it, e.g. by `kubectl apply -f manifests/examples/high-prio.yaml`"
+        "PriorityClass `{class}` does not exist; create it, e.g. with `kubectl apply -f manifests/examples/high-prio.yaml`"
     )]
     NoClass { class: String },
-    #[error("{message}; raise the quota of namespace `{namespace}`, or ask for less")]
+    #[error("{message}; raise the quota of namespace `{namespace}`, or request less")]
     Quota { message: String, namespace: String },
     /// The API server's own sentence names who, what and where.
     #[error("{message}")]
     Forbidden { message: String },
-    #[error("the job name `{job}` is taken in namespace `{namespace}`")]
+    #[error("job name `{job}` is already in use in namespace `{namespace}`")]
     Taken { job: String, namespace: String },
     #[error("cannot {verb} {object}: {message}")]
     Refused { verb: &'static str, object: String, message: String },
-    #[error("configmap `{name}` holds no job of this version of elasticdl")]
+    #[error("configmap `{name}` contains no job that this version of elasticdl can read")]
     NoJob { name: String, source: Source },
-    #[error("secret `{secret}` holds no key")]
+    #[error("secret `{secret}` contains no key")]
     NoKey { secret: String },
     #[error("cannot reach pod `{pod}`")]
     Forward { pod: String, source: Source },

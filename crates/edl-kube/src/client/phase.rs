@@ -63,11 +63,11 @@ pub fn phase(pod: &Pod) -> Phase {
         let message = waiting.message.unwrap_or_default();
         let image = container.map(|container| container.image).unwrap_or_default();
         if NO_IMAGE.contains(&reason.as_str()) {
-            let text = format!("image `{image}` cannot be had ({reason}): {message}");
+            let text = format!("cannot pull image `{image}` ({reason}): {message}");
             return Phase::Waiting(Some(Trouble { text, is_final: true }));
         }
         if NO_START.contains(&reason.as_str()) {
-            let text = format!("the container does not start ({reason}): {message}");
+            let text = format!("the container cannot start ({reason}): {message}");
             return Phase::Waiting(Some(Trouble { text, is_final: true }));
         }
     }
@@ -77,7 +77,7 @@ pub fn phase(pod: &Pod) -> Phase {
         .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
     let trouble = unscheduled.and_then(|condition| condition.message).map(|message| Trouble {
         is_final: message.contains("persistentvolumeclaim") && message.contains("not found"),
-        text: format!("no node takes it: {message}"),
+        text: format!("unschedulable: {message}"),
     });
     Phase::Waiting(trouble)
 }

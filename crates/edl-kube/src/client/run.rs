@@ -49,7 +49,7 @@ impl Cluster {
             created.map_err(|error| self.refused("create", "pod", &pod, error))?;
             let said = self.output_of(&pod).await;
             let _gone_with_the_job_at_last = pods.delete(&pod, &DeleteParams::default()).await;
-            said?.ok_or_else(|| failed("it did not end in time".into()))
+            said?.ok_or_else(|| failed("it did not finish in time".into()))
         })
     }
 

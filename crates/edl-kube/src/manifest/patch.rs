@@ -93,13 +93,13 @@ fn apply<T: DeserializeOwned + Serialize>(
         merge_maps(value.as_object_mut().expect("objects are maps"), patch);
     }
     let unfit = |error: serde_json::Error| {
-        Invalid(format!("--cluster_spec: what comes of its patches is refused: {error}"))
+        Invalid(format!("--cluster_spec: the patched object is invalid: {error}"))
     };
     let object: T = serde_json::from_value(value).map_err(unfit)?;
     let written = serde_json::to_value(&object).map_err(unfit)?;
     for (name, patch) in patches {
         if let Some(path) = unknown(&written, patch) {
-            return Err(Invalid(format!("--cluster_spec: `{name}{path}` is no field of its kind")));
+            return Err(Invalid(format!("--cluster_spec: unknown field `{name}{path}`")));
         }
     }
     Ok(object)

@@ -35,7 +35,7 @@ const follow = async () => {
       await look();
       $("link").textContent = "";
     } catch {
-      $("link").textContent = "the operator does not answer; trying again";
+      $("link").textContent = "operator not responding; retrying";
     }
     await rest(document.hidden ? HIDDEN_PAUSE_MS : PAUSE_MS);
   }
@@ -70,14 +70,14 @@ const drawSoon = throttled(() => draw());
 const draw = () => {
   const { leads, cluster, history } = model.all;
   const state = $("state");
-  notice(cluster && cluster.trouble ? cluster.trouble : !leads ? "This operator stands by: another one acts, and its page shows the cluster." : "");
+  notice(cluster && cluster.trouble ? cluster.trouble : !leads ? "This operator is on standby. The active operator's page shows the cluster." : "");
   if (!cluster) {
-    state.textContent = leads ? "looking" : "stands by";
+    state.textContent = leads ? "loading" : "standby";
     return;
   }
   const live = cluster.jobs.filter((job) => !ENDED.includes(job.state));
   const waiting = live.filter((job) => job.planned === 0).length;
-  const told = leads ? `${live.length} live, ${waiting} waiting` : "stands by";
+  const told = leads ? `${live.length} active, ${waiting} waiting` : "standby";
   if (state.textContent !== told) state.textContent = told;
   state.className = leads ? "pill good" : "pill";
   document.title = `${told} – elasticdl cluster`;
@@ -90,9 +90,9 @@ const draw = () => {
   const since = clock(history.since_secs);
   const [from, now] = times();
   $("since").textContent = history.from_secs > history.since_secs
-    ? `The last ${span(now - from)}; this operator has been looking since ${since}.`
-    : `Since ${since}, when this operator began to look; what was before it does not know.`;
-  $("foot").textContent = `policy ${cluster.policy} · jobs grow until ${(cluster.max_load * 100).toFixed(0)} % of the cluster is asked for · as of ${clock(cluster.at_secs)}`;
+    ? `The last ${span(now - from)}. This operator has been running since ${since}.`
+    : `Since ${since}, when this operator started. Earlier history is not available.`;
+  $("foot").textContent = `policy ${cluster.policy} · jobs scale up to ${(cluster.max_load * 100).toFixed(0)} % cluster load · as of ${clock(cluster.at_secs)}`;
 };
 const KINDS = [
   ["CPU", "cpu_milli", (n) => `${short(n / 1000)} cores`],
@@ -103,10 +103,10 @@ const percent = (part, all) => all > 0 ? `${Math.round(part * 100 / all)} %` : "
 const drawTiles = (cluster, live, waiting) => {
   const sum = (pick) => live.reduce((all, job) => all + pick(job), 0);
   const { ready, cordoned, leaving } = cluster.nodes;
-  const apart = [cordoned ? `${cordoned} cordoned` : "", leaving ? `${leaving} leaving` : ""].filter(Boolean).join(", ");
+  const apart = [cordoned ? `${cordoned} cordoned` : "", leaving ? `${leaving} being removed` : ""].filter(Boolean).join(", ");
   const tiles = [
-    ["Jobs", String(live.length - waiting), waiting ? `${waiting} waiting` : "nobody waits"],
-    ["Workers", `${sum((job) => job.running)} of ${sum((job) => job.planned)}`, "running, of those wanted"],
+    ["Jobs", String(live.length - waiting), waiting ? `${waiting} waiting` : "none waiting"],
+    ["Workers", `${sum((job) => job.running)} of ${sum((job) => job.planned)}`, "running, of those planned"],
     ["Nodes", String(ready), apart || "all ready"],
   ].map(([name, value, more]) => {
     const tile = el("div", { className: "tile" }, el("span", {}, name), el("b", {}, value), el("small", {}, more));
@@ -118,7 +118,7 @@ const drawTiles = (cluster, live, waiting) => {
     if (!total) continue;
     const bar = el("div", { className: "stack" });
     bar.setAttribute("role", "img");
-    bar.setAttribute("aria-label", `${name}: ${percent(jobs, total)} by jobs, ${percent(others, total)} by others`);
+    bar.setAttribute("aria-label", `${name}: ${percent(jobs, total)} training jobs, ${percent(others, total)} other pods`);
     for (const [part, colour] of [[jobs, "var(--compute)"], [others, "var(--idle)"]]) {
       const piece = el("i");
       piece.style.width = `${part * 100 / total}%`;
@@ -126,7 +126,7 @@ const drawTiles = (cluster, live, waiting) => {
       bar.append(piece);
     }
     const tile = el("div", { className: "tile" }, el("span", {}, name), el("b", {}, percent(jobs + others, total)), bar,
-      el("small", {}, `jobs ${amount(jobs)}, others ${amount(others)}, of ${amount(total)}`));
+      el("small", {}, `jobs ${amount(jobs)}, other ${amount(others)}, of ${amount(total)}`));
     tile.dataset.tile = name;
     tiles.push(tile);
   }
@@ -193,7 +193,7 @@ const drawStacked = (cluster) => {
 const drawLoads = (cluster, history) => {
   const colours = ["var(--compute)", "var(--communicate)", "var(--redo)"];
   const now = KINDS.map(([name, kind]) => cluster.total[kind] ? `${name} ${percent(cluster.of_jobs[kind] + cluster.of_others[kind], cluster.total[kind])}` : "").filter(Boolean);
-  const { svg, X, Y } = axes($("loads"), `Share of the cluster that pods ask for; now ${now.join(", ")}`, 100, (y) => `${y} %`);
+  const { svg, X, Y } = axes($("loads"), `Share of the cluster requested by pods; now ${now.join(", ")}`, 100, (y) => `${y} %`);
   const limit = Y(cluster.max_load * 100);
   svg.append(make("line", { class: "limit", x1: BOX.left, x2: X(cluster.at_secs), y1: limit, y2: limit }));
   KINDS.forEach(([name, kind], n) => {
@@ -232,7 +232,7 @@ const drawJobs = (cluster) => {
   shown.forEach((job) => fillCard(model.cards.get(job.id), job, width));
   const rest = found.length - shown.length;
   $("more-jobs").hidden = rest === 0 && found.length > 0;
-  $("more-jobs").textContent = rest ? `and ${whole(rest)} more: show only some by their name` : cluster.jobs.length ? "no such job" : "there are no TrainingJobs";
+  $("more-jobs").textContent = rest ? `and ${whole(rest)} more; use the filter to find them` : cluster.jobs.length ? "no matching jobs" : "no TrainingJobs found";
 };
 const part = (tag, name) => el(tag, { className: name });
 const newCard = (job) => {
@@ -249,7 +249,7 @@ const newCard = (job) => {
     part("div", "band"),
     el("div", { className: "far" }, part("span", "told"), track),
     part("p", "why"),
-    el("details", {}, el("summary", {}, "Its own page"), el("code"), " opens it at http://localhost:8080/"));
+    el("details", {}, el("summary", {}, "Job page"), "Run ", el("code"), ", then open http://localhost:8080/"));
   card.dataset.job = `${job.namespace}/${job.name}`;
   return card;
 };
@@ -259,7 +259,7 @@ const put = (card, name, text) => {
   return node;
 };
 const fillCard = (card, job, width) => {
-  const meta = [job.queue ? `queue ${job.queue}` : "", job.priority ? `priority ${job.priority}` : "", job.servers ? `${job.servers} servers` : ""];
+  const meta = [job.queue ? `queue ${job.queue}` : "", job.priority ? `priority ${job.priority}` : "", job.servers ? `${job.servers} ${job.servers === 1 ? "server" : "servers"}` : ""];
   put(card, ".meta", meta.filter(Boolean).join(" · "));
   put(card, ".size b", job.told === job.planned ? `${job.running} of ${job.planned}` : `${job.told} → ${job.planned}`);
   const pill = put(card, ".pill", job.state || "new");
@@ -283,7 +283,7 @@ const drawBand = (box, job, width) => {
   const high = Math.max(1, job.max || 0, ...steps.map(([, wanted, running]) => Math.max(wanted, running)));
   const { X, Y } = place(width, height, top, bottom, left);
   const y = Y(high), sizes = steps.map(([, , running]) => running);
-  const label = `${job.namespace}/${job.name}: ${job.running} workers run, ${job.planned} are wanted${job.max ? `, between ${job.min} and ${job.max}` : ""}; since the picture begins ${Math.min(...sizes, job.running)} to ${Math.max(...sizes, job.running)}`;
+  const label = `${job.namespace}/${job.name}: ${job.running} workers running, ${job.planned} planned${job.max ? `, between ${job.min} and ${job.max}` : ""}; range shown ${Math.min(...sizes, job.running)} to ${Math.max(...sizes, job.running)}`;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   const limits = job.max === null ? [] : job.min === job.max ? [[job.max, `${job.max}`]] : [[job.min, `min ${job.min}`], [job.max, `max ${job.max}`]];
   for (const [n, name] of limits) {
@@ -301,10 +301,10 @@ const drawBand = (box, job, width) => {
 };
 
 // ---- queues and services ----
-const amounts = (bound) => !bound ? "–" : KINDS.filter(([, kind]) => bound[kind]).map(([name, kind, amount]) => name === "CPU" ? amount(bound[kind]) : `${amount(bound[kind])}${name === "GPU" ? " GPU" : ""}`).join(", ") || "nothing";
+const amounts = (bound) => !bound ? "–" : KINDS.filter(([, kind]) => bound[kind]).map(([name, kind, amount]) => name === "CPU" ? amount(bound[kind]) : `${amount(bound[kind])}${name === "GPU" ? " GPU" : ""}`).join(", ") || "none";
 const drawQueues = (cluster) => {
   $("queues").tBodies[0].replaceChildren(...cluster.queues.map((queue) => {
-    const cells = [queue.weight, amounts(queue.used), queue.quota ? amounts(queue.quota) : "no limit", queue.quota ? queue.borrow ? amounts(queue.borrow) : "what is left" : "–", queue.n_served, queue.n_waiting];
+    const cells = [queue.weight, amounts(queue.used), queue.quota ? amounts(queue.quota) : "no limit", queue.quota ? queue.borrow ? amounts(queue.borrow) : "no limit" : "–", queue.n_served, queue.n_waiting];
     const row = el("tr", {}, el("th", { scope: "row" }, queue.name), ...cells.map((text) => el("td", {}, String(text))));
     row.dataset.queue = queue.name;
     return row;
