@@ -25,7 +25,7 @@ pub struct File {
 /// The definition alone.
 #[must_use]
 pub fn definition() -> String {
-    document("The TrainingJob type: see `kubectl explain trainingjob.spec`.", &[crd::definition()])
+    document("TrainingJob fields: `kubectl explain trainingjob.spec`.", &[crd::definition()])
 }
 
 /// All files, in the order of their names, in which `kubectl apply -f FOLDER` applies them: the
@@ -39,11 +39,11 @@ pub fn files(namespace: &str, image: &str) -> Vec<File> {
     ]
 }
 
-const RBAC: &str = "The operator's permissions: only what it uses. It creates Secrets for its jobs \
-                    and reads none.\n# The pods of jobs have separate permissions: see \
+const RBAC: &str = "Permissions of the operator: only what it uses. It creates Secrets for its \
+                    jobs but cannot read them.\n# For the permissions of the jobs' pods, see \
                     manifests/elasticdl-rbac.yaml.";
 
-const DEPLOYMENT: &str = "The operator. Replicas are safe to add: one is active, the others wait.";
+const DEPLOYMENT: &str = "The operator. Several replicas can run; only one acts at a time.";
 
 fn rights(namespace: &str) -> Vec<Value> {
     let rule = |group: &str, resources: &[&str], verbs: &[&str]| {

@@ -204,7 +204,7 @@ mod tests {
             role: "worker".into(),
             id: 4,
             state: "waiting".into(),
-            why: "unschedulable: 0/3 nodes are available".into(),
+            why: "no node can run it: 0/3 nodes are available".into(),
             ..Instance::default()
         };
         let status = JobStatus {
@@ -240,7 +240,7 @@ mod tests {
 
             PROCESS     PID      STATE        RESTARTS  ADDRESS
             worker-3    4242     running      1
-            worker-4    0        waiting      0         unschedulable: 0/3 nodes are available
+            worker-4    0        waiting      0         no node can run it: 0/3 nodes are available
         "]]
         .assert_eq(&table(&status));
     }

@@ -77,7 +77,7 @@ pub fn phase(pod: &Pod) -> Phase {
         .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
     let trouble = unscheduled.and_then(|condition| condition.message).map(|message| Trouble {
         is_final: message.contains("persistentvolumeclaim") && message.contains("not found"),
-        text: format!("unschedulable: {message}"),
+        text: format!("no node can run it: {message}"),
     });
     Phase::Waiting(trouble)
 }
