@@ -58,7 +58,7 @@ def test_a_running_job_is_seen_changed_ended_and_resumed(client: Client, kubectl
     done = client.train("long", "--num_epochs=0", "--detach")
     assert (done.code, done.out) == (0, "long\n"), done.err
     until("one worker works", lambda: running(client, "long", 1), JOB_LIMIT)
-    assert client("scale", "long", "--workers=2").out == "job long: 1 workers become 2\n"
+    assert client("scale", "long", "--workers=2").out == "job long: workers scaled from 1 to 2\n"
     until("two workers work", lambda: running(client, "long", 2), JOB_LIMIT)
     # Between two epochs it keeps its best model for a moment.
     until("it is listed as running", lambda: "running" in client("list").out, JOB_LIMIT)
@@ -114,7 +114,7 @@ def test_a_quota_of_nothing_is_told_with_its_name(client: Client, kubectl: Kubec
 def test_a_name_that_is_taken_is_refused_with_the_next_step(client: Client) -> None:
     assert client.train("taken", "--num_epochs=0", "--detach").code == 0
     done = client.train("taken")
-    assert done.code == 2 and "`taken` is taken" in done.err, done.err
+    assert done.code == 2 and "`taken` is already in use" in done.err, done.err
     assert "elasticdl attach taken" in done.err
     assert client("stop", "taken").code == 0
 

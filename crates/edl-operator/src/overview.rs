@@ -328,7 +328,7 @@ mod tests {
         world.edit("a", "minibatch_size", json!(77));
         let seen = overview(&mut world);
         let why = row(&seen, "a")["why"].as_str().unwrap();
-        assert!(why.starts_with("`minibatch_size` was changed"), "{why}");
+        assert!(why.starts_with("`minibatch_size` cannot change"), "{why}");
     }
 
     #[test]

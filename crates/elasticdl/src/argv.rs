@@ -31,7 +31,7 @@ const OLD_NAMES: [(&str, &str); 5] = [
 /// Flags that are refused, and why.
 const REFUSED: [(&str, &str); 1] = [(
     "need_tf_config",
-    "is of TensorFlow's own distribution, which elasticdl takes the place of; leave it out",
+    "configures TensorFlow's own distribution, which elasticdl replaces; remove the flag",
 )];
 
 /// Flags of a job on a cluster that the processes of one by hand do not need to be told.
@@ -53,14 +53,14 @@ const TOLD_BY_MASTER: [&str; 13] = [
 
 /// Flags that change nothing, and why; `true` takes a value.
 const HARMLESS: [(&str, &str, bool); 8] = [
-    ("extra_pypi_index", "nothing is installed", true),
-    ("aux_params", "it held only what is a flag now", true),
-    ("log_file_path", "logs are in the job's folder, see `elasticdl logs`", true),
-    ("need_elasticdl_job_service", "it is always on", false),
-    ("need_task_manager", "it is always on", false),
-    ("need_pod_manager", "it is always on", false),
-    ("task_fault_tolerance", "it is always on", false),
-    ("relaunch_timeout_worker", "it is always on, see --task_timeout_secs", false),
+    ("extra_pypi_index", "no packages are installed", true),
+    ("aux_params", "its settings are now separate flags", true),
+    ("log_file_path", "logs are in the job's folder; see `elasticdl logs`", true),
+    ("need_elasticdl_job_service", "always enabled", false),
+    ("need_task_manager", "always enabled", false),
+    ("need_pod_manager", "always enabled", false),
+    ("task_fault_tolerance", "always enabled", false),
+    ("relaunch_timeout_worker", "always enabled; see --task_timeout_secs", false),
 ];
 
 /// Brings the command line into the one form that the parser knows.
@@ -116,7 +116,8 @@ fn harmless(name: &str, is_part: bool) -> anyhow::Result<Option<(&'static str, b
         return Err(refuse(format!("--{name} {why}")));
     }
     if is_part && TOLD_BY_MASTER.contains(&name) {
-        return Ok(Some(("a process by hand has no pod", name != "force_use_kube_config_file")));
+        let why = "manually started processes have no pod";
+        return Ok(Some((why, name != "force_use_kube_config_file")));
     }
     let found = HARMLESS.iter().find(|(harmless, ..)| *harmless == name);
     Ok(found.map(|(_, why, takes_value)| (*why, *takes_value)))
@@ -178,6 +179,6 @@ mod tests {
     fn a_flag_that_nothing_here_can_follow_is_refused_by_name() {
         let args = ["elasticdl", "train", "--need-tf-config=x"].map(OsString::from);
         let error = normalise(args).unwrap_err().to_string();
-        assert!(error.starts_with("--need_tf_config is of TensorFlow's"), "{error}");
+        assert!(error.starts_with("--need_tf_config configures TensorFlow's"), "{error}");
     }
 }

@@ -24,7 +24,7 @@ pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let status = ui.finish();
     if !ended {
         let name = job.name().unwrap_or_default();
-        say(format_args!("the job goes on; `elasticdl stop {name}` ends it"));
+        say(format_args!("the job keeps running; stop it with `elasticdl stop {name}`"));
         return Ok(Exit::Ok);
     }
     let exit = match &status {

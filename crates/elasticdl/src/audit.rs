@@ -36,13 +36,13 @@ pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit
 pub(crate) fn of(job: &Job) -> anyhow::Result<AuditReport> {
     if job.spec()?.job_type != JobType::Train {
         let name = job.name().unwrap_or_default();
-        return Err(refuse(format!("job `{name}` trains nothing; only training can be audited")));
+        return Err(refuse(format!("job `{name}` does not train; only training can be audited")));
     }
     if job.is_running() {
         match crate::runtime()?.block_on(control::within(ask(job))) {
             Ok(report) => return Ok(report),
             // It may have ended just now; its last checkpoint is as good.
-            Err(error) => say(format_args!("{error:#}; the last checkpoint is audited instead")),
+            Err(error) => say(format_args!("{error:#}; auditing the last checkpoint instead")),
         }
     }
     of_checkpoint(job)
@@ -60,7 +60,8 @@ fn of_checkpoint(job: &Job) -> anyhow::Result<AuditReport> {
     let newest = checkpoint::find(&dir).context("cannot read the checkpoints")?.pop();
     let newest = newest.ok_or_else(|| {
         not_found(format!(
-            "job `{}` has left no checkpoint in `{}`, so there is nothing to audit; it trains anew when resumed",
+            "job `{}` has no checkpoint in `{}`, so there is nothing to audit; if resumed, it \
+             trains from scratch",
             spec.job_name,
             dir.display()
         ))
@@ -71,7 +72,8 @@ fn of_checkpoint(job: &Job) -> anyhow::Result<AuditReport> {
         Dataset::open(&spec.training_data, &options).context("cannot open the training data")?;
     if data.fingerprint() != newest.manifest.fingerprint {
         return Err(refuse(format!(
-            "the data in `{}` has changed since job `{}` was trained; restore it to audit the job",
+            "the data in `{}` has changed since job `{}` was trained; restore the data to audit \
+             the job",
             spec.training_data, spec.job_name
         )));
     }
@@ -84,7 +86,7 @@ pub(crate) fn table(report: &AuditReport) -> String {
     let mut text =
         format!("{:<8}{:>14}{:>10}{:>12}\n", "EPOCH", "RECORDS", "MISSING", "DUPLICATED");
     for epoch in &report.epochs {
-        let note = if epoch.finished { "" } else { "  (under way)" };
+        let note = if epoch.finished { "" } else { "  (in progress)" };
         text += &format!(
             "{:<8}{:>14}{:>10}{:>12}{note}\n",
             epoch.epoch,
@@ -96,7 +98,7 @@ pub(crate) fn table(report: &AuditReport) -> String {
     let verdict = if report.clean {
         "every record of every finished epoch was trained exactly once"
     } else {
-        "the books do not balance"
+        "some records were not trained exactly once"
     };
     text + &format!("{} partitions checked: {verdict}\n", report.partitions.len())
 }
@@ -125,7 +127,7 @@ mod tests {
         expect![[r"
             EPOCH          RECORDS   MISSING  DUPLICATED
             0               10,000         0           0
-            1                  640     9,360           0  (under way)
+            1                  640     9,360           0  (in progress)
             0 partitions checked: every record of every finished epoch was trained exactly once
         "]]
         .assert_eq(&table(&report));

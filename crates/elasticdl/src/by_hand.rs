@@ -45,7 +45,7 @@ pub(crate) fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Ex
             resume::Prepared::Ready(ready) => ready,
             resume::Prepared::Succeeded(_) => {
                 return Err(refuse(
-                    "this job has succeeded already; raise --num_epochs to train on",
+                    "this job has already succeeded; to train further, raise --num_epochs",
                 ));
             }
         }
@@ -70,7 +70,7 @@ fn kind(given: &Map<String, Value>) -> anyhow::Result<JobType> {
         |word: &str| given.get(word).and_then(Value::as_str).is_some_and(|data| !data.is_empty());
     match (has("training_data"), has("validation_data"), has("prediction_data")) {
         (true, _, true) => {
-            Err(refuse("--prediction_data and --training_data are two jobs; give one of them"))
+            Err(refuse("--prediction_data and --training_data cannot be used together; choose one"))
         }
         (false, _, true) => Ok(JobType::Predict),
         (false, true, false) => Ok(JobType::Evaluate),
@@ -88,7 +88,7 @@ pub(crate) fn ps(args: &PsArgs) -> anyhow::Result<Exit> {
 /// A worker, by hand or under a supervisor.
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<Exit> {
     if args.ps_addrs.is_some() || args.job_type.is_some() {
-        say("--ps_addrs and --job_type are ignored: the master tells");
+        say("ignoring --ps_addrs and --job_type: the master provides them");
     }
     let joined = join(&args.join)?;
     if let Some(spec) = &joined.spec {
@@ -113,14 +113,15 @@ fn check_same(spec: &JobSpec, args: &WorkerArgs) -> anyhow::Result<()> {
         && model != model_def
     {
         return Err(refuse(format!(
-            "job `{job_name}` trains `{model_def}`, not `{model}`; drop --model_def"
+            "job `{job_name}` trains `{model_def}`, not `{model}`; remove --model_def"
         )));
     }
     if let Some(size) = args.minibatch_size
         && size != *minibatch_size
     {
         return Err(refuse(format!(
-            "job `{job_name}` has batches of {minibatch_size} records, not {size}; drop --minibatch_size"
+            "job `{job_name}` uses batches of {minibatch_size} records, not {size}; remove \
+             --minibatch_size"
         )));
     }
     Ok(())
@@ -131,7 +132,7 @@ fn join(flags: &JoinFlags) -> anyhow::Result<Joined> {
     let key_file = flags.job_key_file.as_deref();
     let job = match (&flags.job_dir, &flags.job_name) {
         (Some(dir), _) => Some(Job::open(dir).ok_or_else(|| {
-            not_found(format!("there is no job in `{}`; check --job_dir", dir.display()))
+            not_found(format!("no job found in `{}`; check --job_dir", dir.display()))
         })?),
         (None, Some(name)) => Some(home.find(Some(name))?),
         (None, None) => None,
@@ -153,12 +154,12 @@ fn join(flags: &JoinFlags) -> anyhow::Result<Joined> {
         (Some(path), _) => {
             let chain = |error| format!("{:#}", anyhow::Error::new(error));
             JobKey::load(path).map_err(|error| {
-                refuse(format!("--job_key_file: {}; give the job's `job.key`", chain(error)))
+                refuse(format!("--job_key_file: {}; use the job's `job.key`", chain(error)))
             })?
         }
         (None, Some(job)) => job.key()?,
         (None, None) => {
-            return Err(refuse("the job's key is not known; give it by --job_key_file"));
+            return Err(refuse("no key for this job; provide it with --job_key_file"));
         }
     };
     let beside_key =
@@ -187,7 +188,8 @@ fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> anyhow::Resul
         }
         if start.elapsed() > MASTER_DEADLINE {
             return Err(not_found(format!(
-                "{what} was not found on this machine; start it first, or name it by --master_addr and --job_key_file"
+                "{what} was not found on this machine; start it first, or provide --master_addr \
+                 and --job_key_file"
             )));
         }
         if !has_told && start.elapsed() > POLL * 5 {

@@ -33,9 +33,7 @@ pub(crate) fn run(args: &ChaosArgs, out: &mut dyn Write) -> anyhow::Result<Exit>
                     writeln!(out, "{role}-{id}: {}", args.how.word())?;
                 }
                 None if args.every.is_none() => {
-                    return Err(refuse(
-                        "there is nobody to harm; `elasticdl status` shows who runs",
-                    ));
+                    return Err(refuse("no running process to target; see `elasticdl status`"));
                 }
                 None => {}
             }
@@ -72,7 +70,7 @@ fn victim(args: &ChaosArgs, status: &JobStatus, rng: &mut Rng) -> Option<(&'stat
 /// What is asked of the master, which would say the same of what it cannot do.
 fn request(args: &ChaosArgs, role: &str, id: u32) -> anyhow::Result<HarmRequest> {
     let time = args.secs.map(Duration::try_from_secs_f64).transpose();
-    let time = time.map_err(|_| refuse("--secs must be a time above 0"))?;
+    let time = time.map_err(|_| refuse("--secs must be greater than 0"))?;
     let millis = time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     if millis == Some(0) {
         return Err(refuse("--secs must be at least 0.001"));

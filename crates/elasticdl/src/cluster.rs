@@ -55,7 +55,7 @@ pub(crate) fn find(arg: &JobArg) -> anyhow::Result<Place> {
             match Remote::find("", Some(name), false) {
                 Ok(remote) => Ok(Place::There(Box::new(remote))),
                 // Whoever has no job here may have meant the cluster, or not.
-                Err(there) => Err(not_found(format!("{here:#}; and on the cluster: {there:#}"))),
+                Err(there) => Err(not_found(format!("{here:#}; on the cluster: {there:#}"))),
             }
         }
         Some(_) | None => Err(here),
@@ -66,7 +66,7 @@ pub(crate) fn find(arg: &JobArg) -> anyhow::Result<Place> {
 pub(crate) fn find_here(arg: &JobArg, command: &str, instead: &str) -> anyhow::Result<Job> {
     if arg.namespace.is_some() {
         return Err(refuse(format!(
-            "`elasticdl {command}` sees jobs of this machine only; on a cluster, {instead}"
+            "`elasticdl {command}` supports only jobs on this machine; on a cluster, {instead}"
         )));
     }
     Home::from_env()?.find(arg.job.as_deref())
@@ -96,9 +96,10 @@ impl Remote {
             let namespace = cluster.namespace();
             not_found(match job {
                 Some(job) => format!(
-                    "there is no job `{job}` in namespace `{namespace}`; `elasticdl list --namespace={namespace}` shows all"
+                    "job `{job}` not found in namespace `{namespace}`; list jobs with `elasticdl \
+                     list --namespace={namespace}`"
                 ),
-                None => format!("there are no jobs in namespace `{namespace}`"),
+                None => format!("no jobs in namespace `{namespace}`"),
             })
         })?;
         Ok(Self { runtime, cluster, found })
@@ -120,7 +121,7 @@ fn handle(spec: &JobSpec, cluster: &Cluster) -> String {
 
 async fn key(cluster: &Cluster, job: &str) -> anyhow::Result<JobKey> {
     let text = cluster.key(job).await.map_err(sentence)?;
-    JobKey::parse(&text).ok_or_else(|| anyhow::anyhow!("the Secret of job `{job}` holds no key"))
+    JobKey::parse(&text).ok_or_else(|| anyhow::anyhow!("the Secret of job `{job}` contains no key"))
 }
 
 /// A cluster's refusal as the command's own, with the exit code that it deserves.

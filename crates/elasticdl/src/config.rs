@@ -43,7 +43,7 @@ pub(crate) fn apply(base: &JobSpec, given: Map<String, Value>) -> anyhow::Result
     let Value::Object(mut words) = value else { unreachable!("a job spec is a struct") };
     overlay(&mut words, given);
     serde_json::from_value(Value::Object(words))
-        .map_err(|error| refuse(format!("the job description does not fit: {error}")))
+        .map_err(|error| refuse(format!("invalid job description: {error}")))
 }
 
 /// The new job that `given` describes; `kind` is the command's.
@@ -53,7 +53,7 @@ pub(crate) fn job(kind: JobType, given: Map<String, Value>) -> anyhow::Result<Jo
     settle_optimizer(&mut spec);
     if spec.job_type != kind {
         let word = kind_word(spec.job_type);
-        return Err(refuse(format!("the file describes a job to {word}; use `elasticdl {word}`")));
+        return Err(refuse(format!("the file has job type `{word}`; use `elasticdl {word}`")));
     }
     Ok(spec)
 }
@@ -83,7 +83,7 @@ pub(crate) fn to_yaml(spec: &JobSpec) -> anyhow::Result<String> {
 fn read(path: &Path) -> anyhow::Result<Map<String, Value>> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {
-        refuse(format!("cannot read `{shown}`: {error}; `elasticdl init` writes one to start from"))
+        refuse(format!("cannot read `{shown}`: {error}; create a template with `elasticdl init`"))
     })?;
     parse(&text).map_err(|problem| refuse(format!("`{shown}`: {problem}")))
 }
@@ -94,7 +94,7 @@ fn parse(text: &str) -> Result<Map<String, Value>, String> {
         Value::Object(words) => words,
         Value::Null => Map::new(),
         Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-            return Err("expected lines of `name: value`".into());
+            return Err("expected lines in the form `name: value`".into());
         }
     };
     let known = serde_json::to_value(JobSpec::default()).map_err(|error| error.to_string())?;
@@ -103,8 +103,8 @@ fn parse(text: &str) -> Result<Map<String, Value>, String> {
     for word in words.keys() {
         if !known.contains(&word.as_str()) {
             return Err(match nearest(word, known.iter().copied()) {
-                Some(near) => format!("unknown word `{word}`; did you mean `{near}`?"),
-                None => format!("unknown word `{word}`; `elasticdl init` lists all"),
+                Some(near) => format!("unknown field `{word}`; did you mean `{near}`?"),
+                None => format!("unknown field `{word}`; `elasticdl init` lists all fields"),
             });
         }
     }
@@ -204,9 +204,9 @@ mod tests {
     fn a_bad_file_is_refused_with_a_sentence() {
         let error = |text| with_file(text, &[]).unwrap_err().to_string();
         let unknown = error("num_worker: 4\n");
-        assert!(unknown.ends_with("unknown word `num_worker`; did you mean `num_workers`?"));
-        assert!(error("- 1\n").ends_with("expected lines of `name: value`"));
-        assert!(error("num_workers: many\n").contains("does not fit"));
+        assert!(unknown.ends_with("unknown field `num_worker`; did you mean `num_workers`?"));
+        assert!(error("- 1\n").ends_with("expected lines in the form `name: value`"));
+        assert!(error("num_workers: many\n").contains("invalid job description"));
         assert!(error("job_type: predict\n").contains("use `elasticdl predict`"));
         let missing = spec(&["--config=no/such/file"]).unwrap_err().to_string();
         assert!(missing.contains("`no/such/file`") && missing.contains("elasticdl init"));

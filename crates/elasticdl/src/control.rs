@@ -24,7 +24,7 @@ pub(crate) async fn connect(job: &Job) -> anyhow::Result<MasterClient<Channel>> 
     let master = job.master().filter(|_| job.is_running());
     let master = master.ok_or_else(|| Refusal {
         exit: Exit::NotFound,
-        text: format!("job `{name}` does not run; `elasticdl status {name}` tells how it ended"),
+        text: format!("job `{name}` is not running; see `elasticdl status {name}`"),
     })?;
     connect_to(&master.address, &job.key()?, &name).await
 }
@@ -37,7 +37,7 @@ pub(crate) async fn connect_to(
 ) -> anyhow::Result<MasterClient<Channel>> {
     let channel = edl_net::tls::connect(address, key, CONNECT_TIMEOUT)
         .await
-        .with_context(|| format!("the master of job `{name}` does not answer"))?;
+        .with_context(|| format!("the master of job `{name}` is not responding"))?;
     Ok(MasterClient::new(channel).max_decoding_message_size(edl_net::MAX_MESSAGE))
 }
 
@@ -72,5 +72,5 @@ async fn answer<T>(
     timeout: Duration,
     ask: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    tokio::time::timeout(timeout, ask).await.context("the master does not answer")?
+    tokio::time::timeout(timeout, ask).await.context("the master is not responding")?
 }

@@ -65,7 +65,7 @@ fn write_options(write: &WriteFlags) -> anyhow::Result<ImportOptions> {
     let compressor = all.into_iter().find(|compressor| compressor.name() == write.compression);
     let compressor = compressor.ok_or_else(|| {
         let known = all.map(Compressor::name).join(", ");
-        refuse(format!("--compression `{}` is unknown; choose from {known}", write.compression))
+        refuse(format!("unknown --compression `{}`; choose from {known}", write.compression))
     })?;
     if write.files == 0 {
         return Err(refuse("--files must be at least 1"));

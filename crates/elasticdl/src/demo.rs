@@ -34,7 +34,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let home = Home::from_env()?;
     say(format_args!(
-        "{WORKERS} workers train a small convolutional network; some of them, and the master, will be killed"
+        "training a small convolutional network with {WORKERS} workers; the demo will kill some of \
+         them, and the master"
     ));
     let shaken = start(&home, args, "shaken", WORKERS)?;
     let mut plan = Plan::new(args.seed);
@@ -42,13 +43,13 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> anyhow::Result<Exit> 
         let pid = plan.due(status)?;
         Some(match kill(pid.pid) {
             Ok(()) => format!("{} was killed (kill -9 {})", pid.name, pid.pid),
-            Err(error) => format!("{} cannot be killed: {error}", pid.name),
+            Err(error) => format!("cannot kill {}: {error}", pid.name),
         })
     };
     if top::can_show() && !args.plain {
         if top::show(&shaken, &mut strike)? == top::Watched::UserLeft {
             let name = shaken.name().unwrap_or_default();
-            say(format_args!("the job goes on unharmed; `elasticdl stop {name}` ends it"));
+            say(format_args!("the job keeps running; stop it with `elasticdl stop {name}`"));
             return Ok(Exit::Stopped);
         }
     } else {
@@ -59,16 +60,16 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> anyhow::Result<Exit> 
         })?;
     }
     let n_blows = plan.n_done();
-    say("now the same job undisturbed, with one worker");
+    say("now running the same job with one worker and no faults");
     let calm = start(&home, args, "calm", 1)?;
     watch(&calm, &mut |_| {})?;
     let (first, second) = (hash(&shaken)?, hash(&calm)?);
     let report = audit::of(&shaken)?;
     out.write_all(audit::table(&report).as_bytes())?;
     writeln!(out, "{WORKERS} workers, {n_blows} processes killed: sha256 {first}")?;
-    writeln!(out, "1 worker, nothing killed:         sha256 {second}")?;
+    writeln!(out, "1 worker, no process killed:      sha256 {second}")?;
     let is_same = first == second;
-    let verdict = if is_same { "the same bits" } else { "THE BITS DIFFER" };
+    let verdict = if is_same { "results are bit-identical" } else { "RESULTS DIFFER" };
     writeln!(out, "{verdict}")?;
     Ok(if is_same && report.clean { Exit::Ok } else { Exit::Failed })
 }
@@ -80,7 +81,7 @@ fn start(home: &Home, args: &DemoArgs, which: &str, workers: u32) -> anyhow::Res
     let name = (1..)
         .map(|number| format!("demo-{number}-{which}"))
         .find(|name| home.find(Some(name)).is_err())
-        .context("every name is taken")?;
+        .context("no free job name")?;
     word("job_name", name.into());
     word("model_def", "mnist_cnn".into());
     word("distribution_strategy", Strategy::Allreduce.name().into());
@@ -107,20 +108,17 @@ fn watch(job: &Job, look: &mut dyn FnMut(&JobStatus)) -> anyhow::Result<()> {
         }
         anyhow::ensure!(
             begun.elapsed() < LIMIT,
-            "job `{name}` takes too long; `elasticdl stop {name}`"
+            "job `{name}` is taking too long; stop it with `elasticdl stop {name}`"
         );
         std::thread::sleep(POLL);
     }
     let state = job.state();
-    anyhow::ensure!(
-        state == "succeeded",
-        "job `{name}` has {state}; `elasticdl logs {name}` tells why"
-    );
+    anyhow::ensure!(state == "succeeded", "job `{name}` has {state}; see `elasticdl logs {name}`");
     Ok(())
 }
 
 fn kill(pid: u32) -> anyhow::Result<()> {
-    Ok(signals::send(pid, Signal::KILL).context("it has no process here")??)
+    Ok(signals::send(pid, Signal::KILL).context("no such process on this machine")??)
 }
 
 /// Of the exported weights.

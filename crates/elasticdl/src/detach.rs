@@ -55,7 +55,7 @@ pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
         std::thread::sleep(POLL);
     }
     writeln!(out, "{name}")?;
-    say(format_args!("the job runs in the background; watch it by `elasticdl attach {name}`"));
+    say(format_args!("job running in the background; watch it with `elasticdl attach {name}`"));
     Ok(Exit::Ok)
 }
 
@@ -63,9 +63,9 @@ pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
 pub(crate) fn supervise(args: &SuperviseArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let SuperviseArgs { job_dir, resume } = args;
     // Away from the terminal, whose end would end the job.
-    rustix::process::setsid().context("cannot leave the terminal")?;
+    rustix::process::setsid().context("cannot detach from the terminal")?;
     let job = Job::open(job_dir)
-        .ok_or_else(|| not_found(format!("there is no job in `{}`", job_dir.display())))?;
+        .ok_or_else(|| not_found(format!("no job found in `{}`", job_dir.display())))?;
     let hold = submit::hold(&job)?;
     let ui = Ui::new(&job);
     submit::supervise(Ready { job, hold, resume: *resume }, ui, out)

@@ -52,7 +52,7 @@ pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<Exit> {
             findings.push(Finding { what: "jobs", result: left_over(&home) });
         }
         Err(error) => {
-            let result = fail(error.to_string(), "export ELASTICDL_HOME=/some/folder");
+            let result = fail(error.to_string(), "export ELASTICDL_HOME=/path/to/folder");
             findings.push(Finding { what: "jobs folder", result });
         }
     }
@@ -65,13 +65,13 @@ fn write(findings: &[Finding], out: &mut dyn Write) -> anyhow::Result<Exit> {
             Ok(found) => writeln!(out, "ok    {what:<13} {found}")?,
             Err(Failure { problem, mend }) => {
                 writeln!(out, "FAIL  {what:<13} {problem}")?;
-                writeln!(out, "      {:<13} mend it: {mend}", "")?;
+                writeln!(out, "      {:<13} fix: {mend}", "")?;
             }
         }
     }
     let failed = findings.iter().filter(|finding| finding.result.is_err()).count();
     if failed == 0 {
-        writeln!(out, "this machine can train")?;
+        writeln!(out, "this machine is ready to train")?;
         return Ok(Exit::Ok);
     }
     writeln!(out, "{failed} of {} checks failed", findings.len())?;
@@ -87,17 +87,17 @@ fn open_files() -> Result<String, Failure> {
     let limit = getrlimit(Resource::Nofile).current;
     match limit {
         Some(limit) if limit < MIN_FILES => fail(
-            format!("at most {limit} open files are allowed"),
+            format!("the limit of {limit} open files is too low"),
             format!("ulimit -n {MIN_FILES}"),
         ),
-        Some(limit) => Ok(format!("up to {limit}")),
+        Some(limit) => Ok(format!("limit {limit}")),
         None => Ok("no limit".into()),
     }
 }
 
 fn loopback() -> Result<String, Failure> {
     match TcpListener::bind("127.0.0.1:0") {
-        Ok(_) => Ok("127.0.0.1 takes connections".into()),
+        Ok(_) => Ok("127.0.0.1 accepts connections".into()),
         Err(error) => fail(format!("cannot listen on 127.0.0.1: {error}"), "ip link set lo up"),
     }
 }
@@ -106,16 +106,16 @@ fn models() -> Result<String, Failure> {
     for name in edl_zoo::names() {
         let spec = JobSpec { model_def: (*name).to_owned(), ..JobSpec::default() };
         if let Err(error) = edl_zoo::open(&spec) {
-            return fail(format!("model `{name}` does not open: {error}"), "reinstall elasticdl");
+            return fail(format!("cannot open model `{name}`: {error}"), "reinstall elasticdl");
         }
     }
     Ok(edl_zoo::names().join(", "))
 }
 
 fn data() -> Result<String, Failure> {
-    let mend = "run from the repository, or name other data by --training_data";
+    let mend = "run from the repository, or provide other data with --training_data";
     let Some(folder) = shipped::find() else {
-        return fail("data/fashion_mnist is not here", mend);
+        return fail("data/fashion_mnist not found", mend);
     };
     let train = folder.join("train");
     match edl_data::Dataset::open(&train.to_string_lossy(), &edl_data::OpenOptions::default()) {
@@ -131,10 +131,10 @@ fn existing(path: &Path) -> &Path {
 
 fn folder(jobs: &Path) -> Result<String, Failure> {
     match tempdir_in(existing(jobs)) {
-        Ok(()) => Ok(format!("{} can be written", jobs.display())),
+        Ok(()) => Ok(format!("{} is writable", jobs.display())),
         Err(error) => fail(
             format!("cannot write to `{}`: {error}", jobs.display()),
-            "export ELASTICDL_HOME=/a/folder/of/yours",
+            "export ELASTICDL_HOME=/path/to/writable/folder",
         ),
     }
 }
@@ -146,14 +146,14 @@ fn space(jobs: &Path) -> Result<String, Failure> {
             let shown = format!("{} MiB", free >> 20);
             if free < MIN_FREE {
                 return fail(
-                    format!("only {shown} are free"),
-                    "elasticdl clean --all, or move ELASTICDL_HOME",
+                    format!("only {shown} free"),
+                    "run `elasticdl clean --all`, or move ELASTICDL_HOME",
                 );
             }
             Ok(shown)
         }
         Err(error) => {
-            fail(format!("cannot look at the disk: {error}"), "choose another ELASTICDL_HOME")
+            fail(format!("cannot read free disk space: {error}"), "choose another ELASTICDL_HOME")
         }
     }
 }
@@ -164,7 +164,7 @@ fn socket(jobs: &Path) -> Result<String, Failure> {
     let _never_made = std::fs::remove_file(&path);
     match bound {
         Ok(_) => Ok("work".into()),
-        Err(error) => fail(format!("{error}"), "choose a shorter ELASTICDL_HOME on a local disk"),
+        Err(error) => fail(format!("{error}"), "use a shorter ELASTICDL_HOME on a local disk"),
     }
 }
 
@@ -174,8 +174,8 @@ fn left_over(home: &Home) -> Result<String, Failure> {
     let waiting = all.iter().filter(|job| !job.is_running() && !jobs::is_final(&job.state()));
     let names: Vec<String> = waiting.filter_map(|job| job.name()).collect();
     match names.as_slice() {
-        [] => Ok(format!("{} here", all.len())),
-        names => Ok(format!("interrupted, to be resumed or cleaned: {}", names.join(", "))),
+        [] => Ok(format!("{} found", all.len())),
+        names => Ok(format!("interrupted (resume or clean them): {}", names.join(", "))),
     }
 }
 
@@ -196,7 +196,7 @@ mod tests {
         expect![[r"
             ok    processor     2 cores
             FAIL  loopback      it is down
-                                mend it: ip link set lo up
+                                fix: ip link set lo up
             1 of 2 checks failed
         "]]
         .assert_eq(&String::from_utf8(out).unwrap());

@@ -5,7 +5,7 @@ use edl_net::proto::Goodput;
 
 use crate::say::grouped;
 
-/// `92 % compute, 5 % communicate, 3 % heal; 12 batches were trained again`; none before there
+/// `92 % compute, 5 % communicate, 3 % heal; batches trained again: 12`; none before there
 /// was any time.
 pub(crate) fn line(goodput: &Goodput) -> Option<String> {
     let spent = goodput.workers?;
@@ -22,7 +22,7 @@ pub(crate) fn line(goodput: &Goodput) -> Option<String> {
         .collect();
     let mut text = shown.join(", ");
     if goodput.repeated > 0 {
-        text += &format!("; {} batches were trained again", grouped(goodput.repeated));
+        text += &format!("; batches trained again: {}", grouped(goodput.repeated));
     }
     Some(text)
 }
@@ -37,7 +37,7 @@ mod tests {
     fn the_largest_share_comes_first_and_small_ones_are_left_out() {
         let spent = Spent { compute: 60.0, data_wait: 39.9, down: 0.1, ..Spent::default() };
         let mut goodput = Goodput { workers: Some(spent), repeated: 1200, ..Goodput::default() };
-        let expected = "60 % compute, 40 % data wait; 1,200 batches were trained again";
+        let expected = "60 % compute, 40 % data wait; batches trained again: 1,200";
         assert_eq!(line(&goodput).unwrap(), expected);
         goodput.workers = Some(Spent::default());
         assert_eq!(line(&goodput), None);

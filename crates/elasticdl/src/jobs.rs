@@ -96,7 +96,7 @@ impl Home {
         let Some(which) = which else {
             return self.list().into_iter().next().ok_or_else(|| {
                 not_found(format!(
-                    "there are no jobs in `{}`; start one with `elasticdl train`",
+                    "no jobs in `{}`; start one with `elasticdl train`",
                     self.jobs_dir().display()
                 ))
             });
@@ -112,9 +112,9 @@ impl Home {
         let names: Vec<String> = self.list().iter().filter_map(Job::name).collect();
         let hint = match nearest(which, names.iter().map(String::as_str)) {
             Some(near) => format!("did you mean `{near}`?"),
-            None => "`elasticdl list` shows all".into(),
+            None => "list jobs with `elasticdl list`".into(),
         };
-        not_found(format!("there is no job `{which}`; {hint}"))
+        not_found(format!("job `{which}` not found; {hint}"))
     }
 
     /// The running job whose master serves on this port.
@@ -144,7 +144,7 @@ impl Job {
         let text = fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
         serde_json::from_slice(&text).map_err(|error| {
             refuse(format!(
-                "`{}` is not a job of this version of elasticdl: {error}",
+                "`{}` is not a job that this version of elasticdl can read: {error}",
                 path.display()
             ))
         })

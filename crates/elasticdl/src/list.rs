@@ -37,7 +37,7 @@ pub(crate) fn list(args: &ListArgs, out: &mut dyn Write) -> anyhow::Result<Exit>
         return Ok(Exit::Ok);
     }
     if rows.is_empty() {
-        say("there are no jobs yet; `elasticdl train` starts one");
+        say("no jobs yet; start one with `elasticdl train`");
         return Ok(Exit::Ok);
     }
     let width = rows.iter().map(|row| row.job.len()).max().unwrap_or(0).max(4) + 2;
@@ -92,13 +92,15 @@ fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Resul
     if !args.all && jobs.is_empty() {
         let names: Vec<String> = ended().filter_map(|job| job.name()).collect();
         return Err(refuse(match names.as_slice() {
-            [] => "there is nothing to remove: no job has ended".into(),
-            names => format!("name the jobs to remove, or all of {} by --all", names.join(", ")),
+            [] => "nothing to remove: no finished jobs".into(),
+            names => format!("specify the jobs to remove, or use --all: {}", names.join(", ")),
         }));
     }
     if let Some(job) = jobs.iter().find(|job| job.is_running()) {
         let name = job.name().unwrap_or_default();
-        return Err(refuse(format!("job `{name}` runs; `elasticdl stop {name}` first")));
+        return Err(refuse(format!(
+            "job `{name}` is running; stop it first with `elasticdl stop {name}`"
+        )));
     }
     for job in &jobs {
         let name = job.name().unwrap_or_else(|| job.dir().display().to_string());

@@ -92,7 +92,7 @@ fn interrupted(
     if stopping.is_some() {
         std::process::exit(Exit::Interrupted.code().into());
     }
-    ui.say("stopping; once more to stop at once");
+    ui.say("stopping… press Ctrl-C again to force quit");
     *stopping = Some(std::time::Instant::now());
     shutdown.cancel();
 }
@@ -123,8 +123,8 @@ impl Workers<'_> {
     }
 
     fn launch(&mut self, instance: InstanceId) -> anyhow::Result<()> {
-        anyhow::ensure!(instance.role == Role::Worker, "only workers run here");
-        let master = self.job.master().context("the master's address is not known")?;
+        anyhow::ensure!(instance.role == Role::Worker, "only workers can run in this process");
+        let master = self.job.master().context("the master's address is unknown")?;
         let config = processes::worker_config(
             WorkerId(instance.id),
             master.address,

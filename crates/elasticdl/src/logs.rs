@@ -64,7 +64,7 @@ fn no_logs(job: &Job, only: Option<&str>) -> anyhow::Error {
     let all: Vec<String> = log_files(&job.logs_dir()).into_keys().collect();
     match only {
         Some(process) if !all.is_empty() => not_found(format!(
-            "job `{name}` has no process `{process}`; there are logs of {}",
+            "job `{name}` has no process `{process}`; logs are available for {}",
             all.join(", ")
         )),
         Some(_) | None => not_found(format!("job `{name}` has no logs yet")),
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(reader.read().unwrap(), ["hello"]);
         let error = no_logs(&job, Some("ps-1"));
         assert_eq!(crate::exit::of_error(&error), Exit::NotFound);
-        assert!(error.to_string().contains("there are logs of ps-0"), "{error}");
+        assert!(error.to_string().contains("logs are available for ps-0"), "{error}");
     }
 
     #[test]

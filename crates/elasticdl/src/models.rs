@@ -35,7 +35,7 @@ pub(crate) fn open(spec: &JobSpec) -> Result<Box<dyn Model>, String> {
     match host::get().python {
         Some(python) => (python.open)(spec),
         None => Err(format!(
-            "model `{}` is a Python module; start this worker by `python -m elasticdl worker`",
+            "model `{}` is a Python module; start this worker with `python -m elasticdl worker`",
             spec.model_def
         )),
     }

@@ -46,7 +46,7 @@ fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
         let listener = TcpListener::bind(("0.0.0.0", port)).await;
         let listener = listener.with_context(|| format!("cannot listen on port {port}"))?;
         let address = listener.local_addr().context("a listener has an address")?;
-        tracing::info!(%address, policy = %config.options.policy, "the operator runs");
+        tracing::info!(%address, policy = %config.options.policy, "operator started");
         run::run(client, config, listener, shutdown).await;
         Ok(())
     })
@@ -55,14 +55,14 @@ fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
 /// The cluster that the flags name.
 pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     let connected = run::connect(kubeconfig).await;
-    connected.map_err(|error| refuse(format!("{error}; name the cluster's file by --kubeconfig")))
+    connected.map_err(|error| refuse(format!("{error}; set the kubeconfig with --kubeconfig")))
 }
 
 /// What the flags say about plans.
 pub(crate) fn options(flags: &PlannerFlags) -> anyhow::Result<Options> {
     let policy = flags.policy.parse::<Policy>().map_err(|error| {
         let known: Vec<&str> = Policy::ALL.into_iter().map(Policy::name).collect();
-        refuse(format!("--policy: {error}; there are {}", known.join(", ")))
+        refuse(format!("--policy: {error}; choose from {}", known.join(", ")))
     })?;
     let load = flags.max_load_desired;
     if !(load > 0.0 && load <= 1.0) {
@@ -112,7 +112,7 @@ mod tests {
             (0.0, "edl", "--max_load_desired=0 must be above 0"),
             (1.5, "edl", "at most 1"),
             (f64::NAN, "edl", "--max_load_desired"),
-            (0.9, "best", "unknown policy `best`; there are off, fifo"),
+            (0.9, "best", "unknown policy `best`; choose from off, fifo"),
         ] {
             let told = options(&flags(load, policy)).unwrap_err().to_string();
             assert!(told.contains(why), "{told}");

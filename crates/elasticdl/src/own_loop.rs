@@ -93,35 +93,35 @@ fn command(spec: &JobSpec) -> Command {
 
 /// Runs the command up to its first step.
 pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
-    let folder = tempfile::tempdir().context("cannot make a folder")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let said = folder.path().join("stderr");
     let mut child = command(spec)
         .env(DESCRIBE, folder.path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(File::create(&said).context("cannot write a file")?)
+        .stderr(File::create(&said).context("cannot write a temporary file")?)
         .spawn()
         .map_err(|error| refuse(format!("cannot start `sh` for --job_command: {error}")))?;
     let deadline = Instant::now() + DESCRIBE_LIMIT;
     while child.try_wait().context("cannot wait for the command")?.is_none() {
         if Instant::now() > deadline {
-            child.kill().and_then(|()| child.wait()).context("cannot end the command")?;
+            child.kill().and_then(|()| child.wait()).context("cannot stop the command")?;
             let command = &spec.job_command;
-            return Err(refuse(format!("`{command}` came to no step within an hour")));
+            return Err(refuse(format!("`{command}` did not reach its first step within an hour")));
         }
         std::thread::sleep(POLL);
     }
     let Ok(text) = std::fs::read_to_string(folder.path().join(MODEL)) else {
         let told = std::fs::read(&said).unwrap_or_default();
         let why = match String::from_utf8_lossy(&told).trim() {
-            "" => "it never came to a step of `elasticdl.init()`".to_owned(),
+            "" => "it never reached a step of `elasticdl.init()`".to_owned(),
             told => told.to_owned(),
         };
-        return Err(refuse(format!("`{}` cannot be trained: {why}", spec.job_command)));
+        return Err(refuse(format!("cannot train `{}`: {why}", spec.job_command)));
     };
     let mut described: Description =
-        serde_json::from_str(&text).context("the loop's description cannot be read")?;
-    let values = std::fs::read(folder.path().join(VALUES)).context("it left no first values")?;
+        serde_json::from_str(&text).context("cannot read the description of the training loop")?;
+    let values = std::fs::read(folder.path().join(VALUES)).context("no initial values were saved")?;
     let numbers = values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
     described.first_values = numbers.collect();
     Ok(described)
@@ -161,7 +161,8 @@ impl Description {
 pub(crate) fn model(job_dir: &Path) -> Result<ModelSpec, String> {
     let path = job_dir.join(MODEL);
     let text = std::fs::read_to_string(&path).map_err(|error| {
-        format!("cannot read `{}`: {error}; a loop must see the job's folder", path.display())
+        let shown = path.display();
+        format!("cannot read `{shown}`: {error}; the training loop must see the job's folder")
     })?;
     serde_json::from_str(&text).map_err(|error| format!("`{}`: {error}", path.display()))
 }
@@ -185,8 +186,8 @@ fn joined() -> Result<(WorkerId, Joined), String> {
     let read = |name: &str| {
         std::env::var(name).map_err(|_| {
             format!(
-                "{name} is not set: this is no worker of a job; start it by `elasticdl run`, or by \
-                 `elasticdl train --job_command=…`"
+                "{name} is not set: this process is not a worker of a job; start it with \
+                 `elasticdl run` or `elasticdl train --job_command=…`"
             )
         })
     };
@@ -254,7 +255,7 @@ mod tests {
     fn a_command_that_trains_nothing_is_refused_with_its_own_words() {
         for (command, why) in [
             ("echo no module called torch >&2; exit 1", "no module called torch"),
-            ("true", "never came to a step"),
+            ("true", "never reached a step"),
         ] {
             // Not `exec`: what follows a `;` is the shell's.
             let refused = describe(&saying(&format!("sh -c '{command}'"))).unwrap_err().to_string();

@@ -33,7 +33,7 @@ fn tell(flags: &PlannerFlags, job: Option<&str>, out: &mut dyn Write) -> anyhow:
             Ok(Exit::Ok)
         }
         None => Err(not_found(format!(
-            "there is no TrainingJob `{}`; `kubectl get tj -A` lists them",
+            "TrainingJob `{}` not found; list them with `kubectl get tj -A`",
             job.unwrap_or_default()
         ))),
     }

@@ -121,7 +121,7 @@ fn become_loop(pod: &Pod, worker: u32) -> anyhow::Result<Exit> {
         job_dir: pod.job_dir.clone(),
     };
     let error = own_loop::worker(&pod.spec, &membership).env(own_loop::IN_POD, "1").exec();
-    Err(refuse(format!("cannot start `sh` for --job_command: {error}; the image must have it")))
+    Err(refuse(format!("cannot start `sh` for --job_command: {error}; the image must contain it")))
 }
 
 /// The loop that this pod has become, as its worker.
@@ -158,7 +158,7 @@ impl Pod {
             refuse(format!("cannot read `{}`: {error}; this command runs in pods", path.display()))
         })?;
         let spec = edl_kube::yaml::read_job(&text)
-            .map_err(|error| refuse(format!("`{}` describes no job: {error}", path.display())))?;
+            .map_err(|error| refuse(format!("invalid job in `{}`: {error}", path.display())))?;
         spec.check().map_err(|error| refuse(error.to_string()))?;
         let ip = variable("POD_IP")?;
         Ok(Self {
@@ -168,7 +168,7 @@ impl Pod {
             master_addr: variable("ELASTICDL_MASTER_ADDR")?,
             name: variable("POD_NAME")?,
             namespace: variable("POD_NAMESPACE")?,
-            ip: ip.parse().map_err(|_| refuse(format!("POD_IP `{ip}` is no address")))?,
+            ip: ip.parse().map_err(|_| refuse(format!("POD_IP `{ip}` is not a valid address")))?,
         })
     }
 
@@ -189,7 +189,7 @@ impl Pod {
         let new = JobKey::generate()?.to_text();
         let text = adopt::key_and_service(client, &self.namespace, &self.spec, &new).await?;
         JobKey::parse(&text).ok_or_else(|| {
-            refuse(format!("secret `{}` holds no key", names::secret(&self.spec.job_name)))
+            refuse(format!("secret `{}` contains no key", names::secret(&self.spec.job_name)))
         })
     }
 
@@ -209,7 +209,7 @@ fn variable(name: &str) -> anyhow::Result<String> {
 
 fn number(name: &str) -> anyhow::Result<u32> {
     let text = variable(name)?;
-    text.parse().map_err(|_| refuse(format!("{name} `{text}` is no number")))
+    text.parse().map_err(|_| refuse(format!("{name} `{text}` is not a number")))
 }
 
 /// A parameter server or worker, which makes its master again if that is lost.

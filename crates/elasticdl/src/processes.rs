@@ -33,7 +33,7 @@ const HOST: &str = "127.0.0.1";
 pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<Exit> {
     die_with_supervisor()?;
     let job = Job::open(job_dir)
-        .ok_or_else(|| not_found(format!("there is no job in `{}`", job_dir.display())))?;
+        .ok_or_else(|| not_found(format!("no job found in `{}`", job_dir.display())))?;
     crate::telemetry::start(&job.spec()?.log_level);
     let config = master_config(&job, port, resume)?;
     let runtime = runtime(2)?;
@@ -85,7 +85,8 @@ pub(crate) fn exit_of_master(ended: Result<End, edl_master::Error>) -> Exit {
 fn line_to_supervisor() -> anyhow::Result<(Sender, BufReader<Receiver>)> {
     let orders = std::io::stdout().as_fd().try_clone_to_owned().and_then(Sender::from_owned_fd);
     let reports = std::io::stdin().as_fd().try_clone_to_owned().and_then(Receiver::from_owned_fd);
-    let context = "a master is started by its supervisor; to run one by hand, drop --supervised";
+    let context = "--supervised is for masters started by a supervisor; to start one manually, \
+                   remove it";
     Ok((orders.context(context)?, BufReader::new(reports.context(context)?)))
 }
 
@@ -195,7 +196,7 @@ fn leave_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
     let watch = move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {
             if let Ok(Harm::Partition { millis }) = serde_json::from_str(&line) {
-                tracing::info!(millis, "cut off from the others on purpose");
+                tracing::info!(millis, "network partition injected by a chaos action");
                 edl_net::cut::off(Duration::from_millis(millis));
             }
         }

@@ -78,8 +78,8 @@ pub(crate) fn describe(spec: &JobSpec, said: &JobSpec) -> anyhow::Result<Describ
         .spawn();
     let mut child = child.map_err(|error| {
         refuse(format!(
-            "model `{}` is a Python module, and `{program}` cannot be started: {error}; name an \
-             interpreter that has the elasticdl package by {PYTHON}",
+            "model `{}` is a Python module, but `{program}` cannot be started: {error}; set \
+             {PYTHON} to an interpreter that has the elasticdl package",
             spec.model_def
         ))
     })?;
@@ -94,12 +94,12 @@ pub(crate) fn describe(spec: &JobSpec, said: &JobSpec) -> anyhow::Result<Describ
     if output.status.success() {
         let last = String::from_utf8_lossy(&output.stdout);
         let line = last.lines().next_back().unwrap_or_default();
-        return serde_json::from_str(line).context("the model's description cannot be read");
+        return serde_json::from_str(line).context("cannot read the model's description");
     }
     if told.contains("No module named elasticdl") {
         return Err(refuse(format!(
-            "model `{}` is a Python module, and `{program}` has no elasticdl package; install it \
-             there by `pip install elasticdl`, or name another interpreter by {PYTHON}",
+            "model `{}` is a Python module, but `{program}` has no elasticdl package; install it \
+             with `pip install elasticdl`, or set {PYTHON} to another interpreter",
             spec.model_def
         )));
     }
@@ -108,7 +108,7 @@ pub(crate) fn describe(spec: &JobSpec, said: &JobSpec) -> anyhow::Result<Describ
         Some(code) if code == i32::from(Exit::BadInput.code()) => {
             Err(refuse(told.strip_prefix("error: ").unwrap_or(told).to_owned()))
         }
-        Some(_) | None => anyhow::bail!("the model cannot be opened ({}): {told}", output.status),
+        Some(_) | None => anyhow::bail!("cannot open the model ({}): {told}", output.status),
     }
 }
 
@@ -135,8 +135,7 @@ pub(crate) fn become_interpreter(spec: &JobSpec) -> anyhow::Result<Exit> {
         .envs(environment(spec))
         .exec();
     Err(refuse(format!(
-        "`{}` cannot be started: {error}; name an interpreter that has the elasticdl package by \
-         {PYTHON}",
+        "cannot start `{}`: {error}; set {PYTHON} to an interpreter that has the elasticdl package",
         command[0].to_string_lossy()
     )))
 }
@@ -145,10 +144,10 @@ pub(crate) fn become_interpreter(spec: &JobSpec) -> anyhow::Result<Exit> {
 /// comes of it.
 pub(crate) fn export(job: &Job, spec: &JobSpec) {
     match try_export(job, spec) {
-        Ok(names) => tracing::info!("the model is also there as {names}"),
+        Ok(names) => tracing::info!("also exported the model as {names}"),
         Err(error) => say(format_args!(
-            "warning: the trained model is in {}, but could not be written in its framework's own \
-             form: {error:#}",
+            "warning: the trained model is in {}, but could not be exported in its framework's \
+             format: {error:#}",
             job.output_dir(spec).join("model.safetensors").display()
         )),
     }

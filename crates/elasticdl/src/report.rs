@@ -12,7 +12,7 @@ use crate::status;
 
 /// Writes the page as the job is now, and tells where it is.
 pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let instead = "the master keeps the page as `report.html` in the job's folder";
+    let instead = "the master saves the page as `report.html` in the job's folder";
     let job = cluster::find_here(args, "report", instead)?;
     let mut status = crate::runtime()?.block_on(status::of(&job))?;
     // Whoever gets the file shall not get the job.

@@ -50,7 +50,7 @@ pub(crate) fn described(
         let word = config::kind_word(before.job_type);
         let name = before.job_name;
         return Err(refuse(format!(
-            "job `{name}` is no job to {}; use `elasticdl {word} --resume {name}`",
+            "job `{name}` is not a job of type `{}`; use `elasticdl {word} --resume {name}`",
             config::kind_word(kind)
         )));
     }

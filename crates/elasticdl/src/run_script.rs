@@ -21,7 +21,7 @@ const PYTHON_OF_IMAGE: &str = "python3";
 pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     crate::telemetry::start("INFO");
     if args.rdzv_backend.is_some() || args.rdzv_endpoint.is_some() || args.rdzv_id.is_some() {
-        say("--rdzv_… is ignored: the job's master is where workers meet");
+        say("ignoring --rdzv_…: the workers rendezvous at the job's master");
     }
     let given = given(args)?;
     let run =
@@ -78,8 +78,8 @@ fn workers(args: &ScriptArgs) -> anyhow::Result<(u32, u32)> {
     let each = match args.nproc_per_node.as_str() {
         "auto" | "cpu" if is_for_cluster(args) => {
             return Err(refuse(
-                "--nproc_per_node=auto counts the cores of this machine; on a cluster, say how \
-                 many by --workers",
+                "--nproc_per_node=auto counts the cores of this machine; on a cluster, set the \
+                 number with --workers",
             ));
         }
         "auto" | "cpu" => std::thread::available_parallelism()
@@ -90,7 +90,7 @@ fn workers(args: &ScriptArgs) -> anyhow::Result<(u32, u32)> {
 }
 
 fn wrong(flag: &str, text: &str) -> anyhow::Error {
-    refuse(format!("{flag} `{text}` must be a number above 0, or two as in 2:8"))
+    refuse(format!("{flag} `{text}` must be a number greater than 0, or a range such as 2:8"))
 }
 
 fn range(text: &str) -> Option<(u32, u32)> {

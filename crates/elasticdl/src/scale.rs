@@ -23,6 +23,6 @@ pub(crate) fn run(args: &ScaleArgs, out: &mut dyn Write) -> anyhow::Result<Exit>
     }
     let reply = crate::runtime()?.block_on(control::scale(&job, args.workers))?;
     let name = job.name().unwrap_or_default();
-    writeln!(out, "job {name}: {} workers become {}", reply.before, reply.after)?;
+    writeln!(out, "job {name}: workers scaled from {} to {}", reply.before, reply.after)?;
     Ok(Exit::Ok)
 }

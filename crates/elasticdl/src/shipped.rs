@@ -40,12 +40,12 @@ fn fill_data(spec: &mut JobSpec) -> anyhow::Result<()> {
         JobType::Predict => "prediction_data",
     };
     if !spec.model_def.starts_with("mnist") {
-        return Err(refuse(format!("model `{}` needs data; give it by --{flag}", spec.model_def)));
+        return Err(refuse(format!("model `{}` needs data; set --{flag}", spec.model_def)));
     }
     let data = find().ok_or_else(|| {
         refuse(format!(
-            "the data shipped with elasticdl (`{FASHION_MNIST}`) is not here; give other data by --{flag}, \
-             or write some by `elasticdl data gen fashion_mnist DIR`"
+            "the data shipped with elasticdl (`{FASHION_MNIST}`) was not found; provide other data \
+             with --{flag}, or generate some with `elasticdl data gen fashion_mnist DIR`"
         ))
     })?;
     let part = |name: &str| data.join(name).to_string_lossy().into_owned();
@@ -104,6 +104,6 @@ mod tests {
     fn a_model_without_shipped_data_asks_for_data() {
         let mut spec = JobSpec { model_def: "deepfm".into(), ..JobSpec::default() };
         let error = fill(&mut spec).unwrap_err().to_string();
-        assert_eq!(error, "model `deepfm` needs data; give it by --training_data");
+        assert_eq!(error, "model `deepfm` needs data; provide it with --training_data");
     }
 }

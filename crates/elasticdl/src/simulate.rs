@@ -87,7 +87,7 @@ fn policies(words: &str) -> anyhow::Result<Vec<Policy>> {
     let policy = |word: &str| {
         word.parse::<Policy>().map_err(|error| {
             let known: Vec<&str> = Policy::ALL.into_iter().map(Policy::name).collect();
-            refuse(format!("--policy: {error}; there are {} and all", known.join(", ")))
+            refuse(format!("--policy: {error}; choose from {} and all", known.join(", ")))
         })
     };
     words.split(',').map(policy).collect()
@@ -108,7 +108,7 @@ fn traces(args: &SimulateArgs, names: &[&str]) -> anyhow::Result<Files> {
     };
     let Some(folder) = &args.data else {
         return Err(refuse(format!(
-            "scenario `{needs}` replays a trace; name the folder of its files by --data"
+            "scenario `{needs}` replays a trace; specify the folder of its files with --data"
         )));
     };
     traces::read(folder).map_err(|error| refuse(format!("--data `{}`: {error}", folder.display())))
@@ -125,7 +125,7 @@ fn scenario(
         let text = std::fs::read_to_string(name)
             .map_err(|error| refuse(format!("cannot read `{name}`: {error}")))?;
         let said: file::Description = edl_kube::yaml::read(&text).map_err(|error| {
-            refuse(format!("`{name}`: {error}; `elasticdl simulate --example` shows the words"))
+            refuse(format!("`{name}`: {error}; see the fields with `elasticdl simulate --example`"))
         })?;
         let stem = Path::new(name).file_stem().context("a file has a name")?.to_string_lossy();
         let scenario = file::scenario(&stem, &said, seed)
@@ -137,7 +137,7 @@ fn scenario(
             let hint = nearest(name, ["edl-case-1", "edl-case-2", "adaptdl-1", "philly-50"]);
             let hint = hint.map_or(".".to_owned(), |near| format!("; did you mean `{near}`?"));
             refuse(format!(
-                "{error}{hint} There are {}, and files that end in .yaml",
+                "{error}{hint} Choose from {}, or a file that ends in .yaml",
                 catalog::NAMES
             ))
         }
@@ -205,9 +205,9 @@ mod tests {
     fn what_cannot_be_played_is_said_in_one_sentence() {
         let refused = |args: &SimulateArgs| told(args).unwrap_err();
         assert!(refused(&args(&["edl-case1"])).contains("did you mean `edl-case-1`?"));
-        assert!(refused(&args(&["adaptdl-1"])).contains("by --data"));
+        assert!(refused(&args(&["adaptdl-1"])).contains("with --data"));
         let other = SimulateArgs { policy: "best".into(), ..args(&["edl-case-1"]) };
-        assert!(refused(&other).contains("unknown policy `best`; there are off, fifo"));
+        assert!(refused(&other).contains("unknown policy `best`; choose from off, fifo"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mine.yaml");
         let said = |text: &str| {

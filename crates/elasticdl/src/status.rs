@@ -51,7 +51,7 @@ pub(crate) async fn of(job: &Job) -> anyhow::Result<JobStatus> {
         if !jobs::is_final(&status.state) {
             let JobStatus { job, job_type, .. } = &status;
             status.reason =
-                format!("its processes are gone; `elasticdl {job_type} --resume {job}` goes on");
+                format!("processes are gone; resume with `elasticdl {job_type} --resume {job}`");
         }
     }
     Ok(status)
@@ -69,7 +69,7 @@ pub(crate) fn page(job: &Job, status: &JobStatus) -> Option<String> {
 fn empty(job: &Job) -> anyhow::Result<JobStatus> {
     let spec = job.spec()?;
     let Some(name) = job.name() else {
-        return Err(not_found(format!("there is no job in `{}`", job.dir().display())));
+        return Err(not_found(format!("no job found in `{}`", job.dir().display())));
     };
     Ok(JobStatus {
         job: name,
@@ -107,9 +107,9 @@ fn table(status: &JobStatus) -> String {
     }
     if status.lanes > 0 {
         let bits = if status.same_bits {
-            "the same bits for any number of workers"
+            "bit-identical for any number of workers"
         } else {
-            "workers differ in their bits"
+            "not bit-identical across workers"
         };
         let tables = match status.distribution_strategy == Strategy::Hybrid.name() {
             true => ", embedding tables on servers",
@@ -119,7 +119,7 @@ fn table(status: &JobStatus) -> String {
     }
     if let Some(evaluation) = status.evaluations.last() {
         let (measures, step) = (measures(evaluation), grouped(evaluation.version));
-        lines.push(("measured", format!("{measures} at step {step}")));
+        lines.push(("metrics", format!("{measures} at step {step}")));
     }
     lines.push(("time", time(status)));
     if let Some(goodput) = &status.goodput {

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
     };
     let name = job.name().unwrap_or_default();
     if !job.is_running() {
-        writeln!(out, "job {name} does not run ({})", job.state())?;
+        writeln!(out, "job {name} is not running ({})", job.state())?;
         return Ok(Exit::Ok);
     }
     let asked = crate::runtime()?.block_on(control::within(ask(&job)));
@@ -38,13 +38,13 @@ pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
         || signal(&job, Signal::KILL) && ended_within(&job, SIGNAL_PATIENCE);
     anyhow::ensure!(
         is_gone,
-        "job `{name}` does not end; `elasticdl status {name}` shows its processes"
+        "job `{name}` did not stop; see its processes with `elasticdl status {name}`"
     );
     let state = job.state();
     writeln!(out, "job {name} {state}")?;
     if state != "succeeded" {
         let kind = job.spec().map_or("train", |spec| crate::config::kind_word(spec.job_type));
-        say(format_args!("go on with it by `elasticdl {kind} --resume {name}`"));
+        say(format_args!("resume it with `elasticdl {kind} --resume {name}`"));
     }
     Ok(Exit::Ok)
 }

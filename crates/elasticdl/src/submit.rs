@@ -80,7 +80,7 @@ pub(crate) fn run(
         match resume::prepare(&home, kind, run, flags)? {
             resume::Prepared::Ready(ready) => ready,
             resume::Prepared::Succeeded(job) => {
-                say("this job has succeeded already; raise --num_epochs to train on");
+                say("this job has already succeeded; to train further, raise --num_epochs");
                 write!(out, "{}", ui::summary(&job.handle(), job.status().as_ref(), Exit::Ok))?;
                 return Ok(Exit::Ok);
             }
@@ -166,7 +166,7 @@ pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
         if Instant::now() >= deadline {
             let name = job.name().unwrap_or_default();
             return Err(refuse(format!(
-                "job `{name}` runs already; watch it by `elasticdl attach {name}`"
+                "job `{name}` is already running; watch it with `elasticdl attach {name}`"
             )));
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -219,7 +219,7 @@ fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
         JobType::Predict => "predicts with",
     };
     say(format_args!(
-        "job {job_name} {verb} {model_def} on {} records: {who}, logs and results in {}",
+        "job {job_name} {verb} {model_def} on {} records: {who}; logs and results in {}",
         grouped(facts.n_records),
         job.dir().display(),
     ));

@@ -139,7 +139,7 @@ impl Supervisor<'_> {
             }
             Event::Probed(true) => self.watch.answered(now),
             Event::Probed(false) => {
-                self.ui.say("the master does not answer and is ended");
+                self.ui.say("master not responding; killing it");
                 self.children.kill(MASTER);
             }
             Event::Tick => self.tick(now)?,
@@ -192,7 +192,7 @@ impl Supervisor<'_> {
 
     fn report(&mut self, report: Report) {
         if self.link.as_ref().is_some_and(|link| !link.report(report)) {
-            self.ui.say("the master reads nothing and is ended");
+            self.ui.say("master unresponsive; killing it");
             self.children.kill(MASTER);
         }
     }
@@ -219,13 +219,13 @@ impl Supervisor<'_> {
             | Ended::Deleted
             | Ended::NodeLost => match self.relaunch.died(now) {
                 Next::After(wait) => {
-                    self.ui.say(&format!("the master died ({}); it is started again", words(how)));
+                    self.ui.say(&format!("the master died ({}); restarting it", words(how)));
                     self.phase = Phase::Waiting { until: now + wait };
                 }
                 Next::GiveUp => {
                     let log = self.job.log_path(MASTER);
                     let log = log.display();
-                    self.ui.say(&format!("the master died too often; its last words are in {log}"));
+                    self.ui.say(&format!("the master died too often; see the log: {log}"));
                     self.end(Exit::Failed, now);
                 }
             },
@@ -244,7 +244,7 @@ impl Supervisor<'_> {
             self.children.kill_all();
             return;
         }
-        self.ui.say("stopping; once more to stop at once");
+        self.ui.say("stopping… press Ctrl-C again to force quit");
         self.phase = Phase::Ending { exit: Exit::Interrupted, kill_at: now + STOP_GRACE };
         if self.children.pid(MASTER).is_some() {
             // It stops the others in order; what is left follows when it is gone.

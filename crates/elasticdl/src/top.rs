@@ -48,9 +48,7 @@ pub(crate) fn run(args: &JobArg) -> anyhow::Result<Exit> {
         )));
     }
     if !job.is_running() {
-        return Err(refuse(format!(
-            "job `{name}` does not run; `elasticdl status {name}` tells how it ended"
-        )));
+        return Err(refuse(format!("job `{name}` is not running; see `elasticdl status {name}`")));
     }
     watched(&job)
 }
@@ -61,10 +59,10 @@ pub(crate) fn watched(job: &Job) -> anyhow::Result<Exit> {
     match show(job, &mut |_| None)? {
         Watched::JobEnded => {
             let state = job.state();
-            say(format_args!("job {name} has {state}; `elasticdl status {name}` tells more"));
+            say(format_args!("job {name} has {state}; see `elasticdl status {name}`"));
         }
         Watched::UserLeft => {
-            say(format_args!("the job goes on; `elasticdl stop {name}` ends it"));
+            say(format_args!("the job keeps running; stop it with `elasticdl stop {name}`"));
         }
     }
     Ok(Exit::Ok)
@@ -77,7 +75,7 @@ pub(crate) fn can_show() -> bool {
 
 /// Shows the job until it ends or the user has seen enough.
 pub(crate) fn show(job: &Job, meanwhile: Meanwhile<'_>) -> anyhow::Result<Watched> {
-    let mut terminal = ratatui::try_init().context("cannot take the terminal")?;
+    let mut terminal = ratatui::try_init().context("cannot open the terminal")?;
     let watched = crate::runtime()?.block_on(watch(job, &mut terminal, meanwhile));
     ratatui::restore();
     watched
@@ -120,7 +118,7 @@ async fn watch(
 
 async fn scale(job: &Job, workers: u32, screen: &mut Screen) {
     match control::scale(job, workers).await {
-        Ok(_) => screen.tell(format!("{workers} workers are wanted now")),
+        Ok(_) => screen.tell(format!("scaling workers to {workers}")),
         Err(error) => screen.failed(format!("{error:#}")),
     }
 }
@@ -129,7 +127,7 @@ async fn scale(job: &Job, workers: u32, screen: &mut Screen) {
 fn kill(name: &str, pid: u32, screen: &mut Screen) {
     match signals::send(pid, Signal::KILL) {
         Some(Ok(())) => screen.tell(format!("{name} was killed")),
-        Some(Err(error)) => screen.failed(format!("{name} cannot be killed: {error}")),
+        Some(Err(error)) => screen.failed(format!("cannot kill {name}: {error}")),
         None => screen.failed(format!("{name} has no process on this machine")),
     }
 }

@@ -112,7 +112,7 @@ impl Ui {
             && let Some(page) = crate::status::page(job, &status)
         {
             self.has_page = true;
-            self.say(&format!("watch it at {page}"));
+            self.say(&format!("view the job's page at {page}"));
         }
         self.show(status);
     }

@@ -16,7 +16,7 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => None,
         ErrorKind::UnknownArgument => {
             let flag = word(error, ContextKind::InvalidArg).unwrap_or_default();
-            let what = if flag.starts_with('-') { "unknown flag" } else { "unexpected word" };
+            let what = if flag.starts_with('-') { "unknown flag" } else { "unexpected argument" };
             let suggested = word(error, ContextKind::SuggestedArg);
             // Without the dashes, which make any two flags alike.
             let is_near = |near: &String| {
@@ -52,7 +52,7 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
                 let value = word(error, ContextKind::InvalidValue).unwrap_or_default();
                 let flag = word(error, ContextKind::InvalidArg).unwrap_or_default();
                 return Some(format!(
-                    "{flag} cannot be `{value}`; choose from {}",
+                    "invalid value `{value}` for {flag}; choose from {}",
                     known.join(", ")
                 ));
             }
@@ -100,7 +100,7 @@ mod tests {
         );
         assert_eq!(
             check(&["train", "--codec_type=json"]).unwrap(),
-            "--codec_type <CODEC_TYPE> cannot be `json`; choose from tf_example, bytes"
+            "--codec_type invalid value `json` for <CODEC_TYPE>; choose from tf_example, bytes"
         );
         assert_eq!(check(&["trian"]).unwrap(), "unknown command `trian`; did you mean `train`?");
         let number = check(&["train", "--num_workers=two"]).unwrap();

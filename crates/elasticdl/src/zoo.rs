@@ -77,7 +77,7 @@ fn init(args: &ZooInitArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     for path in written {
         writeln!(out, "{}", path.strip_prefix(".").unwrap_or(&path).display())?;
     }
-    say("edit them, then: elasticdl zoo build --image=NAME:TAG");
+    say("edit the files, then run `elasticdl zoo build --image=NAME:TAG`");
     Ok(Exit::Ok)
 }
 
@@ -109,7 +109,7 @@ fn tell(order: &Order, built: &Built, out: &mut dyn Write) -> anyhow::Result<()>
         (None, _) => writeln!(out, "{image}")?,
     }
     match built.tool {
-        Some(tool) => say(format_args!("built by {}", tool.program())),
+        Some(tool) => say(format_args!("built with {}", tool.program())),
         None => say(format_args!(
             "built without a daemon: {:.1} MB in {} layers",
             megabytes(built.n_bytes),
@@ -118,7 +118,7 @@ fn tell(order: &Order, built: &Built, out: &mut dyn Write) -> anyhow::Result<()>
     }
     match &order.output {
         Some(file) => say(format_args!("written to {}", file.display())),
-        None => say(format_args!("next: elasticdl zoo push {image}")),
+        None => say(format_args!("next: run `elasticdl zoo push {image}`")),
     }
     Ok(())
 }
@@ -129,7 +129,7 @@ fn push(args: &ZooPushArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
         Some(pushed) => {
             writeln!(out, "{}@{}", image.short(), pushed.digest)?;
             say(format_args!(
-                "sent {} blobs, {:.1} MB; {} were there",
+                "pushed {} blobs, {:.1} MB; {} already existed",
                 pushed.n_sent,
                 megabytes(pushed.n_bytes),
                 pushed.n_there

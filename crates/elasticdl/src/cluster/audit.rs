@@ -14,7 +14,7 @@ pub(crate) fn of(remote: &Remote) -> anyhow::Result<AuditReport> {
     let spec = remote.spec();
     if spec.job_type != JobType::Train {
         let name = &spec.job_name;
-        return Err(refuse(format!("job `{name}` trains nothing; only training can be audited")));
+        return Err(refuse(format!("job `{name}` does not train; only training can be audited")));
     }
     remote.runtime.block_on(async {
         let asked = control::within(async {

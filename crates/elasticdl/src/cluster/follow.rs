@@ -44,7 +44,7 @@ pub(crate) fn attach(remote: &Remote, out: &mut dyn Write) -> anyhow::Result<Exi
             Ok(exit)
         }
         Seen::Enough => {
-            say(format_args!("the job goes on; `elasticdl stop {handle}` ends it"));
+            say(format_args!("the job keeps running; stop it with `elasticdl stop {handle}`"));
             Ok(Exit::Ok)
         }
     }
@@ -84,7 +84,7 @@ async fn watch(cluster: &Cluster, job: &str, handle: &str, ui: &mut Ui) -> anyho
                 lost = Instant::now();
                 let text = trouble.map(|trouble| trouble.text).unwrap_or_default();
                 if text != told && !text.is_empty() {
-                    ui.say(&format!("the master waits: {text}"));
+                    ui.say(&format!("the master is waiting: {text}"));
                     told = text;
                 }
             }

@@ -31,7 +31,7 @@ impl Wanted {
         let Some(prefix) = &run.docker_image_prefix else { return Ok(None) };
         if given.contains_key("image_name") {
             return Err(refuse(
-                "--docker_image_prefix makes an image and --image_name names one; use either",
+                "--docker_image_prefix and --image_name cannot be used together; choose one",
             ));
         }
         let word = |name: &str| given.get(name).and_then(Value::as_str).unwrap_or_default();
@@ -44,7 +44,7 @@ impl Wanted {
         };
         if let Some(folder) = models.as_ref().filter(|folder| !folder.is_dir()) {
             return Err(refuse(format!(
-                "there is no folder `{}`; check --model_zoo",
+                "folder `{}` not found; check --model_zoo",
                 folder.display()
             )));
         }
@@ -104,8 +104,8 @@ mod tests {
     #[test]
     fn two_images_and_missing_models_are_refused() {
         let both = settled(json!({ "image_name": "x" })).unwrap_err().to_string();
-        assert!(both.contains("use either"), "{both}");
+        assert!(both.contains("choose one"), "{both}");
         let missing = settled(json!({ "model_zoo": "/nowhere" })).unwrap_err().to_string();
-        assert!(missing.contains("`/nowhere`; check --model_zoo"), "{missing}");
+        assert!(missing.contains("`/nowhere` not found; check --model_zoo"), "{missing}");
     }
 }

@@ -57,7 +57,7 @@ pub(crate) fn clean(
     out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     if jobs.is_empty() && !all {
-        return Err(refuse("name the jobs to remove, or say --all"));
+        return Err(refuse("specify the jobs to remove, or use --all"));
     }
     let runtime = crate::runtime()?;
     runtime.block_on(async {
@@ -70,12 +70,14 @@ pub(crate) fn clean(
         let namespace = cluster.namespace();
         for name in jobs {
             let Some(job) = found.iter().find(|found| found.spec.job_name == *name) else {
-                let text = format!("there is no job `{name}` in namespace `{namespace}`");
+                let text = format!("job `{name}` not found in namespace `{namespace}`");
                 return Err(not_found(text));
             };
             if runs(&job) {
                 let handle = handle(&job.spec, &cluster);
-                return Err(refuse(format!("job `{name}` runs; `elasticdl stop {handle}` first")));
+                return Err(refuse(format!(
+                    "job `{name}` is running; stop it first with `elasticdl stop {handle}`"
+                )));
             }
         }
         let wanted = |found: &&Found| jobs.contains(&found.spec.job_name) || all && !runs(found);

@@ -38,7 +38,7 @@ impl Master {
     pub(super) async fn status(&mut self) -> anyhow::Result<JobStatus> {
         let ask = self.client.status(StatusRequest {});
         let answer = tokio::time::timeout(STATUS_TIMEOUT, ask).await;
-        let answer = answer.map_err(|_| anyhow::anyhow!("the master does not answer"))?;
+        let answer = answer.map_err(|_| anyhow::anyhow!("the master is not responding"))?;
         Ok(answer?.into_inner())
     }
 
@@ -55,7 +55,7 @@ impl Remote {
             return Master::connect(&self.cluster, name).await;
         }
         let handle = self.handle();
-        let text = format!("job `{name}` does not run; `elasticdl status {handle}` tells why");
+        let text = format!("job `{name}` is not running; see `elasticdl status {handle}`");
         Err(Refusal { exit: Exit::NotFound, text }.into())
     }
 }
@@ -70,7 +70,7 @@ pub(crate) fn scale(remote: &Remote, workers: u32, out: &mut dyn Write) -> anyho
         }
     }))?;
     let name = &remote.spec().job_name;
-    writeln!(out, "job {name}: {} workers become {}", reply.before, reply.after)?;
+    writeln!(out, "job {name}: workers scaled from {} to {}", reply.before, reply.after)?;
     Ok(Exit::Ok)
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn stop(remote: &Remote, out: &mut dyn Write) -> anyhow::Result<Exit>
     writeln!(out, "job {name} {}", status.state)?;
     if status.state != "succeeded" {
         let kind = crate::config::kind_word(remote.spec().job_type);
-        say(format_args!("go on with it by `elasticdl {kind} --resume {handle}`"));
+        say(format_args!("resume it with `elasticdl {kind} --resume {handle}`"));
     }
     Ok(Exit::Ok)
 }

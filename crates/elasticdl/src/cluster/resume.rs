@@ -44,7 +44,7 @@ pub(crate) fn run(
     if before.job_type != kind {
         let word = config::kind_word(before.job_type);
         return Err(refuse(format!(
-            "job `{name}` is no job to {}; use `elasticdl {word} --resume {handle}`",
+            "job `{name}` is not a job of type `{}`; use `elasticdl {word} --resume {handle}`",
             config::kind_word(kind)
         )));
     }
@@ -55,8 +55,8 @@ pub(crate) fn run(
     }
     if before.is_own_loop() && given.contains_key("num_epochs") {
         return Err(refuse(format!(
-            "job `{name}` is trained by a loop of its own, which says itself for how many epochs; \
-             leave --num_epochs out"
+            "job `{name}` uses a custom training loop, which sets the number of epochs itself; \
+             remove --num_epochs"
         )));
     }
     let spec = config::apply(before, given)?;
@@ -68,7 +68,7 @@ pub(crate) fn run(
     }
     if let Some(Phase::Running | Phase::Waiting(_)) = remote.found.master().map(phase) {
         return Err(refuse(format!(
-            "job `{name}` runs already; watch it by `elasticdl attach {handle}`"
+            "job `{name}` is already running; watch it with `elasticdl attach {handle}`"
         )));
     }
     let Remote { runtime, cluster, found } = remote;

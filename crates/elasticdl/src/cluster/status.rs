@@ -32,7 +32,7 @@ pub(super) fn of_pods(found: &Found, handle: &str) -> JobStatus {
         Some(Phase::Ended { code, message }) => ended(code, &message),
         Some(Phase::Running) => JobStatus {
             state: "starting".into(),
-            reason: "its master does not answer yet".into(),
+            reason: "waiting for the master to respond".into(),
             ..JobStatus::default()
         },
         Some(Phase::Waiting(trouble)) => JobStatus {
@@ -43,7 +43,7 @@ pub(super) fn of_pods(found: &Found, handle: &str) -> JobStatus {
         None => JobStatus {
             state: "interrupted".into(),
             reason: format!(
-                "its master's pod is gone; `elasticdl {} --resume {handle}` goes on",
+                "master pod is gone; resume with `elasticdl {} --resume {handle}`",
                 kind_word(found.spec.job_type)
             ),
             ..JobStatus::default()
@@ -79,7 +79,7 @@ fn ended(code: i32, message: &str) -> JobStatus {
         Ok(_) | Err(_) => "failed",
     };
     let reason = if message.is_empty() && state == "failed" {
-        format!("its master ended with exit code {code}; see its log")
+        format!("master exited with code {code}; see its log")
     } else {
         message.to_owned()
     };
@@ -113,6 +113,6 @@ mod tests {
         assert_eq!(ended(0, "").state, "succeeded");
         assert_eq!(ended(3, "").state, "stopped");
         let oom = ended(137, "");
-        assert!(oom.reason.contains("exit code 137"), "{}", oom.reason);
+        assert!(oom.reason.contains("code 137"), "{}", oom.reason);
     }
 }

@@ -71,7 +71,8 @@ pub(crate) fn run(
 pub(super) fn finish(run: &RunFlags, remote: &Remote, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let spec = remote.spec();
     say(format_args!(
-        "job {} is on the cluster: namespace {}, {} PS, {} workers, logs by `elasticdl logs {}`",
+        "submitted job {} to the cluster: namespace {}, {} PS, {} workers; view logs with \
+         `elasticdl logs {}`",
         spec.job_name,
         remote.cluster.namespace(),
         spec.num_ps_pods,
@@ -80,7 +81,7 @@ pub(super) fn finish(run: &RunFlags, remote: &Remote, out: &mut dyn Write) -> an
     ));
     if run.detach {
         writeln!(out, "{}", spec.job_name)?;
-        say(format_args!("watch it by `elasticdl attach {}`", remote.handle()));
+        say(format_args!("watch it with `elasticdl attach {}`", remote.handle()));
         return Ok(Exit::Ok);
     }
     super::attach(remote, out)
@@ -129,8 +130,8 @@ fn patches(file: &Path) -> anyhow::Result<String> {
     let shown = file.display();
     if file.extension().is_some_and(|extension| extension == "py") {
         return Err(refuse(format!(
-            "--cluster_spec=`{shown}` is Python code, which nothing here runs; write it as a file of patches, \
-             see docs/kubernetes.md"
+            "--cluster_spec=`{shown}` is Python code, which is not supported; rewrite it as a file \
+             of patches, see docs/kubernetes.md"
         )));
     }
     let text = std::fs::read_to_string(file)
@@ -146,7 +147,7 @@ pub(super) fn check(spec: &JobSpec) -> anyhow::Result<()> {
     spec.check_cluster().map_err(invalid)?;
     manifest::populated(spec, []).map_err(invalid)?;
     if spec.num_workers == 0 {
-        return Err(refuse("--num_workers=0 leaves nobody to work; use 1 or more"));
+        return Err(refuse("--num_workers=0 must be at least 1"));
     }
     let (flag, data) = match spec.job_type {
         JobType::Train => ("training_data", &spec.training_data),
@@ -155,12 +156,13 @@ pub(super) fn check(spec: &JobSpec) -> anyhow::Result<()> {
     };
     if data.is_empty() && !spec.is_own_loop() {
         return Err(refuse(format!(
-            "--{flag} is missing; name a file, a folder or a glob as the job's pods see it, or a URL"
+            "--{flag} is missing; specify a file, folder or glob as seen by the job's pods, or a \
+             URL"
         )));
     }
     if spec.job_type != JobType::Train && spec.checkpoint_dir_for_init.is_empty() {
         return Err(refuse(
-            "--checkpoint_dir_for_init is missing; name a checkpoint as the pods see it",
+            "--checkpoint_dir_for_init is missing; specify a checkpoint path as seen by the pods",
         ));
     }
     Ok(())
@@ -175,15 +177,16 @@ async fn told(error: Error, cluster: &Cluster, spec: &JobSpec) -> anyhow::Error 
     let next = match runs {
         Some(Phase::Running | Phase::Waiting(_)) => {
             format!(
-                "by a job that runs; watch it by `elasticdl attach {handle}`, or choose another --job_name"
+                "by a running job; watch it with `elasticdl attach {handle}`, or choose another \
+                 --job_name"
             )
         }
         Some(Phase::Ended { .. }) | None => format!(
-            "by a job that has ended; go on with it by `--resume {handle}`, choose another --job_name, or remove \
-             it by `elasticdl clean {handle}`"
+            "by a finished job; resume it with `--resume {handle}`, choose another --job_name, or \
+             remove it with `elasticdl clean {handle}`"
         ),
     };
-    refuse(format!("the job name `{job}` is taken in namespace `{namespace}` {next}"))
+    refuse(format!("job name `{job}` is already in use in namespace `{namespace}` {next}"))
 }
 
 /// Waits until the master runs, or says why it does not: a job that never can is deleted again.
@@ -203,12 +206,12 @@ pub(super) async fn started(cluster: &Cluster, spec: &JobSpec) -> anyhow::Result
             }
             Some(Phase::Waiting(trouble)) if Instant::now() >= deadline => {
                 let why = trouble.map(|trouble| trouble.text).unwrap_or_default();
-                say(format_args!("the master waits: {why}"));
+                say(format_args!("the master is waiting: {why}"));
                 return Ok(());
             }
             Some(Phase::Waiting(_)) => tokio::time::sleep(POLL).await,
             Some(Phase::Running | Phase::Ended { .. }) => return Ok(()),
-            None => return Err(refuse(format!("job `{job}` was deleted before it began"))),
+            None => return Err(refuse(format!("job `{job}` was deleted before it started"))),
         }
     }
 }

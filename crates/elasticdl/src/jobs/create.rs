@@ -27,7 +27,8 @@ impl Home {
         let parent = place.parent().unwrap_or(Path::new("/"));
         let unwritable = |error: &dyn std::fmt::Display| {
             refuse(format!(
-                "cannot make the job folder `{}`: {error}; choose another with --job_dir or ELASTICDL_HOME",
+                "cannot create the job folder `{}`: {error}; choose another with --job_dir or \
+                 ELASTICDL_HOME",
                 place.display()
             ))
         };
@@ -36,7 +37,7 @@ impl Home {
         }
         let draft = parent.join(format!(".new-{}-{}", spec.job_name, suffix()?));
         let made = fill(&draft, spec).and_then(|()| {
-            fs::rename(&draft, &place).with_context(|| format!("`{}` is taken", place.display()))
+            fs::rename(&draft, &place).with_context(|| format!("`{}` exists", place.display()))
         });
         if let Err(error) = made {
             let _draft_stays_hidden = fs::remove_dir_all(&draft);
@@ -45,7 +46,7 @@ impl Home {
         if place != link {
             symlink(&place, &link).with_context(|| format!("cannot write `{}`", link.display()))?;
         }
-        Job::open(&place).with_context(|| format!("`{}` is gone already", place.display()))
+        Job::open(&place).with_context(|| format!("`{}` no longer exists", place.display()))
     }
 
     /// Refuses a name or a place that another job has.
@@ -55,13 +56,14 @@ impl Home {
             let name = job.name().unwrap_or_else(|| name.to_owned());
             return Err(refuse(if job.is_running() {
                 format!(
-                    "the job name `{name}` is taken by a job that runs; watch it by `elasticdl attach {name}`, \
-                     or choose another --job_name"
+                    "job name `{name}` is in use by a running job; watch it with \
+                     `elasticdl attach {name}`, or choose another --job_name"
                 )
             } else {
                 format!(
-                    "the job name `{name}` is taken by a job that has ended ({}); go on with it by `--resume {name}`, \
-                     choose another --job_name, or remove it by `elasticdl clean {name}`",
+                    "job name `{name}` is in use by a finished job ({}); resume it with \
+                     `--resume {name}`, choose another --job_name, or remove it with \
+                     `elasticdl clean {name}`",
                     job.state()
                 )
             }));
@@ -73,7 +75,7 @@ impl Home {
         }
         match fs::read_dir(place).map(|mut entries| entries.next().is_some()) {
             Ok(true) => Err(refuse(format!(
-                "`{}` is not empty and holds no job; choose another --job_dir",
+                "`{}` is not empty and contains no job; choose another --job_dir",
                 place.display()
             ))),
             Err(error) if error.kind() == ErrorKind::NotADirectory => Err(refuse(format!(
@@ -92,7 +94,9 @@ impl Home {
         let hold = job.hold().with_context(|| format!("cannot lock `{shown}`"))?;
         if hold.is_none() {
             let name = name.unwrap_or_else(|| shown.to_string());
-            return Err(refuse(format!("job `{name}` runs; `elasticdl stop {name}` first")));
+            return Err(refuse(format!(
+                "job `{name}` is running; stop it first with `elasticdl stop {name}`"
+            )));
         }
         fs::remove_dir_all(job.dir()).with_context(|| format!("cannot remove `{shown}`"))?;
         let link = self.jobs_dir().join(name.unwrap_or_default());
@@ -110,13 +114,13 @@ impl Job {
     pub(crate) fn in_folder(dir: &Path, spec: &JobSpec) -> anyhow::Result<Self> {
         let unusable = |error: &dyn std::fmt::Display| {
             refuse(format!(
-                "cannot use the job folder `{}`: {error}; give a --volume that the job may write to",
+                "cannot use the job folder `{}`: {error}; use a --volume that the job can write to",
                 dir.display()
             ))
         };
         private_dir(&dir.join("logs"), true).map_err(|error| unusable(&error))?;
         write_json(dir, "job.json", spec).map_err(|error| unusable(&format_args!("{error:#}")))?;
-        Self::open(dir).with_context(|| format!("`{}` is gone already", dir.display()))
+        Self::open(dir).with_context(|| format!("`{}` no longer exists", dir.display()))
     }
 }
 

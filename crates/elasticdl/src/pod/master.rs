@@ -115,8 +115,8 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         ended = edl_master::run(config, Box::new(orders_out), reports_in, never) => ended,
         end = platform.join_next() => {
             let why = match end {
-                Some(Ok(End::Superseded)) => "this master's pod is gone; the next one goes on",
-                Some(Ok(End::Done) | Err(_)) | None => "the platform has ended",
+                Some(Ok(End::Superseded)) => "this master's pod was replaced; exiting",
+                Some(Ok(End::Done) | Err(_)) | None => "the platform task exited",
             };
             tracing::warn!("{why}");
             return Ok(Exit::Relaunch);
@@ -169,7 +169,7 @@ fn note(job: &Job) -> Option<String> {
 /// first step, and leaves the answer in the job's folder. A loop that cannot be trained has failed
 /// its job, with a reason.
 async fn asked(job: &Job, mut spec: JobSpec) -> anyhow::Result<Result<JobSpec, String>> {
-    tracing::info!("`{}` is run up to its first step, to learn what it trains", spec.job_command);
+    tracing::info!("running `{}` up to its first step to find its model", spec.job_command);
     let job = job.clone();
     let asked = tokio::task::spawn_blocking(move || {
         let told = own_loop::describe(&spec)?;

@@ -78,7 +78,7 @@ pub(super) fn write(reports: &[Report], out: &mut dyn Write) -> io::Result<()> {
         "JAIN",
         "RESIZES",
         "STOPS",
-        "NO ROOM"
+        "NO NODE"
     )?;
     for row in &rows {
         write_line(row, &row.seed.to_string(), width, out)?;
@@ -92,7 +92,7 @@ pub(super) fn write(reports: &[Report], out: &mut dyn Write) -> io::Result<()> {
     for ((scenario, _), of) in groups.iter().filter(|(_, of)| of.len() > 1) {
         write_line(&mean_of(scenario, of), "mean", width, out)?;
     }
-    writeln!(out, "times in seconds; NO ROOM: pod-seconds of online services without a node")
+    writeln!(out, "times in seconds; NO NODE: pod-seconds of online services without a node")
 }
 
 fn write_line(row: &Row, seed: &str, width: usize, out: &mut dyn Write) -> io::Result<()> {

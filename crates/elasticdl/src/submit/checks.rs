@@ -62,7 +62,7 @@ fn check_symbols(spec: &JobSpec) -> anyhow::Result<()> {
     ];
     match symbols.iter().find(|(_, symbol)| !symbol.is_empty()) {
         Some((flag, _)) if !models::is_python(spec) => Err(refuse(format!(
-            "--{flag} names a part of a Python model, and `{}` is built in; leave it out",
+            "--{flag} names a part of a Python model, but `{}` is built in; remove it",
             spec.model_def
         ))),
         Some(_) | None => Ok(()),
@@ -74,7 +74,7 @@ fn check_symbols(spec: &JobSpec) -> anyhow::Result<()> {
 pub(crate) fn check_workers(num_workers: u32) -> anyhow::Result<()> {
     match num_workers {
         0 => Err(refuse(
-            "--num_workers=0 leaves nobody to work; use 1 or more, or bring workers by hand to `elasticdl master`",
+            "--num_workers=0 must be at least 1; to start workers manually, use `elasticdl master`",
         )),
         1..=MAX_WORKERS => Ok(()),
         _ => Err(refuse(format!(
@@ -87,13 +87,13 @@ pub(crate) fn check_workers(num_workers: u32) -> anyhow::Result<()> {
 fn check_strategy(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<()> {
     match model.tables.first() {
         Some(table) if !spec.has_servers() => Err(refuse(format!(
-            "model `{}` has an embedding table `{}`, which AllReduce alone does not train; use \
+            "model `{}` has an embedding table `{}`, which AllReduce alone cannot train; use \
              --distribution_strategy=HybridStrategy, which keeps tables on parameter servers, or \
              ParameterServerStrategy",
             model.name, table.name
         ))),
         None if spec.is_hybrid() => Err(refuse(format!(
-            "model `{}` has no embedding tables, so parameter servers would hold nothing; use \
+            "model `{}` has no embedding tables, so parameter servers would be empty; use \
              --distribution_strategy=AllreduceStrategy",
             model.name
         ))),
@@ -124,15 +124,13 @@ fn check_data(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<u64> {
     let mut n_records = None;
     for (flag, location) in sets {
         if location.is_empty() {
-            return Err(refuse(format!(
-                "{flag} is missing; name a file, a folder, a glob or a URL"
-            )));
+            return Err(refuse(format!("{flag} is missing; specify a file, folder, glob or URL")));
         }
         let refused = |error: edl_data::Error| refuse(format!("{flag}: {}", chain(&error)));
         let data = Dataset::open(&location, &options).map_err(refused)?;
         data.check(&fields).map_err(|error| {
             refuse(format!(
-                "{flag} does not fit model `{}`: {}; choose other data or another --model_def",
+                "{flag} does not match model `{}`: {}; choose other data or another --model_def",
                 model.name,
                 chain(&error)
             ))
@@ -150,7 +148,8 @@ pub(crate) fn pin_checkpoint(spec: &mut JobSpec, given: &Map<String, Value>) -> 
             return Ok(());
         }
         return Err(refuse(
-            "--checkpoint_dir_for_init is missing; name a checkpoint, or a job's `checkpoints` folder",
+            "--checkpoint_dir_for_init is missing; specify a checkpoint, or a job's `checkpoints` \
+             folder",
         ));
     }
     let checkpoint = find_checkpoint(Path::new(&spec.checkpoint_dir_for_init))?;
@@ -194,7 +193,9 @@ pub(crate) fn find_checkpoint(dir: &Path) -> anyhow::Result<Checkpoint> {
     };
     let found = checkpoint::find(&below).map_err(refused)?.pop();
     found.ok_or_else(|| {
-        refuse(format!("--checkpoint_dir_for_init: there is no complete checkpoint in `{shown}`; choose another folder"))
+        refuse(format!(
+            "--checkpoint_dir_for_init: no complete checkpoint in `{shown}`; choose another folder"
+        ))
     })
 }
 
@@ -207,14 +208,15 @@ fn check_checkpoint(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<()> {
     let shown = checkpoint.path.display();
     if theirs.name != model.name {
         return Err(refuse(format!(
-            "the checkpoint `{shown}` is of model `{}`, not `{}`; choose --model_def={} or another checkpoint",
+            "the checkpoint `{shown}` is of model `{}`, not `{}`; use --model_def={} or another \
+             checkpoint",
             theirs.name, model.name, theirs.name
         )));
     }
     if theirs.params != model.params || theirs.tables != model.tables {
         return Err(refuse(format!(
-            "the checkpoint `{shown}` is of a `{}` with other parameters; give the --model_params that it was \
-             trained with, or another checkpoint",
+            "the checkpoint `{shown}` is of a `{}` with different parameters; use the \
+             --model_params it was trained with, or another checkpoint",
             theirs.name
         )));
     }
@@ -228,7 +230,7 @@ pub(crate) fn check_port(flag: &str, port: u16) -> anyhow::Result<()> {
     }
     TcpListener::bind(("127.0.0.1", port)).map(drop).map_err(|error| {
         refuse(format!(
-            "{flag}={port} cannot be used: {error}; choose another, or leave it out for a free one"
+            "cannot use {flag}={port}: {error}; choose another, or omit it to use a free port"
         ))
     })
 }
@@ -306,7 +308,7 @@ mod tests {
     fn a_number_of_workers_that_cannot_work_is_refused() {
         check_workers(1).unwrap();
         check_workers(MAX_WORKERS).unwrap();
-        assert!(refusal(check_workers(0)).starts_with("--num_workers=0 leaves nobody"));
+        assert!(refusal(check_workers(0)).starts_with("--num_workers=0 must be at least 1"));
         assert!(refusal(check_workers(100_000)).contains("at most 512"));
     }
 

@@ -110,7 +110,7 @@ impl Children {
         let mut command = self.command(instance)?;
         command.stdout(self.log(instance)?);
         match instance.role {
-            Role::Master => return Err(io::Error::other("a master cannot be ordered")),
+            Role::Master => return Err(io::Error::other("a master cannot be started by request")),
             Role::Ps => command.arg(format!("--ps_id={}", instance.id)),
             Role::Worker if self.programs.own_loop.is_some() => &mut command,
             Role::Worker => command.arg(format!("--worker_id={}", instance.id)),
@@ -172,7 +172,7 @@ impl Children {
     /// A worker of the user's own.
     fn own_loop(&self, spec: &JobSpec, worker: u32) -> io::Result<Command> {
         let master = self.job.master();
-        let master = master.ok_or_else(|| io::Error::other("the master's address is not known"))?;
+        let master = master.ok_or_else(|| io::Error::other("the master's address is unknown"))?;
         let membership = own_loop::Membership {
             worker,
             master_addr: master.address,
@@ -195,7 +195,7 @@ impl Children {
         mut child: Child,
         stdin: Option<ChildStdin>,
     ) -> io::Result<u32> {
-        let pid = child.id().ok_or_else(|| io::Error::other("it ended at once"))?;
+        let pid = child.id().ok_or_else(|| io::Error::other("it exited immediately"))?;
         self.running
             .insert(instance, Running { pid, stdin, kill_at: None, slowed: Slowed::default() });
         self.reapers.spawn(async move {

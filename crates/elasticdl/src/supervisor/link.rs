@@ -71,7 +71,7 @@ async fn read_orders(stdout: impl AsyncRead + Unpin, queue: mpsc::Sender<Order>)
                     return;
                 }
             }
-            Err(error) => tracing::warn!(%error, line, "the master's order is not understood"),
+            Err(error) => tracing::warn!(%error, line, "cannot parse the master's order"),
         }
     }
 }

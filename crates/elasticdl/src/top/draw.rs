@@ -13,7 +13,7 @@ use super::screen::{Curve, Screen, bounds};
 use crate::say::{grouped, lane_range, span};
 use crate::ui::measures;
 
-const KEYS: &str = " + - scale   ↑ ↓ choose   k kill   q leave (the job goes on) ";
+const KEYS: &str = " + - scale   ↑ ↓ select   k kill   q quit (the job keeps running) ";
 /// Below this height the plots give way to what is in words.
 const ROOM_FOR_PLOTS: u16 = 24;
 
@@ -62,7 +62,7 @@ fn heading(status: &JobStatus) -> Paragraph<'static> {
         }),
     ]);
     let measured = status.evaluations.last().map_or(String::new(), |evaluation| {
-        format!("   measured at step {}: {}", grouped(evaluation.version), measures(evaluation))
+        format!("   evaluated at step {}: {}", grouped(evaluation.version), measures(evaluation))
     });
     let left = if status.eta_secs < 0.0 {
         String::new()
@@ -133,7 +133,7 @@ fn processes(screen: &Screen) -> Paragraph<'static> {
         .map(|process| process_line(process, screen.is_chosen(process)))
         .collect();
     let wanted = screen.status().workers_wanted;
-    let title = format!(" processes (workers wanted: {wanted}) ");
+    let title = format!(" processes (target workers: {wanted}) ");
     Paragraph::new(lines).block(Block::bordered().title(title))
 }
 
@@ -170,7 +170,7 @@ fn goodput(goodput: Option<&Goodput>, width: u16) -> Paragraph<'static> {
         })
         .collect();
     let share = goodput.map_or(0.0, |goodput| goodput.share * 100.0);
-    let title = format!(" time of the workers: {share:.0} % computing ");
+    let title = format!(" worker time: {share:.0} % computing ");
     Paragraph::new(Text::from(lines)).block(Block::bordered().title(title))
 }
 
@@ -182,7 +182,7 @@ fn log(status: &JobStatus, height: u16) -> Paragraph<'static> {
         .iter()
         .map(|event| Line::raw(format!("{:<14} {}", event.kind, event.text)))
         .collect();
-    Paragraph::new(lines).block(Block::bordered().title(" what happened "))
+    Paragraph::new(lines).block(Block::bordered().title(" events "))
 }
 
 fn footer(screen: &Screen) -> Paragraph<'static> {

@@ -94,7 +94,7 @@ impl Screen {
                     .filter(|process| process.pid > 0)
                     .map(|process| Ask::Kill { name: process.name(), pid: process.pid });
                 if ask.is_none() {
-                    self.told = "nothing that runs is chosen".into();
+                    self.told = "no running process selected".into();
                 }
                 ask
             }

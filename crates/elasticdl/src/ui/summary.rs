@@ -41,7 +41,7 @@ pub(crate) fn summary(handle: &str, status: Option<&JobStatus>, exit: Exit) -> S
     }
     match exit {
         Exit::Ok if status.job_type == "train" => {
-            line(&mut text, "proof", &format!("elasticdl audit {name}"));
+            line(&mut text, "audit", &format!("elasticdl audit {name}"));
             // On a cluster the page is where the pods' storage is.
             if job == name {
                 line(&mut text, "report", &format!("elasticdl report {name}"));
@@ -127,7 +127,7 @@ mod tests {
                   loss      0.3300
                   records   10,000, 244 records/s, 157 steps
                   model     /out
-                  proof     elasticdl audit x
+                  audit     elasticdl audit x
                   report    elasticdl report x
             "]],
         );

@@ -111,7 +111,7 @@ fn a_detached_job_is_watched_listed_stopped_resumed_and_removed() {
     let refused = home.run(&["clean", "bg"]);
     assert_eq!(refused.status.code(), Some(2), "a job that runs is not removed");
     assert_eq!(home.stdout(&["stop", "bg"]), "job bg stopped\n");
-    assert_eq!(home.stdout(&["stop", "bg"]), "job bg does not run (stopped)\n");
+    assert_eq!(home.stdout(&["stop", "bg"]), "job bg is not running (stopped)\n");
     assert_eq!(home.run(&["attach", "bg"]).status.code(), Some(3), "it can be resumed");
     let stopped = home.status("bg");
     assert_eq!(stopped["state"], "stopped");
@@ -154,7 +154,7 @@ fn workers_come_and_go_by_scale_and_every_record_is_trained_once() {
     let mut job = home.start("grow", &args);
     job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
     let told = home.stdout(&["scale", "grow", "--workers", "3"]);
-    assert_eq!(told, "job grow: 1 workers become 3\n");
+    assert_eq!(told, "job grow: workers scaled from 1 to 3\n");
     let working = |status: &Value| {
         let instances = status["instances"].as_array().into_iter().flatten();
         instances.filter(|i| i["role"] == "worker" && i["state"] == "working").count()
@@ -171,7 +171,7 @@ fn workers_come_and_go_by_scale_and_every_record_is_trained_once() {
 fn doctor_finds_this_machine_ready_and_tells_how_to_mend_a_bad_home() {
     let home = Home::new();
     let told = home.stdout(&["doctor"]);
-    assert!(told.ends_with("this machine can train\n"), "{told}");
+    assert!(told.ends_with("this machine is ready to train\n"), "{told}");
     let file = home.path().join("file");
     std::fs::write(&file, "").expect("a file");
     let mut command = home.command(&["doctor"]);
@@ -179,7 +179,7 @@ fn doctor_finds_this_machine_ready_and_tells_how_to_mend_a_bad_home() {
     let output = crate::harness::ended(command);
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stdout);
-    assert!(told.contains("FAIL  jobs folder") && told.contains("mend it: "), "{told}");
+    assert!(told.contains("FAIL  jobs folder") && told.contains("fix: "), "{told}");
 }
 
 #[test]

@@ -105,9 +105,9 @@ fn the_terminal_view_draws_kills_scales_and_leaves_the_job_alone() {
     terminal.wait_until("the kill", |text| text.contains("was killed"));
     terminal.wait_until("its replacement", |text| text.contains("worker-2 "));
     terminal.press("+");
-    terminal.wait_until("a third worker", |text| text.contains("workers wanted: 3"));
+    terminal.wait_until("a third worker", |text| text.contains("target workers: 3"));
     terminal.press("q");
-    terminal.wait_until("the way out", |text| text.contains("the job goes on"));
+    terminal.wait_until("the way out", |text| text.contains("the job keeps running"));
     home.wait_until("seen", "the end", |status| status["state"] == "succeeded");
     assert_exactly_once(&home, "seen", 2, 1);
 }
@@ -121,5 +121,5 @@ fn the_demo_ends_with_an_audit_and_the_same_bits() {
         "{text}"
     );
     assert!(text.contains("6 processes killed"), "{text}");
-    assert!(text.ends_with("the same bits\n"), "{text}");
+    assert!(text.ends_with("results are bit-identical\n"), "{text}");
 }
