@@ -11,7 +11,7 @@ use edl_data::{Error, OpenOptions};
 
 use crate::cli::{DataArgs, DataCommand, ReadFlags, WriteFlags};
 use crate::exit::{Exit, refuse};
-use crate::say::grouped;
+use crate::say::{counted, grouped};
 
 /// Runs the command.
 pub(crate) fn run(args: DataArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
@@ -78,8 +78,9 @@ fn tell(written: &Written, out: &mut dyn Write) -> std::io::Result<()> {
     let Written { folder, files, records, bytes } = written;
     writeln!(
         out,
-        "{folder}: {} records in {files} files, {} bytes",
-        grouped(*records),
+        "{folder}: {} in {}, {} bytes",
+        counted(*records, "record"),
+        counted(*files, "file"),
         grouped(*bytes)
     )
 }
@@ -133,7 +134,7 @@ mod tests {
         let records = root.path().join("records");
         let (csv, records) = (csv.to_str().unwrap(), records.to_str().unwrap());
         let told = data(&["import", csv, records, "--files=1", "--compression=none"]).unwrap();
-        assert!(told.contains("2 records in 1 files"), "{told}");
+        assert!(told.contains("2 records in 1 file,"), "{told}");
         let shown = data(&["inspect", records]).unwrap();
         assert!(shown.contains("records      2") && shown.contains("age"), "{shown}");
         let json: serde_json::Value =

@@ -22,6 +22,12 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
+/// `1 worker`, `2 workers`.
+pub(crate) fn counted(number: u64, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", grouped(number))
+}
+
 /// A span of time in the two largest units that say something.
 pub(crate) fn span(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
@@ -71,6 +77,8 @@ mod tests {
         assert_eq!(grouped(7), "7");
         assert_eq!(grouped(1_234), "1,234");
         assert_eq!(grouped(12_345_678), "12,345,678");
+        assert_eq!(counted(1, "worker"), "1 worker");
+        assert_eq!(counted(1_000, "worker"), "1,000 workers");
         assert_eq!(span(0.25), "0.2 s");
         assert_eq!(span(59.4), "59 s");
         assert_eq!(span(61.0), "1 min 1 s");

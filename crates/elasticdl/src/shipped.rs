@@ -104,6 +104,6 @@ mod tests {
     fn a_model_without_shipped_data_asks_for_data() {
         let mut spec = JobSpec { model_def: "deepfm".into(), ..JobSpec::default() };
         let error = fill(&mut spec).unwrap_err().to_string();
-        assert_eq!(error, "model `deepfm` needs data; provide it with --training_data");
+        assert_eq!(error, "model `deepfm` needs data; set --training_data");
     }
 }

@@ -14,7 +14,7 @@ use crate::cli::RunFlags;
 use crate::exit::{Exit, refuse};
 use crate::flags::{JobFlags, needs_cluster};
 use crate::jobs::{Hold, Home, Job};
-use crate::say::{grouped, say};
+use crate::say::{counted, grouped, say};
 use crate::ui::{self, Ui};
 use crate::{
     cluster, config, detach, host, local, models, own_loop, paths, python, resume, shipped,
@@ -199,6 +199,7 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow
 
 fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
     let JobSpec { job_name, model_def, num_workers, num_ps_pods, .. } = spec;
+    let workers = counted(u64::from(*num_workers), "worker");
     let who = if spec.is_allreduce() {
         let (lanes, minibatch) = (spec.n_lanes(), spec.minibatch_size);
         let step = u64::from(lanes) * u64::from(minibatch);
@@ -207,11 +208,9 @@ fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
         } else {
             String::new()
         };
-        format!(
-            "{servers}{num_workers} workers, AllReduce steps of {lanes} × {minibatch} = {step} records"
-        )
+        format!("{servers}{workers}, AllReduce steps of {lanes} × {minibatch} = {step} records")
     } else {
-        format!("{num_ps_pods} PS, {num_workers} workers")
+        format!("{num_ps_pods} PS, {workers}")
     };
     let verb = match spec.job_type {
         JobType::Train => "trains",

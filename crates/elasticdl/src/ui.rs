@@ -15,7 +15,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tracing::Level;
 
 use crate::jobs::Job;
-use crate::say::{grouped, say, span};
+use crate::say::{counted, grouped, say, span};
 use crate::telemetry;
 
 mod summary;
@@ -267,7 +267,7 @@ fn draw(bar: &ProgressBar, status: &JobStatus) {
     if status.loss > 0.0 {
         message += &format!("  loss {:.4}", status.loss);
     }
-    bar.set_message(format!("{message}  {workers} workers"));
+    bar.set_message(format!("{message}  {}", counted(workers as u64, "worker")));
     bar.tick();
 }
 

@@ -100,7 +100,7 @@ mod tests {
         );
         assert_eq!(
             check(&["train", "--codec_type=json"]).unwrap(),
-            "--codec_type invalid value `json` for <CODEC_TYPE>; choose from tf_example, bytes"
+            "invalid value `json` for --codec_type <CODEC_TYPE>; choose from tf_example, bytes"
         );
         assert_eq!(check(&["trian"]).unwrap(), "unknown command `trian`; did you mean `train`?");
         let number = check(&["train", "--num_workers=two"]).unwrap();

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use super::{Remote, image, sentence};
 use crate::cli::RunFlags;
 use crate::exit::{Exit, refuse};
-use crate::say::say;
+use crate::say::{counted, say};
 use crate::{config, shipped};
 
 /// A pod of a cluster that has room starts much quicker.
@@ -71,12 +71,12 @@ pub(crate) fn run(
 pub(super) fn finish(run: &RunFlags, remote: &Remote, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let spec = remote.spec();
     say(format_args!(
-        "submitted job {} to the cluster: namespace {}, {} PS, {} workers; view logs with \
+        "submitted job {} to the cluster: namespace {}, {} PS, {}; view logs with \
          `elasticdl logs {}`",
         spec.job_name,
         remote.cluster.namespace(),
         spec.num_ps_pods,
-        spec.num_workers,
+        counted(u64::from(spec.num_workers), "worker"),
         remote.handle()
     ));
     if run.detach {
