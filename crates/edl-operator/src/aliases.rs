@@ -115,8 +115,7 @@ fn of_trainer(trainer: &Words, found: &mut Words, notes: &mut Vec<String>) -> Re
         };
         found.insert("job_command".into(), command.into());
         notes.push(
-            "the entrypoint runs as a worker: its training loop must call elasticdl.init()"
-                .into(),
+            "the entrypoint runs as a worker: its training loop must call elasticdl.init()".into(),
         );
     }
     of_resources("worker", trainer, found)

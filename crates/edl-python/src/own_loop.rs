@@ -138,9 +138,7 @@ impl Loop {
         let Some(worker) = lock(&self.worker).take() else { return Ok(()) };
         match py.detach(|| worker.join()) {
             Ok(Ok(0)) => Ok(()),
-            Ok(Ok(code)) => {
-                Err(PyRuntimeError::new_err(format!("worker exited with code {code}")))
-            }
+            Ok(Ok(code)) => Err(PyRuntimeError::new_err(format!("worker exited with code {code}"))),
             Ok(Err(why)) => Err(PyRuntimeError::new_err(why)),
             Err(_) => Err(PyRuntimeError::new_err("the worker thread panicked")),
         }

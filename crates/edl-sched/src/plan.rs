@@ -138,9 +138,7 @@ impl fmt::Display for Reason {
             Self::BelowFairShare { from } => {
                 write!(f, "below its fair share while {from} is above")
             }
-            Self::AboveFairShare { to } => {
-                write!(f, "above its fair share while {to} is below")
-            }
+            Self::AboveFairShare { to } => write!(f, "above its fair share while {to} is below"),
             Self::MakesRoomForJob(job) => write!(f, "freeing capacity for {job} to start"),
             Self::MakesRoomForService(service) => write!(f, "freeing capacity for {service}"),
             Self::Preempted { by } => write!(f, "preempted by {by}, which has a higher priority"),
@@ -165,9 +163,7 @@ impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Faulty(fault) => fault.fmt(f),
-            Self::NeverFits(kind) => {
-                write!(f, "no node has enough {kind} for one of its pods")
-            }
+            Self::NeverFits(kind) => write!(f, "no node has enough {kind} for one of its pods"),
             Self::NoRoom(kind) => write!(f, "not enough {kind} for its minimum"),
             Self::Fragmented => f.write_str("free capacity is spread over too many nodes"),
             Self::QuotaUsed(queue) => write!(f, "quota of {queue} exhausted"),
