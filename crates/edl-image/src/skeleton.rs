@@ -9,7 +9,8 @@ use std::path::{Component, Path, PathBuf};
 /// Built-in models need nothing below them; others need Python.
 const RUST_BASE: &str = "scratch";
 const PYTHON_BASE: &str = "python:3.12-slim";
-const IGNORE: &str = "# Never added to the image.\n.git\n.venv\ntarget\nDockerfile\n.dockerignore\n**/__pycache__\n";
+const IGNORE: &str =
+    "# Never added to the image.\n.git\n.venv\ntarget\nDockerfile\n.dockerignore\n**/__pycache__\n";
 const PYTHON_MODEL: &str = include_str!("skeleton/model.py");
 const PYTHON_REQUIREMENTS: &str =
     "keras>=3.8\ntensorflow-cpu>=2.18  # or jax or torch; set KERAS_BACKEND to match\n";

@@ -70,7 +70,9 @@ impl<'a> Room<'a> {
         let may_be = self.sums.total.permille(self.options.max_load_permille);
         if let Some(kind) = (asked + shape).lacks(may_be) {
             let percent = f64::from(self.options.max_load_permille) / 10.0;
-            return Some(format!("not scaling up: cluster {kind} is at the {percent} % load limit"));
+            return Some(format!(
+                "not scaling up: cluster {kind} is at the {percent} % load limit"
+            ));
         }
         if let Some(why) = self.queue_is_full(job.queue, shape) {
             return Some(why);

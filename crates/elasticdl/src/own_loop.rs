@@ -121,7 +121,8 @@ pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
     };
     let mut described: Description =
         serde_json::from_str(&text).context("cannot read the description of the training loop")?;
-    let values = std::fs::read(folder.path().join(VALUES)).context("no initial values were saved")?;
+    let values =
+        std::fs::read(folder.path().join(VALUES)).context("no initial values were saved")?;
     let numbers = values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
     described.first_values = numbers.collect();
     Ok(described)

@@ -20,6 +20,5 @@ pub fn to_yaml(objects: &JobObjects) -> Result<String, Invalid> {
 }
 
 fn document(object: &impl Serialize) -> Result<String, Invalid> {
-    yaml::write(object)
-        .map_err(|error| Invalid(format!("cannot write an object as YAML: {error}")))
+    yaml::write(object).map_err(|error| Invalid(format!("cannot write an object as YAML: {error}")))
 }
