@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch script made elastic: `elasticdl run --workers 2 examples/torch_mnist.py`.
+"""An elastic PyTorch script: `elasticdl run --workers 2 examples/torch_mnist.py`.
 
-It was an ordinary script before the five lines that are marked by numbers. The images are made
-up: ten classes of 28 × 28, as MNIST has them.
+The five numbered lines make an ordinary script elastic. The images are synthetic: ten classes of
+28 × 28 pixels, like MNIST.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop of the example job: a line is fitted by however many workers there are.
+"""The training loop of the example job: linear regression on any number of workers.
 
-Also without a cluster: `elasticdl run --workers 2:6 examples/trainingjob/train.py`.
+To run it without a cluster: `elasticdl run --workers 2:6 examples/trainingjob/train.py`.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ fn demo(comment: &str, job: &str) -> String {
 fn the_demo_for_minikube_is_what_the_code_makes() {
     let comment = "\
 # MNIST on minikube: kubectl apply -f manifests/elasticdl-rbac.yaml -f <this file>
-# It needs the image on the node, and data in its folder /data, which user 1000 can write to.
+# Requires the image on the node, and the data in /data on the node, writable by user 1000.
 ";
     let file = folder().join("examples/elasticdl-demo-minikube.yaml");
     expect_file![file].assert_eq(&demo(comment, MINIKUBE));
@@ -74,7 +74,7 @@ fn the_demo_for_minikube_is_what_the_code_makes() {
 fn the_demo_for_a_cluster_is_what_the_code_makes() {
     let comment = "\
 # MNIST on a cluster: kubectl apply -f manifests/elasticdl-rbac.yaml -f <this file>
-# It needs a claim `elasticdl-data` (ReadWriteMany) that holds the data.
+# Requires a claim `elasticdl-data` (ReadWriteMany) that contains the data.
 ";
     let file = folder().join("examples/elasticdl-demo-k8s.yaml");
     expect_file![file].assert_eq(&demo(comment, K8S));
