@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the models over the adult census share: from records to numbers and ids, loss, measures.
+"""Code shared by the census models: feature conversion, loss and metrics.
 
-`elasticdl data gen census DIR` makes the records: eight words and six numbers about a person, and
-whether the person earns more than 50,000 dollars a year. Every feature, numbers in buckets too,
-has ids of its own, and they are the same on every Keras backend.
+`elasticdl data gen census DIR` generates the records: eight strings and six numbers about a person,
+and whether the person earns more than 50,000 dollars a year. Every feature, including bucketized
+numbers, has its own range of ids. The ids are the same on every Keras backend.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS = (
     "native_country",
 )
 
-# Name, centre and spread in the training data, and where buckets begin.
+# Name, mean and standard deviation in the training data, and bucket boundaries.
 NUMBERS = (
     ("age", 38.6, 13.7, (18, 25, 30, 35, 40, 45, 50, 55, 60, 65)),
     ("fnlwgt", 189_700.0, 105_600.0, (1e5, 1.5e5, 2e5, 2.5e5, 3e5)),
@@ -32,20 +32,20 @@ NUMBERS = (
     ("hours_per_week", 40.4, 12.4, (20, 35, 40, 41, 45, 50, 60)),
 )
 
-# Features whose combinations have weights of their own, by their place among the ids.
+# Crossed features, which have their own weights; given by index into the ids.
 CROSSES = ((1, 3), (7, 3), (8, 1, 3))
 
 N_NUMBERS = len(NUMBERS)
 N_IDS = len(WORDS) + N_NUMBERS
 N_WIDE_IDS = N_IDS + len(CROSSES)
 
-# Ids of a feature: few words, so that two of them rarely share one.
+# Ids per feature: many more than there are strings, so collisions are rare.
 FEATURE_SIZE = 10_000
 CROSS_SIZE = 1_000_000
 INPUT_DIM = N_IDS * FEATURE_SIZE
 WIDE_INPUT_DIM = INPUT_DIM + len(CROSSES) * CROSS_SIZE
 
-# A word's code is the sum of its bytes, each times the weight of its place.
+# A string's hash is the sum of its bytes, each multiplied by the weight of its position.
 _N_BYTES = 32
 _WEIGHTS = np.array([pow(31, place + 1, 1_000_003) for place in range(_N_BYTES)], "int64")
 
@@ -96,13 +96,13 @@ def _feed_tensorflow(dataset, mode):
 
 
 def _word_bytes(words):
-    """The first bytes of each word, filled up with zeros."""
+    """The first bytes of each string, padded with zeros."""
     cut = [word.strip()[:_N_BYTES].ljust(_N_BYTES, b"\0") for word in words]
     return np.frombuffer(b"".join(cut), "uint8").reshape(-1, _N_BYTES)
 
 
 def _features(xp, words, numbers):
-    """For one record or many, with numpy or with TensorFlow's twin of it."""
+    """Features of one or more records; `xp` is numpy or TensorFlow's numpy API."""
     ids = [xp.sum(xp.asarray(word, "int64") * _WEIGHTS, axis=-1) % FEATURE_SIZE for word in words]
     scaled = []
     for value, (_, centre, spread, borders) in zip(numbers, NUMBERS):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who earns more than 50,000 dollars a year: a linear model beside a deep one.
+"""Wide & deep model that predicts whether a person earns more than 50,000 dollars a year.
 
 elasticdl data gen census DIR
 elasticdl train --model_zoo=model_zoo --model_def=census.wide_deep.custom_model \
     --training_data=DIR/census/train --validation_data=DIR/census/test --num_ps_pods=2
 
 Cheng et al., "Wide & deep learning for recommender systems", 2016. The rows of both embeddings
-live on the parameter servers.
+are stored on the parameter servers.
 """
 
 from __future__ import annotations

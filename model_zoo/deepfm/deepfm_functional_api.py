@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who earns more than 50,000 dollars a year: a factorisation machine and a deep network.
+"""DeepFM model that predicts whether a person earns more than 50,000 dollars a year.
 
 elasticdl data gen census DIR
 elasticdl train --model_zoo=model_zoo --model_def=deepfm.deepfm_functional_api.custom_model \
     --training_data=DIR/census/train --validation_data=DIR/census/test --num_ps_pods=2
 
-Guo et al., "DeepFM: a factorization-machine based neural network for CTR prediction", 2017. Both
-parts share one embedding, whose rows live on the parameter servers.
+Guo et al., "DeepFM: a factorization-machine based neural network for CTR prediction", 2017. The
+factorization machine and the deep network share one embedding, whose rows are stored on the
+parameter servers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def custom_model(dim=8, hidden=64):
 
 
 def pairs(vectors):
-    """The sum of the inner products of all pairs of a record's vectors."""
+    """Sums the inner products of all pairs of a record's vectors."""
     square_of_sum = ops.sum(vectors, axis=1) ** 2
     sum_of_squares = ops.sum(vectors**2, axis=1)
     return 0.5 * ops.sum(square_of_sum - sum_of_squares, axis=1, keepdims=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten classes of 28×28 pictures: a small convolutional network as a Keras class of its own.
+"""Image classifier for 28×28 images in ten classes: a small CNN as a subclass of keras.Model.
 
 elasticdl train --model_zoo=model_zoo --model_def=mnist.mnist_subclass.CustomModel \
     --training_data=data/fashion_mnist/train --validation_data=data/fashion_mnist/test
@@ -46,18 +46,18 @@ def optimizer(lr=0.0003):
 
 
 def feed(dataset, mode, metadata):
-    """Pictures as numbers from 0 to 1, and classes."""
+    """Returns images scaled to [0, 1], and class labels."""
     if keras.backend.backend() == "tensorflow":
         return feed_tensorflow(dataset, mode)
     images = dataset["image"]
-    if images.dtype == object:  # bytes, as they are in a record
+    if images.dtype == object:  # raw bytes from the record
         images = np.frombuffer(b"".join(images), dtype="uint8")
     images = images.reshape(-1, SIDE, SIDE, 1).astype("float32") / 255
     return images if mode == "prediction" else (images, dataset["label"])
 
 
 def feed_tensorflow(dataset, mode):
-    """The same from serialized examples, or from rows that are parsed already."""
+    """Like `feed`, for serialized examples or rows that are already parsed."""
     import tensorflow as tf
 
     kinds = {"image": tf.io.FixedLenFeature([], tf.string)}

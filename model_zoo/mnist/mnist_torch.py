@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten classes of 28×28 pictures with PyTorch: a small convolutional network, or an MLP.
+"""Image classifier for 28×28 images in ten classes, in PyTorch: a small CNN or an MLP.
 
 elasticdl train --model_zoo=model_zoo --model_def=mnist.mnist_torch.custom_model \
     --training_data=data/fashion_mnist/train --validation_data=data/fashion_mnist/test

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes text for the language model: the doc strings of Python's own standard library.
+"""Writes training data for the language model from the docstrings of Python's standard library.
 
-Usage: make_data.py DIR [LENGTH [LIBRARY]]. `DIR/train.jsonl` and `DIR/test.jsonl` get one record
-per line, `{"tokens": [LENGTH + 1 bytes]}`; every tenth record is for the test.
+Usage: make_data.py DIR [LENGTH [LIBRARY]]. Writes `DIR/train.jsonl` and `DIR/test.jsonl` with one
+record per line, `{"tokens": [LENGTH + 1 bytes]}`; every tenth record goes to the test set.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def main() -> None:
     library = Path(sys.argv[3] if len(sys.argv) > 3 else sysconfig.get_paths()["stdlib"])
     folder.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join(doc_strings(library)).encode()
-    # Each window begins with the last byte of the one before, so that every byte is predicted.
+    # Each window starts with the last byte of the previous one, so every byte is predicted.
     windows = [text[at : at + length + 1] for at in range(0, len(text) - length, length)]
     with (folder / "train.jsonl").open("w") as train, (folder / "test.jsonl").open("w") as test:
         for number, window in enumerate(windows):
             line = json.dumps({"tokens": list(window)}) + "\n"
             (test if number % 10 == 9 else train).write(line)
-    print(f"{len(windows)} records of {length + 1} bytes are in {folder}")
+    print(f"wrote {len(windows)} records of {length + 1} bytes to {folder}")
 
 
 def doc_strings(library: Path) -> Iterator[str]:
-    """All doc strings of the modules and packages, without those of tests and add-ons."""
+    """Yields the docstrings of all modules, except tests and installed packages."""
     for path in sorted(library.rglob("*.py")):
         if {"test", "tests", "site-packages", "dist-packages"} & set(
             path.relative_to(library).parts

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small language model over bytes, with PyTorch: a decoder-only transformer.
+"""A small byte-level language model in PyTorch: a decoder-only transformer.
 
 python model_zoo/transformer/make_data.py text
 elasticdl train --model_zoo=model_zoo --model_def=transformer.transformer_lm.custom_model \
     --training_data=text/train.jsonl --validation_data=text/test.jsonl
 
-A record's column `tokens` holds one number more than the model sees: each predicts the next.
+The column `tokens` has one more token than the model's input: each token predicts the next one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a small MLP; both add to what came in."""
+    """Causal self-attention followed by an MLP, both with residual connections."""
 
     def __init__(self, width: int, n_heads: int, dropout: float) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The scores of the next token at every place."""
+    """Predicts the logits of the next token at every position."""
 
     def __init__(
         self, vocabulary: int, length: int, width: int, n_layers: int, n_heads: int, dropout: float
@@ -60,7 +60,7 @@ class LanguageModel(nn.Module):
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
-        # A token is read and written by the same row.
+        # Tie the weights of the input and output embeddings.
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
