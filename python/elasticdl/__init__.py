@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train deep-learning models on machines that come and go.
+"""Elastic deep-learning training: workers can join, leave or fail at any time.
 
 `elasticdl train --model_zoo=model_zoo --model_def=mnist.mnist_torch.custom_model …` trains a model
-that you write; `elasticdl.init()` gives the same to a training loop of your own.
+that you define. `elasticdl.init()` makes a custom training loop elastic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    # Only a training loop needs what `init` imports.
+    # Imported lazily: only custom training loops need it.
     if name == "init":
         from elasticdl._job import init
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m elasticdl …` and the `elasticdl` command are one."""
+"""Entry point of the `elasticdl` command and of `python -m elasticdl …`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Runs the command line and leaves the process with its exit code."""
+    """Runs the command line and exits with its exit code."""
     from elasticdl import _elasticdl
 
     again = [sys.executable, "-m", "elasticdl"]
     code = _elasticdl.main(["elasticdl", *sys.argv[1:]], again)
     sys.stdout.flush()
     sys.stderr.flush()
-    # A thread may still be inside the user's model; it must not keep this process.
+    # A thread may still be running the user's model; it must not keep this process alive.
     os._exit(code)
 
 

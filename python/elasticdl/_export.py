@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a trained model in its framework's own form: `python -m elasticdl._export JOB FOLDER`.
+"""Exports a trained model in its framework's format: `python -m elasticdl._export JOB FOLDER`.
 
-`JOB` is a file with the job's description in JSON; `FOLDER` holds the `model.safetensors` and
-`model.json` that every job ends with, and gets `model.keras` or `model.pt`.
+`JOB` is a JSON file with the job description. `FOLDER` contains the `model.safetensors` and
+`model.json` that every job writes at its end; the export adds `model.keras` or `model.pt`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DTYPES = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8"), "U64": np.dtype("<u8"
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file by name; the format is a JSON header before plain numbers."""
+    """Returns the tensors of a file by name. The format is a JSON header followed by raw data."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -35,7 +35,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def export(job_json: str, folder: Path) -> list[str]:
-    """Writes the model in `folder` once more, as its framework does; returns the files' names."""
+    """Writes the model in `folder` in its framework's format; returns the file names."""
     spec = json.loads((folder / "model.json").read_text())["model"]
     tensors = read_safetensors(folder / "model.safetensors")
     parts = [tensors[param["name"]].reshape(-1) for param in spec["params"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python half of a worker: opens the user's model for the training loop, which is in Rust."""
+"""The Python side of a worker: loads the user's model for the training loop in Rust."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from elasticdl._zoo import Zoo, ZooError
 
 _PACKAGE = str(Path(__file__).parent)
 
-# Where a job names its data.
+# Fields of the job description that name data.
 _DATA = ("training_data", "validation_data", "prediction_data")
 
 
 class Batch:
-    """The records of one batch: columns by name, and the records' numbers in the data set."""
+    """One batch: columns by name, and the indices of its records in the data set."""
 
     __slots__ = ("columns", "records")
 
@@ -35,7 +35,7 @@ class Batch:
 
 
 class Hosted:
-    """An adapter as the training loop calls it."""
+    """Wraps a framework adapter in the interface that the training loop calls."""
 
     def __init__(self, adapter: Any, zoo: Zoo, job: dict[str, Any]) -> None:
         self._adapter = adapter
@@ -49,22 +49,22 @@ class Hosted:
 
     def spec_json(self) -> str:
         spec = self._adapter.spec
-        # What the user's own reader brings is not for the job to decode.
+        # The job does not decode records from a custom data reader.
         return json.dumps({**spec, "inputs": []} if self._zoo.custom_data_reader else spec)
 
     def memory(self) -> np.ndarray | None:
-        """An array for all parameters that passes can read; none where they need copies."""
+        """Returns an array for all parameters that passes can read, or None if they need copies."""
         make = getattr(self._adapter, "memory", None)
         return None if make is None else make()
 
     def bind(self, dense: np.ndarray) -> None:
-        """Lets passes read `dense`: the adapter's own, or what `memory` made."""
+        """Makes passes read from `dense`: the adapter's own array, or one from `memory`."""
         self._adapter.bind(dense)
 
     def batch(
         self, columns: dict[str, Any], records: np.ndarray, source: str | None = None
     ) -> Batch:
-        """A batch as adapters take it; `source` names the data where the user's reader reads it."""
+        """Creates a batch for the adapter; `source` names the data if a custom reader reads it."""
         if source is None:
             return Batch(columns, records)
         if source not in self._readers:
@@ -76,7 +76,7 @@ class Hosted:
         return [np.ascontiguousarray(ids).reshape(-1).astype(np.uint64) for ids in found]
 
     def _train(self, batch: Batch, rows: list[np.ndarray], seed: int) -> tuple[Any, ...]:
-        """The loss, the gradient in pieces, and the gradients of rows."""
+        """Returns the loss, the gradient in pieces, and the row gradients."""
         loss, row_gradients = self._adapter.train(batch, rows, seed)
         return loss, [self._adapter.gradient], row_gradients
 
@@ -84,8 +84,8 @@ class Hosted:
         predictions = np.ascontiguousarray(self._adapter.predict(batch, rows), dtype=np.float32)
         if len(predictions) != len(batch):
             raise ZooError(
-                f"the model made {len(predictions)} predictions of {len(batch)} records; its first "
-                "axis must be the record"
+                f"the model returned {len(predictions)} predictions for {len(batch)} records; the "
+                "first axis of its output must be the record"
             )
         if self._processor is not None:
             worker = int(os.environ.get("ELASTICDL_WORKER_ID", "0"))
@@ -99,12 +99,12 @@ class Hosted:
 
 
 def open_model(job_json: str) -> Hosted:
-    """The model that the job (JSON) names."""
+    """Opens the model that the job description (JSON) names."""
     job = json.loads(job_json)
     zoo = _load(job)
     schema = _schema(zoo, job, job_json)
     columns, job["_raw"] = schema["fields"], schema["has_raw_records"]
-    # A schedule that is no formula is read off once per step.
+    # A schedule that is not a known formula is evaluated for each step.
     job["max_step"] = job["max_step"] or schema["n_steps"]
     if _zoo.framework(zoo) == "torch":
         from elasticdl._torch import TorchAdapter as Adapter
@@ -114,9 +114,10 @@ def open_model(job_json: str) -> Hosted:
 
 
 def settle(job_json: str, said_json: str) -> str:
-    """The job with its data as the user's reader has it; as it is where there is none.
+    """Returns the job with its data replaced by that of the custom reader, if there is one.
 
-    `said` is the job as the user described it: what looked like a path may have been made one.
+    `said_json` is the job as the user described it: in `job_json`, values that look like paths may
+    have been made absolute.
     """
     job, said = json.loads(job_json), json.loads(said_json)
     zoo = _load(job)
@@ -133,7 +134,7 @@ _loaded: dict[str, Zoo] = {}
 
 
 def _load(job: dict[str, Any]) -> Zoo:
-    """The user's module, which is run once in a process."""
+    """Loads the user's module, at most once per process."""
     key = json.dumps({name: value for name, value in job.items() if name not in _DATA})
     if key not in _loaded:
         _loaded[key] = _zoo.load(job)
@@ -141,12 +142,12 @@ def _load(job: dict[str, Any]) -> Zoo:
 
 
 def _schema(zoo: Zoo, job: dict[str, Any], job_json: str) -> dict[str, Any]:
-    """What the data that the job goes through is made of."""
+    """Returns the schema of the job's data."""
     data = {"train": "training", "evaluate": "validation", "predict": "prediction"}
     location = job[f"{data[job['job_type']]}_data"]
     if not location:
         flag = f"--{data[job['job_type']]}_data"
-        raise ZooError(f"{flag} is missing; name a file, a folder, a glob or a URL")
+        raise ZooError(f"{flag} is missing; give a file, a folder, a glob or a URL")
     try:
         schema = json.loads(_elasticdl.schema(location, job_json))
     except ValueError as error:
@@ -158,7 +159,7 @@ def _schema(zoo: Zoo, job: dict[str, Any], job_json: str) -> dict[str, Any]:
 
 
 def explain(error: BaseException) -> str:
-    """A sentence, or the traceback from the user's own code on."""
+    """Returns the message of a `ZooError`, or the traceback without this package's frames."""
     if isinstance(error, ZooError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop of the user's own as a worker of a job.
+"""Runs a custom training loop as a worker of a job.
 
-The job's loop, in Rust, runs on a thread of its own and decides which records come next; each
-pass that it asks for is one turn of the user's loop. The step itself is taken by the job, so what
-an optimizer keeps survives the death of any worker.
+The job's loop, in Rust, runs on a separate thread and decides which records come next. Each pass
+that it requests is one iteration of the user's loop. The job takes the optimizer steps, so
+optimizer state survives the failure of any worker.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ import numpy as np
 from elasticdl import _records
 from elasticdl._zoo import ZooError
 
-# Set for a script that is only asked what it is: the folder for its answer.
+# Set if the script only has to describe its model and data: the folder for the description.
 _DESCRIBE = "ELASTICDL_DESCRIBE"
 _MASTER_ADDR = "ELASTICDL_MASTER_ADDR"
 _WORKER_ID = "ELASTICDL_WORKER_ID"
-# Unset: the folder of the key.
+# Default: the folder of the key file.
 _JOB_DIR = "ELASTICDL_JOB_DIR"
 _KEY_FILE = "ELASTICDL_JOB_KEY_FILE"
 _IN_POD = "ELASTICDL_IN_POD"
 
-# What the master takes to write down how the job ended after it has told its workers.
+# How long the master may take to write the final status after it has notified its workers.
 _STATUS_DELAY_SECS = 1.0
-# Storage that several machines share shows a new file later.
+# On shared storage, a new file becomes visible later.
 _SHARED_STATUS_DELAY_SECS = 6.0
 _ENDS = ("succeeded", "failed", "stopped")
 
 
 _LEFT = (
-    "the script ended before the job; go through `job.batches(…)` to its end, and say how long to "
-    "train by its `epochs`"
+    "the script exited before the job was done; iterate over `job.batches(…)` to its end, and set "
+    "the length of training with `epochs`"
 )
 
 
 def init(model: Any = None, optimizer: Any = None, lr_schedule: Any = None) -> Job:
     """Makes this process a worker of the job that started it.
 
-    `model` is a `torch.nn.Module`, `optimizer` the `torch.optim.Optimizer` of its parameters and
-    `lr_schedule` an `LRScheduler` or a function of the step that gives the learning rate. They can
-    be given later, by `Job.attach`.
+    `model` is a `torch.nn.Module`, `optimizer` is the `torch.optim.Optimizer` of its parameters,
+    and `lr_schedule` is an `LRScheduler` or a function from the step to the learning rate. You can
+    also pass them later to `Job.attach`.
 
-    Random numbers of torch, numpy and `random` start from the same seed here in every worker, so
-    that data which is made or split at random afterwards is the same in all of them.
+    This call seeds torch, numpy and `random` with the same seed in every worker, so data that is
+    generated or split at random afterwards is the same in all workers.
     """
     folder = os.environ.get(_DESCRIBE)
     if folder:
@@ -65,7 +65,7 @@ def init(model: Any = None, optimizer: Any = None, lr_schedule: Any = None) -> J
         job._watch()
     else:
         raise RuntimeError(
-            "this process is no worker of a job; start the script by "
+            "this process is not a worker of a job; start the script with "
             f"`elasticdl run --workers 2 {sys.argv[0] or 'SCRIPT'}`"
         )
     _records.reseed(0)
@@ -75,7 +75,7 @@ def init(model: Any = None, optimizer: Any = None, lr_schedule: Any = None) -> J
 
 @dataclass(frozen=True)
 class Plan:
-    """What the loop goes through."""
+    """The data that the loop trains on, and for how long."""
 
     n_records: int
     batch_size: int
@@ -87,24 +87,25 @@ class Plan:
             number = getattr(self, name)
             if number < 1:
                 what = "the dataset has no records" if name == "n_records" else f"{name}={number}"
-                raise ValueError(f"{what}; there must be at least 1")
+                raise ValueError(f"{what}; at least 1 is required")
 
     def max_steps(self) -> int:
-        """The most that the job can take."""
+        """Returns an upper bound on the number of steps."""
         return self.epochs * -(-self.n_records // self.batch_size)
 
 
 class Job:
-    """A worker's place in its job.
+    """The connection of a worker to its job.
 
-    One turn of the loop is a batch, `allreduce` and `commit`. A batch may come more than once: to
-    the same worker, when the job did not know its model yet or compares what machines compute,
-    and to another one, when a worker was lost before the step was taken. Each record is committed
-    once in an epoch all the same. So what a turn computes must depend on its batch and on the
-    model alone; random numbers of torch, numpy and `random` are reseeded for each turn.
+    One iteration of the loop takes a batch and calls `allreduce` and `commit`. A batch may be
+    processed more than once: by the same worker, if the job did not know its model yet or compares
+    the results of machines, and by another worker, if a worker was lost before the step was taken.
+    Even so, each record is committed exactly once per epoch. The result of an iteration must
+    therefore depend only on its batch and the model. torch, numpy and `random` are reseeded for
+    each iteration.
 
-    Between two turns the model has the parameters of the turn before; after the last one it has
-    those that the job ends with.
+    Between two iterations, the model has the parameters of the previous iteration. After the last
+    one, it has the final parameters of the job.
     """
 
     def __init__(self, open_loop: Callable[[Any], Any]) -> None:
@@ -117,24 +118,24 @@ class Job:
         self._schedule: Any = None
         self._model: Any = None
         self.worker_id = int(os.environ.get(_WORKER_ID, "0"))
-        # Turns that this process has committed.
+        # Iterations that this process has committed.
         self.step = 0
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is worker 0, the one to write files and to print.
+        """Whether this is worker 0, which should write files and print.
 
-        There is at most one at any time, but workers come and go: for a while there may be none,
-        and the next one starts the script from its beginning. The trained model is written by the
-        job itself.
+        There is at most one leader at any time. Because workers can be lost and replaced, there
+        may be none for a while, and its replacement runs the script from the beginning. The job
+        itself saves the trained model.
         """
         return self.worker_id == 0
 
     def attach(self, model: Any = None, optimizer: Any = None, lr_schedule: Any = None) -> None:
-        """Tells the job what it trains; what is left out stays as it is.
+        """Sets the model, optimizer and schedule of the job; omitted arguments are unchanged.
 
-        From then on the parameters of the model are the job's. Parameters that the optimizer does
-        not hold are frozen.
+        From then on, the job manages the model's parameters. Parameters that are not in the
+        optimizer are frozen.
         """
         if model is not None:
             self._attach_module(model)
@@ -143,7 +144,7 @@ class Job:
         if lr_schedule is not None:
             if self._model is not None:
                 raise RuntimeError(
-                    "the learning-rate schedule came after the optimizer; give both at once, in "
+                    "the learning-rate schedule was attached after the optimizer; pass both to "
                     "`job.attach(model, optimizer, lr_schedule)`"
                 )
             self._schedule = lr_schedule
@@ -161,14 +162,14 @@ class Job:
         shuffle: bool = True,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
-        """The batches that this worker is to compute, until the end of the job.
+        """Iterates over the batches assigned to this worker until the end of the job.
 
-        `dataset` has a length and an item for each record: a map-style `Dataset`, a list, an
-        array, a tensor, or a tuple of arrays or tensors, which becomes a tuple of their rows.
-        Items become a batch by `collate`, or as a `DataLoader` does it.
+        `dataset` has a length and one item per record: a map-style `Dataset`, a list, an array, a
+        tensor, or a tuple of arrays or tensors, which gives tuples of their rows. `collate` turns
+        items into a batch; the default is that of `DataLoader`.
 
-        A step of the job takes one batch for each of its lanes. All `epochs` come in one go, so
-        this is called once.
+        A step of the job consists of one batch for each of its lanes. The iterator covers all
+        `epochs`, so call this method only once.
         """
         fetch = _records.fetcher(dataset, collate)
         n_records = _records.count(dataset)
@@ -177,27 +178,27 @@ class Job:
     def records(
         self, n_records: int, batch_size: int = 64, epochs: int = 1, shuffle: bool = True
     ) -> Iterator[np.ndarray]:
-        """The same as `batches`, but only the numbers of the records (int64)."""
+        """Like `batches`, but returns only the indices of the records (int64)."""
         plan = Plan(n_records, batch_size, epochs, shuffle)
         if self._loop is not None:
             raise RuntimeError(
-                "the job's batches were asked for twice; ask once, and give the number of epochs: "
-                "`job.batches(dataset, epochs=3)`"
+                "the job's batches were requested twice; request them once, with the number of "
+                "epochs: `job.batches(dataset, epochs=3)`"
             )
         self._loop = self._open_loop(plan)
         self._connect()
         return self._turns()
 
     def allreduce(self, model: Any = None, loss: Any = None) -> None:
-        """Hands the gradients of this turn over; `loss` is their batch's mean, for reports.
+        """Passes the gradients of this iteration to the job and clears them.
 
-        The parameters have no gradients afterwards.
+        `loss` is the mean loss of the batch, for reports.
         """
         turn = self._current("allreduce")
         if turn.is_reduced:
             raise RuntimeError(
                 "`job.allreduce()` was called twice for one batch; call it once, after all calls "
-                "of `backward()`"
+                "to `backward()`"
             )
         self.attach(model)
         self._check_known()
@@ -206,19 +207,19 @@ class Job:
         turn.is_reduced = True
         turn.loss = loss
 
-    # With parameter servers or without, gradients go to whoever takes the step.
+    # The same call works with and without parameter servers.
     push = allreduce
 
     def pull(self, model: Any = None) -> None:
-        """Does nothing: the parameters are the job's before each turn."""
+        """Does nothing: the model gets the job's parameters before each iteration."""
         self.attach(model)
 
     def commit(self, loss: Any = None) -> None:
-        """Ends the turn: the job may take its step, and count the batch's records as done."""
+        """Ends the iteration: the job can take the step and mark the batch's records as done."""
         turn = self._current("commit")
         if not turn.is_reduced:
             raise RuntimeError(
-                "`job.commit()` came before `job.allreduce(model)`; hand the gradients over first"
+                "`job.commit()` was called before `job.allreduce(model)`; call `allreduce` first"
             )
         self._turn = None
         if turn.has_parameters:
@@ -236,7 +237,7 @@ class Job:
             _torch_loop.check_model(module)
             self._module = module
         elif self._module is not module:
-            raise RuntimeError("the job has another model already; it trains one")
+            raise RuntimeError("the job already has another model; it can only train one")
 
     def _attach_optimizer(self, optimizer: Any) -> None:
         from elasticdl import _torch_loop
@@ -246,10 +247,10 @@ class Job:
             _torch_loop.check_optimizer(bare)
             self._optimizer = bare
         elif self._optimizer is not bare:
-            raise RuntimeError("the job has another optimizer already; it uses one")
+            raise RuntimeError("the job already has another optimizer; it can only use one")
 
     def _connect(self) -> None:
-        """Lets the job write parameters, once both are there."""
+        """Connects the model to the loop once both exist."""
         if self._loop is not None and self._model is not None:
             self._model.keep()
             self._loop.attach(self._model)
@@ -259,15 +260,15 @@ class Job:
             raise RuntimeError("the job does not know the model; call `job.allreduce(model)`")
         if self._optimizer is None:
             raise RuntimeError(
-                "the job does not know the optimizer, and so cannot take steps; call "
+                "the job does not know the optimizer and cannot take steps; call "
                 "`job.attach(model, optimizer)` before the loop"
             )
 
     def _current(self, call: str) -> _Turn:
         if self._turn is None:
             raise RuntimeError(
-                f"`job.{call}()` was called without a batch; call it inside of "
-                "`for batch in job.batches(…)`, once for each"
+                f"`job.{call}()` was called without a batch; call it once per iteration of "
+                "`for batch in job.batches(…)`"
             )
         return self._turn
 
@@ -275,8 +276,8 @@ class Job:
         while True:
             if self._turn is not None:
                 raise RuntimeError(
-                    "the next batch was asked for before `job.commit()`; call it at the end of "
-                    "each turn, and leave `num_workers` of a DataLoader at 0"
+                    "the next batch was requested before `job.commit()`; call it at the end of "
+                    "each iteration, and keep `num_workers` of a DataLoader at 0"
                 )
             turn = self._next()
             if turn is None:
@@ -296,15 +297,15 @@ class Job:
         if turn is not None:
             return turn
         if not _has_succeeded():
-            # It goes on without this worker, or ended otherwise; what follows the loop is for
-            # workers of a trained model.
+            # The job continues without this worker, failed or was stopped. The code after the loop
+            # is only for a trained model.
             sys.exit(0)
         if self._model is not None:
             self._model.receive()
         return None
 
     def _watch(self) -> None:
-        """Tells the job how the script ends, if that is not by the end of the job."""
+        """Reports to the job if the script exits before the job is done."""
         show = sys.excepthook
 
         def show_and_tell(kind: Any, error: BaseException, trace: Any) -> None:
@@ -324,17 +325,17 @@ class Job:
         self._is_over = True
         with contextlib.suppress(RuntimeError):
             if self._loop is None:
-                # It never asked for batches. A worker that just ended would be started again, so
-                # it joins the job to say why it does not train.
+                # The script never requested batches. If it just exited, it would be restarted, so
+                # it joins the job to report why it does not train.
                 self._loop = self._open_loop(None)
-            # It is heard in a turn alone.
+            # A failure can only be reported during an iteration.
             if self._turn is None and self._loop.next() is None:
                 return
             self._loop.fail(why)
 
 
 def _has_succeeded() -> bool:
-    """Whether the job is over and has its model."""
+    """Whether the job has succeeded."""
     beside_key = Path(os.environ.get(_KEY_FILE, "")).parent
     status = Path(os.environ.get(_JOB_DIR, beside_key)) / "status.json"
     is_shared = _IN_POD in os.environ
@@ -348,16 +349,16 @@ def _has_succeeded() -> bool:
 
 
 def _number(loss: Any) -> float:
-    if loss is None:  # A loop need not say.
+    if loss is None:  # Reporting the loss is optional.
         return 0.0
     return float(loss.item() if hasattr(loss, "item") else loss)
 
 
 @dataclass
 class _Turn:
-    """A batch that was given out and not committed."""
+    """A batch that has not been committed yet."""
 
-    # Whether the model had the job's parameters when it began.
+    # Whether the model had the job's parameters when the iteration started.
     has_parameters: bool
     is_reduced: bool = False
     loss: Any = None
@@ -384,7 +385,7 @@ def _open_loop(_plan: Plan | None) -> _Worker:
 
 
 class _Description:
-    """A script that is run up to its first step, to say what it is; there is no job yet."""
+    """Runs a script up to its first step to describe its model and data, before the job exists."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder = folder
@@ -395,7 +396,7 @@ class _Description:
         self._model = model
 
     def next(self) -> tuple[np.ndarray, int]:
-        # Computed even if the model is known: what fails here is told before there is a job.
+        # Computed even if the model is known, to report failures before the job is created.
         plan = self._plan
         return np.arange(min(plan.batch_size, plan.n_records), dtype=np.uint64), 0
 
@@ -418,7 +419,7 @@ class _Description:
         (self._folder / "model.json").write_text(json.dumps(description))
         sys.stdout.flush()
         sys.stderr.flush()
-        # Whatever else the script would do is for the workers.
+        # The rest of the script is for the workers.
         os._exit(0)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass over the data is for: the `mode` that `feed` is told."""
+"""The `mode` passed to `feed`: what a pass over the data is for."""
 
 from __future__ import annotations
 
 
 class Mode:
-    """Plain strings, so that `mode == "training"` and `mode == Mode.TRAINING` are the same."""
+    """Plain strings, so `mode == "training"` and `mode == Mode.TRAINING` are equivalent."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"

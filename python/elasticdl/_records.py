@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a dataset by their numbers, for training loops of the user's own."""
+"""Access to the records of a dataset by index, for custom training loops."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import numpy as np
 
 
 def count(dataset: Any) -> int:
-    """How many records a dataset has."""
+    """Returns the number of records in a dataset."""
     columns = _columns(dataset)
     if columns is not None:
         lengths = {len(column) for column in columns}
         if len(lengths) > 1:
             text = " and ".join(str(length) for length in sorted(lengths))
-            raise ValueError(f"the arrays of the dataset have {text} records; give all the same")
+            raise ValueError(f"the arrays of the dataset have {text} records; use equal lengths")
         return lengths.pop()
     try:
         return len(dataset)
     except TypeError:
         raise TypeError(
-            f"the dataset, a {type(dataset).__name__}, has no length; give one that has `__len__` "
-            "and `__getitem__`, so that each record can be counted once"
+            f"the dataset, a {type(dataset).__name__}, has no length; use a map-style dataset with "
+            "`__len__` and `__getitem__`"
         ) from None
 
 
 def fetcher(
     dataset: Any, collate: Callable[[list[Any]], Any] | None
 ) -> Callable[[np.ndarray], Any]:
-    """Makes a batch of the records with these numbers."""
+    """Returns a function that makes a batch of the records with the given indices."""
     columns = _columns(dataset)
     if columns is None:
         return lambda records: (collate or _collate)(_items(dataset, records))
@@ -47,7 +47,7 @@ def fetcher(
 
 
 def reseed(seed: int) -> None:
-    """Starts all random numbers of a turn from `seed`."""
+    """Seeds all random number generators for an iteration."""
     if "torch" in sys.modules:
         from elasticdl import _torch_flat
 
@@ -58,14 +58,14 @@ def reseed(seed: int) -> None:
 
 
 def _columns(dataset: Any) -> tuple[Any, ...] | None:
-    """The arrays that a dataset consists of, if it does."""
+    """Returns the arrays of a dataset, or None if it does not consist of arrays."""
     columns = dataset if isinstance(dataset, tuple) else (dataset,)
     is_array = all(hasattr(column, "shape") and hasattr(column, "dtype") for column in columns)
     return columns if columns and is_array else None
 
 
 def _items(dataset: Any, records: np.ndarray) -> list[Any]:
-    if hasattr(dataset, "__getitems__"):  # torch's word for several at once.
+    if hasattr(dataset, "__getitems__"):  # PyTorch's batched `__getitem__`.
         return dataset.__getitems__(records.tolist())
     return [dataset[record] for record in records.tolist()]
 

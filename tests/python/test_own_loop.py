@@ -239,13 +239,13 @@ def test_a_dataset_is_whatever_has_a_length_and_items(dataset, collate, expected
 
 def test_a_dataset_that_cannot_be_counted_is_refused():
     job = elasticdl.init(*linear())
-    with pytest.raises(TypeError, match="has no length; give one that has `__len__`"):
+    with pytest.raises(TypeError, match="has no length; use a map-style dataset"):
         job.batches(iter([1, 2]))
     with pytest.raises(ValueError, match="have 3 and 4 records"):
         job.batches((np.zeros(3), np.zeros(4)))
     with pytest.raises(ValueError, match="the dataset has no records"):
         job.batches([])
-    with pytest.raises(ValueError, match="epochs=0; there must be at least 1"):
+    with pytest.raises(ValueError, match="epochs=0; at least 1 is required"):
         job.batches([1], epochs=0)
 
 
@@ -305,14 +305,14 @@ def test_calls_out_of_order_say_what_to_do():
             optimizer.param_groups[0]["lr"] *= 0.1
             turn(job, model, batch)
 
-    check_refused(r"`job.commit\(\)` was called without a batch; call it inside", commit_nothing)
-    check_refused(r"asked for before `job.commit\(\)`; call it at the end", no_commit)
-    check_refused(r"came before `job.allreduce\(model\)`; hand the gradients over", no_allreduce)
+    check_refused(r"`job.commit\(\)` was called without a batch; call it once", commit_nothing)
+    check_refused(r"requested before `job.commit\(\)`; call it at the end", no_commit)
+    check_refused(r"called before `job.allreduce\(model\)`; call `allreduce` first", no_allreduce)
     check_refused(r"called twice for one batch; call it once", twice)
-    check_refused(r"does not know the optimizer, .* call `job.attach", no_optimizer)
+    check_refused(r"does not know the optimizer .* call `job.attach", no_optimizer)
     check_refused(r"does not know the model; call `job.allreduce\(model\)`", no_model)
-    check_refused(r"the job has another model already", other_model)
-    check_refused(r"asked for twice; ask once, and give the number of epochs", two_epochs_by_hand)
+    check_refused(r"the job already has another model", other_model)
+    check_refused(r"requested twice; request them once, with the number of", two_epochs_by_hand)
     check_refused(r"`optimizer.step\(\)` was called, but the job takes the steps", own_step)
     check_refused(r"learning rate was changed from 0.5 to 0.05 .* lr_schedule", own_rate)
 
@@ -423,7 +423,7 @@ def test_loaders_with_processes_of_their_own_are_told_not_to():
     job = elasticdl.init(model, optimizer)
     sampler = elasticdl.torch.ElasticSampler(job, 4, batch_size=2)
     loader = DataLoader(TensorDataset(DATA), batch_sampler=sampler, num_workers=1)
-    with pytest.raises(RuntimeError, match="leave `num_workers` of a DataLoader at 0"):
+    with pytest.raises(RuntimeError, match="keep `num_workers` of a DataLoader at 0"):
         next(iter(loader))
 
 
@@ -505,5 +505,5 @@ def test_what_cannot_be_trained_is_one_sentence(tmp_path):
 
 def test_a_script_without_a_job_says_how_to_start_it(monkeypatch):
     monkeypatch.delenv("ELASTICDL_MASTER_ADDR")
-    with pytest.raises(RuntimeError, match="no worker of a job; .* `elasticdl run --workers 2"):
+    with pytest.raises(RuntimeError, match="not a worker of a job; .* `elasticdl run --workers 2"):
         elasticdl.init()

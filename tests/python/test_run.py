@@ -151,7 +151,7 @@ def test_an_exception_before_the_loop_fails_the_job_once(cluster: Cluster, tmp_p
 def test_to_leave_the_loop_early_is_a_failure(cluster: Cluster, tmp_path: Path) -> None:
     command = script(tmp_path, after="if job.step == 3: break")
     failed = cluster.run("run", "--workers=1", "--job_name=left", *command, code=1)
-    assert "go through `job.batches(…)` to its end" in failed.stderr, failed.stderr
+    assert "iterate over `job.batches(…)` to its end" in failed.stderr, failed.stderr
 
 
 def test_a_script_that_fails_at_once_starts_nothing(cluster: Cluster, tmp_path: Path) -> None:
@@ -167,4 +167,4 @@ def test_a_script_alone_says_how_to_start_it() -> None:
         [sys.executable, EXAMPLE], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 1
-    assert f"start the script by `elasticdl run --workers 2 {EXAMPLE}`" in done.stderr
+    assert f"start the script with `elasticdl run --workers 2 {EXAMPLE}`" in done.stderr
