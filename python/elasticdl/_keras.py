@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a Keras model for the training loop, which is in Rust and owns parameters and optimizer.
+"""Runs a Keras model for the training loop in Rust, which owns the parameters and the optimizer.
 
-The adapter turns a batch into numbers: ids to look up, loss and gradient, measures, predictions.
-It never updates a parameter, and no result depends on earlier calls.
+The adapter computes ids to look up, loss and gradient, metrics, and predictions for a batch. It
+never updates a parameter, and no result depends on earlier calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODEL_FILE = "model.keras"
 
 WITH_SERVERS = ("ParameterServerStrategy", "HybridStrategy")
 
-# What a job's batches are looked up for; those of its evaluations are taken for trained ones.
+# Mode for looking up ids, by job type; evaluation during training uses the training mode.
 _MODES = {"train": Mode.TRAINING, "evaluate": Mode.EVALUATION, "predict": Mode.PREDICTION}
 
 _PASSES = {"tensorflow": TensorFlowPasses, "jax": JaxPasses, "torch": TorchPasses}
@@ -35,10 +35,11 @@ _PASSES = {"tensorflow": TensorFlowPasses, "jax": JaxPasses, "torch": TorchPasse
 class KerasAdapter:
     """A Keras model on the backend that Keras was imported with.
 
-    Of `callbacks()`, a `LearningRateScheduler` (`schedule(step)` gives the learning rate) goes to
-    the optimizer; `on_train_begin` of the others is called before the first batch of this worker
-    and `on_train_end` at export, with the trained weights in the model. Calls per batch and per
-    epoch are not made: batches are trained on many workers at once, so no worker sees them all.
+    The optimizer uses a `LearningRateScheduler` from `callbacks()`; `schedule(step)` returns the
+    learning rate. For other callbacks, `on_train_begin` is called before the first batch of this
+    worker, and `on_train_end` at export, with the trained weights in the model. Per-batch and
+    per-epoch methods are not called: batches are trained on many workers at once, so no worker
+    sees all of them.
     """
 
     def __init__(self, zoo: Zoo, job: dict[str, Any], columns: list[dict[str, Any]]) -> None:
@@ -65,15 +66,15 @@ class KerasAdapter:
         for slot in self._network.slots:
             if getattr(slot.variable, "constraint", None) is not None:
                 raise ZooError(
-                    f"`{slot.variable.path}` has a constraint, which the optimizer here does not "
-                    "keep; leave it out, or use a regularizer"
+                    f"`{slot.variable.path}` has a constraint, which is not supported; remove it or "
+                    "use a regularizer instead"
                 )
             first = keras.ops.convert_to_numpy(slot.variable.value)
             self.dense[slot.start : slot.stop] = np.asarray(first, "float32").ravel()
         self._passes = _PASSES[self._backend](self._network, self.dense, self.gradient)
         optimizer = zoo.optimizer()
         self.spec = self._new_spec(zoo, columns, raw, optimizer)
-        # The batch that was fed last, since a batch is looked up and then trained.
+        # The last batch that was fed: a batch is first looked up and then trained.
         self._fed: tuple[Any, str, tuple[Any, Any]] | None = None
         self._looked_up: tuple[Any, list[list[np.ndarray]]] | None = None
 
@@ -139,13 +140,13 @@ class KerasAdapter:
         return NumpyFeed(zoo.feed, columns)
 
     def _new_model(self, zoo: Zoo) -> Any:
-        """The user's model with all its weights, whose names and first values repeat."""
+        """Builds the user's model with reproducible names and initial values of all weights."""
         keras.utils.clear_session()
         keras.utils.set_random_seed(self._job["seed"] & 0xFFFF_FFFF)
         model = zoo.custom_model()
         if not isinstance(model, keras.Model):
             raise ZooError(
-                f"`{zoo.name}` made a {type(model).__name__}; it must return a keras.Model"
+                f"`{zoo.name}` returned a {type(model).__name__}; it must return a keras.Model"
             )
         if not _is_built(model):
             model(_tensors(self._feed.made_up()))
@@ -176,7 +177,7 @@ class KerasAdapter:
 
     def _optimizer_spec(self, optimizer: Any) -> dict[str, Any]:
         schedules = [c.schedule for c in self._callbacks if _is_scheduler(c)]
-        # The most steps that the job will take, where they can be known.
+        # Upper bound on the number of steps of the job, if known.
         n_steps = self._job.get("_n_steps") or self._job.get("max_step") or None
         schedule = schedules[-1] if schedules else None
         return _optimizers.from_keras(optimizer, n_steps, schedule=schedule)
@@ -187,7 +188,7 @@ class KerasAdapter:
         return self._fed[2]
 
     def _ids(self, batch: Any) -> list[list[np.ndarray]]:
-        """The ids of each call of each table's layer; they do not depend on a pass's mode."""
+        """Returns the ids of each call of each table's layer; they do not depend on the mode."""
         if self._looked_up is None or self._looked_up[0] is not batch:
             features, _ = self._features(batch, _MODES[self._job.get("job_type", "train")])
             if self._backend == "jax":
@@ -199,7 +200,7 @@ class KerasAdapter:
         return self._looked_up[1]
 
     def _lend(self, batch: Any, rows: list[np.ndarray]) -> list[list[np.ndarray]]:
-        """The rows of each table, call by call, with zeros for ids that have none."""
+        """Splits the rows of each table by call, with zeros for ids that have no row."""
         if not self._tables:
             return []
         lent = []
@@ -218,7 +219,7 @@ class KerasAdapter:
         return lent
 
     def _give_back(self, batch: Any, gradients: list[list[np.ndarray]]) -> list[np.ndarray]:
-        """What `_lend` did, undone for gradients."""
+        """Inverse of `_lend`, for gradients."""
         if not self._tables:
             return []
         given = []
@@ -232,7 +233,7 @@ class KerasAdapter:
         return given
 
     def _named(self, predictions: Any) -> Any:
-        """Several outputs by name, where a measure is of one of them."""
+        """Names the outputs if there are several and a metric refers to one of them."""
         names = getattr(self._model, "output_names", None)
         is_by_output = any(isinstance(m, Mapping) for m in (self._metrics or {}).values())
         if is_by_output and names and isinstance(predictions, (list, tuple)):
@@ -253,9 +254,10 @@ class KerasAdapter:
 
 
 def prepare(job: dict[str, Any]) -> None:
-    """Fixes threads and order of arithmetic; to be called before the framework's first operation.
+    """Fixes the number of threads and the order of arithmetic.
 
-    A thread pool that runs already cannot be changed: then the sums of this process depend on it.
+    Call it before the framework's first operation. A thread pool that is already running cannot be
+    changed; the sums of this process then depend on it.
     """
     n_threads = int(job.get("threads_per_worker") or 1)
     backend = keras.backend.backend()
@@ -267,7 +269,7 @@ def prepare(job: dict[str, Any]) -> None:
             tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.experimental.enable_op_determinism()
     elif backend == "jax":
-        # Read when JAX makes its first array.
+        # JAX reads this when it creates its first array.
         os.environ.setdefault("NPROC", str(n_threads))
         flags, single = os.environ.get("XLA_FLAGS", ""), "--xla_cpu_multi_thread_eigen=false"
         if n_threads == 1 and single not in flags:
@@ -277,7 +279,7 @@ def prepare(job: dict[str, Any]) -> None:
 
         torch.set_num_threads(n_threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        # It would write all new memory twice, and Keras reads none that it has not written.
+        # Filling would write all new memory twice; Keras never reads uninitialized memory.
         torch.utils.deterministic.fill_uninitialized_memory = False
 
 
@@ -302,7 +304,7 @@ def _rule(slot: Any, optimizer: Any) -> Any:
 
 
 def _unique(names: list[str]) -> list[str]:
-    """The names, numbered from the second of the same on."""
+    """Appends a number to repeated names."""
     seen: dict[str, int] = {}
     unique = []
     for name in names:
@@ -314,7 +316,7 @@ def _unique(names: list[str]) -> list[str]:
 def _refuse_repeated(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise ZooError(f"two Embedding layers are called `{name}`; give each its own name")
+            raise ZooError(f"two Embedding layers are named `{name}`; use unique names")
 
 
 def _is_scheduler(callback: Any) -> bool:
@@ -326,16 +328,16 @@ def _check_ids(table: Any, calls: list[np.ndarray]) -> None:
         if table.input_dim is not None and len(ids) and int(ids.max()) >= table.input_dim:
             raise ZooError(
                 f"the Embedding `{table.name}` got the id {int(ids.max())}, but its input_dim is "
-                f"{table.input_dim}; make input_dim larger or the ids smaller"
+                f"{table.input_dim}; increase input_dim or use smaller ids"
             )
 
 
 def _refuse_wide_ids(features: Any) -> None:
-    """JAX cuts 64-bit numbers to 32 without a word."""
+    """Rejects 64-bit ids, which JAX would silently truncate to 32 bits."""
     for leaf in keras.tree.flatten(features):
         is_wide = getattr(leaf, "dtype", None) in (np.int64, np.uint64) and leaf.size
         if is_wide and not (int(leaf.min()) >= -(2**31) and int(leaf.max()) < 2**31):
             raise ZooError(
-                "a feature has numbers beyond 32 bits, which the JAX backend cannot look up; make "
-                "ids smaller than 2147483648 in `feed`, or set KERAS_BACKEND to tensorflow or torch"
+                "a feature has ids beyond 32 bits, which the JAX backend cannot look up; map them "
+                "to less than 2147483648 in `feed`, or set KERAS_BACKEND to tensorflow or torch"
             )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the columns of a batch to what a Keras model takes: the user's `feed`, or none.
+"""Converts the columns of a batch to the inputs of a Keras model, with the user's `feed` if any.
 
-On TensorFlow `feed` gets a `tf.data.Dataset` of the batch's records and is traced once per mode;
-on JAX and torch it gets the columns as numpy arrays. Nothing is read here and nothing is kept but
-traced functions, so that the same batch gives the same features whatever came before it.
+On TensorFlow, `feed` gets a `tf.data.Dataset` of the batch's records and is traced once per mode.
+On JAX and torch, it gets the columns as numpy arrays. This module keeps only traced functions, so
+the same batch always gives the same features.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from elasticdl._zoo import ZooError
 LABEL = "label"
 RECORD = "record"
 
-# The columns' types in numpy's words; text and raw bytes are objects there.
+# numpy types of the columns; text and raw bytes are objects.
 DTYPES = {"f32": "float32", "i64": "int64", "u8": "uint8", "bytes": "S"}
 
-# Records of a made-up batch: more than one, so that no axis of records is lost.
+# Number of records in a dummy batch: more than one, to keep the batch axis.
 N_MADE_UP = 2
 
 
 @dataclass
 class Metadata:
-    """What `feed` is told about the data: names in order, and numpy's type of each."""
+    """Metadata passed to `feed`: column names in order, and the numpy type of each."""
 
     column_names: list[str]
     column_dtypes: dict[str, np.dtype]
 
 
 class Feed:
-    """The common part: the columns themselves where the user has no `feed`."""
+    """Base class; without a user-defined `feed`, the columns are used directly."""
 
     def __init__(self, feed: Any, columns: list[dict]) -> None:
         self._feed = feed
@@ -47,7 +47,7 @@ class Feed:
         self._metadata = Metadata(list(dtypes), dtypes)
 
     def __call__(self, batch: Any, mode: str) -> tuple[Any, Any]:
-        """Features and labels of the batch; labels may be None in prediction."""
+        """Returns features and labels of the batch; labels may be None in prediction."""
         made = self._make(batch.columns, mode)
         if not isinstance(made, tuple) or len(made) != 2:
             if mode != Mode.PREDICTION:
@@ -64,7 +64,7 @@ class Feed:
         return made
 
     def made_up(self) -> Any:
-        """Features of the shapes that training will see, to build a model by."""
+        """Returns dummy features with the shapes used in training, to build the model."""
         raise NotImplementedError
 
     def _make(self, columns: dict, mode: str) -> Any:
@@ -77,10 +77,10 @@ class Feed:
                 raise ZooError(self._wrong_number(n_out, n))
 
     def _wrong_number(self, n_out: int | None, n: int) -> str:
-        came = "one number" if n_out is None else f"{n_out} records"
+        came = "a scalar" if n_out is None else f"{n_out} records"
         return (
-            f"`feed` made {came} out of {n} records; each record must come out once, so that it "
-            "is trained once: leave out `repeat`, `filter` and `batch`"
+            f"`feed` returned {came} for a batch of {n} records; it must return each record "
+            "exactly once, so do not use `repeat`, `filter` or `batch`"
         )
 
     def _without_feed(self, columns: dict) -> tuple[Any, Any]:
@@ -94,7 +94,7 @@ class Feed:
 
 
 class NumpyFeed(Feed):
-    """For JAX and torch: columns are arrays, text is an array of `bytes` objects."""
+    """For JAX and torch: columns are arrays; text is an array of `bytes` objects."""
 
     def made_up(self) -> Any:
         columns = {}
@@ -109,9 +109,9 @@ class NumpyFeed(Feed):
             raise
         except Exception as error:
             raise ZooError(
-                "`feed` failed on a made-up batch of zeros and empty text, by which the shapes of "
-                "the model's inputs are found; let it take such records, or give the model its "
-                f"shapes by keras.Input: {type(error).__name__}: {error}"
+                "`feed` failed on a dummy batch of zeros and empty strings, which is used to find "
+                "the shapes of the model's inputs; make it accept such records, or define the "
+                f"shapes with keras.Input: {type(error).__name__}: {error}"
             ) from error
 
     def _make(self, columns: dict, mode: str) -> Any:
@@ -121,19 +121,19 @@ class NumpyFeed(Feed):
         for name, values in columns.items():
             if isinstance(values, list):
                 raise ZooError(
-                    f"the column `{name}` is text, which the model cannot take; define `feed` and "
-                    "turn it into numbers there"
+                    f"the column `{name}` is text, which a model cannot use directly; define "
+                    "`feed` and convert it to numbers"
                 )
         return self._without_feed(columns)
 
 
 class TensorFlowFeed(Feed):
-    """For TensorFlow: `feed` gets a `tf.data.Dataset`, of serialized records if `raw`."""
+    """For TensorFlow: `feed` gets a `tf.data.Dataset` (of serialized records if `raw`)."""
 
     def __init__(self, feed: Any, columns: list[dict], raw: bool) -> None:
         super().__init__(feed, columns)
         self._raw = raw
-        # By mode and the columns that a batch has: prediction may lack the labels.
+        # By mode and columns: in prediction, the labels may be missing.
         self._traced: dict[tuple, Any] = {}
 
     def made_up(self) -> Any:
@@ -143,7 +143,7 @@ class TensorFlowFeed(Feed):
         if self._feed is None:
             made = self._without_feed(self._inputs(names))
         else:
-            # The shapes that tracing found: no record is needed, nor would a made-up one parse.
+            # Use the shapes found by tracing: a dummy record could not be parsed.
             made = self._trace(names, Mode.TRAINING).structured_outputs
         features = made[0] if isinstance(made, tuple) and len(made) == 2 else made
 
@@ -168,7 +168,7 @@ class TensorFlowFeed(Feed):
         try:
             return run(inputs)
         except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
-            # `get_single_element` saw none, or more than one batch.
+            # `get_single_element` got no batch, or more than one.
             n = int(next(iter(inputs.values())).shape[0])
             n_out = self._count(inputs, mode, n)
             if n_out == n:
@@ -215,16 +215,16 @@ class TensorFlowFeed(Feed):
             return self._feed(records, mode, self._metadata)
 
     def _count(self, inputs: dict, mode: str, n: int) -> int:
-        """How many records `feed` makes; an endless `repeat` is given up on."""
+        """Counts the records that `feed` returns, up to a limit in case of an endless `repeat`."""
         made = self._dataset(inputs, mode).take(100 * n)
         return sum(1 for _ in made)
 
 
 @contextlib.contextmanager
 def _plain_datasets() -> Iterator[None]:
-    """Takes the effect out of what would change the order or keep records for later.
+    """Disables dataset methods that would change the order of records or cache them.
 
-    The records arrive shuffled, by the job's seed; and a cache would serve old ones.
+    The records are already shuffled with the job's seed, and a cache would return old records.
     """
     import tensorflow as tf
 

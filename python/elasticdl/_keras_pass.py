@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One compiled function per backend: from the flat parameter vector to loss and gradient.
+"""Compiled passes for each backend: from the flat parameter vector to loss and gradient.
 
 A pass changes no variable: parameters, seeds and rows are its inputs, and new values of moving
-averages are outputs. So it depends on nothing that an earlier pass has done.
+averages are outputs. Its result therefore does not depend on earlier passes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from keras.src.random.seed_generator import global_seed_generator
 
 from elasticdl import layers
 
-# Bytes: what TensorFlow asks of memory that it shares.
+# In bytes: the alignment that TensorFlow requires of shared memory.
 ALIGNMENT = 64
 
-# Numbers: from here on a parameter is worth a tensor of its own, which saves two copies of it.
+# Parameters with at least this many numbers get their own tensor, which saves two copies.
 LARGE = 4096
 
 # The variable of a `keras.random.SeedGenerator`.
@@ -28,7 +28,7 @@ _SEED_NAME = "seed_generator_state"
 
 
 class Slot(NamedTuple):
-    """A variable's place in the flat vector."""
+    """The position of a variable in the flat vector."""
 
     variable: Any
     start: int
@@ -45,7 +45,7 @@ class Slot(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Neighbouring slots that go in and out of TensorFlow as one tensor."""
+    """Adjacent slots that are passed to and from TensorFlow as one tensor."""
 
     slots: list[Slot]
     dense: np.ndarray
@@ -53,12 +53,12 @@ class Run(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether TensorFlow can use the memory; it aborts on other."""
+        """Whether TensorFlow can share the memory; it aborts if the memory is not aligned."""
         return self.dense.ctypes.data % ALIGNMENT == 0 and self.dense.size > 0
 
 
 class Network:
-    """A model as a function of its parameters, without side effects."""
+    """A model as a pure function of its parameters."""
 
     def __init__(self, model: Any, loss: Any, tables: list[Any]) -> None:
         self.model = model
@@ -74,33 +74,33 @@ class Network:
         self.n_numbers = start
         self.seeds = [v for v in model.non_trainable_variables if v.name == _SEED_NAME]
         if keras.backend.backend() != "jax":
-            # Of `keras.random` without a seed; Keras itself refuses that in compiled JAX.
+            # The global generator of `keras.random`; Keras rejects its use in compiled JAX code.
             self.seeds.append(global_seed_generator().state)
 
     def seed_states(self, seed: int) -> np.ndarray:
-        """The state of each seed generator: a function of `seed` and its place alone."""
+        """Returns the state of each seed generator, which depends only on `seed` and its index."""
         states = np.empty((len(self.seeds), 2), dtype="int64")
         for place in range(len(self.seeds)):
             key = _mix(_mix(seed) ^ place)
-            # 31 and 30 bits: torch keeps states as int32, and the second one is counted up.
+            # 31 and 30 bits: torch stores states as int32, and the second one is incremented.
             states[place] = key >> 33, key & 0x3FFF_FFFF
         return states
 
     def loss(self, values: list, seeds: Any, features: Any, labels: Any, rows: list) -> tuple:
-        """The mean loss in training, and the new values of what is not trained."""
+        """Returns the mean training loss and the new values of non-trainable variables."""
         predictions, extra, scope = self._forward(values, seeds, features, rows, True)
         loss = self._mean_loss(labels, predictions, extra)
         moved = [scope.get_current_value(slot.variable) for slot in self.slots]
         return loss, [new for slot, new in zip(self.slots, moved) if not slot.is_trained]
 
     def infer(self, values: list, features: Any, labels: Any, rows: list) -> tuple:
-        """The mean loss, or None without labels, and the predictions."""
+        """Returns the mean loss (None without labels) and the predictions."""
         predictions, extra, _ = self._forward(values, None, features, rows, False)
         loss = None if labels is None else self._mean_loss(labels, predictions, extra)
         return loss, predictions
 
     def ids(self, values: list, features: Any) -> list[list]:
-        """The ids that each call of each table's layer sees."""
+        """Returns the ids of each call of each table's layer."""
         recording = layers.Recording()
         self._run(values, None, features, recording, False)
         return [recording.calls(table) for table in self.tables]
@@ -129,7 +129,7 @@ class Network:
 
 
 class TensorFlowPasses:
-    """`tf.function`s with an open number of records, so that no batch size is traced twice."""
+    """`tf.function`s with a dynamic batch size, so they are not retraced for each size."""
 
     def __init__(self, network: Network, dense: np.ndarray, gradient: np.ndarray) -> None:
         import tensorflow as tf
@@ -140,7 +140,7 @@ class TensorFlowPasses:
         for slots in _cut(network.slots):
             span = slice(slots[0].start, slots[-1].stop)
             self._runs.append(Run(slots, dense[span], gradient[span]))
-        # Shares the memory of `dense`: whoever writes there changes what the next pass reads.
+        # Shares the memory of `dense`: the next pass reads what is written there.
         self._shared = [
             tf.experimental.dlpack.from_dlpack(run.dense.__dlpack__()) if run.is_aligned else None
             for run in self._runs
@@ -165,7 +165,7 @@ class TensorFlowPasses:
         return [[one.numpy() for one in ids] for ids in calls]
 
     def _flat(self) -> list:
-        """The parameters, run by run; what TensorFlow cannot share is copied."""
+        """Returns the parameters of each run; copies memory that TensorFlow cannot share."""
         return [
             self._tf.convert_to_tensor(run.dense) if shared is None else shared
             for run, shared in zip(self._runs, self._shared)
@@ -177,17 +177,17 @@ class TensorFlowPasses:
             self._functions[key] = self._compile(body, arguments)
         function, traced = self._functions[key]
         if traced is not None:
-            # Much cheaper than to let `function` find its trace again.
+            # Much cheaper than letting `function` look up its trace.
             with contextlib.suppress(TypeError, ValueError):
                 return traced(*arguments)
         return function(*arguments)
 
     def _compile(self, body: Any, arguments: tuple) -> tuple[Any, Any]:
-        """Traces `body` before its first call, so that every batch size runs the same graph.
+        """Traces `body` before its first call, so every batch size runs the same graph.
 
-        TensorFlow by itself would give the first size a graph of its own, and then a process that
-        has seen another size would compute other bits. The trace fits all batches but those whose
-        features have other inner shapes, which `body` as a `tf.function` takes.
+        By default, TensorFlow would compile a separate graph for the first batch size, and results
+        would differ bitwise between processes that saw different sizes first. The trace fits all
+        batches except those whose features have other inner shapes; they use the `tf.function`.
         """
         function = self._tf.function(body, autograph=False)
         flat, *others = arguments
@@ -196,13 +196,13 @@ class TensorFlowPasses:
             opened = self._tf.nest.map_structure(self._open_spec, others)
             return function, function.get_concrete_function(specs, *opened)
         except Exception:
-            # Some models must know the number of records: they have one trace per size, and an
-            # error that has another reason comes again.
+            # Some models need a static batch size: they have one trace per size. An error with
+            # another cause is raised again here.
             function.get_concrete_function(*arguments)
             return function, None
 
     def _open_spec(self, value: Any) -> Any:
-        """The type of `value` with an open number of records."""
+        """Returns the type of `value` with a dynamic batch size."""
         tf = self._tf
         if value is None:
             return None
@@ -252,7 +252,7 @@ class TensorFlowPasses:
         return self._network.infer(self._values(flat), features, labels, rows)
 
     def _ids(self, flat: Any, features: Any) -> list:
-        # What the ids do not depend on, which is most of the model, is pruned from the graph.
+        # TensorFlow prunes everything that the ids do not depend on, which is most of the model.
         return self._network.ids(self._values(flat), features)
 
 
@@ -315,7 +315,7 @@ class JaxPasses:
 
 
 class TorchPasses:
-    """Eager, over views of the flat vectors: torch writes gradients where they are wanted."""
+    """Eager passes over views of the flat vectors; torch writes gradients directly into them."""
 
     def __init__(self, network: Network, dense: np.ndarray, gradient: np.ndarray) -> None:
         import torch
@@ -369,7 +369,7 @@ class TorchPasses:
 
 
 def _merge(slots: list[Slot], values: list, gradients: list, moved: list) -> list:
-    """By slot: the gradient of what is trained, and the change of what is not."""
+    """Returns, per slot, the gradient if it is trained, and otherwise the change of its value."""
     gradients, moved = iter(gradients), iter(moved)
     return [
         next(gradients) if slot.is_trained else _difference(next(moved), value)
@@ -378,7 +378,7 @@ def _merge(slots: list[Slot], values: list, gradients: list, moved: list) -> lis
 
 
 def _cut(slots: list[Slot]) -> list[list[Slot]]:
-    """Large slots alone and small ones together, in order."""
+    """Groups small adjacent slots, and keeps large ones separate, in order."""
     runs: list[list[Slot]] = []
     was_large = True
     for slot in slots:
@@ -405,12 +405,12 @@ def _tensors(values: Any) -> Any:
 
 
 def _view(tensor: Any) -> np.ndarray:
-    """The numbers of a TensorFlow tensor, without a copy."""
+    """Views a TensorFlow tensor as an array, without a copy."""
     return np.asarray(memoryview(tensor))
 
 
 def _mix(key: int) -> int:
-    """SplitMix64: spreads a 64-bit number."""
+    """SplitMix64: mixes a 64-bit number."""
     mask = (1 << 64) - 1
     key = (key + 0x9E37_79B9_7F4A_7C15) & mask
     key = ((key ^ (key >> 30)) * 0xBF58_476D_1CE4_E5B9) & mask

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves large Keras embeddings to the parameter servers, and brings them back for an export.
+"""Moves large Keras embeddings to the parameter servers, and restores them for export.
 
-A layer is swapped in place: it changes its class and gives up its weight, so that functional,
-sequential and subclass models, and layers nested in others, are all treated alike.
+A layer is swapped in place: its class changes and its weight is removed. This works for
+functional, sequential and subclassed models, and for nested layers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from keras import ops
 from elasticdl import layers
 from elasticdl._zoo import ZooError
 
-# A table below this many bytes travels faster with the other parameters, as in ElasticDL.
+# Tables below this many bytes are faster as dense parameters, as in the original ElasticDL.
 SWAP_BYTES = 2 << 20
 
-# What Keras divides the deviation by to make up for the tails that are cut off.
+# Keras divides the standard deviation by this to compensate for the truncated tails.
 _TRUNCATION = 0.87962566103423978
 
 Tables = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 class Swapped(keras.layers.Embedding):
-    """A `keras.layers.Embedding` whose rows are on the parameter servers for now."""
+    """A `keras.layers.Embedding` whose rows are on the parameter servers during training."""
 
     least_id = 0
 
@@ -44,7 +44,7 @@ class Swapped(keras.layers.Embedding):
 
 
 def swap(model: Any) -> None:
-    """Swaps every large embedding whose first values the parameter servers can make."""
+    """Swaps every large embedding whose initial values the parameter servers can generate."""
     for layer in flat_layers(model):
         if type(layer) is keras.layers.Embedding and _is_swappable(layer):
             layer._table = layer._embeddings.path
@@ -53,32 +53,32 @@ def swap(model: Any) -> None:
 
 
 def distributed(model: Any) -> list[Any]:
-    """The layers whose rows are on the parameter servers, each once."""
+    """Returns the layers whose rows are on the parameter servers, each once."""
     return [x for x in flat_layers(model) if isinstance(x, (layers.Embedding, Swapped))]
 
 
 def flat_layers(model: Any) -> list[Any]:
-    """All layers at any depth, each once."""
+    """Returns all layers at any depth, each once."""
     return list({id(layer): layer for layer in model._flatten_layers()}.values())
 
 
 def table_spec(layer: Any) -> dict[str, Any]:
-    """The layer's table, as the parameter servers know it."""
+    """Returns the spec of the layer's table for the parameter servers."""
     return {"name": table_name(layer), "dim": layer.output_dim, "init": _init(layer)}
 
 
 def table_name(layer: Any) -> str:
-    """The layer's name, or the name that the weight of a swapped layer had."""
+    """Returns the layer's name, or the name of the former weight of a swapped layer."""
     return layer._table if isinstance(layer, Swapped) else layer.name
 
 
 @contextlib.contextmanager
 def restored(model: Any, tables: Tables) -> Iterator[Any]:
-    """A model that plain Keras can save and load, with the rows of `tables` in it.
+    """Yields a model with the rows of `tables` that plain Keras can save and load.
 
-    A row that no record asked for keeps the value that Keras gave it. Layers of
-    `elasticdl.layers` become plain ones where Keras can rebuild the model around them and their
-    `input_dim` is known; else they keep their rows, and `elasticdl.layers` is needed to load them.
+    Rows that no record used keep their initial value from Keras. Layers of `elasticdl.layers`
+    become plain Keras layers if Keras can rebuild the model and their `input_dim` is known.
+    Otherwise they keep their rows, and loading them requires `elasticdl.layers`.
     """
     own = distributed(model)
     try:
@@ -108,12 +108,12 @@ def _is_swappable(layer: Any) -> bool:
         _init(layer)
     except ZooError:
         return False
-    # Rows that the user has set must not be lost.
+    # Do not lose rows that the user has set.
     return np.array_equal(ops.convert_to_numpy(layer._embeddings), _first_values(layer))
 
 
 def _first_values(layer: Any) -> np.ndarray:
-    """What the layer's initialiser, which has a seed of its own, gave and gives again."""
+    """Recomputes the initial values of the layer; its initializer has a fixed seed."""
     shape = (layer.input_dim, layer.output_dim)
     made = layer.embeddings_initializer(shape, dtype=layer.variable_dtype)
     return np.array(ops.convert_to_numpy(made))
@@ -134,7 +134,7 @@ def _filled(values: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray
 
 
 def _with_plain_layers(model: Any) -> Any:
-    """The same model, with the same layers but for those of `elasticdl.layers`."""
+    """Returns the model with the layers of `elasticdl.layers` replaced by plain ones."""
     own = [x for x in distributed(model) if isinstance(x, layers.Embedding)]
     can_rebuild = isinstance(model, (keras.Sequential, type(keras.Model(*_identity()))))
     if not can_rebuild or not any(layer.input_dim for layer in own):
@@ -153,7 +153,7 @@ def _identity() -> tuple[Any, Any]:
 
 
 def _plain(layer: Any) -> Any:
-    """A Keras layer, or a small Keras model where there is a combiner, that does the same."""
+    """Returns an equivalent Keras layer, or a small Keras model if there is a combiner."""
     has_combiner = layer.combiner is not None
     table = keras.layers.Embedding(
         layer.input_dim,
@@ -176,7 +176,7 @@ def _plain(layer: Any) -> Any:
 
 
 def _init(layer: Any) -> dict[str, Any]:
-    """The initialiser in the words of the parameter servers."""
+    """Converts the initializer to the parameter servers' format."""
     initializer = layer.embeddings_initializer
     kinds = keras.initializers
     config = initializer.get_config() if isinstance(initializer, kinds.Initializer) else {}
@@ -193,8 +193,8 @@ def _init(layer: Any) -> dict[str, Any]:
         return _scaled(initializer, layer.input_dim, layer.output_dim)
     name = getattr(initializer, "__name__", type(initializer).__name__)
     raise ZooError(
-        f"the Embedding `{layer.name}` has the initializer {name}, which parameter servers cannot "
-        "do; use RandomUniform, RandomNormal, TruncatedNormal, Constant, Zeros or Ones"
+        f"the Embedding `{layer.name}` has the initializer {name}, which parameter servers do not "
+        "support; use RandomUniform, RandomNormal, TruncatedNormal, Constant, Zeros or Ones"
     )
 
 

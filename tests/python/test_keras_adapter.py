@@ -371,11 +371,11 @@ def test_columns_go_through_tf_data_as_dicts():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: d.repeat(2), "made 48 records out of 24 records"),
-        (lambda d: d.repeat(), "records out of 24 records"),
-        (lambda d: d.take(5), "made 5 records out of 24 records"),
-        (lambda d: d.take(0), "made 0 records out of 24 records"),
-        (lambda d: d.batch(8), "made 3 records out of 24 records"),
+        (lambda d: d.repeat(2), "returned 48 records for a batch of 24 records"),
+        (lambda d: d.repeat(), "records for a batch of 24 records"),
+        (lambda d: d.take(5), "returned 5 records for a batch of 24 records"),
+        (lambda d: d.take(0), "returned 0 records for a batch of 24 records"),
+        (lambda d: d.batch(8), "returned 3 records for a batch of 24 records"),
     ],
 )
 def test_a_feed_that_changes_the_number_of_records_is_refused(change, text):
@@ -393,7 +393,7 @@ def test_a_feed_that_loses_records_is_refused():
         return columns["image"][1:], columns["label"][1:]
 
     mine = adapter(functional, [IMAGE, LABEL], loss=cross_entropy, feed=feed)
-    with pytest.raises(ZooError, match="made 23 records out of 24 records"):
+    with pytest.raises(ZooError, match="returned 23 records for a batch of 24 records"):
         mine.train(PICTURES, [], 1)
 
 
@@ -414,7 +414,7 @@ def test_data_without_labels_cannot_be_trained():
 
 
 def test_a_model_that_is_none_is_refused():
-    with pytest.raises(ZooError, match="`test.custom_model` made a Dense; it must return a keras"):
+    with pytest.raises(ZooError, match="`test.custom_model` returned a Dense; it must return"):
         adapter(lambda: keras.layers.Dense(1), [IMAGE, LABEL])
 
 

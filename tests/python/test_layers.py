@@ -339,7 +339,7 @@ def test_an_initializer_is_told_to_the_servers_or_refused():
 def test_ids_that_have_no_place_are_refused():
     mine = adapter(small(ours), [IDS, LABEL])
     batch = Batch(ids=np.array([[1, 2, N_IDS]]), label=np.array([0]))
-    with pytest.raises(ZooError, match="`table` got the id 50, but its input_dim is 50; make"):
+    with pytest.raises(ZooError, match="`table` got the id 50, but its input_dim is 50; increase"):
         mine.lookups(batch)
 
 
