@@ -66,8 +66,8 @@ class KerasAdapter:
         for slot in self._network.slots:
             if getattr(slot.variable, "constraint", None) is not None:
                 raise ZooError(
-                    f"`{slot.variable.path}` has a constraint, which is not supported; remove it or "
-                    "use a regularizer instead"
+                    f"`{slot.variable.path}` has a constraint, which is not supported; remove it, "
+                    "or use a regularizer"
                 )
             first = keras.ops.convert_to_numpy(slot.variable.value)
             self.dense[slot.start : slot.stop] = np.asarray(first, "float32").ravel()

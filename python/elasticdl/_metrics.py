@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns the measures of `eval_metrics_fn` into sums that add up over batches.
+"""Turns the metrics of `eval_metrics_fn` into sums that can be added over batches.
 
-Works for every framework: a measure is a plain function or a Keras metric, and Keras is looked at
-only if the user's module has imported it. Nothing is kept from one batch to the next.
+Works for every framework: a metric is a plain function or a Keras metric. Keras is used only if
+the user's module has imported it. No state is kept between batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from elasticdl._zoo import ZooError
 
-# As many as the Rust side has: the error of the area stays below 1e-4 on real data.
+# The same as on the Rust side; the error of the area stays below 1e-4 on real data.
 AUC_BUCKETS = 4096
 
 LOSS = "loss"
@@ -26,7 +26,7 @@ SUPPORTED = (
     "and AUC (ROC)"
 )
 
-# Words in the name of a plain function's measure that say that less is better.
+# If the name of a plain function's metric contains one of these, lower is better.
 _LESS_IS_BETTER = ("loss", "error", "entropy", "perplexity", "mse", "mae", "mape", "msle", "rmse")
 
 
@@ -37,12 +37,12 @@ class Measure(NamedTuple):
     output: str | None
     kind: str
     more_is_better: bool
-    # From the labels, predictions and number of records of one batch to its sums.
+    # Maps the labels, predictions and number of records of a batch to its sums.
     sums: Callable[[Any, Any, int], list[float]]
 
 
 def describe(metrics: Mapping | None) -> list[dict]:
-    """The entries of the model's spec: the user's in their order, then the loss."""
+    """Returns the entries of the model's spec: the user's metrics in order, then the loss."""
     measures = flatten(metrics)
     entries = [(m.name, m.kind, m.more_is_better) for m in measures] + [(LOSS, "ratio", False)]
     return [{"name": n, "kind": kind, "more_is_better": more} for n, kind, more in entries]
@@ -51,7 +51,7 @@ def describe(metrics: Mapping | None) -> list[dict]:
 def sums(
     metrics: Mapping | None, labels: Any, predictions: Any, n: int, loss: float | None = None
 ) -> dict[str, list[float]]:
-    """The sums of each measure over a batch of `n` records, and those of its mean `loss`."""
+    """Returns the sums of each metric and of the mean `loss` over a batch of `n` records."""
     found = {}
     for measure in flatten(metrics):
         own_labels, own_predictions = labels, predictions
@@ -66,13 +66,13 @@ def sums(
 
 
 def flatten(metrics: Mapping | None) -> list[Measure]:
-    """The measures in order; those of `{output: {name: …}}` are called `output_name`."""
+    """Returns the metrics in order; those of `{output: {name: …}}` are named `output_name`."""
     if metrics is None:
         return []
     if not isinstance(metrics, Mapping):
         raise ZooError(
-            f"`eval_metrics_fn` must return a dict of measures, not {_kind_of(metrics)}; return "
-            "{'accuracy': function}"
+            f"`eval_metrics_fn` must return a dict of metrics, not {_kind_of(metrics)}; for "
+            "example {'accuracy': function}"
         )
     measures = []
     for name, metric in metrics.items():
@@ -86,7 +86,7 @@ def flatten(metrics: Mapping | None) -> list[Measure]:
 
 
 def to_numpy(values: Any) -> np.ndarray:
-    """The numbers of a tensor of any framework."""
+    """Converts a tensor of any framework to a numpy array."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
     return np.asarray(values)
@@ -96,13 +96,12 @@ def _refuse_repeated_names(names: list[str]) -> None:
     repeated = {name for name in names if names.count(name) > 1}
     if LOSS in names:
         raise ZooError(
-            f"`eval_metrics_fn` names a measure `{LOSS}`, which is the model's loss and always "
-            "measured; give it another name"
+            f"`eval_metrics_fn` defines a metric `{LOSS}`, a name that is reserved for the model's "
+            "loss; use another name"
         )
     if repeated:
         raise ZooError(
-            f"`eval_metrics_fn` has more than one measure called `{min(repeated)}`; give each its "
-            "own name"
+            f"`eval_metrics_fn` has more than one metric named `{min(repeated)}`; use unique names"
         )
 
 
@@ -112,7 +111,7 @@ def _measure(name: str, output: str | None, metric: Any) -> Measure:
         return _of_keras(keras, name, output, metric)
     if not callable(metric) or isinstance(metric, type):
         raise ZooError(
-            f"the measure `{name}` of `eval_metrics_fn` is {_kind_of(metric)}; use {SUPPORTED}"
+            f"the metric `{name}` of `eval_metrics_fn` is {_kind_of(metric)}; use {SUPPORTED}"
         )
     more_is_better = not any(word in name.lower() for word in _LESS_IS_BETTER)
     return Measure(name, output, "ratio", more_is_better, _of_function(name, metric))
@@ -125,7 +124,7 @@ def _of_function(name: str, function: Callable) -> Callable[[Any, Any, int], lis
             return [float(values) * n, float(n)]
         if values.shape[0] != n:
             raise ZooError(
-                f"the measure `{name}` returned numbers of shape {list(values.shape)} for {n} "
+                f"the metric `{name}` returned values of shape {list(values.shape)} for {n} "
                 "records; return one number per record or their mean"
             )
         return [float(values.reshape(n, -1).mean(axis=1).sum()), float(n)]
@@ -142,23 +141,23 @@ def _of_keras(keras: Any, name: str, output: str | None, metric: Any) -> Measure
     if isinstance(metric, (kinds.Precision, kinds.Recall)):
         if len(metric.thresholds) != 1:
             raise ZooError(
-                f"the measure `{name}` has {len(metric.thresholds)} thresholds; make one "
+                f"the metric `{name}` has {len(metric.thresholds)} thresholds; create one "
                 f"{type(metric).__name__} per threshold"
             )
         read = _precision if isinstance(metric, kinds.Precision) else _recall
         return Measure(name, output, "ratio", True, _of_state(metric, read))
     if isinstance(metric, kinds.Mean):
-        # `_direction` is how Keras itself knows what early stopping waits for.
+        # Keras itself uses `_direction` for early stopping.
         more_is_better = getattr(metric, "_direction", "up") != "down"
         return Measure(name, output, "ratio", more_is_better, _of_state(metric, _mean))
     raise ZooError(
-        f"the measure `{name}` is a Keras {type(metric).__name__}, whose value cannot be put "
-        f"together from batches; use {SUPPORTED}"
+        f"the metric `{name}` is a Keras {type(metric).__name__}, which cannot be merged across "
+        f"batches; use {SUPPORTED}"
     )
 
 
 def _of_state(metric: Any, read: Callable) -> Callable[[Any, Any, int], list[float]]:
-    """The metric's own arithmetic: what one batch adds to its state."""
+    """Returns a function that computes what one batch adds to the state of the metric."""
 
     def summed(labels: Any, predictions: Any, _n: int) -> list[float]:
         metric.reset_state()
@@ -186,8 +185,8 @@ def _of_auc(name: str, metric: Any) -> Callable[[Any, Any, int], list[float]]:
     curve = str(getattr(metric.curve, "value", metric.curve))
     if curve.upper() != "ROC" or metric.multi_label:
         raise ZooError(
-            f"the measure `{name}` is an AUC of another kind than the area under one ROC curve; "
-            f"use {SUPPORTED}"
+            f"the metric `{name}` is an AUC other than the area under a single ROC curve; use "
+            f"{SUPPORTED}"
         )
     from_logits = getattr(metric, "_from_logits", False)
 
@@ -196,12 +195,12 @@ def _of_auc(name: str, metric: Any) -> Callable[[Any, Any, int], list[float]]:
         truths = to_numpy(labels).ravel()
         if scores.size != truths.size:
             raise ZooError(
-                f"the measure `{name}` got {scores.size} predictions for {truths.size} labels; "
-                "an AUC needs one probability per label"
+                f"the metric `{name}` got {scores.size} predictions for {truths.size} labels; an "
+                "AUC needs one probability per label"
             )
         if from_logits:
             scores = 1.0 / (1.0 + np.exp(-scores))
-        # A score that is no number is no reason to lose the rest: it counts as 0, as in Rust.
+        # NaN counts as 0, as in Rust, instead of invalidating the whole metric.
         scores = np.nan_to_num(scores * AUC_BUCKETS, nan=0.0)
         buckets = np.clip(scores, 0, AUC_BUCKETS - 1).astype(np.int64)
         buckets += np.where(truths > 0.5, AUC_BUCKETS, 0)
@@ -211,7 +210,7 @@ def _of_auc(name: str, metric: Any) -> Callable[[Any, Any, int], list[float]]:
 
 
 def _number(variable: Any) -> float:
-    """A state of one number; precision and recall have one per threshold."""
+    """Returns a scalar state; precision and recall have one number per threshold."""
     return float(to_numpy(variable.value).sum())
 
 
@@ -220,8 +219,8 @@ def _pick(outputs: Any, output: str, name: str) -> Any:
         return outputs[output]
     has = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else "a single output"
     raise ZooError(
-        f"the measure `{name}` is of the model's output `{output}`, but the model has {has}; "
-        "name the outputs as the model does"
+        f"the metric `{name}` is for the output `{output}`, but the model has {has}; use the "
+        "output names of the model"
     )
 
 

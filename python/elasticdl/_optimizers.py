@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's optimizer in the words of `OptimizerSpec` (crates/edl-core/src/optimizer.rs).
+"""Converts the user's optimizer to an `OptimizerSpec` (crates/edl-core/src/optimizer.rs).
 
-Optimizers run in Rust; here their numbers are read, and nothing is computed with them.
-Neither Keras nor PyTorch is imported unless the user's optimizer comes from it.
+Optimizers run in Rust; this module only reads their hyperparameters.
+It imports Keras or PyTorch only if the user's optimizer comes from it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Spec = dict[str, Any]
 
 
 def from_keras(optimizer: Any, n_steps: int | None = None, schedule: Any = None) -> Spec:
-    """The spec of a Keras optimizer.
+    """Returns the spec of a Keras optimizer.
 
-    `schedule`, if given, replaces its learning rate: a function of the step or a Keras schedule.
-    `n_steps` is the most that the job will take; without it only formulas can be scheduled.
+    `schedule`, a function of the step or a Keras schedule, replaces its learning rate if given.
+    `n_steps` is the maximum number of steps; without it, only known formulas are supported.
     """
     kind = _kind(optimizer, _KERAS, "keras")
     _refuse(optimizer, vars(optimizer), _KERAS_REFUSED)
@@ -38,7 +38,7 @@ def from_keras(optimizer: Any, n_steps: int | None = None, schedule: Any = None)
 
 
 def from_torch(optimizer: Any, schedule: Any = None, n_steps: int | None = None) -> Spec:
-    """The spec of a PyTorch optimizer.
+    """Returns the spec of a PyTorch optimizer.
 
     `schedule` is an `LRScheduler`, stepped after each step, or a function of the step.
     """
@@ -60,7 +60,7 @@ def from_torch(optimizer: Any, schedule: Any = None, n_steps: int | None = None)
 
 
 def decayed(optimizer: Any, variable: Any) -> bool:
-    """Whether weight decay touches a Keras variable or a PyTorch parameter."""
+    """Whether weight decay applies to a Keras variable or a PyTorch parameter."""
     if not hasattr(optimizer, "param_groups"):
         return bool(optimizer._use_weight_decay(variable))
     groups = optimizer.param_groups
@@ -71,7 +71,7 @@ def decayed(optimizer: Any, variable: Any) -> bool:
 
 
 def holds(optimizer: Any, parameter: Any) -> bool:
-    """Whether a PyTorch optimizer changes the parameter at all."""
+    """Whether a PyTorch optimizer updates the parameter."""
     return any(_is_in(parameter, group) for group in optimizer.param_groups)
 
 
@@ -81,12 +81,12 @@ def _is_in(parameter: Any, group: Spec) -> bool:
 
 def _kind(optimizer: Any, kinds: dict[str, Callable[[Any], Any]], library: str) -> Any:
     kind = type(optimizer)
-    # A class of the user's own may do anything, whatever its name or its parents.
+    # A user-defined class may do anything, regardless of its name or base classes.
     is_theirs = kind.__module__.partition(".")[0] == library
     if not is_theirs or kind.__name__ not in kinds:
         raise ZooError(
-            f"the optimizer `{kind.__module__}.{kind.__qualname__}` is not one that runs here; "
-            f"choose from {', '.join(sorted(kinds))} of {library}"
+            f"the optimizer `{kind.__module__}.{kind.__qualname__}` is not supported; choose one "
+            f"of {', '.join(sorted(kinds))} from {library}"
         )
     return kinds[kind.__name__](optimizer)
 
@@ -101,12 +101,12 @@ def _refuse(optimizer: Any, options: Spec, refused: dict[str, str]) -> None:
             )
 
 
-# What Keras alone knows.
+# Keras.
 
 _KERAS_REFUSED = {
-    "use_ema": "leave it out",
-    "loss_scale_factor": "leave it out: gradients are single precision here",
-    "gradient_accumulation_steps": "leave it out, and use a larger --minibatch_size",
+    "use_ema": "remove it",
+    "loss_scale_factor": "remove it: gradients are single precision",
+    "gradient_accumulation_steps": "remove it, and use a larger --minibatch_size",
 }
 
 
@@ -137,7 +137,7 @@ def _keras_adam(optimizer: Any) -> Any:
 
 
 def _keras_adamw(optimizer: Any) -> Any:
-    # The decay is decoupled in every spec from Keras; with AMSGrad there is no other name for it.
+    # Weight decay is decoupled in every Keras spec; AdamW with AMSGrad has no separate name.
     if optimizer.amsgrad:
         return _keras_adam(optimizer)
     return {"adam_w": _numbers(optimizer, "beta_1", "beta_2", "epsilon")}
@@ -182,27 +182,27 @@ _KERAS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# What PyTorch alone knows.
+# PyTorch.
 
 _TORCH_REFUSED = {
-    "maximize": "leave it out, and negate the loss",
-    "differentiable": "leave it out",
+    "maximize": "remove it, and negate the loss",
+    "differentiable": "remove it",
 }
 
-# What groups may have of their own.
+# Options that may differ between groups.
 _OF_A_GROUP = {"params", "param_names", "weight_decay"}
 
 
 def _one_group(optimizer: Any) -> Spec:
-    """The options of all groups, which must agree in all but whether weights decay."""
+    """Returns the options of all groups, which may differ only in whether weights decay."""
     first, *others = optimizer.param_groups
     for group in others:
         for name in first.keys() - _OF_A_GROUP:
             if group.get(name) != first[name]:
                 raise ZooError(
                     f"the optimizer's parameter groups differ in `{name}` ({first[name]!r} and "
-                    f"{group.get(name)!r}), but one optimizer changes all parameters here; give "
-                    f"every group the same `{name}`"
+                    f"{group.get(name)!r}), which is not supported; give every group the same "
+                    f"`{name}`"
                 )
     decays = {float(group["weight_decay"]) for group in optimizer.param_groups} - {0.0}
     if len(decays) > 1:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that a reader of the user's own brings (`custom_data_reader`), by their numbers.
+"""Reads records by index through a custom data reader (`custom_data_reader`).
 
-A reader says which shards there are (`create_shards`) and reads ranges of them (`read_records`).
-The job numbers the records of all shards through, in the order in which they are named, lends the
-numbers out as it does with files, and whoever computes a batch reads its records here. So a reader
-must give the same records for the same range, in every process and at any time; what can be seen
-of a reader that does not is an error.
+A reader lists its shards (`create_shards`) and reads ranges of them (`read_records`). The job
+numbers the records of all shards consecutively, in the order of the shards, and assigns them to
+workers in the same way as records in files. The worker that computes a batch reads its records
+here. A reader must therefore return the same records for the same range in every process and at
+any time. If a violation is detected, it is an error.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from elasticdl._zoo import ZooError
 
 PREFIX = "reader:"
 
-# The one column of records that are bytes or text.
+# The only column of records that are bytes or text.
 RECORD = "record"
 
-# Records that are kept, for neighbours of those that a shuffled batch takes.
+# Size of the cache, in records; shuffled batches often need neighbouring records.
 MAX_KEPT = 65_536
 
 
 class Reader:
-    """The user's reader of one data set."""
+    """A custom reader of one data set."""
 
     def __init__(self, made: Any, origin: str, block: int) -> None:
         for method in ("create_shards", "read_records"):
             if not callable(getattr(made, method, None)):
                 raise ZooError(
-                    f"`custom_data_reader` made a {type(made).__name__}, which has no `{method}`; "
-                    "a reader has `create_shards()` and `read_records(task)`"
+                    f"`custom_data_reader` returned a {type(made).__name__} without `{method}`; "
+                    "a reader needs `create_shards()` and `read_records(task)`"
                 )
         self._made = made
         self._origin = origin
@@ -55,33 +55,33 @@ class Reader:
 
     @property
     def location(self) -> str:
-        """What stands for these records in the job: their number, the shards' digest, where."""
+        """Identifies these records in the job by their number, shard digest and origin."""
         text = "\n".join(f"{name}\t{start}\t{n}" for name, start, n in self._shards)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         return f"{PREFIX}{len(self)}:{digest}:{self._origin}"
 
     def column_names(self) -> list[str] | None:
-        """As the reader's `metadata` has them."""
+        """Returns the column names from the reader's `metadata`."""
         names = getattr(getattr(self._made, "metadata", None), "column_names", None)
         return [str(name) for name in names] if names else None
 
     def records(self, numbers: Iterable[int]) -> list[Any]:
-        """The records of these numbers, in their order."""
+        """Returns the records with these indices, in the given order."""
         return [self._record(int(number)) for number in numbers]
 
     def columns(self, numbers: Iterable[int]) -> dict[str, Any]:
-        """The same, as columns."""
+        """Returns the records with these indices as columns."""
         return _columns(self.records(numbers), self.column_names())
 
     def schema(self) -> tuple[list[dict[str, Any]], bool]:
-        """The columns as the first record has them, and whether records are bytes."""
+        """Returns the columns of the first record, and whether records are bytes."""
         columns = self.columns([0])
         return [_field(name, values) for name, values in columns.items()], list(columns) == [RECORD]
 
     def _record(self, number: int) -> Any:
         shard = bisect_right(self._ends, number)
         if number < 0 or shard == len(self._ends):
-            raise ZooError(f"there is no record {number}: the reader's shards have {len(self)}")
+            raise ZooError(f"there is no record {number}: the reader has {len(self)} records")
         at = number - (self._ends[shard] - self._shards[shard][2])
         block = at // self._block
         return self._read(shard, block)[at - block * self._block]
@@ -99,9 +99,9 @@ class Reader:
         if len(records) != end - start:
             found = f"{len(records)}" if len(records) < end - start else f"more than {end - start}"
             raise ZooError(
-                f"`read_records` gave {found} records for {start} to {end} of the shard `{name}`, "
-                f"where `create_shards` promised {end - start}; a reader must give every record of "
-                "a range once"
+                f"`read_records` returned {found} records for {start} to {end} of the shard "
+                f"`{name}`, but `create_shards` announced {end - start}; a reader must return "
+                "every record of a range exactly once"
             )
         self._check_same(key, records, f"{start} to {end} of the shard `{name}`")
         self._kept[key] = records
@@ -114,39 +114,39 @@ class Reader:
         digest = hashlib.sha256(repr((records[0], records[-1])).encode()).digest()[:8]
         if self._seen.setdefault(key, digest) != digest:
             raise ZooError(
-                f"`read_records` gave other records for {place} than before; a reader must give "
-                "the same records in the same order whenever it is asked"
+                f"`read_records` returned different records for {place} than before; a reader must "
+                "always return the same records in the same order"
             )
 
 
 def make(zoo: Any, job: Mapping[str, Any], origin: str) -> Reader:
-    """The user's reader of the data that `origin` names."""
+    """Creates the custom reader for the data that `origin` names."""
     n_records = job["minibatch_size"] * job["num_minibatches_per_task"]
     params = dict(job["data_reader_params"])
     made = zoo.custom_data_reader(data_origin=origin, records_per_task=n_records, **params)
     reader = Reader(made, origin, n_records)
     if not len(reader):
-        raise ZooError(f"`create_shards` of `custom_data_reader` names no records of `{origin}`")
+        raise ZooError(f"`create_shards` of `custom_data_reader` found no records in `{origin}`")
     return reader
 
 
 def reopen(zoo: Any, job: Mapping[str, Any], location: str) -> Reader:
-    """The reader that `location` stands for, which must not have changed."""
+    """Reopens the reader for `location`, and checks that its shards have not changed."""
     n_records, digest, origin = location.removeprefix(PREFIX).split(":", 2)
     reader = make(zoo, job, origin)
     if reader.location != location:
-        changed = f"it has {len(reader)} records now and had {n_records}"
+        changed = f"it now has {len(reader)} records, and had {n_records}"
         if len(reader) == int(n_records):
-            changed = "its shards have other names, sizes or another order"
+            changed = "the names, sizes or order of its shards differ"
         raise ZooError(
-            f"what `custom_data_reader` reads from `{origin}` changed since the job was started: "
-            f"{changed}; start a new job"
+            f"the data that `custom_data_reader` reads from `{origin}` has changed since the job "
+            f"started: {changed}; start a new job"
         )
     return reader
 
 
 def _shards(named: Any) -> list[tuple[str, int, int]]:
-    """Name, first record and number of records; from a dict, or a list of triples."""
+    """Returns (name, first record, number of records) from a dict or a list of triples."""
     if isinstance(named, Mapping):
         named = [(name, *place) for name, place in named.items()]
     try:
@@ -160,7 +160,7 @@ def _shards(named: Any) -> list[tuple[str, int, int]]:
 
 
 def _task(name: str, start: int, end: int) -> SimpleNamespace:
-    """A range of a shard, in ElasticDL's words of both ages."""
+    """A range of a shard, with the attributes of both old and new ElasticDL versions."""
     shard = SimpleNamespace(name=name, start=start, end=end, indices=[])
     return SimpleNamespace(shard=shard, shard_name=name, start=start, end=end)
 
@@ -177,7 +177,7 @@ def _columns(records: list[Any], names: list[str] | None) -> dict[str, Any]:
     for record in records:
         if len(record) != len(names):
             raise ZooError(
-                f"`read_records` gave a record of {len(record)} values, where its metadata or its "
+                f"`read_records` returned a record with {len(record)} values, but the metadata or "
                 f"first record has {len(names)}"
             )
     return {name: _column([record[at] for record in records]) for at, name in enumerate(names)}
@@ -194,8 +194,8 @@ def _column(values: list[Any]) -> Any:
     if array.dtype == np.uint8:
         return array
     raise ZooError(
-        f"`read_records` gave values like {str(values[0])[:40]!r}; a value is a number, an array, "
-        "text or bytes"
+        f"`read_records` returned an unsupported value: {str(values[0])[:40]!r}; use numbers, "
+        "arrays, text or bytes"
     )
 
 

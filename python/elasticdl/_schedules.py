@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning-rate schedules in the words of `Schedule` (crates/edl-core/src/optimizer/schedule.rs).
+"""Converts learning-rate schedules to `Schedule` (crates/edl-core/src/optimizer/schedule.rs).
 
-The usual ones are formulas. Any other is asked for each step of the job, and its answers become a
-table of runs. Rates are given as one rate and factors of it.
+Common schedules become formulas. Any other is evaluated for each step of the job and becomes a
+table of runs. Rates are given as a base rate and factors.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from elasticdl._zoo import ZooError
 
-# A table is part of the model's description, which every process reads.
+# Limits the table, which is part of the model description that every process reads.
 MAX_RUNS = 1_000_000
 
-# Enough digits for single precision, and a short text.
+# Enough digits for single precision, but short.
 _DIGITS = 9
 
 Schedule = Any  # "constant", or a dict of one entry
@@ -27,7 +27,7 @@ Rated = tuple[float, Schedule]
 
 
 def from_keras(learning_rate: Any, n_steps: int | None, step_dtype: str) -> Rated:
-    """The rate and the schedule of what a Keras optimizer takes as its learning rate."""
+    """Returns the rate and the schedule for the learning rate of a Keras optimizer."""
     if not callable(learning_rate):
         return _shortest(learning_rate), "constant"
     known = _of_library(learning_rate, _KERAS, "keras")
@@ -39,9 +39,9 @@ def from_keras(learning_rate: Any, n_steps: int | None, step_dtype: str) -> Rate
 
 
 def from_torch(base: float, schedule: Any, lr_decay: float, n_steps: int | None) -> Rated:
-    """The rate and the schedule of a PyTorch optimizer.
+    """Returns the rate and the schedule of a PyTorch optimizer.
 
-    `lr_decay` is Adagrad's own, on top of the schedule.
+    `lr_decay` is that of Adagrad, applied in addition to the schedule.
     """
     if schedule is None:
         if lr_decay:
@@ -65,13 +65,13 @@ def _of_library(schedule: Any, known: dict[str, Callable[[Any], Any]], library: 
 
 
 def _function(schedule: Callable[[int], Any], n_steps: int | None, lr_decay: float = 0.0) -> Rated:
-    """A function of the step that returns the rate."""
+    """Evaluates a function from the step to the rate."""
     try:
         inspect.signature(schedule).bind(0)
     except TypeError:
         raise ZooError(
-            f"the learning rate is a function that does not take the step ({schedule!r}); "
-            "give a number, a schedule, or a function of the step alone"
+            f"the learning rate is a function that does not take the step ({schedule!r}); use a "
+            "number, a schedule, or a function with the step as its only argument"
         ) from None
     steps = range(_needed(n_steps, schedule))
     rates = np.array([float(schedule(step)) for step in steps])
@@ -86,18 +86,18 @@ def _needed(n_steps: int | None, schedule: Any) -> int:
     if n_steps is None:
         name = getattr(schedule, "__name__", type(schedule).__name__)
         raise ZooError(
-            f"the learning-rate schedule `{name}` is asked for each step before training, and the "
-            "number of steps is not known; give --num_epochs"
+            f"the learning-rate schedule `{name}` is evaluated for each step before training, but "
+            "the number of steps is unknown; set --num_epochs"
         )
     return max(n_steps, 1)
 
 
 def _table(rates: np.ndarray) -> Rated:
-    """The highest rate, and runs of equal factors of it."""
+    """Returns the highest rate, and runs of equal factors."""
     if not np.isfinite(rates).all():
         step = int(np.flatnonzero(~np.isfinite(rates))[0])
         raise ZooError(
-            f"the learning-rate schedule gives {rates[step]} at step {step}; it must give a number"
+            f"the learning-rate schedule is {rates[step]} at step {step}; it must be finite"
         )
     rate = _shortest(np.abs(rates).max())
     if rate == 0.0:
@@ -105,8 +105,8 @@ def _table(rates: np.ndarray) -> Rated:
     starts = np.flatnonzero(np.diff(rates, prepend=np.nan) != 0.0)
     if len(starts) > MAX_RUNS:
         raise ZooError(
-            f"the learning-rate schedule changes {len(starts)} times, and at most {MAX_RUNS} "
-            "changes are kept; change the rate less often, say every 100 steps"
+            f"the learning-rate schedule changes {len(starts)} times, but at most {MAX_RUNS} "
+            "changes are supported; change the rate less often, for example every 100 steps"
         )
     if len(starts) == 1 and rates[0] > 0.0:
         return rate, "constant"
@@ -115,7 +115,7 @@ def _table(rates: np.ndarray) -> Rated:
 
 
 def _shortest(number: Any) -> float:
-    """A single-precision number as a person would write it."""
+    """Returns the shortest decimal representation of a single-precision number."""
     return float(str(np.float32(number)))
 
 
@@ -130,7 +130,7 @@ def _keras_rates(schedule: Any, n_steps: int, step_dtype: str) -> np.ndarray:
         return np.asarray(keras.ops.convert_to_numpy(schedule(steps)), np.float64)
 
     steps = np.arange(n_steps)
-    # One call for all steps is a thousand times faster; a schedule that decides by `if` refuses.
+    # One call for all steps is a thousand times faster, but fails if the schedule uses `if`.
     try:
         found = rates(steps)
     except Exception:
@@ -169,7 +169,7 @@ def _keras_piecewise(schedule: Any) -> Rated | None:
     rate = max(abs(value) for value in values)
     if rate == 0.0 or any(float(bound) != int(bound) or bound < 0 for bound in boundaries):
         return None
-    # Keras changes the rate after a boundary.
+    # Keras changes the rate after a boundary, not at it.
     starts = [0] + [int(bound) + 1 for bound in boundaries]
     return rate, {"table": {"starts": starts, "factors": [value / rate for value in values]}}
 
@@ -218,13 +218,13 @@ _KERAS: dict[str, Callable[[Any], Rated | None]] = {
 
 
 def _torch_rates(schedule: Any, n_steps: int) -> np.ndarray:
-    """The rates that the scheduler sets, which is afterwards as it was."""
+    """Returns the rates that the scheduler sets, and restores its state."""
     try:
         inspect.signature(schedule.step).bind()
     except TypeError:
         raise ZooError(
-            f"the scheduler `{type(schedule).__name__}` decides by a measure, which is not known "
-            "before training; use one that depends on the step alone, such as StepLR"
+            f"the scheduler `{type(schedule).__name__}` depends on a metric, which is not known "
+            "before training; use one that depends only on the step, such as StepLR"
         ) from None
     optimizer = schedule.optimizer
     state = copy.deepcopy(schedule.state_dict())
@@ -234,7 +234,7 @@ def _torch_rates(schedule: Any, n_steps: int) -> np.ndarray:
     ]
     rates = np.empty(n_steps)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It misses the optimizer's steps.
+        warnings.simplefilter("ignore")  # The scheduler warns that the optimizer takes no steps.
         for step in range(n_steps):
             rates[step] = float(optimizer.param_groups[0]["lr"])
             if step + 1 < n_steps:

@@ -123,14 +123,14 @@ def test_measures_of_several_outputs_are_named_after_them():
 @pytest.mark.parametrize(
     ("metrics", "text"),
     [
-        ([1], "must return a dict of measures, not list"),
-        ({"f1": keras.metrics.F1Score()}, "`f1` is a Keras F1Score, whose value cannot be put"),
-        ({"pr": keras.metrics.AUC(curve="PR")}, "`pr` is an AUC of another kind"),
+        ([1], "must return a dict of metrics, not list"),
+        ({"f1": keras.metrics.F1Score()}, "`f1` is a Keras F1Score, which cannot be merged"),
+        ({"pr": keras.metrics.AUC(curve="PR")}, "`pr` is an AUC other than"),
         ({"p": keras.metrics.Precision(thresholds=[0.1, 0.5])}, "`p` has 2 thresholds"),
         ({"a": keras.metrics.AUC}, "`a` of `eval_metrics_fn` is the class AUC; use"),
         ({"a": "accuracy"}, "`a` of `eval_metrics_fn` is str; use a function"),
-        ({"loss": np.equal}, "names a measure `loss`"),
-        ({"a": {"b": np.equal}, "a_b": np.equal}, "more than one measure called `a_b`"),
+        ({"loss": np.equal}, "defines a metric `loss`"),
+        ({"a": {"b": np.equal}, "a_b": np.equal}, "more than one metric named `a_b`"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_what_can(metrics, text):
@@ -139,7 +139,7 @@ def test_what_cannot_be_measured_is_refused_with_what_can(metrics, text):
 
 
 def test_a_measure_of_the_wrong_shape_is_refused():
-    with pytest.raises(ZooError, match=r"`it` returned numbers of shape \[3\] for 2 records"):
+    with pytest.raises(ZooError, match=r"`it` returned values of shape \[3\] for 2 records"):
         _metrics.sums({"it": lambda labels, predictions: np.zeros(3)}, BINARY[:2], SCORES[:2], 2)
     with pytest.raises(ZooError, match="got 4 predictions for 2 labels"):
         _metrics.sums({"it": keras.metrics.AUC()}, BINARY[:2], SCORES[:4], 2)

@@ -132,7 +132,7 @@ def test_a_range_is_read_once_for_its_neighbours() -> None:
     assert read._made.asked == [("a", 4, 8)]
 
 
-@pytest.mark.parametrize(("length", "found"), [(9, "gave 1 records"), (8, "gave 0 records")])
+@pytest.mark.parametrize(("length", "found"), [(9, "returned 1 records"), (8, "returned 0 records")])
 def test_a_reader_that_gives_too_little_is_refused(length: int, found: str) -> None:
     read = reader({"a": (0, 10)}, a=list(range(length)))
     with pytest.raises(ZooError, match=f"{found} for 8 to 10 of the shard `a`"):
@@ -142,7 +142,7 @@ def test_a_reader_that_gives_too_little_is_refused(length: int, found: str) -> N
 def test_a_reader_that_gives_too_much_is_refused() -> None:
     read = reader({"a": (0, 2)}, a=[1, 2])
     read._made.read_records = lambda task: [1, 2, 3]
-    with pytest.raises(ZooError, match="gave more than 2 records"):
+    with pytest.raises(ZooError, match="returned more than 2 records"):
         read.records([0])
 
 
@@ -151,7 +151,7 @@ def test_a_reader_that_changes_its_mind_is_refused(monkeypatch: pytest.MonkeyPat
     read = reader({"a": (0, 8)}, a=list(range(8)))
     read.records([0, 4])
     read._made.rows["a"].reverse()
-    with pytest.raises(ZooError, match="gave other records for 0 to 4 of the shard `a`"):
+    with pytest.raises(ZooError, match="returned different records for 0 to 4 of the shard `a`"):
         read.records([0])
 
 
@@ -169,7 +169,7 @@ def test_records_become_columns() -> None:
 
 
 def test_what_is_no_reader_is_refused() -> None:
-    with pytest.raises(ZooError, match="has no `create_shards`"):
+    with pytest.raises(ZooError, match="without `create_shards`"):
         _reader.Reader(object(), "here", 4)
     with pytest.raises(ZooError, match="`create_shards` must return"):
         reader(["a", "b"])
@@ -216,5 +216,5 @@ def test_a_reader_that_fails_shows_the_users_traceback(cluster: Cluster, tmp_pat
 
 def test_a_reader_that_is_none_starts_nothing(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.run(*words("none", module(tmp_path, shards="{}")), code=2)
-    assert "`create_shards` of `custom_data_reader` names no records of `a table`" in done.stderr
+    assert "`create_shards` of `custom_data_reader` found no records in `a table`" in done.stderr
     assert not cluster.job("none").exists()
