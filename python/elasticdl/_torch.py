@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `torch.nn.Module` of the model zoo as the training loop sees it.
+"""Adapts a `torch.nn.Module` of the model zoo to the training loop.
 
-What a result may depend on: `dense`, the batch, the rows and the seed; `Flat` sees to it.
+A result may depend only on `dense`, the batch, the rows and the seed; `Flat` ensures this.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LABEL = "label"
 
 _MODES = {"train": Mode.TRAINING, "evaluate": Mode.EVALUATION, "predict": Mode.PREDICTION}
 
-# How the first parameter of a loss is called where the predictions come first, as in torch.
+# Names of a loss function's first parameter if the predictions come first, as in torch.
 _PREDICTIONS = ("input", "output", "pred", "logit", "y_pred", "y_hat")
 
 
 class TorchAdapter:
-    """One module, its flat parameters and its tables."""
+    """A module with its flat parameters and its tables."""
 
     def __init__(self, zoo: Zoo, job: Mapping[str, Any], columns: list[dict[str, Any]]) -> None:
         _torch_flat.make_repeatable(job["threads_per_worker"])
@@ -62,7 +62,7 @@ class TorchAdapter:
         }
 
     def memory(self) -> np.ndarray | None:
-        """An array for all parameters; none if the module changes them in its passes."""
+        """Returns an array for all parameters, or None if the module changes them in its passes."""
         return self._flat.memory()
 
     def bind(self, dense: np.ndarray) -> None:
@@ -70,7 +70,7 @@ class TorchAdapter:
         self._flat.bind(dense)
 
     def lookups(self, batch: Any) -> list[np.ndarray]:
-        """The ids that `batch` needs, per table; a model without tables costs nothing here."""
+        """Returns the ids that `batch` needs, per table."""
         if not self._tables:
             return []
         self._begin(self._mode == Mode.TRAINING)
@@ -82,7 +82,7 @@ class TorchAdapter:
     def train(
         self, batch: Any, rows: list[np.ndarray], seed: int
     ) -> tuple[float, list[np.ndarray]]:
-        """Forward and backward; fills `gradient`."""
+        """Runs forward and backward, and fills `gradient`."""
         loss, row_gradients = self._pass(batch, rows, seed)
         self._flat.fill_gradient()
         return loss, row_gradients
@@ -90,24 +90,24 @@ class TorchAdapter:
     def train_in_pieces(
         self, batch: Any, rows: list[np.ndarray], seed: int
     ) -> tuple[float, list[np.ndarray], list[np.ndarray]]:
-        """Like `train`, but leaves the gradient where autograd made it.
+        """Like `train`, but leaves the gradient in autograd's tensors.
 
-        The pieces are flat and, one after the other, what `train` would have put into `gradient`:
-        for a caller that copies them anyway.
+        The pieces are flat; concatenated, they equal what `train` writes into `gradient`. This
+        saves a copy if the caller copies them anyway.
         """
         loss, row_gradients = self._pass(batch, rows, seed)
         pieces = [gradient.reshape(-1).numpy() for gradient in self._flat.take_gradients()]
         return loss, [*pieces, self._flat.changes], row_gradients
 
     def evaluate(self, batch: Any, rows: list[np.ndarray]) -> tuple[float, dict[str, list[float]]]:
-        """The mean loss, and the sums of the measures."""
+        """Returns the mean loss and the sums of the metrics."""
         labels, predictions = self._forward(batch, rows, Mode.EVALUATION)
         with torch.no_grad():
             loss = self._mean_loss(labels, predictions, len(batch)).item()
             return loss, _metrics.sums(self._metrics, labels, predictions, len(batch), loss)
 
     def predict(self, batch: Any, rows: list[np.ndarray]) -> np.ndarray:
-        """One row of numbers per record; several outputs side by side."""
+        """Returns one row of numbers per record; several outputs are concatenated."""
         _, predictions = self._forward(batch, rows, Mode.PREDICTION)
         outputs = [output.reshape(len(output), -1).float() for output in _leaves(predictions)]
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)).numpy()
@@ -115,7 +115,7 @@ class TorchAdapter:
     def export(
         self, folder: str, dense: np.ndarray, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]
     ) -> list[str]:
-        """Writes `model.pt`, the `state_dict` that the plain module loads."""
+        """Writes `model.pt`, a `state_dict` that the plain module can load."""
         self._begin(False)
         state = self._flat.layout.state_dict(self.module, torch.from_numpy(np.array(dense)))
         state.update(self._tables.state_dict(tables))
@@ -145,14 +145,14 @@ class TorchAdapter:
         if loss.shape[0] == n_records or loss.numel() == 1:
             return loss.mean()
         raise ZooError(
-            f"`loss` returned numbers of shape {list(loss.shape)} for {n_records} records; return "
+            f"`loss` returned values of shape {list(loss.shape)} for {n_records} records; return "
             "one number per record or their mean"
         )
 
     def _pass(
         self, batch: Any, rows: list[np.ndarray], seed: int
     ) -> tuple[float, list[np.ndarray]]:
-        """Leaves the gradients in the parameters, and the changes of the rest in `gradient`."""
+        """Leaves gradients in the parameters, and changes of other state in `gradient`."""
         self._begin(True)
         self._flat.forget_gradients()
         self._flat.reseed(seed)
@@ -167,7 +167,7 @@ class TorchAdapter:
 
 
 class _Feed:
-    """From a batch to what the module takes and what the loss compares with."""
+    """Converts a batch to the inputs of the module and the labels for the loss."""
 
     def __init__(self, feed: Callable[..., Any] | None, columns: list[dict[str, Any]]) -> None:
         self._feed = feed
@@ -206,7 +206,7 @@ def _alone(columns: dict[str, Any]) -> Any:
 
 
 def _tensors(values: Any) -> Any:
-    """Arrays as tensors without a copy; what is neither stays as it is."""
+    """Converts arrays to tensors without a copy; leaves other values unchanged."""
     if isinstance(values, np.ndarray):
         return torch.from_numpy(values) if values.dtype.kind in "fiub" else values
     if isinstance(values, Mapping):
@@ -232,17 +232,17 @@ def _check_records(part: str, leaf: Any, n_records: int) -> None:
     n_found = 1 if is_one else len(leaf)
     if n_found != n_records:
         raise ZooError(
-            f"`feed` returned {part} of {n_found} records for a batch of {n_records}; it must keep "
-            "the number of records"
+            f"`feed` returned {part} of {n_found} records for a batch of {n_records}; it must not "
+            "change the number of records"
         )
 
 
 def _with_labels_first(loss: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """The loss as `loss(labels, predictions)`; torch's own take the predictions first."""
+    """Returns the loss as `loss(labels, predictions)`; torch's losses take predictions first."""
     function = loss.forward if isinstance(loss, nn.Module) else loss
     try:
         first = next(iter(inspect.signature(function).parameters), "")
-    except ValueError:  # A built-in function that does not tell.
+    except ValueError:  # A built-in function without a signature.
         first = ""
     if first.lower().startswith(_PREDICTIONS):
         return lambda labels, predictions: loss(predictions, labels)
@@ -250,9 +250,9 @@ def _with_labels_first(loss: Callable[..., Any]) -> Callable[[Any, Any], Any]:
 
 
 def _optimizer(zoo: Zoo, module: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
-    """The user's optimizer and its schedule; what it does not hold is frozen from here on."""
+    """Returns the user's optimizer and schedule, and freezes parameters not in the optimizer."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    # A model of tables alone has nothing for an optimizer to hold.
+    # A model that has only tables has no parameters for the optimizer.
     made = _made(zoo.optimizer, parameters or [nn.Parameter(torch.zeros(1))])
     optimizer, schedule = made if isinstance(made, tuple) else (made, zoo.lr_schedule)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -264,7 +264,7 @@ def _optimizer(zoo: Zoo, module: nn.Module) -> tuple[torch.optim.Optimizer, Any]
 
 
 def _made(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> Any:
-    """The user's optimizer, without torch's compiler, whose import alone takes seconds."""
+    """Creates the optimizer without importing torch's compiler, which would take seconds."""
     guarded = torch.optim.Optimizer.add_param_group
     torch.optim.Optimizer.add_param_group = getattr(guarded, "__wrapped__", guarded)
     try:

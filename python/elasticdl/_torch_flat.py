@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `torch.nn.Module` on flat vectors: parameters in, a gradient out.
+"""Runs a `torch.nn.Module` on flat vectors: parameters in, gradient out.
 
-Trainable and frozen parameters are views into `dense`, so nothing is copied on the way in; `bind`
-makes them views into another vector, which somebody else writes between passes. The gradient is
-read from autograd's own tensors: letting autograd add into preset views takes longer, because they
-would have to be cleared and read as well. Float buffers (batch norm) live in `_state`, a copy of
-the end of `dense` that each pass starts from and may change.
+Trainable and frozen parameters are views into `dense`, so they need no copy. `bind` makes them
+views into another vector, which the training loop writes between passes. The gradient is read from
+autograd's own tensors: accumulating into preset views would be slower, because they would also
+have to be cleared and read. Float buffers (batch norm) are in `_state`, a copy of the end of
+`dense` that each pass starts from and may change.
 
-A pass must leave a vector that is not its own as it was. The first one is compared bit by bit: a
-module that clips or normalises its parameters in `forward` gets copies from then on, as if each
-pass had its own. Later ones are watched by torch's counters of changes.
+A pass must not change a bound vector. The first pass is compared bitwise: if the module clips or
+normalizes its parameters in `forward`, it gets copies from then on, as if each pass had its own.
+Later passes are checked with torch's version counters.
 
-What a result may depend on: `dense`, the batch and the seed. So every pass reseeds torch, numpy,
-`random` and each `torch.Generator` that is an attribute of a module, and resets integer and
-non-persistent buffers to their first values. State that a module keeps elsewhere (a plain
-attribute that `forward` changes, a generator inside another object) is out of reach: make it a
-buffer.
+A result may depend only on `dense`, the batch and the seed. Every pass therefore reseeds torch,
+numpy, `random` and each `torch.Generator` that is an attribute of a module, and resets integer and
+non-persistent buffers to their initial values. Other state, such as a plain attribute that
+`forward` changes or a generator inside another object, is not covered: make it a buffer.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _CACHE_LINE = 64
 
 
 class Flat:
-    """A module whose numbers lie in two vectors: `dense` and, of its passes, `gradient`."""
+    """A module whose parameters are in the vector `dense` and its gradients in `gradient`."""
 
     def __init__(self, module: nn.Module) -> None:
         layout = Layout(module)
@@ -54,7 +53,7 @@ class Flat:
         self._gradients = layout.views(gradient)[: len(self._trainable)]
         self._frozen_change = gradient[layout.n_trainable : layout.n_parameters]
         self._state_change = gradient[layout.n_parameters :]
-        # What no gradient is taken of: the end of `gradient`.
+        # Changes of non-trainable state: the end of `gradient`.
         self.changes = self.gradient[layout.n_trainable :]
         self._before: np.ndarray | None = None
         self._versions: list[int] | None = None
@@ -62,7 +61,7 @@ class Flat:
         self._changes_parameters = False
 
     def memory(self) -> np.ndarray | None:
-        """A vector to `bind`; none if passes change their parameters."""
+        """Returns a vector to `bind`, or None if passes change their parameters."""
         return None if self._changes_parameters else _aligned_zeros(self.layout.n_numbers)
 
     def bind(self, dense: np.ndarray) -> None:
@@ -78,7 +77,7 @@ class Flat:
             self._before = dense.copy()
 
     def check_unchanged(self) -> None:
-        """Sees to it that a pass leaves parameters alone that are not its own."""
+        """Checks that a pass did not change bound parameters."""
         if self._versions is None:
             return
         if self._before is not None:
@@ -91,15 +90,15 @@ class Flat:
             changed = zip(self.layout.parameters, self._versions, self._count())
             name = next(name for (name, _), before, after in changed if before != after)
             raise ZooError(
-                f"the model changed its parameter `{name}` in a pass, which it did not do in its "
-                "first one; only the optimizer may change parameters"
+                f"the model changed its parameter `{name}` in a pass, but not in its first pass; "
+                "only the optimizer may change parameters"
             )
 
     def _count(self) -> list[int]:
         return [parameter._version for _, parameter in self.layout.parameters]
 
     def keep(self) -> None:
-        """Makes what the buffers hold now their values before any pass."""
+        """Makes the current values of the buffers their initial values."""
         for buffer in self.layout.buffers:
             buffer.take_back()
         self._dense_state.copy_(self._state)
@@ -107,31 +106,31 @@ class Flat:
             constant.keep_first()
 
     def reset(self) -> None:
-        """Gives the buffers the values that a pass starts from."""
+        """Resets the buffers to the values that a pass starts from."""
         self._state.copy_(self._dense_state)
         for constant in self.layout.constants:
             constant.reset()
 
     def forget_gradients(self) -> None:
-        """Drops what a pass that failed left."""
+        """Drops gradients left by a failed pass."""
         for parameter in self._trainable:
             parameter.grad = None
 
     def reseed(self, seed: int) -> None:
-        """Starts every random number of a pass from `seed`."""
+        """Seeds all random number generators for a pass."""
         reseed(seed)
         for generator in self._generators:
             generator.manual_seed(seed)
 
     def take_changes(self) -> None:
-        """Puts what the pass changed in buffers at the end of `gradient`."""
+        """Writes the changes of buffers to the end of `gradient`."""
         for buffer in self.layout.buffers:
             buffer.take_back()
         self._frozen_change.zero_()
         torch.sub(self._state, self._dense_state, out=self._state_change)
 
     def take_gradients(self) -> list[torch.Tensor]:
-        """One per trainable parameter, which has none afterwards."""
+        """Returns and clears the gradient of each trainable parameter."""
         taken = []
         for parameter in self._trainable:
             gradient = parameter.grad
@@ -144,34 +143,34 @@ class Flat:
         return taken
 
     def fill_gradient(self) -> None:
-        """Copies the gradients of the pass to the beginning of `gradient`."""
+        """Copies the gradients of the pass to the start of `gradient`."""
         if self._trainable:
             torch._foreach_copy_(self._gradients, self.take_gradients())
 
     def spec(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        """The parameters' entries of the model's spec."""
+        """Returns the entries of the parameters in the model's spec."""
         return self.layout.spec(lambda parameter: _optimizers.decayed(optimizer, parameter))
 
 
 def reseed(seed: int) -> None:
-    """Starts the random numbers of torch, numpy and `random` from `seed`."""
-    # Not torch.manual_seed: it looks for every kind of device, which takes longer than a layer.
+    """Seeds torch, numpy and `random`."""
+    # Not torch.manual_seed: it checks every device type, which takes longer than a layer.
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
     random.seed(seed)
 
 
 def make_repeatable(n_threads: int) -> None:
-    """Makes torch compute the same bits from the same numbers."""
+    """Makes torch compute bit-identical results from the same inputs."""
     # Not torch.use_deterministic_algorithms: it imports torch's compiler, which takes seconds.
     torch._C._set_deterministic_algorithms(True, warn_only=False)
-    # Else every new tensor would be filled first.
+    # Otherwise every new tensor would be filled first.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_num_threads(n_threads)
-    with contextlib.suppress(RuntimeError):  # Already running; they do not change a result.
+    with contextlib.suppress(RuntimeError):  # Already running; they do not affect results.
         torch.set_num_interop_threads(1)
     with warnings.catch_warnings():
-        # Said once per process: that an array is read-only. No column is ever written to.
+        # Triggers the once-per-process warning about read-only arrays; columns are never written.
         warnings.simplefilter("ignore")
         read_only = np.zeros(1, np.float32)
         read_only.flags.writeable = False
@@ -179,7 +178,7 @@ def make_repeatable(n_threads: int) -> None:
 
 
 def freeze_unheld(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """What the optimizer does not hold is frozen from here on."""
+    """Freezes parameters that are not in the optimizer."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -192,7 +191,7 @@ def _generators(module: nn.Module) -> list[torch.Generator]:
 
 
 def _aligned_zeros(n_numbers: int) -> np.ndarray:
-    """At the beginning of a cache line, where torch would put a parameter, and numpy does not."""
+    """Allocates zeros aligned to a cache line, as torch does and numpy does not."""
     zeros = np.zeros(n_numbers + _CACHE_LINE // 4, np.float32)
     first = -zeros.ctypes.data % _CACHE_LINE // 4
     return zeros[first : first + n_numbers]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the parameters and buffers of a module lie in one flat vector."""
+"""The layout of a module's parameters and buffers in one flat vector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticdl._zoo import ZooError
 
 
 def check(module: nn.Module) -> None:
-    """Refuses what a flat vector of float32 cannot hold."""
+    """Rejects modules that cannot be stored in a flat vector of float32."""
     for name, parameter in module.named_parameters():
         _check_parameter(name, parameter)
     for buffer in _buffers(module):
@@ -25,8 +25,8 @@ def check(module: nn.Module) -> None:
 class Layout:
     """The flat vector: trainable parameters, then frozen ones, then float buffers.
 
-    Tied parameters appear once, under their first name. Integer and non-persistent buffers are
-    no part of the vector: they are `constants`.
+    Tied parameters appear once, under their first name. Integer and non-persistent buffers are not
+    part of the vector; they are `constants`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -43,7 +43,7 @@ class Layout:
         self.n_numbers = sum(shape.numel() for shape in self.shapes)
 
     def move(self, dense: torch.Tensor, state: torch.Tensor) -> None:
-        """Makes the parameters views into `dense`, the float buffers views into `state`."""
+        """Makes the parameters views into `dense`, and the float buffers views into `state`."""
         views = self.views(dense)
         with torch.no_grad():
             for (_, parameter), view in zip(self.parameters, views):
@@ -58,14 +58,14 @@ class Layout:
             dense[self.n_parameters :].copy_(state)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The pieces of a vector like this one, shaped."""
+        """Splits a vector of this layout into shaped views."""
         if not self.shapes:
             return []
         pieces = flat.split([shape.numel() for shape in self.shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes)]
 
     def spec(self, decays: Callable[[nn.Parameter], bool]) -> list[dict[str, Any]]:
-        """The entries of the model's spec."""
+        """Returns the entries of the model's spec."""
         names = [name for name, _ in self.parameters] + [buffer.path for buffer in self.buffers]
         rules: list[Any] = [{"trainable": {"decay": decays(p)}} for _, p in self.trainable]
         rules += ["moving_average"] * (len(names) - len(rules))
@@ -75,7 +75,7 @@ class Layout:
         ]
 
     def state_dict(self, module: nn.Module, dense: torch.Tensor) -> dict[str, Any]:
-        """The module's own names, with the values of `dense`; what is tied stays tied."""
+        """Returns the module's state dict with the values of `dense`; tied weights stay tied."""
         kept = [p for _, p in self.parameters] + [buffer.tensor for buffer in self.buffers]
         values = {id(t): view.clone() for t, view in zip(kept, self.views(dense))}
         state = module.state_dict(keep_vars=True)
@@ -83,7 +83,7 @@ class Layout:
 
 
 class Buffer:
-    """A buffer, with every place where the module has it."""
+    """A buffer, with every location where the module refers to it."""
 
     def __init__(self, path: str, owner: nn.Module, name: str) -> None:
         self.path = path
@@ -94,22 +94,22 @@ class Buffer:
         self._version = 0
 
     def is_state(self) -> bool:
-        """Whether it is learned from the data, and so part of the flat vector."""
+        """Whether it is learned from the data and therefore part of the flat vector."""
         return self.is_persistent and self.tensor.is_floating_point()
 
     def put(self, tensor: torch.Tensor) -> None:
-        """Gives the module this tensor instead."""
+        """Replaces the tensor in the module."""
         self.tensor = tensor
         for buffers, name in self.places:
             buffers[name] = tensor
 
     def keep_first(self) -> None:
-        """Notes the value that `reset` goes back to."""
+        """Saves the value that `reset` restores."""
         self._first = self.tensor.clone()
         self._version = self.tensor._version
 
     def reset(self) -> None:
-        """Back to the first value, if a pass changed it."""
+        """Restores the initial value if a pass changed it."""
         if self._is_replaced():
             self.put(self.tensor)
         if self.tensor._version != self._version:
@@ -117,7 +117,7 @@ class Buffer:
             self._version = self.tensor._version
 
     def take_back(self) -> None:
-        """Copies the value of a tensor that a pass put in this one's place."""
+        """Copies the value back if a pass replaced the tensor."""
         if not self._is_replaced():
             return
         buffers, name = self.places[0]
@@ -153,8 +153,8 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     what = f"the parameter `{name}`"
     if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
         raise ZooError(
-            f"{what} gets its shape from the first batch; give the layer its sizes instead of "
-            "using a lazy one"
+            f"{what} gets its shape from the first batch; use a layer with explicit sizes instead "
+            "of a lazy one"
         )
     _check_numbers(what, parameter)
 
@@ -163,10 +163,10 @@ def _check_numbers(what: str, tensor: torch.Tensor) -> None:
     if tensor.dtype != torch.float32:
         dtype = str(tensor.dtype).replace("torch.", "")
         raise ZooError(
-            f"{what} is {dtype}; parameters are float32, so call `.float()` on the model"
+            f"{what} is {dtype}; parameters must be float32: call `.float()` on the model"
         )
     if tensor.device.type != "cpu":
-        raise ZooError(f"{what} is on `{tensor.device}`; make the model on the CPU")
+        raise ZooError(f"{what} is on `{tensor.device}`; create the model on the CPU")
     if tensor.layout != torch.strided:
         raise ZooError(f"{what} is a sparse tensor; make it dense")
 
@@ -176,6 +176,6 @@ def _check_batch_norms(module: nn.Module) -> None:
         is_norm = isinstance(layer, nn.modules.batchnorm._NormBase)
         if is_norm and layer.track_running_stats and layer.momentum is None:
             raise ZooError(
-                f"the batch norm `{path or type(layer).__name__}` has momentum=None, an average "
-                "over all batches that one process saw; give it a momentum, e.g. 0.1"
+                f"the batch norm `{path or type(layer).__name__}` has momentum=None, which "
+                "averages over all batches of one process; set a momentum, for example 0.1"
             )

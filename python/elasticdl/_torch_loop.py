@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `torch.nn.Module` in a training loop of the user's own.
+"""A `torch.nn.Module` in a custom training loop.
 
-The job writes parameters into `incoming` whenever it likes; the module gets them when the loop
-asks for its next batch, so that whatever the user computes between two batches sees one version.
+The job can write parameters into `incoming` at any time. The module gets them when the loop
+requests its next batch, so user code between two batches sees a single version.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from elasticdl.torch import DistributedDataParallel, Embedding
 
 
 def bare(model: Any) -> Any:
-    """The module itself, if it is wrapped."""
+    """Unwraps a module."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def check_model(model: Any) -> None:
-    """Refuses what cannot be trained by a loop."""
+    """Rejects models that a custom loop cannot train."""
     if not isinstance(model, nn.Module):
-        raise ZooError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+        raise ZooError(f"the model is a {type(model).__name__}; use a torch.nn.Module")
     _torch_layout.check(model)
     for path, layer in model.named_modules():
         if isinstance(layer, Embedding):
             raise ZooError(
-                f"the embedding `{path or type(layer).__name__}` lives on parameter servers, which "
-                "a loop of your own does not have; use torch.nn.Embedding instead"
+                f"the embedding `{path or type(layer).__name__}` needs parameter servers, which a "
+                "custom training loop does not have; use torch.nn.Embedding instead"
             )
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses what the job cannot take steps with."""
+    """Rejects optimizers that the job cannot use."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ZooError(
-            f"the optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer"
+            f"the optimizer is a {type(optimizer).__name__}; use a torch.optim.Optimizer"
         )
 
 
 class LoopModel:
-    """The module with its flat vectors, and the optimizer whose numbers the job uses."""
+    """The module with its flat vectors, and the optimizer with the job's hyperparameters."""
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any = None
@@ -63,7 +63,7 @@ class LoopModel:
         optimizer.register_step_pre_hook(_refuse_step)
 
     def spec(self, n_steps: int) -> dict[str, Any]:
-        """What the model is made of; the job takes at most `n_steps`."""
+        """Returns the model's spec; the job takes at most `n_steps` steps."""
         return {
             "name": type(self.module).__name__,
             "params": self._flat.spec(self._optimizer),
@@ -74,27 +74,27 @@ class LoopModel:
         }
 
     def keep(self) -> None:
-        """Makes what the module holds now its first values, as after `load_state_dict`."""
+        """Makes the current values of the module its initial values, as after `load_state_dict`."""
         self._flat.keep()
         np.copyto(self.incoming, self.dense)
 
     def begin(self, seed: int) -> None:
-        """Makes the module what a turn starts from."""
+        """Prepares the module for an iteration."""
         self.receive()
         self._flat.forget_gradients()
         self._flat.reseed(seed)
 
     def receive(self) -> None:
-        """Gives the module the job's parameters."""
+        """Copies the job's parameters into the module."""
         np.copyto(self.dense, self.incoming)
         self._flat.reset()
 
     def take(self) -> None:
-        """Fills `gradient` with what the turn computed."""
+        """Fills `gradient` with the gradients of the iteration."""
         if self._schedule is None and _rates(self._optimizer) != self._rates:
             raise RuntimeError(
                 f"the learning rate was changed from {self._rates[0]} to "
-                f"{_rates(self._optimizer)[0]} in the loop, but the job takes the steps; give the "
+                f"{_rates(self._optimizer)[0]} in the loop, but the job takes the steps; pass the "
                 "schedule to `elasticdl.init(model, optimizer, lr_schedule)` instead"
             )
         self._flat.take_changes()
@@ -108,5 +108,5 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
 def _refuse_step(*_: Any) -> None:
     raise RuntimeError(
         "`optimizer.step()` was called, but the job takes the steps; call `job.commit()` instead, "
-        "or make it `optimizer = elasticdl.torch.DistributedOptimizer(optimizer, job)`"
+        "or use `optimizer = elasticdl.torch.DistributedOptimizer(optimizer, job)`"
     )

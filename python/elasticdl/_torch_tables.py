@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedding tables of a module: which ids a batch needs, and the rows that came for them.
+"""The embedding tables of a module: the ids that a batch needs, and their rows.
 
-A lookup takes its rows in the order in which `lookups` named the ids, so nothing is searched: the
-first call of a layer gets the first rows. The training loop merges ids that appear twice.
+Lookups take rows in the order in which `lookups` returned the ids, so no search is needed: the
+first call of a layer gets the first rows. The training loop merges duplicate ids.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import nn
 from elasticdl._zoo import ZooError
 from elasticdl.torch import Embedding
 
-# Smaller embeddings are cheaper as dense parameters; the limit is that of the old ElasticDL.
+# Smaller embeddings are cheaper as dense parameters; the original ElasticDL has the same limit.
 MIN_SWAPPED_BYTES = 2 << 20
 
 # Strategies that keep tables on parameter servers.
 WITH_SERVERS = ("ParameterServerStrategy", "HybridStrategy")
 
-# Batches whose ids are remembered from `lookups` on, to be compared; a worker has two in flight.
+# Number of batches whose ids are kept for comparison; a worker has two in flight.
 N_REMEMBERED = 16
 
-# How much further than its deviation a uniform distribution reaches: the square root of 3.
+# Ratio of half the range of a uniform distribution to its deviation (√3), rounded up.
 _UNIFORM_REACH = 1.75
 
 
@@ -43,7 +43,7 @@ class Tables:
         for path, layer in self._layers.items():
             layer.table = path
         self._prefixes = {path or "embedding": f"{path}." if path else "" for path, _ in found}
-        # Lookups of one pass; known after the first.
+        # Number of lookups per pass; known after the first pass.
         self._n_lookups: int | None = None
         self._named: deque[tuple[bytes, dict[str, np.ndarray]]] = deque(maxlen=N_REMEMBERED)
 
@@ -51,12 +51,12 @@ class Tables:
         return bool(self._layers)
 
     def spec(self) -> list[dict[str, Any]]:
-        """The entries of the model's spec."""
+        """Returns the entries of the model's spec."""
         layers = self._layers.items()
         return [{"name": n, "dim": layer.embedding_dim, "init": layer.init} for n, layer in layers]
 
     def record(self, batch: Any, forward: Callable[[], Any]) -> list[np.ndarray]:
-        """The ids of each table, from a forward pass that ends with its last lookup."""
+        """Returns the ids of each table, from a forward pass that stops after its last lookup."""
         recording = _Recording(self._n_lookups)
         with self._from(recording), suppress(_LastLookup):
             forward()
@@ -68,12 +68,12 @@ class Tables:
     def serve(
         self, batch: Any, rows: list[np.ndarray], wants_gradient: bool
     ) -> AbstractContextManager[_Served]:
-        """Lets the layers take `rows` during one pass."""
+        """Provides `rows` to the layers during one pass."""
         return self._serve(batch, rows, wants_gradient) if self._layers else _NOTHING
 
     @contextmanager
     def _serve(self, batch: Any, rows: list[np.ndarray], wants_gradient: bool) -> Iterator[_Served]:
-        # Two data sets may have records of the same numbers, so there may be more than one.
+        # Records of different data sets can have the same indices, so there can be several.
         records = batch.records.tobytes()
         named = [ids for numbers, ids in self._named if numbers == records]
         served = _Served(dict(zip(self._layers, rows)), named, wants_gradient)
@@ -84,7 +84,7 @@ class Tables:
     def state_dict(
         self, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]
     ) -> dict[str, torch.Tensor]:
-        """The rows as the plain layers have them; rows that were never trained are zeros."""
+        """Returns the rows as plain layers store them; rows that were never trained are zeros."""
         state = {}
         for table, layer in self._layers.items():
             ids, rows = tables.get(table, (np.empty(0), np.empty((0, layer.embedding_dim))))
@@ -112,11 +112,11 @@ class Tables:
 
 
 class _LastLookup(BaseException):
-    """Ends a recording pass; no `except Exception` of the user's may catch it."""
+    """Stops a recording pass; not an `Exception`, so user code does not catch it."""
 
 
 class _Recording:
-    """Notes ids and gives zeros."""
+    """Records ids and returns zeros."""
 
     def __init__(self, n_expected: int | None) -> None:
         self.ids: dict[str, list[np.ndarray]] = {}
@@ -124,7 +124,7 @@ class _Recording:
         self._n_expected = n_expected
 
     def rows(self, table: str, dim: int, ids: torch.Tensor) -> torch.Tensor:
-        # A copy, for the batch's memory is used again.
+        # Copy, because the batch's memory is reused.
         self.ids.setdefault(table, []).append(ids.numpy().copy())
         self.n_lookups += 1
         if self.n_lookups == self._n_expected:
@@ -133,7 +133,7 @@ class _Recording:
 
 
 class _Served:
-    """Gives the rows that arrived, and keeps them for their gradient."""
+    """Returns the received rows, and keeps them to collect their gradients."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class _Served:
         leaf = torch.from_numpy(self._rows[table][start:end])
         leaf.requires_grad_(self._wants_gradient)
         self._leaves[table].append(leaf)
-        # A model may change in place what it looked up, but not what arrived.
+        # A model may modify the looked-up rows in place, but not the received ones.
         return leaf.clone()
 
     def check_all_taken(self) -> None:
@@ -168,7 +168,7 @@ class _Served:
                 raise _changed(table)
 
     def gradients(self) -> list[np.ndarray]:
-        """One array per table, shaped like its rows."""
+        """Returns one array per table, shaped like its rows."""
         gradients = []
         for table, leaves in self._leaves.items():
             whole = _joined([_gradient(leaf) for leaf in leaves])
@@ -176,15 +176,15 @@ class _Served:
         return gradients
 
 
-# What a module without tables needs.
+# For modules without tables.
 _NOTHING = nullcontext(_Served({}, [], wants_gradient=False))
 
 
 def swap(module: nn.Module) -> None:
-    """Puts distributed embeddings in the place of large `nn.Embedding` and `nn.EmbeddingBag`.
+    """Replaces large `nn.Embedding` and `nn.EmbeddingBag` layers by distributed embeddings.
 
-    Their rows start anew, with the distribution of the values that the module gave them. A weight
-    that another layer uses as well stays dense, and so do frozen ones and those with `max_norm`,
+    Their rows are initialized again, from the distribution of the module's values. Weights that
+    another layer shares stay dense. So do frozen weights and those with `max_norm`,
     `scale_grad_by_freq` or the mode `max`, which need the whole table.
     """
     n_uses: dict[int, int] = {}
@@ -195,7 +195,7 @@ def swap(module: nn.Module) -> None:
     for owner in list(module.modules()):
         for name, layer in owner._modules.items():
             if layer is not None and _is_swapped(layer) and n_uses[id(layer.weight)] == 1:
-                # One layer at two places stays one layer.
+                # A layer that is used twice stays one layer.
                 distributed = swapped.setdefault(id(layer), _distributed(layer))
                 owner._modules[name] = distributed
 
@@ -227,7 +227,7 @@ def _init_like(weight: torch.Tensor) -> dict[str, Any]:
         return {"constant": low}
     if max(high - mean, mean - low) <= _UNIFORM_REACH * std:
         return {"uniform": {"low": low, "high": high}}
-    # A mean that only chance took away from zero.
+    # The mean differs from zero only by chance.
     if abs(mean) < 4 * std / weight.numel() ** 0.5:
         mean = 0.0
     return {"normal": {"mean": mean, "std": std}}
@@ -236,8 +236,8 @@ def _init_like(weight: torch.Tensor) -> dict[str, Any]:
 def _changed(table: str) -> ZooError:
     return ZooError(
         f"the ids that `forward` looks up in the embedding `{table}` changed between two passes "
-        "over one batch; they must follow from the batch alone, not from parameters, rows, random "
-        "numbers or whether the model trains"
+        "over one batch; they must depend only on the batch, not on parameters, rows, random "
+        "numbers or the training mode"
     )
 
 

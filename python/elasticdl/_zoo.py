@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the user's module and the functions in it that a job names."""
+"""Loads the user's module and the functions that a job refers to."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable
 
-# Tried in this order where only a module is named.
+# Tried in this order if only a module is given.
 MODEL_NAMES = ("custom_model", "CustomModel")
 
 
 class ZooError(Exception):
-    """What is wrong with a user's module: one sentence that says what to do next."""
+    """A problem with the user's module. The message says what to do next."""
 
 
 @dataclass
 class Zoo:
-    """The parts of a user's module, by their role."""
+    """The functions of a user's module, by role."""
 
     module: ModuleType
     name: str
@@ -40,7 +40,7 @@ class Zoo:
 
 
 def load(job: dict[str, Any]) -> Zoo:
-    """The module that `job` names, with every part that it has or must have."""
+    """Loads the module that `job` names, and checks that required functions exist."""
     module, model = _find(job["model_def"], job["model_zoo"])
     given = {name: _value(text) for name, text in job["model_params"].items()}
 
@@ -53,7 +53,7 @@ def load(job: dict[str, Any]) -> Zoo:
                 return getattr(module, name)
         if needed:
             raise ZooError(
-                f"`{_shown(module)}` has no `{names[0]}`; define it, or name another by --{role}"
+                f"`{_shown(module)}` has no `{names[0]}`; define it, or set another with --{role}"
             )
         return None
 
@@ -64,7 +64,7 @@ def load(job: dict[str, Any]) -> Zoo:
     unknown = [name for name in given if not _accepts(model, name)]
     if unknown:
         raise ZooError(
-            f"--model_params `{unknown[0]}` is no parameter of `{_name(model)}`{_takes(model)}"
+            f"--model_params: `{unknown[0]}` is not a parameter of `{_name(model)}`{_takes(model)}"
         )
     processor = part("prediction_outputs_processor", "PredictionOutputsProcessor")
     return Zoo(
@@ -84,7 +84,7 @@ def load(job: dict[str, Any]) -> Zoo:
 
 
 def framework(zoo: Zoo) -> str:
-    """`torch` or `keras`: what the module makes its model with."""
+    """Returns the framework of the model: `torch` or `keras`."""
     model = zoo.custom_model
     model = model.func if isinstance(model, functools.partial) else model
     bases = inspect.getmro(model) if inspect.isclass(model) else ()
@@ -94,7 +94,7 @@ def framework(zoo: Zoo) -> str:
     if "torch" in roots:
         return "torch"
     used = {_root(value) for value in vars(zoo.module).values()}
-    # A Keras model on the torch backend may well use both.
+    # A Keras model on the torch backend may use both.
     for name in ("keras", "torch"):
         if name in used or (name == "keras" and "tensorflow" in used):
             return name
@@ -132,7 +132,7 @@ def _find(model_def: str, folder: str) -> tuple[ModuleType, Callable[..., Any]]:
 def _from_path(path: Path) -> ModuleType:
     file = _file(path)
     sys.path.insert(0, str(file.parent))
-    # A package keeps its own name, so that its modules find each other.
+    # A package keeps its name, so its modules can import each other.
     if file.name == "__init__.py":
         sys.path.insert(0, str(file.parent.parent))
         return importlib.import_module(file.parent.name)
@@ -155,11 +155,11 @@ def _file(path: Path) -> Path:
     files = sorted(path.glob("*.py"))
     if len(files) == 1:
         return files[0]
-    raise ZooError(f"`{path}` has {len(files)} modules; name one of them by --model_def")
+    raise ZooError(f"`{path}` has {len(files)} modules; select one with --model_def")
 
 
 def _module(name: str) -> ModuleType | None:
-    """The module, none if there is none of this name; what fails inside it is the user's."""
+    """Imports a module, or returns None if it does not exist; errors inside it propagate."""
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:
@@ -203,7 +203,7 @@ def _shown(module: ModuleType) -> str:
 
 
 def _value(text: str) -> Any:
-    """A number or a truth where the text reads as one, else the text."""
+    """Parses the text as a boolean or a number if possible; otherwise returns the text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

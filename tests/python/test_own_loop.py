@@ -319,9 +319,9 @@ def test_calls_out_of_order_say_what_to_do():
 
 def test_models_and_optimizers_that_cannot_be_trained_are_refused():
     job = elasticdl.init()
-    with pytest.raises(ZooError, match="the model is a list; give a torch.nn.Module"):
+    with pytest.raises(ZooError, match="the model is a list; use a torch.nn.Module"):
         job.attach([])
-    with pytest.raises(ZooError, match="the optimizer is a list; give a torch.optim.Optimizer"):
+    with pytest.raises(ZooError, match="the optimizer is a list; use a torch.optim.Optimizer"):
         job.attach(optimizer=[])
     with pytest.raises(ZooError, match="parameter servers, .* use torch.nn.Embedding instead"):
         job.attach(nn.Sequential(elasticdl.torch.Embedding(10, 2)))
@@ -500,7 +500,7 @@ def test_what_cannot_be_trained_is_one_sentence(tmp_path):
     done = describe(tmp_path, "job = elasticdl.init(model.half(), optimizer)")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "is float16; parameters are float32" in done.stderr
+    assert "is float16; parameters must be float32" in done.stderr
 
 
 def test_a_script_without_a_job_says_how_to_start_it(monkeypatch):

@@ -419,29 +419,29 @@ def half_feed(columns, mode, metadata):
         ),
         (
             {"custom_model": lambda: linear().double()},
-            "the parameter `1.weight` is float64; parameters are float32, so call `.float()` on "
+            "the parameter `1.weight` is float64; parameters must be float32: call `.float()` on "
             "the model",
         ),
         (
             {"custom_model": lambda: nn.LazyLinear(3)},
-            "the parameter `weight` gets its shape from the first batch; give the layer its sizes "
-            "instead of using a lazy one",
+            "the parameter `weight` gets its shape from the first batch; use a layer with explicit "
+            "sizes instead of a lazy one",
         ),
         (
             {"custom_model": lambda: nn.BatchNorm1d(3, momentum=None)},
-            "the batch norm `BatchNorm1d` has momentum=None, an average over all batches that one "
-            "process saw; give it a momentum, e.g. 0.1",
+            "the batch norm `BatchNorm1d` has momentum=None, which averages over all batches of "
+            "one process; set a momentum, for example 0.1",
         ),
         (
             {"loss": wrong_loss},
-            "`loss` returned numbers of shape [10] for 4 records; return one number per record or "
+            "`loss` returned values of shape [10] for 4 records; return one number per record or "
             "their mean",
         ),
         ({"loss": lambda labels, _: 1.0}, "`loss` returned a float; return a tensor"),
         (
             {"feed": half_feed},
-            "`feed` returned features of 2 records for a batch of 4; it must keep the number of "
-            "records",
+            "`feed` returned features of 2 records for a batch of 4; it must not change the number "
+            "of records",
         ),
         (
             {"feed": lambda columns, mode, metadata: columns},

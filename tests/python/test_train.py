@@ -189,7 +189,7 @@ FEEDS = {
     "records": (
         "images = batch['image'].reshape(-1, 784).astype(np.float32)\n"
         "    return images[:-1], batch['label'][:-1]",
-        ["records", "keep the number"],
+        ["records", "change the number"],
     ),
     "nan": (
         "images = batch['image'].reshape(-1, 784).astype(np.float32)\n"
