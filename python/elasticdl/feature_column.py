@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature columns: what to make of each feature of a table, and `DenseFeatures`, which makes it.
+"""Feature columns, which define how to convert features, and the layer `DenseFeatures`.
 
-Columns of `tf.feature_column` are taken too, wherever a column is (those with a like here).
-In dense features "" and -1 mean "no value", as in TensorFlow.
+Columns of `tf.feature_column` that have an equivalent here are accepted, too.
+In dense features, "" and -1 mean "no value", as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def numeric_column(key: str, shape: int | Sequence[int] = (1,)) -> _columns.NumericColumn:
-    """Numbers as they are; `shape` is that of one record.
+    """Unmodified numbers; `shape` is the shape of one record.
 
     >>> numeric_column("pixels", shape=(28, 28)).width
     784
@@ -41,36 +41,36 @@ def numeric_column(key: str, shape: int | Sequence[int] = (1,)) -> _columns.Nume
 
 
 def bucketized_column(source: Any, boundaries: Sequence[float]) -> _columns.BucketizedColumn:
-    """The buckets of a numeric column; a bucket holds its left boundary.
+    """Buckets of a numeric column; a bucket includes its left boundary.
 
     >>> bucketized_column(numeric_column("age"), [18, 65]).num_buckets
     3
     """
     source = own(source)
     if not isinstance(source, _columns.NumericColumn):
-        raise TypeError(f"only a numeric column has buckets, and `{source.name}` is none")
+        raise TypeError(f"only a numeric column can have buckets; `{source.name}` is not one")
     bounds = tuple(float(bound) for bound in boundaries)
     if not bounds or list(bounds) != sorted(set(bounds)):
-        raise ValueError(f"`boundaries` must be numbers in rising order, not {list(bounds)}")
+        raise ValueError(f"`boundaries` must be in increasing order, not {list(bounds)}")
     return _columns.BucketizedColumn(source, bounds)
 
 
 def categorical_column_with_identity(
     key: str, num_buckets: int, default_value: int | None = None
 ) -> _columns.IdentityColumn:
-    """Integers as their own ids; others than [0, `num_buckets`) are `default_value`, or an error.
+    """Integers as ids; values outside [0, `num_buckets`) become `default_value`, or an error.
 
     >>> categorical_column_with_identity("user", num_buckets=1000).name
     'user'
     """
     _check_count("num_buckets", num_buckets)
     if default_value is not None and not 0 <= default_value < num_buckets:
-        raise ValueError(f"`default_value` must lie in [0, {num_buckets}), not {default_value}")
+        raise ValueError(f"`default_value` must be in [0, {num_buckets}), not {default_value}")
     return _columns.IdentityColumn(key, num_buckets, default_value)
 
 
 def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int) -> _columns.HashColumn:
-    """Strings or integers by their hash, as `preprocessing.Hashing`.
+    """Hashed strings or integers, as in `preprocessing.Hashing`.
 
     >>> categorical_column_with_hash_bucket("city", hash_bucket_size=100).num_buckets
     100
@@ -85,10 +85,10 @@ def categorical_column_with_vocabulary_list(
     default_value: int = -1,
     num_oov_buckets: int = 0,
 ) -> _columns.VocabularyColumn:
-    """Words by their place in a list (or in a file with one word a line).
+    """Words mapped to their index in a list, or in a file with one word per line.
 
-    A word that is not in it gets one of `num_oov_buckets` ids after the list by its hash; without
-    such ids it gets `default_value`, where -1 means that it is left out.
+    Other words are hashed to `num_oov_buckets` ids after the list. Without such ids, they get
+    `default_value`; with -1, they are ignored.
 
     >>> categorical_column_with_vocabulary_list("city", ["Oslo", "Lima"]).num_buckets
     2
@@ -99,12 +99,12 @@ def categorical_column_with_vocabulary_list(
     if num_oov_buckets and default_value != -1:
         raise ValueError("give `num_oov_buckets` or `default_value`, not both")
     if not -1 <= default_value < len(words):
-        raise ValueError(f"`default_value` must lie in [-1, {len(words)}), not {default_value}")
+        raise ValueError(f"`default_value` must be in [-1, {len(words)}), not {default_value}")
     return _columns.VocabularyColumn(key, words, default_value, num_oov_buckets)
 
 
 def concatenated_categorical_column(columns: Sequence[Any]) -> _columns.ConcatenatedColumn:
-    """Several categorical columns as one, whose ids follow each other, so that they share a table.
+    """Combines categorical columns into one with consecutive id ranges, to share a table.
 
     >>> user = categorical_column_with_identity("user", num_buckets=32)
     >>> item = categorical_column_with_identity("item", num_buckets=128)
@@ -113,12 +113,12 @@ def concatenated_categorical_column(columns: Sequence[Any]) -> _columns.Concaten
     ('user_C_item', 160)
     """
     if not isinstance(columns, (list, tuple)) or not columns:
-        raise ValueError("`concatenated_categorical_column` takes a list of one column or more")
+        raise ValueError("`concatenated_categorical_column` needs a list of one or more columns")
     return _columns.ConcatenatedColumn(tuple(_categorical(column) for column in columns))
 
 
 def indicator_column(categorical_column: Any) -> _columns.IndicatorColumn:
-    """How often each id of a categorical column occurs in a record.
+    """Counts of each id of a categorical column in a record.
 
     >>> indicator_column(categorical_column_with_identity("day", num_buckets=7)).width
     7
@@ -134,10 +134,10 @@ def embedding_column(
     max_norm: float | None = None,
     trainable: bool = True,
 ) -> _columns.EmbeddingColumn:
-    """A trained vector for the ids of a categorical column.
+    """A trainable embedding of the ids of a categorical column.
 
-    `initializer` is Keras's (by default a truncated normal with deviation 1/√dimension).
-    With `max_norm` rows longer than that count as if they were scaled down to it.
+    `initializer` is a Keras initializer (default: truncated normal with deviation 1/√dimension).
+    With `max_norm`, longer rows are scaled down to that length when they are used.
 
     >>> city = categorical_column_with_hash_bucket("city", hash_bucket_size=100)
     >>> embedding_column(city, dimension=8).name

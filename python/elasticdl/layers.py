@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Embedding`: a Keras layer whose rows live on the parameter servers.
+"""`Embedding`: a Keras layer whose rows are stored on the parameter servers.
 
-The layer has no weights. A pass over a batch first asks it which ids it sees (`Recording`), and
-then lends it the rows of just these ids (`Lent`), which are ordinary inputs of the compiled
-function, so that gradients with respect to them come out of it. Which pass is going on is the one
-thing that this module keeps.
+The layer has no weights. For each batch, a first pass records the ids that it looks up
+(`Recording`). A second pass provides the rows of these ids (`Lent`) as ordinary inputs of the
+compiled function, which returns their gradients. The only state of this module is the current
+pass.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from elasticdl._zoo import ZooError
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
-# The pass that is being traced or run; passes never overlap in a worker.
+# The current pass; passes never overlap in a worker.
 _pass: Recording | Lent | None = None
 
 
 @keras.saving.register_keras_serializable(package="elasticdl")
 class Embedding(keras.layers.Layer):
-    """Turns ids into vectors of `output_dim` numbers that are looked up on parameter servers.
+    """Maps ids to vectors of size `output_dim`, which are stored on parameter servers.
 
-    Ids are 64-bit numbers (32-bit on the JAX backend) and need no upper bound; `input_dim`, if it
-    is given, only matters at export: then the layer becomes a plain `keras.layers.Embedding`.
-    Otherwise the exported layer holds the rows that training saw, and gives zeros for other ids.
+    Ids are 64-bit integers (32-bit on the JAX backend) without an upper bound. `input_dim` is
+    optional and only used for export: with it, the layer becomes a plain `keras.layers.Embedding`.
+    Without it, the exported layer contains the rows seen in training, and returns zeros for other
+    ids.
 
-    `combiner` (`sum`, `mean` or `sqrtn`) joins the vectors along the last axis of the ids; a
-    record without ids gives zeros. Negative ids are left out, as are zeros if `mask_zero` is set.
-    Without a combiner negative ids give zeros, and `mask_zero` masks as in Keras. On TensorFlow
-    ids may be ragged or, with a combiner, sparse.
+    `combiner` (`sum`, `mean` or `sqrtn`) reduces the vectors along the last axis of the ids; a
+    record without ids gives zeros. Negative ids are ignored, and so is id 0 if `mask_zero` is set.
+    Without a combiner, negative ids give zeros, and `mask_zero` works as in Keras. On TensorFlow,
+    ids can be ragged or, with a combiner, sparse.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Embedding(keras.layers.Layer):
     ) -> None:
         if combiner is not None and combiner not in COMBINERS:
             raise ZooError(
-                f"an Embedding's combiner is `{combiner}`; choose from {', '.join(COMBINERS)}"
+                f"an Embedding's combiner is `{combiner}`; choose one of {', '.join(COMBINERS)}"
             )
         super().__init__(**kwargs)
         self.output_dim = output_dim
@@ -62,7 +63,7 @@ class Embedding(keras.layers.Layer):
         self.supports_masking = mask_zero
         self.autocast = False
         self.built = True
-        # Rows of an exported model; plain arrays, so that Keras does not take them for weights.
+        # Rows of an exported model; plain arrays, so Keras does not treat them as weights.
         self._local: Local | None = None
 
     def call(self, inputs: Any) -> Any:
@@ -113,11 +114,11 @@ class Embedding(keras.layers.Layer):
 
     @property
     def least_id(self) -> int:
-        """Ids below it have no row; without a combiner, id 0 has one and is only masked."""
+        """The lowest id that has a row; without a combiner, id 0 has a row and is only masked."""
         return 1 if self.mask_zero and self.combiner is not None else 0
 
     def _vectors(self, ids: Any) -> Any:
-        """A vector for each id, whatever the shape of `ids`."""
+        """Returns a vector for each id; `ids` can have any shape."""
         if _pass is not None:
             vectors = _pass.vectors(self, ids)
         elif self._local is not None:
@@ -127,7 +128,7 @@ class Embedding(keras.layers.Layer):
         return ops.cast(vectors, self.compute_dtype)
 
     def _of_uneven(self, inputs: Any) -> Any:
-        """Ragged or sparse ids (TensorFlow): rows are summed by the record that they are of."""
+        """Handles ragged or sparse ids (TensorFlow): sums rows by record."""
         import tensorflow as tf
 
         if isinstance(inputs, tf.RaggedTensor):
@@ -135,7 +136,7 @@ class Embedding(keras.layers.Layer):
             records, n = inputs.value_rowids(), inputs.nrows()
         elif self.combiner is None:
             raise ZooError(
-                f"the Embedding `{self.name}` gets sparse ids but has no combiner; choose from "
+                f"the Embedding `{self.name}` gets sparse ids but has no combiner; choose one of "
                 f"{', '.join(COMBINERS)}"
             )
         else:
@@ -152,7 +153,7 @@ class Embedding(keras.layers.Layer):
 
 
 class Recording:
-    """A pass that only notes the ids that each layer is asked for, call by call."""
+    """A pass that records the ids of each call of each layer."""
 
     def __init__(self) -> None:
         self._calls: dict[int, list[Any]] = {}
@@ -162,12 +163,12 @@ class Recording:
         return no_vectors(ids, layer.output_dim)
 
     def calls(self, layer: Any) -> list[Any]:
-        """The flat ids of each call of `layer`."""
+        """Returns the flat ids of each call of `layer`."""
         return self._calls.get(id(layer), [])
 
 
 class Lent:
-    """A pass in which each call of a layer has the rows of the ids that it asked for."""
+    """A pass that provides the rows for the ids of each call of each layer."""
 
     def __init__(self, layers: list[Any], rows: list[list[Any]]) -> None:
         self._left = {id(layer): list(calls) for layer, calls in zip(layers, rows)}
@@ -178,7 +179,7 @@ class Lent:
 
 
 class Local:
-    """Rows of an exported model, found by their sorted ids."""
+    """Rows of an exported model, sorted by id."""
 
     def __init__(self, ids: np.ndarray, rows: np.ndarray) -> None:
         order = np.argsort(ids, kind="stable")
@@ -198,7 +199,7 @@ class Local:
 
 @contextlib.contextmanager
 def during(the_pass: Recording | Lent) -> Any:
-    """Layers called inside belong to `the_pass`."""
+    """Makes `the_pass` the current pass."""
     global _pass
     before, _pass = _pass, the_pass
     try:
@@ -216,7 +217,7 @@ def no_vectors(ids: Any, dim: int) -> Any:
 
 
 def whole(ids: Any) -> Any:
-    """Ids as 64-bit numbers; JAX has 32 bits."""
+    """Converts ids to 64-bit integers, or to 32-bit ones on JAX."""
     dtype = keras.backend.standardize_dtype(ids.dtype)
     if dtype in ("int32", "int64"):
         return ids
@@ -224,7 +225,7 @@ def whole(ids: Any) -> Any:
 
 
 def _divisor(count: Any, combiner: str) -> Any:
-    """By what the sum of `count` vectors is divided; 1 where there is none, so that 0 stays 0."""
+    """Returns the divisor for the sum of `count` vectors; 1 if there are none, to keep zeros."""
     if combiner == "sum":
         return 1.0
     count = ops.maximum(count, 1.0)
@@ -232,5 +233,5 @@ def _divisor(count: Any, combiner: str) -> Any:
 
 
 def _is_uneven(inputs: Any) -> bool:
-    """Whether ids are ragged or sparse, which only TensorFlow has."""
+    """Whether ids are ragged or sparse (TensorFlow only)."""
     return hasattr(inputs, "flat_values") or hasattr(inputs, "dense_shape")

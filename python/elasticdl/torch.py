@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For PyTorch: layers that live on the parameter servers, and wrappers for loops of your own.
+"""PyTorch support: embeddings on parameter servers, and wrappers for custom training loops.
 
-An ordinary script becomes elastic by about five lines:
+About five lines make an ordinary script elastic:
 
     job = elasticdl.init()
     model = elasticdl.torch.DistributedDataParallel(model, job)
@@ -32,7 +32,7 @@ __all__ = ["DistributedDataParallel", "DistributedOptimizer", "ElasticSampler", 
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
-# The words that `init` takes; the numbers of `normal` are those of torch.nn.Embedding.
+# Named values of `init`; `normal` is the same as in torch.nn.Embedding.
 _INITS: dict[str, dict[str, Any]] = {
     "normal": {"normal": {"mean": 0.0, "std": 1.0}},
     "uniform": {"uniform": {"low": -0.05, "high": 0.05}},
@@ -41,27 +41,27 @@ _INITS: dict[str, dict[str, Any]] = {
 
 
 class Source(Protocol):
-    """Where the layers of a model get their rows during one pass."""
+    """Provides rows to the layers of a model during one pass."""
 
     def rows(self, table: str, dim: int, ids: torch.Tensor) -> torch.Tensor: ...
 
 
 class Embedding(nn.Module):
-    """Rows by id, kept on the parameter servers and made when an id is first seen.
+    """An embedding on the parameter servers. Rows are created when an id is first used.
 
-    Like `torch.nn.Embedding` without `combiner`: ids of any shape give one row each. With a
-    combiner (`sum`, `mean` or `sqrtn`) like `torch.nn.EmbeddingBag`: the rows of the last axis, or
-    those between `offsets`, become one. Negative ids and `padding_idx` are left out: their rows
-    are zeros, and a bag without ids is zeros.
+    Without `combiner`, it works like `torch.nn.Embedding`: ids of any shape give one row each. With
+    a combiner (`sum`, `mean` or `sqrtn`), it works like `torch.nn.EmbeddingBag`: it reduces the
+    rows of the last axis, or those between `offsets`, to one. Negative ids and `padding_idx` are
+    ignored: their rows are zeros, and so is a bag without ids.
 
-    The ids of a batch are found by running the model's `forward` up to the last lookup, with zeros
-    for rows; so they may depend on the batch, but not on parameters, rows or random numbers. The
-    number of lookups must be the same in every pass.
+    To find the ids of a batch, the model's `forward` is run up to the last lookup, with zeros for
+    rows. The ids may therefore depend on the batch, but not on parameters, rows or random numbers.
+    The number of lookups must be the same in every pass.
 
-    `num_embeddings` bounds the ids; `None` takes any, and then the export holds `ids` beside
-    `weight`. `init` is `normal` (0, 1), `uniform` (±0.05), `zeros`, or the words of the model's
-    spec, e.g. `{"normal": {"mean": 0.0, "std": 0.02}}`. Outside a job the layer looks its rows up
-    in the `weight` that `load_state_dict` brought.
+    `num_embeddings` limits the ids. With `None`, any id is allowed, and the export contains `ids`
+    in addition to `weight`. `init` is `normal` (0, 1), `uniform` (±0.05), `zeros`, or a dict in the
+    format of the model's spec, such as `{"normal": {"mean": 0.0, "std": 0.02}}`. Outside a job, the
+    layer looks up its rows in the `weight` loaded by `load_state_dict`.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Embedding(nn.Module):
         if isinstance(init, str) and init not in _INITS:
             raise ValueError(f"`init` is {init!r}; use one of {', '.join(_INITS)}, or a dict")
         if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
-            padding_idx += num_embeddings  # As torch counts from the end.
+            padding_idx += num_embeddings  # Counts from the end, as in torch.
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.combiner = combiner
         self.padding_idx = padding_idx
         self.include_last_offset = include_last_offset
         self.init = _INITS[init] if isinstance(init, str) else init
-        # Set by the adapter of a job; the table's name is the layer's path in the module.
+        # Set by the job's adapter; the table's name is the path of the layer in the module.
         self.table = ""
         self.source: Source | None = None
         self.register_parameter("weight", None)
@@ -99,7 +99,7 @@ class Embedding(nn.Module):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The rows of `ids`, combined if the layer has a combiner."""
+        """Returns the rows of `ids`, reduced if the layer has a combiner."""
         ids = torch.as_tensor(ids)
         if ids.is_floating_point() or ids.is_complex():
             raise TypeError(f"embedding ids must be integers, not {ids.dtype}; convert them first")
@@ -119,8 +119,8 @@ class Embedding(nn.Module):
         if self.table:
             raise RuntimeError(
                 f"the embedding `{self.table}` has no `weight`: its rows are on the parameter "
-                "servers; an nn.Embedding stays whole if another layer has its weight as well, "
-                "as in `head.weight = embedding.weight`"
+                "servers; to keep an nn.Embedding local, share its weight with another layer, as "
+                "in `head.weight = embedding.weight`"
             )
         raise RuntimeError(
             "this embedding has no rows outside a job; load an export into the module with "
@@ -132,7 +132,7 @@ class Embedding(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{combiner}"
 
     def _kept(self, flat: torch.Tensor) -> torch.Tensor | None:
-        """Which ids are looked up; none if all are."""
+        """Returns the indices of the ids to look up, or None for all."""
         keeps = flat >= 0
         if self.padding_idx is not None:
             keeps &= flat != self.padding_idx
@@ -148,7 +148,7 @@ class Embedding(nn.Module):
             return self.source.rows(self.table, self.embedding_dim, ids)
         if self.ids is None:
             return self.weight[ids]
-        # Ids that were never trained have no row, which reads as zeros.
+        # Ids that were never trained have no row and give zeros.
         places = torch.searchsorted(self.ids, ids).clamp(max=max(len(self.ids) - 1, 0))
         return self.weight[places] * (self.ids[places] == ids).unsqueeze(1)
 
@@ -162,12 +162,12 @@ class Embedding(nn.Module):
     ) -> torch.Tensor:
         if offsets is None and ids.dim() < 2:
             raise ValueError(
-                f"a combiner needs ids of two axes or `offsets`, but the ids have shape "
+                f"a combiner needs two-dimensional ids or `offsets`, but the ids have shape "
                 f"{list(ids.shape)}"
             )
         shape = ids.shape[:-1] if offsets is None else (self._n_bags(offsets),)
         if offsets is None and kept is None and weights is None:
-            # Every bag is full: a plain sum is the fastest.
+            # All bags have the same size: a plain sum is fastest.
             total = rows.view(*ids.shape, self.embedding_dim).sum(-2)
             n_ids = max(ids.shape[-1], 1)
             return total / {"sum": 1, "mean": n_ids, "sqrtn": n_ids**0.5}[self.combiner]
@@ -191,7 +191,7 @@ class Embedding(nn.Module):
         return len(offsets) - self.include_last_offset
 
     def _bags(self, ids: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
-        """The bag of each id."""
+        """Returns the bag of each id."""
         if offsets is None:
             n_bags, n_ids = ids.shape[:-1].numel(), ids.shape[-1]
             return torch.arange(n_bags).repeat_interleave(n_ids)
@@ -199,7 +199,7 @@ class Embedding(nn.Module):
         return torch.searchsorted(starts, torch.arange(ids.numel()), right=True) - 1
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # Rows are never part of the module until an export brings them.
+        # The module has no rows until an export is loaded.
         if prefix + "weight" in state:
             weight = nn.Parameter(state[prefix + "weight"], requires_grad=False)
             self._parameters["weight"] = weight
@@ -209,9 +209,9 @@ class Embedding(nn.Module):
 
 
 class DistributedDataParallel(nn.Module):
-    """A module whose parameters are a job's.
+    """Wraps a module whose parameters are managed by a job.
 
-    It computes as the module does. Its state has the module's own names.
+    It computes the same as the module, and its state dict has the same names.
     """
 
     def __init__(self, module: nn.Module, job: Job) -> None:
@@ -230,11 +230,11 @@ class DistributedDataParallel(nn.Module):
 
 
 class DistributedOptimizer:
-    """An optimizer whose `step()` is the job's: it ends the turn of the loop.
+    """Wraps an optimizer: `step()` passes the gradients to the job and ends the iteration.
 
-    Everything else is the optimizer's own. What it keeps for each parameter is with the job, and
-    not in `state_dict()`. `lr_schedule` is an `LRScheduler` of the optimizer, or a function of the
-    step; the job follows it, so the loop need not call its `step()`.
+    All other attributes are those of the optimizer. The job keeps the state of the parameters, so
+    it is not in `state_dict()`. `lr_schedule` is an `LRScheduler` of the optimizer, or a function
+    of the step. The job applies it, so the loop does not need to call its `step()`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, job: Job, lr_schedule: Any = None) -> None:
@@ -243,7 +243,7 @@ class DistributedOptimizer:
         job.attach(optimizer=optimizer, lr_schedule=lr_schedule)
 
     def step(self, closure: Callable[[], Any] | None = None, loss: Any = None) -> Any:
-        """Hands the gradients over and commits the batch; `loss` is for reports."""
+        """Passes the gradients to the job and commits the batch; `loss` is for reports."""
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -252,16 +252,16 @@ class DistributedOptimizer:
         return loss
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":  # Before `__init__`, as when it is copied.
+        if name == "optimizer":  # Before `__init__`, for example during a copy.
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
 
 class ElasticSampler(torch.utils.data.Sampler):
-    """The records that a job wants from this worker, as the `batch_sampler` of a `DataLoader`.
+    """A `batch_sampler` for `DataLoader` with the records that the job assigns to this worker.
 
-    Leave `num_workers` of the loader at 0: other processes would ask for batches ahead of the
-    loop, but the next one is not known before the last is committed. All `epochs` come in one go.
+    Keep `num_workers` of the loader at 0: other processes would request batches in advance, but
+    the next batch is not known until the last one is committed. The sampler covers all `epochs`.
     """
 
     def __init__(
@@ -271,6 +271,6 @@ class ElasticSampler(torch.utils.data.Sampler):
         self._plan = (n_records, batch_size, epochs, shuffle)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Asks for nothing before its first batch is wanted: a loader may begin twice.
+        # Requests nothing until the first batch is needed, because a loader may start twice.
         for records in self._job.records(*self._plan):
             yield records.tolist()

@@ -332,7 +332,7 @@ def test_an_initializer_is_told_to_the_servers_or_refused():
     assert glorot == pytest.approx({"low": -limit, "high": limit})
     with pytest.raises(ZooError, match="`table` has the initializer GlorotUniform, which"):
         init("glorot_uniform")
-    with pytest.raises(ZooError, match="combiner is `max`; choose from sum, mean, sqrtn"):
+    with pytest.raises(ZooError, match="combiner is `max`; choose one of sum, mean, sqrtn"):
         elasticdl.layers.Embedding(DIM, combiner="max")
 
 
