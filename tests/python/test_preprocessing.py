@@ -310,17 +310,17 @@ def test_a_loaded_layer_has_the_same_settings(layer):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: prep.Discretization([]), "one or more numbers in rising order"),
-        (lambda: prep.Discretization([2, 1]), "one or more numbers in rising order"),
+        (lambda: prep.Discretization([]), "non-empty and in ascending order"),
+        (lambda: prep.Discretization([2, 1]), "non-empty and in ascending order"),
         (lambda: prep.Hashing(0), "`num_bins` must be at least 1, not 0"),
         (lambda: prep.IndexLookup([]), "the vocabulary is empty"),
-        (lambda: prep.IndexLookup(["a", "b", "a"]), "names `a` twice"),
+        (lambda: prep.IndexLookup(["a", "b", "a"]), "contains `a` twice"),
         (lambda: prep.IndexLookup(["a"], 0), "`num_oov_tokens` must be at least 1"),
-        (lambda: prep.LogRound(3, base=1), "`base` must be more than 1"),
+        (lambda: prep.LogRound(3, base=1), "`base` must be greater than 1"),
         (lambda: prep.Normalizer(1, 0), "`divisor` must not be 0"),
         (lambda: prep.RoundIdentity(0), "`num_buckets` must be at least 1"),
         (lambda: prep.SparseEmbedding(3, 2, combiner="max"), "one of mean, sqrtn, sum, not `max`"),
-        (lambda: prep.SparseEmbedding(3, 2, max_norm=0), "`max_norm` must be more than 0"),
+        (lambda: prep.SparseEmbedding(3, 2, max_norm=0), "`max_norm` must be greater than 0"),
         (lambda: prep.ToNumber("bool"), "one of int32, int64, float32, float64, not bool"),
         (lambda: prep.ToNumber("int32", 0.5), "`default_value` 0.5 is not of type int32"),
         (lambda: prep.ToRagged(sep=""), "`sep` must not be"),
@@ -329,7 +329,7 @@ def test_a_loaded_layer_has_the_same_settings(layer):
             "a list of 2 inputs, got 1",
         ),
         (lambda: prep.ToRagged()(np.zeros((1, 1, 1))), "input of rank 1 or 2, not 3"),
-        (lambda: prep.declare_model_inputs(), "name the inputs as strings"),
+        (lambda: prep.declare_model_inputs(), "input names must be strings"),
     ],
 )
 def test_a_bad_value_is_refused_in_a_sentence(make, text):
@@ -341,10 +341,10 @@ def test_a_bad_value_is_refused_in_a_sentence(make, text):
     ("layer", "values", "text"),
     [
         (prep.Hashing(3), [1.5], "strings or integers, not `float32`: round the numbers"),
-        (prep.Normalizer(0, 1), ["1"], "`Normalizer` takes numbers, not strings: use `ToNumber`"),
-        (prep.ToNumber("int32"), [1], "`ToNumber` takes strings, not `int32`"),
-        (prep.IndexLookup(["a"]), [1], "takes strings, not numbers"),
-        (prep.IndexLookup([1]), ["a"], "takes integers"),
+        (prep.Normalizer(0, 1), ["1"], "`Normalizer` needs numbers, not strings: use `ToNumber`"),
+        (prep.ToNumber("int32"), [1], "`ToNumber` needs strings, not `int32`"),
+        (prep.IndexLookup(["a"]), [1], "needs strings, not numbers"),
+        (prep.IndexLookup([1]), ["a"], "needs integers"),
     ],
 )
 def test_a_wrong_type_is_refused_in_a_sentence(layer, values, text):
@@ -353,14 +353,14 @@ def test_a_wrong_type_is_refused_in_a_sentence(layer, values, text):
 
 
 def test_an_array_of_strings_may_hold_nothing_else():
-    with pytest.raises(TypeError, match="must hold `str` or `bytes`, not `None`"):
+    with pytest.raises(TypeError, match="must contain `str` or `bytes`, not `None`"):
         prep.Hashing(3).on_numpy(np.array(["a", None], object))
 
 
 def test_numpy_numbers_are_read_as_strictly_as_tensorflow_reads_them():
     layer = prep.ToNumber("int32")
     for text in ("1.5", "1_000", "x", str(2**31), " "):
-        with pytest.raises(ValueError, match=f"cannot read `{text}` as int32"):
+        with pytest.raises(ValueError, match=f"cannot parse `{text}` as int32"):
             layer.on_numpy(np.array([text]))
         with pytest.raises(tf.errors.InvalidArgumentError):
             layer(tf.constant([text]))

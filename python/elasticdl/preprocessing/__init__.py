@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras layers that turn raw features into numbers and ids.
+"""Keras layers that convert raw features to numbers and ids.
 
-Dense input works on every Keras backend. On TensorFlow ragged and sparse tensors work as well, and
-a layer answers in the kind that it was given. On other backends a numpy array gives a numpy array
-(strings always are one there), and a backend tensor gives a backend tensor.
-A negative id stands for "no id".
+Dense input works on every Keras backend. On TensorFlow, ragged and sparse tensors work, too, and
+the output has the same kind as the input. On other backends, a numpy array gives a numpy array, and
+a backend tensor gives a backend tensor; strings are always numpy arrays.
+A negative id means "no id".
 
 >>> import numpy as np
 >>> from elasticdl.preprocessing import ConcatenateWithOffset, Discretization, Hashing
@@ -18,7 +18,7 @@ try:
     import keras as _keras  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "keras":
-        raise  # Keras is here, the library that it runs on is not: its own message says so.
+        raise  # Keras is installed, but its backend is not; the original message says so.
     raise ImportError(
         "`elasticdl.preprocessing` needs Keras: run `pip install elasticdl[keras]`"
     ) from error

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a column reads its numbers or ids from a batch of features. It holds no weights.
+"""Columns, which read numbers or ids from a batch of features. They have no weights.
 
-Ids are [batch, n] in whatever kind the feature came; a negative one stands for "no id".
+Ids have the shape [batch, n] and the same kind as the feature; a negative id means "no id".
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from elasticdl.preprocessing.round_identity import within
 
 
 class Column:
-    """What all columns share: they are saved as the values of their fields."""
+    """Base class of columns, which are serialized as the values of their fields."""
 
-    on_host = False  # Whether its values cannot be made inside a compiled model.
+    on_host = False  # Whether its values cannot be computed inside a compiled model.
 
     def get_config(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -38,17 +38,17 @@ class Column:
 
 
 class Categorical(Column):
-    """A column of ids: it has a `name`, and `num_buckets` ids from 0 on."""
+    """A column of ids: it has a `name`, and ids from 0 to `num_buckets` - 1."""
 
     def ids(self, features: Mapping[str, Any]) -> Any:
-        """The ids of a batch, [batch, n]."""
+        """Returns the ids of a batch, [batch, n]."""
         raise NotImplementedError
 
 
 @keras.saving.register_keras_serializable("elasticdl")
 @dataclass(frozen=True)
 class NumericColumn(Column):
-    """Numbers as they are; `shape` is that of one record."""
+    """Unmodified numbers; `shape` is the shape of one record."""
 
     key: str
     shape: tuple[int, ...] = (1,)
@@ -62,7 +62,7 @@ class NumericColumn(Column):
         return math.prod(self.shape)
 
     def values(self, features: Mapping[str, Any]) -> Any:
-        """The numbers of a batch, [batch, width]."""
+        """Returns the numbers of a batch, [batch, width]."""
         values = _dense(feature(features, self.key), 0)
         if _kinds.is_text(values):
             raise TypeError(f"feature `{self.key}` holds strings, but its column is numeric")
@@ -73,7 +73,7 @@ class NumericColumn(Column):
 @keras.saving.register_keras_serializable("elasticdl")
 @dataclass(frozen=True)
 class BucketizedColumn(Categorical):
-    """The buckets of numbers; of a record with several numbers each has buckets of its own."""
+    """Buckets of numbers; if a record has several numbers, each has its own buckets."""
 
     source: NumericColumn
     boundaries: tuple[float, ...]
@@ -99,7 +99,7 @@ class BucketizedColumn(Categorical):
 @keras.saving.register_keras_serializable("elasticdl")
 @dataclass(frozen=True)
 class IdentityColumn(Categorical):
-    """Integers as their own ids; one outside [0, `num_buckets`) is `default_value`, or an error."""
+    """Integers as ids; values outside [0, `num_buckets`) are `default_value` or an error."""
 
     key: str
     num_buckets: int
@@ -123,7 +123,7 @@ class IdentityColumn(Categorical):
         return ids
 
     def _check(self, ids: Any, values: Any) -> None:
-        """Refuses values out of range, but for those inside a model compiled by JAX or torch."""
+        """Rejects values out of range, except inside a model compiled by JAX or torch."""
         message = f"feature `{self.key}` has ids outside [0, {self.num_buckets})"
         tf = _kinds.tensorflow()
         if tf is not None:
@@ -135,7 +135,7 @@ class IdentityColumn(Categorical):
 @keras.saving.register_keras_serializable("elasticdl")
 @dataclass(frozen=True)
 class HashColumn(Categorical):
-    """Strings or integers by their hash."""
+    """Hashed strings or integers."""
 
     on_host = True
 
@@ -160,7 +160,7 @@ class HashColumn(Categorical):
 @keras.saving.register_keras_serializable("elasticdl")
 @dataclass(frozen=True)
 class VocabularyColumn(Categorical):
-    """Words by their place in a list; others get one of the ids after it, or `default_value`."""
+    """Words mapped to their index in a list; others get an id after it, or `default_value`."""
 
     on_host = True
 
@@ -194,7 +194,7 @@ class VocabularyColumn(Categorical):
 @keras.saving.register_keras_serializable("elasticdl")
 @dataclass(frozen=True)
 class ConcatenatedColumn(Categorical):
-    """The ids of several columns side by side, each after those of the columns before it."""
+    """The ids of several columns, concatenated with consecutive id ranges."""
 
     columns: tuple[Categorical, ...]
 
@@ -219,7 +219,7 @@ class ConcatenatedColumn(Categorical):
 @keras.saving.register_keras_serializable("elasticdl")
 @dataclass(frozen=True)
 class IndicatorColumn(Column):
-    """How often each id of a column occurs in a record."""
+    """Counts of each id of a column in a record."""
 
     categorical: Categorical
 
@@ -236,7 +236,7 @@ class IndicatorColumn(Column):
         return self.categorical.num_buckets
 
     def values(self, features: Mapping[str, Any]) -> Any:
-        """The counts of a batch, [batch, width]."""
+        """Returns the counts of a batch, [batch, width]."""
         ops = keras.ops
         ids = _kinds.to_tensor(_dense(self.categorical.ids(features), -1))
         is_present = ops.expand_dims(ops.cast(ids >= 0, "float32"), -1)
@@ -247,7 +247,7 @@ class IndicatorColumn(Column):
 @keras.saving.register_keras_serializable("elasticdl")
 @dataclass(frozen=True)
 class EmbeddingColumn(Column):
-    """A trained vector for the ids of a column; the table itself belongs to `DenseFeatures`."""
+    """A trainable embedding of the ids of a column; `DenseFeatures` owns the table."""
 
     categorical: Categorical
     dimension: int
@@ -270,7 +270,7 @@ class EmbeddingColumn(Column):
 
 
 def feature(features: Mapping[str, Any], key: str) -> Any:
-    """The feature of that name."""
+    """Returns the feature with that name."""
     if key not in features:
         known = ", ".join(f"`{name}`" for name in sorted(features))
         raise KeyError(f"feature `{key}` is missing: the features are {known}")
@@ -278,12 +278,12 @@ def feature(features: Mapping[str, Any], key: str) -> Any:
 
 
 def _matrix(values: Any) -> Any:
-    """Values of rank 1 as one a record."""
+    """Expands values of rank 1 to one value per record."""
     if len(values.shape) == 1 and not _kinds.is_ragged_or_sparse(values):
         ops = np if isinstance(values, np.ndarray) else keras.ops
         return ops.expand_dims(values, 1)
     if len(values.shape) != 2:
-        raise ValueError(f"ids come as [batch] or [batch, n], not with rank {len(values.shape)}")
+        raise ValueError(f"ids must be [batch] or [batch, n], not of rank {len(values.shape)}")
     return values
 
 
@@ -297,7 +297,7 @@ def _dense(values: Any, padding: Any) -> Any:
 
 
 def _is_missing(values: Any) -> Any:
-    """Where a value means "none": the empty string, and -1."""
+    """Returns where values are missing: the empty string, or -1."""
     if not _kinds.is_text(values):
         return values == -1
     if isinstance(values, np.ndarray):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layer that turns a dict of features into one matrix, by columns."""
+"""A layer that converts a dict of features to one matrix."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from elasticdl.preprocessing.sparse_embedding import SparseEmbedding
 
 @keras.saving.register_keras_serializable("elasticdl")
 class DenseFeatures(Preprocessing):
-    """Numbers, counts and embeddings of a dict of features, side by side: [batch, width].
+    """Concatenates numbers, counts and embeddings of a dict of features: [batch, width].
 
-    Columns stand in the order of their names. Each embedding column has a `SparseEmbedding` of its
-    own, named like the column, in `tables`.
+    Columns are sorted by name. Each embedding column has its own `SparseEmbedding` in `tables`,
+    with the name of the column.
 
     >>> from elasticdl import feature_column
     >>> age = feature_column.numeric_column("age")
@@ -52,7 +52,7 @@ class DenseFeatures(Preprocessing):
 
     def call(self, features: Mapping[str, Any]) -> Any:
         if not isinstance(features, Mapping):
-            raise TypeError("`DenseFeatures` takes a dict from feature names to values")
+            raise TypeError("`DenseFeatures` needs a dict from feature names to values")
         parts = [self._values(column, features) for column in self.columns]
         return keras.ops.concatenate(parts, axis=-1)
 

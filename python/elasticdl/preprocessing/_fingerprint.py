@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FarmHash's Fingerprint64 in numpy: the hash behind TensorFlow's `to_hash_bucket_fast`.
 
-Strings of one length go through the same steps, so they are hashed together: one row of bytes each,
-and every step is an operation on whole columns of 64-bit words (which wrap around, as numpy's do).
+Strings of the same length are hashed together: each is a row of bytes, and every step operates on
+whole columns of 64-bit words. Arithmetic wraps around, as in numpy.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _U64 = np.uint64
 _K0 = _U64(0xC3A5C85C97CB3127)
 _K1 = _U64(0xB492B66FBE98F273)
 _K2 = _U64(0x9AE16A3B2F90404F)
-_SEED = 81  # Of strings longer than 64 bytes.
+_SEED = 81  # For strings longer than 64 bytes.
 
 
 def fingerprint64(strings: Sequence[bytes]) -> np.ndarray:
-    """The fingerprint of each string, as `uint64`.
+    """Returns the fingerprint of each string as `uint64`.
 
     >>> [hex(one) for one in fingerprint64([b"", b"elastic"]).tolist()]
     ['0x9ae16a3b2f90404f', '0xcd8ac631b7ab3aa7']
@@ -35,7 +35,7 @@ def fingerprint64(strings: Sequence[bytes]) -> np.ndarray:
 
 
 class _Rows:
-    """Strings of one length, read as little-endian words at a place that may count from the end."""
+    """Strings of one length, read as little-endian words; offsets can count from the end."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = rows
@@ -110,7 +110,7 @@ def _up_to_64(text: _Rows) -> np.ndarray:
 
 
 def _ends(text: _Rows, factor: np.uint64) -> tuple[np.ndarray, np.ndarray]:
-    """What the first and the last 16 bytes come to."""
+    """Mixes the first and the last 16 bytes."""
     first, second = text.word(0) * factor, text.word(8)
     last, last_but_one = text.word(-8) * _multiplier(text), text.word(-16) * _K2
     left = _rotate(first + second, 43) + _rotate(last, 30) + last_but_one
@@ -129,7 +129,7 @@ def _long(text: _Rows) -> np.ndarray:
     for block in range(n_blocks):
         state = _round(text, block * 64, state, _K1, _U64(1))
     x, y, z, v, w = state
-    # The last 64 bytes once more, whether or not a block has seen some of them.
+    # The last 64 bytes are always processed, even if they overlap with a block.
     multiplier = _K1 + ((z & _U64(0xFF)) << _U64(1))
     w0 = w[0] + _U64((text.length - 1) & 63)
     v0 = v[0] + w0
@@ -142,7 +142,7 @@ def _long(text: _Rows) -> np.ndarray:
 
 
 def _round(text: _Rows, at: int, state: tuple, multiplier: np.ndarray, weight: np.uint64) -> tuple:
-    """Takes 64 bytes into the state."""
+    """Mixes 64 bytes into the state."""
     x, y, z, v, w = state
     x = _rotate(x + y + v[0] + text.word(at + 8), 37) * multiplier
     y = _rotate(y + v[1] + text.word(at + 48), 42) * multiplier
@@ -155,7 +155,7 @@ def _round(text: _Rows, at: int, state: tuple, multiplier: np.ndarray, weight: n
 
 
 def _weak(text: _Rows, at: int, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A quick hash of 32 bytes to 128 bits."""
+    """Hashes 32 bytes quickly to 128 bits."""
     first, last = text.word(at), text.word(at + 24)
     a = a + first
     b = _rotate(b + a + last, 21)
@@ -168,7 +168,7 @@ def _multiplier(text: _Rows) -> np.ndarray:
 
 
 def _join(u: np.ndarray, v: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
-    """Two words to one."""
+    """Combines two words into one."""
     a = _mix((u ^ v) * multiplier)
     return _mix((v ^ a) * multiplier) * multiplier
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few functions of `keras.ops` that numeric layers use, for numpy arrays."""
+"""The functions of `keras.ops` that numeric layers use, for numpy arrays."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ __all__ = [
 
 
 def cast(values: np.ndarray, dtype: str) -> np.ndarray:
-    """`values` as another type."""
+    """Converts `values` to another type."""
     return values.astype(dtype)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kind of value a layer was given: numpy array, backend tensor, ragged or sparse tensor.
+"""Handles the kinds of input of a layer: numpy array, backend tensor, ragged or sparse tensor.
 
-TensorFlow is imported only where Keras runs on it.
+TensorFlow is imported only if it is the Keras backend.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elasticdl.preprocessing import _host
 
 
 def tensorflow() -> Any:
-    """The `tensorflow` module if Keras runs on it, else None."""
+    """Returns the `tensorflow` module if it is the Keras backend, otherwise None."""
     if keras.backend.backend() != "tensorflow":
         return None
     import tensorflow
@@ -26,7 +26,7 @@ def tensorflow() -> Any:
 
 
 def as_value(values: Any) -> Any:
-    """`values` as this backend takes it: a tensor of any kind that it has, or a numpy array."""
+    """Converts `values` to a tensor of the backend (of any kind) or to a numpy array."""
     tf = tensorflow()
     if tf is not None:
         return values if is_ragged_or_sparse(values) else tf.convert_to_tensor(values)
@@ -35,14 +35,14 @@ def as_value(values: Any) -> Any:
     foreign = sys.modules.get("tensorflow")
     if foreign is not None and foreign.is_tensor(values):
         raise TypeError(
-            f"this is a TensorFlow tensor, but Keras runs on `{keras.backend.backend()}`: "
-            "give numpy arrays, or set KERAS_BACKEND=tensorflow"
+            f"got a TensorFlow tensor, but Keras runs on `{keras.backend.backend()}`: use numpy "
+            "arrays, or set KERAS_BACKEND=tensorflow"
         )
     return np.asarray(values)
 
 
 def is_ragged_or_sparse(values: Any) -> bool:
-    """Whether `values` is a ragged or sparse tensor of TensorFlow."""
+    """Whether `values` is a ragged or sparse TensorFlow tensor."""
     return is_ragged(values) or is_sparse(values)
 
 
@@ -59,9 +59,9 @@ def is_sparse(values: Any) -> bool:
 
 
 def elementwise(function: Callable[[Any, Any], Any], values: Any) -> Any:
-    """Calls `function(ops, flat_values)` and gives the answer the shape and kind of `values`.
+    """Calls `function(ops, flat_values)`, and restores the shape and kind of `values`.
 
-    `ops` is `keras.ops`, or its stand-in for numpy arrays.
+    `ops` is `keras.ops`, or its equivalent for numpy arrays.
     """
     values = as_value(values)
     if is_ragged(values):
@@ -72,7 +72,7 @@ def elementwise(function: Callable[[Any, Any], Any], values: Any) -> Any:
 
 
 def held(ops: Any, dtype: str) -> str:
-    """`dtype`, or half of its bits where JAX holds no 64-bit numbers."""
+    """Returns `dtype`, or its 32-bit version if JAX has 64-bit types disabled."""
     if ops is _host or keras.backend.backend() != "jax":
         return dtype
     import jax
@@ -81,45 +81,45 @@ def held(ops: Any, dtype: str) -> str:
 
 
 def to_ids(ops: Any, values: Any) -> Any:
-    """`values` as ids: int64, but for JAX without 64-bit numbers."""
+    """Converts `values` to ids: int64, or int32 if JAX has 64-bit types disabled."""
     return ops.cast(values, held(ops, "int64"))
 
 
 def to_tensor(values: Any) -> Any:
-    """A dense value as a tensor of this backend."""
+    """Converts a dense value to a tensor of the backend."""
     if not isinstance(values, np.ndarray):
         return values
     return keras.ops.convert_to_tensor(values, dtype=held(keras.ops, str(values.dtype)))
 
 
 def is_integer(values: Any) -> bool:
-    """Whether `values` holds integers."""
+    """Whether `values` contains integers."""
     return keras.backend.is_int_dtype(values.dtype) if not is_text(values) else False
 
 
 def is_float(values: Any) -> bool:
-    """Whether `values` holds floating-point numbers."""
+    """Whether `values` contains floating-point numbers."""
     return keras.backend.is_float_dtype(values.dtype) if not is_text(values) else False
 
 
 def is_text(values: Any) -> bool:
-    """Whether `values` holds strings."""
+    """Whether `values` contains strings."""
     if isinstance(values, np.ndarray):
         return values.dtype.kind in "SUTO"
     return keras.backend.standardize_dtype(values.dtype) == "string"
 
 
 def to_bytes(values: np.ndarray) -> list[bytes]:
-    """The strings of an array, row by row, in UTF-8."""
+    """Returns the strings of an array in row-major order, in UTF-8."""
     texts = values.ravel().tolist()
     for text in texts:
         if not isinstance(text, (str, bytes)):
-            raise TypeError(f"an array of strings must hold `str` or `bytes`, not `{text!r}`")
+            raise TypeError(f"an array of strings must contain `str` or `bytes`, not `{text!r}`")
     return [text.encode() if isinstance(text, str) else text for text in texts]
 
 
 def to_numpy(layer: str, values: Any) -> np.ndarray:
-    """A backend tensor as a numpy array, for a layer that does not run inside a compiled model."""
+    """Converts a backend tensor to numpy, for layers that cannot be part of a compiled model."""
     try:
         return keras.ops.convert_to_numpy(values)
     except (TypeError, RuntimeError) as error:
@@ -130,26 +130,26 @@ def to_numpy(layer: str, values: Any) -> np.ndarray:
 
 
 def needs_tensorflow(layer: str) -> Any:
-    """The `tensorflow` module, for a layer whose output exists nowhere else."""
+    """Returns the `tensorflow` module, for a layer whose output only TensorFlow supports."""
     tf = tensorflow()
     if tf is None:
         raise RuntimeError(
-            f"`{layer}` makes tensors that only TensorFlow has, but Keras runs on "
-            f"`{keras.backend.backend()}`: set KERAS_BACKEND=tensorflow, or keep ids dense and "
-            "padded with -1, which `SparseEmbedding` skips"
+            f"`{layer}` returns tensors that only TensorFlow has, but Keras runs on "
+            f"`{keras.backend.backend()}`: set KERAS_BACKEND=tensorflow, or use dense ids padded "
+            "with -1, which `SparseEmbedding` ignores"
         )
     return tf
 
 
 def to_ragged(values: Any) -> Any:
-    """A TensorFlow tensor of any kind as a `tf.RaggedTensor` of rank 2."""
+    """Converts any TensorFlow tensor to a `tf.RaggedTensor` of rank 2."""
     tf = tensorflow()
     if values.shape.rank == 1 and not is_ragged_or_sparse(values):
         values = tf.expand_dims(values, 1)
     if values.shape.rank != 2:
-        raise ValueError(f"ragged rows are made of input of rank 1 or 2, not {values.shape.rank}")
+        raise ValueError(f"ragged rows need input of rank 1 or 2, not {values.shape.rank}")
     if is_sparse(values):
-        # Not `from_sparse`, which refuses a row with a hole in it.
+        # Not `from_sparse`, which rejects rows with gaps.
         cells = tf.sparse.reorder(values)
         return tf.RaggedTensor.from_value_rowids(
             cells.values, cells.indices[:, 0], nrows=cells.dense_shape[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers share: how they take input, and what they promise of their output."""
+"""Base classes of the layers: input handling and output specs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from elasticdl.preprocessing import _kinds
 
 
 class Preprocessing(keras.layers.Layer):
-    """A layer that takes its input as it comes: Keras neither casts it nor asks for a tensor."""
+    """A layer that gets its input unchanged: Keras neither casts it nor requires a tensor."""
 
-    takes: tuple[type, ...] = ()  # The types that hold several inputs: list and tuple, or dict.
+    takes: tuple[type, ...] = ()  # Accepted containers of several inputs: list and tuple, or dict.
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -23,12 +23,12 @@ class Preprocessing(keras.layers.Layer):
         self._allow_non_tensor_positional_args = True
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
-        # Keras refuses a list or dict of tensors and arrays, so they become alike before it looks.
+        # Keras rejects a mix of tensors and arrays in a list or dict, so convert them first.
         return super().__call__(_accept(inputs, self.takes), **kwargs)
 
 
 class Numeric(Preprocessing):
-    """A layer that maps every number by itself, inside compiled models too."""
+    """A layer that maps each number independently; also works inside compiled models."""
 
     output_dtype = "int64"
 
@@ -45,12 +45,12 @@ class Numeric(Preprocessing):
     def _checked(self, ops: Any, values: Any) -> Any:
         if _kinds.is_text(values):
             name = type(self).__name__
-            raise TypeError(f"`{name}` takes numbers, not strings: use `ToNumber` first")
+            raise TypeError(f"`{name}` needs numbers, not strings: use `ToNumber` first")
         return self.transform(ops, values)
 
 
 class Textual(Preprocessing):
-    """A layer that maps every string (or integer) by itself, on the host."""
+    """A layer that maps each string (or integer) independently, on the host."""
 
     output_dtype = "int64"
 
@@ -62,7 +62,7 @@ class Textual(Preprocessing):
         return _kinds.elementwise(self.transform, inputs)
 
     def transform(self, ops: Any, values: Any) -> Any:
-        """Maps flat or dense `values`, with TensorFlow if Keras runs on it, else with numpy."""
+        """Maps flat or dense `values` with TensorFlow if it is the backend, else with numpy."""
         tf = _kinds.tensorflow()
         if tf is not None:
             return self.on_tensorflow(tf, values)
@@ -77,7 +77,7 @@ class Textual(Preprocessing):
         raise NotImplementedError
 
     def on_numpy(self, values: np.ndarray) -> np.ndarray:
-        """Maps a numpy array; strings are `str` or `bytes` in it."""
+        """Maps a numpy array; strings are `str` or `bytes`."""
         raise NotImplementedError
 
     def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads columns of `tf.feature_column`, which Keras 3 has no layer for, as columns of our own.
+"""Converts columns of `tf.feature_column`, which Keras 3 does not support, to columns of elasticdl.
 
-They are known by the names of their classes, so TensorFlow is not imported.
+They are recognized by class name, so TensorFlow is not imported.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from elasticdl.preprocessing.index_lookup import read_vocabulary
 
 
 def own(column: Any) -> _columns.Column:
-    """The column itself if it is ours, else one of ours with the same meaning."""
+    """Returns the column, converted if it comes from TensorFlow."""
     if isinstance(column, _columns.Column):
         return column
     name = type(column).__name__
     if name not in _READERS or not type(column).__module__.startswith("tensorflow."):
         known = ", ".join(_READERS)
-        raise TypeError(f"cannot use a column of type `{name}`: of TensorFlow's we know {known}")
+        raise TypeError(f"cannot use a column of type `{name}`; TensorFlow columns can be {known}")
     return _READERS[name](column)
 
 
@@ -78,7 +78,7 @@ def _embedding(column: Any) -> _columns.Column:
 def _initializer(initializer: Any) -> Any:
     if type(initializer).__name__ != "TruncatedNormal":
         raise TypeError(
-            "TensorFlow's initializers are not Keras's: make the column with "
+            "this TensorFlow initializer is not supported: create the column with "
             "`elasticdl.feature_column.embedding_column` and a Keras initializer"
         )
     return keras.initializers.TruncatedNormal(initializer.mean, initializer.stddev)

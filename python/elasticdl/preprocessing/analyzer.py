@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of features that an analysis step left in the environment, or a default.
+"""Reads feature statistics that an analysis step stored in environment variables.
 
-The variable of feature `age` and statistic `min` is `_age_min`; the other statistics are `max`,
-`avg`, `stddev`, `boundaries` (numbers with commas between), `distinct_count` and `vocab` (a path).
+The variable for the statistic `min` of the feature `age` is `_age_min`. The other statistics are
+`max`, `avg`, `stddev`, `boundaries` (comma-separated numbers), `distinct_count` and `vocab` (a
+path). If a variable is not set, the default is returned.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 def get_min(feature_name: str, default_value: float) -> float:
-    """The least value of a feature.
+    """Returns the minimum of a feature.
 
     >>> get_min("age", 17.0)
     17.0
@@ -22,7 +23,7 @@ def get_min(feature_name: str, default_value: float) -> float:
 
 
 def get_max(feature_name: str, default_value: float) -> float:
-    """The greatest value of a feature.
+    """Returns the maximum of a feature.
 
     >>> get_max("age", 90.0)
     90.0
@@ -31,7 +32,7 @@ def get_max(feature_name: str, default_value: float) -> float:
 
 
 def get_avg(feature_name: str, default_value: float) -> float:
-    """The mean of a feature.
+    """Returns the mean of a feature.
 
     >>> get_avg("age", 38.6)
     38.6
@@ -40,7 +41,7 @@ def get_avg(feature_name: str, default_value: float) -> float:
 
 
 def get_stddev(feature_name: str, default_value: float) -> float:
-    """The standard deviation of a feature.
+    """Returns the standard deviation of a feature.
 
     >>> get_stddev("age", 13.6)
     13.6
@@ -49,7 +50,7 @@ def get_stddev(feature_name: str, default_value: float) -> float:
 
 
 def get_bucket_boundaries(feature_name: str, default_value: Sequence[float]) -> Sequence[float]:
-    """The boundaries between a feature's buckets, in rising order and each once.
+    """Returns the bucket boundaries of a feature, in increasing order without duplicates.
 
     >>> get_bucket_boundaries("age", [18, 65])
     [18, 65]
@@ -58,7 +59,7 @@ def get_bucket_boundaries(feature_name: str, default_value: Sequence[float]) -> 
 
 
 def get_distinct_count(feature_name: str, default_value: int) -> int:
-    """How many different values a feature has.
+    """Returns the number of distinct values of a feature.
 
     >>> get_distinct_count("city", 400)
     400
@@ -67,7 +68,7 @@ def get_distinct_count(feature_name: str, default_value: int) -> int:
 
 
 def get_vocabulary(feature_name: str, default_value: str | Sequence[str]) -> str | Sequence[str]:
-    """The path of a feature's vocabulary, or the default: what `IndexLookup` takes.
+    """Returns the path of a feature's vocabulary, or the default, for `IndexLookup`.
 
     >>> get_vocabulary("city", ["Oslo", "Lima"])
     ['Oslo', 'Lima']
@@ -87,4 +88,4 @@ def _read(feature: str, statistic: str, parse: Callable[[str], Any], default: An
     try:
         return parse(text)
     except ValueError as error:
-        raise ValueError(f"cannot read the environment variable `{name}`: `{text}`") from error
+        raise ValueError(f"invalid value of the environment variable `{name}`: `{text}`") from error

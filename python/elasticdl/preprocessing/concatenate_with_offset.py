@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of several features to ids of one."""
+"""Combines the ids of several features."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from elasticdl.preprocessing._layer import Preprocessing
 
 @keras.saving.register_keras_serializable("elasticdl")
 class ConcatenateWithOffset(Preprocessing):
-    """Adds its offset to the ids of each input and joins the inputs, so that one table serves all.
+    """Adds an offset to the ids of each input and concatenates them, to share one table.
 
-    A negative id ("no id") stays as it is. Inputs of different kinds join to a ragged tensor.
+    Negative ids ("no id") are unchanged. Inputs of different kinds give a ragged tensor.
 
     >>> left, right = np.array([[1], [1]]), np.array([[2], [-1]])
     >>> np.asarray(ConcatenateWithOffset(offsets=[0, 10])([left, right])).tolist()
@@ -53,13 +53,13 @@ class ConcatenateWithOffset(Preprocessing):
         if not isinstance(inputs, (list, tuple)) or len(inputs) != len(self.offsets):
             n = len(inputs) if isinstance(inputs, (list, tuple)) else "no list"
             raise ValueError(
-                f"`ConcatenateWithOffset` with {len(self.offsets)} offsets takes a list of "
+                f"`ConcatenateWithOffset` with {len(self.offsets)} offsets needs a list of "
                 f"{len(self.offsets)} inputs, got {n}"
             )
 
 
 def join(inputs: Sequence[Any], offsets: Sequence[int], axis: int = -1) -> Any:
-    """Ids of several features, each moved by its offset, side by side."""
+    """Concatenates the ids of several features, each shifted by its offset."""
     moved = [
         _kinds.elementwise(lambda ops, ids, by=offsets[place]: _move(ops, ids, by), one)
         for place, one in enumerate(inputs)

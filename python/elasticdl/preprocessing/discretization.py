@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers to buckets."""
+"""Maps numbers to buckets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticdl.preprocessing._layer import Numeric
 
 @keras.saving.register_keras_serializable("elasticdl")
 class Discretization(Numeric):
-    """The bucket that each number falls into; a bucket holds its left boundary.
+    """Maps each number to its bucket; a bucket includes its left boundary.
 
     >>> np.asarray(Discretization(bins=[0, 1, 2])(np.array([-0.5, 0.0, 1.5, 2.0]))).tolist()
     [0, 1, 2, 3]
@@ -26,12 +26,12 @@ class Discretization(Numeric):
         super().__init__(**kwargs)
         self.bins = [float(bound) for bound in bins]
         if not self.bins or self.bins != sorted(self.bins):
-            raise ValueError(f"`bins` must be one or more numbers in rising order, not {self.bins}")
+            raise ValueError(f"`bins` must be non-empty and in ascending order, not {self.bins}")
 
     def transform(self, ops: Any, values: Any) -> Any:
         if not _kinds.is_float(values):
             values = _kinds.to_ids(ops, values)
-        # Boundaries take the type of the values: 0.7 as float32 lies below 0.7 as float64.
+        # Boundaries get the type of the values: 0.7 as float32 is less than 0.7 as float64.
         bounds = _bounds(self.bins, keras.backend.standardize_dtype(values.dtype))
         if ops is keras.ops:
             bounds = ops.convert_to_tensor(bounds)
@@ -43,7 +43,7 @@ class Discretization(Numeric):
 
 
 def _bounds(bins: list[float], dtype: str) -> np.ndarray:
-    """The boundaries as numbers of `dtype`; an integer reaches a boundary at its ceiling."""
+    """Converts the boundaries to `dtype`; integer boundaries are rounded up."""
     if not dtype.startswith("int"):
         return np.asarray(bins, dtype)
     limits = np.iinfo(dtype)

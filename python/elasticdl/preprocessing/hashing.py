@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strings to bins by hash."""
+"""Hashes strings to bins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticdl.preprocessing._layer import Textual
 
 @keras.saving.register_keras_serializable("elasticdl")
 class Hashing(Textual):
-    """The bin of each string: FarmHash Fingerprint64 modulo `num_bins`, on every backend the same.
+    """Maps each string to FarmHash Fingerprint64 modulo `num_bins`, the same on every backend.
 
     An integer is hashed as its decimal digits.
 
@@ -43,7 +43,7 @@ class Hashing(Textual):
 
 
 def hash_bins(values: np.ndarray, num_bins: int) -> np.ndarray:
-    """The bins of an array of strings or integers."""
+    """Returns the bins of an array of strings or integers."""
     text = values if _kinds.is_text(values) else values.astype(str)
     bins = fingerprint64(_kinds.to_bytes(text)) % np.uint64(num_bins)
     return bins.astype(np.int64).reshape(values.shape)
@@ -53,6 +53,6 @@ def _check_hashable(values: Any) -> None:
     if not (_kinds.is_text(values) or _kinds.is_integer(values)):
         dtype = keras.backend.standardize_dtype(values.dtype)
         raise TypeError(
-            f"`Hashing` takes strings or integers, not `{dtype}`: "
+            f"`Hashing` needs strings or integers, not `{dtype}`: "
             "round the numbers, or use `Discretization` first"
         )

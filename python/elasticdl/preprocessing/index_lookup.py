@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words to their places in a vocabulary."""
+"""Maps words to their index in a vocabulary."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from elasticdl.preprocessing.hashing import hash_bins
 
 @keras.saving.register_keras_serializable("elasticdl")
 class IndexLookup(Textual):
-    """The place of each word in `vocabulary`; other words share the `num_oov_tokens` ids after it.
+    """Maps words to their index in `vocabulary`; others share `num_oov_tokens` ids after it.
 
-    `vocabulary` is a list of strings or of integers, or the path of a file with one word a line.
-    The file is read here and once: a saved model holds the words, not the path.
+    `vocabulary` is a list of strings or integers, or the path of a file with one word per line.
+    The file is read once, by the constructor: a saved model contains the words, not the path.
 
     >>> np.asarray(IndexLookup(["A", "B"])(np.array([["A"], ["B"], ["D"]]))).tolist()
     [[0], [1], [2]]
@@ -37,11 +37,11 @@ class IndexLookup(Textual):
         self._is_text = isinstance(self.vocabulary[0], str)
         self._places = {word: place for place, word in enumerate(self._keys())}
         if len(self._places) < len(self.vocabulary):
-            raise ValueError(f"the vocabulary names `{_first_double(self.vocabulary)}` twice")
+            raise ValueError(f"the vocabulary contains `{_first_double(self.vocabulary)}` twice")
         self._table = self._make_table()
 
     def vocab_size(self) -> int:
-        """How many ids there are: the words and the ids of all other words."""
+        """Returns the number of ids: the words and the out-of-vocabulary ids."""
         return len(self.vocabulary) + self.num_oov_tokens
 
     def on_tensorflow(self, tf: Any, values: Any) -> Any:
@@ -79,27 +79,27 @@ class IndexLookup(Textual):
 
     def _check(self, values: Any) -> None:
         if self._is_text and not _kinds.is_text(values):
-            raise TypeError("`IndexLookup` with a vocabulary of strings takes strings, not numbers")
+            raise TypeError("`IndexLookup` with a vocabulary of strings needs strings, not numbers")
         if not self._is_text and not _kinds.is_integer(values):
-            raise TypeError("`IndexLookup` with a vocabulary of integers takes integers")
+            raise TypeError("`IndexLookup` with a vocabulary of integers needs integers")
 
 
 def read_vocabulary(vocabulary: str | os.PathLike | Sequence[Any]) -> list[Any]:
-    """The words of a list or of a file with one word a line."""
+    """Returns the words of a list, or of a file with one word per line."""
     if isinstance(vocabulary, (str, os.PathLike)):
         with open(vocabulary, encoding="utf-8") as file:
             words: list[Any] = file.read().splitlines()
     else:
         words = [word.decode() if isinstance(word, bytes) else word for word in vocabulary]
     if not words:
-        raise ValueError("the vocabulary is empty: name at least one word")
+        raise ValueError("the vocabulary is empty: it needs at least one word")
     if isinstance(words[0], str):
         same = all(isinstance(word, str) for word in words)
     else:
         same = all(isinstance(word, (int, np.integer)) for word in words)
         words = [int(word) for word in words] if same else words
     if not same:
-        raise TypeError("a vocabulary is a list of strings or a list of integers, not a mix")
+        raise TypeError("a vocabulary must be a list of strings or a list of integers, not a mix")
     return words
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers to the nearest whole logarithm."""
+"""Rounds the logarithm of numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from elasticdl.preprocessing.round_identity import within
 
 @keras.saving.register_keras_serializable("elasticdl")
 class LogRound(Numeric):
-    """round(log x) where that lies in [0, `num_bins`), and `default_value` elsewhere.
+    """Computes round(log x) if that is in [0, `num_bins`), otherwise `default_value`.
 
-    `base` is that of the logarithm, e if it is None.
+    `base` is the base of the logarithm; None means e.
 
     >>> np.asarray(LogRound(num_bins=16, base=2)(np.array([[0.0], [3.1], [1024.0]]))).tolist()
     [[0], [2], [10]]
@@ -31,7 +31,7 @@ class LogRound(Numeric):
         if num_bins < 1:
             raise ValueError(f"`num_bins` must be at least 1, not {num_bins}")
         if base is not None and not base > 1:
-            raise ValueError(f"`base` must be more than 1, not {base}")
+            raise ValueError(f"`base` must be greater than 1, not {base}")
         self.num_bins = num_bins
         self.default_value = default_value
         self.base = base

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of the inputs that a subclassed model takes."""
+"""Declares the input names of a subclassed model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Model = TypeVar("Model", bound=type)
 
 
 def declare_model_inputs(*names: str) -> Callable[[Model], Model]:
-    """Notes on a model class which inputs its `call` takes, where the signature does not say.
+    """Declares the inputs of a model class if the signature of `call` does not show them.
 
     >>> @declare_model_inputs("wide", "deep")
     ... class WideAndDeep:
@@ -19,7 +19,7 @@ def declare_model_inputs(*names: str) -> Callable[[Model], Model]:
     ['wide', 'deep']
     """
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError('name the inputs as strings: `@declare_model_inputs("wide", "deep")`')
+        raise ValueError('input names must be strings: `@declare_model_inputs("wide", "deep")`')
 
     def note(model: Model) -> Model:
         model._model_inputs = list(names)

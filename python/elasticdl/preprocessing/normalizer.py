@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers to a common scale."""
+"""Scales numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticdl.preprocessing._layer import Numeric
 
 @keras.saving.register_keras_serializable("elasticdl")
 class Normalizer(Numeric):
-    """(x - `subtractor`) / `divisor`, as float32.
+    """Computes (x - `subtractor`) / `divisor` as float32.
 
     >>> np.asarray(Normalizer(subtractor=1.0, divisor=2.0)(np.array([[3.0], [5.0]]))).tolist()
     [[1.0], [2.0]]
@@ -24,7 +24,7 @@ class Normalizer(Numeric):
     def __init__(self, subtractor: float, divisor: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if divisor == 0:
-            raise ValueError("`divisor` must not be 0: a feature that never changes needs no scale")
+            raise ValueError("`divisor` must not be 0: do not normalize a constant feature")
         self.subtractor = float(subtractor)
         self.divisor = float(divisor)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers to the nearest integer."""
+"""Rounds numbers to integers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from elasticdl.preprocessing._layer import Numeric
 
 @keras.saving.register_keras_serializable("elasticdl")
 class RoundIdentity(Numeric):
-    """The nearest integer where it lies in [0, `num_buckets`), and `default_value` elsewhere.
+    """Rounds to the nearest integer if that is in [0, `num_buckets`), otherwise `default_value`.
 
-    A number half way goes to the even side. Integers are taken exactly.
+    Ties round to the even integer. Integers are not converted to floating point.
 
     >>> np.asarray(RoundIdentity(num_buckets=5)(np.array([[1.2], [1.6], [9.0]]))).tolist()
     [[1], [2], [0]]
@@ -42,8 +42,8 @@ class RoundIdentity(Numeric):
 
 
 def within(ops: Any, values: Any, n: int, default: int) -> Any:
-    """`values` as ids, with `default` for those outside [0, `n`)."""
+    """Converts `values` to ids, with `default` for values outside [0, `n`)."""
     is_inside = ops.logical_and(values >= 0, values < n)
-    # What is outside may not fit an integer (infinity does not), so it leaves before the cast.
+    # Values outside may not fit an integer (such as infinity), so replace them before the cast.
     ids = _kinds.to_ids(ops, ops.where(is_inside, values, 0))
     return ops.where(is_inside, ids, default)

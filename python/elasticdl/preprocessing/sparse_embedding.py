@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ids a record to one vector a record."""
+"""Combines the embeddings of several ids per record."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COMBINERS = ("mean", "sqrtn", "sum")
 
 @keras.saving.register_keras_serializable("elasticdl")
 class SparseEmbedding(Preprocessing):
-    """The rows of a table that a record's ids name, combined to one vector: [batch, `output_dim`].
+    """Looks up the rows of a record's ids and combines them to one vector: [batch, `output_dim`].
 
-    `combiner` is "sum", "mean", or "sqrtn" (the sum over the square root of the count).
-    Input is sparse, ragged, or dense [batch, n] where negative ids are skipped; no ids give zeros.
-    With `max_norm` a row counts as if it were scaled down to that length (l2); the table keeps it.
+    `combiner` is "sum", "mean", or "sqrtn" (the sum divided by the square root of the count).
+    Input is sparse, ragged, or dense [batch, n]. Negative ids are ignored; no ids give zeros.
+    With `max_norm`, longer rows (l2) are scaled down when they are used; the table is unchanged.
 
     >>> layer = SparseEmbedding(4, 2, embeddings_initializer="ones", combiner="sum")
     >>> keras.ops.convert_to_numpy(layer(np.array([[1, 3], [2, -1], [-1, -1]]))).tolist()
@@ -38,7 +38,7 @@ class SparseEmbedding(Preprocessing):
     ) -> None:
         super().__init__(**kwargs)
         if input_dim < 1 or output_dim < 1:
-            raise ValueError(f"a table needs rows and columns, not {input_dim} × {output_dim}")
+            raise ValueError(f"table sizes must be at least 1, not {input_dim} × {output_dim}")
         check_combiner(combiner)
         check_max_norm(max_norm)
         self.input_dim = input_dim
@@ -88,7 +88,7 @@ class SparseEmbedding(Preprocessing):
         return ops.sum(rows, axis=-2), ops.sum(is_present, axis=-2)
 
     def _total_of_rows(self, ids: Any) -> tuple[Any, Any]:
-        """Sums by record without padding, so that one long record costs no more than its ids."""
+        """Sums by record without padding, so a long record costs no more than its ids."""
         tf = _kinds.tensorflow()
         if ids.shape.rank != 2:
             raise ValueError(f"ragged or sparse ids must have rank 2, not {ids.shape.rank}")
@@ -111,15 +111,15 @@ class SparseEmbedding(Preprocessing):
 
 
 def check_combiner(combiner: str) -> None:
-    """Refuses a combiner that does not exist."""
+    """Rejects an unknown combiner."""
     if combiner not in COMBINERS:
         raise ValueError(f"`combiner` must be one of {', '.join(COMBINERS)}, not `{combiner}`")
 
 
 def check_max_norm(max_norm: float | None) -> None:
-    """Refuses a length that no row can have."""
+    """Rejects an invalid maximum length."""
     if max_norm is not None and not max_norm > 0:
-        raise ValueError(f"`max_norm` must be more than 0, not {max_norm}")
+        raise ValueError(f"`max_norm` must be greater than 0, not {max_norm}")
 
 
 def _clip(rows: Any, max_norm: float) -> Any:
@@ -127,6 +127,6 @@ def _clip(rows: Any, max_norm: float) -> Any:
     ops = keras.ops
     square = ops.sum(ops.square(rows), axis=-1, keepdims=True)
     is_long = square > max_norm * max_norm
-    # The root is taken of long rows only: its slope at 0 is infinite.
+    # Take the root only for long rows: its gradient at 0 is infinite.
     length = ops.sqrt(ops.where(is_long, square, max_norm * max_norm))
     return rows * (max_norm / length)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strings to numbers."""
+"""Parses strings as numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = ("int32", "int64", "float32", "float64")
 
 @keras.saving.register_keras_serializable("elasticdl")
 class ToNumber(Textual):
-    """The number that each string spells; `default_value` for the empty string.
+    """Parses each string as a number; the empty string gives `default_value`.
 
     `out_type` is the name of a type or a dtype object: int32, int64, float32 or float64.
 
@@ -36,7 +36,7 @@ class ToNumber(Textual):
 
     @property
     def output_dtype(self) -> str:
-        """The type of the output."""
+        """The data type of the output."""
         return self.out_type
 
     def on_tensorflow(self, tf: Any, values: Any) -> Any:
@@ -60,7 +60,7 @@ class ToNumber(Textual):
 
     def _read(self, text: bytes) -> float:
         try:
-            if b"_" in text:  # Python reads 1_000 as a number, TensorFlow does not.
+            if b"_" in text:  # Python parses 1_000 as a number, TensorFlow does not.
                 raise ValueError
             if self._limits is None:
                 return float(text)
@@ -70,11 +70,11 @@ class ToNumber(Textual):
             return number
         except ValueError:
             word = text.decode(errors="replace")
-            raise ValueError(f"cannot read `{word}` as {self.out_type}") from None
+            raise ValueError(f"cannot parse `{word}` as {self.out_type}") from None
 
 
 def _limits(dtype: str) -> range | None:
-    """The numbers that an integer type holds."""
+    """Returns the range of an integer type."""
     if not dtype.startswith("int"):
         return None
     return range(np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
@@ -83,4 +83,4 @@ def _limits(dtype: str) -> range | None:
 def _check_text(values: Any) -> None:
     if not _kinds.is_text(values):
         dtype = keras.backend.standardize_dtype(values.dtype)
-        raise TypeError(f"`ToNumber` takes strings, not `{dtype}`")
+        raise TypeError(f"`ToNumber` needs strings, not `{dtype}`")

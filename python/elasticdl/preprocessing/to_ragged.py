@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense rows to rows of their own length."""
+"""Converts dense rows to ragged rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from elasticdl.preprocessing._layer import Preprocessing
 
 @keras.saving.register_keras_serializable("elasticdl")
 class ToRagged(Preprocessing):
-    """A `tf.RaggedTensor` without the values that mean "none" (TensorFlow backend only).
+    """Returns a `tf.RaggedTensor` without missing values (TensorFlow backend only).
 
     Strings are split at `sep` first, unless `sep` is None.
-    `ignore_value` is what to drop: if None, "" of strings and -1 of numbers.
+    `ignore_value` is the value to drop; None means "" for strings and -1 for numbers.
 
     >>> ToRagged()(np.array([["1,2,3"], [""], ["4"]])).to_list()
     [[b'1', b'2', b'3'], [], [b'4']]
@@ -31,7 +31,7 @@ class ToRagged(Preprocessing):
     ) -> None:
         super().__init__(**kwargs)
         if sep == "":
-            raise ValueError('`sep` must not be "": give the separator, or None to split nothing')
+            raise ValueError('`sep` must not be "": use a separator, or None to disable splitting')
         self.sep = sep
         self.ignore_value = ignore_value
         self.supports_jit = False

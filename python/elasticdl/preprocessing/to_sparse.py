@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense rows to the few values that they hold."""
+"""Converts dense rows to sparse tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from elasticdl.preprocessing._layer import Preprocessing
 
 @keras.saving.register_keras_serializable("elasticdl")
 class ToSparse(Preprocessing):
-    """A `tf.SparseTensor` without the values that mean "none" (TensorFlow backend only).
+    """Returns a `tf.SparseTensor` without missing values (TensorFlow backend only).
 
-    `ignore_value` is what to drop: if None, "" of strings, -1 of integers and 0.0 of other numbers.
-    A sparse input passes unchanged.
+    `ignore_value` is the value to drop; None means "" for strings, -1 for integers and 0.0 for
+    other numbers. Sparse input is returned unchanged.
 
     >>> ToSparse()(np.array([[12, -1], [45, 78]])).values.numpy().tolist()
     [12, 45, 78]
