@@ -185,7 +185,7 @@ AGE = fc.numeric_column("age")
         (lambda: fc.DenseFeatures([AGE, AGE]), ValueError, "two columns have the name `age`"),
         (lambda: fc.DenseFeatures(["age"]), TypeError, "cannot use a column of type `str`"),
         (lambda: fc.DenseFeatures([AGE])({"x": [1]}), KeyError, "`age` is missing: the features"),
-        (lambda: fc.DenseFeatures([AGE])({"age": ["x"]}), TypeError, "`age` holds strings"),
+        (lambda: fc.DenseFeatures([AGE])({"age": ["x"]}), TypeError, "`age` contains strings"),
         (lambda: fc.embedding_column(AGE, 3), TypeError, "`age` is not categorical"),
         (lambda: fc.embedding_column(USER, 0), ValueError, "`dimension` must be at least 1"),
         (lambda: fc.embedding_column(USER, 3, "max"), ValueError, "`combiner` must be one of"),

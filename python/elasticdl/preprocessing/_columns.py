@@ -65,7 +65,7 @@ class NumericColumn(Column):
         """Returns the numbers of a batch, [batch, width]."""
         values = _dense(feature(features, self.key), 0)
         if _kinds.is_text(values):
-            raise TypeError(f"feature `{self.key}` holds strings, but its column is numeric")
+            raise TypeError(f"feature `{self.key}` contains strings, but its column is numeric")
         values = keras.ops.cast(_kinds.to_tensor(values), "float32")
         return keras.ops.reshape(values, (-1, self.width))
 
@@ -114,7 +114,7 @@ class IdentityColumn(Categorical):
 
     def _ids(self, ops: Any, values: Any) -> Any:
         if not _kinds.is_integer(values):
-            raise TypeError(f"feature `{self.key}` must hold integers: its values are the ids")
+            raise TypeError(f"feature `{self.key}` must be integers: its values are the ids")
         values = _kinds.to_ids(ops, values)
         default = -1 if self.default_value is None else self.default_value
         ids = ops.where(values == -1, -1, within(ops, values, self.num_buckets, default))
