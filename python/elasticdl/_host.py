@@ -147,7 +147,7 @@ def _schema(zoo: Zoo, job: dict[str, Any], job_json: str) -> dict[str, Any]:
     location = job[f"{data[job['job_type']]}_data"]
     if not location:
         flag = f"--{data[job['job_type']]}_data"
-        raise ZooError(f"{flag} is missing; give a file, a folder, a glob or a URL")
+        raise ZooError(f"{flag} is missing; specify a file, folder, glob or URL")
     try:
         schema = json.loads(_elasticdl.schema(location, job_json))
     except ValueError as error:
