@@ -65,6 +65,14 @@ pub struct Seat<'a> {
 pub struct QueueUse {
     pub queue: Queue,
     pub used: Resources,
+    /// False once it has had to return what it borrowed too often in this plan.
+    pub may_borrow: bool,
+}
+
+impl QueueUse {
+    fn new(queue: Queue) -> Self {
+        Self { queue, used: Resources::ZERO, may_borrow: true }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -122,8 +130,7 @@ impl<'a> Board<'a> {
             |node: &&Node| node.capacity.saturating_sub(node.capacity.saturating_sub(node.taken));
         let asked = nodes.iter().filter(stays).map(taken).sum();
         let free = nodes.iter().map(|node| node.capacity.saturating_sub(node.taken)).collect();
-        let queue_use =
-            |queue: &Queue| (queue.id, QueueUse { queue: *queue, used: Resources::ZERO });
+        let queue_use = |queue: &Queue| (queue.id, QueueUse::new(*queue));
         let mut board = Self {
             options: state.options,
             state,
@@ -142,8 +149,7 @@ impl<'a> Board<'a> {
         };
         for job in jobs {
             let unlisted = Queue { id: job.queue, weight: 1, quota: None, borrow: None };
-            let unlisted = QueueUse { queue: unlisted, used: Resources::ZERO };
-            board.queues.entry(job.queue).or_insert(unlisted);
+            board.queues.entry(job.queue).or_insert(QueueUse::new(unlisted));
             board.seat(job);
         }
         // Only now: most nodes change several times while jobs are seated.

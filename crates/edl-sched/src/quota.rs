@@ -14,7 +14,8 @@ pub fn allows(board: &Board<'_>, queue: QueueId, more: Resources) -> bool {
     if after.fits_in(quota) {
         return true;
     }
-    if mine.queue.borrow.is_some_and(|borrow| !after.fits_in(quota + borrow)) {
+    let is_too_much = mine.queue.borrow.is_some_and(|borrow| !after.fits_in(quota + borrow));
+    if is_too_much || !mine.may_borrow {
         return false;
     }
     let (promised, used) = promised_and_used(board);

@@ -10,7 +10,7 @@ use crate::packing;
 use crate::plan::Reason;
 use crate::quota;
 use crate::resources::Resources;
-use crate::snapshot::{NodeState, Role};
+use crate::snapshot::{NodeState, QueueId, Role};
 
 /// Moves pods off nodes that are going away, as far as there is free room for them.
 pub fn leave_nodes(board: &mut Board<'_>) {
@@ -54,10 +54,11 @@ pub fn above_maximum(board: &mut Board<'_>) {
 }
 
 /// Stops surplus of queues that use more than they may (their quota was lowered, or others need
-/// theirs again).
-pub fn above_quota(board: &mut Board<'_>) {
-    let queues: Vec<_> = board.queues.keys().copied().collect();
-    for queue in queues {
+/// theirs again), and returns these queues.
+pub fn above_quota(board: &mut Board<'_>) -> Vec<QueueId> {
+    let beyond = |queue: &QueueId| quota::is_beyond(board, *queue);
+    let queues: Vec<QueueId> = board.queues.keys().copied().filter(beyond).collect();
+    for &queue in &queues {
         while quota::is_beyond(board, queue) {
             let of_queue = |board: &Board<'_>, job: JobIx| board.jobs[job].job.queue == queue;
             let Some(job) = most_surplus(board, of_queue) else { break };
@@ -65,6 +66,7 @@ pub fn above_quota(board: &mut Board<'_>) {
             board.because(job, Reason::AboveQuota(queue));
         }
     }
+    queues
 }
 
 /// Stops surplus while more is asked for than the load and its band allow.

@@ -73,6 +73,18 @@ proptest! {
     }
 }
 
+/// A queue without a quota took from a lender's job what another queue then borrowed, and the
+/// lender's job grew back: for ever.
+#[test]
+fn a_plan_settles_although_a_loan_is_called_back() {
+    let mut world = World { rng: Rng::new(4_828_375_221_883_373_942), n_nodes: 5, n_jobs: 7 };
+    let (snapshot, state, now) = world.midlife();
+    let state = with_policy(&state, Policy::ElasticFair);
+    let made = plan(&snapshot, &state, now);
+    check_promises(&snapshot, &made);
+    assert_eq!(plan(&applied(&snapshot, &made), &made.state, now).changes, []);
+}
+
 proptest! {
     // A genetic search takes its time.
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]

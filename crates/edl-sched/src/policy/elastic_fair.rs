@@ -16,6 +16,10 @@ use crate::victims;
 /// server that follows its workers) may let a job start. The limit is for the case that nobody
 /// has thought of.
 const MOST_PASSES: u32 = 16;
+/// From this pass on, a queue that must return what it borrowed borrows no more in this plan. A
+/// queue without a quota can take from a lender's job, which lets another queue borrow the
+/// difference until the lender's job grows back: without this the passes would never settle.
+const LOANS_END: u32 = 4;
 
 pub(crate) fn decide(board: &mut Board<'_>) {
     share_out(board, Rules { measure: Measure::Share, has_hysteresis: true });
@@ -23,11 +27,14 @@ pub(crate) fn decide(board: &mut Board<'_>) {
 
 /// Goes through all steps until none of them changes anything.
 pub(crate) fn share_out(board: &mut Board<'_>, rules: Rules) {
-    for _ in 0..MOST_PASSES {
+    for pass in 0..MOST_PASSES {
         let bookmark = board.bookmark();
         make_room(board);
         admission::admit(board);
-        trim::above_quota(board);
+        for queue in trim::above_quota(board) {
+            let queue = board.queues.get_mut(&queue).expect("it was on the board");
+            queue.may_borrow &= pass < LOANS_END;
+        }
         trim::above_load(board);
         growth::fill(board, rules);
         growth::rebalance(board, rules);
