@@ -96,7 +96,7 @@ spec:
             # port is not needed: the master uses a fixed port in a cluster
             # ports_num is not needed: each server has one port
             # ports_num_for_sparse is not needed: each server has one port
-            # not accepted as is: the job's pods share no storage, so what one trains no other could go on with; give some by --volume, e.g. "claim_name=CLAIM,mount_path=/data"
+            # not accepted as is: the job's pods share no storage, so a replaced pod could not resume training; add a shared volume with --volume, e.g. "claim_name=CLAIM,mount_path=/data"
             apiVersion: elasticdl.org/v1
             kind: TrainingJob
             metadata:

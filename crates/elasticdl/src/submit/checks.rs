@@ -317,7 +317,7 @@ mod tests {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
         let text = refusal(check_port("--port", port));
-        assert!(text.starts_with(&format!("--port={port} cannot be used")), "{text}");
+        assert!(text.starts_with(&format!("cannot use --port={port}: ")), "{text}");
         drop(taken);
         check_port("--port", port).unwrap();
     }
