@@ -372,6 +372,7 @@ impl Job {
     fn note_world(&mut self, step: u64) {
         let Some(world) = self.worlds.current() else { return };
         let lanes = |m: &Member| match m.lanes.len() {
+            0 => format!("worker-{} (no lanes)", m.worker),
             1 => format!("worker-{} (lane {})", m.worker, m.lanes.start),
             _ => format!("worker-{} (lanes {}-{})", m.worker, m.lanes.start, m.lanes.end - 1),
         };
