@@ -7,6 +7,7 @@
 
 mod books;
 mod cuts;
+mod durable;
 mod effect;
 mod event;
 mod hybrid;
@@ -19,22 +20,21 @@ mod worlds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use self::books::Books;
 use self::cuts::Cut;
 pub use self::cuts::{CheckpointRef, CutFile, Holder};
+use self::durable::Facts;
+pub use self::durable::{Durable, Failure, Suspect};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
 pub use self::event::{Event, Held, News, Peer};
 use self::membership::{PsPeer, Worker};
 pub use self::stages::OWN_LOOP_GRACE;
 use self::stages::Stage;
 use self::worlds::Pace;
-use crate::evaluation::{Evaluated, Evaluation};
-use crate::id::{BatchId, Generation, Incarnation, PsId, Term, WorkerId};
+use crate::evaluation::Evaluation;
+use crate::id::{BatchId, PsId, Term, WorkerId};
 use crate::instances::Instances;
 use crate::ledger::Ledger;
-use crate::model::ModelSpec;
 use crate::platform::InstanceId;
 use crate::pod::Wait;
 use crate::pool::Pool;
@@ -58,52 +58,11 @@ pub struct Config {
     pub n_prediction_records: u64,
 }
 
-/// What must survive the master: written before anybody is told of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Durable {
-    pub generation: Generation,
-    pub model: Option<ModelSpec>,
-    pub checkpoints: Vec<CheckpointRef>,
-    pub evaluations: Vec<Evaluated>,
-    /// Folder of the checkpoint with the best evaluation.
-    pub best: Option<String>,
-    pub workers_wanted: Option<u32>,
-    pub failures: Vec<Failure>,
-    /// The gradient's hash that every worker must agree on, under AllReduce.
-    #[serde(default)]
-    pub probe: Option<u64>,
-    /// Whose state counts, under AllReduce; everybody's if no world was formed yet.
-    #[serde(default)]
-    pub holders: Option<Vec<(WorkerId, Incarnation)>>,
-    /// Workers with other arithmetic took part: the bits depend on who computed them.
-    #[serde(default)]
-    pub bits_differ: bool,
-    /// Seconds that earlier masters of this job have worked.
-    pub elapsed_secs: f64,
-    pub end: Option<End>,
-}
-
-/// A piece of work that went wrong, and how often.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    pub work: Suspect,
-    pub n_failures: u32,
-}
-
-/// A piece of work that may be at fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Suspect {
-    Batch(BatchId),
-    EvalShard(u32),
-    PredictShard(u32),
-}
-
 /// The machine.
 #[derive(Clone, Debug)]
 pub struct Job {
     config: Config,
-    durable: Durable,
+    durable: Facts,
     stage: Stage,
     ledger: Ledger,
     servers: Servers,
@@ -153,8 +112,7 @@ pub struct Job {
 impl Job {
     /// A job at its master's start, with what earlier masters have left.
     #[must_use]
-    pub fn new(config: Config, mut durable: Durable, now: Time) -> Self {
-        durable.end = None;
+    pub fn new(config: Config, durable: Durable, now: Time) -> Self {
         let spec = &config.spec;
         let n_batches = match spec.job_type {
             JobType::Train => spec.plan(config.n_records).n_batches(),
@@ -206,7 +164,7 @@ impl Job {
             books: Books::new(n_batches),
             effects: Vec::new(),
             config,
-            durable,
+            durable: Facts::new(durable),
         };
         job.set_limits();
         job
@@ -384,8 +342,9 @@ impl Job {
         self.effects.push(Effect::Note(Note { kind, text: text.into() }));
     }
 
-    fn persist(&mut self) {
-        self.effects.push(Effect::Persist);
+    /// Changes what is durable; it is on disk before any effect that follows.
+    fn change<T>(&mut self, change: impl FnOnce(&mut Durable) -> T) -> T {
+        self.durable.change(&mut self.effects, change)
     }
 
     fn is_allreduce(&self) -> bool {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Command, Effect, End, Job, PsOrder, Stage};
+use super::{Command, Durable, Effect, End, Job, PsOrder, Stage};
 use crate::id::{CutId, Generation, PsId, WorkerId};
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;
@@ -183,17 +183,16 @@ impl Job {
         let text = format!("checkpoint {} saved", current.version);
         self.note("checkpoint", text);
         let is_exact = current.exact == Some(self.ledger.n_done());
-        if self.stage == Stage::BestCut && is_exact {
-            self.durable.best = Some(current.folder.clone());
-        }
-        self.durable.checkpoints.push(CheckpointRef {
-            folder: current.folder,
-            version: current.version,
-            exact: current.exact,
-            is_bad: false,
+        let is_best = self.stage == Stage::BestCut && is_exact;
+        let keep = self.config.spec.keep_checkpoint_max as usize;
+        let dropped = self.change(|facts| {
+            let (folder, version, exact) = (current.folder, current.version, current.exact);
+            if is_best {
+                facts.best = Some(folder.clone());
+            }
+            facts.checkpoints.push(CheckpointRef { folder, version, exact, is_bad: false });
+            drop_old(facts, keep)
         });
-        let dropped = self.drop_old();
-        self.persist();
         self.effects.extend(dropped.into_iter().map(Effect::Delete));
         self.after_cut(true, is_exact, now);
     }
@@ -272,25 +271,21 @@ impl Job {
     pub(super) fn latest_checkpoint(&self) -> Option<&CheckpointRef> {
         self.durable.checkpoints.iter().rev().find(|checkpoint| !checkpoint.is_bad)
     }
+}
 
-    /// Takes checkpoints beyond the number to keep out of the books, never the best.
-    fn drop_old(&mut self) -> Vec<String> {
-        let keep = self.config.spec.keep_checkpoint_max as usize;
-        let best = self.durable.best.clone();
-        if keep == 0 {
-            return Vec::new();
-        }
-        // A bad one is no checkpoint to fall back to, so it does not count as kept.
-        let good = self.durable.checkpoints.iter().filter(|checkpoint| !checkpoint.is_bad);
-        let mut n_too_many = good.count().saturating_sub(keep);
-        let is_old = |c: &CheckpointRef| {
-            let is_old = n_too_many > 0 && !c.is_bad;
-            n_too_many -= usize::from(is_old);
-            is_old && best.as_ref() != Some(&c.folder)
-        };
-        let (old, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.durable.checkpoints).into_iter().partition(is_old);
-        self.durable.checkpoints = kept;
-        old.into_iter().map(|checkpoint| checkpoint.folder).collect()
+/// Removes the checkpoints beyond the number to keep, but never the best; returns their folders.
+fn drop_old(facts: &mut Durable, keep: usize) -> Vec<String> {
+    if keep == 0 {
+        return Vec::new();
     }
+    // A bad checkpoint is no fallback, so it does not count as kept.
+    let good = facts.checkpoints.iter().filter(|checkpoint| !checkpoint.is_bad);
+    let mut n_too_many = good.count().saturating_sub(keep);
+    let is_old = |c: &mut CheckpointRef| {
+        let is_old = n_too_many > 0 && !c.is_bad;
+        n_too_many -= usize::from(is_old);
+        is_old && facts.best.as_ref() != Some(&c.folder)
+    };
+    let old = facts.checkpoints.extract_if(.., is_old);
+    old.map(|checkpoint| checkpoint.folder).collect()
 }

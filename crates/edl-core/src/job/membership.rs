@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Command, Effect, End, Failure, Held, Job, Peer, Suspect};
+use super::{Command, Effect, End, Held, Job, Peer, Suspect};
 use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
@@ -127,8 +127,7 @@ impl Job {
     ) {
         match &self.durable.model {
             None => {
-                self.durable.model = Some(model);
-                self.persist();
+                self.change(|facts| facts.model = Some(model));
             }
             Some(known) if *known == model => {}
             Some(known) => {
@@ -249,15 +248,7 @@ impl Job {
     /// Counts a failure against a piece of work. Nothing is dropped silently: what fails too
     /// often ends the job by name.
     pub(super) fn blame(&mut self, suspect: Suspect, worker: WorkerId, error: &str) {
-        let failures = &mut self.durable.failures;
-        let place =
-            failures.iter().position(|failure| failure.work == suspect).unwrap_or_else(|| {
-                failures.push(Failure { work: suspect, n_failures: 0 });
-                failures.len() - 1
-            });
-        failures[place].n_failures += 1;
-        let n_failures = failures[place].n_failures;
-        self.persist();
+        let n_failures = self.change(|facts| facts.count_failure(suspect));
         let what = self.describe(suspect);
         self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
         if n_failures >= self.config.spec.max_batch_failures {
@@ -270,10 +261,8 @@ impl Job {
 
     /// Work that was done in the end is no longer under suspicion.
     pub(super) fn pardon(&mut self, suspect: Suspect) {
-        let failures = &mut self.durable.failures;
-        if let Some(place) = failures.iter().position(|failure| failure.work == suspect) {
-            failures.remove(place);
-            self.persist();
+        if let Some(n) = self.durable.failures.iter().position(|known| known.work == suspect) {
+            self.change(|facts| facts.failures.remove(n));
         }
     }
 
@@ -486,8 +475,7 @@ impl Job {
     pub(super) fn scale(&mut self, workers: u32) {
         let before = self.instances.scale(workers);
         if before != workers {
-            self.durable.workers_wanted = Some(workers);
-            self.persist();
+            self.change(|facts| facts.workers_wanted = Some(workers));
             self.note("scaled", format!("number of workers changed from {before} to {workers}"));
         }
     }

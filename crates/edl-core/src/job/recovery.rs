@@ -85,8 +85,7 @@ impl Job {
         self.early.clear();
         self.void_workers();
         self.servers.load(generation);
-        self.durable.generation = generation;
-        self.persist();
+        self.change(|facts| facts.generation = generation);
         let all: Vec<PsId> = self.servers.members().keys().copied().collect();
         all.into_iter().for_each(|ps| self.send_load(ps));
     }
@@ -132,11 +131,12 @@ impl Job {
             return self.end(End::Failed(format!("{who} cannot load the initial values: {error}")));
         };
         self.note("checkpoint_bad", format!("cannot load checkpoint `{folder}`: {error}"));
-        for checkpoint in &mut self.durable.checkpoints {
-            checkpoint.is_bad |= checkpoint.folder == folder;
-        }
-        self.durable.best.take_if(|best| *best == folder);
-        self.persist();
+        self.change(|facts| {
+            for checkpoint in &mut facts.checkpoints {
+                checkpoint.is_bad |= checkpoint.folder == folder;
+            }
+            facts.best.take_if(|best| *best == folder);
+        });
         if self.latest_checkpoint().is_none() {
             let why = format!(
                 "cannot load any checkpoint (last tried `{folder}`: {error}); repair the storage, \

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::{CheckpointRef, Command, Effect, End, Job, PsOrder};
-use crate::evaluation::{Evaluated, Evaluation, is_best, is_stalled};
+use super::{CheckpointRef, Command, Durable, Effect, End, Job, PsOrder};
+use crate::evaluation::{Evaluation, is_stalled};
 use crate::id::EvalId;
 use crate::platform::{InstanceId, Order};
 use crate::pool::Pool;
@@ -69,10 +69,8 @@ impl Job {
     /// Evaluations of a history that is no more say nothing about the model that is trained now.
     pub(super) fn forget_lost_evaluations(&mut self) {
         let version = self.ledger.version();
-        let n_before = self.durable.evaluations.len();
-        self.durable.evaluations.retain(|evaluated| evaluated.version <= version);
-        if self.durable.evaluations.len() < n_before {
-            self.persist();
+        if self.durable.evaluations.iter().any(|evaluated| evaluated.version > version) {
+            self.change(|facts| facts.evaluations.retain(|e| e.version <= version));
         }
     }
 
@@ -93,8 +91,8 @@ impl Job {
         {
             let is_it = |c: &&CheckpointRef| c.exact == Some(n_done) && !c.is_bad;
             if let Some(checkpoint) = self.durable.checkpoints.iter().find(is_it) {
-                self.durable.best = Some(checkpoint.folder.clone());
-                self.persist();
+                let best = Some(checkpoint.folder.clone());
+                self.change(|facts| facts.best = best);
             } else if !self.is_allreduce() || self.worlds.until() == n_done {
                 self.stage = Stage::BestCut;
                 self.begin_cut(Some(n_done), now);
@@ -230,20 +228,14 @@ impl Job {
     }
 
     fn finish_evaluation(&mut self, is_last: bool, now: Time) {
-        let (Some(evaluation), Some(model)) = (self.evaluation.take(), &self.durable.model) else {
+        let evaluation = self.evaluation.take().filter(|_| self.durable.model.is_some());
+        let Some(evaluation) = evaluation else {
             self.stage = Stage::Working;
             return;
         };
-        let metrics = evaluation.values(&model.metrics);
-        let history = &mut self.durable.evaluations;
-        // Trained again after a restore: the evaluation of before is of a model that is no more.
-        history.retain(|evaluated| evaluated.version < evaluation.version);
-        let is_best = is_best(&model.metrics, &metrics, history);
-        let (version, epoch) = (evaluation.version, evaluation.epoch);
-        let evaluated = Evaluated { version, epoch, metrics, is_best };
-        history.push(evaluated.clone());
+        let evaluated = self.change(|facts| facts.add_evaluation(&evaluation));
+        let is_best = evaluated.is_best;
         self.last_eval_at = now;
-        self.persist();
         self.effects.push(Effect::Evaluated(evaluated));
         let is_training = self.config.spec.job_type == JobType::Train;
         let patience = self.config.spec.early_stop_patience;
@@ -338,14 +330,20 @@ impl Job {
         }
     }
 
-    /// The job is over: everybody is told, then everything is ended.
     pub(super) fn end(&mut self, end: End) {
+        self.end_with(end, |_| {});
+    }
+
+    /// Ends the job: informs every process, then stops it. `change` is made durable with the end.
+    pub(super) fn end_with(&mut self, end: End, change: impl FnOnce(&mut Durable)) {
         if self.stage == Stage::Ended {
             return;
         }
         self.stage = Stage::Ended;
-        self.durable.end = Some(end.clone());
-        self.persist();
+        self.change(|facts| {
+            change(facts);
+            facts.end = Some(end.clone());
+        });
         let reason = match &end {
             End::Succeeded => "job finished".to_owned(),
             End::Failed(why) | End::Stopped(why) => why.clone(),

@@ -210,8 +210,7 @@ impl Job {
     pub(super) fn keep_holders(&mut self) {
         let holders = self.worlds.holders().map(|all| all.iter().map(|(w, i)| (*w, *i)).collect());
         if self.durable.holders != holders {
-            self.durable.holders = holders;
-            self.persist();
+            self.change(|facts| facts.holders = holders);
         }
     }
 
@@ -228,8 +227,7 @@ impl Job {
         let before = self.ledger.n_done();
         self.abandon_cut();
         self.drop_evaluation();
-        self.durable.generation = self.durable.generation.next();
-        self.persist();
+        self.change(|facts| facts.generation = facts.generation.next());
         let checkpoint = self.latest_checkpoint();
         let step = checkpoint.map_or(0, |checkpoint| checkpoint.version);
         self.loading_from = checkpoint.map(|checkpoint| checkpoint.folder.clone());

@@ -137,8 +137,7 @@ impl Job {
         };
         match self.durable.probe {
             None => {
-                self.durable.probe = Some(peer.probe);
-                self.persist();
+                self.change(|facts| facts.probe = Some(peer.probe));
                 true
             }
             Some(known) if known == peer.probe => true,
@@ -166,14 +165,12 @@ impl Job {
 
     /// The same step gave two results: the promise of equal bits is broken, or was waived.
     pub(super) fn bits_differ(&mut self, what: &str) {
-        let is_news = !self.durable.bits_differ;
-        self.durable.bits_differ = true;
         if self.config.spec.same_bits == SameBits::Strict {
             let why = format!("{what}; the result would depend on which worker computed it");
-            return self.end(End::Failed(why));
+            return self.end_with(End::Failed(why), |facts| facts.bits_differ = true);
         }
-        if is_news {
-            self.persist();
+        if !self.durable.bits_differ {
+            self.change(|facts| facts.bits_differ = true);
             self.note(
                 "bits_differ",
                 format!("{what}; the result depends on which worker computed it"),
