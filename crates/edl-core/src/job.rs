@@ -6,6 +6,7 @@
 //! the shell around it (`edl-master`) turns messages into events and performs the effects.
 
 mod books;
+mod checkpoints;
 mod cuts;
 mod durable;
 mod effect;
@@ -21,8 +22,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use self::books::Books;
-use self::cuts::Cut;
-pub use self::cuts::{CheckpointRef, CutFile, Holder};
+use self::checkpoints::Checkpoints;
+pub use self::checkpoints::{CheckpointRef, CutFile, Holder};
 use self::durable::Facts;
 pub use self::durable::{Durable, Failure, Suspect};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
@@ -79,9 +80,7 @@ pub struct Job {
     trouble: Option<Wait>,
     evaluation: Option<Evaluation>,
     predictions: Option<Pool>,
-    cut: Option<Cut>,
-    last_cut_at: Time,
-    last_cut_version: u64,
+    checkpoints: Checkpoints,
     last_eval_at: Time,
     started_at: Option<Time>,
     /// Nothing is lent at or past this position.
@@ -89,9 +88,6 @@ pub struct Job {
     /// Training ends here.
     limit: u64,
     next_number: u64,
-    /// A failed final checkpoint is not tried again before this.
-    not_before: Time,
-    n_final_tries: u32,
     loss: Option<f32>,
     /// The load under way, for a server that comes late.
     loading_from: Option<String>,
@@ -126,6 +122,7 @@ impl Job {
         let holders = durable.holders.as_ref().map(|holders| holders.iter().copied().collect());
         let worlds = Worlds::new(spec.n_lanes(), spec.min_workers, holders);
         let worlds = if spec.lane_balance { worlds.balanced() } else { worlds };
+        let checkpoints = Checkpoints::new(spec, now);
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
         let n_ps = if spec.has_servers() { spec.num_ps_pods } else { 0 };
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
@@ -143,16 +140,12 @@ impl Job {
             trouble: None,
             evaluation: None,
             predictions: None,
-            cut: None,
-            last_cut_at: now,
-            last_cut_version: 0,
+            checkpoints,
             last_eval_at: now,
             started_at: None,
             barrier: 0,
             limit: 0,
             next_number: 0,
-            not_before: now,
-            n_final_tries: 0,
             loss: None,
             loading_from: None,
             loading_since: now,

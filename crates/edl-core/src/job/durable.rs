@@ -63,6 +63,16 @@ impl Durable {
         self.failures[place].n_failures
     }
 
+    /// A checkpoint of exactly the batches before `position`.
+    pub(super) fn exact_checkpoint(&self, position: u64) -> Option<&CheckpointRef> {
+        self.checkpoints.last().filter(|c| c.exact == Some(position) && !c.is_bad)
+    }
+
+    /// The newest checkpoint that can be loaded.
+    pub(super) fn latest_checkpoint(&self) -> Option<&CheckpointRef> {
+        self.checkpoints.iter().rev().find(|checkpoint| !checkpoint.is_bad)
+    }
+
     /// Adds a result to the history. After a restore, earlier results for this version or a later
     /// one are of a model that was discarded.
     pub(super) fn add_evaluation(&mut self, evaluation: &Evaluation) -> Evaluated {

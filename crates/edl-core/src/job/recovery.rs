@@ -60,7 +60,7 @@ impl Job {
         self.ps_peers.remove(&ps);
         if self.servers.lost(ps) {
             self.abandon_cut();
-            let text = match self.latest_checkpoint() {
+            let text = match self.durable.latest_checkpoint() {
                 Some(checkpoint) => {
                     format!("ps-{ps} {why}; restoring checkpoint {}", checkpoint.version)
                 }
@@ -80,7 +80,8 @@ impl Job {
         self.abandon_cut();
         self.drop_evaluation();
         let generation = self.servers.generation().next();
-        self.loading_from = self.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
+        self.loading_from =
+            self.durable.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
         self.loading_since = now;
         self.early.clear();
         self.void_workers();
@@ -137,7 +138,7 @@ impl Job {
             }
             facts.best.take_if(|best| *best == folder);
         });
-        if self.latest_checkpoint().is_none() {
+        if self.durable.latest_checkpoint().is_none() {
             let why = format!(
                 "cannot load any checkpoint (last tried `{folder}`: {error}); repair the storage, \
                  or start a new job under another name"
@@ -167,7 +168,7 @@ impl Job {
         }
         self.forget_lost_evaluations();
         self.set_limits();
-        self.last_cut_version = self.ledger.version();
+        self.checkpoints.continue_from(self.ledger.version());
         self.started_at.get_or_insert(now);
         let generation = self.servers.generation();
         let n_done = self.ledger.n_done();

@@ -166,13 +166,13 @@ impl Job {
         }
         if matches!(self.stage, Stage::Working | Stage::Evaluating { .. }) {
             self.lend(now);
-            self.cut_if_training(now);
         }
-    }
-
-    fn cut_if_training(&mut self, now: Time) {
-        if self.config.spec.job_type == JobType::Train && self.stage == Stage::Working {
-            self.cut_if_due(now);
+        let is_training = self.config.spec.job_type == JobType::Train;
+        if is_training
+            && self.stage == Stage::Working
+            && self.checkpoints.is_due(self.ledger.version(), now)
+        {
+            self.begin_cut(None, now);
         }
     }
 
@@ -249,7 +249,7 @@ impl Job {
         if is_best && is_training {
             self.stage = Stage::BestCut;
             // Servers write one cut at a time: one of an earlier moment is waited for.
-            if self.cut.is_none() {
+            if !self.checkpoints.is_writing() {
                 self.begin_cut(Some(self.ledger.n_done()), now);
             }
         } else {
@@ -269,16 +269,17 @@ impl Job {
         if self.config.spec.job_type == JobType::Evaluate {
             return self.end(End::Succeeded);
         }
-        if self.exact_checkpoint().is_some() {
+        if self.durable.exact_checkpoint(self.ledger.n_done()).is_some() {
             return self.export();
         }
-        if self.cut.is_none() && now >= self.not_before {
+        if self.checkpoints.can_begin(now) {
             self.begin_cut(Some(self.ledger.n_done()), now);
         }
     }
 
     pub(super) fn export(&mut self) {
-        let Some(checkpoint) = self.exact_checkpoint() else { return };
+        let checkpoint = self.durable.exact_checkpoint(self.ledger.n_done());
+        let Some(checkpoint) = checkpoint else { return };
         let checkpoint = checkpoint.folder.clone();
         self.stage = Stage::Exporting;
         self.effects.push(Effect::Export { checkpoint });
@@ -325,7 +326,7 @@ impl Job {
         }
         self.evaluation = None;
         self.stage = Stage::Stopping { reason: reason.into(), deadline: now + STOP_TIMEOUT };
-        if self.cut.is_none() {
+        if !self.checkpoints.is_writing() {
             self.begin_cut(None, now);
         }
     }

@@ -113,7 +113,7 @@ impl Job {
             }
         }
         let needs_cut = matches!(self.stage, Stage::BestCut | Stage::Stopping { .. });
-        if needs_cut && self.cut.is_none() && self.worlds.is_settled() {
+        if needs_cut && !self.checkpoints.is_writing() && self.worlds.is_settled() {
             self.begin_cut(None, now);
         }
     }
@@ -228,7 +228,7 @@ impl Job {
         self.abandon_cut();
         self.drop_evaluation();
         self.change(|facts| facts.generation = facts.generation.next());
-        let checkpoint = self.latest_checkpoint();
+        let checkpoint = self.durable.latest_checkpoint();
         let step = checkpoint.map_or(0, |checkpoint| checkpoint.version);
         self.loading_from = checkpoint.map(|checkpoint| checkpoint.folder.clone());
         self.loading_since = now;
@@ -249,8 +249,7 @@ impl Job {
     /// The ledger follows what the workers hold.
     pub(super) fn go_back_to(&mut self, step: u64) {
         self.ledger.restore_first(step);
-        self.n_final_tries = 0;
-        self.last_cut_version = self.last_cut_version.min(step);
+        self.checkpoints.go_back_to(step);
         self.drop_evaluation();
         self.forget_lost_evaluations();
         self.set_limits();

@@ -51,7 +51,7 @@ impl Job {
     /// Whether the state that would be loaded anew may come with somebody, or is just being
     /// committed. Nobody is waited for longer than for a sign of life, from when others are there.
     fn is_state_expected(&self, since: Time, now: Time) -> bool {
-        let kept = self.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
+        let kept = self.durable.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
         if self.started_at.is_some() && kept >= self.ledger.n_done() {
             return false; // Nothing would be lost.
         }
@@ -72,7 +72,7 @@ impl Job {
             let since = self.awaited.get(&instance);
             runs && since.is_some_and(|since| now.since(*since) < timeout)
         };
-        self.is_committing()
+        self.checkpoints.is_committing()
             || is_early && self.worlds.holders().into_iter().flatten().any(is_missed)
             || self.started_at.is_none() && self.pace.survivors.iter().any(is_awaited)
     }
@@ -97,12 +97,12 @@ impl Job {
         let is_leaving = |m: &Member| self.workers.get(&m.worker).is_some_and(|w| w.is_leaving);
         let has_state = |m: &Member| candidates.get(&m.worker).is_some_and(|c| c.step.is_some());
         let at = self.worlds.until();
-        let is_kept = self.latest_checkpoint().is_some_and(|c| c.exact == Some(at));
+        let is_kept = self.durable.latest_checkpoint().is_some_and(|c| c.exact == Some(at));
         if !members.iter().all(is_leaving) || !members.iter().any(has_state) || is_kept {
             return false;
         }
         let n_before = *self.pace.farewells.get_or_insert(0);
-        if self.cut.is_some() || now < self.not_before || self.stage == Stage::Finishing {
+        if !self.checkpoints.can_begin(now) || self.stage == Stage::Finishing {
             return true;
         }
         if n_before < MAX_FAREWELLS {
