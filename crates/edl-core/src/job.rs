@@ -16,9 +16,10 @@ mod lending;
 mod membership;
 mod recovery;
 mod stages;
+mod work;
 mod worlds;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use self::books::Books;
@@ -28,19 +29,19 @@ use self::durable::Facts;
 pub use self::durable::{Durable, Failure, Suspect};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
 pub use self::event::{Event, Held, News, Peer};
+use self::lending::Lending;
 use self::membership::{PsPeer, Worker};
 pub use self::stages::OWN_LOOP_GRACE;
 use self::stages::Stage;
 use self::worlds::Pace;
-use crate::evaluation::Evaluation;
-use crate::id::{BatchId, PsId, Term, WorkerId};
+use crate::id::{PsId, Term, WorkerId};
 use crate::instances::Instances;
 use crate::ledger::Ledger;
 use crate::platform::InstanceId;
 use crate::pod::Wait;
 use crate::pool::Pool;
 use crate::servers::Servers;
-use crate::spec::{JobSpec, JobType, Mode};
+use crate::spec::{JobSpec, JobType};
 use crate::time::Time;
 use crate::world::Worlds;
 
@@ -59,13 +60,28 @@ pub struct Config {
     pub n_prediction_records: u64,
 }
 
+impl Config {
+    /// Batches of an epoch.
+    fn n_batches(&self) -> u32 {
+        match self.spec.job_type {
+            JobType::Train => self.spec.plan(self.n_records).n_batches(),
+            // Nothing is trained, but applied sets need a size.
+            JobType::Evaluate | JobType::Predict => 1,
+        }
+    }
+
+    fn records_per_shard(&self) -> u64 {
+        u64::from(self.spec.minibatch_size) * u64::from(self.spec.num_minibatches_per_task)
+    }
+}
+
 /// The machine.
 #[derive(Clone, Debug)]
 pub struct Job {
     config: Config,
     durable: Facts,
     stage: Stage,
-    ledger: Ledger,
+    lending: Lending,
     servers: Servers,
     worlds: Worlds,
     /// Hybrid: nobody has trained on what the servers have loaded.
@@ -78,8 +94,6 @@ pub struct Job {
     awaited: BTreeMap<InstanceId, Time>,
     /// Why the platform can start nothing at all.
     trouble: Option<Wait>,
-    evaluation: Option<Evaluation>,
-    predictions: Option<Pool>,
     checkpoints: Checkpoints,
     last_eval_at: Time,
     started_at: Option<Time>,
@@ -92,13 +106,7 @@ pub struct Job {
     /// The load under way, for a server that comes late.
     loading_from: Option<String>,
     loading_since: Time,
-    /// Workers that may hold fewer leases than they can; all are looked at on each tick.
-    hungry: BTreeSet<WorkerId>,
-    /// The last one that was lent something: the next one comes after it.
-    last_fed: WorkerId,
     last_tick: Time,
-    /// Batches reported while it is not known yet whether the servers go on.
-    early: BTreeSet<BatchId>,
     /// The most batches that were ever done.
     furthest: u64,
     books: Books,
@@ -110,13 +118,6 @@ impl Job {
     #[must_use]
     pub fn new(config: Config, durable: Durable, now: Time) -> Self {
         let spec = &config.spec;
-        let n_batches = match spec.job_type {
-            JobType::Train => spec.plan(config.n_records).n_batches(),
-            // Nothing is trained, but applied sets need a size.
-            JobType::Evaluate | JobType::Predict => 1,
-        };
-        let per_shard = spec.num_minibatches_per_task;
-        let ledger = Ledger::new(n_batches, per_shard, spec.mode(), spec.task_timeout());
         let held_by_servers = spec.layout(0).with_rows();
         let servers = Servers::new(spec.num_ps_pods, held_by_servers, durable.generation);
         let holders = durable.holders.as_ref().map(|holders| holders.iter().copied().collect());
@@ -128,7 +129,7 @@ impl Job {
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
         let mut job = Self {
             stage: Stage::Working,
-            ledger,
+            lending: Lending::new(&config),
             servers,
             worlds,
             is_fresh: false,
@@ -138,8 +139,6 @@ impl Job {
             ps_peers: BTreeMap::new(),
             awaited: BTreeMap::new(),
             trouble: None,
-            evaluation: None,
-            predictions: None,
             checkpoints,
             last_eval_at: now,
             started_at: None,
@@ -149,12 +148,9 @@ impl Job {
             loss: None,
             loading_from: None,
             loading_since: now,
-            hungry: BTreeSet::new(),
-            last_fed: WorkerId(0),
             last_tick: now,
-            early: BTreeSet::new(),
             furthest: 0,
-            books: Books::new(n_batches),
+            books: Books::new(config.n_batches()),
             effects: Vec::new(),
             config,
             durable: Facts::new(durable),
@@ -173,13 +169,13 @@ impl Job {
         let is_tick = event == Event::Tick || now.since(self.last_tick) >= TICK;
         let is_about_processes =
             is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
-        let n_done = self.ledger.n_done();
+        let n_done = self.ledger().n_done();
         self.book(&event, now);
         self.take(event, now);
         if is_tick && !self.is_ended() {
             self.last_tick = now;
             self.check_silence(now);
-            self.hungry.extend(self.workers.keys());
+            self.lending.add_idle(self.workers.keys().copied());
         }
         if is_about_processes {
             self.reconcile(now);
@@ -223,7 +219,7 @@ impl Job {
                 self.batch_done(worker, batch, generation, loss, now);
             }
             Event::EvalDone { worker, eval, shard, generation, measures } => {
-                self.eval_done(worker, eval, shard, generation, *measures, now);
+                self.eval_done(worker, (eval, shard), generation, *measures, now);
             }
             Event::PredictDone { worker, shard } => self.predict_done(worker, shard, now),
             Event::Failed { worker, incarnation, lease, item, error } => {
@@ -301,7 +297,7 @@ impl Job {
     #[must_use]
     pub fn next_deadline(&self, now: Time) -> Time {
         let tick = self.last_tick + TICK;
-        self.ledger.next_deadline().map_or(tick, |deadline| deadline.min(tick)).max(now)
+        self.ledger().next_deadline().map_or(tick, |deadline| deadline.min(tick)).max(now)
     }
 
     /// If nobody looked for long, it was us who were stopped: others were not silent, we did not
@@ -315,14 +311,7 @@ impl Job {
         self.ps_peers.values_mut().for_each(|peer| peer.last_heard = now);
         self.awaited.values_mut().for_each(|since| *since = now);
         self.pace.progressed(now);
-        self.ledger.extend_all(now);
-        let timeout = self.config.spec.task_timeout();
-        if let Some(evaluation) = &mut self.evaluation {
-            evaluation.shards.extend_all(now, timeout);
-        }
-        if let Some(predictions) = &mut self.predictions {
-            predictions.extend_all(now, timeout);
-        }
+        self.lending.extend_all(now);
     }
 
     /// A number that this master has not given out before.
@@ -351,10 +340,6 @@ impl Job {
         has_tables && (!self.is_allreduce() || self.worlds.is_running())
     }
 
-    fn mode(&self) -> Mode {
-        self.config.spec.mode()
-    }
-
     #[must_use]
     pub fn durable(&self) -> &Durable {
         &self.durable
@@ -377,7 +362,7 @@ impl Job {
 
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        self.lending.ledger()
     }
 
     #[must_use]
@@ -410,10 +395,12 @@ impl Job {
     /// Records trained (or predicted) so far, and in all (none: no end).
     #[must_use]
     pub fn progress(&self) -> (u64, Option<u64>) {
-        let spec = &self.config.spec;
-        match spec.job_type {
+        let in_shards = |n_shards: u32, total: u64| {
+            (total.min(u64::from(n_shards) * self.config.records_per_shard()), Some(total))
+        };
+        match self.config.spec.job_type {
             JobType::Train => {
-                let n_done = self.records_before(self.ledger.n_done());
+                let n_done = self.records_before(self.ledger().n_done());
                 (n_done, (self.limit < u64::MAX).then(|| self.records_before(self.limit)))
             }
             JobType::Evaluate => {
@@ -421,13 +408,11 @@ impl Job {
                 if self.durable.end == Some(End::Succeeded) {
                     return (total, Some(total));
                 }
-                let n_done = self.evaluation.as_ref().map_or(0, |e| u64::from(e.shards.n_done()));
-                ((n_done * self.records_per_shard()).min(total), Some(total))
+                in_shards(self.lending.evaluation().map_or(0, |e| e.shards.n_done()), total)
             }
             JobType::Predict => {
-                let n_done = self.predictions.as_ref().map_or(0, |p| u64::from(p.n_done()));
-                let total = self.config.n_prediction_records;
-                ((n_done * self.records_per_shard()).min(total), Some(total))
+                let n_shards = self.lending.predictions().map_or(0, Pool::n_done);
+                in_shards(n_shards, self.config.n_prediction_records)
             }
         }
     }
@@ -439,20 +424,9 @@ impl Job {
         position / n_batches * self.config.n_records + in_epoch.min(self.config.n_records)
     }
 
-    fn records_per_shard(&self) -> u64 {
-        let spec = &self.config.spec;
-        u64::from(spec.minibatch_size) * u64::from(spec.num_minibatches_per_task)
-    }
-
     /// Panics if the books contradict each other.
     pub fn check_invariants(&self) {
-        self.ledger.check_invariants();
-        if let Some(evaluation) = &self.evaluation {
-            evaluation.shards.check_invariants();
-        }
-        if let Some(predictions) = &self.predictions {
-            predictions.check_invariants();
-        }
+        self.lending.check_invariants();
         if self.is_allreduce() {
             self.worlds.check_invariants();
         }

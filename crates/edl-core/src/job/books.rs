@@ -74,7 +74,7 @@ impl Job {
                 self.books.goodput.launched(*instance, now);
             }
         }
-        let n_now = self.ledger.n_done();
+        let n_now = self.ledger().n_done();
         if self.is_allreduce() && n_now != n_done {
             match n_done.checked_sub(n_now) {
                 Some(lost) => {

@@ -18,7 +18,7 @@ impl Job {
         let generation = self.durable.generation;
         let at = self.worlds.until();
         let (version, exact) =
-            if self.is_allreduce() { (at, Some(at)) } else { (self.ledger.version(), exact) };
+            if self.is_allreduce() { (at, Some(at)) } else { (self.ledger().version(), exact) };
         let members = self.worlds.current().map_or(&[][..], |world| &world.members);
         let servers = self.servers.members().keys();
         let workers = members.iter().map(|member| Holder::Worker(member.worker));
@@ -87,7 +87,7 @@ impl Job {
     pub(super) fn committed(&mut self, cut: CutId, now: Time) {
         let Some(cut) = self.checkpoints.finish(cut) else { return };
         self.note("checkpoint", format!("checkpoint {} saved", cut.version));
-        let is_exact = cut.exact == Some(self.ledger.n_done());
+        let is_exact = cut.exact == Some(self.ledger().n_done());
         let is_best = self.stage == Stage::BestCut && is_exact;
         let record = |facts: &mut _| self.checkpoints.record(&cut, is_best, facts);
         let dropped = self.durable.change(&mut self.effects, record);
@@ -107,14 +107,14 @@ impl Job {
         if self.is_farewell() {
             self.checkpoints.pause(now);
         }
-        self.after_cut(false, cut.exact == Some(self.ledger.n_done()), now);
+        self.after_cut(false, cut.exact == Some(self.ledger().n_done()), now);
     }
 
     /// Continues what was waiting for the checkpoint. `is_exact`: it was of the current model.
     fn after_cut(&mut self, is_complete: bool, is_exact: bool, now: Time) {
         match &self.stage {
             // An earlier one was still being written; now it is the best model's turn.
-            Stage::BestCut if !is_exact => self.begin_cut(Some(self.ledger.n_done()), now),
+            Stage::BestCut if !is_exact => self.begin_cut(Some(self.ledger().n_done()), now),
             Stage::BestCut => self.resume_training(),
             Stage::Finishing if is_complete => self.export(),
             Stage::Finishing => {

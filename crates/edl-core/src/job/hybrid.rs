@@ -52,7 +52,7 @@ impl Job {
     pub(super) fn go_on_apart(&mut self, restored: bool) {
         self.is_fresh = restored;
         if restored {
-            let (before, step) = (self.ledger.n_done(), self.loaded_step());
+            let (before, step) = (self.ledger().n_done(), self.loaded_step());
             self.go_back_to(step);
             if self.started_at.is_some() {
                 let lost = before.saturating_sub(step);
@@ -60,9 +60,8 @@ impl Job {
                 self.note("restored", text);
             }
         }
-        for worker in self.announce_servers() {
-            self.hungry.insert(worker);
-        }
+        let workers = self.announce_servers();
+        self.lending.add_idle(workers);
     }
 
     /// What workers load to fit what the servers have loaded.

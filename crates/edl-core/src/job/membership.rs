@@ -3,19 +3,16 @@
 
 use std::time::Duration;
 
-use super::{Command, Effect, End, Held, Job, Peer, Suspect};
-use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
+use super::{Command, Effect, Held, Job, Peer, Suspect};
+use crate::id::{Incarnation, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
 use crate::platform::{Ended, Harm, InstanceId, Order, Report, Role};
 use crate::pod::Wait;
-use crate::pool::Lease;
 use crate::time::Time;
 
 /// A process that was started but never called is replaced after this and the heartbeat's time.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
-/// A worker that failed gets no new work for so long, so that others can try the same.
-const PENALTY: Duration = Duration::from_millis(500);
 /// A model's libraries may take their time to load, however short its batches are.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -147,7 +144,7 @@ impl Job {
         entry.peer = peer;
         entry.capacity = capacity.max(1);
         entry.held = held.to_vec();
-        self.hungry.insert(worker);
+        self.lending.add_idle([worker]);
         self.note("worker_joined", format!("worker-{worker} joined"));
         if self.servers.is_serving() {
             self.effects.push(Effect::ToWorker(worker, Command::Route));
@@ -157,9 +154,8 @@ impl Job {
 
     /// Counts what a worker says it holds as lent to it.
     pub(super) fn adopt_held(&mut self, worker: WorkerId, now: Time) {
-        let Some(entry) = self.workers.get_mut(&worker) else { return };
-        for held in std::mem::take(&mut entry.held) {
-            self.ledger.adopt(held.lease, worker, held.epoch, &held.indices, now);
+        if let Some(entry) = self.workers.get_mut(&worker) {
+            self.lending.adopt(worker, std::mem::take(&mut entry.held), now);
         }
     }
 
@@ -186,106 +182,6 @@ impl Job {
             false => format!("worker-{worker} drained and returned its tasks"),
         };
         self.note("worker_left", text);
-    }
-
-    /// Takes all its leases back, and remembers what it was working on.
-    pub(super) fn release_worker(&mut self, worker: WorkerId) {
-        let epoch = self.ledger.epoch();
-        let first = |leases: &[Lease]| leases.first().and_then(|lease| lease.open.first().copied());
-        let batches = self.ledger.release_worker(worker);
-        if self.workers.get(&worker).is_some_and(|entry| !entry.is_leaving) {
-            // It may have finished the first of them without a word: any of them may be why.
-            self.ledger.isolate(batches.iter().flat_map(|lease| &lease.open).copied());
-        }
-        let mut suspect = first(&batches).map(|index| Suspect::Batch(BatchId { epoch, index }));
-        suspect = suspect.or_else(|| self.step_of(worker));
-        if let Some(evaluation) = &mut self.evaluation {
-            let shard = first(&evaluation.shards.release_worker(worker));
-            suspect = suspect.or(shard.map(Suspect::EvalShard));
-        }
-        if let Some(predictions) = &mut self.predictions {
-            let shard = first(&predictions.release_worker(worker));
-            suspect = suspect.or(shard.map(Suspect::PredictShard));
-        }
-        if let Some(entry) = self.workers.get_mut(&worker)
-            && suspect.is_some()
-        {
-            entry.suspect = suspect;
-        }
-    }
-
-    /// A worker says that it cannot do a piece of work.
-    pub(super) fn work_failed(
-        &mut self,
-        worker: WorkerId,
-        lease: LeaseId,
-        item: u32,
-        error: &str,
-        now: Time,
-    ) {
-        let epoch = self.ledger.epoch();
-        // Only what it was lent can be at fault there, whatever number it names.
-        let at_fault = |lease: Lease| {
-            if lease.open.contains(&item) { Some(item) } else { lease.open.first().copied() }
-        };
-        let suspect = if let Some(ended) = self.ledger.release(lease) {
-            at_fault(ended).map(|index| Suspect::Batch(BatchId { epoch, index }))
-        } else if let Some(ended) = self.evaluation.as_mut().and_then(|e| e.shards.release(lease)) {
-            at_fault(ended).map(Suspect::EvalShard)
-        } else if let Some(ended) = self.predictions.as_mut().and_then(|p| p.release(lease)) {
-            at_fault(ended).map(Suspect::PredictShard)
-        } else {
-            None
-        };
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.not_before = now + PENALTY;
-        }
-        if let Some(suspect) = suspect {
-            self.blame(suspect, worker, error);
-        }
-    }
-
-    /// Counts a failure against a piece of work. Nothing is dropped silently: what fails too
-    /// often ends the job by name.
-    pub(super) fn blame(&mut self, suspect: Suspect, worker: WorkerId, error: &str) {
-        let n_failures = self.change(|facts| facts.count_failure(suspect));
-        let what = self.describe(suspect);
-        self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
-        if n_failures >= self.config.spec.max_batch_failures {
-            let why = format!(
-                "{what} failed {n_failures} times, most recently on worker-{worker}: {error}"
-            );
-            self.end(End::Failed(why));
-        }
-    }
-
-    /// Work that was done in the end is no longer under suspicion.
-    pub(super) fn pardon(&mut self, suspect: Suspect) {
-        if let Some(n) = self.durable.failures.iter().position(|known| known.work == suspect) {
-            self.change(|facts| facts.failures.remove(n));
-        }
-    }
-
-    fn describe(&self, suspect: Suspect) -> String {
-        let shard = |shard: u32, n_records: u64| {
-            let records =
-                crate::evaluation::shard_records(shard, n_records, self.records_per_shard());
-            format!("records {} to {}", records.start, records.end.saturating_sub(1))
-        };
-        match suspect {
-            Suspect::Batch(batch) => {
-                let records = self.config.spec.plan(self.config.n_records).records(batch);
-                let listed: Vec<String> = records.iter().take(8).map(u64::to_string).collect();
-                let more = if records.len() > 8 { ", …" } else { "" };
-                format!("batch {batch} (records {}{more})", listed.join(", "))
-            }
-            Suspect::EvalShard(n) => {
-                format!("evaluation of {}", shard(n, self.config.n_validation_records))
-            }
-            Suspect::PredictShard(n) => {
-                format!("prediction of {}", shard(n, self.config.n_prediction_records))
-            }
-        }
     }
 
     /// The platform tells who runs and who ended.

@@ -78,12 +78,12 @@ impl Job {
             return;
         }
         self.abandon_cut();
-        self.drop_evaluation();
+        self.lending.end_evaluation();
         let generation = self.servers.generation().next();
         self.loading_from =
             self.durable.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
         self.loading_since = now;
-        self.early.clear();
+        self.lending.forget_early();
         self.void_workers();
         self.servers.load(generation);
         self.change(|facts| facts.generation = generation);
@@ -159,19 +159,16 @@ impl Job {
 
     /// All servers hold the generation: the ledger follows what they have applied.
     fn go_on(&mut self, done: &AppliedSet, restored: bool, now: Time) {
-        let before = self.ledger.n_done();
+        let before = self.ledger().n_done();
         let is_first = self.started_at.is_none();
         self.book_found(done);
-        self.ledger.restore(done, self.servers.last_applied());
-        for batch in std::mem::take(&mut self.early) {
-            self.ledger.done(batch);
-        }
+        self.lending.restore(done, self.servers.last_applied());
         self.forget_lost_evaluations();
         self.set_limits();
-        self.checkpoints.continue_from(self.ledger.version());
+        self.checkpoints.continue_from(self.ledger().version());
         self.started_at.get_or_insert(now);
         let generation = self.servers.generation();
-        let n_done = self.ledger.n_done();
+        let n_done = self.ledger().n_done();
         if restored && !is_first {
             let lost = before.saturating_sub(n_done);
             self.note(
@@ -185,7 +182,7 @@ impl Job {
             );
         }
         for worker in self.announce_servers() {
-            self.hungry.insert(worker);
+            self.lending.add_idle([worker]);
             if !restored {
                 self.adopt_held(worker, now);
             }

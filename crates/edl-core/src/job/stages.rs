@@ -4,10 +4,9 @@
 use std::time::Duration;
 
 use super::{CheckpointRef, Command, Durable, Effect, End, Job, PsOrder};
-use crate::evaluation::{Evaluation, is_stalled};
+use crate::evaluation::is_stalled;
 use crate::id::EvalId;
 use crate::platform::{InstanceId, Order};
-use crate::pool::Pool;
 use crate::spec::JobType;
 use crate::time::Time;
 
@@ -46,18 +45,18 @@ impl Job {
         let spec = &self.config.spec;
         let all = match spec.num_epochs {
             0 => u64::MAX,
-            n => self.ledger.position_of(u64::from(n) * self.ledger.versions_per_epoch()),
+            n => self.ledger().position_of(u64::from(n) * self.ledger().versions_per_epoch()),
         };
         let by_step = match spec.max_step {
             0 => u64::MAX,
-            n => self.ledger.position_of(n),
+            n => self.ledger().position_of(n),
         };
         self.limit = match spec.job_type {
             JobType::Train => all.min(by_step),
             JobType::Evaluate | JobType::Predict => 0,
         };
         if is_stalled(spec.early_stop_patience, &self.durable.evaluations) {
-            self.limit = self.limit.min(self.ledger.n_done());
+            self.limit = self.limit.min(self.ledger().n_done());
         }
         self.set_barrier();
         // An export needs no servers, and must not be begun twice.
@@ -68,7 +67,7 @@ impl Job {
 
     /// Evaluations of a history that is no more say nothing about the model that is trained now.
     pub(super) fn forget_lost_evaluations(&mut self) {
-        let version = self.ledger.version();
+        let version = self.ledger().version();
         if self.durable.evaluations.iter().any(|evaluated| evaluated.version > version) {
             self.change(|facts| facts.evaluations.retain(|e| e.version <= version));
         }
@@ -77,7 +76,7 @@ impl Job {
     /// Cuts the best model if that was begun and lost before it was complete.
     pub(super) fn keep_best(&mut self, now: Time) {
         let Some(last) = self.durable.evaluations.last().cloned() else { return };
-        let n_done = self.ledger.n_done();
+        let n_done = self.ledger().n_done();
         let is_kept = |checkpoint: &CheckpointRef| {
             checkpoint.version == last.version
                 && self.durable.best.as_ref() == Some(&checkpoint.folder)
@@ -85,8 +84,8 @@ impl Job {
         if last.is_best
             && self.stage == Stage::Working
             && self.config.spec.job_type == JobType::Train
-            && self.ledger.version() == last.version
-            && self.ledger.position_of(last.version) == n_done
+            && self.ledger().version() == last.version
+            && self.ledger().position_of(last.version) == n_done
             && !self.durable.checkpoints.iter().any(is_kept)
         {
             let is_it = |c: &&CheckpointRef| c.exact == Some(n_done) && !c.is_bad;
@@ -103,34 +102,34 @@ impl Job {
     /// The next position at which the model is evaluated.
     fn set_barrier(&mut self) {
         let spec = &self.config.spec;
-        let n_done = self.ledger.n_done();
+        let n_done = self.ledger().n_done();
         self.barrier = self.limit;
         if self.config.n_validation_records == 0 {
             return;
         }
         let mut candidates = Vec::new();
-        let version = self.ledger.version();
+        let version = self.ledger().version();
         if spec.evaluation_steps > 0 {
             let steps = u64::from(spec.evaluation_steps);
             let first = (version / steps + u64::from(self.is_evaluated(n_done))).max(1) * steps;
-            let mut next = self.ledger.position_of(first);
+            let mut next = self.ledger().position_of(first);
             for step in 1.. {
-                if self.ledger.can_be_exact(next) {
+                if self.ledger().can_be_exact(next) {
                     break;
                 }
-                next = self.ledger.position_of(first + step * steps);
+                next = self.ledger().position_of(first + step * steps);
             }
             candidates.push(next);
         }
         if spec.evaluation_epochs {
-            let per_epoch = self.ledger.versions_per_epoch();
-            let epoch = u64::from(self.ledger.epoch());
-            let is_border = n_done > 0 && self.ledger.n_done_in_epoch() == 0;
+            let per_epoch = self.ledger().versions_per_epoch();
+            let epoch = u64::from(self.ledger().epoch());
+            let is_border = n_done > 0 && self.ledger().n_done_in_epoch() == 0;
             let next = if is_border && !self.is_evaluated(n_done) { epoch } else { epoch + 1 };
-            let border = |epoch: u64| self.ledger.position_of(epoch * per_epoch);
+            let border = |epoch: u64| self.ledger().position_of(epoch * per_epoch);
             // At most the epoch after is touched already.
             let borders = [border(next), border(next + 1), border(next + 2)];
-            candidates.extend(borders.into_iter().find(|at| self.ledger.can_be_exact(*at)));
+            candidates.extend(borders.into_iter().find(|at| self.ledger().can_be_exact(*at)));
         }
         let next = candidates.into_iter().min();
         self.barrier = next.unwrap_or(u64::MAX).min(self.limit);
@@ -138,20 +137,22 @@ impl Job {
 
     /// Whether the model at `position` was evaluated (position zero is nothing to evaluate).
     fn is_evaluated(&self, position: u64) -> bool {
-        let version = self.ledger.version_at(position);
+        let version = self.ledger().version_at(position);
         position == 0 || self.durable.evaluations.iter().any(|e| e.version == version)
     }
 
     /// Goes as far as the servers' state allows.
     pub(super) fn advance_stage(&mut self, now: Time) {
         self.check_cut(now);
-        self.begin_predictions();
+        if self.config.spec.job_type == JobType::Predict {
+            self.lending.begin_predictions();
+        }
         self.pause_for_time(now);
         match &self.stage {
             Stage::Working => self.advance_work(now),
             Stage::Evaluating { is_last } => {
                 let is_last = *is_last;
-                if self.evaluation.as_ref().is_none_or(|e| e.shards.is_finished()) {
+                if !self.lending.is_evaluating() {
                     self.finish_evaluation(is_last, now);
                 }
             }
@@ -170,21 +171,14 @@ impl Job {
         let is_training = self.config.spec.job_type == JobType::Train;
         if is_training
             && self.stage == Stage::Working
-            && self.checkpoints.is_due(self.ledger.version(), now)
+            && self.checkpoints.is_due(self.ledger().version(), now)
         {
             self.begin_cut(None, now);
         }
     }
 
-    fn begin_predictions(&mut self) {
-        if self.config.spec.job_type == JobType::Predict && self.predictions.is_none() {
-            let n = self.config.n_prediction_records.div_ceil(self.records_per_shard());
-            self.predictions = Some(Pool::new(u32::try_from(n).unwrap_or(u32::MAX)));
-        }
-    }
-
     fn advance_work(&mut self, now: Time) {
-        if let Some(predictions) = &self.predictions {
+        if let Some(predictions) = self.lending.predictions() {
             if predictions.is_finished() {
                 let n_shards = predictions.n();
                 self.stage = Stage::Exporting;
@@ -192,10 +186,10 @@ impl Job {
             }
             return;
         }
-        if !self.ledger.is_reached(self.barrier.min(self.limit)) {
+        if !self.ledger().is_reached(self.barrier.min(self.limit)) {
             return;
         }
-        let n_done = self.ledger.n_done();
+        let n_done = self.ledger().n_done();
         let is_last = n_done >= self.limit;
         let has_data = self.config.n_validation_records > 0;
         let is_known = self.config.spec.job_type == JobType::Train && self.is_evaluated(n_done);
@@ -214,21 +208,13 @@ impl Job {
 
     fn begin_evaluation(&mut self, is_last: bool) {
         let id = EvalId::of(self.config.term, self.number());
-        let (version, epoch) = (self.ledger.version(), self.ledger.epoch());
-        let n_records = self.config.n_validation_records;
-        let per_shard = self.records_per_shard();
-        self.evaluation = Some(Evaluation::new(id, version, epoch, n_records, per_shard));
+        let version = self.lending.begin_evaluation(id);
         self.stage = Stage::Evaluating { is_last };
         self.effects.push(Effect::EvaluationStarted { version });
     }
 
-    /// Forgets an evaluation of parameters that are no more.
-    pub(super) fn drop_evaluation(&mut self) {
-        self.evaluation = None;
-    }
-
     fn finish_evaluation(&mut self, is_last: bool, now: Time) {
-        let evaluation = self.evaluation.take().filter(|_| self.durable.model.is_some());
+        let evaluation = self.lending.end_evaluation().filter(|_| self.durable.model.is_some());
         let Some(evaluation) = evaluation else {
             self.stage = Stage::Working;
             return;
@@ -244,13 +230,13 @@ impl Job {
                 "early_stop",
                 format!("stopping early: no improvement (--early_stop_patience={patience})"),
             );
-            self.limit = self.ledger.n_done();
+            self.limit = self.ledger().n_done();
         }
         if is_best && is_training {
             self.stage = Stage::BestCut;
             // Servers write one cut at a time: one of an earlier moment is waited for.
             if !self.checkpoints.is_writing() {
-                self.begin_cut(Some(self.ledger.n_done()), now);
+                self.begin_cut(Some(self.ledger().n_done()), now);
             }
         } else {
             self.resume_training();
@@ -259,7 +245,7 @@ impl Job {
 
     /// Leaves a barrier behind.
     pub(super) fn resume_training(&mut self) {
-        let is_last = self.ledger.n_done() >= self.limit;
+        let is_last = self.ledger().n_done() >= self.limit;
         self.stage = if is_last { Stage::Finishing } else { Stage::Working };
         self.set_barrier();
     }
@@ -269,16 +255,16 @@ impl Job {
         if self.config.spec.job_type == JobType::Evaluate {
             return self.end(End::Succeeded);
         }
-        if self.durable.exact_checkpoint(self.ledger.n_done()).is_some() {
+        if self.durable.exact_checkpoint(self.ledger().n_done()).is_some() {
             return self.export();
         }
         if self.checkpoints.can_begin(now) {
-            self.begin_cut(Some(self.ledger.n_done()), now);
+            self.begin_cut(Some(self.ledger().n_done()), now);
         }
     }
 
     pub(super) fn export(&mut self) {
-        let checkpoint = self.durable.exact_checkpoint(self.ledger.n_done());
+        let checkpoint = self.durable.exact_checkpoint(self.ledger().n_done());
         let Some(checkpoint) = checkpoint else { return };
         let checkpoint = checkpoint.folder.clone();
         self.stage = Stage::Exporting;
@@ -296,7 +282,7 @@ impl Job {
         let is_due = !every.is_zero() && now.since(self.last_eval_at) >= every;
         if is_due && self.config.n_validation_records > 0 {
             // Not before the first version: a part of a round alone would never be applied.
-            let soonest = self.frontier().max(self.ledger.position_of(1));
+            let soonest = self.frontier().max(self.ledger().position_of(1));
             self.barrier = self.barrier.min(soonest);
         }
         if !max_time.is_zero() && self.elapsed(now) >= max_time && self.limit > self.frontier() {
@@ -308,7 +294,7 @@ impl Job {
 
     /// The first position that nothing under way lies behind.
     fn frontier(&self) -> u64 {
-        if self.is_allreduce() { self.worlds.until() } else { self.ledger.frontier() }
+        if self.is_allreduce() { self.worlds.until() } else { self.ledger().frontier() }
     }
 
     /// How long the job has worked, earlier masters included.
@@ -324,7 +310,7 @@ impl Job {
         if !with_checkpoint || !is_training || !can_cut {
             return self.end(End::Stopped(reason.into()));
         }
-        self.evaluation = None;
+        self.lending.end_evaluation();
         self.stage = Stage::Stopping { reason: reason.into(), deadline: now + STOP_TIMEOUT };
         if !self.checkpoints.is_writing() {
             self.begin_cut(None, now);

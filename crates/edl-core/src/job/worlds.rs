@@ -169,7 +169,7 @@ impl Job {
             return self.tell_world(&before, &nobody, None);
         };
         if after.is_none() && self.stage == Stage::Working {
-            self.worlds.allow(self.allowed(self.ledger.n_done()));
+            self.worlds.allow(self.allowed(self.ledger().n_done()));
         }
         let mut told: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
         told.extend(before.into_iter().filter(|worker| !workers.contains(worker)));
@@ -197,10 +197,8 @@ impl Job {
     pub(super) fn take_back_from(&mut self, before: &[WorkerId], workers: &[WorkerId]) {
         for worker in before.iter().filter(|worker| !workers.contains(worker)) {
             self.lose_cut_of(*worker);
-            if !workers.is_empty()
-                && let Some(evaluation) = &mut self.evaluation
-            {
-                evaluation.shards.release_worker(*worker);
+            if !workers.is_empty() {
+                self.lending.release_evaluation(*worker);
             }
         }
     }
@@ -224,9 +222,9 @@ impl Job {
         if self.is_hybrid() {
             return self.load_fresh();
         }
-        let before = self.ledger.n_done();
+        let before = self.ledger().n_done();
         self.abandon_cut();
-        self.drop_evaluation();
+        self.lending.end_evaluation();
         self.change(|facts| facts.generation = facts.generation.next());
         let checkpoint = self.durable.latest_checkpoint();
         let step = checkpoint.map_or(0, |checkpoint| checkpoint.version);
@@ -248,9 +246,8 @@ impl Job {
 
     /// The ledger follows what the workers hold.
     pub(super) fn go_back_to(&mut self, step: u64) {
-        self.ledger.restore_first(step);
+        self.lending.restore_first(step);
         self.checkpoints.go_back_to(step);
-        self.drop_evaluation();
         self.forget_lost_evaluations();
         self.set_limits();
     }
@@ -266,7 +263,7 @@ impl Job {
         if !self.is_allreduce() || !is_open || !self.worlds.is_settled() {
             return;
         }
-        let n_done = self.ledger.n_done();
+        let n_done = self.ledger().n_done();
         self.pace.measure(n_done, now);
         let (until, allowed) = (self.worlds.until(), self.allowed(n_done));
         let is_final = allowed == self.barrier.min(self.limit);
@@ -311,10 +308,10 @@ impl Job {
             News::StepFailed { world, step, error } => {
                 // No world: it failed on the lane that every worker is tried on before its first.
                 if world == WorldId(0) {
-                    self.blame(Suspect::Batch(self.ledger.batch_at(0)), worker, &error);
+                    self.blame(Suspect::Batch(self.ledger().batch_at(0)), worker, &error);
                 } else if self.worlds.broken(world) {
                     self.worlds.rotate();
-                    self.blame(Suspect::Batch(self.ledger.batch_at(step)), worker, &error);
+                    self.blame(Suspect::Batch(self.ledger().batch_at(step)), worker, &error);
                 }
             }
             News::Torn { world, error } => {
@@ -337,7 +334,7 @@ impl Job {
         self.keep_holders();
         self.set_step(worker, step);
         self.pace.progressed(now);
-        self.hungry.insert(worker);
+        self.lending.add_idle([worker]);
         if formed.is_first {
             self.begin_world(step, now);
         }
@@ -348,7 +345,7 @@ impl Job {
 
     /// The first member says with which step its world begins.
     fn begin_world(&mut self, step: u64, now: Time) {
-        let n_done = self.ledger.n_done();
+        let n_done = self.ledger().n_done();
         let is_resumed = self.started_at.is_none() && step > 0;
         self.started_at.get_or_insert(now);
         // Under a new master it may have come further than it said at first.
@@ -391,7 +388,7 @@ impl Job {
                 "worker-{worker} computed a different gradient for step {step} than earlier workers"
             ));
         }
-        if step > self.ledger.n_done() {
+        if step > self.ledger().n_done() {
             self.pace.progressed(now);
             self.pace.n_torn = 0;
             self.commit(step, Some(loss));
@@ -412,9 +409,9 @@ impl Job {
 
     /// All steps up to `step` are trained.
     fn commit(&mut self, step: u64, loss: Option<f32>) {
-        while self.ledger.n_done() < step {
-            let batch = self.ledger.batch_at(self.ledger.n_done());
-            if !self.ledger.done(batch) {
+        while self.ledger().n_done() < step {
+            let batch = self.ledger().batch_at(self.ledger().n_done());
+            if !self.lending.batch_done(batch) {
                 break;
             }
             if let Some(loss) = loss.or(self.loss) {
@@ -434,7 +431,7 @@ impl Job {
 
     /// Whether everybody holds the state of the last step: then it cannot be lost with one of them.
     pub(super) fn is_together(&self) -> bool {
-        let n_done = self.ledger.n_done();
+        let n_done = self.ledger().n_done();
         let is_there = |m: &Member| self.peer(m.worker).is_some_and(|p| p.step >= Some(n_done));
         let members = self.worlds.current().map(|world| &world.members);
         self.worlds.is_settled() && members.is_some_and(|members| members.iter().all(is_there))

@@ -78,15 +78,15 @@ impl Job {
     pub(in crate::job) fn step_of(&self, worker: WorkerId) -> Option<Suspect> {
         let world = self.worlds.current().filter(|_| self.is_allreduce())?;
         let is_member = world.members.iter().any(|member| member.worker == worker);
-        let is_training = self.ledger.n_done() < self.worlds.until();
+        let is_training = self.ledger().n_done() < self.worlds.until();
         (is_member && is_training)
-            .then(|| Suspect::Batch(self.ledger.batch_at(self.ledger.n_done())))
+            .then(|| Suspect::Batch(self.ledger().batch_at(self.ledger().n_done())))
     }
 
     /// Replaces members that hold the others up. One that waits for another is never at fault.
     pub(super) fn check_progress(&mut self, now: Time) {
         let timeout = self.config.spec.task_timeout();
-        let is_owed = self.ledger.n_done() < self.worlds.until() || !self.is_together();
+        let is_owed = self.ledger().n_done() < self.worlds.until() || !self.is_together();
         if !is_owed || now.since(self.pace.progressed_at) < timeout {
             return;
         }

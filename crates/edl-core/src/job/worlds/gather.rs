@@ -52,7 +52,7 @@ impl Job {
     /// committed. Nobody is waited for longer than for a sign of life, from when others are there.
     fn is_state_expected(&self, since: Time, now: Time) -> bool {
         let kept = self.durable.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
-        if self.started_at.is_some() && kept >= self.ledger.n_done() {
+        if self.started_at.is_some() && kept >= self.ledger().n_done() {
             return false; // Nothing would be lost.
         }
         let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
