@@ -15,11 +15,11 @@ mod hybrid;
 mod lending;
 mod membership;
 mod recovery;
+mod roster;
 mod stages;
 mod work;
 mod worlds;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use self::books::Books;
@@ -30,14 +30,13 @@ pub use self::durable::{Durable, Failure, Suspect};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
 pub use self::event::{Event, Held, News, Peer};
 use self::lending::Lending;
-use self::membership::{PsPeer, Worker};
+use self::roster::Roster;
 pub use self::stages::OWN_LOOP_GRACE;
 use self::stages::Stage;
 use self::worlds::Pace;
-use crate::id::{PsId, Term, WorkerId};
+use crate::id::Term;
 use crate::instances::Instances;
 use crate::ledger::Ledger;
-use crate::platform::InstanceId;
 use crate::pod::Wait;
 use crate::pool::Pool;
 use crate::servers::Servers;
@@ -88,10 +87,7 @@ pub struct Job {
     is_fresh: bool,
     pace: Pace,
     instances: Instances,
-    workers: BTreeMap<WorkerId, Worker>,
-    ps_peers: BTreeMap<PsId, PsPeer>,
-    /// Launched, but not yet heard of.
-    awaited: BTreeMap<InstanceId, Time>,
+    roster: Roster,
     /// Why the platform can start nothing at all.
     trouble: Option<Wait>,
     checkpoints: Checkpoints,
@@ -124,6 +120,7 @@ impl Job {
         let worlds = Worlds::new(spec.n_lanes(), spec.min_workers, holders);
         let worlds = if spec.lane_balance { worlds.balanced() } else { worlds };
         let checkpoints = Checkpoints::new(spec, now);
+        let roster = Roster::new(spec);
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
         let n_ps = if spec.has_servers() { spec.num_ps_pods } else { 0 };
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
@@ -135,9 +132,7 @@ impl Job {
             is_fresh: false,
             pace: Pace::new(now),
             instances,
-            workers: BTreeMap::new(),
-            ps_peers: BTreeMap::new(),
-            awaited: BTreeMap::new(),
+            roster,
             trouble: None,
             checkpoints,
             last_eval_at: now,
@@ -175,7 +170,7 @@ impl Job {
         if is_tick && !self.is_ended() {
             self.last_tick = now;
             self.check_silence(now);
-            self.lending.add_idle(self.workers.keys().copied());
+            self.lending.add_idle(self.roster.workers().keys().copied());
         }
         if is_about_processes {
             self.reconcile(now);
@@ -194,24 +189,24 @@ impl Job {
                 self.worker_connected(worker, incarnation, pid, now);
             }
             Event::WorkerReady { worker, incarnation, model, capacity, held, peer } => {
-                if self.hears_worker(worker, incarnation, now) {
+                if self.roster.hears_worker(worker, incarnation, now) {
                     let peer = peer.map(|peer| *peer);
-                    self.worker_ready(worker, *model, capacity, &held, peer, now);
+                    self.worker_ready(worker, *model, capacity, held, peer, now);
                 }
             }
             Event::WorkerGone { worker, incarnation } => self.worker_gone(worker, incarnation),
             Event::WorkerLeaving { worker, incarnation } => {
-                if self.hears_worker(worker, incarnation, now) {
+                if self.roster.hears_worker(worker, incarnation, now) {
                     self.worker_leaving(worker);
                 }
             }
             Event::WorkerHeard { worker, incarnation, waiting_for } => {
-                if self.hears_worker(worker, incarnation, now) {
-                    self.worker_heard(worker, waiting_for);
+                if self.roster.hears_worker(worker, incarnation, now) {
+                    self.roster.worker_waits(worker, waiting_for);
                 }
             }
             Event::Member { worker, incarnation, news } => {
-                if self.hears_worker(worker, incarnation, now) {
+                if self.roster.hears_worker(worker, incarnation, now) {
                     self.world_news(worker, news, now);
                 }
             }
@@ -223,13 +218,13 @@ impl Job {
             }
             Event::PredictDone { worker, shard } => self.predict_done(worker, shard, now),
             Event::Failed { worker, incarnation, lease, item, error } => {
-                if self.hears_worker(worker, incarnation, now) {
+                if self.roster.hears_worker(worker, incarnation, now) {
                     self.work_failed(worker, lease, item, &error, now);
                 }
             }
             Event::PsConnected { ps, pid, member } => self.ps_connected(ps, pid, *member, now),
-            Event::PsGone { ps, incarnation } => self.ps_gone(ps, incarnation),
-            Event::PsHeard { ps, incarnation } => self.hears_ps(ps, incarnation, now),
+            Event::PsGone { ps, incarnation } => self.roster.server_disconnected(ps, incarnation),
+            Event::PsHeard { ps, incarnation } => self.roster.hears_server(ps, incarnation, now),
             Event::Loaded { ps, generation, sets } => self.ps_loaded(ps, generation, sets, now),
             Event::LoadFailed { ps, generation, error } => self.load_failed(ps, generation, &error),
             Event::CutDone { holder, cut, generation, files } => {
@@ -303,13 +298,11 @@ impl Job {
     /// If nobody looked for long, it was us who were stopped: others were not silent, we did not
     /// listen.
     fn forgive_pause(&mut self, now: Time) {
-        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
+        let timeout = self.config.spec.heartbeat_timeout();
         if now.since(self.last_tick) < MIN_PAUSE.max(timeout / 2) {
             return;
         }
-        self.workers.values_mut().for_each(|worker| worker.last_heard = now);
-        self.ps_peers.values_mut().for_each(|peer| peer.last_heard = now);
-        self.awaited.values_mut().for_each(|since| *since = now);
+        self.roster.forgive_silence(now);
         self.pace.progressed(now);
         self.lending.extend_all(now);
     }

@@ -4,7 +4,6 @@
 use super::checkpoints::{Cut, Progress};
 use super::{Command, CutFile, Effect, End, Holder, Job, PsOrder, Stage};
 use crate::id::{CutId, Generation, PsId, WorkerId};
-use crate::platform::{InstanceId, Role};
 use crate::time::Time;
 
 impl Job {
@@ -47,10 +46,7 @@ impl Job {
     /// Gives up on a checkpoint that hangs.
     pub(super) fn check_cut(&mut self, now: Time) {
         let Some((id, workers, error)) = self.checkpoints.overdue(now) else { return };
-        for worker in workers {
-            let instance = InstanceId { role: Role::Worker, id: worker.0 };
-            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
-        }
+        workers.into_iter().for_each(|worker| self.replace(worker));
         self.cut_failed(id, &error, now);
     }
 

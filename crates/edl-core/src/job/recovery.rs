@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::{Command, Effect, End, Job, LoadFrom, PsOrder};
 use crate::applied::AppliedSet;
-use crate::id::{Generation, Incarnation, PsId, WorkerId};
-use crate::job::membership::PsPeer;
+use crate::id::{Generation, PsId, WorkerId};
 use crate::servers::{Member, Outcome, PartitionState, Phase};
 use crate::time::Time;
 
@@ -20,11 +19,7 @@ impl Job {
             self.note("refused", format!("ps-{ps} was refused: the job has --num_ps_pods={n_ps}"));
             return self.effects.push(Effect::ClosePs(ps));
         }
-        let peer =
-            PsPeer { incarnation: member.incarnation, pid, last_heard: now, is_connected: true };
-        let before = self.ps_peers.insert(ps, peer);
-        self.forget_awaited_ps(ps);
-        if before.is_some_and(|b| b.is_connected && b.incarnation != member.incarnation) {
+        if self.roster.server_connected(ps, member.incarnation, pid, now) {
             self.note("ps_replaced", format!("ps-{ps} was restarted as a new process"));
         }
         self.effects.push(Effect::ToPs(ps, PsOrder::Welcome));
@@ -38,26 +33,9 @@ impl Job {
         self.follow(outcome, now);
     }
 
-    /// Its stream broke. Its memory may live: it has the heartbeat's time to come back.
-    pub(super) fn ps_gone(&mut self, ps: PsId, incarnation: Incarnation) {
-        if let Some(peer) = self.ps_peers.get_mut(&ps)
-            && peer.incarnation == incarnation
-        {
-            peer.is_connected = false;
-        }
-    }
-
-    pub(super) fn hears_ps(&mut self, ps: PsId, incarnation: Incarnation, now: Time) {
-        if let Some(peer) = self.ps_peers.get_mut(&ps)
-            && peer.incarnation == incarnation
-        {
-            peer.last_heard = now;
-        }
-    }
-
     /// A server's memory is gone, and with it the work since the last checkpoint.
     pub(super) fn ps_lost(&mut self, ps: PsId, why: &str) {
-        self.ps_peers.remove(&ps);
+        self.roster.remove_server(ps);
         if self.servers.lost(ps) {
             self.abandon_cut();
             let text = match self.durable.latest_checkpoint() {
@@ -196,40 +174,32 @@ impl Job {
         for ps in self.servers.members().keys() {
             self.effects.push(Effect::ToPs(*ps, PsOrder::Serve { generation }));
         }
-        let ready = self.workers.iter().filter(|(_, worker)| worker.is_ready());
+        let ready = self.roster.workers().iter().filter(|(_, worker)| worker.is_ready());
         let workers: Vec<WorkerId> = ready.map(|(id, _)| *id).collect();
         let route = |worker: &WorkerId| Effect::ToWorker(*worker, Command::Route);
         self.effects.extend(workers.iter().map(route));
         workers
     }
 
-    /// Servers that were silent for too long have lost their place.
-    pub(super) fn check_silent_servers(&mut self, timeout: Duration, now: Time) {
-        let silent: Vec<PsId> = self
-            .ps_peers
-            .iter()
-            .filter(|(_, peer)| now.since(peer.last_heard) > timeout)
-            .map(|(ps, _)| *ps)
-            .collect();
-        for ps in silent {
-            self.ps_lost(ps, &format!("sent no heartbeat for {timeout:?}"));
-            self.effects.push(Effect::ClosePs(ps));
-            self.replace_ps(ps);
+    /// Replaces servers that are silent or take too long to load.
+    pub(super) fn check_servers(&mut self, now: Time) {
+        for (ps, why) in self.roster.silent_servers(now) {
+            self.replace_server(ps, &why);
         }
         if self.servers.phase() == Phase::Loading && now.since(self.loading_since) > LOAD_TIMEOUT {
-            self.replace_slow_loaders(now);
+            self.loading_since = now;
+            let generation = self.servers.generation();
+            let members = self.servers.members().iter();
+            let late = members.filter(|(_, member)| member.generation != generation);
+            for ps in late.map(|(ps, _)| *ps).collect::<Vec<_>>() {
+                self.replace_server(ps, &format!("did not finish loading within {LOAD_TIMEOUT:?}"));
+            }
         }
     }
 
-    fn replace_slow_loaders(&mut self, now: Time) {
-        self.loading_since = now;
-        let generation = self.servers.generation();
-        let members = self.servers.members().iter();
-        let late = members.filter(|(_, member)| member.generation != generation);
-        for ps in late.map(|(ps, _)| *ps).collect::<Vec<_>>() {
-            self.ps_lost(ps, &format!("did not finish loading within {LOAD_TIMEOUT:?}"));
-            self.effects.push(Effect::ClosePs(ps));
-            self.replace_ps(ps);
-        }
+    fn replace_server(&mut self, ps: PsId, why: &str) {
+        self.ps_lost(ps, why);
+        self.effects.push(Effect::ClosePs(ps));
+        self.replace(ps);
     }
 }

@@ -335,7 +335,7 @@ impl Job {
             End::Succeeded => "job finished".to_owned(),
             End::Failed(why) | End::Stopped(why) => why.clone(),
         };
-        for worker in self.workers.keys() {
+        for worker in self.roster.workers().keys() {
             self.effects.push(Effect::ToWorker(*worker, Command::Stop(reason.clone())));
         }
         for ps in self.servers.members().keys() {

@@ -8,7 +8,6 @@ use super::{Command, Effect, End, Job, Stage, Suspect};
 use crate::evaluation::shard_records;
 use crate::id::{BatchId, EvalId, Generation, LeaseId, WorkerId};
 use crate::metric::Measures;
-use crate::platform::{InstanceId, Role};
 use crate::servers::Phase;
 use crate::time::Time;
 
@@ -21,18 +20,17 @@ impl Job {
         let is_allreduce = self.is_allreduce();
         let is_training = self.stage == Stage::Working && !is_allreduce;
         let barrier = is_training.then(|| self.barrier.min(self.limit));
-        let Self { lending, workers, worlds, next_number, config, .. } = self;
-        let capacity = |id: WorkerId| {
+        let Self { lending, roster, worlds, next_number, config, .. } = self;
+        let capacity = |worker: WorkerId| {
             // Under AllReduce, only workers that hold the state can evaluate it.
-            let holds = !is_allreduce || worlds.has_formed(id);
-            let worker = workers.get(&id).filter(|worker| holds && worker.is_ready())?;
-            (worker.not_before <= now).then_some(worker.capacity)
+            let holds = !is_allreduce || worlds.has_formed(worker);
+            roster.capacity(worker, now).filter(|_| holds)
         };
         let new_lease = || {
             *next_number += 1;
             LeaseId::of(config.term, *next_number)
         };
-        let n_workers = u32::try_from(workers.len()).unwrap_or(u32::MAX);
+        let n_workers = u32::try_from(roster.workers().len()).unwrap_or(u32::MAX);
         let timeout = config.spec.task_timeout();
         for task in lending.lend(barrier, n_workers, capacity, new_lease, now) {
             let command = Command::Lease { lease: task.lease, timeout, work: task.work };
@@ -95,7 +93,7 @@ impl Job {
 
     /// Whether `worker` evaluates the job's model; under AllReduce, it holds the model itself.
     pub(super) fn is_holding(&self, worker: WorkerId) -> bool {
-        let entry = self.workers.get(&worker);
+        let entry = self.roster.worker(worker);
         !self.is_allreduce()
             || entry.is_some_and(|entry| self.worlds.is_holder(worker, entry.incarnation))
     }
@@ -109,12 +107,10 @@ impl Job {
     /// Takes all leases of a worker back, and remembers what it was working on.
     pub(super) fn release_worker(&mut self, worker: WorkerId) {
         let step = self.step_of(worker);
-        let is_suspicious = self.workers.get(&worker).is_some_and(|entry| !entry.is_leaving);
+        let is_suspicious = self.roster.worker(worker).is_some_and(|entry| !entry.is_leaving);
         let suspect = self.lending.release_worker(worker, is_suspicious, step);
-        if let Some(entry) = self.workers.get_mut(&worker)
-            && suspect.is_some()
-        {
-            entry.suspect = suspect;
+        if suspect.is_some() {
+            self.roster.suspect(worker, suspect);
         }
     }
 
@@ -127,14 +123,11 @@ impl Job {
             self.effects.push(Effect::ToWorker(worker, Command::Revoke(overdue.lease)));
             if blamed.insert(worker) && !self.is_ended() {
                 // It must not get the same work again at once.
-                if let Some(entry) = self.workers.get_mut(&worker) {
-                    entry.not_before = now + timeout;
-                }
+                self.roster.pause(worker, now + timeout);
                 // Its other leases would expire soon, and be blamed for the first one.
                 self.release_worker(worker);
                 self.blame(overdue.suspect, worker, &format!("no progress for {timeout:?}"));
-                let instance = InstanceId { role: Role::Worker, id: worker.0 };
-                self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+                self.replace(worker);
             }
         }
     }
@@ -149,9 +142,7 @@ impl Job {
         now: Time,
     ) {
         let suspect = self.lending.failed(lease, item);
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.not_before = now + PENALTY;
-        }
+        self.roster.pause(worker, now + PENALTY);
         if let Some(suspect) = suspect {
             self.blame(suspect, worker, error);
         }

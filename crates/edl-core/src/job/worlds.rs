@@ -11,6 +11,7 @@ mod gather;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::roster::Worker;
 use super::{Command, Effect, Job, LoadFrom, News, Peer, Stage, Suspect};
 use crate::id::{WorkerId, WorldId};
 use crate::time::Time;
@@ -119,13 +120,12 @@ impl Job {
     }
 
     fn candidates(&self, now: Time) -> BTreeMap<WorkerId, Candidate> {
-        let ready = self.workers.iter().filter(|(_, w)| w.is_connected && w.capacity > 0);
-        let candidate = |(id, worker): (&WorkerId, &super::Worker)| {
+        let all = self.roster.workers().iter();
+        let ready = all.filter(|(_, w)| w.is_connected && w.capacity > 0);
+        let candidate = |(id, worker): (&WorkerId, &Worker)| {
             let incarnation = worker.incarnation;
-            let step = worker.peer.as_ref().and_then(|peer| peer.step);
-            let step = step.filter(|_| self.worlds.is_holder(*id, incarnation));
-            let is_unfit = worker.is_leaving || worker.unfit_until > now;
-            let is_shunned = worker.banned_until > now;
+            let step = worker.step().filter(|_| self.worlds.is_holder(*id, incarnation));
+            let (is_unfit, is_shunned) = (worker.is_unfit(now), worker.is_banned(now));
             (*id, Candidate { incarnation, step, is_unfit, is_shunned })
         };
         ready.map(candidate).collect()
@@ -291,7 +291,7 @@ impl Job {
             }
             News::Stepped { world, step, hash, loss } => {
                 if self.worlds.is_heard(world) && step <= self.worlds.until() {
-                    self.set_step(worker, step);
+                    self.roster.set_step(worker, step);
                     self.stepped(worker, step, hash, loss, now);
                 }
             }
@@ -332,7 +332,7 @@ impl Job {
     fn formed(&mut self, worker: WorkerId, world: WorldId, step: u64, now: Time) {
         let Some(formed) = self.worlds.formed(world, worker) else { return };
         self.keep_holders();
-        self.set_step(worker, step);
+        self.roster.set_step(worker, step);
         self.pace.progressed(now);
         self.lending.add_idle([worker]);
         if formed.is_first {
@@ -420,15 +420,6 @@ impl Job {
         }
     }
 
-    /// A member came to `step`.
-    fn set_step(&mut self, worker: WorkerId, step: u64) {
-        let Some(entry) = self.workers.get_mut(&worker) else { return };
-        entry.n_lost = 0;
-        if let Some(peer) = &mut entry.peer {
-            peer.step = Some(step);
-        }
-    }
-
     /// Whether everybody holds the state of the last step: then it cannot be lost with one of them.
     pub(super) fn is_together(&self) -> bool {
         let n_done = self.ledger().n_done();
@@ -446,6 +437,6 @@ impl Job {
     /// How other workers reach `worker`.
     #[must_use]
     pub fn peer(&self, worker: WorkerId) -> Option<&Peer> {
-        self.workers.get(&worker)?.peer.as_ref()
+        self.roster.worker(worker)?.peer.as_ref()
     }
 }

@@ -4,19 +4,11 @@
 //! Whoever waits for another is not at fault. Nobody is evicted on one word of another: it is kept
 //! out for a while and may come back.
 
-use std::time::Duration;
-
 use crate::id::WorkerId;
 use crate::job::{Effect, End, Job, Peer, Suspect};
-use crate::platform::{InstanceId, Role};
 use crate::spec::SameBits;
 use crate::time::Time;
 
-/// A worker that others lost is in no world for so long, doubled by each further loss.
-const FIRST_BAN: Duration = Duration::from_millis(500);
-const MAX_BAN: Duration = Duration::from_secs(60);
-/// One that is busy with itself is replaced when it was lost so often without coming further.
-const MAX_LOST: u32 = 3;
 /// So often a world is formed anew before those who wait for each other are replaced.
 const MAX_STUCK: u32 = 4;
 
@@ -36,42 +28,16 @@ impl Job {
             // It could not make sense of what it holds or got.
             self.worlds.disown(worker);
             self.keep_holders();
-            let until = self.shun(worker, now);
-            if let Some(entry) = self.workers.get_mut(&worker) {
-                entry.unfit_until = until;
-            }
-            return;
+            return self.roster.shun_as_unfit(worker, now);
         }
         // A newcomer that cannot reach those who hold the state must not drive them out.
         let is_newcomer = !self.is_holding(worker) && self.is_holding(suspect);
-        self.shun(if is_newcomer { worker } else { suspect }, now);
-        let Some(entry) = self.workers.get_mut(&suspect) else { return };
-        entry.n_lost += 1;
-        // One that says that it waits for others gets more chances, but a member that never comes
-        // further must not hold up a job that cannot do without it.
-        let most = if entry.waiting_for.is_empty() { MAX_LOST } else { 2 * MAX_LOST };
-        if entry.n_lost >= most {
+        self.roster.shun(if is_newcomer { worker } else { suspect }, now);
+        if self.roster.is_lost_too_often(suspect) {
             self.note("stuck", format!("other workers keep losing worker-{suspect}; replacing it"));
-            self.pardon_all(now);
-            let instance = InstanceId { role: Role::Worker, id: suspect.0 };
-            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+            self.roster.pardon_all(now);
+            self.replace(suspect);
         }
-    }
-
-    /// Somebody goes who may have been why others were kept out.
-    pub(in crate::job) fn pardon_all(&mut self, now: Time) {
-        for worker in self.workers.values_mut() {
-            (worker.banned_until, worker.n_bans) = (now, 0);
-        }
-    }
-
-    /// Keeps a worker out of worlds for a while, longer each time.
-    fn shun(&mut self, worker: WorkerId, now: Time) -> Time {
-        let Some(entry) = self.workers.get_mut(&worker) else { return now };
-        let doubled = FIRST_BAN * 2_u32.saturating_pow(entry.n_bans.min(8));
-        entry.n_bans += 1;
-        entry.banned_until = now + doubled.min(MAX_BAN);
-        entry.banned_until
     }
 
     /// The step that a member was training: it may be why it crashed.
@@ -95,7 +61,7 @@ impl Job {
         self.worlds.broken(world.id);
         self.pace.n_stuck += 1;
         let waits_for = |worker: &WorkerId| {
-            self.workers.get(worker).map_or("", |entry| entry.waiting_for.as_str())
+            self.roster.worker(*worker).map_or("", |entry| entry.waiting_for.as_str())
         };
         let members: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
         let is_busy = |worker: &WorkerId| waits_for(worker).is_empty();
@@ -113,17 +79,14 @@ impl Job {
             return self.note("stuck", text);
         }
         for worker in stuck {
-            if let Some(entry) = self.workers.get_mut(&worker) {
-                entry.banned_until = now + timeout;
-            }
+            self.roster.ban(worker, now + timeout);
             if let Some(suspect) = self.step_of(worker) {
                 self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
             }
             if self.is_ended() {
                 return;
             }
-            let instance = InstanceId { role: Role::Worker, id: worker.0 };
-            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+            self.replace(worker);
         }
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::id::{Incarnation, WorkerId};
 use crate::instances::Instance;
-use crate::job::{Job, Stage, Worker};
+use crate::job::roster::Worker;
+use crate::job::{Job, Stage};
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;
 use crate::world::{Candidate, Member};
@@ -55,11 +56,11 @@ impl Job {
         if self.started_at.is_some() && kept >= self.ledger().n_done() {
             return false; // Nothing would be lost.
         }
-        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
-        let is_early = now.since(since) < timeout;
+        let is_early = now.since(since) < self.config.spec.heartbeat_timeout();
         // A network that broke brings them back one by one, and those first who hold nothing that
         // counts. One that is known to have ended is no holder any more.
-        let is_missed = |(id, incarnation): (&WorkerId, &Incarnation)| match self.workers.get(id) {
+        let is_missed = |(id, incarnation): (&WorkerId, &Incarnation)| match self.roster.worker(*id)
+        {
             Some(worker) => {
                 let is_away = worker.capacity == 0 && !worker.is_leaving;
                 is_away && worker.incarnation == *incarnation
@@ -67,10 +68,9 @@ impl Job {
             None => self.started_at.is_some(),
         };
         let is_awaited = |worker: &WorkerId| {
-            let instance = InstanceId { role: Role::Worker, id: worker.0 };
+            let instance = InstanceId::from(*worker);
             let runs = self.instances.running().get(&instance).is_some_and(|i| !i.is_leaving);
-            let since = self.awaited.get(&instance);
-            runs && since.is_some_and(|since| now.since(*since) < timeout)
+            runs && self.roster.is_awaited(instance, now)
         };
         self.checkpoints.is_committing()
             || is_early && self.worlds.holders().into_iter().flatten().any(is_missed)
@@ -80,10 +80,11 @@ impl Job {
     /// Whether those who hold the state are about to form a world.
     pub(in crate::job) fn is_world_expected(&self) -> bool {
         let holds = |(id, worker): (&WorkerId, &Worker)| {
-            let has_state = worker.peer.as_ref().is_some_and(|peer| peer.step.is_some());
-            worker.is_connected && has_state && self.worlds.is_holder(*id, worker.incarnation)
+            worker.is_connected
+                && worker.step().is_some()
+                && self.worlds.is_holder(*id, worker.incarnation)
         };
-        self.is_allreduce() && self.workers.iter().any(holds)
+        self.is_allreduce() && self.roster.workers().iter().any(holds)
     }
 
     /// The last ones who hold the state want to go: they cut a checkpoint first. True while that
@@ -94,7 +95,7 @@ impl Job {
         now: Time,
     ) -> bool {
         let members = self.worlds.current().map_or(&[][..], |world| &world.members);
-        let is_leaving = |m: &Member| self.workers.get(&m.worker).is_some_and(|w| w.is_leaving);
+        let is_leaving = |m: &Member| self.roster.worker(m.worker).is_some_and(|w| w.is_leaving);
         let has_state = |m: &Member| candidates.get(&m.worker).is_some_and(|c| c.step.is_some());
         let at = self.worlds.until();
         let is_kept = self.durable.latest_checkpoint().is_some_and(|c| c.exact == Some(at));
