@@ -17,6 +17,8 @@ mod membership;
 mod recovery;
 mod roster;
 mod stages;
+mod steps;
+mod strategy;
 mod work;
 mod worlds;
 
@@ -33,7 +35,7 @@ use self::lending::Lending;
 use self::roster::Roster;
 pub use self::stages::OWN_LOOP_GRACE;
 use self::stages::Stage;
-use self::worlds::Pace;
+use self::strategy::Strategy;
 use crate::id::Term;
 use crate::instances::Instances;
 use crate::ledger::Ledger;
@@ -42,7 +44,6 @@ use crate::pool::Pool;
 use crate::servers::Servers;
 use crate::spec::{JobSpec, JobType};
 use crate::time::Time;
-use crate::world::Worlds;
 
 /// Silence, processes, cuts and limits are looked at this often.
 const TICK: Duration = Duration::from_millis(200);
@@ -81,11 +82,7 @@ pub struct Job {
     durable: Facts,
     stage: Stage,
     lending: Lending,
-    servers: Servers,
-    worlds: Worlds,
-    /// Hybrid: nobody has trained on what the servers have loaded.
-    is_fresh: bool,
-    pace: Pace,
+    strategy: Strategy,
     instances: Instances,
     roster: Roster,
     /// Why the platform can start nothing at all.
@@ -99,9 +96,6 @@ pub struct Job {
     limit: u64,
     next_number: u64,
     loss: Option<f32>,
-    /// The load under way, for a server that comes late.
-    loading_from: Option<String>,
-    loading_since: Time,
     last_tick: Time,
     /// The most batches that were ever done.
     furthest: u64,
@@ -114,23 +108,16 @@ impl Job {
     #[must_use]
     pub fn new(config: Config, durable: Durable, now: Time) -> Self {
         let spec = &config.spec;
-        let held_by_servers = spec.layout(0).with_rows();
-        let servers = Servers::new(spec.num_ps_pods, held_by_servers, durable.generation);
-        let holders = durable.holders.as_ref().map(|holders| holders.iter().copied().collect());
-        let worlds = Worlds::new(spec.n_lanes(), spec.min_workers, holders);
-        let worlds = if spec.lane_balance { worlds.balanced() } else { worlds };
-        let checkpoints = Checkpoints::new(spec, now);
+        let strategy = Strategy::new(spec, &durable, now);
+        let checkpoints = Checkpoints::new(spec, strategy.trains_in_steps(), now);
         let roster = Roster::new(spec);
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
-        let n_ps = if spec.has_servers() { spec.num_ps_pods } else { 0 };
+        let n_ps = strategy.servers().n_ps();
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
         let mut job = Self {
             stage: Stage::Working,
             lending: Lending::new(&config),
-            servers,
-            worlds,
-            is_fresh: false,
-            pace: Pace::new(now),
+            strategy,
             instances,
             roster,
             trouble: None,
@@ -141,8 +128,6 @@ impl Job {
             limit: 0,
             next_number: 0,
             loss: None,
-            loading_from: None,
-            loading_since: now,
             last_tick: now,
             furthest: 0,
             books: Books::new(config.n_batches()),
@@ -303,7 +288,9 @@ impl Job {
             return;
         }
         self.roster.forgive_silence(now);
-        self.pace.progressed(now);
+        if let Some(steps) = self.strategy.steps_mut() {
+            steps.progressed(now);
+        }
         self.lending.extend_all(now);
     }
 
@@ -322,15 +309,10 @@ impl Job {
         self.durable.change(&mut self.effects, change)
     }
 
-    fn is_allreduce(&self) -> bool {
-        self.config.spec.is_allreduce()
-    }
-
     /// The parameters are there, and can be trained and evaluated.
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        let has_tables = !self.has_servers() || self.servers.is_serving();
-        has_tables && (!self.is_allreduce() || self.worlds.is_running())
+        self.strategy.is_serving()
     }
 
     #[must_use]
@@ -345,7 +327,7 @@ impl Job {
 
     #[must_use]
     pub fn servers(&self) -> &Servers {
-        &self.servers
+        self.strategy.servers()
     }
 
     #[must_use]
@@ -420,13 +402,7 @@ impl Job {
     /// Panics if the books contradict each other.
     pub fn check_invariants(&self) {
         self.lending.check_invariants();
-        if self.is_allreduce() {
-            self.worlds.check_invariants();
-        }
-        if self.has_servers() {
-            let told = self.servers.generation();
-            assert_eq!(self.durable.generation, told, "told only what is durable");
-        }
+        self.strategy.check_invariants(self.durable.generation);
         assert_eq!(self.durable.end.is_some(), self.is_ended());
     }
 }

@@ -73,7 +73,7 @@ impl Job {
             }
         }
         let n_now = self.ledger().n_done();
-        if self.is_allreduce() && n_now != n_done {
+        if self.strategy.trains_in_steps() && n_now != n_done {
             match n_done.checked_sub(n_now) {
                 Some(lost) => {
                     self.books.redo = n_now..self.books.redo.end.max(n_done);

@@ -99,9 +99,10 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    pub(super) fn new(spec: &JobSpec, now: Time) -> Self {
+    /// `is_replaceable`: others can write what a slow process does not.
+    pub(super) fn new(spec: &JobSpec, is_replaceable: bool, now: Time) -> Self {
         let patience = spec.task_timeout() * 2;
-        let timeout = if spec.is_allreduce() { CUT_TIMEOUT.min(patience) } else { CUT_TIMEOUT };
+        let timeout = if is_replaceable { CUT_TIMEOUT.min(patience) } else { CUT_TIMEOUT };
         Self {
             every: Duration::from_secs(u64::from(spec.checkpoint_secs)),
             steps: u64::from(spec.checkpoint_steps),

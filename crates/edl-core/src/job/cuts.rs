@@ -2,6 +2,7 @@
 //! Checkpoints in the course of a job: who writes one, and what waits for it.
 
 use super::checkpoints::{Cut, Progress};
+use super::steps::Steps;
 use super::{Command, CutFile, Effect, End, Holder, Job, PsOrder, Stage};
 use crate::id::{CutId, Generation, PsId, WorkerId};
 use crate::time::Time;
@@ -10,16 +11,15 @@ impl Job {
     /// Takes a checkpoint now; `exact` is the position if no work is in progress. Under AllReduce
     /// it is taken after the last step that is allowed, and is always exact.
     pub(super) fn begin_cut(&mut self, exact: Option<u64>, now: Time) {
-        if self.is_allreduce() && !(self.worlds.is_settled() && self.is_serving()) {
+        if !self.strategy.can_checkpoint() {
             return; // `advance_world` comes back to it.
         }
         let id = CutId::of(self.config.term, self.number());
         let generation = self.durable.generation;
-        let at = self.worlds.until();
-        let (version, exact) =
-            if self.is_allreduce() { (at, Some(at)) } else { (self.ledger().version(), exact) };
-        let members = self.worlds.current().map_or(&[][..], |world| &world.members);
-        let servers = self.servers.members().keys();
+        let at = self.strategy.last_step();
+        let (version, exact) = (at.unwrap_or(self.ledger().version()), at.or(exact));
+        let members = self.strategy.members();
+        let servers = self.strategy.servers().members().keys();
         let workers = members.iter().map(|member| Holder::Worker(member.worker));
         let waiting = servers.clone().copied().map(Holder::Ps).chain(workers).collect();
         let cut = Cut { id, version, generation, exact, waiting };
@@ -27,7 +27,6 @@ impl Job {
         self.effects.push(Effect::PrepareCut { cut: id, folder: folder.clone() });
         for ps in servers {
             // Rows and dense parameters of a checkpoint must be of one step.
-            let at = self.is_hybrid().then_some(at);
             let order = PsOrder::Cut { cut: id, generation, folder: folder.clone(), at };
             self.effects.push(Effect::ToPs(*ps, order));
         }
@@ -37,7 +36,7 @@ impl Job {
         for (rank, member) in (0..).zip(members) {
             let partitions = layout.written(rank, n_members);
             let folder = folder.clone();
-            let order = Command::Cut { cut: id, generation, folder, at, partitions };
+            let order = Command::Cut { cut: id, generation, folder, at: version, partitions };
             self.effects.push(Effect::ToWorker(member.worker, order));
         }
         self.checkpoints.begin(cut, now);
@@ -56,7 +55,7 @@ impl Job {
         let cut = self.checkpoints.abandon_if_waiting_for(Holder::Ps(ps));
         let Some(cut) = cut else { return };
         self.effects.push(Effect::Delete(cut.folder()));
-        if self.servers.is_serving() && self.servers.generation() == cut.generation {
+        if self.servers().is_serving() && self.servers().generation() == cut.generation {
             self.begin_cut(cut.exact, now);
         }
     }
@@ -100,7 +99,7 @@ impl Job {
         );
         self.note("checkpoint_failed", text);
         self.effects.push(Effect::Delete(cut.folder()));
-        if self.is_farewell() {
+        if self.strategy.steps().is_some_and(Steps::is_farewell) {
             self.checkpoints.pause(now);
         }
         self.after_cut(false, cut.exact == Some(self.ledger().n_done()), now);

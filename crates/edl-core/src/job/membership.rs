@@ -48,13 +48,13 @@ impl Job {
                 return self.effects.push(Effect::RefuseWorker(worker, why));
             }
         }
-        if self.is_allreduce() && !self.accept_probe(worker, peer.as_ref()) {
+        if self.strategy.trains_in_steps() && !self.accept_probe(worker, peer.as_ref()) {
             return;
         }
         self.roster.worker_ready(worker, capacity, held, peer);
         self.lending.add_idle([worker]);
         self.note("worker_joined", format!("worker-{worker} joined"));
-        if self.servers.is_serving() {
+        if self.servers().is_serving() {
             self.effects.push(Effect::ToWorker(worker, Command::Route));
             self.adopt_held(worker, now);
         }
@@ -77,7 +77,7 @@ impl Job {
         self.roster.worker_leaves(worker);
         self.release_worker(worker);
         self.roster.suspect(worker, None);
-        let text = match self.is_allreduce() {
+        let text = match self.strategy.trains_in_steps() {
             true => format!("worker-{worker} is draining"),
             false => format!("worker-{worker} drained and returned its tasks"),
         };
@@ -92,7 +92,9 @@ impl Job {
             Report::Running(running) => {
                 running.iter().for_each(|(instance, _)| self.roster.started(*instance, now));
                 let workers = running.iter().filter(|(id, _)| id.role == Role::Worker);
-                self.pace.survivors = workers.map(|(id, _)| WorkerId(id.id)).collect();
+                if let Some(steps) = self.strategy.steps_mut() {
+                    steps.set_survivors(workers.map(|(id, _)| WorkerId(id.id)));
+                }
             }
             Report::NotStarted { instance, error } => {
                 self.roster.not_running(*instance);
@@ -155,8 +157,10 @@ impl Job {
         self.lose_cut_of(worker);
         let suspect = self.roster.remove_worker(worker);
         // No worker must wait for the state that it held.
-        self.worlds.disown(worker);
-        self.keep_holders();
+        if let Some(steps) = self.strategy.steps_mut() {
+            steps.worlds_mut().disown(worker);
+            self.keep_holders();
+        }
         match cause {
             Cause::Left => self.note("worker_ended", format!("worker-{worker} {how}")),
             Cause::Killed => {
@@ -239,8 +243,7 @@ impl Job {
         connected.map(|(id, worker)| {
             let state = match worker {
                 _ if worker.is_leaving => "leaving",
-                _ if self.is_allreduce() && !self.worlds.has_formed(*id) => "joining",
-                _ if worker.is_ready() => "working",
+                _ if self.strategy.has_joined(*id) && worker.is_ready() => "working",
                 _ => "joining",
             };
             (*id, worker.pid, state)

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parameter servers that come, load, get lost and come back.
 
-use std::time::Duration;
-
+use super::strategy::LOAD_TIMEOUT;
 use super::{Command, Effect, End, Job, LoadFrom, PsOrder};
 use crate::applied::AppliedSet;
 use crate::id::{Generation, PsId, WorkerId};
-use crate::servers::{Member, Outcome, PartitionState, Phase};
+use crate::servers::{Member, Outcome, PartitionState};
 use crate::time::Time;
-
-/// A server that takes longer to load hangs.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl Job {
     pub(super) fn ps_connected(&mut self, ps: PsId, pid: u32, member: Member, now: Time) {
-        if ps.0 >= self.servers.n_ps() {
-            let n_ps = self.servers.n_ps();
+        let n_ps = self.servers().n_ps();
+        if ps.0 >= n_ps {
             self.note("refused", format!("ps-{ps} was refused: the job has --num_ps_pods={n_ps}"));
             return self.effects.push(Effect::ClosePs(ps));
         }
@@ -23,10 +19,10 @@ impl Job {
             self.note("ps_replaced", format!("ps-{ps} was restarted as a new process"));
         }
         self.effects.push(Effect::ToPs(ps, PsOrder::Welcome));
-        let outcome = self.servers.connected(ps, member);
-        if self.servers.is_serving() && outcome == Outcome::Nothing {
+        let outcome = self.strategy.servers_mut().connected(ps, member);
+        if self.servers().is_serving() && outcome == Outcome::Nothing {
             // The order may have been lost with the stream of before.
-            let generation = self.servers.generation();
+            let generation = self.servers().generation();
             self.effects.push(Effect::ToPs(ps, PsOrder::Serve { generation }));
         }
         self.cut_again(ps, now);
@@ -36,7 +32,7 @@ impl Job {
     /// A server's memory is gone, and with it the work since the last checkpoint.
     pub(super) fn ps_lost(&mut self, ps: PsId, why: &str) {
         self.roster.remove_server(ps);
-        if self.servers.lost(ps) {
+        if self.strategy.servers_mut().lost(ps) {
             self.abandon_cut();
             let text = match self.durable.latest_checkpoint() {
                 Some(checkpoint) => {
@@ -52,38 +48,31 @@ impl Job {
 
     /// Starts to load, once everybody is there and the model is known.
     pub(super) fn begin_load(&mut self, now: Time) {
-        if !self.has_servers() || !self.servers.must_load() || self.durable.model.is_none() {
+        if !self.strategy.must_load_servers() || self.durable.model.is_none() {
             return;
         }
         self.abandon_cut();
         self.lending.end_evaluation();
-        let generation = self.servers.generation().next();
-        self.loading_from =
-            self.durable.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
-        self.loading_since = now;
+        let generation = self.servers().generation().next();
+        let folder = self.durable.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
+        self.strategy.group_mut().begin_load(folder, now);
         self.lending.forget_early();
         self.void_workers();
-        self.servers.load(generation);
+        self.strategy.servers_mut().load(generation);
         self.change(|facts| facts.generation = generation);
-        let all: Vec<PsId> = self.servers.members().keys().copied().collect();
+        let all: Vec<PsId> = self.servers().members().keys().copied().collect();
         all.into_iter().for_each(|ps| self.send_load(ps));
     }
 
     fn send_load(&mut self, ps: PsId) {
-        let order = PsOrder::Load { generation: self.servers.generation(), from: self.load_from() };
+        let order =
+            PsOrder::Load { generation: self.servers().generation(), from: self.load_from() };
         self.effects.push(Effect::ToPs(ps, order));
     }
 
     /// What the load under way reads.
     pub(super) fn load_from(&self) -> LoadFrom {
-        let init = &self.config.spec.checkpoint_dir_for_init;
-        match &self.loading_from {
-            Some(folder) => LoadFrom { checkpoint: Some(folder.clone()), keep_applied: true },
-            None => LoadFrom {
-                checkpoint: (!init.is_empty()).then(|| init.clone()),
-                keep_applied: false,
-            },
-        }
+        self.strategy.group().load_from(&self.config.spec.checkpoint_dir_for_init)
     }
 
     pub(super) fn ps_loaded(
@@ -93,20 +82,20 @@ impl Job {
         sets: Vec<PartitionState>,
         now: Time,
     ) {
-        let outcome = self.servers.loaded(ps, generation, sets);
+        let outcome = self.strategy.servers_mut().loaded(ps, generation, sets);
         self.follow(outcome, now);
     }
 
     /// A checkpoint that cannot be read: the one before it is tried, and somebody is told.
     pub(super) fn load_failed(&mut self, ps: PsId, generation: Generation, error: &str) {
-        if self.servers.load_failed(generation) {
+        if self.strategy.servers_mut().load_failed(generation) {
             self.give_up_load(&format!("ps-{ps}"), error);
         }
     }
 
     /// What was to be loaded cannot be.
     pub(super) fn give_up_load(&mut self, who: &str, error: &str) {
-        let Some(folder) = self.loading_from.take() else {
+        let Some(folder) = self.strategy.group_mut().give_up_load() else {
             return self.end(End::Failed(format!("{who} cannot load the initial values: {error}")));
         };
         self.note("checkpoint_bad", format!("cannot load checkpoint `{folder}`: {error}"));
@@ -130,7 +119,9 @@ impl Job {
             // `begin_load` looks for itself whether it is time.
             Outcome::Nothing | Outcome::MustLoad => {}
             Outcome::LoadOne(ps) => self.send_load(ps),
-            Outcome::Serving { restored, .. } if self.is_hybrid() => self.go_on_apart(restored),
+            Outcome::Serving { restored, .. } if self.strategy.trains_in_steps() => {
+                self.go_on_apart(restored);
+            }
             Outcome::Serving { done, restored } => self.go_on(&done, restored, now),
         }
     }
@@ -140,12 +131,12 @@ impl Job {
         let before = self.ledger().n_done();
         let is_first = self.started_at.is_none();
         self.book_found(done);
-        self.lending.restore(done, self.servers.last_applied());
+        self.lending.restore(done, self.strategy.servers().last_applied());
         self.forget_lost_evaluations();
         self.set_limits();
         self.checkpoints.continue_from(self.ledger().version());
         self.started_at.get_or_insert(now);
-        let generation = self.servers.generation();
+        let generation = self.servers().generation();
         let n_done = self.ledger().n_done();
         if restored && !is_first {
             let lost = before.saturating_sub(n_done);
@@ -170,8 +161,8 @@ impl Job {
 
     /// Servers are told to serve, and workers where they are; the workers that were told.
     pub(super) fn announce_servers(&mut self) -> Vec<WorkerId> {
-        let generation = self.servers.generation();
-        for ps in self.servers.members().keys() {
+        let generation = self.servers().generation();
+        for ps in self.strategy.servers().members().keys() {
             self.effects.push(Effect::ToPs(*ps, PsOrder::Serve { generation }));
         }
         let ready = self.roster.workers().iter().filter(|(_, worker)| worker.is_ready());
@@ -186,14 +177,8 @@ impl Job {
         for (ps, why) in self.roster.silent_servers(now) {
             self.replace_server(ps, &why);
         }
-        if self.servers.phase() == Phase::Loading && now.since(self.loading_since) > LOAD_TIMEOUT {
-            self.loading_since = now;
-            let generation = self.servers.generation();
-            let members = self.servers.members().iter();
-            let late = members.filter(|(_, member)| member.generation != generation);
-            for ps in late.map(|(ps, _)| *ps).collect::<Vec<_>>() {
-                self.replace_server(ps, &format!("did not finish loading within {LOAD_TIMEOUT:?}"));
-            }
+        for ps in self.strategy.group_mut().take_slow_loaders(now) {
+            self.replace_server(ps, &format!("did not finish loading within {LOAD_TIMEOUT:?}"));
         }
     }
 

@@ -65,6 +65,11 @@ impl Job {
         }
     }
 
+    /// The position that training must not pass now.
+    pub(super) fn next_stop(&self) -> u64 {
+        self.barrier.min(self.limit)
+    }
+
     /// Evaluations of a history that is no more say nothing about the model that is trained now.
     pub(super) fn forget_lost_evaluations(&mut self) {
         let version = self.ledger().version();
@@ -92,7 +97,7 @@ impl Job {
             if let Some(checkpoint) = self.durable.checkpoints.iter().find(is_it) {
                 let best = Some(checkpoint.folder.clone());
                 self.change(|facts| facts.best = best);
-            } else if !self.is_allreduce() || self.worlds.until() == n_done {
+            } else if self.strategy.last_step().is_none_or(|step| step == n_done) {
                 self.stage = Stage::BestCut;
                 self.begin_cut(Some(n_done), now);
             }
@@ -186,7 +191,7 @@ impl Job {
             }
             return;
         }
-        if !self.ledger().is_reached(self.barrier.min(self.limit)) {
+        if !self.ledger().is_reached(self.next_stop()) {
             return;
         }
         let n_done = self.ledger().n_done();
@@ -195,7 +200,7 @@ impl Job {
         let is_known = self.config.spec.job_type == JobType::Train && self.is_evaluated(n_done);
         if has_data && !is_known {
             // What is decided by an evaluation must not be lost with the one that came first.
-            if !self.is_allreduce() || self.is_together() {
+            if self.is_together() {
                 self.begin_evaluation(is_last);
             }
         } else if is_last {
@@ -294,7 +299,7 @@ impl Job {
 
     /// The first position that nothing under way lies behind.
     fn frontier(&self) -> u64 {
-        if self.is_allreduce() { self.worlds.until() } else { self.ledger().frontier() }
+        self.strategy.last_step().unwrap_or_else(|| self.ledger().frontier())
     }
 
     /// How long the job has worked, earlier masters included.
@@ -338,7 +343,7 @@ impl Job {
         for worker in self.roster.workers().keys() {
             self.effects.push(Effect::ToWorker(*worker, Command::Stop(reason.clone())));
         }
-        for ps in self.servers.members().keys() {
+        for ps in self.strategy.servers().members().keys() {
             self.effects.push(Effect::ToPs(*ps, PsOrder::Stop(reason.clone())));
         }
         let running: Vec<InstanceId> = self.instances.running().keys().copied().collect();

@@ -17,15 +17,11 @@ const PENALTY: Duration = Duration::from_millis(500);
 impl Job {
     /// Assigns what can be assigned.
     pub(super) fn lend(&mut self, now: Time) {
-        let is_allreduce = self.is_allreduce();
-        let is_training = self.stage == Stage::Working && !is_allreduce;
-        let barrier = is_training.then(|| self.barrier.min(self.limit));
-        let Self { lending, roster, worlds, next_number, config, .. } = self;
-        let capacity = |worker: WorkerId| {
-            // Under AllReduce, only workers that hold the state can evaluate it.
-            let holds = !is_allreduce || worlds.has_formed(worker);
-            roster.capacity(worker, now).filter(|_| holds)
-        };
+        let has_batches = self.stage == Stage::Working && !self.strategy.trains_in_steps();
+        let barrier = has_batches.then(|| self.next_stop());
+        let Self { lending, roster, strategy, next_number, config, .. } = self;
+        let capacity =
+            |worker| roster.capacity(worker, now).filter(|_| strategy.has_joined(worker));
         let new_lease = || {
             *next_number += 1;
             LeaseId::of(config.term, *next_number)
@@ -48,10 +44,10 @@ impl Job {
     ) {
         self.lending.progressed(worker, now);
         // A report from another generation says nothing about the current parameters.
-        if generation != self.servers.generation() {
+        if generation != self.servers().generation() {
             return;
         }
-        match self.servers.phase() {
+        match self.servers().phase() {
             Phase::Serving => {
                 if self.lending.batch_done(batch) {
                     self.trained(batch, loss);
@@ -91,11 +87,10 @@ impl Job {
         }
     }
 
-    /// Whether `worker` evaluates the job's model; under AllReduce, it holds the model itself.
+    /// Whether the model that `worker` evaluates is the job's.
     pub(super) fn is_holding(&self, worker: WorkerId) -> bool {
-        let entry = self.roster.worker(worker);
-        !self.is_allreduce()
-            || entry.is_some_and(|entry| self.worlds.is_holder(worker, entry.incarnation))
+        let incarnation = self.roster.worker(worker).map(|entry| entry.incarnation);
+        self.strategy.is_holding(worker, incarnation)
     }
 
     pub(super) fn predict_done(&mut self, worker: WorkerId, shard: u32, now: Time) {

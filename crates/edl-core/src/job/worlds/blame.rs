@@ -9,9 +9,6 @@ use crate::job::{Effect, End, Job, Peer, Suspect};
 use crate::spec::SameBits;
 use crate::time::Time;
 
-/// So often a world is formed anew before those who wait for each other are replaced.
-const MAX_STUCK: u32 = 4;
-
 impl Job {
     /// A member lost another one. It may be dead, stopped or cut off: the rest goes on without
     /// it, and if it lives it may come back.
@@ -26,7 +23,7 @@ impl Job {
         self.note("peer_lost", text);
         if suspect == worker {
             // It could not make sense of what it holds or got.
-            self.worlds.disown(worker);
+            self.steps_mut().worlds_mut().disown(worker);
             self.keep_holders();
             return self.roster.shun_as_unfit(worker, now);
         }
@@ -42,38 +39,20 @@ impl Job {
 
     /// The step that a member was training: it may be why it crashed.
     pub(in crate::job) fn step_of(&self, worker: WorkerId) -> Option<Suspect> {
-        let world = self.worlds.current().filter(|_| self.is_allreduce())?;
-        let is_member = world.members.iter().any(|member| member.worker == worker);
-        let is_training = self.ledger().n_done() < self.worlds.until();
-        (is_member && is_training)
-            .then(|| Suspect::Batch(self.ledger().batch_at(self.ledger().n_done())))
+        let n_done = self.ledger().n_done();
+        let is_training = self.strategy.steps().is_some_and(|s| s.is_training(worker, n_done));
+        is_training.then(|| Suspect::Batch(self.ledger().batch_at(n_done)))
     }
 
-    /// Replaces members that hold the others up. One that waits for another is never at fault.
+    /// Replaces members that delay the others.
     pub(super) fn check_progress(&mut self, now: Time) {
         let timeout = self.config.spec.task_timeout();
-        let is_owed = self.ledger().n_done() < self.worlds.until() || !self.is_together();
-        if !is_owed || now.since(self.pace.progressed_at) < timeout {
-            return;
-        }
-        let Some(world) = self.worlds.current().cloned() else { return };
-        self.pace.progressed_at = now;
-        self.worlds.broken(world.id);
-        self.pace.n_stuck += 1;
-        let waits_for = |worker: &WorkerId| {
-            self.roster.worker(*worker).map_or("", |entry| entry.waiting_for.as_str())
-        };
-        let members: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
-        let is_busy = |worker: &WorkerId| waits_for(worker).is_empty();
-        let mut stuck: Vec<WorkerId> = members.iter().copied().filter(is_busy).collect();
-        if stuck.is_empty() && self.pace.n_stuck > 1 {
-            // Told twice, they still say that they wait for us: they do not listen.
-            let is_deaf = |worker: &WorkerId| waits_for(worker) == "master";
-            stuck = members.iter().copied().filter(is_deaf).collect();
-        }
-        if stuck.is_empty() && self.pace.n_stuck >= MAX_STUCK {
-            stuck = members; // They wait for each other, world after world.
-        }
+        let is_owed = self.ledger().n_done() < self.steps().worlds().until() || !self.is_together();
+        let Self { strategy, roster, .. } = self;
+        let waits_for = |worker| roster.worker(worker).map_or("", |w| w.waiting_for.as_str());
+        let steps = strategy.steps_mut().filter(|_| is_owed);
+        let stuck = steps.and_then(|steps| steps.find_stuck(timeout, waits_for, now));
+        let Some(stuck) = stuck else { return };
         if stuck.is_empty() {
             let text = format!("no step for {timeout:?} although no worker is busy; retrying");
             return self.note("stuck", text);

@@ -15,8 +15,6 @@ use crate::world::{Candidate, Member};
 
 /// Workers that are started together come together: the first one waits so long for the others.
 const GATHERING: Duration = Duration::from_secs(1);
-/// A last member that leaves cuts so many checkpoints until one is complete.
-const MAX_FAREWELLS: u32 = 3;
 
 impl Job {
     /// Whether a world without one should wait a moment for workers that are about to come: longer
@@ -27,14 +25,10 @@ impl Job {
         candidates: &BTreeMap<WorkerId, Candidate>,
         now: Time,
     ) -> bool {
-        let since = *self.pace.gathering_since.get_or_insert(now);
+        let since = self.steps_mut().gathering_since(now);
         let has_state = workers.iter().any(|worker| candidates[worker].step.is_some());
         if !workers.is_empty() && !has_state && self.is_state_expected(since, now) {
             return true;
-        }
-        if self.worlds.current().is_some() {
-            self.pace.gathering_since = None;
-            return false;
         }
         let expected = self.instances.running().iter();
         let is_missing =
@@ -42,9 +36,10 @@ impl Job {
         let is_late = now.since(since) >= GATHERING;
         let is_due = |instance: &Instance| !instance.is_leaving && !instance.is_stuck();
         let missing = expected.filter(|(_, instance)| is_due(instance));
-        let waits = !is_late && missing.map(|(id, _)| id).any(is_missing);
+        let is_first = self.steps().worlds().current().is_none();
+        let waits = is_first && !is_late && missing.map(|(id, _)| id).any(is_missing);
         if !waits {
-            self.pace.gathering_since = None;
+            self.steps_mut().stop_gathering();
         }
         waits
     }
@@ -73,18 +68,18 @@ impl Job {
             runs && self.roster.is_awaited(instance, now)
         };
         self.checkpoints.is_committing()
-            || is_early && self.worlds.holders().into_iter().flatten().any(is_missed)
-            || self.started_at.is_none() && self.pace.survivors.iter().any(is_awaited)
+            || is_early && self.steps().worlds().holders().into_iter().flatten().any(is_missed)
+            || self.started_at.is_none() && self.steps().survivors().iter().any(is_awaited)
     }
 
     /// Whether those who hold the state are about to form a world.
     pub(in crate::job) fn is_world_expected(&self) -> bool {
+        let Some(worlds) = self.strategy.worlds() else { return false };
         let holds = |(id, worker): (&WorkerId, &Worker)| {
-            worker.is_connected
-                && worker.step().is_some()
-                && self.worlds.is_holder(*id, worker.incarnation)
+            let is_here = worker.is_connected && worker.step().is_some();
+            is_here && worlds.is_holder(*id, worker.incarnation)
         };
-        self.is_allreduce() && self.roster.workers().iter().any(holds)
+        self.roster.workers().iter().any(holds)
     }
 
     /// The last ones who hold the state want to go: they cut a checkpoint first. True while that
@@ -94,27 +89,22 @@ impl Job {
         candidates: &BTreeMap<WorkerId, Candidate>,
         now: Time,
     ) -> bool {
-        let members = self.worlds.current().map_or(&[][..], |world| &world.members);
+        let members = self.strategy.members();
         let is_leaving = |m: &Member| self.roster.worker(m.worker).is_some_and(|w| w.is_leaving);
         let has_state = |m: &Member| candidates.get(&m.worker).is_some_and(|c| c.step.is_some());
-        let at = self.worlds.until();
-        let is_kept = self.durable.latest_checkpoint().is_some_and(|c| c.exact == Some(at));
+        let at = self.strategy.last_step();
+        let is_kept = self.durable.latest_checkpoint().is_some_and(|c| c.exact == at);
         if !members.iter().all(is_leaving) || !members.iter().any(has_state) || is_kept {
             return false;
         }
-        let n_before = *self.pace.farewells.get_or_insert(0);
+        self.steps_mut().begin_farewell();
         if !self.checkpoints.can_begin(now) || self.stage == Stage::Finishing {
             return true;
         }
-        if n_before < MAX_FAREWELLS {
-            self.pace.farewells = Some(n_before + 1);
+        let is_next = self.steps_mut().next_farewell();
+        if is_next {
             self.begin_cut(None, now);
         }
-        n_before < MAX_FAREWELLS
-    }
-
-    /// Whether somebody stays only until a checkpoint is complete.
-    pub(in crate::job) fn is_farewell(&self) -> bool {
-        self.pace.farewells.is_some()
+        is_next
     }
 }
