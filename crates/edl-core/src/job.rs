@@ -7,6 +7,7 @@
 
 mod books;
 mod checkpoints;
+mod course;
 mod cuts;
 mod durable;
 mod effect;
@@ -27,14 +28,14 @@ use std::time::Duration;
 use self::books::Books;
 use self::checkpoints::Checkpoints;
 pub use self::checkpoints::{CheckpointRef, CutFile, Holder};
+pub use self::course::OWN_LOOP_GRACE;
 use self::durable::Facts;
 pub use self::durable::{Durable, Failure, Suspect};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
 pub use self::event::{Event, Held, News, Peer};
 use self::lending::Lending;
 use self::roster::Roster;
-pub use self::stages::OWN_LOOP_GRACE;
-use self::stages::Stage;
+use self::stages::{Stage, Stages};
 use self::strategy::Strategy;
 use crate::id::Term;
 use crate::instances::Instances;
@@ -80,7 +81,7 @@ impl Config {
 pub struct Job {
     config: Config,
     durable: Facts,
-    stage: Stage,
+    stages: Stages,
     lending: Lending,
     strategy: Strategy,
     instances: Instances,
@@ -88,12 +89,6 @@ pub struct Job {
     /// Why the platform can start nothing at all.
     trouble: Option<Wait>,
     checkpoints: Checkpoints,
-    last_eval_at: Time,
-    started_at: Option<Time>,
-    /// Nothing is lent at or past this position.
-    barrier: u64,
-    /// Training ends here.
-    limit: u64,
     next_number: u64,
     loss: Option<f32>,
     last_tick: Time,
@@ -115,17 +110,13 @@ impl Job {
         let n_ps = strategy.servers().n_ps();
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
         let mut job = Self {
-            stage: Stage::Working,
+            stages: Stages::new(&config, now),
             lending: Lending::new(&config),
             strategy,
             instances,
             roster,
             trouble: None,
             checkpoints,
-            last_eval_at: now,
-            started_at: None,
-            barrier: 0,
-            limit: 0,
             next_number: 0,
             loss: None,
             last_tick: now,
@@ -141,7 +132,7 @@ impl Job {
 
     /// Takes one event and returns what is to be done, in order.
     pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
-        if matches!(self.stage, Stage::Ended) {
+        if matches!(self.stages.stage(), Stage::Ended) {
             return Vec::new();
         }
         self.forgive_pause(now);
@@ -229,7 +220,7 @@ impl Job {
 
     /// Makes every decision that has become possible.
     fn advance(&mut self, now: Time) {
-        if matches!(self.stage, Stage::Ended) {
+        if matches!(self.stages.stage(), Stage::Ended) {
             return;
         }
         self.expire(now);
@@ -244,7 +235,7 @@ impl Job {
         if self.is_serving() {
             self.advance_stage(now);
             self.grant(now);
-        } else if let Stage::Stopping { reason, deadline } = &self.stage
+        } else if let Stage::Stopping { reason, deadline } = self.stages.stage()
             && (now >= *deadline || !self.is_world_expected())
         {
             // Nothing is left to cut.
@@ -347,17 +338,17 @@ impl Job {
 
     #[must_use]
     pub fn is_ended(&self) -> bool {
-        matches!(self.stage, Stage::Ended)
+        matches!(self.stages.stage(), Stage::Ended)
     }
 
     /// The state in one word.
     #[must_use]
     pub fn state(&self) -> &'static str {
-        match (&self.stage, &self.durable.end) {
+        match (self.stages.stage(), &self.durable.end) {
             (Stage::Ended, Some(End::Succeeded)) => "succeeded",
             (Stage::Ended, Some(End::Failed(_))) => "failed",
             (Stage::Ended, _) => "stopped",
-            _ if !self.is_serving() && self.started_at.is_none() => "starting",
+            _ if !self.is_serving() && !self.stages.has_started() => "starting",
             _ if !self.is_serving() => "recovering",
             (Stage::Evaluating { .. }, _) => "evaluating",
             (Stage::Working, _) => "running",
@@ -376,7 +367,7 @@ impl Job {
         match self.config.spec.job_type {
             JobType::Train => {
                 let n_done = self.records_before(self.ledger().n_done());
-                (n_done, (self.limit < u64::MAX).then(|| self.records_before(self.limit)))
+                (n_done, self.stages.limit().map(|limit| self.records_before(limit)))
             }
             JobType::Evaluate => {
                 let total = self.config.n_validation_records;

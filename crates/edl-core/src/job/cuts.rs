@@ -83,7 +83,7 @@ impl Job {
         let Some(cut) = self.checkpoints.finish(cut) else { return };
         self.note("checkpoint", format!("checkpoint {} saved", cut.version));
         let is_exact = cut.exact == Some(self.ledger().n_done());
-        let is_best = self.stage == Stage::BestCut && is_exact;
+        let is_best = *self.stages.stage() == Stage::BestCut && is_exact;
         let record = |facts: &mut _| self.checkpoints.record(&cut, is_best, facts);
         let dropped = self.durable.change(&mut self.effects, record);
         self.effects.extend(dropped.into_iter().map(Effect::Delete));
@@ -107,7 +107,7 @@ impl Job {
 
     /// Continues what was waiting for the checkpoint. `is_exact`: it was of the current model.
     fn after_cut(&mut self, is_complete: bool, is_exact: bool, now: Time) {
-        match &self.stage {
+        match self.stages.stage() {
             // An earlier one was still being written; now it is the best model's turn.
             Stage::BestCut if !is_exact => self.begin_cut(Some(self.ledger().n_done()), now),
             Stage::BestCut => self.resume_training(),

@@ -43,7 +43,7 @@ impl Job {
         if restored {
             let (before, step) = (self.ledger().n_done(), self.loaded_step());
             self.go_back_to(step);
-            if self.started_at.is_some() {
+            if self.stages.has_started() {
                 let lost = before.saturating_sub(step);
                 let text = format!("restored step {step}; steps to train again: {lost}");
                 self.note("restored", text);
@@ -56,7 +56,7 @@ impl Job {
     /// What workers load to fit what the servers have loaded.
     pub(super) fn load_fresh(&mut self) -> LoadFrom {
         let step = self.loaded_step();
-        let end = self.next_stop();
+        let end = self.stages.next_stop();
         self.strategy.set_fresh(false);
         self.steps_mut().start_over(step, end);
         self.load_from()
@@ -73,7 +73,7 @@ impl Job {
 
     /// No worker holds the model any more, so what the servers hold fits nobody.
     pub(super) fn restore_servers(&mut self, now: Time) {
-        if self.started_at.is_some() {
+        if self.stages.has_started() {
             let text = "all workers that held the model are gone; the servers reload with new ones";
             self.note("workers_lost", text);
         }

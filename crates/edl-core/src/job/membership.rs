@@ -209,7 +209,7 @@ impl Job {
                     let text =
                         format!("{instance} is starting with {memory_percent} % of the memory");
                     self.note("launched", text);
-                } else if self.started_at.is_some() {
+                } else if self.stages.has_started() {
                     self.note("launched", format!("{instance} is starting"));
                 }
             }

@@ -129,13 +129,13 @@ impl Job {
     /// All servers hold the generation: the ledger follows what they have applied.
     fn go_on(&mut self, done: &AppliedSet, restored: bool, now: Time) {
         let before = self.ledger().n_done();
-        let is_first = self.started_at.is_none();
+        let is_first = !self.stages.has_started();
         self.book_found(done);
         self.lending.restore(done, self.strategy.servers().last_applied());
         self.forget_lost_evaluations();
         self.set_limits();
         self.checkpoints.continue_from(self.ledger().version());
-        self.started_at.get_or_insert(now);
+        self.stages.start(now);
         let generation = self.servers().generation();
         let n_done = self.ledger().n_done();
         if restored && !is_first {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Command, Effect, End, Job, Stage, Suspect};
+use super::{Command, Effect, End, Job, Suspect};
 use crate::evaluation::shard_records;
 use crate::id::{BatchId, EvalId, Generation, LeaseId, WorkerId};
 use crate::metric::Measures;
@@ -17,8 +17,8 @@ const PENALTY: Duration = Duration::from_millis(500);
 impl Job {
     /// Assigns what can be assigned.
     pub(super) fn lend(&mut self, now: Time) {
-        let has_batches = self.stage == Stage::Working && !self.strategy.trains_in_steps();
-        let barrier = has_batches.then(|| self.next_stop());
+        let has_batches = self.stages.is_working() && !self.strategy.trains_in_steps();
+        let barrier = has_batches.then(|| self.stages.next_stop());
         let Self { lending, roster, strategy, next_number, config, .. } = self;
         let capacity =
             |worker| roster.capacity(worker, now).filter(|_| strategy.has_joined(worker));

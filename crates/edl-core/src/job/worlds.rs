@@ -40,7 +40,7 @@ impl Job {
                 }
             }
         }
-        let needs_cut = matches!(self.stage, Stage::BestCut | Stage::Stopping { .. });
+        let needs_cut = matches!(self.stages.stage(), Stage::BestCut | Stage::Stopping { .. });
         if needs_cut && !self.checkpoints.is_writing() && self.steps().worlds().is_settled() {
             self.begin_cut(None, now);
         }
@@ -76,7 +76,7 @@ impl Job {
     ) {
         let before: Vec<WorkerId> = self.steps().worlds().involved().into_iter().collect();
         let furthest = workers.iter().filter_map(|w| candidates.get(w)?.step).max();
-        if self.started_at.is_none() {
+        if !self.stages.has_started() {
             // An earlier master has allowed these steps.
             self.steps_mut().worlds_mut().allow(furthest.unwrap_or(0));
         }
@@ -102,8 +102,8 @@ impl Job {
             let nobody = World { id, members: Vec::new(), after };
             return self.tell_world(&before, &nobody, None);
         };
-        if after.is_none() && self.stage == Stage::Working {
-            let (n_done, end) = (self.ledger().n_done(), self.next_stop());
+        if after.is_none() && self.stages.is_working() {
+            let (n_done, end) = (self.ledger().n_done(), self.stages.next_stop());
             self.steps_mut().allow_after(n_done, end);
         }
         let mut told: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
@@ -167,9 +167,9 @@ impl Job {
         let folder = checkpoint.map(|checkpoint| checkpoint.folder.clone());
         self.strategy.group_mut().begin_load(folder, now);
         self.go_back_to(step);
-        let end = self.next_stop();
+        let end = self.stages.next_stop();
         self.steps_mut().start_over(step, end);
-        if self.started_at.is_some() {
+        if self.stages.has_started() {
             let lost = before.saturating_sub(step);
             let text = format!(
                 "all workers that held the model are gone; restoring step {step}; steps to train \
@@ -190,8 +190,8 @@ impl Job {
 
     /// Allows further steps before those allowed are used up.
     pub(super) fn grant(&mut self, now: Time) {
-        let (n_done, end) = (self.ledger().n_done(), self.next_stop());
-        let steps = self.strategy.steps_mut().filter(|_| self.stage == Stage::Working);
+        let (n_done, end) = (self.ledger().n_done(), self.stages.next_stop());
+        let steps = self.strategy.steps_mut().filter(|_| self.stages.is_working());
         let Some(steps) = steps else { return };
         let Some(until) = steps.grant(n_done, end, now) else { return };
         let Some(world) = steps.worlds().current() else { return };
@@ -262,8 +262,8 @@ impl Job {
     /// The first member says with which step its world begins.
     fn begin_world(&mut self, step: u64, now: Time) {
         let n_done = self.ledger().n_done();
-        let is_resumed = self.started_at.is_none() && step > 0;
-        self.started_at.get_or_insert(now);
+        let is_resumed = !self.stages.has_started() && step > 0;
+        self.stages.start(now);
         // Under a new master it may have come further than it said at first.
         self.steps_mut().worlds_mut().allow(step);
         if step > n_done {

@@ -48,7 +48,7 @@ impl Job {
     /// committed. Nobody is waited for longer than for a sign of life, from when others are there.
     fn is_state_expected(&self, since: Time, now: Time) -> bool {
         let kept = self.durable.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
-        if self.started_at.is_some() && kept >= self.ledger().n_done() {
+        if self.stages.has_started() && kept >= self.ledger().n_done() {
             return false; // Nothing would be lost.
         }
         let is_early = now.since(since) < self.config.spec.heartbeat_timeout();
@@ -60,7 +60,7 @@ impl Job {
                 let is_away = worker.capacity == 0 && !worker.is_leaving;
                 is_away && worker.incarnation == *incarnation
             }
-            None => self.started_at.is_some(),
+            None => self.stages.has_started(),
         };
         let is_awaited = |worker: &WorkerId| {
             let instance = InstanceId::from(*worker);
@@ -69,7 +69,7 @@ impl Job {
         };
         self.checkpoints.is_committing()
             || is_early && self.steps().worlds().holders().into_iter().flatten().any(is_missed)
-            || self.started_at.is_none() && self.steps().survivors().iter().any(is_awaited)
+            || !self.stages.has_started() && self.steps().survivors().iter().any(is_awaited)
     }
 
     /// Whether those who hold the state are about to form a world.
@@ -98,7 +98,7 @@ impl Job {
             return false;
         }
         self.steps_mut().begin_farewell();
-        if !self.checkpoints.can_begin(now) || self.stage == Stage::Finishing {
+        if !self.checkpoints.can_begin(now) || *self.stages.stage() == Stage::Finishing {
             return true;
         }
         let is_next = self.steps_mut().next_farewell();
