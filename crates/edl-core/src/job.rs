@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A whole job as one machine: events in, effects out, in order.
 //!
-//! It owns the ledger, the group of parameter servers, the evaluations, the checkpoints and the
-//! wanted processes, and makes every decision of a master. It reads no clock and does no I/O:
-//! the shell around it (`edl-master`) turns messages into events and performs the effects.
+//! `Job` makes every decision of a master. It conducts components that own their state, take facts
+//! and return outcomes: durable facts, the roster of processes, the assignment of work, the strategy
+//! that holds the parameters, checkpoints and stages. It reads no clock and does no I/O: the shell
+//! around it (`edl-master`) turns messages into events and performs the effects.
 
 mod books;
 mod checkpoints;
@@ -46,9 +47,9 @@ use crate::servers::Servers;
 use crate::spec::{JobSpec, JobType};
 use crate::time::Time;
 
-/// Silence, processes, cuts and limits are looked at this often.
+/// Silence, processes, checkpoints and limits are checked this often.
 const TICK: Duration = Duration::from_millis(200);
-/// Two looks further apart than this mean that we ourselves were stopped.
+/// A longer time between two checks means that the master itself was stopped.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a job is made of when its master starts.
@@ -76,7 +77,7 @@ impl Config {
     }
 }
 
-/// The machine.
+/// The machine: a conductor over its components.
 #[derive(Clone, Debug)]
 pub struct Job {
     config: Config,
@@ -136,7 +137,7 @@ impl Job {
             return Vec::new();
         }
         self.forgive_pause(now);
-        // Under load other events come so thick that nobody finds the time for a tick.
+        // Under load, other events may leave no time for a tick.
         let is_tick = event == Event::Tick || now.since(self.last_tick) >= TICK;
         let is_about_processes =
             is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
@@ -158,7 +159,7 @@ impl Job {
 
     fn take(&mut self, event: Event, now: Time) {
         match event {
-            // Told to the books already.
+            // Already recorded in the books.
             Event::Tick | Event::Told { .. } => {}
             Event::Platform(report) => self.platform(&report, now),
             Event::WorkerConnected { worker, incarnation, pid } => {
@@ -238,7 +239,7 @@ impl Job {
         } else if let Stage::Stopping { reason, deadline } = self.stages.stage()
             && (now >= *deadline || !self.is_world_expected())
         {
-            // Nothing is left to cut.
+            // There is no state to save.
             let end = End::Stopped(reason.clone());
             self.end(end);
         }
@@ -250,7 +251,7 @@ impl Job {
         self.trouble.as_ref()
     }
 
-    /// Brings what runs to what is wanted.
+    /// Starts and stops processes until those that run are those that are wanted.
     fn reconcile(&mut self, now: Time) {
         if self.is_ended() {
             return;
@@ -264,15 +265,15 @@ impl Job {
         }
     }
 
-    /// When `handle` wants to be called again at the latest, with `Event::Tick`.
+    /// When `handle` must be called again at the latest, with `Event::Tick`.
     #[must_use]
     pub fn next_deadline(&self, now: Time) -> Time {
         let tick = self.last_tick + TICK;
         self.ledger().next_deadline().map_or(tick, |deadline| deadline.min(tick)).max(now)
     }
 
-    /// If nobody looked for long, it was us who were stopped: others were not silent, we did not
-    /// listen.
+    /// If no check was made for long, the master itself was stopped: others were not silent, it did
+    /// not listen.
     fn forgive_pause(&mut self, now: Time) {
         let timeout = self.config.spec.heartbeat_timeout();
         if now.since(self.last_tick) < MIN_PAUSE.max(timeout / 2) {
@@ -285,7 +286,7 @@ impl Job {
         self.lending.extend_all(now);
     }
 
-    /// A number that this master has not given out before.
+    /// A number that this master has not used before.
     fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
@@ -390,7 +391,7 @@ impl Job {
         position / n_batches * self.config.n_records + in_epoch.min(self.config.n_records)
     }
 
-    /// Panics if the books contradict each other.
+    /// Panics if the components contradict each other.
     pub fn check_invariants(&self) {
         self.lending.check_invariants();
         self.strategy.check_invariants(self.durable.generation);

@@ -2,9 +2,9 @@
 //! Hybrid: workers hold the dense parameters and servers the embedding rows, both of one step.
 //!
 //! A step's rows are on all servers before any worker can finish it, and no server takes a step
-//! that a member of the world has not begun; so the two are never more than one step apart, and
-//! servers keep what one step changed. Whoever loses more than that takes everybody back: servers
-//! and workers load one checkpoint under one generation.
+//! that a member of the world has not begun. The two are never more than one step apart, and
+//! servers keep what one step changed. If a process loses more than that, servers and workers load
+//! one checkpoint under one generation.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ impl Job {
         self.keep_holders();
     }
 
-    /// Nobody trains without the servers. Those who did are told at once, so that they wait for
+    /// Stops training while the servers are away. Members are informed at once, so they wait for
     /// the master and not for a server.
     pub(super) fn suspend_world(&mut self) {
         let Some(worlds) = self.strategy.worlds().filter(|worlds| worlds.current().is_some())
@@ -32,12 +32,12 @@ impl Job {
         self.steps_mut().worlds_mut().form(id, &[], None, &BTreeMap::new());
         self.void_workers();
         self.take_back_from(&before, &[]);
-        let nobody = World { id, members: Vec::new(), after: None };
-        self.tell_world(&before, &nobody, None);
+        let empty = World { id, members: Vec::new(), after: None };
+        self.tell_world(&before, &empty, None);
     }
 
     /// All servers hold one generation. If they have loaded it, workers load the same before they
-    /// train; if they went on through a master's restart, workers do, too.
+    /// train; if they continued through a restart of the master, so do the workers.
     pub(super) fn go_on_apart(&mut self, restored: bool) {
         self.strategy.set_fresh(restored);
         if restored {
@@ -53,7 +53,7 @@ impl Job {
         self.lending.add_idle(workers);
     }
 
-    /// What workers load to fit what the servers have loaded.
+    /// What workers load to match the servers.
     pub(super) fn load_fresh(&mut self) -> LoadFrom {
         let step = self.loaded_step();
         let end = self.stages.next_stop();
@@ -62,7 +62,7 @@ impl Job {
         self.load_from()
     }
 
-    /// The step of what the servers have loaded.
+    /// The step that the servers have loaded.
     fn loaded_step(&self) -> u64 {
         let is_it = |folder: &String| {
             let all = self.durable.checkpoints.iter();
@@ -71,7 +71,7 @@ impl Job {
         self.strategy.group().loading_from().and_then(is_it).unwrap_or(0)
     }
 
-    /// No worker holds the model any more, so what the servers hold fits nobody.
+    /// No worker holds the model any more, so the servers must load together with new workers.
     pub(super) fn restore_servers(&mut self, now: Time) {
         if self.stages.has_started() {
             let text = "all workers that held the model are gone; the servers reload with new ones";

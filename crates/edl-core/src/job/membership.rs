@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Workers that come, fall silent, fail and leave; processes that are started and end.
+//! Workers that connect, fail and leave; processes that start, wait and exit.
 
 use super::{Command, Effect, Held, Job, Peer};
 use crate::id::{Incarnation, PsId, WorkerId};
@@ -60,7 +60,7 @@ impl Job {
         }
     }
 
-    /// Counts what a worker says it holds as lent to it.
+    /// Counts what a worker says it holds as assigned to it.
     pub(super) fn adopt_held(&mut self, worker: WorkerId, now: Time) {
         self.lending.adopt(worker, self.roster.take_held(worker), now);
     }
@@ -84,7 +84,7 @@ impl Job {
         self.note("worker_left", text);
     }
 
-    /// The platform tells who runs and who ended.
+    /// The platform reports which processes run, wait or have exited.
     pub(super) fn platform(&mut self, report: &Report, now: Time) {
         match report {
             Report::Started { instance, .. } => self.roster.started(*instance, now),
@@ -139,7 +139,7 @@ impl Job {
         }
     }
 
-    /// The platform can do nothing, or can again.
+    /// The platform cannot start processes, or can again.
     fn trouble(&mut self, why: Option<&Wait>) {
         let is_news = match (&self.trouble, why) {
             (Some(before), Some(why)) => !before.is_like(why),
@@ -220,7 +220,7 @@ impl Job {
         }
     }
 
-    /// Somebody wants to see the job heal.
+    /// A chaos action.
     pub(super) fn harm(&mut self, instance: InstanceId, harm: Harm) {
         if !self.instances.running().contains_key(&instance) {
             return;
@@ -237,7 +237,7 @@ impl Job {
         }
     }
 
-    /// The processes of workers and servers that were heard of: address book of the status page.
+    /// The workers that hold a stream, with their process ids and states.
     pub fn connected_workers(&self) -> impl Iterator<Item = (WorkerId, u32, &'static str)> + '_ {
         let connected = self.roster.workers().iter().filter(|(_, worker)| worker.is_connected);
         connected.map(|(id, worker)| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parameter servers that come, load, get lost and come back.
+//! Parameter servers that connect, load, fail and come back.
 
 use super::strategy::LOAD_TIMEOUT;
 use super::{Command, Effect, End, Job, LoadFrom, PsOrder};
@@ -21,7 +21,7 @@ impl Job {
         self.effects.push(Effect::ToPs(ps, PsOrder::Welcome));
         let outcome = self.strategy.servers_mut().connected(ps, member);
         if self.servers().is_serving() && outcome == Outcome::Nothing {
-            // The order may have been lost with the stream of before.
+            // The order may have been lost with the previous stream.
             let generation = self.servers().generation();
             self.effects.push(Effect::ToPs(ps, PsOrder::Serve { generation }));
         }
@@ -46,7 +46,7 @@ impl Job {
         }
     }
 
-    /// Starts to load, once everybody is there and the model is known.
+    /// Starts to load once all servers are there and the model is known.
     pub(super) fn begin_load(&mut self, now: Time) {
         if !self.strategy.must_load_servers() || self.durable.model.is_none() {
             return;
@@ -70,7 +70,7 @@ impl Job {
         self.effects.push(Effect::ToPs(ps, order));
     }
 
-    /// What the load under way reads.
+    /// What the load in progress reads.
     pub(super) fn load_from(&self) -> LoadFrom {
         self.strategy.group().load_from(&self.config.spec.checkpoint_dir_for_init)
     }
@@ -86,14 +86,14 @@ impl Job {
         self.follow(outcome, now);
     }
 
-    /// A checkpoint that cannot be read: the one before it is tried, and somebody is told.
+    /// A server cannot read a checkpoint: the previous one is tried.
     pub(super) fn load_failed(&mut self, ps: PsId, generation: Generation, error: &str) {
         if self.strategy.servers_mut().load_failed(generation) {
             self.give_up_load(&format!("ps-{ps}"), error);
         }
     }
 
-    /// What was to be loaded cannot be.
+    /// The load in progress failed.
     pub(super) fn give_up_load(&mut self, who: &str, error: &str) {
         let Some(folder) = self.strategy.group_mut().give_up_load() else {
             return self.end(End::Failed(format!("{who} cannot load the initial values: {error}")));
@@ -116,7 +116,7 @@ impl Job {
 
     fn follow(&mut self, outcome: Outcome, now: Time) {
         match outcome {
-            // `begin_load` looks for itself whether it is time.
+            // `begin_load` checks by itself whether it can start.
             Outcome::Nothing | Outcome::MustLoad => {}
             Outcome::LoadOne(ps) => self.send_load(ps),
             Outcome::Serving { restored, .. } if self.strategy.trains_in_steps() => {
@@ -159,7 +159,7 @@ impl Job {
         self.keep_best(now);
     }
 
-    /// Servers are told to serve, and workers where they are; the workers that were told.
+    /// Orders servers to serve and sends workers the route; returns those workers.
     pub(super) fn announce_servers(&mut self) -> Vec<WorkerId> {
         let generation = self.servers().generation();
         for ps in self.strategy.servers().members().keys() {

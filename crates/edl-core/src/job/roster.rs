@@ -133,6 +133,12 @@ impl Roster {
         &self.workers
     }
 
+    fn edit(&mut self, worker: WorkerId, change: impl FnOnce(&mut Worker)) {
+        if let Some(entry) = self.workers.get_mut(&worker) {
+            change(entry);
+        }
+    }
+
     pub(super) fn worker_connected(
         &mut self,
         worker: WorkerId,
@@ -151,9 +157,7 @@ impl Roster {
     }
 
     pub(super) fn worker_waits(&mut self, worker: WorkerId, waiting_for: String) {
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.waiting_for = waiting_for;
-        }
+        self.edit(worker, |entry| entry.waiting_for = waiting_for);
     }
 
     pub(super) fn worker_ready(
@@ -163,9 +167,8 @@ impl Roster {
         held: Vec<Held>,
         peer: Option<Peer>,
     ) {
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            (entry.peer, entry.capacity, entry.held) = (peer, capacity.max(1), held);
-        }
+        let capacity = capacity.max(1);
+        self.edit(worker, |w| (w.peer, w.capacity, w.held) = (peer, capacity, held));
     }
 
     /// What a worker said it works on, once.
@@ -174,22 +177,16 @@ impl Roster {
     }
 
     pub(super) fn worker_disconnected(&mut self, worker: WorkerId) {
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            (entry.is_connected, entry.capacity) = (false, 0);
-        }
+        self.edit(worker, |entry| (entry.is_connected, entry.capacity) = (false, 0));
     }
 
     pub(super) fn worker_leaves(&mut self, worker: WorkerId) {
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.is_leaving = true;
-        }
+        self.edit(worker, |entry| entry.is_leaving = true);
     }
 
     /// Sets what a worker was working on.
     pub(super) fn suspect(&mut self, worker: WorkerId, suspect: Option<Suspect>) {
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.suspect = suspect;
-        }
+        self.edit(worker, |entry| entry.suspect = suspect);
     }
 
     /// Forgets a worker; returns what it was working on.
@@ -205,9 +202,7 @@ impl Roster {
 
     /// Assigns nothing to a worker before `until`.
     pub(super) fn pause(&mut self, worker: WorkerId, until: Time) {
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.not_before = until;
-        }
+        self.edit(worker, |entry| entry.not_before = until);
     }
 
     /// A worker holds the state of `step`.
@@ -221,9 +216,7 @@ impl Roster {
 
     /// Keeps a worker out of worlds until `until`.
     pub(super) fn ban(&mut self, worker: WorkerId, until: Time) {
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.banned_until = until;
-        }
+        self.edit(worker, |entry| entry.banned_until = until);
     }
 
     /// Keeps a worker out of worlds for a while, longer each time.
@@ -237,9 +230,7 @@ impl Roster {
     /// The same, even for a world of its own: it could not use its own state.
     pub(super) fn shun_as_unfit(&mut self, worker: WorkerId, now: Time) {
         self.shun(worker, now);
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.unfit_until = entry.banned_until;
-        }
+        self.edit(worker, |entry| entry.unfit_until = entry.banned_until);
     }
 
     /// Another worker lost this one; whether that happened too often. A worker that waits for

@@ -14,10 +14,10 @@ use super::strategy::Strategy;
 use super::{Command, Effect, Job, LoadFrom, News, Peer, Stage, Suspect};
 use crate::id::{WorkerId, WorldId};
 use crate::time::Time;
-use crate::world::{Candidate, Change, World, Worlds};
+use crate::world::{Candidate, Change, Formed, World, Worlds};
 
 impl Job {
-    /// Brings the world to what it should be, given who is there.
+    /// Changes the world to fit the workers that are there.
     pub(super) fn advance_world(&mut self, now: Time) {
         if !self.strategy.trains_in_steps() || self.durable.model.is_none() {
             return;
@@ -88,7 +88,7 @@ impl Job {
         if needs_load && self.strategy.must_servers_load_first() {
             return self.restore_servers(now);
         }
-        let load = needs_load.then(|| self.load_anew(now));
+        let load = needs_load.then(|| self.load_checkpoint(now));
         assert!(load.is_none() || after.is_none(), "workers that continue hold the state");
         let id = WorldId::of(self.config.term, self.number());
         let formed = self.steps_mut().form(id, workers, after, candidates, now);
@@ -99,8 +99,8 @@ impl Job {
         let Some(world) = formed else {
             self.note("world_waits", self.describe_waiting());
             // Members that leave can exit; the others keep what they hold.
-            let nobody = World { id, members: Vec::new(), after };
-            return self.tell_world(&before, &nobody, None);
+            let empty = World { id, members: Vec::new(), after };
+            return self.tell_world(&before, &empty, None);
         };
         if after.is_none() && self.stages.is_working() {
             let (n_done, end) = (self.ledger().n_done(), self.stages.next_stop());
@@ -128,7 +128,7 @@ impl Job {
         }
     }
 
-    /// Members that are left out at once finish nothing any more.
+    /// Members that are removed at once finish nothing: takes their work back.
     pub(super) fn take_back_from(&mut self, before: &[WorkerId], workers: &[WorkerId]) {
         for worker in before.iter().filter(|worker| !workers.contains(worker)) {
             self.lose_cut_of(*worker);
@@ -138,8 +138,8 @@ impl Job {
         }
     }
 
-    /// Makes it durable whose state counts before they train without the others: the next master
-    /// must not use the state of the others.
+    /// Makes the holders of the state durable before they train without the other workers: the
+    /// next master must not use the state of those.
     pub(super) fn keep_holders(&mut self) {
         let Some(worlds) = self.strategy.worlds() else { return };
         let holders = worlds.holders().map(|all| all.iter().map(|(w, i)| (*w, *i)).collect());
@@ -154,7 +154,7 @@ impl Job {
     }
 
     /// No worker has the state: all of them load the last checkpoint.
-    fn load_anew(&mut self, now: Time) -> LoadFrom {
+    fn load_checkpoint(&mut self, now: Time) -> LoadFrom {
         if let Strategy::Hybrid { .. } = self.strategy {
             return self.load_fresh();
         }
@@ -208,18 +208,8 @@ impl Job {
         let Some(steps) = self.strategy.steps_mut() else { return };
         match news {
             News::Formed { world, step, pause_secs, state_bytes } => {
-                let formed = steps.formed(world, worker, (pause_secs, state_bytes), now);
-                let Some(formed) = formed else { return };
-                self.keep_holders();
-                self.roster.set_step(worker, step);
-                self.lending.add_idle([worker]);
-                if formed.is_first {
-                    self.begin_world(step, now);
-                }
-                if formed.is_last
-                    && let Some(text) = self.steps().describe(step)
-                {
-                    self.note("world", text);
+                if let Some(formed) = steps.formed(world, worker, (pause_secs, state_bytes), now) {
+                    self.formed(worker, formed, step, now);
                 }
             }
             News::Stepped { world, step, hash, loss } => {
@@ -259,17 +249,31 @@ impl Job {
         }
     }
 
-    /// The first member says with which step its world begins.
+    fn formed(&mut self, worker: WorkerId, formed: Formed, step: u64, now: Time) {
+        self.keep_holders();
+        self.roster.set_step(worker, step);
+        self.lending.add_idle([worker]);
+        if formed.is_first {
+            self.begin_world(step, now);
+        }
+        if formed.is_last
+            && let Some(text) = self.steps().describe(step)
+        {
+            self.note("world", text);
+        }
+    }
+
+    /// The first member reports the step that its world begins with.
     fn begin_world(&mut self, step: u64, now: Time) {
         let n_done = self.ledger().n_done();
         let is_resumed = !self.stages.has_started() && step > 0;
         self.stages.start(now);
-        // Under a new master it may have come further than it said at first.
+        // Under a new master, it may have trained on since it connected.
         self.steps_mut().worlds_mut().allow(step);
         if step > n_done {
             self.commit(step, None);
         } else if step < n_done {
-            // The member that was furthest is gone; what it did is repeated with the same bits.
+            // The most advanced member is gone; its steps are repeated with identical results.
             self.go_back_to(step);
         }
         if is_resumed {

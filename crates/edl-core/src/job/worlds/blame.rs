@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members that lose each other, hold the others up, or compute other bits.
+//! Members that lose each other, delay the others, or compute different results.
 //!
-//! Whoever waits for another is not at fault. Nobody is evicted on one word of another: it is kept
-//! out for a while and may come back.
+//! A worker is not replaced because one other worker lost it: it is kept out for a while and can
+//! come back.
 
 use crate::id::WorkerId;
 use crate::job::{Effect, End, Job, Peer, Suspect};
@@ -10,8 +10,8 @@ use crate::spec::SameBits;
 use crate::time::Time;
 
 impl Job {
-    /// A member lost another one. It may be dead, stopped or cut off: the rest goes on without
-    /// it, and if it lives it may come back.
+    /// A member lost another one, which may be dead, stopped or cut off. The rest continues without
+    /// it; if it is alive, it can come back.
     pub(super) fn peer_lost(
         &mut self,
         worker: WorkerId,
@@ -22,12 +22,12 @@ impl Job {
         let text = format!("worker-{worker} lost worker-{suspect} ({error}); the others continue");
         self.note("peer_lost", text);
         if suspect == worker {
-            // It could not make sense of what it holds or got.
+            // It could not use the state that it holds or received.
             self.steps_mut().worlds_mut().disown(worker);
             self.keep_holders();
             return self.roster.shun_as_unfit(worker, now);
         }
-        // A newcomer that cannot reach those who hold the state must not drive them out.
+        // A new worker that cannot reach the holders of the state must not displace them.
         let is_newcomer = !self.is_holding(worker) && self.is_holding(suspect);
         self.roster.shun(if is_newcomer { worker } else { suspect }, now);
         if self.roster.is_lost_too_often(suspect) {
@@ -37,7 +37,7 @@ impl Job {
         }
     }
 
-    /// The step that a member was training: it may be why it crashed.
+    /// The step that a member was training; it may have caused a crash.
     pub(in crate::job) fn step_of(&self, worker: WorkerId) -> Option<Suspect> {
         let n_done = self.ledger().n_done();
         let is_training = self.strategy.steps().is_some_and(|s| s.is_training(worker, n_done));
@@ -69,7 +69,7 @@ impl Job {
         }
     }
 
-    /// Takes a worker in only if it computes what the others compute, bit for bit.
+    /// Admits a worker only if its results are bit-identical to those of the others.
     pub(in crate::job) fn accept_probe(&mut self, worker: WorkerId, peer: Option<&Peer>) -> bool {
         let Some(peer) = peer else {
             let why = format!("other workers cannot reach worker-{worker}");
@@ -105,7 +105,7 @@ impl Job {
         }
     }
 
-    /// The same step gave two results: the promise of equal bits is broken, or was waived.
+    /// The same step gave two results.
     pub(super) fn bits_differ(&mut self, what: &str) {
         if self.config.spec.same_bits == SameBits::Strict {
             let why = format!("{what}; the result would depend on which worker computed it");

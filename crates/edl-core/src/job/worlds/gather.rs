@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waiting for those who come, and for those who go: the state is neither loaded anew while
-//! somebody may bring it, nor lost with the last one who holds it.
+//! Waiting for workers that join or leave: the state is not loaded while a worker may still bring
+//! it, and it is not lost with the last worker that holds it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::platform::{InstanceId, Role};
 use crate::time::Time;
 use crate::world::{Candidate, Member};
 
-/// Workers that are started together come together: the first one waits so long for the others.
+/// Workers that start together connect together: the first one waits so long for the others.
 const GATHERING: Duration = Duration::from_secs(1);
 
 impl Job {
-    /// Whether a world without one should wait a moment for workers that are about to come: longer
-    /// if they may hold what nobody else has.
+    /// Whether a first world should wait a moment for workers that are about to connect; longer if
+    /// they may hold the only copy of the state.
     pub(super) fn must_gather(
         &mut self,
         workers: &[WorkerId],
@@ -44,16 +44,16 @@ impl Job {
         waits
     }
 
-    /// Whether the state that would be loaded anew may come with somebody, or is just being
-    /// committed. Nobody is waited for longer than for a sign of life, from when others are there.
+    /// Whether a worker may still bring the state, or a checkpoint of it is being committed. The
+    /// wait is never longer than the heartbeat timeout, counted from when others are there.
     fn is_state_expected(&self, since: Time, now: Time) -> bool {
         let kept = self.durable.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
         if self.stages.has_started() && kept >= self.ledger().n_done() {
             return false; // Nothing would be lost.
         }
         let is_early = now.since(since) < self.config.spec.heartbeat_timeout();
-        // A network that broke brings them back one by one, and those first who hold nothing that
-        // counts. One that is known to have ended is no holder any more.
+        // After a network failure, workers reconnect one by one, and the first ones may hold no
+        // state that counts. A worker that is known to have exited is not a holder.
         let is_missed = |(id, incarnation): (&WorkerId, &Incarnation)| match self.roster.worker(*id)
         {
             Some(worker) => {
@@ -72,7 +72,7 @@ impl Job {
             || !self.stages.has_started() && self.steps().survivors().iter().any(is_awaited)
     }
 
-    /// Whether those who hold the state are about to form a world.
+    /// Whether workers that hold the state are about to form a world.
     pub(in crate::job) fn is_world_expected(&self) -> bool {
         let Some(worlds) = self.strategy.worlds() else { return false };
         let holds = |(id, worker): (&WorkerId, &Worker)| {
@@ -82,8 +82,8 @@ impl Job {
         self.roster.workers().iter().any(holds)
     }
 
-    /// The last ones who hold the state want to go: they cut a checkpoint first. True while that
-    /// takes.
+    /// If the last workers that hold the state leave, they write a checkpoint first. True while
+    /// they must stay.
     pub(super) fn keep_last(
         &mut self,
         candidates: &BTreeMap<WorkerId, Candidate>,
