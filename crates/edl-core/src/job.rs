@@ -1,51 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A whole job as one machine: events in, effects out, in order.
 //!
-//! It owns the ledger, the group of parameter servers, the evaluations, the checkpoints and the
-//! wanted processes, and makes every decision of a master. It reads no clock and does no I/O:
-//! the shell around it (`edl-master`) turns messages into events and performs the effects.
+//! `Job` makes every decision of a master. It conducts components that own their state, take facts
+//! and return outcomes: durable facts, the roster of processes, the assignment of work, the strategy
+//! that holds the parameters, checkpoints and stages. It reads no clock and does no I/O: the shell
+//! around it (`edl-master`) turns messages into events and performs the effects.
 
 mod books;
+mod checkpoints;
+mod course;
 mod cuts;
+mod durable;
 mod effect;
 mod event;
 mod hybrid;
 mod lending;
 mod membership;
 mod recovery;
+mod roster;
 mod stages;
+mod steps;
+mod strategy;
+mod work;
 mod worlds;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use self::books::Books;
-use self::cuts::Cut;
-pub use self::cuts::{CheckpointRef, CutFile, Holder};
+use self::checkpoints::Checkpoints;
+pub use self::checkpoints::{CheckpointRef, CutFile, Holder};
+pub use self::course::OWN_LOOP_GRACE;
+use self::durable::Facts;
+pub use self::durable::{Durable, Failure, Suspect};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
 pub use self::event::{Event, Held, News, Peer};
-use self::membership::{PsPeer, Worker};
-pub use self::stages::OWN_LOOP_GRACE;
-use self::stages::Stage;
-use self::worlds::Pace;
-use crate::evaluation::{Evaluated, Evaluation};
-use crate::id::{BatchId, Generation, Incarnation, PsId, Term, WorkerId};
+use self::lending::Lending;
+use self::roster::Roster;
+use self::stages::{Stage, Stages};
+use self::strategy::Strategy;
+use crate::id::Term;
 use crate::instances::Instances;
 use crate::ledger::Ledger;
-use crate::model::ModelSpec;
-use crate::platform::InstanceId;
 use crate::pod::Wait;
 use crate::pool::Pool;
 use crate::servers::Servers;
-use crate::spec::{JobSpec, JobType, Mode};
+use crate::spec::{JobSpec, JobType};
 use crate::time::Time;
-use crate::world::Worlds;
 
-/// Silence, processes, cuts and limits are looked at this often.
+/// Silence, processes, checkpoints and limits are checked this often.
 const TICK: Duration = Duration::from_millis(200);
-/// Two looks further apart than this mean that we ourselves were stopped.
+/// A longer time between two checks means that the master itself was stopped.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a job is made of when its master starts.
@@ -58,92 +62,37 @@ pub struct Config {
     pub n_prediction_records: u64,
 }
 
-/// What must survive the master: written before anybody is told of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Durable {
-    pub generation: Generation,
-    pub model: Option<ModelSpec>,
-    pub checkpoints: Vec<CheckpointRef>,
-    pub evaluations: Vec<Evaluated>,
-    /// Folder of the checkpoint with the best evaluation.
-    pub best: Option<String>,
-    pub workers_wanted: Option<u32>,
-    pub failures: Vec<Failure>,
-    /// The gradient's hash that every worker must agree on, under AllReduce.
-    #[serde(default)]
-    pub probe: Option<u64>,
-    /// Whose state counts, under AllReduce; everybody's if no world was formed yet.
-    #[serde(default)]
-    pub holders: Option<Vec<(WorkerId, Incarnation)>>,
-    /// Workers with other arithmetic took part: the bits depend on who computed them.
-    #[serde(default)]
-    pub bits_differ: bool,
-    /// Seconds that earlier masters of this job have worked.
-    pub elapsed_secs: f64,
-    pub end: Option<End>,
+impl Config {
+    /// Batches of an epoch.
+    fn n_batches(&self) -> u32 {
+        match self.spec.job_type {
+            JobType::Train => self.spec.plan(self.n_records).n_batches(),
+            // Nothing is trained, but applied sets need a size.
+            JobType::Evaluate | JobType::Predict => 1,
+        }
+    }
+
+    fn records_per_shard(&self) -> u64 {
+        u64::from(self.spec.minibatch_size) * u64::from(self.spec.num_minibatches_per_task)
+    }
 }
 
-/// A piece of work that went wrong, and how often.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    pub work: Suspect,
-    pub n_failures: u32,
-}
-
-/// A piece of work that may be at fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Suspect {
-    Batch(BatchId),
-    EvalShard(u32),
-    PredictShard(u32),
-}
-
-/// The machine.
+/// The machine: a conductor over its components.
 #[derive(Clone, Debug)]
 pub struct Job {
     config: Config,
-    durable: Durable,
-    stage: Stage,
-    ledger: Ledger,
-    servers: Servers,
-    worlds: Worlds,
-    /// Hybrid: nobody has trained on what the servers have loaded.
-    is_fresh: bool,
-    pace: Pace,
+    durable: Facts,
+    stages: Stages,
+    lending: Lending,
+    strategy: Strategy,
     instances: Instances,
-    workers: BTreeMap<WorkerId, Worker>,
-    ps_peers: BTreeMap<PsId, PsPeer>,
-    /// Launched, but not yet heard of.
-    awaited: BTreeMap<InstanceId, Time>,
+    roster: Roster,
     /// Why the platform can start nothing at all.
     trouble: Option<Wait>,
-    evaluation: Option<Evaluation>,
-    predictions: Option<Pool>,
-    cut: Option<Cut>,
-    last_cut_at: Time,
-    last_cut_version: u64,
-    last_eval_at: Time,
-    started_at: Option<Time>,
-    /// Nothing is lent at or past this position.
-    barrier: u64,
-    /// Training ends here.
-    limit: u64,
+    checkpoints: Checkpoints,
     next_number: u64,
-    /// A failed final checkpoint is not tried again before this.
-    not_before: Time,
-    n_final_tries: u32,
     loss: Option<f32>,
-    /// The load under way, for a server that comes late.
-    loading_from: Option<String>,
-    loading_since: Time,
-    /// Workers that may hold fewer leases than they can; all are looked at on each tick.
-    hungry: BTreeSet<WorkerId>,
-    /// The last one that was lent something: the next one comes after it.
-    last_fed: WorkerId,
     last_tick: Time,
-    /// Batches reported while it is not known yet whether the servers go on.
-    early: BTreeSet<BatchId>,
     /// The most batches that were ever done.
     furthest: u64,
     books: Books,
@@ -153,60 +102,30 @@ pub struct Job {
 impl Job {
     /// A job at its master's start, with what earlier masters have left.
     #[must_use]
-    pub fn new(config: Config, mut durable: Durable, now: Time) -> Self {
-        durable.end = None;
+    pub fn new(config: Config, durable: Durable, now: Time) -> Self {
         let spec = &config.spec;
-        let n_batches = match spec.job_type {
-            JobType::Train => spec.plan(config.n_records).n_batches(),
-            // Nothing is trained, but applied sets need a size.
-            JobType::Evaluate | JobType::Predict => 1,
-        };
-        let per_shard = spec.num_minibatches_per_task;
-        let ledger = Ledger::new(n_batches, per_shard, spec.mode(), spec.task_timeout());
-        let held_by_servers = spec.layout(0).with_rows();
-        let servers = Servers::new(spec.num_ps_pods, held_by_servers, durable.generation);
-        let holders = durable.holders.as_ref().map(|holders| holders.iter().copied().collect());
-        let worlds = Worlds::new(spec.n_lanes(), spec.min_workers, holders);
-        let worlds = if spec.lane_balance { worlds.balanced() } else { worlds };
+        let strategy = Strategy::new(spec, &durable, now);
+        let checkpoints = Checkpoints::new(spec, strategy.trains_in_steps(), now);
+        let roster = Roster::new(spec);
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
-        let n_ps = if spec.has_servers() { spec.num_ps_pods } else { 0 };
+        let n_ps = strategy.servers().n_ps();
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
         let mut job = Self {
-            stage: Stage::Working,
-            ledger,
-            servers,
-            worlds,
-            is_fresh: false,
-            pace: Pace::new(now),
+            stages: Stages::new(&config, now),
+            lending: Lending::new(&config),
+            strategy,
             instances,
-            workers: BTreeMap::new(),
-            ps_peers: BTreeMap::new(),
-            awaited: BTreeMap::new(),
+            roster,
             trouble: None,
-            evaluation: None,
-            predictions: None,
-            cut: None,
-            last_cut_at: now,
-            last_cut_version: 0,
-            last_eval_at: now,
-            started_at: None,
-            barrier: 0,
-            limit: 0,
+            checkpoints,
             next_number: 0,
-            not_before: now,
-            n_final_tries: 0,
             loss: None,
-            loading_from: None,
-            loading_since: now,
-            hungry: BTreeSet::new(),
-            last_fed: WorkerId(0),
             last_tick: now,
-            early: BTreeSet::new(),
             furthest: 0,
-            books: Books::new(n_batches),
+            books: Books::new(config.n_batches()),
             effects: Vec::new(),
             config,
-            durable,
+            durable: Facts::new(durable),
         };
         job.set_limits();
         job
@@ -214,21 +133,21 @@ impl Job {
 
     /// Takes one event and returns what is to be done, in order.
     pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
-        if matches!(self.stage, Stage::Ended) {
+        if matches!(self.stages.stage(), Stage::Ended) {
             return Vec::new();
         }
         self.forgive_pause(now);
-        // Under load other events come so thick that nobody finds the time for a tick.
+        // Under load, other events may leave no time for a tick.
         let is_tick = event == Event::Tick || now.since(self.last_tick) >= TICK;
         let is_about_processes =
             is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
-        let n_done = self.ledger.n_done();
+        let n_done = self.ledger().n_done();
         self.book(&event, now);
         self.take(event, now);
         if is_tick && !self.is_ended() {
             self.last_tick = now;
             self.check_silence(now);
-            self.hungry.extend(self.workers.keys());
+            self.lending.add_idle(self.roster.workers().keys().copied());
         }
         if is_about_processes {
             self.reconcile(now);
@@ -240,31 +159,31 @@ impl Job {
 
     fn take(&mut self, event: Event, now: Time) {
         match event {
-            // Told to the books already.
+            // Already recorded in the books.
             Event::Tick | Event::Told { .. } => {}
             Event::Platform(report) => self.platform(&report, now),
             Event::WorkerConnected { worker, incarnation, pid } => {
                 self.worker_connected(worker, incarnation, pid, now);
             }
             Event::WorkerReady { worker, incarnation, model, capacity, held, peer } => {
-                if self.hears_worker(worker, incarnation, now) {
+                if self.roster.hears_worker(worker, incarnation, now) {
                     let peer = peer.map(|peer| *peer);
-                    self.worker_ready(worker, *model, capacity, &held, peer, now);
+                    self.worker_ready(worker, *model, capacity, held, peer, now);
                 }
             }
             Event::WorkerGone { worker, incarnation } => self.worker_gone(worker, incarnation),
             Event::WorkerLeaving { worker, incarnation } => {
-                if self.hears_worker(worker, incarnation, now) {
+                if self.roster.hears_worker(worker, incarnation, now) {
                     self.worker_leaving(worker);
                 }
             }
             Event::WorkerHeard { worker, incarnation, waiting_for } => {
-                if self.hears_worker(worker, incarnation, now) {
-                    self.worker_heard(worker, waiting_for);
+                if self.roster.hears_worker(worker, incarnation, now) {
+                    self.roster.worker_waits(worker, waiting_for);
                 }
             }
             Event::Member { worker, incarnation, news } => {
-                if self.hears_worker(worker, incarnation, now) {
+                if self.roster.hears_worker(worker, incarnation, now) {
                     self.world_news(worker, news, now);
                 }
             }
@@ -272,17 +191,17 @@ impl Job {
                 self.batch_done(worker, batch, generation, loss, now);
             }
             Event::EvalDone { worker, eval, shard, generation, measures } => {
-                self.eval_done(worker, eval, shard, generation, *measures, now);
+                self.eval_done(worker, (eval, shard), generation, *measures, now);
             }
             Event::PredictDone { worker, shard } => self.predict_done(worker, shard, now),
             Event::Failed { worker, incarnation, lease, item, error } => {
-                if self.hears_worker(worker, incarnation, now) {
+                if self.roster.hears_worker(worker, incarnation, now) {
                     self.work_failed(worker, lease, item, &error, now);
                 }
             }
             Event::PsConnected { ps, pid, member } => self.ps_connected(ps, pid, *member, now),
-            Event::PsGone { ps, incarnation } => self.ps_gone(ps, incarnation),
-            Event::PsHeard { ps, incarnation } => self.hears_ps(ps, incarnation, now),
+            Event::PsGone { ps, incarnation } => self.roster.server_disconnected(ps, incarnation),
+            Event::PsHeard { ps, incarnation } => self.roster.hears_server(ps, incarnation, now),
             Event::Loaded { ps, generation, sets } => self.ps_loaded(ps, generation, sets, now),
             Event::LoadFailed { ps, generation, error } => self.load_failed(ps, generation, &error),
             Event::CutDone { holder, cut, generation, files } => {
@@ -302,7 +221,7 @@ impl Job {
 
     /// Makes every decision that has become possible.
     fn advance(&mut self, now: Time) {
-        if matches!(self.stage, Stage::Ended) {
+        if matches!(self.stages.stage(), Stage::Ended) {
             return;
         }
         self.expire(now);
@@ -317,10 +236,10 @@ impl Job {
         if self.is_serving() {
             self.advance_stage(now);
             self.grant(now);
-        } else if let Stage::Stopping { reason, deadline } = &self.stage
+        } else if let Stage::Stopping { reason, deadline } = self.stages.stage()
             && (now >= *deadline || !self.is_world_expected())
         {
-            // Nothing is left to cut.
+            // There is no state to save.
             let end = End::Stopped(reason.clone());
             self.end(end);
         }
@@ -332,7 +251,7 @@ impl Job {
         self.trouble.as_ref()
     }
 
-    /// Brings what runs to what is wanted.
+    /// Starts and stops processes until those that run are those that are wanted.
     fn reconcile(&mut self, now: Time) {
         if self.is_ended() {
             return;
@@ -346,35 +265,28 @@ impl Job {
         }
     }
 
-    /// When `handle` wants to be called again at the latest, with `Event::Tick`.
+    /// When `handle` must be called again at the latest, with `Event::Tick`.
     #[must_use]
     pub fn next_deadline(&self, now: Time) -> Time {
         let tick = self.last_tick + TICK;
-        self.ledger.next_deadline().map_or(tick, |deadline| deadline.min(tick)).max(now)
+        self.ledger().next_deadline().map_or(tick, |deadline| deadline.min(tick)).max(now)
     }
 
-    /// If nobody looked for long, it was us who were stopped: others were not silent, we did not
-    /// listen.
+    /// If no check was made for long, the master itself was stopped: others were not silent, it did
+    /// not listen.
     fn forgive_pause(&mut self, now: Time) {
-        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
+        let timeout = self.config.spec.heartbeat_timeout();
         if now.since(self.last_tick) < MIN_PAUSE.max(timeout / 2) {
             return;
         }
-        self.workers.values_mut().for_each(|worker| worker.last_heard = now);
-        self.ps_peers.values_mut().for_each(|peer| peer.last_heard = now);
-        self.awaited.values_mut().for_each(|since| *since = now);
-        self.pace.progressed(now);
-        self.ledger.extend_all(now);
-        let timeout = self.config.spec.task_timeout();
-        if let Some(evaluation) = &mut self.evaluation {
-            evaluation.shards.extend_all(now, timeout);
+        self.roster.forgive_silence(now);
+        if let Some(steps) = self.strategy.steps_mut() {
+            steps.progressed(now);
         }
-        if let Some(predictions) = &mut self.predictions {
-            predictions.extend_all(now, timeout);
-        }
+        self.lending.extend_all(now);
     }
 
-    /// A number that this master has not given out before.
+    /// A number that this master has not used before.
     fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
@@ -384,23 +296,15 @@ impl Job {
         self.effects.push(Effect::Note(Note { kind, text: text.into() }));
     }
 
-    fn persist(&mut self) {
-        self.effects.push(Effect::Persist);
-    }
-
-    fn is_allreduce(&self) -> bool {
-        self.config.spec.is_allreduce()
+    /// Changes what is durable; it is on disk before any effect that follows.
+    fn change<T>(&mut self, change: impl FnOnce(&mut Durable) -> T) -> T {
+        self.durable.change(&mut self.effects, change)
     }
 
     /// The parameters are there, and can be trained and evaluated.
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        let has_tables = !self.has_servers() || self.servers.is_serving();
-        has_tables && (!self.is_allreduce() || self.worlds.is_running())
-    }
-
-    fn mode(&self) -> Mode {
-        self.config.spec.mode()
+        self.strategy.is_serving()
     }
 
     #[must_use]
@@ -415,7 +319,7 @@ impl Job {
 
     #[must_use]
     pub fn servers(&self) -> &Servers {
-        &self.servers
+        self.strategy.servers()
     }
 
     #[must_use]
@@ -425,7 +329,7 @@ impl Job {
 
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        self.lending.ledger()
     }
 
     #[must_use]
@@ -435,17 +339,17 @@ impl Job {
 
     #[must_use]
     pub fn is_ended(&self) -> bool {
-        matches!(self.stage, Stage::Ended)
+        matches!(self.stages.stage(), Stage::Ended)
     }
 
     /// The state in one word.
     #[must_use]
     pub fn state(&self) -> &'static str {
-        match (&self.stage, &self.durable.end) {
+        match (self.stages.stage(), &self.durable.end) {
             (Stage::Ended, Some(End::Succeeded)) => "succeeded",
             (Stage::Ended, Some(End::Failed(_))) => "failed",
             (Stage::Ended, _) => "stopped",
-            _ if !self.is_serving() && self.started_at.is_none() => "starting",
+            _ if !self.is_serving() && !self.stages.has_started() => "starting",
             _ if !self.is_serving() => "recovering",
             (Stage::Evaluating { .. }, _) => "evaluating",
             (Stage::Working, _) => "running",
@@ -458,24 +362,24 @@ impl Job {
     /// Records trained (or predicted) so far, and in all (none: no end).
     #[must_use]
     pub fn progress(&self) -> (u64, Option<u64>) {
-        let spec = &self.config.spec;
-        match spec.job_type {
+        let in_shards = |n_shards: u32, total: u64| {
+            (total.min(u64::from(n_shards) * self.config.records_per_shard()), Some(total))
+        };
+        match self.config.spec.job_type {
             JobType::Train => {
-                let n_done = self.records_before(self.ledger.n_done());
-                (n_done, (self.limit < u64::MAX).then(|| self.records_before(self.limit)))
+                let n_done = self.records_before(self.ledger().n_done());
+                (n_done, self.stages.limit().map(|limit| self.records_before(limit)))
             }
             JobType::Evaluate => {
                 let total = self.config.n_validation_records;
                 if self.durable.end == Some(End::Succeeded) {
                     return (total, Some(total));
                 }
-                let n_done = self.evaluation.as_ref().map_or(0, |e| u64::from(e.shards.n_done()));
-                ((n_done * self.records_per_shard()).min(total), Some(total))
+                in_shards(self.lending.evaluation().map_or(0, |e| e.shards.n_done()), total)
             }
             JobType::Predict => {
-                let n_done = self.predictions.as_ref().map_or(0, |p| u64::from(p.n_done()));
-                let total = self.config.n_prediction_records;
-                ((n_done * self.records_per_shard()).min(total), Some(total))
+                let n_shards = self.lending.predictions().map_or(0, Pool::n_done);
+                in_shards(n_shards, self.config.n_prediction_records)
             }
         }
     }
@@ -487,27 +391,10 @@ impl Job {
         position / n_batches * self.config.n_records + in_epoch.min(self.config.n_records)
     }
 
-    fn records_per_shard(&self) -> u64 {
-        let spec = &self.config.spec;
-        u64::from(spec.minibatch_size) * u64::from(spec.num_minibatches_per_task)
-    }
-
-    /// Panics if the books contradict each other.
+    /// Panics if the components contradict each other.
     pub fn check_invariants(&self) {
-        self.ledger.check_invariants();
-        if let Some(evaluation) = &self.evaluation {
-            evaluation.shards.check_invariants();
-        }
-        if let Some(predictions) = &self.predictions {
-            predictions.check_invariants();
-        }
-        if self.is_allreduce() {
-            self.worlds.check_invariants();
-        }
-        if self.has_servers() {
-            let told = self.servers.generation();
-            assert_eq!(self.durable.generation, told, "told only what is durable");
-        }
+        self.lending.check_invariants();
+        self.strategy.check_invariants(self.durable.generation);
         assert_eq!(self.durable.end.is_some(), self.is_ended());
     }
 }

@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::id::{PsId, WorkerId};
 use crate::pod::Wait;
 use crate::rng;
 
@@ -21,6 +22,18 @@ pub struct InstanceId {
 impl InstanceId {
     /// A job has one master at a time.
     pub const MASTER: Self = Self { role: Role::Master, id: 0 };
+}
+
+impl From<WorkerId> for InstanceId {
+    fn from(WorkerId(id): WorkerId) -> Self {
+        Self { role: Role::Worker, id }
+    }
+}
+
+impl From<PsId> for InstanceId {
+    fn from(PsId(id): PsId) -> Self {
+        Self { role: Role::Ps, id }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

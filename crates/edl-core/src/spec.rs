@@ -484,6 +484,11 @@ impl JobSpec {
         Duration::from_secs(u64::from(self.task_timeout_secs))
     }
 
+    #[must_use]
+    pub fn heartbeat_timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.heartbeat_timeout_secs)
+    }
+
     /// Refuses to resume a job with a field changed that must stay the same.
     pub fn check_resumed(&self, before: &Self) -> Result<(), Invalid> {
         let differs = [

@@ -30,15 +30,13 @@ impl Job {
     /// Hears of an event before it is acted upon.
     #[expect(clippy::wildcard_enum_match_arm, reason = "few events are about anybody's time")]
     pub(super) fn book(&mut self, event: &Event, now: Time) {
-        let worker = |WorkerId(id): WorkerId| InstanceId { role: Role::Worker, id };
         let goodput = &mut self.books.goodput;
         match event {
             Event::WorkerConnected { worker: id, incarnation, .. } => {
-                goodput.connected(worker(*id), *incarnation, now);
+                goodput.connected((*id).into(), *incarnation, now);
             }
             Event::PsConnected { ps, member, .. } => {
-                let instance = InstanceId { role: Role::Ps, id: ps.0 };
-                goodput.connected(instance, member.incarnation, now);
+                goodput.connected((*ps).into(), member.incarnation, now);
             }
             Event::Told { instance, incarnation, told } => {
                 goodput.tell(*instance, *incarnation, *told, &self.books.redo, now);
@@ -47,7 +45,7 @@ impl Job {
                 let is_ours = batch.index < self.books.seen.n_batches();
                 if is_ours {
                     let is_repeated = !self.books.seen.insert(*batch);
-                    goodput.finished(worker(*id), is_repeated);
+                    goodput.finished((*id).into(), is_repeated);
                 }
             }
             Event::Platform(Report::Ended { instance, pid, how }) => {
@@ -74,8 +72,8 @@ impl Job {
                 self.books.goodput.launched(*instance, now);
             }
         }
-        let n_now = self.ledger.n_done();
-        if self.is_allreduce() && n_now != n_done {
+        let n_now = self.ledger().n_done();
+        if self.strategy.trains_in_steps() && n_now != n_done {
             match n_done.checked_sub(n_now) {
                 Some(lost) => {
                     self.books.redo = n_now..self.books.redo.end.max(n_done);
@@ -99,7 +97,7 @@ impl Job {
         let is_gone = |instance: &InstanceId| {
             instance.role == Role::Worker
                 && !self.instances.running().contains_key(instance)
-                && !self.workers.contains_key(&WorkerId(instance.id))
+                && self.roster.worker(WorkerId(instance.id)).is_none()
         };
         let gone: Vec<InstanceId> = self.books.goodput.instances().filter(is_gone).collect();
         gone.into_iter().for_each(|instance| self.books.goodput.left(instance, now));

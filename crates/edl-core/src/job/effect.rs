@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evaluation::Evaluated;
 use crate::id::{CutId, EvalId, Generation, LeaseId, PsId, WorkerId, WorldId};
-use crate::job::cuts::CutFile;
+use crate::job::CutFile;
 use crate::platform::Order;
 use crate::world::World;
 

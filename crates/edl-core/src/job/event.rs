@@ -5,7 +5,7 @@ use crate::goodput::Told;
 use crate::id::{
     BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PsId, WorkerId, WorldId,
 };
-use crate::job::cuts::{CutFile, Holder};
+use crate::job::{CutFile, Holder};
 use crate::metric::Measures;
 use crate::model::ModelSpec;
 use crate::platform::{Harm, InstanceId, Report};

@@ -2,105 +2,92 @@
 //! Hybrid: workers hold the dense parameters and servers the embedding rows, both of one step.
 //!
 //! A step's rows are on all servers before any worker can finish it, and no server takes a step
-//! that a member of the world has not begun; so the two are never more than one step apart, and
-//! servers keep what one step changed. Whoever loses more than that takes everybody back: servers
-//! and workers load one checkpoint under one generation.
+//! that a member of the world has not begun. The two are never more than one step apart, and
+//! servers keep what one step changed. If a process loses more than that, servers and workers load
+//! one checkpoint under one generation.
+
+use std::collections::BTreeMap;
 
 use super::{End, Job, LoadFrom};
 use crate::id::{WorkerId, WorldId};
 use crate::time::Time;
 use crate::world::World;
 
-/// Workers and servers that do not fit together so often, without a step between, never will.
-const MAX_TORN: u32 = 3;
-
 impl Job {
-    pub(super) fn is_hybrid(&self) -> bool {
-        self.config.spec.is_hybrid()
-    }
-
-    pub(super) fn has_servers(&self) -> bool {
-        self.config.spec.has_servers()
-    }
-
-    /// The servers load: what workers hold is of a history that is no more.
+    /// The servers load: what workers hold no longer counts.
     pub(super) fn void_workers(&mut self) {
-        if self.is_hybrid() {
-            self.is_fresh = false;
-            self.worlds.void();
-            self.keep_holders();
-        }
+        self.strategy.void_workers();
+        self.keep_holders();
     }
 
-    /// Nobody trains without the servers. Those who did are told at once, so that they wait for
+    /// Stops training while the servers are away. Members are informed at once, so they wait for
     /// the master and not for a server.
     pub(super) fn suspend_world(&mut self) {
-        if self.worlds.current().is_none() {
+        let Some(worlds) = self.strategy.worlds().filter(|worlds| worlds.current().is_some())
+        else {
             return;
-        }
-        let before: Vec<WorkerId> = self.worlds.involved().into_iter().collect();
+        };
+        let before: Vec<WorkerId> = worlds.involved().into_iter().collect();
         let id = WorldId::of(self.config.term, self.number());
-        self.worlds.form(id, &[], None, &std::collections::BTreeMap::new());
+        self.steps_mut().worlds_mut().form(id, &[], None, &BTreeMap::new());
         self.void_workers();
         self.take_back_from(&before, &[]);
-        let nobody = World { id, members: Vec::new(), after: None };
-        self.tell_world(&before, &nobody, None);
+        let empty = World { id, members: Vec::new(), after: None };
+        self.tell_world(&before, &empty, None);
     }
 
     /// All servers hold one generation. If they have loaded it, workers load the same before they
-    /// train; if they went on through a master's restart, workers do, too.
+    /// train; if they continued through a restart of the master, so do the workers.
     pub(super) fn go_on_apart(&mut self, restored: bool) {
-        self.is_fresh = restored;
+        self.strategy.set_fresh(restored);
         if restored {
-            let (before, step) = (self.ledger.n_done(), self.loaded_step());
+            let (before, step) = (self.ledger().n_done(), self.loaded_step());
             self.go_back_to(step);
-            if self.started_at.is_some() {
+            if self.stages.has_started() {
                 let lost = before.saturating_sub(step);
                 let text = format!("restored step {step}; steps to train again: {lost}");
                 self.note("restored", text);
             }
         }
-        for worker in self.announce_servers() {
-            self.hungry.insert(worker);
-        }
+        let workers = self.announce_servers();
+        self.lending.add_idle(workers);
     }
 
-    /// What workers load to fit what the servers have loaded.
+    /// What workers load to match the servers.
     pub(super) fn load_fresh(&mut self) -> LoadFrom {
         let step = self.loaded_step();
-        self.is_fresh = false;
-        self.worlds.start_over(step);
-        self.worlds.allow(self.allowed(step));
+        let end = self.stages.next_stop();
+        self.strategy.set_fresh(false);
+        self.steps_mut().start_over(step, end);
         self.load_from()
     }
 
-    /// The step of what the servers have loaded.
+    /// The step that the servers have loaded.
     fn loaded_step(&self) -> u64 {
         let is_it = |folder: &String| {
             let all = self.durable.checkpoints.iter();
             all.filter(|checkpoint| checkpoint.folder == *folder).map(|c| c.version).next()
         };
-        self.loading_from.as_ref().and_then(is_it).unwrap_or(0)
+        self.strategy.group().loading_from().and_then(is_it).unwrap_or(0)
     }
 
-    /// No worker holds the model any more, so what the servers hold fits nobody.
+    /// No worker holds the model any more, so the servers must load together with new workers.
     pub(super) fn restore_servers(&mut self, now: Time) {
-        if self.started_at.is_some() {
+        if self.stages.has_started() {
             let text = "all workers that held the model are gone; the servers reload with new ones";
             self.note("workers_lost", text);
         }
-        self.servers.restore();
+        self.strategy.servers_mut().restore();
         self.begin_load(now);
     }
 
     /// A worker holds a step that the servers have no rows for.
     pub(super) fn torn(&mut self, worker: WorkerId, error: &str, now: Time) {
-        if !self.is_hybrid() || !self.servers.is_serving() {
+        if !self.servers().is_serving() {
             return;
         }
         self.note("torn", format!("worker-{worker} and the servers disagree on the step: {error}"));
-        self.pace.n_torn += 1;
-        if self.pace.n_torn >= MAX_TORN {
+        if self.steps_mut().is_torn_too_often() {
             let why = format!("workers and servers keep disagreeing on the step: {error}");
             return self.end(End::Failed(why));
         }

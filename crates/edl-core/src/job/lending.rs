@@ -1,91 +1,163 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Work goes out to workers, results come in.
+//! Which work is assigned to which worker: batches, evaluation shards and prediction shards.
+//!
+//! Work is todo, assigned or done. A lease that ends early makes its open work todo again.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
+use std::time::Duration;
 
-use super::{Command, Effect, Job, Stage, Suspect, Work};
-use crate::evaluation::shard_records;
-use crate::id::{BatchId, EvalId, Generation, LeaseId, WorkerId};
-use crate::metric::Measures;
-use crate::platform::{InstanceId, Role};
-use crate::servers::Phase;
+use super::{Config, Held, Suspect, Work};
+use crate::applied::AppliedSet;
+use crate::evaluation::{Evaluation, shard_records};
+use crate::id::{BatchId, EvalId, LeaseId, WorkerId};
+use crate::ledger::Ledger;
+use crate::metric::{Measures, Metric};
+use crate::pool::{Lease, Pool};
 use crate::spec::Mode;
 use crate::time::Time;
 
-/// How many hungry workers are compared at once.
+/// How many idle workers are compared at once.
 const COMPARED: usize = 64;
 
-impl Job {
-    /// Lends what can be lent. Of some hungry workers the one that holds least comes first; with
-    /// very many workers not all of them are compared for each piece of work.
-    pub(super) fn lend(&mut self, now: Time) {
-        let n_workers = u32::try_from(self.workers.len()).unwrap_or(u32::MAX);
-        while self.has_work() {
-            let mut free = self.some_hungry(now);
-            if free.is_empty() {
-                return;
-            }
-            while let Some((n_held, worker)) = free.pop_first() {
-                let must_wait = n_held > 0 && self.ledger.must_finish_first(worker);
-                if n_held >= self.capacity(worker) || must_wait {
-                    self.hungry.remove(&worker);
-                    continue;
-                }
-                let lease = LeaseId::of(self.config.term, self.number());
-                let Some(work) = self.next_work(lease, worker, n_workers, now) else { return };
-                let timeout = self.config.spec.task_timeout();
-                let command = Command::Lease { lease, timeout, work };
-                self.effects.push(Effect::ToWorker(worker, command));
-                self.last_fed = worker;
-                free.insert((n_held + 1, worker));
-            }
+/// The work of a job, and the workers that can take more of it.
+#[derive(Clone, Debug)]
+pub(super) struct Lending {
+    ledger: Ledger,
+    evaluation: Option<Evaluation>,
+    predictions: Option<Pool>,
+    n_validation_records: u64,
+    n_prediction_records: u64,
+    records_per_shard: u64,
+    timeout: Duration,
+    /// In a synchronous round, one worker may have to supply every gradient.
+    min_capacity: u32,
+    /// Workers that may hold fewer leases than they can; on each tick, all of them.
+    idle: BTreeSet<WorkerId>,
+    /// The last worker that was assigned something: the one after it is next.
+    last_served: WorkerId,
+    /// Batches reported before it is known whether the servers still hold them.
+    early: BTreeSet<BatchId>,
+}
+
+/// A lease that was just made.
+pub(super) struct Assigned {
+    pub worker: WorkerId,
+    pub lease: LeaseId,
+    pub work: Work,
+}
+
+/// A lease that ended because its worker made no progress.
+pub(super) struct Overdue {
+    pub worker: WorkerId,
+    pub lease: LeaseId,
+    pub suspect: Suspect,
+}
+
+impl Lending {
+    pub(super) fn new(config: &Config) -> Self {
+        let spec = &config.spec;
+        let (mode, timeout) = (spec.mode(), spec.task_timeout());
+        let min_capacity = match mode {
+            Mode::Sync { grads_to_wait } => grads_to_wait,
+            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => 0,
+        };
+        Self {
+            ledger: Ledger::new(config.n_batches(), spec.num_minibatches_per_task, mode, timeout),
+            evaluation: None,
+            predictions: None,
+            n_validation_records: config.n_validation_records,
+            n_prediction_records: config.n_prediction_records,
+            records_per_shard: config.records_per_shard(),
+            timeout,
+            min_capacity,
+            idle: BTreeSet::new(),
+            last_served: WorkerId(0),
+            early: BTreeSet::new(),
         }
     }
 
-    /// The next hungry workers in turn, by what they hold. Who cannot take work now is hungry
-    /// again at the next tick.
-    fn some_hungry(&mut self, now: Time) -> BTreeSet<(usize, WorkerId)> {
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    pub(super) fn evaluation(&self) -> Option<&Evaluation> {
+        self.evaluation.as_ref()
+    }
+
+    pub(super) fn predictions(&self) -> Option<&Pool> {
+        self.predictions.as_ref()
+    }
+
+    /// These workers may be able to take more work.
+    pub(super) fn add_idle(&mut self, workers: impl IntoIterator<Item = WorkerId>) {
+        self.idle.extend(workers);
+    }
+
+    /// Assigns all work that idle workers can take, batches only before `barrier`. `capacity` is
+    /// how many leases a worker can hold; none if it can take no work now. The idle worker that
+    /// holds the least is first; with very many workers, only some are compared for each lease.
+    pub(super) fn lend(
+        &mut self,
+        barrier: Option<u64>,
+        n_workers: u32,
+        capacity: impl Fn(WorkerId) -> Option<u32>,
+        mut new_lease: impl FnMut() -> LeaseId,
+        now: Time,
+    ) -> Vec<Assigned> {
+        let mut assigned = Vec::new();
+        while self.has_work(barrier) {
+            let mut free = self.some_idle(&capacity);
+            if free.is_empty() {
+                break;
+            }
+            while let Some((n_held, worker)) = free.pop_first() {
+                let most = capacity(worker).unwrap_or(0).max(self.min_capacity) as usize;
+                let must_wait = n_held > 0 && self.ledger.must_finish_first(worker);
+                if n_held >= most || must_wait {
+                    self.idle.remove(&worker);
+                    continue;
+                }
+                let lease = new_lease();
+                let work = self.next_work(lease, worker, barrier, n_workers, now);
+                let Some(work) = work else { return assigned };
+                assigned.push(Assigned { worker, lease, work });
+                self.last_served = worker;
+                free.insert((n_held + 1, worker));
+            }
+        }
+        assigned
+    }
+
+    /// The next idle workers in turn, by what they hold. A worker that can take no work now is
+    /// considered again at the next tick.
+    fn some_idle(
+        &mut self,
+        capacity: impl Fn(WorkerId) -> Option<u32>,
+    ) -> BTreeSet<(usize, WorkerId)> {
         let (mut free, mut unfit) = (BTreeSet::new(), Vec::new());
-        let after = (Bound::Excluded(self.last_fed), Bound::Unbounded);
-        let in_turn = self.hungry.range(after).chain(self.hungry.range(..=self.last_fed));
+        let after = (Bound::Excluded(self.last_served), Bound::Unbounded);
+        let in_turn = self.idle.range(after).chain(self.idle.range(..=self.last_served));
         for id in in_turn {
-            let worker = self.workers.get(id);
-            // Under AllReduce only those who hold the state can evaluate it.
-            let holds = !self.is_allreduce() || self.worlds.has_formed(*id);
-            if holds && worker.is_some_and(|worker| worker.is_ready() && worker.not_before <= now) {
-                free.insert((self.n_held(*id), *id));
-            } else {
-                unfit.push(*id);
+            match capacity(*id) {
+                Some(_) => _ = free.insert((self.n_held(*id), *id)),
+                None => unfit.push(*id),
             }
             if free.len() == COMPARED {
                 break;
             }
         }
         for id in unfit {
-            self.hungry.remove(&id);
+            self.idle.remove(&id);
         }
         free
     }
 
-    fn has_work(&self) -> bool {
-        if let Some(evaluation) = &self.evaluation {
-            return evaluation.shards.has_todo(u32::MAX);
-        }
-        if let Some(predictions) = &self.predictions {
-            return predictions.has_todo(u32::MAX);
-        }
-        !self.is_allreduce()
-            && self.stage == Stage::Working
-            && self.ledger.has_todo(self.barrier.min(self.limit))
-    }
-
-    /// In a synchronous round one worker may have to supply every gradient.
-    fn capacity(&self, worker: WorkerId) -> usize {
-        let capacity = self.workers.get(&worker).map_or(0, |worker| worker.capacity);
-        match self.mode() {
-            Mode::Sync { grads_to_wait } => capacity.max(grads_to_wait) as usize,
-            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => capacity as usize,
+    fn has_work(&self, barrier: Option<u64>) -> bool {
+        let shards = self.evaluation.as_ref().map(|evaluation| &evaluation.shards);
+        match shards.or(self.predictions.as_ref()) {
+            Some(shards) => shards.has_todo(u32::MAX),
+            None => barrier.is_some_and(|barrier| self.ledger.has_todo(barrier)),
         }
     }
 
@@ -99,146 +171,189 @@ impl Job {
         &mut self,
         lease: LeaseId,
         worker: WorkerId,
+        barrier: Option<u64>,
         n_workers: u32,
         now: Time,
     ) -> Option<Work> {
-        let deadline = now + self.config.spec.task_timeout();
+        let deadline = now + self.timeout;
         if let Some(evaluation) = &mut self.evaluation {
             let range = evaluation.shards.lend(lease, worker, u32::MAX, |_| 1, deadline)?;
             let (eval, version, shard) = (evaluation.id, evaluation.version, range.start);
             return Some(Work::Eval { eval, version, shard, records: evaluation.records(shard) });
         }
-        let per_shard = self.records_per_shard();
         if let Some(predictions) = &mut self.predictions {
             let shard = predictions.lend(lease, worker, u32::MAX, |_| 1, deadline)?.start;
-            let records = shard_records(shard, self.config.n_prediction_records, per_shard);
+            let records = shard_records(shard, self.n_prediction_records, self.records_per_shard);
             return Some(Work::Predict { shard, records });
         }
-        if self.stage != Stage::Working {
-            return None;
-        }
-        let barrier = self.barrier.min(self.limit);
-        let (epoch, range) = self.ledger.lend(lease, worker, n_workers, barrier, now)?;
+        let (epoch, range) = self.ledger.lend(lease, worker, n_workers, barrier?, now)?;
         Some(Work::Train { epoch, range })
     }
 
-    pub(super) fn batch_done(
-        &mut self,
-        worker: WorkerId,
-        batch: BatchId,
-        generation: Generation,
-        loss: f32,
-        now: Time,
-    ) {
+    /// Counts what a worker says it holds as assigned to it.
+    pub(super) fn adopt(&mut self, worker: WorkerId, held: Vec<Held>, now: Time) {
+        for held in held {
+            self.ledger.adopt(held.lease, worker, held.epoch, &held.indices, now);
+        }
+    }
+
+    /// A worker finished a batch: it makes progress and can take more.
+    pub(super) fn progressed(&mut self, worker: WorkerId, now: Time) {
         self.ledger.extend(worker, now);
-        self.hungry.insert(worker);
-        // Of another generation it is no fact about the parameters that we have now.
-        if generation != self.servers.generation() {
-            return;
-        }
-        match self.servers.phase() {
-            Phase::Serving => {}
-            // What a server said of its set may be older than this fact, and nobody repeats it.
-            Phase::Gathering { must_restore: false } => {
-                self.early.insert(batch);
-                return;
-            }
-            Phase::Gathering { must_restore: true } | Phase::Loading => return,
-        }
-        if self.ledger.done(batch) {
-            self.trained(batch, loss);
+        self.idle.insert(worker);
+    }
+
+    /// Every partition has applied `batch`; false if that is not new.
+    pub(super) fn batch_done(&mut self, batch: BatchId) -> bool {
+        self.ledger.done(batch)
+    }
+
+    /// Keeps a report until the servers are known to continue: a server may have announced its
+    /// applied set before, and the report is not repeated.
+    pub(super) fn keep_early(&mut self, batch: BatchId) {
+        self.early.insert(batch);
+    }
+
+    pub(super) fn forget_early(&mut self) {
+        self.early.clear();
+    }
+
+    /// Starts from what all servers have applied. `last` is the last batch that any of them has.
+    pub(super) fn restore(&mut self, done: &AppliedSet, last: Option<BatchId>) {
+        self.ledger.restore(done, last);
+        for batch in std::mem::take(&mut self.early) {
+            self.ledger.done(batch);
         }
     }
 
-    /// A batch is done that was not before.
-    pub(super) fn trained(&mut self, batch: BatchId, loss: f32) {
-        self.loss = Some(self.loss.map_or(loss, |before| 0.9 * before + 0.1 * loss));
-        self.pardon(Suspect::Batch(batch));
-        self.instances.progressed();
-        if self.ledger.n_done() > self.furthest {
-            self.furthest = self.ledger.n_done();
-            self.instances.went_further();
-        }
+    /// Starts from the first `n_done` batches of all epochs.
+    pub(super) fn restore_first(&mut self, n_done: u64) {
+        self.ledger.restore_first(n_done);
+        self.evaluation = None;
     }
 
+    /// Starts to evaluate the model as it is now; returns its version.
+    pub(super) fn begin_evaluation(&mut self, id: EvalId) -> u64 {
+        let (version, epoch) = (self.ledger.version(), self.ledger.epoch());
+        let (n_records, per_shard) = (self.n_validation_records, self.records_per_shard);
+        self.evaluation = Some(Evaluation::new(id, version, epoch, n_records, per_shard));
+        version
+    }
+
+    /// Ends the evaluation: it is finished, or its model is lost.
+    pub(super) fn end_evaluation(&mut self) -> Option<Evaluation> {
+        self.evaluation.take()
+    }
+
+    pub(super) fn is_evaluating(&self) -> bool {
+        self.evaluation.as_ref().is_some_and(|evaluation| !evaluation.shards.is_finished())
+    }
+
+    /// A worker evaluated a shard; false if that is not new.
     pub(super) fn eval_done(
         &mut self,
         worker: WorkerId,
-        eval: EvalId,
-        shard: u32,
-        generation: Generation,
+        (eval, shard): (EvalId, u32),
         measures: Measures,
+        metrics: &[Metric],
         now: Time,
-    ) {
-        self.hungry.insert(worker);
-        if generation != self.durable.generation || !self.is_holding(worker) {
-            return;
-        }
-        let timeout = self.config.spec.task_timeout();
-        let Some(evaluation) = self.evaluation.as_mut().filter(|e| e.id == eval) else { return };
-        let metrics = self.durable.model.as_ref().map(|model| model.metrics.as_slice());
-        if metrics.is_some_and(|metrics| measures.fits(metrics)) {
-            evaluation.shards.extend(worker, now, timeout);
-            if evaluation.done(shard, measures) {
-                self.pardon(Suspect::EvalShard(shard));
-            }
+    ) -> bool {
+        let evaluation = self.evaluation.as_mut().filter(|e| e.id == eval);
+        let Some(evaluation) = evaluation.filter(|_| measures.fits(metrics)) else { return false };
+        evaluation.shards.extend(worker, now, self.timeout);
+        evaluation.done(shard, measures)
+    }
+
+    pub(super) fn begin_predictions(&mut self) {
+        if self.predictions.is_none() {
+            let n = self.n_prediction_records.div_ceil(self.records_per_shard);
+            self.predictions = Some(Pool::new(u32::try_from(n).unwrap_or(u32::MAX)));
         }
     }
 
-    /// Whether what `worker` measures is the job's model; under AllReduce it holds that itself.
-    pub(super) fn is_holding(&self, worker: WorkerId) -> bool {
-        let entry = self.workers.get(&worker);
-        !self.is_allreduce()
-            || entry.is_some_and(|entry| self.worlds.is_holder(worker, entry.incarnation))
+    /// A worker predicted a shard; false if that is not new.
+    pub(super) fn predict_done(&mut self, worker: WorkerId, shard: u32, now: Time) -> bool {
+        self.idle.insert(worker);
+        let Some(predictions) = &mut self.predictions else { return false };
+        predictions.extend(worker, now, self.timeout);
+        predictions.done(shard)
     }
 
-    pub(super) fn predict_done(&mut self, worker: WorkerId, shard: u32, now: Time) {
-        self.hungry.insert(worker);
-        let timeout = self.config.spec.task_timeout();
-        if let Some(predictions) = &mut self.predictions {
-            predictions.extend(worker, now, timeout);
-            if predictions.done(shard) {
-                self.pardon(Suspect::PredictShard(shard));
-            }
-        }
-    }
-
-    /// Takes back what is overdue. Its worker makes no progress, so it is replaced.
-    pub(super) fn expire(&mut self, now: Time) {
+    /// Ends all leases of a worker; returns the work that it was doing. `step` is the step that
+    /// it was training. Batches that may have crashed it are tried alone.
+    pub(super) fn release_worker(
+        &mut self,
+        worker: WorkerId,
+        is_suspicious: bool,
+        step: Option<Suspect>,
+    ) -> Option<Suspect> {
         let epoch = self.ledger.epoch();
-        let first =
-            |lease: &crate::pool::Lease| *lease.open.first().expect("a lease holds something");
-        let mut overdue: Vec<(LeaseId, WorkerId, Suspect)> = Vec::new();
-        for (id, lease) in self.ledger.expire(now) {
-            if lease.is_adopted {
-                continue; // It was never proved that its worker has it, so nobody is to blame.
-            }
-            let suspect = Suspect::Batch(BatchId { epoch, index: first(&lease) });
-            overdue.push((id, lease.worker, suspect));
+        let first = |leases: &[Lease]| leases.first().and_then(|lease| lease.open.first().copied());
+        let batches = self.ledger.release_worker(worker);
+        if is_suspicious {
+            // It may have finished the first of them without reporting it: any may be the cause.
+            self.ledger.isolate(batches.iter().flat_map(|lease| &lease.open).copied());
         }
-        for (id, lease) in
-            self.evaluation.as_mut().map(|e| e.shards.expire(now)).unwrap_or_default()
-        {
-            overdue.push((id, lease.worker, Suspect::EvalShard(first(&lease))));
+        let batch = first(&batches).map(|index| Suspect::Batch(BatchId { epoch, index }));
+        let evaluation = first(&self.release_evaluation(worker)).map(Suspect::EvalShard);
+        let predictions = self.predictions.as_mut().map(|p| p.release_worker(worker));
+        let prediction = first(&predictions.unwrap_or_default()).map(Suspect::PredictShard);
+        batch.or(step).or(evaluation).or(prediction)
+    }
+
+    /// Ends the leases of a worker on evaluation shards.
+    pub(super) fn release_evaluation(&mut self, worker: WorkerId) -> Vec<Lease> {
+        self.evaluation.as_mut().map(|e| e.shards.release_worker(worker)).unwrap_or_default()
+    }
+
+    /// A worker failed on `item` of a lease. Only work of that lease can be at fault.
+    pub(super) fn failed(&mut self, lease: LeaseId, item: u32) -> Option<Suspect> {
+        let epoch = self.ledger.epoch();
+        let at_fault = |lease: Lease| {
+            if lease.open.contains(&item) { Some(item) } else { lease.open.first().copied() }
+        };
+        if let Some(ended) = self.ledger.release(lease) {
+            at_fault(ended).map(|index| Suspect::Batch(BatchId { epoch, index }))
+        } else if let Some(ended) = self.evaluation.as_mut().and_then(|e| e.shards.release(lease)) {
+            at_fault(ended).map(Suspect::EvalShard)
+        } else {
+            let ended = self.predictions.as_mut()?.release(lease)?;
+            at_fault(ended).map(Suspect::PredictShard)
         }
-        for (id, lease) in self.predictions.as_mut().map(|p| p.expire(now)).unwrap_or_default() {
-            overdue.push((id, lease.worker, Suspect::PredictShard(first(&lease))));
+    }
+
+    /// Ends every overdue lease.
+    pub(super) fn expire(&mut self, now: Time) -> Vec<Overdue> {
+        let epoch = self.ledger.epoch();
+        let overdue = |(lease, ended): (LeaseId, Lease), suspect: &dyn Fn(u32) -> Suspect| {
+            let first = *ended.open.first().expect("a lease holds something");
+            Overdue { worker: ended.worker, lease, suspect: suspect(first) }
+        };
+        // It was never proved that a worker holds what it only claimed, so it is not to blame.
+        let batches = self.ledger.expire(now).into_iter().filter(|(_, lease)| !lease.is_adopted);
+        let batch = |index| Suspect::Batch(BatchId { epoch, index });
+        let mut all: Vec<Overdue> = batches.map(|ended| overdue(ended, &batch)).collect();
+        let shards = self.evaluation.as_mut().map(|e| e.shards.expire(now)).unwrap_or_default();
+        all.extend(shards.into_iter().map(|ended| overdue(ended, &Suspect::EvalShard)));
+        let shards = self.predictions.as_mut().map(|p| p.expire(now)).unwrap_or_default();
+        all.extend(shards.into_iter().map(|ended| overdue(ended, &Suspect::PredictShard)));
+        all
+    }
+
+    /// The master was paused: all leases get their full time again.
+    pub(super) fn extend_all(&mut self, now: Time) {
+        self.ledger.extend_all(now);
+        if let Some(evaluation) = &mut self.evaluation {
+            evaluation.shards.extend_all(now, self.timeout);
         }
-        let timeout = self.config.spec.task_timeout();
-        let mut blamed = BTreeSet::new();
-        for (lease, worker, suspect) in overdue {
-            self.effects.push(Effect::ToWorker(worker, Command::Revoke(lease)));
-            if blamed.insert(worker) && !self.is_ended() {
-                // It must not get the same work at once again.
-                if let Some(entry) = self.workers.get_mut(&worker) {
-                    entry.not_before = now + timeout;
-                }
-                // Its other leases would follow soon, and would be blamed for the first one.
-                self.release_worker(worker);
-                self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
-                let instance = InstanceId { role: Role::Worker, id: worker.0 };
-                self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
-            }
+        if let Some(predictions) = &mut self.predictions {
+            predictions.extend_all(now, self.timeout);
         }
+    }
+
+    pub(super) fn check_invariants(&self) {
+        self.ledger.check_invariants();
+        let evaluation = self.evaluation.iter().map(|evaluation| &evaluation.shards);
+        evaluation.chain(&self.predictions).for_each(Pool::check_invariants);
     }
 }

@@ -1,65 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Workers that come, fall silent, fail and leave; processes that are started and end.
+//! Workers that connect, fail and leave; processes that start, wait and exit.
 
-use std::time::Duration;
-
-use super::{Command, Effect, End, Failure, Held, Job, Peer, Suspect};
-use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
+use super::{Command, Effect, Held, Job, Peer};
+use crate::id::{Incarnation, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
 use crate::platform::{Ended, Harm, InstanceId, Order, Report, Role};
 use crate::pod::Wait;
-use crate::pool::Lease;
 use crate::time::Time;
-
-/// A process that was started but never called is replaced after this and the heartbeat's time.
-const START_TIMEOUT: Duration = Duration::from_secs(10);
-/// A worker that failed gets no new work for so long, so that others can try the same.
-const PENALTY: Duration = Duration::from_millis(500);
-/// A model's libraries may take their time to load, however short its batches are.
-const READY_TIMEOUT: Duration = Duration::from_secs(300);
-
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Worker {
-    pub incarnation: Incarnation,
-    pub pid: u32,
-    pub last_heard: Time,
-    pub connected_at: Time,
-    pub is_connected: bool,
-    pub is_leaving: bool,
-    /// Leases it wants to hold at once; zero until it is ready.
-    pub capacity: u32,
-    pub not_before: Time,
-    /// What it said it works on, until the servers are known to go on.
-    pub held: Vec<Held>,
-    /// What it worked on when it was last heard of.
-    pub suspect: Option<Suspect>,
-    /// Whom it waits for, by its last heartbeat; empty while it is busy itself.
-    pub waiting_for: String,
-    /// Under AllReduce, how others reach it and what it holds.
-    pub peer: Option<Peer>,
-    /// Others lost it: it is in no world before this.
-    pub banned_until: Time,
-    pub n_bans: u32,
-    /// How often others lost it since it last came further.
-    pub n_lost: u32,
-    /// It could not use its own state: it is in no world before this, even alone.
-    pub unfit_until: Time,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PsPeer {
-    pub incarnation: Incarnation,
-    pub pid: u32,
-    pub last_heard: Time,
-    pub is_connected: bool,
-}
-
-impl Worker {
-    pub(super) fn is_ready(&self) -> bool {
-        self.is_connected && self.capacity > 0 && !self.is_leaving
-    }
-}
 
 impl Job {
     pub(super) fn worker_connected(
@@ -72,48 +20,8 @@ impl Job {
         self.release_worker(worker);
         self.lose_cut_of(worker);
         self.instances.seen_worker(worker.0);
-        self.awaited.remove(&InstanceId { role: Role::Worker, id: worker.0 });
-        let fresh = Worker {
-            incarnation,
-            pid,
-            last_heard: now,
-            connected_at: now,
-            is_connected: true,
-            is_leaving: false,
-            capacity: 0,
-            not_before: now,
-            held: Vec::new(),
-            suspect: None,
-            waiting_for: String::new(),
-            peer: None,
-            banned_until: now,
-            n_bans: 0,
-            n_lost: 0,
-            unfit_until: now,
-        };
-        self.workers.insert(worker, fresh);
+        self.roster.worker_connected(worker, incarnation, pid, now);
         self.effects.push(Effect::ToWorker(worker, Command::Welcome));
-    }
-
-    pub(super) fn worker_heard(&mut self, worker: WorkerId, waiting_for: String) {
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.waiting_for = waiting_for;
-        }
-    }
-
-    /// Whether `incarnation` is the worker that we know; if so, it lives.
-    pub(super) fn hears_worker(
-        &mut self,
-        worker: WorkerId,
-        incarnation: Incarnation,
-        now: Time,
-    ) -> bool {
-        let Some(known) = self.workers.get_mut(&worker) else { return false };
-        if known.incarnation != incarnation {
-            return false;
-        }
-        known.last_heard = now;
-        true
     }
 
     pub(super) fn worker_ready(
@@ -121,14 +29,13 @@ impl Job {
         worker: WorkerId,
         model: ModelSpec,
         capacity: u32,
-        held: &[Held],
+        held: Vec<Held>,
         peer: Option<Peer>,
         now: Time,
     ) {
         match &self.durable.model {
             None => {
-                self.durable.model = Some(model);
-                self.persist();
+                self.change(|facts| facts.model = Some(model));
             }
             Some(known) if *known == model => {}
             Some(known) => {
@@ -141,176 +48,56 @@ impl Job {
                 return self.effects.push(Effect::RefuseWorker(worker, why));
             }
         }
-        if self.is_allreduce() && !self.accept_probe(worker, peer.as_ref()) {
+        if self.strategy.trains_in_steps() && !self.accept_probe(worker, peer.as_ref()) {
             return;
         }
-        let entry = self.workers.get_mut(&worker).expect("it was heard");
-        entry.peer = peer;
-        entry.capacity = capacity.max(1);
-        entry.held = held.to_vec();
-        self.hungry.insert(worker);
+        self.roster.worker_ready(worker, capacity, held, peer);
+        self.lending.add_idle([worker]);
         self.note("worker_joined", format!("worker-{worker} joined"));
-        if self.servers.is_serving() {
+        if self.servers().is_serving() {
             self.effects.push(Effect::ToWorker(worker, Command::Route));
             self.adopt_held(worker, now);
         }
     }
 
-    /// Counts what a worker says it holds as lent to it.
+    /// Counts what a worker says it holds as assigned to it.
     pub(super) fn adopt_held(&mut self, worker: WorkerId, now: Time) {
-        let Some(entry) = self.workers.get_mut(&worker) else { return };
-        for held in std::mem::take(&mut entry.held) {
-            self.ledger.adopt(held.lease, worker, held.epoch, &held.indices, now);
-        }
+        self.lending.adopt(worker, self.roster.take_held(worker), now);
     }
 
     pub(super) fn worker_gone(&mut self, worker: WorkerId, incarnation: Incarnation) {
-        if self.workers.get(&worker).is_some_and(|known| known.incarnation == incarnation) {
+        if self.roster.worker(worker).is_some_and(|known| known.incarnation == incarnation) {
             self.release_worker(worker);
             self.lose_cut_of(worker);
-            let entry = self.workers.get_mut(&worker).expect("just seen");
-            entry.is_connected = false;
-            entry.capacity = 0;
+            self.roster.worker_disconnected(worker);
         }
     }
 
     pub(super) fn worker_leaving(&mut self, worker: WorkerId) {
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.is_leaving = true;
-        }
+        self.roster.worker_leaves(worker);
         self.release_worker(worker);
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.suspect = None;
-        }
-        let text = match self.is_allreduce() {
+        self.roster.suspect(worker, None);
+        let text = match self.strategy.trains_in_steps() {
             true => format!("worker-{worker} is draining"),
             false => format!("worker-{worker} drained and returned its tasks"),
         };
         self.note("worker_left", text);
     }
 
-    /// Takes all its leases back, and remembers what it was working on.
-    pub(super) fn release_worker(&mut self, worker: WorkerId) {
-        let epoch = self.ledger.epoch();
-        let first = |leases: &[Lease]| leases.first().and_then(|lease| lease.open.first().copied());
-        let batches = self.ledger.release_worker(worker);
-        if self.workers.get(&worker).is_some_and(|entry| !entry.is_leaving) {
-            // It may have finished the first of them without a word: any of them may be why.
-            self.ledger.isolate(batches.iter().flat_map(|lease| &lease.open).copied());
-        }
-        let mut suspect = first(&batches).map(|index| Suspect::Batch(BatchId { epoch, index }));
-        suspect = suspect.or_else(|| self.step_of(worker));
-        if let Some(evaluation) = &mut self.evaluation {
-            let shard = first(&evaluation.shards.release_worker(worker));
-            suspect = suspect.or(shard.map(Suspect::EvalShard));
-        }
-        if let Some(predictions) = &mut self.predictions {
-            let shard = first(&predictions.release_worker(worker));
-            suspect = suspect.or(shard.map(Suspect::PredictShard));
-        }
-        if let Some(entry) = self.workers.get_mut(&worker)
-            && suspect.is_some()
-        {
-            entry.suspect = suspect;
-        }
-    }
-
-    /// A worker says that it cannot do a piece of work.
-    pub(super) fn work_failed(
-        &mut self,
-        worker: WorkerId,
-        lease: LeaseId,
-        item: u32,
-        error: &str,
-        now: Time,
-    ) {
-        let epoch = self.ledger.epoch();
-        // Only what it was lent can be at fault there, whatever number it names.
-        let at_fault = |lease: Lease| {
-            if lease.open.contains(&item) { Some(item) } else { lease.open.first().copied() }
-        };
-        let suspect = if let Some(ended) = self.ledger.release(lease) {
-            at_fault(ended).map(|index| Suspect::Batch(BatchId { epoch, index }))
-        } else if let Some(ended) = self.evaluation.as_mut().and_then(|e| e.shards.release(lease)) {
-            at_fault(ended).map(Suspect::EvalShard)
-        } else if let Some(ended) = self.predictions.as_mut().and_then(|p| p.release(lease)) {
-            at_fault(ended).map(Suspect::PredictShard)
-        } else {
-            None
-        };
-        if let Some(entry) = self.workers.get_mut(&worker) {
-            entry.not_before = now + PENALTY;
-        }
-        if let Some(suspect) = suspect {
-            self.blame(suspect, worker, error);
-        }
-    }
-
-    /// Counts a failure against a piece of work. Nothing is dropped silently: what fails too
-    /// often ends the job by name.
-    pub(super) fn blame(&mut self, suspect: Suspect, worker: WorkerId, error: &str) {
-        let failures = &mut self.durable.failures;
-        let place =
-            failures.iter().position(|failure| failure.work == suspect).unwrap_or_else(|| {
-                failures.push(Failure { work: suspect, n_failures: 0 });
-                failures.len() - 1
-            });
-        failures[place].n_failures += 1;
-        let n_failures = failures[place].n_failures;
-        self.persist();
-        let what = self.describe(suspect);
-        self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
-        if n_failures >= self.config.spec.max_batch_failures {
-            let why = format!(
-                "{what} failed {n_failures} times, most recently on worker-{worker}: {error}"
-            );
-            self.end(End::Failed(why));
-        }
-    }
-
-    /// Work that was done in the end is no longer under suspicion.
-    pub(super) fn pardon(&mut self, suspect: Suspect) {
-        let failures = &mut self.durable.failures;
-        if let Some(place) = failures.iter().position(|failure| failure.work == suspect) {
-            failures.remove(place);
-            self.persist();
-        }
-    }
-
-    fn describe(&self, suspect: Suspect) -> String {
-        let shard = |shard: u32, n_records: u64| {
-            let records =
-                crate::evaluation::shard_records(shard, n_records, self.records_per_shard());
-            format!("records {} to {}", records.start, records.end.saturating_sub(1))
-        };
-        match suspect {
-            Suspect::Batch(batch) => {
-                let records = self.config.spec.plan(self.config.n_records).records(batch);
-                let listed: Vec<String> = records.iter().take(8).map(u64::to_string).collect();
-                let more = if records.len() > 8 { ", …" } else { "" };
-                format!("batch {batch} (records {}{more})", listed.join(", "))
-            }
-            Suspect::EvalShard(n) => {
-                format!("evaluation of {}", shard(n, self.config.n_validation_records))
-            }
-            Suspect::PredictShard(n) => {
-                format!("prediction of {}", shard(n, self.config.n_prediction_records))
-            }
-        }
-    }
-
-    /// The platform tells who runs and who ended.
+    /// The platform reports which processes run, wait or have exited.
     pub(super) fn platform(&mut self, report: &Report, now: Time) {
         match report {
-            Report::Started { instance, .. } => self.await_call(*instance, now),
-            // They have a new master: those that do not call it are stuck.
+            Report::Started { instance, .. } => self.roster.started(*instance, now),
+            // They have a new master: those that do not connect to it are stuck.
             Report::Running(running) => {
-                running.iter().for_each(|(instance, _)| self.await_call(*instance, now));
+                running.iter().for_each(|(instance, _)| self.roster.started(*instance, now));
                 let workers = running.iter().filter(|(id, _)| id.role == Role::Worker);
-                self.pace.survivors = workers.map(|(id, _)| WorkerId(id.id)).collect();
+                if let Some(steps) = self.strategy.steps_mut() {
+                    steps.set_survivors(workers.map(|(id, _)| WorkerId(id.id)));
+                }
             }
             Report::NotStarted { instance, error } => {
-                self.awaited.remove(instance);
+                self.roster.not_running(*instance);
                 self.note("not_started", format!("{instance} could not be started: {error}"));
             }
             Report::Waiting { instance, why } => self.waits(*instance, why),
@@ -325,16 +112,16 @@ impl Job {
             Report::Ended { .. } => {}
         }
         let Some((instance, cause)) = self.instances.report(report, now) else { return };
-        self.awaited.remove(&instance);
+        self.roster.not_running(instance);
         let Report::Ended { how, pid, .. } = report else { return };
         match instance.role {
             Role::Worker => {
                 self.worker_ended(WorkerId(instance.id), cause, *how);
-                self.pardon_all(now);
+                self.roster.pardon_all(now);
             }
             Role::Ps => {
                 let ps = PsId(instance.id);
-                if self.ps_peers.get(&ps).is_none_or(|peer| peer.pid == *pid) {
+                if self.roster.is_server(ps, *pid) {
                     self.ps_lost(ps, &how.to_string());
                 }
             }
@@ -342,17 +129,17 @@ impl Job {
         }
     }
 
-    /// A process does not run yet: nobody can expect its call. Only news are noted.
+    /// A process does not run yet, so it cannot connect. Only a new reason is noted.
     fn waits(&mut self, instance: InstanceId, why: &Wait) {
         let Some(known) = self.instances.running().get(&instance) else { return };
-        self.awaited.remove(&instance);
+        self.roster.not_running(instance);
         let is_known = known.waits.as_ref().is_some_and(|before| before.is_like(why));
         if !is_known && !why.is_starting() {
             self.note("waiting", format!("{instance} is waiting: {why}"));
         }
     }
 
-    /// The platform can do nothing, or can again.
+    /// The platform cannot start processes, or can again.
     fn trouble(&mut self, why: Option<&Wait>) {
         let is_news = match (&self.trouble, why) {
             (Some(before), Some(why)) => !before.is_like(why),
@@ -365,25 +152,15 @@ impl Job {
         self.trouble = why.cloned();
     }
 
-    /// A process runs, and shall call us; it may have done so before the platform told of it.
-    fn await_call(&mut self, instance: InstanceId, now: Time) {
-        let has_called = match instance.role {
-            Role::Worker => self.workers.contains_key(&WorkerId(instance.id)),
-            Role::Ps => self.ps_peers.contains_key(&PsId(instance.id)),
-            Role::Master => true,
-        };
-        if !has_called {
-            self.awaited.insert(instance, now);
-        }
-    }
-
     fn worker_ended(&mut self, worker: WorkerId, cause: Cause, how: Ended) {
         self.release_worker(worker);
         self.lose_cut_of(worker);
-        let suspect = self.workers.remove(&worker).and_then(|entry| entry.suspect);
-        // Nobody shall wait for what it held.
-        self.worlds.disown(worker);
-        self.keep_holders();
+        let suspect = self.roster.remove_worker(worker);
+        // No worker must wait for the state that it held.
+        if let Some(steps) = self.strategy.steps_mut() {
+            steps.worlds_mut().disown(worker);
+            self.keep_holders();
+        }
         match cause {
             Cause::Left => self.note("worker_ended", format!("worker-{worker} {how}")),
             Cause::Killed => {
@@ -398,72 +175,41 @@ impl Job {
         }
     }
 
-    /// Replaces processes that give no sign of life.
+    /// Replaces processes that are silent, never ready or never connect.
     pub(super) fn check_silence(&mut self, now: Time) {
-        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
-        self.check_silent_servers(timeout, now);
-        let ready_timeout = self.config.spec.task_timeout().max(READY_TIMEOUT);
-        let is_unready = |worker: &Worker| {
-            worker.capacity == 0 && now.since(worker.connected_at) > ready_timeout
-        };
-        let is_silent = |worker: &Worker| now.since(worker.last_heard) > timeout;
-        let lost: Vec<WorkerId> = self
-            .workers
-            .iter()
-            .filter(|(_, worker)| is_silent(worker) || is_unready(worker))
-            .map(|(id, _)| *id)
-            .collect();
-        for worker in lost {
+        self.check_servers(now);
+        for (worker, why) in self.roster.lost_workers(now) {
             self.release_worker(worker);
             self.lose_cut_of(worker);
-            let gone = self.workers.remove(&worker).expect("just seen");
-            if gone.is_connected {
-                let why = if is_silent(&gone) {
-                    format!("sent no heartbeat for {timeout:?}; reassigning its work")
-                } else {
-                    format!("was not ready after {ready_timeout:?}; replacing it")
-                };
+            let is_connected = self.roster.worker(worker).is_some_and(|known| known.is_connected);
+            self.roster.remove_worker(worker);
+            if is_connected {
                 let why = format!("worker-{worker} {why}");
                 self.note("worker_silent", why.clone());
                 self.effects.push(Effect::CloseWorker(worker, why));
             }
-            let instance = InstanceId { role: Role::Worker, id: worker.0 };
-            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+            self.replace(worker);
         }
-        let is_own_loop = self.config.spec.is_own_loop();
-        // A script of the user's own calls after its imports, when it is ready.
-        let limit = |instance: &InstanceId| match instance.role {
-            Role::Worker if is_own_loop => timeout + READY_TIMEOUT,
-            Role::Worker | Role::Ps | Role::Master => timeout + START_TIMEOUT,
-        };
-        let is_late = |instance: &InstanceId, since: Time| now.since(since) > limit(instance);
-        let late = self.awaited.iter().filter(|(instance, since)| is_late(instance, **since));
-        let late: Vec<InstanceId> = late.map(|(instance, _)| *instance).collect();
-        for instance in late {
-            self.awaited.remove(&instance);
+        for instance in self.roster.take_late(now) {
             self.note("not_heard", format!("{instance} started but never connected; replacing it"));
-            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+            self.replace(instance);
         }
     }
 
-    pub(super) fn forget_awaited_ps(&mut self, ps: PsId) {
-        self.awaited.remove(&InstanceId { role: Role::Ps, id: ps.0 });
-    }
-
-    pub(super) fn replace_ps(&mut self, ps: PsId) {
-        let instance = InstanceId { role: Role::Ps, id: ps.0 };
-        self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+    /// Stops a process; another one takes its place.
+    pub(super) fn replace(&mut self, instance: impl Into<InstanceId>) {
+        self.effects.extend(self.instances.replace(instance.into()).map(Effect::Platform));
     }
 
     pub(super) fn note_order(&mut self, order: &Order, now: Time) {
         match order {
             Order::Launch { instance, memory_percent } => {
-                self.awaited.insert(*instance, now);
+                self.roster.launched(*instance, now);
                 if *memory_percent > 100 {
                     let text =
                         format!("{instance} is starting with {memory_percent} % of the memory");
                     self.note("launched", text);
-                } else if self.started_at.is_some() {
+                } else if self.stages.has_started() {
                     self.note("launched", format!("{instance} is starting"));
                 }
             }
@@ -474,7 +220,7 @@ impl Job {
         }
     }
 
-    /// Somebody wants to see the job heal.
+    /// A chaos action.
     pub(super) fn harm(&mut self, instance: InstanceId, harm: Harm) {
         if !self.instances.running().contains_key(&instance) {
             return;
@@ -486,19 +232,18 @@ impl Job {
     pub(super) fn scale(&mut self, workers: u32) {
         let before = self.instances.scale(workers);
         if before != workers {
-            self.durable.workers_wanted = Some(workers);
-            self.persist();
+            self.change(|facts| facts.workers_wanted = Some(workers));
             self.note("scaled", format!("number of workers changed from {before} to {workers}"));
         }
     }
 
-    /// The processes of workers and servers that were heard of: address book of the status page.
+    /// The workers that hold a stream, with their process ids and states.
     pub fn connected_workers(&self) -> impl Iterator<Item = (WorkerId, u32, &'static str)> + '_ {
-        self.workers.iter().filter(|(_, worker)| worker.is_connected).map(|(id, worker)| {
+        let connected = self.roster.workers().iter().filter(|(_, worker)| worker.is_connected);
+        connected.map(|(id, worker)| {
             let state = match worker {
                 _ if worker.is_leaving => "leaving",
-                _ if self.is_allreduce() && !self.worlds.has_formed(*id) => "joining",
-                _ if worker.is_ready() => "working",
+                _ if self.strategy.has_joined(*id) && worker.is_ready() => "working",
                 _ => "joining",
             };
             (*id, worker.pid, state)
@@ -507,6 +252,6 @@ impl Job {
 
     /// The servers that hold a stream, with their process ids.
     pub fn connected_servers(&self) -> impl Iterator<Item = (PsId, u32)> + '_ {
-        self.ps_peers.iter().filter(|(_, peer)| peer.is_connected).map(|(id, peer)| (*id, peer.pid))
+        self.roster.connected_servers()
     }
 }

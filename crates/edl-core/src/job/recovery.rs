@@ -1,66 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parameter servers that come, load, get lost and come back.
+//! Parameter servers that connect, load, fail and come back.
 
-use std::time::Duration;
-
+use super::strategy::LOAD_TIMEOUT;
 use super::{Command, Effect, End, Job, LoadFrom, PsOrder};
 use crate::applied::AppliedSet;
-use crate::id::{Generation, Incarnation, PsId, WorkerId};
-use crate::job::membership::PsPeer;
-use crate::servers::{Member, Outcome, PartitionState, Phase};
+use crate::id::{Generation, PsId, WorkerId};
+use crate::servers::{Member, Outcome, PartitionState};
 use crate::time::Time;
-
-/// A server that takes longer to load hangs.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl Job {
     pub(super) fn ps_connected(&mut self, ps: PsId, pid: u32, member: Member, now: Time) {
-        if ps.0 >= self.servers.n_ps() {
-            let n_ps = self.servers.n_ps();
+        let n_ps = self.servers().n_ps();
+        if ps.0 >= n_ps {
             self.note("refused", format!("ps-{ps} was refused: the job has --num_ps_pods={n_ps}"));
             return self.effects.push(Effect::ClosePs(ps));
         }
-        let peer =
-            PsPeer { incarnation: member.incarnation, pid, last_heard: now, is_connected: true };
-        let before = self.ps_peers.insert(ps, peer);
-        self.forget_awaited_ps(ps);
-        if before.is_some_and(|b| b.is_connected && b.incarnation != member.incarnation) {
+        if self.roster.server_connected(ps, member.incarnation, pid, now) {
             self.note("ps_replaced", format!("ps-{ps} was restarted as a new process"));
         }
         self.effects.push(Effect::ToPs(ps, PsOrder::Welcome));
-        let outcome = self.servers.connected(ps, member);
-        if self.servers.is_serving() && outcome == Outcome::Nothing {
-            // The order may have been lost with the stream of before.
-            let generation = self.servers.generation();
+        let outcome = self.strategy.servers_mut().connected(ps, member);
+        if self.servers().is_serving() && outcome == Outcome::Nothing {
+            // The order may have been lost with the previous stream.
+            let generation = self.servers().generation();
             self.effects.push(Effect::ToPs(ps, PsOrder::Serve { generation }));
         }
         self.cut_again(ps, now);
         self.follow(outcome, now);
     }
 
-    /// Its stream broke. Its memory may live: it has the heartbeat's time to come back.
-    pub(super) fn ps_gone(&mut self, ps: PsId, incarnation: Incarnation) {
-        if let Some(peer) = self.ps_peers.get_mut(&ps)
-            && peer.incarnation == incarnation
-        {
-            peer.is_connected = false;
-        }
-    }
-
-    pub(super) fn hears_ps(&mut self, ps: PsId, incarnation: Incarnation, now: Time) {
-        if let Some(peer) = self.ps_peers.get_mut(&ps)
-            && peer.incarnation == incarnation
-        {
-            peer.last_heard = now;
-        }
-    }
-
     /// A server's memory is gone, and with it the work since the last checkpoint.
     pub(super) fn ps_lost(&mut self, ps: PsId, why: &str) {
-        self.ps_peers.remove(&ps);
-        if self.servers.lost(ps) {
+        self.roster.remove_server(ps);
+        if self.strategy.servers_mut().lost(ps) {
             self.abandon_cut();
-            let text = match self.latest_checkpoint() {
+            let text = match self.durable.latest_checkpoint() {
                 Some(checkpoint) => {
                     format!("ps-{ps} {why}; restoring checkpoint {}", checkpoint.version)
                 }
@@ -72,40 +46,33 @@ impl Job {
         }
     }
 
-    /// Starts to load, once everybody is there and the model is known.
+    /// Starts to load once all servers are there and the model is known.
     pub(super) fn begin_load(&mut self, now: Time) {
-        if !self.has_servers() || !self.servers.must_load() || self.durable.model.is_none() {
+        if !self.strategy.must_load_servers() || self.durable.model.is_none() {
             return;
         }
         self.abandon_cut();
-        self.drop_evaluation();
-        let generation = self.servers.generation().next();
-        self.loading_from = self.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
-        self.loading_since = now;
-        self.early.clear();
+        self.lending.end_evaluation();
+        let generation = self.servers().generation().next();
+        let folder = self.durable.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
+        self.strategy.group_mut().begin_load(folder, now);
+        self.lending.forget_early();
         self.void_workers();
-        self.servers.load(generation);
-        self.durable.generation = generation;
-        self.persist();
-        let all: Vec<PsId> = self.servers.members().keys().copied().collect();
+        self.strategy.servers_mut().load(generation);
+        self.change(|facts| facts.generation = generation);
+        let all: Vec<PsId> = self.servers().members().keys().copied().collect();
         all.into_iter().for_each(|ps| self.send_load(ps));
     }
 
     fn send_load(&mut self, ps: PsId) {
-        let order = PsOrder::Load { generation: self.servers.generation(), from: self.load_from() };
+        let order =
+            PsOrder::Load { generation: self.servers().generation(), from: self.load_from() };
         self.effects.push(Effect::ToPs(ps, order));
     }
 
-    /// What the load under way reads.
+    /// What the load in progress reads.
     pub(super) fn load_from(&self) -> LoadFrom {
-        let init = &self.config.spec.checkpoint_dir_for_init;
-        match &self.loading_from {
-            Some(folder) => LoadFrom { checkpoint: Some(folder.clone()), keep_applied: true },
-            None => LoadFrom {
-                checkpoint: (!init.is_empty()).then(|| init.clone()),
-                keep_applied: false,
-            },
-        }
+        self.strategy.group().load_from(&self.config.spec.checkpoint_dir_for_init)
     }
 
     pub(super) fn ps_loaded(
@@ -115,29 +82,30 @@ impl Job {
         sets: Vec<PartitionState>,
         now: Time,
     ) {
-        let outcome = self.servers.loaded(ps, generation, sets);
+        let outcome = self.strategy.servers_mut().loaded(ps, generation, sets);
         self.follow(outcome, now);
     }
 
-    /// A checkpoint that cannot be read: the one before it is tried, and somebody is told.
+    /// A server cannot read a checkpoint: the previous one is tried.
     pub(super) fn load_failed(&mut self, ps: PsId, generation: Generation, error: &str) {
-        if self.servers.load_failed(generation) {
+        if self.strategy.servers_mut().load_failed(generation) {
             self.give_up_load(&format!("ps-{ps}"), error);
         }
     }
 
-    /// What was to be loaded cannot be.
+    /// The load in progress failed.
     pub(super) fn give_up_load(&mut self, who: &str, error: &str) {
-        let Some(folder) = self.loading_from.take() else {
+        let Some(folder) = self.strategy.group_mut().give_up_load() else {
             return self.end(End::Failed(format!("{who} cannot load the initial values: {error}")));
         };
         self.note("checkpoint_bad", format!("cannot load checkpoint `{folder}`: {error}"));
-        for checkpoint in &mut self.durable.checkpoints {
-            checkpoint.is_bad |= checkpoint.folder == folder;
-        }
-        self.durable.best.take_if(|best| *best == folder);
-        self.persist();
-        if self.latest_checkpoint().is_none() {
+        self.change(|facts| {
+            for checkpoint in &mut facts.checkpoints {
+                checkpoint.is_bad |= checkpoint.folder == folder;
+            }
+            facts.best.take_if(|best| *best == folder);
+        });
+        if self.durable.latest_checkpoint().is_none() {
             let why = format!(
                 "cannot load any checkpoint (last tried `{folder}`: {error}); repair the storage, \
                  or start a new job under another name"
@@ -148,29 +116,28 @@ impl Job {
 
     fn follow(&mut self, outcome: Outcome, now: Time) {
         match outcome {
-            // `begin_load` looks for itself whether it is time.
+            // `begin_load` checks by itself whether it can start.
             Outcome::Nothing | Outcome::MustLoad => {}
             Outcome::LoadOne(ps) => self.send_load(ps),
-            Outcome::Serving { restored, .. } if self.is_hybrid() => self.go_on_apart(restored),
+            Outcome::Serving { restored, .. } if self.strategy.trains_in_steps() => {
+                self.go_on_apart(restored);
+            }
             Outcome::Serving { done, restored } => self.go_on(&done, restored, now),
         }
     }
 
     /// All servers hold the generation: the ledger follows what they have applied.
     fn go_on(&mut self, done: &AppliedSet, restored: bool, now: Time) {
-        let before = self.ledger.n_done();
-        let is_first = self.started_at.is_none();
+        let before = self.ledger().n_done();
+        let is_first = !self.stages.has_started();
         self.book_found(done);
-        self.ledger.restore(done, self.servers.last_applied());
-        for batch in std::mem::take(&mut self.early) {
-            self.ledger.done(batch);
-        }
+        self.lending.restore(done, self.strategy.servers().last_applied());
         self.forget_lost_evaluations();
         self.set_limits();
-        self.last_cut_version = self.ledger.version();
-        self.started_at.get_or_insert(now);
-        let generation = self.servers.generation();
-        let n_done = self.ledger.n_done();
+        self.checkpoints.continue_from(self.ledger().version());
+        self.stages.start(now);
+        let generation = self.servers().generation();
+        let n_done = self.ledger().n_done();
         if restored && !is_first {
             let lost = before.saturating_sub(n_done);
             self.note(
@@ -184,7 +151,7 @@ impl Job {
             );
         }
         for worker in self.announce_servers() {
-            self.hungry.insert(worker);
+            self.lending.add_idle([worker]);
             if !restored {
                 self.adopt_held(worker, now);
             }
@@ -192,46 +159,32 @@ impl Job {
         self.keep_best(now);
     }
 
-    /// Servers are told to serve, and workers where they are; the workers that were told.
+    /// Orders servers to serve and sends workers the route; returns those workers.
     pub(super) fn announce_servers(&mut self) -> Vec<WorkerId> {
-        let generation = self.servers.generation();
-        for ps in self.servers.members().keys() {
+        let generation = self.servers().generation();
+        for ps in self.strategy.servers().members().keys() {
             self.effects.push(Effect::ToPs(*ps, PsOrder::Serve { generation }));
         }
-        let ready = self.workers.iter().filter(|(_, worker)| worker.is_ready());
+        let ready = self.roster.workers().iter().filter(|(_, worker)| worker.is_ready());
         let workers: Vec<WorkerId> = ready.map(|(id, _)| *id).collect();
         let route = |worker: &WorkerId| Effect::ToWorker(*worker, Command::Route);
         self.effects.extend(workers.iter().map(route));
         workers
     }
 
-    /// Servers that were silent for too long have lost their place.
-    pub(super) fn check_silent_servers(&mut self, timeout: Duration, now: Time) {
-        let silent: Vec<PsId> = self
-            .ps_peers
-            .iter()
-            .filter(|(_, peer)| now.since(peer.last_heard) > timeout)
-            .map(|(ps, _)| *ps)
-            .collect();
-        for ps in silent {
-            self.ps_lost(ps, &format!("sent no heartbeat for {timeout:?}"));
-            self.effects.push(Effect::ClosePs(ps));
-            self.replace_ps(ps);
+    /// Replaces servers that are silent or take too long to load.
+    pub(super) fn check_servers(&mut self, now: Time) {
+        for (ps, why) in self.roster.silent_servers(now) {
+            self.replace_server(ps, &why);
         }
-        if self.servers.phase() == Phase::Loading && now.since(self.loading_since) > LOAD_TIMEOUT {
-            self.replace_slow_loaders(now);
+        for ps in self.strategy.group_mut().take_slow_loaders(now) {
+            self.replace_server(ps, &format!("did not finish loading within {LOAD_TIMEOUT:?}"));
         }
     }
 
-    fn replace_slow_loaders(&mut self, now: Time) {
-        self.loading_since = now;
-        let generation = self.servers.generation();
-        let members = self.servers.members().iter();
-        let late = members.filter(|(_, member)| member.generation != generation);
-        for ps in late.map(|(ps, _)| *ps).collect::<Vec<_>>() {
-            self.ps_lost(ps, &format!("did not finish loading within {LOAD_TIMEOUT:?}"));
-            self.effects.push(Effect::ClosePs(ps));
-            self.replace_ps(ps);
-        }
+    fn replace_server(&mut self, ps: PsId, why: &str) {
+        self.ps_lost(ps, why);
+        self.effects.push(Effect::ClosePs(ps));
+        self.replace(ps);
     }
 }

@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The course of a job: work up to a barrier, evaluate there, go on, finish, end.
+//! Where a job stands, and the positions where training pauses or ends.
 
 use std::time::Duration;
 
-use super::{CheckpointRef, Command, Effect, End, Job, PsOrder};
-use crate::evaluation::{Evaluated, Evaluation, is_best, is_stalled};
-use crate::id::EvalId;
-use crate::platform::{InstanceId, Order};
-use crate::pool::Pool;
+use super::Config;
+use crate::evaluation::{Evaluated, is_stalled};
+use crate::ledger::Ledger;
 use crate::spec::JobType;
 use crate::time::Time;
 
 /// How long a stop waits for its checkpoint.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long processes may take to leave when the job is over.
-const END_GRACE: Duration = Duration::from_millis(1500);
-/// What a training loop of the user's own gets for what it does after its last step.
-pub const OWN_LOOP_GRACE: Duration = Duration::from_secs(600);
 
-/// Where a job stands. Whether the servers serve is apart from this.
+/// Where a job stands. Whether the parameters are served is independent of this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Training (or predicting) up to the barrier.
@@ -27,12 +21,12 @@ pub(super) enum Stage {
     Evaluating {
         is_last: bool,
     },
-    /// The best model so far is being kept.
+    /// A checkpoint of the best model so far is being written.
     BestCut,
     /// The final checkpoint is to be written.
     Finishing,
     Exporting,
-    /// Somebody wants an end, after one more checkpoint.
+    /// The job was asked to stop, after one more checkpoint.
     Stopping {
         reason: String,
         deadline: Time,
@@ -40,329 +34,221 @@ pub(super) enum Stage {
     Ended,
 }
 
-impl Job {
-    /// Fixes where training ends and where it pauses next, from what is done.
-    pub(super) fn set_limits(&mut self) {
-        let spec = &self.config.spec;
-        let all = match spec.num_epochs {
-            0 => u64::MAX,
-            n => self.ledger.position_of(u64::from(n) * self.ledger.versions_per_epoch()),
-        };
-        let by_step = match spec.max_step {
-            0 => u64::MAX,
-            n => self.ledger.position_of(n),
-        };
-        self.limit = match spec.job_type {
-            JobType::Train => all.min(by_step),
-            JobType::Evaluate | JobType::Predict => 0,
-        };
-        if is_stalled(spec.early_stop_patience, &self.durable.evaluations) {
-            self.limit = self.limit.min(self.ledger.n_done());
+/// What follows the work so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Work before the next stop is missing.
+    Work,
+    Evaluate {
+        is_last: bool,
+    },
+    /// The next stop needs no evaluation: training continues after it.
+    Pass,
+    Finish,
+}
+
+/// The stage of a job and its next stops, as positions among the batches of all epochs.
+#[derive(Clone, Debug)]
+pub(super) struct Stages {
+    job_type: JobType,
+    num_epochs: u32,
+    max_step: u64,
+    max_time: Duration,
+    has_validation: bool,
+    evaluation_steps: u64,
+    evaluation_every: Duration,
+    evaluates_epochs: bool,
+    patience: u32,
+    stage: Stage,
+    /// Nothing is assigned at or after this position.
+    barrier: u64,
+    /// Training ends here.
+    limit: u64,
+    last_eval_at: Time,
+    started_at: Option<Time>,
+}
+
+impl Stages {
+    pub(super) fn new(config: &Config, now: Time) -> Self {
+        let spec = &config.spec;
+        Self {
+            job_type: spec.job_type,
+            num_epochs: spec.num_epochs,
+            max_step: spec.max_step,
+            max_time: Duration::from_secs(spec.max_time),
+            has_validation: config.n_validation_records > 0,
+            evaluation_steps: u64::from(spec.evaluation_steps),
+            evaluation_every: Duration::from_secs(u64::from(spec.evaluation_secs)),
+            evaluates_epochs: spec.evaluation_epochs,
+            patience: spec.early_stop_patience,
+            stage: Stage::Working,
+            barrier: 0,
+            limit: 0,
+            last_eval_at: now,
+            started_at: None,
         }
-        self.set_barrier();
-        // An export needs no servers, and must not be begun twice.
+    }
+
+    pub(super) fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    pub(super) fn is_working(&self) -> bool {
+        self.stage == Stage::Working
+    }
+
+    /// Whether batches are being trained.
+    pub(super) fn is_training(&self) -> bool {
+        self.job_type == JobType::Train && self.is_working()
+    }
+
+    pub(super) fn enter(&mut self, stage: Stage) {
+        self.stage = stage;
+    }
+
+    pub(super) fn stop(&mut self, reason: &str, now: Time) {
+        self.stage = Stage::Stopping { reason: reason.into(), deadline: now + STOP_TIMEOUT };
+    }
+
+    pub(super) fn has_started(&self) -> bool {
+        self.started_at.is_some()
+    }
+
+    /// The parameters are there for the first time under this master, or again.
+    pub(super) fn start(&mut self, now: Time) {
+        self.started_at.get_or_insert(now);
+    }
+
+    /// How long the job has worked under this master.
+    pub(super) fn elapsed(&self, now: Time) -> Duration {
+        self.started_at.map_or(Duration::ZERO, |start| now.since(start))
+    }
+
+    /// Where training ends, if it does.
+    pub(super) fn limit(&self) -> Option<u64> {
+        (self.limit < u64::MAX).then_some(self.limit)
+    }
+
+    /// The position that training must not pass now.
+    pub(super) fn next_stop(&self) -> u64 {
+        self.barrier.min(self.limit)
+    }
+
+    /// Starts from what is done: sets where training ends and where it pauses next.
+    pub(super) fn restart(&mut self, ledger: &Ledger, evaluations: &[Evaluated]) {
+        self.limit = self.end_of_training(ledger);
+        if is_stalled(self.patience, evaluations) {
+            self.limit = self.limit.min(ledger.n_done());
+        }
+        self.set_barrier(ledger, evaluations);
+        // An export needs no servers, and must not be started twice.
         if !matches!(self.stage, Stage::Stopping { .. } | Stage::Exporting) {
             self.stage = Stage::Working;
         }
     }
 
-    /// Evaluations of a history that is no more say nothing about the model that is trained now.
-    pub(super) fn forget_lost_evaluations(&mut self) {
-        let version = self.ledger.version();
-        let n_before = self.durable.evaluations.len();
-        self.durable.evaluations.retain(|evaluated| evaluated.version <= version);
-        if self.durable.evaluations.len() < n_before {
-            self.persist();
+    fn end_of_training(&self, ledger: &Ledger) -> u64 {
+        let all = match self.num_epochs {
+            0 => u64::MAX,
+            n => ledger.position_of(u64::from(n) * ledger.versions_per_epoch()),
+        };
+        let by_step = if self.max_step == 0 { u64::MAX } else { ledger.position_of(self.max_step) };
+        match self.job_type {
+            JobType::Train => all.min(by_step),
+            JobType::Evaluate | JobType::Predict => 0,
         }
     }
 
-    /// Cuts the best model if that was begun and lost before it was complete.
-    pub(super) fn keep_best(&mut self, now: Time) {
-        let Some(last) = self.durable.evaluations.last().cloned() else { return };
-        let n_done = self.ledger.n_done();
-        let is_kept = |checkpoint: &CheckpointRef| {
-            checkpoint.version == last.version
-                && self.durable.best.as_ref() == Some(&checkpoint.folder)
-        };
-        if last.is_best
-            && self.stage == Stage::Working
-            && self.config.spec.job_type == JobType::Train
-            && self.ledger.version() == last.version
-            && self.ledger.position_of(last.version) == n_done
-            && !self.durable.checkpoints.iter().any(is_kept)
-        {
-            let is_it = |c: &&CheckpointRef| c.exact == Some(n_done) && !c.is_bad;
-            if let Some(checkpoint) = self.durable.checkpoints.iter().find(is_it) {
-                self.durable.best = Some(checkpoint.folder.clone());
-                self.persist();
-            } else if !self.is_allreduce() || self.worlds.until() == n_done {
-                self.stage = Stage::BestCut;
-                self.begin_cut(Some(n_done), now);
-            }
-        }
+    /// Leaves a barrier: training continues, or ends.
+    pub(super) fn resume(&mut self, ledger: &Ledger, evaluations: &[Evaluated]) {
+        let is_last = ledger.n_done() >= self.limit;
+        self.stage = if is_last { Stage::Finishing } else { Stage::Working };
+        self.set_barrier(ledger, evaluations);
+    }
+
+    pub(super) fn set_barrier(&mut self, ledger: &Ledger, evaluations: &[Evaluated]) {
+        let next = self.next_evaluation(ledger, evaluations);
+        self.barrier = next.map_or(self.limit, |next| next.min(self.limit));
     }
 
     /// The next position at which the model is evaluated.
-    fn set_barrier(&mut self) {
-        let spec = &self.config.spec;
-        let n_done = self.ledger.n_done();
-        self.barrier = self.limit;
-        if self.config.n_validation_records == 0 {
-            return;
+    fn next_evaluation(&self, ledger: &Ledger, evaluations: &[Evaluated]) -> Option<u64> {
+        if !self.has_validation {
+            return None;
         }
-        let mut candidates = Vec::new();
-        let version = self.ledger.version();
-        if spec.evaluation_steps > 0 {
-            let steps = u64::from(spec.evaluation_steps);
-            let first = (version / steps + u64::from(self.is_evaluated(n_done))).max(1) * steps;
-            let mut next = self.ledger.position_of(first);
-            for step in 1.. {
-                if self.ledger.can_be_exact(next) {
-                    break;
-                }
-                next = self.ledger.position_of(first + step * steps);
-            }
-            candidates.push(next);
-        }
-        if spec.evaluation_epochs {
-            let per_epoch = self.ledger.versions_per_epoch();
-            let epoch = u64::from(self.ledger.epoch());
-            let is_border = n_done > 0 && self.ledger.n_done_in_epoch() == 0;
-            let next = if is_border && !self.is_evaluated(n_done) { epoch } else { epoch + 1 };
-            let border = |epoch: u64| self.ledger.position_of(epoch * per_epoch);
-            // At most the epoch after is touched already.
-            let borders = [border(next), border(next + 1), border(next + 2)];
-            candidates.extend(borders.into_iter().find(|at| self.ledger.can_be_exact(*at)));
-        }
-        let next = candidates.into_iter().min();
-        self.barrier = next.unwrap_or(u64::MAX).min(self.limit);
+        let n_done = ledger.n_done();
+        let is_known = is_evaluated(n_done, ledger, evaluations);
+        let by_step = (self.evaluation_steps > 0).then(|| {
+            let first = (ledger.version() / self.evaluation_steps + u64::from(is_known)).max(1);
+            let mut next = (first..).map(|n| ledger.position_of(n * self.evaluation_steps));
+            next.find(|at| ledger.can_be_exact(*at)).expect("a position after all that are touched")
+        });
+        let by_epoch = self.evaluates_epochs.then(|| {
+            let epoch = u64::from(ledger.epoch());
+            let is_border = n_done > 0 && ledger.n_done_in_epoch() == 0;
+            let next = if is_border && !is_known { epoch } else { epoch + 1 };
+            // Servers have applied batches of the epoch after it at most.
+            let mut borders =
+                (next..next + 3).map(|n| ledger.position_of(n * ledger.versions_per_epoch()));
+            borders.find(|at| ledger.can_be_exact(*at))
+        });
+        by_step.into_iter().chain(by_epoch.flatten()).min()
     }
 
-    /// Whether the model at `position` was evaluated (position zero is nothing to evaluate).
-    fn is_evaluated(&self, position: u64) -> bool {
-        let version = self.ledger.version_at(position);
-        position == 0 || self.durable.evaluations.iter().any(|e| e.version == version)
-    }
-
-    /// Goes as far as the servers' state allows.
-    pub(super) fn advance_stage(&mut self, now: Time) {
-        self.check_cut(now);
-        self.begin_predictions();
-        self.pause_for_time(now);
-        match &self.stage {
-            Stage::Working => self.advance_work(now),
-            Stage::Evaluating { is_last } => {
-                let is_last = *is_last;
-                if self.evaluation.as_ref().is_none_or(|e| e.shards.is_finished()) {
-                    self.finish_evaluation(is_last, now);
-                }
-            }
-            Stage::Finishing => self.finish(now),
-            Stage::Stopping { reason, deadline } => {
-                if now >= *deadline {
-                    let end = End::Stopped(reason.clone());
-                    return self.end(end);
-                }
-            }
-            Stage::BestCut | Stage::Exporting | Stage::Ended => {}
-        }
-        if matches!(self.stage, Stage::Working | Stage::Evaluating { .. }) {
-            self.lend(now);
-            self.cut_if_training(now);
-        }
-    }
-
-    fn cut_if_training(&mut self, now: Time) {
-        if self.config.spec.job_type == JobType::Train && self.stage == Stage::Working {
-            self.cut_if_due(now);
-        }
-    }
-
-    fn begin_predictions(&mut self) {
-        if self.config.spec.job_type == JobType::Predict && self.predictions.is_none() {
-            let n = self.config.n_prediction_records.div_ceil(self.records_per_shard());
-            self.predictions = Some(Pool::new(u32::try_from(n).unwrap_or(u32::MAX)));
-        }
-    }
-
-    fn advance_work(&mut self, now: Time) {
-        if let Some(predictions) = &self.predictions {
-            if predictions.is_finished() {
-                let n_shards = predictions.n();
-                self.stage = Stage::Exporting;
-                self.effects.push(Effect::JoinPredictions { n_shards });
-            }
-            return;
-        }
-        if !self.ledger.is_reached(self.barrier.min(self.limit)) {
-            return;
-        }
-        let n_done = self.ledger.n_done();
+    /// What follows the work that is done.
+    pub(super) fn next(&self, ledger: &Ledger, evaluations: &[Evaluated]) -> Next {
+        let n_done = ledger.n_done();
         let is_last = n_done >= self.limit;
-        let has_data = self.config.n_validation_records > 0;
-        let is_known = self.config.spec.job_type == JobType::Train && self.is_evaluated(n_done);
-        if has_data && !is_known {
-            // What is decided by an evaluation must not be lost with the one that came first.
-            if !self.is_allreduce() || self.is_together() {
-                self.begin_evaluation(is_last);
-            }
-        } else if is_last {
-            self.stage = Stage::Finishing;
-            self.finish(now);
-        } else {
-            self.set_barrier();
+        let is_known = self.job_type == JobType::Train && is_evaluated(n_done, ledger, evaluations);
+        match ledger.is_reached(self.next_stop()) {
+            false => Next::Work,
+            true if self.has_validation && !is_known => Next::Evaluate { is_last },
+            true if is_last => Next::Finish,
+            true => Next::Pass,
         }
     }
 
-    fn begin_evaluation(&mut self, is_last: bool) {
-        let id = EvalId::of(self.config.term, self.number());
-        let (version, epoch) = (self.ledger.version(), self.ledger.epoch());
-        let n_records = self.config.n_validation_records;
-        let per_shard = self.records_per_shard();
-        self.evaluation = Some(Evaluation::new(id, version, epoch, n_records, per_shard));
-        self.stage = Stage::Evaluating { is_last };
-        self.effects.push(Effect::EvaluationStarted { version });
-    }
-
-    /// Forgets an evaluation of parameters that are no more.
-    pub(super) fn drop_evaluation(&mut self) {
-        self.evaluation = None;
-    }
-
-    fn finish_evaluation(&mut self, is_last: bool, now: Time) {
-        let (Some(evaluation), Some(model)) = (self.evaluation.take(), &self.durable.model) else {
-            self.stage = Stage::Working;
-            return;
-        };
-        let metrics = evaluation.values(&model.metrics);
-        let history = &mut self.durable.evaluations;
-        // Trained again after a restore: the evaluation of before is of a model that is no more.
-        history.retain(|evaluated| evaluated.version < evaluation.version);
-        let is_best = is_best(&model.metrics, &metrics, history);
-        let (version, epoch) = (evaluation.version, evaluation.epoch);
-        let evaluated = Evaluated { version, epoch, metrics, is_best };
-        history.push(evaluated.clone());
+    /// An evaluation is finished; whether training stops early because of it.
+    pub(super) fn evaluated(&mut self, n_done: u64, history: &[Evaluated], now: Time) -> bool {
         self.last_eval_at = now;
-        self.persist();
-        self.effects.push(Effect::Evaluated(evaluated));
-        let is_training = self.config.spec.job_type == JobType::Train;
-        let patience = self.config.spec.early_stop_patience;
-        if !is_last && is_training && is_stalled(patience, &self.durable.evaluations) {
-            self.note(
-                "early_stop",
-                format!("stopping early: no improvement (--early_stop_patience={patience})"),
-            );
-            self.limit = self.ledger.n_done();
+        let is_last = matches!(self.stage, Stage::Evaluating { is_last: true });
+        let is_training = self.job_type == JobType::Train;
+        let stops = !is_last && is_training && is_stalled(self.patience, history);
+        if stops {
+            self.limit = n_done;
         }
-        if is_best && is_training {
-            self.stage = Stage::BestCut;
-            // Servers write one cut at a time: one of an earlier moment is waited for.
-            if self.cut.is_none() {
-                self.begin_cut(Some(self.ledger.n_done()), now);
-            }
-        } else {
-            self.resume_training();
-        }
+        stops
     }
 
-    /// Leaves a barrier behind.
-    pub(super) fn resume_training(&mut self) {
-        let is_last = self.ledger.n_done() >= self.limit;
-        self.stage = if is_last { Stage::Finishing } else { Stage::Working };
-        self.set_barrier();
-    }
-
-    /// Writes the final checkpoint unless there is one of exactly this state.
-    fn finish(&mut self, now: Time) {
-        if self.config.spec.job_type == JobType::Evaluate {
-            return self.end(End::Succeeded);
+    /// Limits by the clock: a pause for an evaluation, or the end. `frontier` is the first position
+    /// after all work in progress. Whether the maximum time has just passed.
+    pub(super) fn pause_for_time(
+        &mut self,
+        frontier: u64,
+        ledger: &Ledger,
+        elapsed: Duration,
+        now: Time,
+    ) -> bool {
+        if !self.is_training() {
+            return false;
         }
-        if self.exact_checkpoint().is_some() {
-            return self.export();
-        }
-        if self.cut.is_none() && now >= self.not_before {
-            self.begin_cut(Some(self.ledger.n_done()), now);
-        }
-    }
-
-    pub(super) fn export(&mut self) {
-        let Some(checkpoint) = self.exact_checkpoint() else { return };
-        let checkpoint = checkpoint.folder.clone();
-        self.stage = Stage::Exporting;
-        self.effects.push(Effect::Export { checkpoint });
-    }
-
-    /// Limits by the clock: a pause for an evaluation, or the end.
-    fn pause_for_time(&mut self, now: Time) {
-        let spec = &self.config.spec;
-        if self.stage != Stage::Working || spec.job_type != JobType::Train {
-            return;
-        }
-        let every = Duration::from_secs(u64::from(spec.evaluation_secs));
-        let max_time = Duration::from_secs(spec.max_time);
+        let every = self.evaluation_every;
         let is_due = !every.is_zero() && now.since(self.last_eval_at) >= every;
-        if is_due && self.config.n_validation_records > 0 {
+        if is_due && self.has_validation {
             // Not before the first version: a part of a round alone would never be applied.
-            let soonest = self.frontier().max(self.ledger.position_of(1));
-            self.barrier = self.barrier.min(soonest);
+            self.barrier = self.barrier.min(frontier.max(ledger.position_of(1)));
         }
-        if !max_time.is_zero() && self.elapsed(now) >= max_time && self.limit > self.frontier() {
-            self.limit = self.frontier();
-            self.barrier = self.barrier.min(self.limit);
-            self.note("max_time", format!("--max_time={} reached; stopping", max_time.as_secs()));
+        let is_over = !self.max_time.is_zero() && elapsed >= self.max_time && self.limit > frontier;
+        if is_over {
+            self.limit = frontier;
+            self.barrier = self.barrier.min(frontier);
         }
+        is_over
     }
+}
 
-    /// The first position that nothing under way lies behind.
-    fn frontier(&self) -> u64 {
-        if self.is_allreduce() { self.worlds.until() } else { self.ledger.frontier() }
-    }
-
-    /// How long the job has worked, earlier masters included.
-    #[must_use]
-    pub fn elapsed(&self, now: Time) -> Duration {
-        let ours = self.started_at.map_or(Duration::ZERO, |start| now.since(start));
-        Duration::from_secs_f64(self.durable.elapsed_secs.max(0.0)) + ours
-    }
-
-    pub(super) fn stop(&mut self, reason: &str, with_checkpoint: bool, now: Time) {
-        let is_training = self.config.spec.job_type == JobType::Train;
-        let can_cut = self.is_serving() || self.is_world_expected();
-        if !with_checkpoint || !is_training || !can_cut {
-            return self.end(End::Stopped(reason.into()));
-        }
-        self.evaluation = None;
-        self.stage = Stage::Stopping { reason: reason.into(), deadline: now + STOP_TIMEOUT };
-        if self.cut.is_none() {
-            self.begin_cut(None, now);
-        }
-    }
-
-    /// The job is over: everybody is told, then everything is ended.
-    pub(super) fn end(&mut self, end: End) {
-        if self.stage == Stage::Ended {
-            return;
-        }
-        self.stage = Stage::Ended;
-        self.durable.end = Some(end.clone());
-        self.persist();
-        let reason = match &end {
-            End::Succeeded => "job finished".to_owned(),
-            End::Failed(why) | End::Stopped(why) => why.clone(),
-        };
-        for worker in self.workers.keys() {
-            self.effects.push(Effect::ToWorker(*worker, Command::Stop(reason.clone())));
-        }
-        for ps in self.servers.members().keys() {
-            self.effects.push(Effect::ToPs(*ps, PsOrder::Stop(reason.clone())));
-        }
-        let running: Vec<InstanceId> = self.instances.running().keys().copied().collect();
-        let has_more = self.config.spec.is_own_loop() && end == End::Succeeded;
-        let grace = if has_more { OWN_LOOP_GRACE } else { END_GRACE };
-        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        for instance in running {
-            self.effects.push(Effect::Platform(Order::Dismiss { instance, grace_ms }));
-        }
-        self.effects.push(Effect::Ended(end));
-    }
+/// Whether the model at `position` was evaluated (at position zero there is nothing to evaluate).
+fn is_evaluated(position: u64, ledger: &Ledger, evaluations: &[Evaluated]) -> bool {
+    let version = ledger.version_at(position);
+    position == 0 || evaluations.iter().any(|evaluated| evaluated.version == version)
 }

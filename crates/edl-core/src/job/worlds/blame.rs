@@ -1,28 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members that lose each other, hold the others up, or compute other bits.
+//! Members that lose each other, delay the others, or compute different results.
 //!
-//! Whoever waits for another is not at fault. Nobody is evicted on one word of another: it is kept
-//! out for a while and may come back.
-
-use std::time::Duration;
+//! A worker is not replaced because one other worker lost it: it is kept out for a while and can
+//! come back.
 
 use crate::id::WorkerId;
 use crate::job::{Effect, End, Job, Peer, Suspect};
-use crate::platform::{InstanceId, Role};
 use crate::spec::SameBits;
 use crate::time::Time;
 
-/// A worker that others lost is in no world for so long, doubled by each further loss.
-const FIRST_BAN: Duration = Duration::from_millis(500);
-const MAX_BAN: Duration = Duration::from_secs(60);
-/// One that is busy with itself is replaced when it was lost so often without coming further.
-const MAX_LOST: u32 = 3;
-/// So often a world is formed anew before those who wait for each other are replaced.
-const MAX_STUCK: u32 = 4;
-
 impl Job {
-    /// A member lost another one. It may be dead, stopped or cut off: the rest goes on without
-    /// it, and if it lives it may come back.
+    /// A member lost another one, which may be dead, stopped or cut off. The rest continues without
+    /// it; if it is alive, it can come back.
     pub(super) fn peer_lost(
         &mut self,
         worker: WorkerId,
@@ -33,101 +22,54 @@ impl Job {
         let text = format!("worker-{worker} lost worker-{suspect} ({error}); the others continue");
         self.note("peer_lost", text);
         if suspect == worker {
-            // It could not make sense of what it holds or got.
-            self.worlds.disown(worker);
+            // It could not use the state that it holds or received.
+            self.steps_mut().worlds_mut().disown(worker);
             self.keep_holders();
-            let until = self.shun(worker, now);
-            if let Some(entry) = self.workers.get_mut(&worker) {
-                entry.unfit_until = until;
-            }
-            return;
+            return self.roster.shun_as_unfit(worker, now);
         }
-        // A newcomer that cannot reach those who hold the state must not drive them out.
+        // A new worker that cannot reach the holders of the state must not displace them.
         let is_newcomer = !self.is_holding(worker) && self.is_holding(suspect);
-        self.shun(if is_newcomer { worker } else { suspect }, now);
-        let Some(entry) = self.workers.get_mut(&suspect) else { return };
-        entry.n_lost += 1;
-        // One that says that it waits for others gets more chances, but a member that never comes
-        // further must not hold up a job that cannot do without it.
-        let most = if entry.waiting_for.is_empty() { MAX_LOST } else { 2 * MAX_LOST };
-        if entry.n_lost >= most {
+        self.roster.shun(if is_newcomer { worker } else { suspect }, now);
+        if self.roster.is_lost_too_often(suspect) {
             self.note("stuck", format!("other workers keep losing worker-{suspect}; replacing it"));
-            self.pardon_all(now);
-            let instance = InstanceId { role: Role::Worker, id: suspect.0 };
-            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+            self.roster.pardon_all(now);
+            self.replace(suspect);
         }
     }
 
-    /// Somebody goes who may have been why others were kept out.
-    pub(in crate::job) fn pardon_all(&mut self, now: Time) {
-        for worker in self.workers.values_mut() {
-            (worker.banned_until, worker.n_bans) = (now, 0);
-        }
-    }
-
-    /// Keeps a worker out of worlds for a while, longer each time.
-    fn shun(&mut self, worker: WorkerId, now: Time) -> Time {
-        let Some(entry) = self.workers.get_mut(&worker) else { return now };
-        let doubled = FIRST_BAN * 2_u32.saturating_pow(entry.n_bans.min(8));
-        entry.n_bans += 1;
-        entry.banned_until = now + doubled.min(MAX_BAN);
-        entry.banned_until
-    }
-
-    /// The step that a member was training: it may be why it crashed.
+    /// The step that a member was training; it may have caused a crash.
     pub(in crate::job) fn step_of(&self, worker: WorkerId) -> Option<Suspect> {
-        let world = self.worlds.current().filter(|_| self.is_allreduce())?;
-        let is_member = world.members.iter().any(|member| member.worker == worker);
-        let is_training = self.ledger.n_done() < self.worlds.until();
-        (is_member && is_training)
-            .then(|| Suspect::Batch(self.ledger.batch_at(self.ledger.n_done())))
+        let n_done = self.ledger().n_done();
+        let is_training = self.strategy.steps().is_some_and(|s| s.is_training(worker, n_done));
+        is_training.then(|| Suspect::Batch(self.ledger().batch_at(n_done)))
     }
 
-    /// Replaces members that hold the others up. One that waits for another is never at fault.
+    /// Replaces members that delay the others.
     pub(super) fn check_progress(&mut self, now: Time) {
         let timeout = self.config.spec.task_timeout();
-        let is_owed = self.ledger.n_done() < self.worlds.until() || !self.is_together();
-        if !is_owed || now.since(self.pace.progressed_at) < timeout {
-            return;
-        }
-        let Some(world) = self.worlds.current().cloned() else { return };
-        self.pace.progressed_at = now;
-        self.worlds.broken(world.id);
-        self.pace.n_stuck += 1;
-        let waits_for = |worker: &WorkerId| {
-            self.workers.get(worker).map_or("", |entry| entry.waiting_for.as_str())
-        };
-        let members: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
-        let is_busy = |worker: &WorkerId| waits_for(worker).is_empty();
-        let mut stuck: Vec<WorkerId> = members.iter().copied().filter(is_busy).collect();
-        if stuck.is_empty() && self.pace.n_stuck > 1 {
-            // Told twice, they still say that they wait for us: they do not listen.
-            let is_deaf = |worker: &WorkerId| waits_for(worker) == "master";
-            stuck = members.iter().copied().filter(is_deaf).collect();
-        }
-        if stuck.is_empty() && self.pace.n_stuck >= MAX_STUCK {
-            stuck = members; // They wait for each other, world after world.
-        }
+        let is_owed = self.ledger().n_done() < self.steps().worlds().until() || !self.is_together();
+        let Self { strategy, roster, .. } = self;
+        let waits_for = |worker| roster.worker(worker).map_or("", |w| w.waiting_for.as_str());
+        let steps = strategy.steps_mut().filter(|_| is_owed);
+        let stuck = steps.and_then(|steps| steps.find_stuck(timeout, waits_for, now));
+        let Some(stuck) = stuck else { return };
         if stuck.is_empty() {
             let text = format!("no step for {timeout:?} although no worker is busy; retrying");
             return self.note("stuck", text);
         }
         for worker in stuck {
-            if let Some(entry) = self.workers.get_mut(&worker) {
-                entry.banned_until = now + timeout;
-            }
+            self.roster.ban(worker, now + timeout);
             if let Some(suspect) = self.step_of(worker) {
                 self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
             }
             if self.is_ended() {
                 return;
             }
-            let instance = InstanceId { role: Role::Worker, id: worker.0 };
-            self.effects.extend(self.instances.replace(instance).map(Effect::Platform));
+            self.replace(worker);
         }
     }
 
-    /// Takes a worker in only if it computes what the others compute, bit for bit.
+    /// Admits a worker only if its results are bit-identical to those of the others.
     pub(in crate::job) fn accept_probe(&mut self, worker: WorkerId, peer: Option<&Peer>) -> bool {
         let Some(peer) = peer else {
             let why = format!("other workers cannot reach worker-{worker}");
@@ -137,8 +79,7 @@ impl Job {
         };
         match self.durable.probe {
             None => {
-                self.durable.probe = Some(peer.probe);
-                self.persist();
+                self.change(|facts| facts.probe = Some(peer.probe));
                 true
             }
             Some(known) if known == peer.probe => true,
@@ -164,16 +105,14 @@ impl Job {
         }
     }
 
-    /// The same step gave two results: the promise of equal bits is broken, or was waived.
+    /// The same step gave two results.
     pub(super) fn bits_differ(&mut self, what: &str) {
-        let is_news = !self.durable.bits_differ;
-        self.durable.bits_differ = true;
         if self.config.spec.same_bits == SameBits::Strict {
             let why = format!("{what}; the result would depend on which worker computed it");
-            return self.end(End::Failed(why));
+            return self.end_with(End::Failed(why), |facts| facts.bits_differ = true);
         }
-        if is_news {
-            self.persist();
+        if !self.durable.bits_differ {
+            self.change(|facts| facts.bits_differ = true);
             self.note(
                 "bits_differ",
                 format!("{what}; the result depends on which worker computed it"),

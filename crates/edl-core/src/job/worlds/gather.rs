@@ -1,39 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waiting for those who come, and for those who go: the state is neither loaded anew while
-//! somebody may bring it, nor lost with the last one who holds it.
+//! Waiting for workers that join or leave: the state is not loaded while a worker may still bring
+//! it, and it is not lost with the last worker that holds it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::id::{Incarnation, WorkerId};
 use crate::instances::Instance;
-use crate::job::{Job, Stage, Worker};
+use crate::job::roster::Worker;
+use crate::job::{Job, Stage};
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;
 use crate::world::{Candidate, Member};
 
-/// Workers that are started together come together: the first one waits so long for the others.
+/// Workers that start together connect together: the first one waits so long for the others.
 const GATHERING: Duration = Duration::from_secs(1);
-/// A last member that leaves cuts so many checkpoints until one is complete.
-const MAX_FAREWELLS: u32 = 3;
 
 impl Job {
-    /// Whether a world without one should wait a moment for workers that are about to come: longer
-    /// if they may hold what nobody else has.
+    /// Whether a first world should wait a moment for workers that are about to connect; longer if
+    /// they may hold the only copy of the state.
     pub(super) fn must_gather(
         &mut self,
         workers: &[WorkerId],
         candidates: &BTreeMap<WorkerId, Candidate>,
         now: Time,
     ) -> bool {
-        let since = *self.pace.gathering_since.get_or_insert(now);
+        let since = self.steps_mut().gathering_since(now);
         let has_state = workers.iter().any(|worker| candidates[worker].step.is_some());
         if !workers.is_empty() && !has_state && self.is_state_expected(since, now) {
             return true;
-        }
-        if self.worlds.current().is_some() {
-            self.pace.gathering_since = None;
-            return false;
         }
         let expected = self.instances.running().iter();
         let is_missing =
@@ -41,79 +36,75 @@ impl Job {
         let is_late = now.since(since) >= GATHERING;
         let is_due = |instance: &Instance| !instance.is_leaving && !instance.is_stuck();
         let missing = expected.filter(|(_, instance)| is_due(instance));
-        let waits = !is_late && missing.map(|(id, _)| id).any(is_missing);
+        let is_first = self.steps().worlds().current().is_none();
+        let waits = is_first && !is_late && missing.map(|(id, _)| id).any(is_missing);
         if !waits {
-            self.pace.gathering_since = None;
+            self.steps_mut().stop_gathering();
         }
         waits
     }
 
-    /// Whether the state that would be loaded anew may come with somebody, or is just being
-    /// committed. Nobody is waited for longer than for a sign of life, from when others are there.
+    /// Whether a worker may still bring the state, or a checkpoint of it is being committed. The
+    /// wait is never longer than the heartbeat timeout, counted from when others are there.
     fn is_state_expected(&self, since: Time, now: Time) -> bool {
-        let kept = self.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
-        if self.started_at.is_some() && kept >= self.ledger.n_done() {
+        let kept = self.durable.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
+        if self.stages.has_started() && kept >= self.ledger().n_done() {
             return false; // Nothing would be lost.
         }
-        let timeout = Duration::from_secs_f64(self.config.spec.heartbeat_timeout_secs);
-        let is_early = now.since(since) < timeout;
-        // A network that broke brings them back one by one, and those first who hold nothing that
-        // counts. One that is known to have ended is no holder any more.
-        let is_missed = |(id, incarnation): (&WorkerId, &Incarnation)| match self.workers.get(id) {
+        let is_early = now.since(since) < self.config.spec.heartbeat_timeout();
+        // After a network failure, workers reconnect one by one, and the first ones may hold no
+        // state that counts. A worker that is known to have exited is not a holder.
+        let is_missed = |(id, incarnation): (&WorkerId, &Incarnation)| match self.roster.worker(*id)
+        {
             Some(worker) => {
                 let is_away = worker.capacity == 0 && !worker.is_leaving;
                 is_away && worker.incarnation == *incarnation
             }
-            None => self.started_at.is_some(),
+            None => self.stages.has_started(),
         };
         let is_awaited = |worker: &WorkerId| {
-            let instance = InstanceId { role: Role::Worker, id: worker.0 };
+            let instance = InstanceId::from(*worker);
             let runs = self.instances.running().get(&instance).is_some_and(|i| !i.is_leaving);
-            let since = self.awaited.get(&instance);
-            runs && since.is_some_and(|since| now.since(*since) < timeout)
+            runs && self.roster.is_awaited(instance, now)
         };
-        self.is_committing()
-            || is_early && self.worlds.holders().into_iter().flatten().any(is_missed)
-            || self.started_at.is_none() && self.pace.survivors.iter().any(is_awaited)
+        self.checkpoints.is_committing()
+            || is_early && self.steps().worlds().holders().into_iter().flatten().any(is_missed)
+            || !self.stages.has_started() && self.steps().survivors().iter().any(is_awaited)
     }
 
-    /// Whether those who hold the state are about to form a world.
+    /// Whether workers that hold the state are about to form a world.
     pub(in crate::job) fn is_world_expected(&self) -> bool {
+        let Some(worlds) = self.strategy.worlds() else { return false };
         let holds = |(id, worker): (&WorkerId, &Worker)| {
-            let has_state = worker.peer.as_ref().is_some_and(|peer| peer.step.is_some());
-            worker.is_connected && has_state && self.worlds.is_holder(*id, worker.incarnation)
+            let is_here = worker.is_connected && worker.step().is_some();
+            is_here && worlds.is_holder(*id, worker.incarnation)
         };
-        self.is_allreduce() && self.workers.iter().any(holds)
+        self.roster.workers().iter().any(holds)
     }
 
-    /// The last ones who hold the state want to go: they cut a checkpoint first. True while that
-    /// takes.
+    /// If the last workers that hold the state leave, they write a checkpoint first. True while
+    /// they must stay.
     pub(super) fn keep_last(
         &mut self,
         candidates: &BTreeMap<WorkerId, Candidate>,
         now: Time,
     ) -> bool {
-        let members = self.worlds.current().map_or(&[][..], |world| &world.members);
-        let is_leaving = |m: &Member| self.workers.get(&m.worker).is_some_and(|w| w.is_leaving);
+        let members = self.strategy.members();
+        let is_leaving = |m: &Member| self.roster.worker(m.worker).is_some_and(|w| w.is_leaving);
         let has_state = |m: &Member| candidates.get(&m.worker).is_some_and(|c| c.step.is_some());
-        let at = self.worlds.until();
-        let is_kept = self.latest_checkpoint().is_some_and(|c| c.exact == Some(at));
+        let at = self.strategy.last_step();
+        let is_kept = self.durable.latest_checkpoint().is_some_and(|c| c.exact == at);
         if !members.iter().all(is_leaving) || !members.iter().any(has_state) || is_kept {
             return false;
         }
-        let n_before = *self.pace.farewells.get_or_insert(0);
-        if self.cut.is_some() || now < self.not_before || self.stage == Stage::Finishing {
+        self.steps_mut().begin_farewell();
+        if !self.checkpoints.can_begin(now) || *self.stages.stage() == Stage::Finishing {
             return true;
         }
-        if n_before < MAX_FAREWELLS {
-            self.pace.farewells = Some(n_before + 1);
+        let is_next = self.steps_mut().next_farewell();
+        if is_next {
             self.begin_cut(None, now);
         }
-        n_before < MAX_FAREWELLS
-    }
-
-    /// Whether somebody stays only until a checkpoint is complete.
-    pub(in crate::job) fn is_farewell(&self) -> bool {
-        self.pace.farewells.is_some()
+        is_next
     }
 }

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a job remembers when its master restarts, and the only way to change it.
+
+use std::ops::Deref;
+
+use serde::{Deserialize, Serialize};
+
+use super::{CheckpointRef, Effect, End};
+use crate::evaluation::{Evaluated, Evaluation, is_best};
+use crate::id::{BatchId, Generation, Incarnation, WorkerId};
+use crate::model::ModelSpec;
+
+/// What must survive the master. It is on disk before any process learns of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Durable {
+    pub generation: Generation,
+    pub model: Option<ModelSpec>,
+    pub checkpoints: Vec<CheckpointRef>,
+    pub evaluations: Vec<Evaluated>,
+    /// Folder of the checkpoint with the best evaluation.
+    pub best: Option<String>,
+    pub workers_wanted: Option<u32>,
+    pub failures: Vec<Failure>,
+    /// The gradient's hash that every worker must agree on, under AllReduce.
+    #[serde(default)]
+    pub probe: Option<u64>,
+    /// The workers whose state counts, under AllReduce; all of them before the first world.
+    #[serde(default)]
+    pub holders: Option<Vec<(WorkerId, Incarnation)>>,
+    /// Workers with different arithmetic took part: results depend on which of them computed.
+    #[serde(default)]
+    pub bits_differ: bool,
+    /// Seconds that earlier masters of this job have worked.
+    pub elapsed_secs: f64,
+    pub end: Option<End>,
+}
+
+/// A piece of work that went wrong, and how often.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    pub work: Suspect,
+    pub n_failures: u32,
+}
+
+/// A piece of work that may be at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Suspect {
+    Batch(BatchId),
+    EvalShard(u32),
+    PredictShard(u32),
+}
+
+impl Durable {
+    /// Counts a failure of `work`; returns how often it has failed.
+    pub(super) fn count_failure(&mut self, work: Suspect) -> u32 {
+        let known = self.failures.iter().position(|failure| failure.work == work);
+        let place = known.unwrap_or_else(|| {
+            self.failures.push(Failure { work, n_failures: 0 });
+            self.failures.len() - 1
+        });
+        self.failures[place].n_failures += 1;
+        self.failures[place].n_failures
+    }
+
+    /// A checkpoint of exactly the batches before `position`.
+    pub(super) fn exact_checkpoint(&self, position: u64) -> Option<&CheckpointRef> {
+        self.checkpoints.last().filter(|c| c.exact == Some(position) && !c.is_bad)
+    }
+
+    /// The newest checkpoint that can be loaded.
+    pub(super) fn latest_checkpoint(&self) -> Option<&CheckpointRef> {
+        self.checkpoints.iter().rev().find(|checkpoint| !checkpoint.is_bad)
+    }
+
+    /// Adds a result to the history. After a restore, earlier results for this version or a later
+    /// one are of a model that was discarded.
+    pub(super) fn add_evaluation(&mut self, evaluation: &Evaluation) -> Evaluated {
+        let (version, epoch) = (evaluation.version, evaluation.epoch);
+        self.evaluations.retain(|evaluated| evaluated.version < version);
+        let order = self.model.as_ref().map_or(&[][..], |model| &model.metrics);
+        let metrics = evaluation.values(order);
+        let is_best = is_best(order, &metrics, &self.evaluations);
+        let evaluated = Evaluated { version, epoch, metrics, is_best };
+        self.evaluations.push(evaluated.clone());
+        evaluated
+    }
+}
+
+/// The durable facts of a running job. Every change orders a `Persist` right where it happens.
+#[derive(Clone, Debug)]
+pub(super) struct Facts(Durable);
+
+impl Facts {
+    pub(super) fn new(durable: Durable) -> Self {
+        Self(Durable { end: None, ..durable })
+    }
+
+    pub(super) fn change<T>(
+        &mut self,
+        effects: &mut Vec<Effect>,
+        change: impl FnOnce(&mut Durable) -> T,
+    ) -> T {
+        effects.push(Effect::Persist);
+        change(&mut self.0)
+    }
+}
+
+impl Deref for Facts {
+    type Target = Durable;
+
+    fn deref(&self) -> &Durable {
+        &self.0
+    }
+}

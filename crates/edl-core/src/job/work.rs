@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Work is assigned to workers, finished, and sometimes fails.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::{Command, Effect, End, Job, Suspect};
+use crate::evaluation::shard_records;
+use crate::id::{BatchId, EvalId, Generation, LeaseId, WorkerId};
+use crate::metric::Measures;
+use crate::servers::Phase;
+use crate::time::Time;
+
+/// A worker that failed gets no new work for so long, so others can try the same work.
+const PENALTY: Duration = Duration::from_millis(500);
+
+impl Job {
+    /// Assigns what can be assigned.
+    pub(super) fn lend(&mut self, now: Time) {
+        let has_batches = self.stages.is_working() && !self.strategy.trains_in_steps();
+        let barrier = has_batches.then(|| self.stages.next_stop());
+        let Self { lending, roster, strategy, next_number, config, .. } = self;
+        let capacity =
+            |worker| roster.capacity(worker, now).filter(|_| strategy.has_joined(worker));
+        let new_lease = || {
+            *next_number += 1;
+            LeaseId::of(config.term, *next_number)
+        };
+        let n_workers = u32::try_from(roster.workers().len()).unwrap_or(u32::MAX);
+        let timeout = config.spec.task_timeout();
+        for task in lending.lend(barrier, n_workers, capacity, new_lease, now) {
+            let command = Command::Lease { lease: task.lease, timeout, work: task.work };
+            self.effects.push(Effect::ToWorker(task.worker, command));
+        }
+    }
+
+    pub(super) fn batch_done(
+        &mut self,
+        worker: WorkerId,
+        batch: BatchId,
+        generation: Generation,
+        loss: f32,
+        now: Time,
+    ) {
+        self.lending.progressed(worker, now);
+        // A report from another generation says nothing about the current parameters.
+        if generation != self.servers().generation() {
+            return;
+        }
+        match self.servers().phase() {
+            Phase::Serving => {
+                if self.lending.batch_done(batch) {
+                    self.trained(batch, loss);
+                }
+            }
+            Phase::Gathering { must_restore: false } => self.lending.keep_early(batch),
+            Phase::Gathering { must_restore: true } | Phase::Loading => {}
+        }
+    }
+
+    /// A batch is done that was not done before.
+    pub(super) fn trained(&mut self, batch: BatchId, loss: f32) {
+        self.loss = Some(self.loss.map_or(loss, |before| 0.9 * before + 0.1 * loss));
+        self.pardon(Suspect::Batch(batch));
+        self.instances.progressed();
+        if self.ledger().n_done() > self.furthest {
+            self.furthest = self.ledger().n_done();
+            self.instances.went_further();
+        }
+    }
+
+    pub(super) fn eval_done(
+        &mut self,
+        worker: WorkerId,
+        (eval, shard): (EvalId, u32),
+        generation: Generation,
+        measures: Measures,
+        now: Time,
+    ) {
+        self.lending.add_idle([worker]);
+        if generation != self.durable.generation || !self.is_holding(worker) {
+            return;
+        }
+        let Some(model) = &self.durable.model else { return };
+        if self.lending.eval_done(worker, (eval, shard), measures, &model.metrics, now) {
+            self.pardon(Suspect::EvalShard(shard));
+        }
+    }
+
+    /// Whether the model that `worker` evaluates is the job's.
+    pub(super) fn is_holding(&self, worker: WorkerId) -> bool {
+        let incarnation = self.roster.worker(worker).map(|entry| entry.incarnation);
+        self.strategy.is_holding(worker, incarnation)
+    }
+
+    pub(super) fn predict_done(&mut self, worker: WorkerId, shard: u32, now: Time) {
+        if self.lending.predict_done(worker, shard, now) {
+            self.pardon(Suspect::PredictShard(shard));
+        }
+    }
+
+    /// Takes all leases of a worker back, and remembers what it was working on.
+    pub(super) fn release_worker(&mut self, worker: WorkerId) {
+        let step = self.step_of(worker);
+        let is_suspicious = self.roster.worker(worker).is_some_and(|entry| !entry.is_leaving);
+        let suspect = self.lending.release_worker(worker, is_suspicious, step);
+        if suspect.is_some() {
+            self.roster.suspect(worker, suspect);
+        }
+    }
+
+    /// Takes overdue work back. Its worker makes no progress, so it is replaced.
+    pub(super) fn expire(&mut self, now: Time) {
+        let timeout = self.config.spec.task_timeout();
+        let mut blamed = BTreeSet::new();
+        for overdue in self.lending.expire(now) {
+            let worker = overdue.worker;
+            self.effects.push(Effect::ToWorker(worker, Command::Revoke(overdue.lease)));
+            if blamed.insert(worker) && !self.is_ended() {
+                // It must not get the same work again at once.
+                self.roster.pause(worker, now + timeout);
+                // Its other leases would expire soon, and be blamed for the first one.
+                self.release_worker(worker);
+                self.blame(overdue.suspect, worker, &format!("no progress for {timeout:?}"));
+                self.replace(worker);
+            }
+        }
+    }
+
+    /// A worker reports that it cannot do a piece of work.
+    pub(super) fn work_failed(
+        &mut self,
+        worker: WorkerId,
+        lease: LeaseId,
+        item: u32,
+        error: &str,
+        now: Time,
+    ) {
+        let suspect = self.lending.failed(lease, item);
+        self.roster.pause(worker, now + PENALTY);
+        if let Some(suspect) = suspect {
+            self.blame(suspect, worker, error);
+        }
+    }
+
+    /// Counts a failure of a piece of work. Nothing is skipped silently: work that fails too often
+    /// ends the job with an error that names it.
+    pub(super) fn blame(&mut self, suspect: Suspect, worker: WorkerId, error: &str) {
+        let n_failures = self.change(|facts| facts.count_failure(suspect));
+        let what = self.describe(suspect);
+        self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
+        if n_failures >= self.config.spec.max_batch_failures {
+            let why = format!(
+                "{what} failed {n_failures} times, most recently on worker-{worker}: {error}"
+            );
+            self.end(End::Failed(why));
+        }
+    }
+
+    /// Work that was finished is no longer under suspicion.
+    fn pardon(&mut self, suspect: Suspect) {
+        if let Some(n) = self.durable.failures.iter().position(|known| known.work == suspect) {
+            self.change(|facts| facts.failures.remove(n));
+        }
+    }
+
+    fn describe(&self, suspect: Suspect) -> String {
+        let shard = |shard: u32, n_records: u64| {
+            let records = shard_records(shard, n_records, self.config.records_per_shard());
+            format!("records {} to {}", records.start, records.end.saturating_sub(1))
+        };
+        match suspect {
+            Suspect::Batch(batch) => {
+                let records = self.config.spec.plan(self.config.n_records).records(batch);
+                let listed: Vec<String> = records.iter().take(8).map(u64::to_string).collect();
+                let more = if records.len() > 8 { ", …" } else { "" };
+                format!("batch {batch} (records {}{more})", listed.join(", "))
+            }
+            Suspect::EvalShard(n) => {
+                format!("evaluation of {}", shard(n, self.config.n_validation_records))
+            }
+            Suspect::PredictShard(n) => {
+                format!("prediction of {}", shard(n, self.config.n_prediction_records))
+            }
+        }
+    }
+}
