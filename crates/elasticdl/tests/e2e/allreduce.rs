@@ -78,67 +78,30 @@ pub(crate) fn at(job: &mut Running, wanted: u64, act: impl FnOnce(&mut Running))
     false
 }
 
+/// The weights of a job that ends well.
+fn trained(home: &Home, name: &str, mut job: Running) -> String {
+    job.wait_for_success();
+    assert_eq!(home.status(name)["step"], STEPS, "{name}");
+    weights(home, name)
+}
+
+/// Compares a job that was disturbed with one that was not.
+fn assert_same_bits(home: &Home, name: &str, disturbed: Running) {
+    let found = trained(home, name, disturbed);
+    let expected = trained(home, "calm", job(home, "calm", 1, &[]));
+    assert_eq!(found, expected, "{name}");
+}
+
 #[test]
-fn the_weights_are_the_same_bits_for_any_number_of_workers_and_any_fate() {
+fn weights_are_bit_identical_for_any_number_of_workers() {
     let home = Home::new();
     let mut found: Vec<(String, String)> = Vec::new();
-    let mut end = |name: &str, mut job: Running| {
-        job.wait_for_success();
-        assert_eq!(home.status(name)["step"], STEPS, "{name}");
-        found.push((name.to_owned(), weights(&home, name)));
-    };
     for n in 1..=4 {
         let name = format!("workers-{n}");
         let more: &[&str] = if n == 3 { &["--lane_balance"] } else { &[] };
-        let job = job(&home, &name, n, more);
-        end(&name, job);
+        let weights = trained(&home, &name, job(&home, &name, n, more));
+        found.push((name, weights));
     }
-
-    let mut killed = job(&home, "killed", 3, &[]);
-    for wanted in (10..STEPS).step_by(10) {
-        at(&mut killed, wanted, |job| {
-            if let Some(victim) = workers(job).first() {
-                signal(victim.pid, Signal::KILL);
-            }
-        });
-    }
-    end("killed", killed);
-
-    let mut stopped = job(&home, "stopped", 2, &["--heartbeat_timeout_secs=10"]);
-    let was_stopped = at(&mut stopped, 12, |job| {
-        let victim = workers(job).first().expect("a worker").pid;
-        signal(victim, Signal::STOP);
-        std::thread::sleep(Duration::from_secs(3));
-        signal(victim, Signal::CONT);
-    });
-    assert!(was_stopped);
-    end("stopped", stopped);
-
-    let mut joined = job(&home, "joined", 1, &[]);
-    at(&mut joined, 6, |_| drop(home.stdout(&["scale", "joined", "--workers", "2"])));
-    let has_two = |status: &Value| n_working(status) == 2;
-    joined.wait_until("the joiner", has_two);
-    at(&mut joined, 30, |job| {
-        // A graceful leave: the platform asks one of them to go.
-        signal(workers(job)[0].pid, Signal::TERM);
-    });
-    end("joined", joined);
-
-    let mut orphaned = job(&home, "orphaned", 2, &[]);
-    for wanted in [15, 35] {
-        at(&mut orphaned, wanted, |job| {
-            let master = job.instances().into_iter().find(|i| i.role == "master").expect("it");
-            signal(master.pid, Signal::KILL);
-        });
-    }
-    end("orphaned", orphaned);
-
-    let mut dead = job(&home, "dead", 2, &[]);
-    assert!(at(&mut dead, 30, Running::kill_all));
-    let resumed = home.start("dead", &["train", "--resume", "dead", "--num_workers=3"]);
-    end("dead", resumed);
-
-    let name = "--job_name=local";
     let data = shipped_as("training_data", "test");
     home.stdout(&[
         "train",
@@ -148,13 +111,80 @@ fn the_weights_are_the_same_bits_for_any_number_of_workers_and_any_fate() {
         "--minibatch_size=16",
         "--num_epochs=2",
         "--seed=7",
-        name,
+        "--job_name=local",
         &data,
     ]);
     found.push(("local".into(), weights(&home, "local")));
-
     let first = &found[0].1;
     assert!(found.iter().all(|(_, weights)| weights == first), "{found:#?}");
+}
+
+#[test]
+fn weights_are_bit_identical_when_workers_are_killed() {
+    let home = Home::new();
+    let mut killed = job(&home, "killed", 3, &[]);
+    let mut n_killed = 0;
+    for wanted in (10..STEPS).step_by(10) {
+        at(&mut killed, wanted, |job| {
+            if let Some(victim) = workers(job).first() {
+                signal(victim.pid, Signal::KILL);
+                n_killed += 1;
+            }
+        });
+    }
+    assert!(n_killed >= 3, "only {n_killed} workers were killed");
+    assert_same_bits(&home, "killed", killed);
+}
+
+#[test]
+fn weights_are_bit_identical_when_a_worker_freezes_for_a_while() {
+    let home = Home::new();
+    let mut frozen = job(&home, "frozen", 2, &["--heartbeat_timeout_secs=10"]);
+    let was_frozen = at(&mut frozen, 12, |job| {
+        let victim = workers(job).first().expect("a worker").pid;
+        signal(victim, Signal::STOP);
+        std::thread::sleep(Duration::from_secs(3));
+        signal(victim, Signal::CONT);
+    });
+    assert!(was_frozen);
+    assert_same_bits(&home, "frozen", frozen);
+}
+
+#[test]
+fn weights_are_bit_identical_when_a_worker_joins_and_another_leaves() {
+    let home = Home::new();
+    let mut joined = job(&home, "joined", 1, &[]);
+    let scale = |_: &mut Running| drop(home.stdout(&["scale", "joined", "--workers", "2"]));
+    assert!(at(&mut joined, 6, scale));
+    let has_two = |status: &Value| n_working(status) == 2;
+    joined.wait_until("the joiner", has_two);
+    // A graceful leave: the platform asks one of them to go.
+    let leave = |job: &mut Running| signal(workers(job)[0].pid, Signal::TERM);
+    assert!(at(&mut joined, 30, leave));
+    assert_same_bits(&home, "joined", joined);
+}
+
+#[test]
+fn weights_are_bit_identical_when_masters_are_killed() {
+    let home = Home::new();
+    let mut orphaned = job(&home, "orphaned", 2, &[]);
+    for wanted in [15, 35] {
+        let was_killed = at(&mut orphaned, wanted, |job| {
+            let master = job.instances().into_iter().find(|i| i.role == "master").expect("it");
+            signal(master.pid, Signal::KILL);
+        });
+        assert!(was_killed, "the job was over before step {wanted}");
+    }
+    assert_same_bits(&home, "orphaned", orphaned);
+}
+
+#[test]
+fn weights_are_bit_identical_when_everything_is_killed_and_resumed() {
+    let home = Home::new();
+    let mut dead = job(&home, "dead", 2, &[]);
+    assert!(at(&mut dead, 30, Running::kill_all));
+    let resumed = home.start("dead", &["train", "--resume", "dead", "--num_workers=3"]);
+    assert_same_bits(&home, "dead", resumed);
 }
 
 pub(crate) fn n_working(status: &Value) -> usize {

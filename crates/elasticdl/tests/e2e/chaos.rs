@@ -45,7 +45,7 @@ fn survive(name: &str, seed: u64, round: u32, more: &[&str]) {
     let mut args = vec![
         "train",
         "--model_def=count",
-        "--model_params=sleep_ms=10",
+        "--model_params=sleep_ms=25",
         &job_name,
         &data,
         "--num_epochs=3",
@@ -71,7 +71,7 @@ fn survive(name: &str, seed: u64, round: u32, more: &[&str]) {
     }
     let status = job.wait();
     assert!(status.success(), "seed {seed}: {status} after {done:#?}\n{}", job.log());
-    assert!(!done.is_empty(), "nothing was attacked");
+    assert!(done.len() as u64 >= ATTACKS / 2, "the job was over after {done:#?}");
     assert_exactly_once(&home, name, EPOCHS, round);
 }
 

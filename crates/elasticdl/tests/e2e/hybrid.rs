@@ -111,56 +111,89 @@ fn has_event(home: &Home, name: &str, kind: &str) -> bool {
     text.contains(&format!("\"{kind}\""))
 }
 
+/// The weights of a job that ends well.
+fn trained(home: &Home, name: &str, mut job: Running) -> String {
+    job.wait_for_success();
+    assert_eq!(home.status(name)["step"], STEPS, "{name}");
+    weights(home, name)
+}
+
+/// Compares a job that was disturbed with one that was not.
+fn assert_same_bits(home: &Home, name: &str, disturbed: Running) {
+    let found = trained(home, name, disturbed);
+    let expected = trained(home, "calm", job(home, "calm", (1, 1), &[]));
+    assert_eq!(found, expected, "{name}");
+}
+
 #[test]
-fn the_weights_are_the_same_bits_for_any_number_of_workers_and_servers_and_any_fate() {
+fn weights_are_bit_identical_for_any_number_of_workers_and_servers() {
     let home = Home::new();
-    let data = people(&home);
+    people(&home);
     let mut found: Vec<(String, String)> = Vec::new();
-    let mut end = |name: &str, mut job: Running| {
-        job.wait_for_success();
-        assert_eq!(home.status(name)["step"], STEPS, "{name}");
-        found.push((name.to_owned(), weights(&home, name)));
-    };
     for (workers, servers) in [(1, 1), (2, 1), (3, 2)] {
         let name = format!("workers-{workers}");
-        let job = job(&home, &name, (workers, servers), &[]);
-        end(&name, job);
+        let weights = trained(&home, &name, job(&home, &name, (workers, servers), &[]));
+        found.push((name, weights));
     }
+    let first = &found[0].1;
+    assert!(found.iter().all(|(_, weights)| weights == first), "{found:#?}");
+}
 
+#[test]
+fn weights_are_bit_identical_when_workers_are_killed() {
+    let home = Home::new();
+    people(&home);
     let mut killed = job(&home, "killed", (3, 1), &[]);
     kill(&mut killed, "worker", (20..STEPS).step_by(70));
-    end("killed", killed);
+    assert_same_bits(&home, "killed", killed);
     assert!(has_event(&home, "killed", "worker_killed"));
     assert!(!has_event(&home, "killed", "restored"), "survivors go on from their own memory");
+}
 
+#[test]
+fn weights_are_bit_identical_when_servers_are_killed() {
+    let home = Home::new();
+    people(&home);
     let mut robbed = job(&home, "robbed", (2, 2), &["--checkpoint_steps=10"]);
     kill(&mut robbed, "ps", [65, 250]);
-    end("robbed", robbed);
+    assert_same_bits(&home, "robbed", robbed);
     assert!(has_event(&home, "robbed", "restored"));
+}
 
+#[test]
+fn weights_are_bit_identical_when_masters_are_killed() {
+    let home = Home::new();
+    people(&home);
     let mut orphaned = job(&home, "orphaned", (2, 1), &[]);
     kill(&mut orphaned, "master", [40, 200]);
-    end("orphaned", orphaned);
+    assert_same_bits(&home, "orphaned", orphaned);
+}
 
+#[test]
+fn weights_are_bit_identical_when_all_workers_are_killed_at_once() {
+    let home = Home::new();
+    people(&home);
     let mut deserted = job(&home, "deserted", (2, 1), &["--checkpoint_steps=10"]);
     let was_running = at(&mut deserted, 75, |job| {
         let all = job.instances().into_iter().filter(|instance| instance.role == "worker");
         all.for_each(|worker| signal(worker.pid, Signal::KILL));
     });
     assert!(was_running);
-    end("deserted", deserted);
+    assert_same_bits(&home, "deserted", deserted);
     assert!(has_event(&home, "deserted", "restored"));
+}
 
+#[test]
+fn weights_are_bit_identical_when_everything_is_killed_and_resumed() {
+    let home = Home::new();
+    let data = people(&home);
     let mut dead = job(&home, "dead", (2, 1), &["--checkpoint_steps=10"]);
     assert!(at(&mut dead, 90, Running::kill_all));
     let more = ["train", "--resume", "dead", "--num_workers=3", "--num_ps_pods=3"];
     let resumed = home.start("dead", &more);
-    end("dead", resumed);
+    assert_same_bits(&home, "dead", resumed);
 
-    let first = &found[0].1;
-    assert!(found.iter().all(|(_, weights)| weights == first), "{found:#?}");
-
-    // Whatever trained a model, servers hold it while it is used.
+    // Servers hold the model while it is used, no matter what trained it.
     let checkpoints = home.job_dir("dead").join("checkpoints").to_string_lossy().into_owned();
     let from = format!("--checkpoint_dir_for_init={checkpoints}");
     let on = format!("--validation_data={data}");
@@ -240,6 +273,7 @@ fn every_record_is_trained_once_whatever_is_killed_in_steps_of_workers_and_serve
         }
         let status = job.wait();
         assert!(status.success(), "seed {seed}: {status} after {done:#?}\n{}", job.log());
+        assert!(done.len() >= 4, "seed {seed}: the job was over after {done:#?}");
         assert_counted(&home, &name, (3, 9), EPOCHS);
     }
 }
