@@ -116,12 +116,15 @@ impl Job {
         for overdue in self.lending.expire(now) {
             let worker = overdue.worker;
             self.effects.push(Effect::ToWorker(worker, Command::Revoke(overdue.lease)));
-            if blamed.insert(worker) && !self.is_ended() {
+            if blamed.insert(worker) {
                 // It must not get the same work again at once.
                 self.roster.pause(worker, now + timeout);
                 // Its other leases would expire soon, and be blamed for the first one.
                 self.release_worker(worker);
                 self.blame(overdue.suspect, worker, &format!("no progress for {timeout:?}"));
+                if self.is_ended() {
+                    return;
+                }
                 self.replace(worker);
             }
         }

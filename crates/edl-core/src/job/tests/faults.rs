@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::bench::{Bench, config, model, ps, spec, worker};
 use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
-use crate::job::{Durable, Effect, Event, PsOrder, Suspect, Work};
+use crate::job::{Durable, Effect, End, Event, PsOrder, Suspect, Work};
 use crate::platform::{Ended, Order, Report};
 use crate::servers::Phase;
 use crate::spec::JobSpec;
@@ -171,6 +171,14 @@ fn a_worker_that_makes_no_progress_loses_its_lease_and_is_replaced() {
     assert_eq!(bench.disk.failures[0].work, Suspect::Batch(BatchId { epoch: 0, index: 1 }));
     bench.run();
     bench.expect_trained(1);
+}
+
+#[test]
+fn a_lease_that_expires_too_often_ends_the_job_and_nothing_follows() {
+    let spec = JobSpec { task_timeout_secs: 30, max_batch_failures: 1, ..train(1) };
+    let mut bench = Bench::started(config(spec, 0));
+    bench.pass(Duration::from_secs(31), None);
+    assert!(matches!(bench.ended, Some(End::Failed(_))), "{:?}", bench.ended);
 }
 
 #[test]
