@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What crosses a wire: the gRPC control plane with TLS, and the framed data plane.
 //!
-//! Nothing is decided here.
+//! The only decision made here is which master a process follows ([`control::Follow`]).
 
+pub mod control;
 pub mod cut;
 pub mod data;
 pub mod frame;

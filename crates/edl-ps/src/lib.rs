@@ -4,7 +4,7 @@
 //! [`store::Store`] is the engine: it knows generations, owner threads and waits, and no socket.
 //! [`serve`] puts it on the data plane, [`run`] holds the session with the master and does what
 //! the master says. Nothing is decided here but what the protocol fixes: other generations are
-//! refused, lower terms are not heard.
+//! refused.
 
 mod address;
 mod owner;
@@ -47,12 +47,8 @@ pub enum Error {
     Listen { address: String, source: std::io::Error },
     #[error("cannot generate a random number")]
     Random(#[source] edl_net::key::Error),
-    #[error("the master belongs to run `{theirs}`, this server to run `{ours}`")]
-    OtherRun { ours: String, theirs: String },
-    #[error("the master at `{0}` uses another job's key; check --master_addr and the job's key")]
-    OtherKey(String),
-    #[error("the master refused this server: {0}")]
-    Refused(String),
+    #[error(transparent)]
+    Control(#[from] edl_net::control::Error),
     #[error("an owner thread panicked")]
     OwnerPanicked,
 }

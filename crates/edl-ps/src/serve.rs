@@ -43,9 +43,9 @@ impl Front {
         Self { store, key, run, open, next }
     }
 
-    /// Says which run's clients may come in; the run that holds from now on.
-    pub fn set_run(&self, run: RunId) -> RunId {
-        *self.run.get_or_init(|| run)
+    /// Sets the run whose clients are admitted. Only the first call has an effect.
+    pub fn set_run(&self, run: RunId) {
+        self.run.get_or_init(|| run);
     }
 
     /// Serves a new connection on a thread of its own.

@@ -1,101 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The stream to the master: who we are, what we are lent, what is done, that we are alive.
+//! The worker's side of the control session: starts the worker, passes commands to the compute
+//! thread, and sends its reports and heartbeats.
 //!
-//! A broken stream stops nothing: the compute thread goes on with what it holds, its reports
-//! wait here, and the session connects again. Nothing about work is decided in this file.
+//! When the session breaks, the compute thread continues with the work it has, and its reports
+//! wait here. Nothing about work is decided in this file.
 
-mod address;
 mod start;
 
-use std::collections::VecDeque;
-use std::pin::pin;
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
 
 use edl_core::id::{Incarnation, LeaseId, WorldId};
-use edl_net::proto::{
-    self, master_client::MasterClient, worker_command::Kind as Command, worker_message::Kind,
-};
-use edl_net::tls;
+use edl_net::control;
+use edl_net::proto::{self, worker_command::Kind as Command, worker_message::Kind};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status, Streaming};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use crate::Config;
 use crate::allreduce;
 use crate::compute::{Event, Loan};
+use crate::feed::Counts;
 use crate::progress::Progress;
 
 pub(crate) use start::{Edges, Limits};
-use start::{Ended, Job, Shared};
+use start::{Ended, Shared};
 
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// From the opened stream to the welcome.
-const WELCOME_LIMIT: Duration = Duration::from_secs(10);
-const FIRST_RETRY: Duration = Duration::from_millis(50);
-const LAST_RETRY: Duration = Duration::from_secs(1);
-const FIRST_HEARTBEAT: Duration = Duration::from_secs(1);
 /// Reports of the compute thread that may wait for a master.
 const MAX_REPORTS: usize = 4096;
-/// Messages that may be on their way into the stream; they are lost if it breaks.
-const MAX_SENDING: usize = 16;
 
 /// Why a worker ended without being told to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("could not reach the master for {} s: {reason}", limit.as_secs())]
-    MasterLost { limit: Duration, reason: String },
-    #[error("the master refused this worker: {0}")]
-    Refused(String),
-    #[error("the master at `{0}` uses another job's key; check --master_addr and the job's key")]
-    OtherKey(String),
-    #[error("the master sent {0}")]
-    Protocol(String),
-    #[error("the master's address belongs to another job: run {theirs} instead of {ours}")]
-    OtherRun { ours: String, theirs: String },
+    #[error(transparent)]
+    Control(#[from] control::Error),
     #[error("cannot build the model: {0}")]
     Model(String),
     #[error("{0}")]
     Died(String),
 }
 
-/// How one stream ended.
-enum End {
-    /// The worker is done.
-    Over(Result<(), Error>),
-    Broken(String),
-}
-
 /// A worker's session, across all its streams.
 pub(crate) struct Session {
     config: Config,
-    /// Taken when the first welcome says which job this is.
-    edges: Option<Edges>,
     limits: Limits,
     shutdown: CancellationToken,
     incarnation: Incarnation,
-    job: Option<Job>,
+    control: control::Session<proto::WorkerCommand>,
     /// The announcement of the model, once it is built.
     model_spec: Option<String>,
     events: Sender<Event>,
-    /// Where the compute thread will hear, until there is one.
-    start: Option<start::Ends>,
+    /// What the compute thread needs, until the first welcome starts it.
+    start: Option<(Edges, start::Ends)>,
     reports: mpsc::Receiver<Kind>,
     ended: oneshot::Receiver<Ended>,
     shared: Shared,
-    outbox: VecDeque<Kind>,
     leaving: Option<Instant>,
-}
-
-/// One stream.
-struct Stream {
-    commands: Streaming<proto::WorkerCommand>,
-    messages: mpsc::Sender<proto::WorkerMessage>,
-    is_welcome: bool,
 }
 
 impl Session {
@@ -103,15 +65,28 @@ impl Session {
         let (events, heard) = std::sync::mpsc::channel();
         let (report, reports) = mpsc::channel(MAX_REPORTS);
         let (end, ended) = oneshot::channel();
+        let incarnation = start::incarnation();
+        let hello = message(Kind::Hello(proto::WorkerHello {
+            protocol: edl_net::CONTROL_PROTOCOL,
+            worker: config.worker.0,
+            incarnation: incarnation.0,
+            pid: config.place.pid,
+        }));
+        let master = control::Config {
+            master_addr: config.master_addr.clone(),
+            key: config.key.clone(),
+            job_dir: config.job_dir.clone(),
+            place: config.place.clone(),
+            patience: Some(edges.limits.master),
+        };
         Self {
+            control: control::Session::new(master, move || Box::pin(ready(hello.clone()))),
             config,
             limits: edges.limits,
-            edges: Some(edges),
             shutdown,
-            incarnation: start::incarnation(),
-            job: None,
+            incarnation,
             model_spec: None,
-            start: Some(start::Ends { heard, report, end }),
+            start: Some((edges, start::Ends { heard, report, end })),
             events,
             reports,
             ended,
@@ -120,169 +95,45 @@ impl Session {
                 progress: Arc::new(Progress::new()),
                 seat: Arc::default(),
             },
-            outbox: VecDeque::new(),
             leaving: None,
         }
     }
 
-    /// One stream after another, until the worker is done or the master is given up.
+    /// Works until the worker is done or the master is given up.
     pub(crate) async fn run(mut self) -> Result<(), Error> {
-        let (mut seen, mut retry, mut attempt) = (Instant::now(), FIRST_RETRY, 0);
-        loop {
-            let reason = match self.open(attempt).await {
-                Ok(mut stream) => match self.serve(&mut stream).await {
-                    End::Over(result) => return self.close(stream, result).await,
-                    End::Broken(reason) if stream.is_welcome => {
-                        warn!(reason, "lost the connection to the master");
-                        self.hurry();
-                        (seen, retry) = (Instant::now(), FIRST_RETRY);
-                        reason
-                    }
-                    End::Broken(reason) => reason,
-                },
-                Err(End::Over(result)) => return result,
-                Err(End::Broken(reason)) => reason,
-            };
-            self.config.place.master_answers(false);
-            let limit = self.limits.master;
-            if seen.elapsed() >= limit {
-                return Err(Error::MasterLost { limit, reason });
-            }
-            // Loud once, for whoever started this worker by hand.
-            if attempt == 0 && self.job.is_none() {
-                warn!(reason, "cannot reach the master; retrying");
-            }
-            debug!(attempt, reason, "cannot reach the master");
-            attempt += 1;
-            if let Err(result) = self.unless_over(sleep(retry)).await {
-                return result;
-            }
-            retry = (retry * 2).min(LAST_RETRY);
-        }
-    }
-
-    /// Waits for `future` while there is no stream; an end of the worker comes first.
-    async fn unless_over<F: Future>(&mut self, future: F) -> Result<F::Output, Result<(), Error>> {
-        let mut future = pin!(future);
-        loop {
-            let leaving = self.leaving;
+        let result = loop {
+            let limit = self.leaving.unwrap_or_else(Instant::now);
             tokio::select! {
                 biased;
-                ended = &mut self.ended => return Err(start::result(ended)),
-                () = self.shutdown.cancelled(), if leaving.is_none() => self.leave(),
-                () = until(leaving), if leaving.is_some() => return Err(Ok(())),
-                Some(report) = self.reports.recv(), if self.outbox.len() < MAX_REPORTS => {
-                    self.keep(report);
-                }
-                output = &mut future => return Ok(output),
-            }
-        }
-    }
-
-    async fn open(&mut self, attempt: usize) -> Result<Stream, End> {
-        let address = address::choose(&self.config, attempt);
-        let key = self.config.key.clone();
-        let hello = proto::WorkerHello {
-            protocol: edl_net::CONTROL_PROTOCOL,
-            worker: self.config.worker.0,
-            incarnation: self.incarnation.0,
-            pid: self.config.place.pid,
-        };
-        // Later on it may be a stranger who was given the port of a master that is restarted.
-        let is_first = self.job.is_none();
-        let connect = async move {
-            let channel = tls::connect(&address, &key, CONNECT_LIMIT).await;
-            let channel = channel.map_err(|error| match error {
-                error if is_first && error.is_untrusted() => {
-                    End::Over(Err(Error::OtherKey(address)))
-                }
-                error => End::Broken(crate::chain(&error)),
-            })?;
-            let (messages, outgoing) = mpsc::channel(MAX_SENDING);
-            messages.try_send(message(Kind::Hello(hello))).expect("the channel is new");
-            let mut client =
-                MasterClient::new(channel).max_decoding_message_size(edl_net::MAX_MESSAGE);
-            let opened = client.worker_session(ReceiverStream::new(outgoing)).await;
-            let commands = opened.map_err(|status| refused_or_broken(&status))?.into_inner();
-            Ok(Stream { commands, messages, is_welcome: false })
-        };
-        match self.unless_over(timeout(WELCOME_LIMIT, connect)).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(_)) => Err(End::Broken("the master did not open a stream in time".into())),
-            Err(result) => Err(End::Over(result)),
-        }
-    }
-
-    /// Serves one stream until it breaks or the worker is done.
-    async fn serve(&mut self, stream: &mut Stream) -> End {
-        let mut heartbeat = interval(self.heartbeat());
-        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let welcome_limit = Instant::now() + WELCOME_LIMIT;
-        loop {
-            let leaving = self.leaving;
-            tokio::select! {
-                biased;
-                ended = &mut self.ended => {
-                    self.drain();
-                    return End::Over(start::result(ended));
-                }
-                () = self.shutdown.cancelled(), if leaving.is_none() => self.leave(),
-                () = until(leaving), if leaving.is_some() => return End::Over(Ok(())),
-                () = sleep_until(welcome_limit), if !stream.is_welcome => {
-                    return End::Broken("the master did not send a welcome in time".into());
-                }
-                command = stream.commands.message() => match command {
-                    Ok(Some(proto::WorkerCommand { kind: Some(Command::Welcome(welcome)) })) => {
-                        match self.welcome(welcome) {
-                            Ok(()) => {
-                                stream.is_welcome = true;
-                                self.config.place.master_answers(true);
-                            }
-                            Err(error) => return End::Over(Err(error)),
-                        }
-                        heartbeat = interval(self.heartbeat());
-                        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-                    }
-                    Ok(Some(command)) => self.obey(command),
-                    Ok(None) => return End::Broken("the master closed the stream".into()),
-                    Err(status) => return refused_or_broken(&status),
+                ended = &mut self.ended => break start::result(ended),
+                () = self.shutdown.cancelled(), if self.leaving.is_none() => self.leave(),
+                () = sleep_until(limit), if self.leaving.is_some() => break Ok(()),
+                event = self.control.event() => match event? {
+                    control::Event::Command(command) => self.obey(command)?,
+                    control::Event::Heartbeat => self.beat(),
+                    control::Event::Lost => self.hurry(),
                 },
-                Some(report) = self.reports.recv(), if self.outbox.len() < MAX_REPORTS => {
+                Some(report) = self.reports.recv(), if self.control.outbox.len() < MAX_REPORTS => {
                     self.keep(report);
                 }
-                permit = stream.messages.reserve(), if stream.is_welcome && !self.outbox.is_empty() => {
-                    let Ok(permit) = permit else {
-                        return End::Broken("the stream is closed".into());
-                    };
-                    if let Some(kind) = self.outbox.pop_front() {
-                        permit.send(message(kind));
-                    }
-                }
-                _ = heartbeat.tick(), if stream.is_welcome => self.beat(stream),
             }
-        }
-    }
-}
-
-impl Session {
-    fn heartbeat(&self) -> Duration {
-        self.job.as_ref().map_or(FIRST_HEARTBEAT, |job| job.heartbeat)
+        };
+        self.close(result).await
     }
 
-    /// A heartbeat tells what is, so one that finds no room is not sent later.
-    fn beat(&self, stream: &Stream) {
+    fn beat(&mut self) {
         let state = self.shared.progress.state();
         // A loop that calls itself busy may be in a call that waits for other workers.
         let waiting_for = match state.waiting_for.is_empty() {
             true => self.shared.seat.waiting_for(),
             false => state.waiting_for.into(),
         };
-        let _ = stream.messages.try_send(message(Kind::Heartbeat(proto::Heartbeat {
+        self.send(Kind::Heartbeat(proto::Heartbeat {
             step: state.step,
             phase: state.phase.into(),
             waiting_for,
-        })));
-        let _ = stream.messages.try_send(message(self.spending()));
+        }));
+        self.send(self.spending());
     }
 
     fn spending(&self) -> Kind {
@@ -297,34 +148,27 @@ impl Session {
         })
     }
 
-    /// The first welcome starts the worker; a later one must be of the same job.
-    fn welcome(&mut self, welcome: proto::WorkerWelcome) -> Result<(), Error> {
-        let term = welcome.term;
-        let job = Job::parse(welcome)?;
-        match &self.job {
-            Some(before) if before.run != job.run => {
-                return Err(Error::OtherRun {
-                    ours: before.run.to_string(),
-                    theirs: job.run.to_string(),
-                });
-            }
-            Some(_) => self.tell(Event::Rejoined),
-            None => {}
-        }
-        info!(term, run = %job.run, worker = %self.config.worker, "connected to the master");
-        if let (Some(edges), Some(ends)) = (self.edges.take(), self.start.take()) {
+    /// The first welcome starts the worker.
+    fn welcome(&mut self, welcome: &proto::WorkerWelcome) -> Result<(), Error> {
+        if let (Some((edges, ends)), Some(job)) = (self.start.take(), self.control.job()) {
             let (events, shared) = (self.events.clone(), self.shared.clone());
             let identity = (&self.config, self.incarnation);
-            start::threads(edges, ends, events, &job, identity, shared)?;
+            let counts = Counts {
+                training: welcome.n_records,
+                validation: welcome.n_validation_records,
+                prediction: welcome.n_prediction_records,
+            };
+            start::threads(edges, ends, events, (job.clone(), counts), identity, shared)?;
+        } else {
+            self.tell(Event::Rejoined);
         }
-        self.job = Some(job);
-        // Announced anew on every stream: first of all, so that late reports find their leases.
+        // Announced on every stream, before late reports, so the master knows their leases.
         if self.model_spec.is_some() {
-            self.outbox.retain(|kind| !matches!(kind, Kind::Ready(_)));
-            self.outbox.push_front(self.ready());
+            self.control.outbox.retain(|message| !matches!(message.kind, Some(Kind::Ready(_))));
+            self.control.outbox.push_front(message(self.ready()));
         }
         if self.leaving.is_some() && self.is_member() {
-            self.outbox.push_back(leaving());
+            self.send(leaving());
         }
         Ok(())
     }
@@ -339,15 +183,16 @@ impl Session {
         });
         Kind::Ready(proto::Ready {
             model_spec_json: self.model_spec.clone().unwrap_or_default(),
-            capacity: self.job.as_ref().map_or(1, Job::capacity),
+            capacity: self.control.job().map_or(1, |job| start::capacity(&job.spec)),
             held: held.collect(),
             peer: self.shared.seat.peer(),
         })
     }
 
     /// Passes a command on to the compute thread.
-    fn obey(&mut self, command: proto::WorkerCommand) {
+    fn obey(&mut self, command: proto::WorkerCommand) -> Result<(), Error> {
         match command.kind {
+            Some(Command::Welcome(welcome)) => self.welcome(&welcome)?,
             Some(Command::Route(route)) => self.tell(Event::Route(route.into())),
             Some(Command::Lease(lease)) => {
                 let id = LeaseId(lease.lease);
@@ -376,10 +221,14 @@ impl Session {
                 self.tell_member(allreduce::Event::Go { world: WorldId(world), until });
             }
             Some(Command::Cut(cut)) => self.tell_member(allreduce::Event::Cut(cut)),
-            Some(Command::Welcome(_)) | None => {
-                warn!("the master sent an unknown command");
-            }
+            None => warn!("the master sent an unknown command"),
         }
+        Ok(())
+    }
+
+    /// Sends a message after those that still wait.
+    fn send(&mut self, kind: Kind) {
+        self.control.outbox.push_back(message(kind));
     }
 
     fn tell(&self, event: Event) {
@@ -389,7 +238,7 @@ impl Session {
 
     /// Whether other workers train together with this one.
     fn is_member(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| job.spec.is_allreduce())
+        self.control.job().is_some_and(|job| job.spec.is_allreduce())
     }
 
     fn tell_member(&self, event: allreduce::Event) {
@@ -404,7 +253,7 @@ impl Session {
         self.leaving = Some(Instant::now() + limit);
         if self.is_member() {
             // Others take over its lanes when the master has named a world without it.
-            self.outbox.push_back(leaving());
+            self.send(leaving());
         }
         if self.start.is_some() {
             // There is no compute thread yet that could finish anything.
@@ -423,46 +272,29 @@ impl Session {
     fn keep(&mut self, report: Kind) {
         if let Kind::Ready(ready) = report {
             self.model_spec = Some(ready.model_spec_json);
-            self.outbox.push_front(self.ready());
+            self.control.outbox.push_front(message(self.ready()));
             return;
         }
-        // Of steps that nobody has heard of yet only the last one matters.
-        if let (Kind::Stepped(_), Some(Kind::Stepped(_))) = (&report, self.outbox.back()) {
-            self.outbox.pop_back();
+        // Of the steps that are not sent yet, only the last one matters.
+        if let Kind::Stepped(_) = report {
+            self.control.outbox.pop_back_if(|last| matches!(last.kind, Some(Kind::Stepped(_))));
         }
-        self.outbox.push_back(report);
+        self.send(report);
     }
 
-    fn drain(&mut self) {
+    /// Sends what the master must still know.
+    async fn close(mut self, result: Result<(), Error>) -> Result<(), Error> {
         while let Ok(report) = self.reports.try_recv() {
             self.keep(report);
         }
-    }
-
-    /// Says the last words on a stream that still stands.
-    async fn close(mut self, stream: Stream, result: Result<(), Error>) -> Result<(), Error> {
-        let Stream { mut commands, messages, is_welcome } = stream;
-        if !is_welcome || (result.is_err() && self.outbox.is_empty()) {
+        if result.is_err() && self.control.outbox.is_empty() {
             return result;
         }
         if self.shutdown.is_cancelled() && !self.is_member() {
-            self.outbox.push_back(leaving());
+            self.send(leaving());
         }
-        let last_words = self.spending();
-        self.outbox.push_back(last_words);
-        let flush = async {
-            for kind in self.outbox.drain(..) {
-                if messages.send(message(kind)).await.is_err() {
-                    return;
-                }
-            }
-            // The master closes its half when it has read ours to the end.
-            drop(messages);
-            while let Ok(Some(_)) = commands.message().await {}
-        };
-        if timeout(self.limits.flush, flush).await.is_err() {
-            debug!("the master did not read the last messages in time");
-        }
+        self.send(self.spending());
+        self.control.finish(self.limits.flush).await;
         result
     }
 }
@@ -490,29 +322,5 @@ fn loan(work: proto::lease::Work) -> Loan {
         }
         proto::lease::Work::Eval(work) => Loan::Evaluate(work),
         proto::lease::Work::Predict(work) => Loan::Predict(work),
-    }
-}
-
-/// A refusal is final; everything else may be mended by another try.
-fn refused_or_broken(status: &Status) -> End {
-    let is_final = matches!(
-        status.code(),
-        Code::InvalidArgument
-            | Code::FailedPrecondition
-            | Code::PermissionDenied
-            | Code::Unauthenticated
-            | Code::Unimplemented
-    );
-    if is_final {
-        End::Over(Err(Error::Refused(status.message().to_owned())))
-    } else {
-        End::Broken(format!("{}: {}", status.code(), status.message()))
-    }
-}
-
-async fn until(limit: Option<Instant>) {
-    match limit {
-        Some(limit) => sleep_until(limit).await,
-        None => std::future::pending().await,
     }
 }

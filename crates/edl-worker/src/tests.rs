@@ -11,6 +11,7 @@ use std::time::Duration;
 use edl_core::id::{BatchId, Generation, WorkerId};
 use edl_core::metric::{Measures, Metric};
 use edl_core::spec::JobSpec;
+use edl_net::control;
 use edl_net::key::JobKey;
 use edl_net::place::Place;
 use edl_net::proto::{self, worker_command as command, worker_message::Kind};
@@ -108,6 +109,12 @@ impl Stage {
             .expect("the worker never ended")
             .unwrap()
             .unwrap()
+    }
+
+    /// Why the worker gave its master up.
+    async fn gave_up(&mut self) -> control::Error {
+        let Err(Error::Control(error)) = self.ended().await else { panic!("another end") };
+        error
     }
 }
 
@@ -383,15 +390,15 @@ async fn a_refused_worker_ends_with_the_masters_words() {
     let mut stage = Stage::new(spec()).await;
     let mut session = stage.master.accept().await;
     session.refuse(Status::failed_precondition("this build speaks protocol 9")).await;
-    let error = stage.ended().await.unwrap_err();
-    assert_eq!(error.to_string(), "the master refused this worker: this build speaks protocol 9");
+    let error = stage.gave_up().await;
+    assert_eq!(error.to_string(), "the master refused this process: this build speaks protocol 9");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_with_another_key_ends_at_once() {
     let mut stage =
         Stage::with(spec(), Props { key: JobKey::from_bytes([8; 32]), ..Props::default() }).await;
-    assert!(matches!(stage.ended().await, Err(Error::OtherKey(_))));
+    assert!(matches!(stage.gave_up().await, control::Error::OtherKey(_)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -402,7 +409,21 @@ async fn a_master_of_another_run_is_not_worked_for() {
     let mut session = stage.master.accept().await;
     let other = proto::WorkerWelcome { run: "ff".repeat(16), ..welcome(&stage.spec, N_RECORDS) };
     session.send(command::Kind::Welcome(other)).await;
-    assert!(matches!(stage.ended().await, Err(Error::OtherRun { .. })));
+    assert!(matches!(stage.gave_up().await, control::Error::OtherRun { .. }));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_of_a_lower_term_is_not_worked_for() {
+    let mut stage = Stage::new(spec()).await;
+    for (term, is_followed) in [(2, true), (1, false), (2, true), (3, true)] {
+        let mut session = stage.master.accept().await;
+        assert!(matches!(session.next().await, Kind::Hello(_)));
+        let welcome = proto::WorkerWelcome { term, ..welcome(&stage.spec, N_RECORDS) };
+        session.send(command::Kind::Welcome(welcome)).await;
+        // The others see the end of the stream.
+        let is_ready = matches!(session.last().await, Some(Kind::Ready(_)));
+        assert_eq!(is_ready, is_followed, "term {term}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -412,7 +433,7 @@ async fn a_master_that_is_not_reached_in_time_is_given_up() {
     let session = stage.master.accept().await;
     stage.master.stop();
     drop(session);
-    assert!(matches!(stage.ended().await, Err(Error::MasterLost { .. })));
+    assert!(matches!(stage.gave_up().await, control::Error::MasterLost { .. }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

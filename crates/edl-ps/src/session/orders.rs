@@ -23,9 +23,14 @@ impl Member {
     pub(super) fn obey(&mut self, order: Order) {
         let store = Arc::clone(&self.store);
         match order {
+            Order::Welcome(_) => {
+                if let Some(job) = self.control.job() {
+                    self.front.set_run(job.run);
+                }
+            }
             Order::Load(order) => {
-                let Some(welcome) = self.welcome.clone() else { return };
-                let (spec, job_dir) = (welcome.spec, self.config.job_dir.clone());
+                let Some(job) = self.control.job() else { return };
+                let (spec, job_dir) = (job.spec.clone(), self.config.job_dir.clone());
                 self.start(move || load(&store, &spec, job_dir, order));
             }
             Order::Cut(order) => self.start(move || cut(&store, order)),
@@ -38,8 +43,8 @@ impl Member {
                 // The master learns it from our next hello or heartbeat and loads again.
                 Err(error) => tracing::warn!(%error, "cannot serve"),
             },
-            // The session deals with these itself.
-            Order::Welcome(_) | Order::Stop(_) => {}
+            // Handled by `Member::run`.
+            Order::Stop(_) => {}
         }
     }
 

@@ -8,6 +8,7 @@ use edl_core::applied::AppliedSet;
 use edl_core::id::PsId;
 use edl_core::optimizer::OptimizerSpec;
 use edl_core::spec::JobSpec;
+use edl_net::control;
 use edl_net::data::{Route, ServerRoute, Versions};
 use edl_net::place::Place;
 use edl_net::proto::master_server::{Master, MasterServer};
@@ -359,5 +360,6 @@ async fn a_master_of_another_run_ends_the_server_with_a_sentence() {
     let spec_json = serde_json::to_string(&JobSpec::default()).unwrap();
     let welcome = PsWelcome { term: 2, run, spec_json, heartbeat_secs: 1.0 };
     session.order(Order::Welcome(welcome)).await;
-    assert!(matches!(stage.end().await, Err(edl_ps::Error::OtherRun { .. })));
+    let ended = stage.end().await;
+    assert!(matches!(ended, Err(edl_ps::Error::Control(control::Error::OtherRun { .. }))));
 }

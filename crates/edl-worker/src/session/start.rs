@@ -12,6 +12,7 @@ use edl_core::id::{Incarnation, RunId};
 use edl_core::model::ModelSpec;
 use edl_core::rng;
 use edl_core::spec::{JobSpec, JobType, Mode};
+use edl_net::control::Job;
 use edl_net::proto::{self, worker_message::Kind};
 use edl_tensor::first_values;
 use tokio::sync::{mpsc, oneshot};
@@ -27,23 +28,12 @@ use crate::train::Trainer;
 use crate::work::Work;
 use crate::{Config, OpenModel, chain};
 
-/// Heartbeats are not sent more often than this, whatever the master says.
-const MIN_HEARTBEAT: f64 = 0.05;
 /// Leases held at once where answers come soon: one at hand and one to go on with.
 const CAPACITY: u32 = 2;
 
 /// As much as a main thread has, and more: a model's own code may go deep. Untouched, it costs
 /// nothing.
 const STACK: usize = 64 << 20;
-
-/// The job as the welcome describes it.
-#[derive(Clone, Debug)]
-pub(super) struct Job {
-    pub(super) run: RunId,
-    pub(super) heartbeat: Duration,
-    pub(super) spec: JobSpec,
-    counts: Counts,
-}
 
 /// Makes what connects to the servers of one run.
 pub(crate) type OpenDial = Box<dyn FnOnce(RunId, &JobSpec, ModelSpec) -> Box<dyn Dial> + Send>;
@@ -122,32 +112,12 @@ impl Edges {
     }
 }
 
-impl Job {
-    pub(super) fn parse(welcome: proto::WorkerWelcome) -> Result<Self, Error> {
-        let bad = |what: &str| Error::Protocol(format!("a welcome with an invalid {what}"));
-        let spec: JobSpec = serde_json::from_str(&welcome.spec_json)
-            .map_err(|error| bad(&format!("job description: {error}")))?;
-        spec.check().map_err(|error| bad(&format!("job description: {error}")))?;
-        let heartbeat = Duration::try_from_secs_f64(welcome.heartbeat_secs.max(MIN_HEARTBEAT));
-        Ok(Self {
-            run: RunId::parse(&welcome.run).ok_or_else(|| bad("run id"))?,
-            heartbeat: heartbeat.map_err(|_| bad("heartbeat interval"))?,
-            spec,
-            counts: Counts {
-                training: welcome.n_records,
-                validation: welcome.n_validation_records,
-                prediction: welcome.n_prediction_records,
-            },
-        })
-    }
-
-    /// The leases to hold at once. A round of batches is acknowledged together, so a worker that
-    /// is alone must be able to hold all of one.
-    pub(super) fn capacity(&self) -> u32 {
-        match self.spec.mode() {
-            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => CAPACITY,
-            Mode::Sync { grads_to_wait } => CAPACITY.max(grads_to_wait),
-        }
+/// The leases to hold at once. A round of batches is acknowledged together, so a worker that is
+/// alone must be able to hold all of one.
+pub(super) fn capacity(spec: &JobSpec) -> u32 {
+    match spec.mode() {
+        Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => CAPACITY,
+        Mode::Sync { grads_to_wait } => CAPACITY.max(grads_to_wait),
     }
 }
 
@@ -156,16 +126,16 @@ pub(super) fn threads(
     edges: Edges,
     ends: Ends,
     events: Sender<Event>,
-    job: &Job,
+    (job, counts): (Job, Counts),
     (config, incarnation): (&Config, Incarnation),
     shared: Shared,
 ) -> Result<(), Error> {
     let identity = Identity { run: job.run, worker: config.worker, incarnation };
-    let (job, job_dir) = (job.clone(), config.job_dir.clone());
+    let job_dir = config.job_dir.clone();
     let Ends { heard, report, end } = ends;
     let body = move || {
         shared.progress.busy("building the model");
-        let birth = Birth { edges, heard, reports: report, events, job: &job, shared };
+        let birth = Birth { edges, heard, reports: report, events, job: &job, counts, shared };
         // A panic drops the other half of `end`, which says the same.
         let result = match job.spec.is_allreduce() {
             true => birth.all_reduce(identity, job_dir),
@@ -183,13 +153,14 @@ struct Birth<'a> {
     reports: mpsc::Sender<Kind>,
     events: Sender<Event>,
     job: &'a Job,
+    counts: Counts,
     shared: Shared,
 }
 
 impl Birth<'_> {
     /// Works with parameter servers.
     fn compute(self, job_dir: PathBuf) -> Result<(), Error> {
-        let Self { edges, heard, reports, events, job, shared } = self;
+        let Self { edges, heard, reports, events, job, counts, shared } = self;
         let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
         let model_spec = model.spec().clone();
         model_spec.check().map_err(Error::Model)?;
@@ -200,7 +171,7 @@ impl Birth<'_> {
         if reports.blocking_send(Kind::Ready(ready)).is_err() {
             return Ok(());
         }
-        let feeder = feeder(edges.open_records, job, &model_spec);
+        let feeder = feeder(edges.open_records, &job.spec, counts, &model_spec);
         let plan = feeder.plan.clone();
         let feed = spawn_feeder(feeder, &events, Event::Decoded)?;
 
@@ -227,9 +198,9 @@ impl Birth<'_> {
 
     /// Works with other workers.
     fn all_reduce(self, identity: Identity, job_dir: PathBuf) -> Result<(), Error> {
-        let Self { edges, heard, reports, events, job, shared } = self;
+        let Self { edges, heard, reports, events, job, counts, shared } = self;
         let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
-        let feeder = feeder(edges.open_records, job, model.spec());
+        let feeder = feeder(edges.open_records, &job.spec, counts, model.spec());
         let plan = feeder.plan.clone();
         let decoded =
             |place, records| Event::AllReduce(Box::new(allreduce::Event::Decoded(place, records)));
@@ -263,10 +234,10 @@ impl Birth<'_> {
 
 fn feeder(
     open_records: impl FnOnce(&JobSpec) -> OpenRecords,
-    job: &Job,
+    spec: &JobSpec,
+    counts: Counts,
     model: &ModelSpec,
 ) -> Feeder {
-    let Job { spec, counts, .. } = job;
     Feeder {
         open: open_records(spec),
         first: match spec.job_type {
@@ -274,7 +245,7 @@ fn feeder(
             JobType::Evaluate => Source::Validation,
             JobType::Predict => Source::Prediction,
         },
-        counts: *counts,
+        counts,
         plan: spec.plan(counts.training),
         n_lanes: if spec.is_allreduce() { spec.n_lanes() } else { 1 },
         fields: model.inputs.clone(),
