@@ -90,7 +90,7 @@ def job(binary: Path) -> str:
     helps = flags(binary)
     text = (
         "# The job description\n\n"
-        "The same fields are used in the file of `elasticdl train --config FILE`, as flags of "
+        "The same fields are used in the file for `elasticdl train --config FILE`, as flags of "
         "`train`, `evaluate` and `predict`, and in the `spec` of a TrainingJob.\n"
         "`elasticdl init` writes a file with all of them; flags override the file.\n"
     )

@@ -113,7 +113,7 @@ pub struct JobSpec {
     pub checkpoint_secs: u32,
     /// Number of checkpoints to keep; 0: all.
     pub keep_checkpoint_max: u32,
-    /// Checkpoint to start from: a `version-N` folder, or a folder of checkpoints for the newest.
+    /// Checkpoint to start from: a `version-N` folder, or a folder of them to use the newest.
     pub checkpoint_dir_for_init: String,
     /// Folder for the trained model or the predictions; empty: `output` in the job folder.
     pub output: String,

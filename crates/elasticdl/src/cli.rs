@@ -21,7 +21,7 @@ Commands:
 {subcommands}
 
 Examples:
-  elasticdl train                                   train a built-in model on the bundled data
+  elasticdl train                                   train a built-in model on the included data
   elasticdl train --model_def=mnist_mlp --training_data=DIR --num_workers=4 --num_epochs=2
   elasticdl init && elasticdl train --config job.yaml --detach
   elasticdl status && elasticdl logs --follow
@@ -84,7 +84,7 @@ pub(crate) enum Command {
     Audit(StatusArgs),
     /// Save a job's web page as a single file
     Report(JobArg),
-    /// Inject a fault into a running job: kill, pause, partition or slow a process
+    /// Inject a fault into a running job: kill, freeze, partition or slow a process
     #[command(after_help = CHAOS_EXAMPLES)]
     Chaos(ChaosArgs),
     /// Generate, import and inspect datasets
@@ -367,10 +367,10 @@ pub(crate) struct WorkerArgs {
     pub(crate) worker_id: u32,
     #[command(flatten)]
     pub(crate) join: JoinFlags,
-    /// Model to check against the job's
+    /// Fail unless the job trains this model
     #[arg(long, value_name = "NAME")]
     pub(crate) model_def: Option<String>,
-    /// Batch size to check against the job's
+    /// Fail unless the job uses this batch size
     #[arg(long, value_name = "N")]
     pub(crate) minibatch_size: Option<u32>,
     /// Log level: DEBUG, INFO, WARNING or ERROR [default: the job's]

@@ -73,7 +73,7 @@ pub(crate) struct CommonFlags {
     /// Model parameters, e.g. "lr=0.1;hidden=128,64"
     #[arg(long, help_heading = "Model", value_name = "K=V;…", value_parser = pairs)]
     model_params: Option<BTreeMap<String, String>>,
-    /// Checkpoint to start from: a `version-N` folder, or a folder of checkpoints for the newest
+    /// Checkpoint to start from: a `version-N` folder, or a folder of them to use the newest
     #[arg(long, help_heading = "Model", value_name = "DIR")]
     pub(crate) checkpoint_dir_for_init: Option<String>,
 
@@ -219,7 +219,7 @@ pub(crate) struct TrainFlags {
     #[arg(long, help_heading = "Gradients", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = BoolishValueParser::new())]
     lr_staleness_modulation: Option<bool>,
-    /// Pull dense parameters every N batches, with asynchronous training [default: 1]
+    /// With asynchronous training, pull dense parameters every N batches [default: 1]
     #[arg(long, help_heading = "Gradients", value_name = "N")]
     get_model_steps: Option<u32>,
 

@@ -58,7 +58,7 @@ pub(crate) struct PlannerFlags {
     /// Namespace of the operator, its Lease and the queues
     #[arg(long, value_name = "NAME", default_value = NAMESPACE)]
     pub(crate) namespace: String,
-    /// Kubeconfig file [default: the cluster this process runs in, or kubectl's]
+    /// Kubeconfig file [default: the in-cluster configuration, or kubectl's]
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Share of the cluster's resources up to which jobs grow

@@ -65,7 +65,7 @@ pub(crate) struct ClusterFlags {
     /// PriorityClass of workers, or the share of workers that get high_priority_class, e.g. 0.5
     #[arg(long, help_heading = "Kubernetes", value_name = "CLASS|SHARE")]
     worker_pod_priority: Option<String>,
-    /// PriorityClass of the share in worker_pod_priority [default: high-priority]
+    /// PriorityClass of the share of workers in worker_pod_priority [default: high-priority]
     #[arg(long, help_heading = "Kubernetes", value_name = "CLASS")]
     high_priority_class: Option<String>,
     /// PriorityClass of the other workers [default: low-priority]
