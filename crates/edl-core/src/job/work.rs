@@ -150,9 +150,11 @@ impl Job {
         let what = self.describe(suspect);
         self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
         if n_failures >= self.config.spec.max_batch_failures {
-            let why = format!(
-                "{what} failed {n_failures} times, most recently on worker-{worker}: {error}"
-            );
+            let times = match n_failures {
+                1 => "once,".to_owned(),
+                n => format!("{n} times, most recently"),
+            };
+            let why = format!("{what} failed {times} on worker-{worker}: {error}");
             self.end(End::Failed(why));
         }
     }
