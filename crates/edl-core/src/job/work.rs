@@ -151,10 +151,10 @@ impl Job {
         self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
         if n_failures >= self.config.spec.max_batch_failures {
             let times = match n_failures {
-                1 => "once,".to_owned(),
-                n => format!("{n} times, most recently"),
+                1 => "once, on".to_owned(),
+                n => format!("{n} times, most recently on"),
             };
-            let why = format!("{what} failed {times} on worker-{worker}: {error}");
+            let why = format!("{what} failed {times} worker-{worker}: {error}");
             self.end(End::Failed(why));
         }
     }
