@@ -77,7 +77,7 @@ class Feed:
                 raise ZooError(self._wrong_number(n_out, n))
 
     def _wrong_number(self, n_out: int | None, n: int) -> str:
-        came = "a scalar" if n_out is None else f"{n_out} records"
+        came = "a scalar" if n_out is None else "1 record" if n_out == 1 else f"{n_out} records"
         return (
             f"`feed` returned {came} for a batch of {n} records; it must return each record "
             "exactly once, so do not use `repeat`, `filter` or `batch`"

@@ -97,9 +97,11 @@ class Reader:
         task = _task(name, start, end)
         records = list(itertools.islice(iter(self._made.read_records(task)), end - start + 1))
         if len(records) != end - start:
-            found = f"{len(records)}" if len(records) < end - start else f"more than {end - start}"
+            n = len(records)
+            found = f"more than {end - start}" if n > end - start else f"{n}"
+            noun = "record" if found == "1" else "records"
             raise ZooError(
-                f"`read_records` returned {found} records for {start} to {end} of the shard "
+                f"`read_records` returned {found} {noun} for {start} to {end} of the shard "
                 f"`{name}`, but `create_shards` announced {end - start}; a reader must return "
                 "every record of a range exactly once"
             )

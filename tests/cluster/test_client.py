@@ -50,7 +50,7 @@ def test_a_job_is_submitted_watched_and_proved(client: Client, kubectl: Kubectl)
     assert accuracies(log)[-1] >= 0.77, log
     audited = client("audit", "test-mnist")
     assert audited.code == 0, audited.err
-    assert "exactly once" in audited.out
+    assert "every record of every finished epoch was trained exactly once" in audited.out
     assert "succeeded" in client("list").out
 
 

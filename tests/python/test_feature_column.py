@@ -189,9 +189,17 @@ AGE = fc.numeric_column("age")
         (lambda: fc.embedding_column(AGE, 3), TypeError, "`age` is not categorical"),
         (lambda: fc.embedding_column(USER, 0), ValueError, "`dimension` must be at least 1"),
         (lambda: fc.embedding_column(USER, 3, "max"), ValueError, "`combiner` must be one of"),
-        (lambda: fc.embedding_column(USER, 3, max_norm=-1), ValueError, "`max_norm` must be"),
+        (
+            lambda: fc.embedding_column(USER, 3, max_norm=-1),
+            ValueError,
+            "`max_norm` must be greater than 0, not -1",
+        ),
         (lambda: fc.concatenated_categorical_column([]), ValueError, "one or more columns"),
-        (lambda: fc.bucketized_column(USER, [1]), TypeError, "only a numeric column can have"),
+        (
+            lambda: fc.bucketized_column(USER, [1]),
+            TypeError,
+            "only a numeric column can have buckets",
+        ),
         (lambda: fc.bucketized_column(AGE, [1, 1]), ValueError, "increasing order"),
         (
             lambda: fc.indicator_column(tf.feature_column.crossed_column(["a", "b"], 9)),

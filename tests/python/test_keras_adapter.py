@@ -374,6 +374,7 @@ def test_columns_go_through_tf_data_as_dicts():
         (lambda d: d.repeat(2), "returned 48 records for a batch of 24 records"),
         (lambda d: d.repeat(), "records for a batch of 24 records"),
         (lambda d: d.take(5), "returned 5 records for a batch of 24 records"),
+        (lambda d: d.take(1), "returned 1 record for a batch of 24 records"),
         (lambda d: d.take(0), "returned 0 records for a batch of 24 records"),
         (lambda d: d.batch(8), "returned 3 records for a batch of 24 records"),
     ],

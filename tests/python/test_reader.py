@@ -132,7 +132,7 @@ def test_a_range_is_read_once_for_its_neighbours() -> None:
     assert read._made.asked == [("a", 4, 8)]
 
 
-@pytest.mark.parametrize(("length", "found"), [(9, "1 records"), (8, "0 records")])
+@pytest.mark.parametrize(("length", "found"), [(9, "1 record"), (8, "0 records")])
 def test_a_reader_that_gives_too_little_is_refused(length: int, found: str) -> None:
     read = reader({"a": (0, 10)}, a=list(range(length)))
     with pytest.raises(ZooError, match=f"returned {found} for 8 to 10 of the shard `a`"):

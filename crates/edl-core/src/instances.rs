@@ -255,8 +255,9 @@ impl Instances {
     pub fn hopeless(&self) -> Option<String> {
         let hopeless = |n: u32, what: &str| {
             (n > self.max_crashes).then(|| {
+                let times = if n == 1 { "once".to_owned() } else { format!("{n} times") };
                 format!(
-                    "{what} crashed {n} times, more than --relaunch_on_worker_failure={} allows; \
+                    "{what} crashed {times}, more than --relaunch_on_worker_failure={} allows; \
                      see their logs",
                     self.max_crashes
                 )

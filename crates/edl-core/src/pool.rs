@@ -305,7 +305,7 @@ impl Pool {
     pub fn check_invariants(&self) {
         let n_todo: u32 = self.todo.iter().map(|(start, end)| end - start).sum();
         let n_lent: usize = self.leases.values().map(|lease| lease.open.len()).sum();
-        assert_eq!(n_lent, self.holder.len(), "each lent item has one holder");
+        assert_eq!(n_lent, self.holder.len(), "each assigned item has one holder");
         assert_eq!(self.deadlines.len(), self.leases.len());
         let n_by_worker: usize = self.by_worker.values().map(BTreeSet::len).sum();
         assert_eq!(n_by_worker, self.leases.len());

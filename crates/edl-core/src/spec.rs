@@ -589,7 +589,7 @@ impl JobSpec {
         }
         if !["tf_example", "bytes"].contains(&self.codec_type.as_str()) {
             return Err(Invalid(format!(
-                "--codec_type `{}` is unknown; use tf_example or bytes",
+                "unknown --codec_type `{}`; use tf_example or bytes",
                 self.codec_type
             )));
         }
@@ -601,8 +601,9 @@ impl JobSpec {
         let (lanes, most) = (self.n_lanes(), self.max_workers.unwrap_or(u32::MAX));
         if self.is_allreduce() && workers > lanes {
             return Err(Invalid(format!(
-                "{workers} workers are more than the job's {lanes} lanes: every worker needs a \
-                 lane, and lanes are fixed for the job's lifetime; start a job with more --lanes"
+                "cannot scale to {workers}: the job has {lanes} lane{}, fixed for its lifetime, \
+                 and every worker needs one; start a job with more --lanes",
+                if lanes == 1 { "" } else { "s" }
             )));
         }
         if workers > most {
@@ -670,4 +671,30 @@ fn is_collector(endpoint: &str) -> bool {
     let host = ["http://", "https://"].iter().find_map(|scheme| endpoint.strip_prefix(scheme));
     let is_host = |rest: &str| !rest.starts_with(['/', ':']) && !rest.contains(char::is_whitespace);
     endpoint.is_empty() || host.is_some_and(|rest| !rest.is_empty() && is_host(rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_beyond_the_lanes_names_their_number() {
+        let refusal = |lanes: u32| {
+            let distribution_strategy = Strategy::Allreduce;
+            let spec = JobSpec { distribution_strategy, lanes: Some(lanes), ..JobSpec::default() };
+            spec.check_scale(5).unwrap_err().to_string()
+        };
+        let expected = "cannot scale to 5: the job has 1 lane, fixed for its lifetime, and every \
+                        worker needs one; start a job with more --lanes";
+        assert_eq!(refusal(1), expected);
+        assert!(refusal(4).contains("has 4 lanes, fixed"), "{}", refusal(4));
+    }
+
+    #[test]
+    fn an_unknown_codec_is_refused_by_name() {
+        let (job_name, codec_type) = ("x".into(), "json".into());
+        let spec = JobSpec { job_name, codec_type, ..JobSpec::default() };
+        let expected = "unknown --codec_type `json`; use tf_example or bytes";
+        assert_eq!(spec.check().unwrap_err().to_string(), expected);
+    }
 }

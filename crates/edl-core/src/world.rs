@@ -375,7 +375,7 @@ impl Worlds {
         }
         assert_eq!(next, self.n_lanes, "every lane has a member");
         let members: BTreeSet<WorkerId> = world.members.iter().map(|m| m.worker).collect();
-        assert_eq!(members.len(), world.members.len(), "nobody is in a world twice");
+        assert_eq!(members.len(), world.members.len(), "no worker is in a world twice");
         assert!(self.formed.is_subset(&members));
     }
 }

@@ -437,7 +437,7 @@ fn common_format(files: &[DataFile], params: &Params) -> Result<Option<Format>, 
             None => common = Some((format, file)),
             Some((other, first)) if other != format => {
                 return Err(Error::Refused(format!(
-                    "all files of a data set must have the same format, but `{}` is {other} and \
+                    "all files of a dataset must have the same format, but `{}` is {other} and \
                      `{}` is {format}; select files with a pattern, e.g. `*.{other}`",
                     first.path.display(),
                     file.path.display(),

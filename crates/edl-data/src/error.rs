@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "no such file or folder: `{location}`; check the path, or create a data set with \
+        "no such file or folder: `{location}`; check the path, or create a dataset with \
          `elasticdl data gen`"
     )]
     Missing { location: String },
@@ -27,7 +27,7 @@ pub enum Error {
     /// The record is sound, but not what was asked for.
     #[error("{place}: field `{field}`: {problem}")]
     Field { place: Box<Place>, field: String, problem: String },
-    #[error("record {record} is beyond the {n_records} records of the data set")]
+    #[error("record {record} is out of range; number of records: {n_records}")]
     OutOfRange { record: u64, n_records: u64 },
     /// A location, option or package that cannot be used as it is; the text says what to do.
     #[error("{0}")]

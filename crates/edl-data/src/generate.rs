@@ -39,7 +39,7 @@ impl std::str::FromStr for Set {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|set| set.name() == text).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::Refused(format!("unknown data set `{text}`; use one of {known}"))
+            Error::Refused(format!("unknown dataset `{text}`; use one of {known}"))
         })
     }
 }
@@ -100,7 +100,7 @@ pub fn census(dir: &Path, options: &GenerateOptions) -> Result<Vec<Written>, Err
 #[cfg(not(feature = "parquet"))]
 pub fn census(_dir: &Path, _options: &GenerateOptions) -> Result<Vec<Written>, Error> {
     Err(Error::refused(
-        "the census data set is a Parquet file, but this binary was built without Parquet; rebuild \
+        "the census dataset is a Parquet file, but this binary was built without Parquet; rebuild \
          it with `cargo build --release --features parquet`",
     ))
 }

@@ -67,7 +67,7 @@ pub(crate) fn read_chunk(path: &Path, entry: &ChunkEntry, place: &Place) -> Resu
 
 /// The file is not the one that was indexed.
 pub(crate) fn changed(place: &Place) -> Error {
-    Error::corrupt(place.clone(), "the file has changed since the data set was opened")
+    Error::corrupt(place.clone(), "the file has changed since the dataset was opened")
 }
 
 /// Gathers records into chunks for formats that have none.

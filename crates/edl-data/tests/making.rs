@@ -129,5 +129,5 @@ fn a_summary_and_the_first_records_are_fit_to_read() {
 #[test]
 fn unknown_sets_are_refused_by_name() {
     let error = "cifar".parse::<Set>().unwrap_err().to_string();
-    assert_eq!(error, "unknown data set `cifar`; use one of mnist, fashion_mnist, census");
+    assert_eq!(error, "unknown dataset `cifar`; use one of mnist, fashion_mnist, census");
 }

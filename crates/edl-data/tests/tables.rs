@@ -459,7 +459,7 @@ fn a_record_beyond_the_end_is_refused() {
     let dir = folder(&[("a.csv", b"x\n1\n")]);
     let dataset = open(dir.path(), &[]).unwrap();
     let error = dataset.batch(&[1], &[]).unwrap_err().to_string();
-    assert_eq!(error, "record 1 is beyond the 1 records of the data set");
+    assert_eq!(error, "record 1 is out of range; number of records: 1");
     assert_eq!(dataset.locate(1), error);
 }
 
@@ -509,7 +509,7 @@ fn a_range_has_record_numbers_and_nothing_else() {
     let batch = dataset.batch(&[9, 0, 9], &[]).unwrap();
     assert_eq!((batch.records.as_slice(), batch.columns.len()), ([9, 0, 9].as_slice(), 0));
     let error = dataset.batch(&[10], &[]).unwrap_err().to_string();
-    assert_eq!(error, "record 10 is beyond the 10 records of the data set");
+    assert_eq!(error, "record 10 is out of range; number of records: 10");
     for dtype in [DType::I64, DType::Record] {
         let error = dataset.check(&[field("x", dtype, &[])]).unwrap_err().to_string();
         assert!(error.starts_with("cannot read field `x`: `range:10` contains only"), "{error}");

@@ -41,7 +41,7 @@ impl Reference {
         let (rest, digest) = match text.split_once('@') {
             Some((rest, digest)) => {
                 let digest = Digest::parse(digest);
-                (rest, Some(digest.map_err(|_| error("`@` must precede a SHA-256 digest"))?))
+                (rest, Some(digest.map_err(|_| error("`@` needs a SHA-256 digest after it"))?))
             }
             None => (text, None),
         };
@@ -57,10 +57,10 @@ impl Reference {
             return Err(error("image names must be lower case"));
         }
         if name.len() > MAX_NAME || !name.split('/').all(is_part) {
-            return Err(error("names may contain a-z, 0-9, `.`, `_`, `-`, separated by `/`"));
+            return Err(error("a name has parts of a-z, 0-9, `.`, `_`, `-`, separated by `/`"));
         }
         if !is_tag(tag) {
-            return Err(error("tags may contain up to 128 of a-z, A-Z, 0-9, `.`, `_`, `-`"));
+            return Err(error("a tag has up to 128 characters of a-z, A-Z, 0-9, `.`, `_`, `-`"));
         }
         let folder = if host == DEFAULT_HOST && !name.contains('/') { DEFAULT_FOLDER } else { "" };
         Ok(Self { host: host.into(), name: format!("{folder}{name}"), tag: tag.into(), digest })
@@ -207,7 +207,11 @@ mod tests {
         ];
         for text in wrong {
             let error = Reference::parse(text).expect_err(text).to_string();
-            assert!(error.starts_with("invalid image name "), "{error}");
+            assert!(error.starts_with(&format!("invalid image name `{text}`: ")), "{error}");
         }
+        let why = |text| Reference::parse(text).expect_err(text).why;
+        assert_eq!(why("a@b"), "`@` needs a SHA-256 digest after it");
+        assert_eq!(why("a//b"), "a name has parts of a-z, 0-9, `.`, `_`, `-`, separated by `/`");
+        assert_eq!(why("a:.b"), "a tag has up to 128 characters of a-z, A-Z, 0-9, `.`, `_`, `-`");
     }
 }

@@ -136,7 +136,7 @@ impl Registry {
         match answer.status {
             200 => Ok(true),
             404 => Ok(false),
-            _ => Err(self.refused("list its blobs", answer)),
+            _ => Err(self.refused("say whether it has a blob", answer)),
         }
     }
 

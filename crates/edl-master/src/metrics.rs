@@ -72,7 +72,7 @@ impl Metrics {
             spans: otlp::Counts::default(),
         };
         {
-            let mut registry = metrics.registry.lock().expect("nobody else has it yet");
+            let mut registry = metrics.registry.lock().expect("the registry is not shared yet");
             let all = registry.sub_registry_with_prefix("elasticdl_master");
             all.register("step", "Current step (version of the model)", metrics.step.clone());
             all.register("epoch", "Completed epochs", metrics.epoch.clone());

@@ -102,7 +102,7 @@ pub async fn hold(
         }
         let is_leader = renewed.is_some_and(|at| at.elapsed() < GIVE_UP_AFTER);
         if leads.send_replace(is_leader) != is_leader {
-            tracing::info!(me, "{}", if is_leader { "leads" } else { "standing by" });
+            tracing::info!(me, "{}", if is_leader { "leading" } else { "standing by" });
         }
         tokio::select! {
             () = shutdown.cancelled() => {}

@@ -186,7 +186,7 @@ mod tests {
                 std::fs::write(&path, &text).unwrap();
             }
             let kept = std::fs::read_to_string(&path).unwrap_or_default();
-            assert!(kept == text, "{}: write it anew by UPDATE_EXPECT=1", path.display());
+            assert!(kept == text, "{}: regenerate it with UPDATE_EXPECT=1", path.display());
         }
     }
 

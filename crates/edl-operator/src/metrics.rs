@@ -59,7 +59,7 @@ impl Metrics {
             changes: Family::default(),
             failed_calls: Counter::default(),
         };
-        let mut registry = metrics.registry.lock().expect("nobody else has it yet");
+        let mut registry = metrics.registry.lock().expect("the registry is not shared yet");
         let all = registry.sub_registry_with_prefix("elasticdl_operator");
         all.register("jobs", "Number of TrainingJobs by condition", metrics.jobs.clone());
         let (wanted, running) = (metrics.workers_wanted.clone(), metrics.workers_running.clone());

@@ -58,7 +58,10 @@ impl Decoded {
     pub(crate) fn describe(&self) -> String {
         let records = &self.batch.records;
         let place = records.first().map(|record| self.data.locate(*record)).unwrap_or_default();
-        format!("{} records starting at {place}", records.len())
+        match records.len() {
+            1 => format!("1 record at {place}"),
+            n => format!("{n} records starting at {place}"),
+        }
     }
 }
 

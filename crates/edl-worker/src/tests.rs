@@ -15,12 +15,14 @@ use edl_net::control;
 use edl_net::key::JobKey;
 use edl_net::place::Place;
 use edl_net::proto::{self, worker_command as command, worker_message::Kind};
+use edl_tensor::batch::Batch;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::feed::Decoded;
 use crate::session::{Edges, Limits, Session};
 use crate::{Config, Error};
 use master::{HANG, ToyMaster, ToySession, welcome};
@@ -240,6 +242,16 @@ async fn predictions_are_written_in_the_order_of_the_records() {
     let expected = |record: u64| format!("{{\"record\":{record},\"output\":[{record}.0,0.5]}}\n");
     assert_eq!(written, (8..31).map(expected).collect::<String>());
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1, "no temporary file is left");
+}
+
+#[test]
+fn a_single_record_is_described_in_the_singular() {
+    let described = |records: &[u64]| {
+        let batch = Batch { records: records.to_vec(), ..Batch::default() };
+        Decoded { batch, data: Arc::new(ToyRecords(N_RECORDS)) }.describe()
+    };
+    assert_eq!(described(&[7]), "1 record at toy file, record 7");
+    assert_eq!(described(&[7, 8]), "2 records starting at toy file, record 7");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

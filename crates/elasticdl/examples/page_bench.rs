@@ -51,7 +51,7 @@ fn main() -> anyhow::Result<()> {
     let (alone, watched) = (median(alone), median(watched));
     let cost = (1.0 - watched / alone) * 100.0;
     println!(
-        "nobody looks: {alone:.0} records/s; page watched and metrics scraped: {watched:.0} \
+        "page not watched: {alone:.0} records/s; page watched and metrics scraped: {watched:.0} \
          records/s; cost {cost:.2} % (target < 1)"
     );
     Ok(())

@@ -15,7 +15,7 @@ use crate::cluster::{self, Place};
 use crate::control;
 use crate::exit::{Exit, not_found, refuse};
 use crate::jobs::Job;
-use crate::say::{grouped, say};
+use crate::say::{counted, grouped, say};
 
 /// Runs the command; fails if a record is missing or was trained twice.
 pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
@@ -100,12 +100,13 @@ pub(crate) fn table(report: &AuditReport) -> String {
     } else {
         "some records were not trained exactly once"
     };
-    text + &format!("{} partitions checked: {verdict}\n", report.partitions.len())
+    let partitions = counted(report.partitions.len() as u64, "partition");
+    text + &format!("{partitions} checked: {verdict}\n")
 }
 
 #[cfg(test)]
 mod tests {
-    use edl_net::proto::EpochAudit;
+    use edl_net::proto::{EpochAudit, PartitionAudit};
     use expect_test::expect;
 
     use super::*;
@@ -131,5 +132,9 @@ mod tests {
             0 partitions checked: every record of every finished epoch was trained exactly once
         "]]
         .assert_eq(&table(&report));
+        let partitions = vec![PartitionAudit::default()];
+        let lost = AuditReport { partitions, ..AuditReport::default() };
+        let verdict = "1 partition checked: some records were not trained exactly once\n";
+        assert!(table(&lost).ends_with(verdict), "{}", table(&lost));
     }
 }

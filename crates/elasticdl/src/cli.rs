@@ -134,7 +134,7 @@ const CHAOS_EXAMPLES: &str = "\
 Examples:
   elasticdl train --allow_chaos --detach
   elasticdl chaos kill                              kill a random worker
-  elasticdl chaos my-job stop --worker 1            freeze worker 1; `wake` resumes it
+  elasticdl chaos my-job stop --worker 1            pause worker 1; `wake` resumes it
   elasticdl chaos partition --worker 1 --secs 20    disconnect worker 1 for 20 seconds
   elasticdl chaos slow --factor 8                   make a random worker 8x slower for 15 seconds
   elasticdl chaos kill --every 30s --seed 7         kill a random worker every 30 seconds";
@@ -481,9 +481,9 @@ pub(crate) struct ChaosArgs {
 pub(crate) enum How {
     /// Kill the process (SIGKILL)
     Kill,
-    /// Freeze the process (SIGSTOP)
+    /// Pause the process (SIGSTOP)
     Stop,
-    /// Resume a frozen process (SIGCONT)
+    /// Resume a paused process (SIGCONT)
     Wake,
     /// Disconnect the process from the others for a while
     Partition,
@@ -581,7 +581,7 @@ pub(crate) struct SimulateArgs {
     /// Write the time series of each run to a CSV file
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Plot each run to an SVG file: workers by job, utilization, waiting jobs
+    /// Plot each run to an SVG file: workers by job, utilisation, waiting jobs
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
     /// Print JSON

@@ -113,7 +113,10 @@ fn watch(job: &Job, look: &mut dyn FnMut(&JobStatus)) -> anyhow::Result<()> {
         std::thread::sleep(POLL);
     }
     let state = job.state();
-    anyhow::ensure!(state == "succeeded", "job `{name}` has {state}; see `elasticdl logs {name}`");
+    anyhow::ensure!(
+        state == "succeeded",
+        "job `{name}` ended ({state}); see `elasticdl logs {name}`"
+    );
     Ok(())
 }
 

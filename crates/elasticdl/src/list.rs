@@ -93,7 +93,10 @@ fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Resul
         let names: Vec<String> = ended().filter_map(|job| job.name()).collect();
         return Err(refuse(match names.as_slice() {
             [] => "nothing to remove: no finished jobs".into(),
-            names => format!("specify the jobs to remove, or use --all: {}", names.join(", ")),
+            names => {
+                let names = names.join(", ");
+                format!("specify the jobs to remove, or remove all of them with --all: {names}")
+            }
         }));
     }
     if let Some(job) = jobs.iter().find(|job| job.is_running()) {
@@ -133,7 +136,10 @@ mod tests {
             (result.map_err(|error| error.to_string()), String::from_utf8(out).unwrap())
         };
         let (nothing_named, _) = clean(&[], false);
-        assert!(nothing_named.unwrap_err().contains("--all"));
+        let expected = "specify the jobs to remove, or remove all of them with --all: ";
+        let error = nothing_named.unwrap_err();
+        let named = error.strip_prefix(expected).unwrap_or_else(|| panic!("{error}"));
+        assert!(named.contains("old") && !named.contains("running"), "{error}");
         let (mixed, out) = clean(&["old", "running"], false);
         assert!(mixed.unwrap_err().contains("elasticdl stop running"));
         assert_eq!(out, "", "nothing is removed by half");

@@ -84,7 +84,9 @@ fn workers(args: &ScriptArgs) -> anyhow::Result<(u32, u32)> {
         }
         "auto" | "cpu" => std::thread::available_parallelism()
             .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
-        text => text.parse().map_err(|_| wrong("--nproc_per_node", text))?,
+        text => text.parse().map_err(|_| {
+            refuse(format!("--nproc_per_node `{text}` must be a number greater than 0, or auto"))
+        })?,
     };
     Ok((least.saturating_mul(each), most.saturating_mul(each)))
 }
@@ -157,6 +159,8 @@ mod tests {
         assert_eq!((&given["min_workers"], &given["num_workers"]), (&2.into(), &4.into()));
         let refused = workers(&script(&["--nproc_per_node=auto", "x.py"])).unwrap_err();
         assert!(refused.to_string().contains("--workers"), "{refused}");
+        let refused = workers(&script(&["--nproc_per_node=2:8", "x.py"])).unwrap_err().to_string();
+        assert_eq!(refused, "--nproc_per_node `2:8` must be a number greater than 0, or auto");
     }
 
     #[test]

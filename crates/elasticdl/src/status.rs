@@ -12,7 +12,7 @@ use crate::control;
 use crate::exit::{Exit, not_found};
 use crate::goodput;
 use crate::jobs::{self, Job};
-use crate::say::{grouped, lane_range, span};
+use crate::say::{counted, grouped, lane_range, span};
 use crate::ui::{measures, rounded};
 
 /// Runs the command.
@@ -115,7 +115,8 @@ fn table(status: &JobStatus) -> String {
             true => ", embedding tables on servers",
             false => "",
         };
-        lines.push(("step", format!("AllReduce over {} lanes{tables}, {bits}", status.lanes)));
+        let lanes = counted(u64::from(status.lanes), "lane");
+        lines.push(("step", format!("AllReduce over {lanes}{tables}, {bits}")));
     }
     if let Some(evaluation) = status.evaluations.last() {
         let (measures, step) = (measures(evaluation), grouped(evaluation.version));

@@ -14,7 +14,7 @@ use crate::cli::RunFlags;
 use crate::exit::{Exit, refuse};
 use crate::flags::{JobFlags, needs_cluster};
 use crate::jobs::{Hold, Home, Job};
-use crate::say::{counted, grouped, say};
+use crate::say::{counted, say};
 use crate::ui::{self, Ui};
 use crate::{
     cluster, config, detach, host, local, models, own_loop, paths, python, resume, shipped,
@@ -218,8 +218,8 @@ fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
         JobType::Predict => "predicts with",
     };
     say(format_args!(
-        "job {job_name} {verb} {model_def} on {} records: {who}; logs and results in {}",
-        grouped(facts.n_records),
+        "job {job_name} {verb} {model_def} on {}: {who}; logs and results in {}",
+        counted(facts.n_records, "record"),
         job.dir().display(),
     ));
 }

@@ -59,7 +59,7 @@ pub(crate) fn watched(job: &Job) -> anyhow::Result<Exit> {
     match show(job, &mut |_| None)? {
         Watched::JobEnded => {
             let state = job.state();
-            say(format_args!("job {name} has {state}; see `elasticdl status {name}`"));
+            say(format_args!("job {name} ended ({state}); see `elasticdl status {name}`"));
         }
         Watched::UserLeft => {
             say(format_args!("the job keeps running; stop it with `elasticdl stop {name}`"));

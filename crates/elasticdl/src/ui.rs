@@ -212,7 +212,7 @@ fn progress(status: &JobStatus) -> String {
         _ => format!("{state}: "),
     };
     line += &match records_total {
-        0 => format!("{} records", grouped(*records_done)),
+        0 => counted(*records_done, "record"),
         total => format!("{} of {} records", grouped(*records_done), grouped(*total)),
     };
     if *records_per_second > 0.0 {

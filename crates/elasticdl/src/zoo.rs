@@ -17,7 +17,7 @@ use crate::cli::zoo::{
 use crate::exit::{Exit, refuse};
 use crate::host;
 use crate::jobs::Home;
-use crate::say::say;
+use crate::say::{counted, say};
 
 /// The argument of every Dockerfile of ours that names the image to start from.
 const BASE_IMAGE: &str = "BASE_IMAGE";
@@ -129,8 +129,8 @@ fn push(args: &ZooPushArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
         Some(pushed) => {
             writeln!(out, "{}@{}", image.short(), pushed.digest)?;
             say(format_args!(
-                "pushed {} blobs, {:.1} MB; {} already existed",
-                pushed.n_sent,
+                "pushed {}, {:.1} MB; {} already existed",
+                counted(pushed.n_sent as u64, "blob"),
                 megabytes(pushed.n_bytes),
                 pushed.n_there
             ));

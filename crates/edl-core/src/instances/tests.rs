@@ -75,7 +75,21 @@ fn a_worker_that_crashes_again_and_again_is_given_up() {
             instances.report(&Report::Started { instance, pid: 300 + round }, now);
         }
     }
-    assert!(instances.hopeless().is_some());
+    let expected =
+        "workers crashed 3 times, more than --relaunch_on_worker_failure=2 allows; see their logs";
+    assert_eq!(instances.hopeless().as_deref(), Some(expected));
+}
+
+#[test]
+fn a_single_crash_that_ends_the_job_is_counted_in_the_singular() {
+    let mut instances = Instances::new(1, 0, 0);
+    instances.report(&Report::Running(Vec::new()), Time::ZERO);
+    assert_eq!(instances.reconcile(Time::ZERO), [launch(W0)]);
+    instances.report(&Report::Started { instance: W0, pid: 100 }, Time::ZERO);
+    instances.report(&ended(W0, 100, Ended::Exit(101)), Time::ZERO);
+    let expected =
+        "workers crashed once, more than --relaunch_on_worker_failure=0 allows; see their logs";
+    assert_eq!(instances.hopeless().as_deref(), Some(expected));
 }
 
 #[test]

@@ -12,7 +12,12 @@ impl Job {
     pub(super) fn ps_connected(&mut self, ps: PsId, pid: u32, member: Member, now: Time) {
         let n_ps = self.servers().n_ps();
         if ps.0 >= n_ps {
-            self.note("refused", format!("ps-{ps} was refused: the job has --num_ps_pods={n_ps}"));
+            let has = match n_ps {
+                0 => "no parameter servers".to_owned(),
+                1 => "1 parameter server".to_owned(),
+                n => format!("{n} parameter servers"),
+            };
+            self.note("refused", format!("ps-{ps} was refused: the job has {has}"));
             return self.effects.push(Effect::ClosePs(ps));
         }
         if self.roster.server_connected(ps, member.incarnation, pid, now) {
@@ -147,7 +152,7 @@ impl Job {
         } else if n_done > 0 {
             self.note(
                 "resumed",
-                format!("resumed after {n_done} batches in generation {generation}"),
+                format!("resumed in generation {generation}; batches already trained: {n_done}"),
             );
         }
         for worker in self.announce_servers() {

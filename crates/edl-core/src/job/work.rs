@@ -153,9 +153,11 @@ impl Job {
         let what = self.describe(suspect);
         self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
         if n_failures >= self.config.spec.max_batch_failures {
-            let why = format!(
-                "{what} failed {n_failures} times, most recently on worker-{worker}: {error}"
-            );
+            let times = match n_failures {
+                1 => "once, on".to_owned(),
+                n => format!("{n} times, most recently on"),
+            };
+            let why = format!("{what} failed {times} worker-{worker}: {error}");
             self.end(End::Failed(why));
         }
     }

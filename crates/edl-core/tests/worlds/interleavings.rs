@@ -442,6 +442,25 @@ fn a_member_that_is_left_out_does_not_hold_up_the_final_checkpoint() {
 }
 
 #[test]
+fn a_member_that_cannot_use_its_state_is_not_reported_as_lost_by_itself() {
+    let mut table = Table::new(spec(), 0);
+    table.start(&[0, 1]);
+    table.train_to(2);
+    let text_after_loss = |table: &mut Table, suspect| {
+        table.notes.clear();
+        table.lost(0, table.current().id, suspect);
+        let note = table.notes.iter().find(|note| note.kind == "peer_lost");
+        note.expect("it is reported").text.clone()
+    };
+    let own = text_after_loss(&mut table, 0);
+    assert_eq!(own, "worker-0 left its world (silent); the others continue");
+    let mut table = Table::new(spec(), 0);
+    table.start(&[0, 1]);
+    let other = text_after_loss(&mut table, 1);
+    assert_eq!(other, "worker-0 lost worker-1 (silent); the others continue");
+}
+
+#[test]
 fn two_members_that_accuse_each_other_do_not_go_round_in_circles() {
     let mut table = Table::new(spec(), 0);
     table.start(&[0, 1]);

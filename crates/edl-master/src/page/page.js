@@ -127,7 +127,7 @@ const drawTiles = (status) => {
     ["Records/s", whole(status.records_per_second), ""],
     ["Learning rate", short(status.learning_rate), ""],
     ["Workers", `${works} of ${status.workers_wanted}`, status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : ""],
-    ["Goodput", status.goodput ? `${(status.goodput.share * 100).toFixed(1)} %` : "–", status.goodput && status.goodput.repeated ? `${whole(status.goodput.repeated)} batches repeated` : "of the workers' time"],
+    ["Goodput", status.goodput ? `${(status.goodput.share * 100).toFixed(1)} %` : "–", status.goodput && status.goodput.repeated ? `batches trained again: ${whole(status.goodput.repeated)}` : "of the workers' time"],
     ...(rows ? [["Embedding rows", whole(rows), "on the servers"]] : []),
   ];
   $("tiles").replaceChildren(...all.map(([name, value, more]) => {

@@ -35,7 +35,7 @@ const follow = async () => {
       await look();
       $("link").textContent = "";
     } catch {
-      $("link").textContent = "operator not responding; retrying";
+      $("link").textContent = "the operator is not responding; retrying";
     }
     await rest(document.hidden ? HIDDEN_PAUSE_MS : PAUSE_MS);
   }
@@ -283,7 +283,7 @@ const drawBand = (box, job, width) => {
   const high = Math.max(1, job.max || 0, ...steps.map(([, wanted, running]) => Math.max(wanted, running)));
   const { X, Y } = place(width, height, top, bottom, left);
   const y = Y(high), sizes = steps.map(([, , running]) => running);
-  const label = `${job.namespace}/${job.name}: ${job.running} workers running, ${job.planned} planned${job.max ? `, between ${job.min} and ${job.max}` : ""}; range shown ${Math.min(...sizes, job.running)} to ${Math.max(...sizes, job.running)}`;
+  const label = `${job.namespace}/${job.name}: workers: ${job.running} running, ${job.planned} planned${job.max ? `, between ${job.min} and ${job.max}` : ""}; range shown ${Math.min(...sizes, job.running)} to ${Math.max(...sizes, job.running)}`;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   const limits = job.max === null ? [] : job.min === job.max ? [[job.max, `${job.max}`]] : [[job.min, `min ${job.min}`], [job.max, `max ${job.max}`]];
   for (const [n, name] of limits) {

@@ -147,7 +147,7 @@ pub(super) fn check(spec: &JobSpec) -> anyhow::Result<()> {
     spec.check_cluster().map_err(invalid)?;
     manifest::populated(spec, []).map_err(invalid)?;
     if spec.num_workers == 0 {
-        return Err(refuse("--num_workers=0 must be at least 1"));
+        return Err(refuse("--num_workers=0 is too few; use at least 1"));
     }
     let (flag, data) = match spec.job_type {
         JobType::Train => ("training_data", &spec.training_data),

@@ -37,7 +37,8 @@ impl Home {
         }
         let draft = parent.join(format!(".new-{}-{}", spec.job_name, suffix()?));
         let made = fill(&draft, spec).and_then(|()| {
-            fs::rename(&draft, &place).with_context(|| format!("`{}` exists", place.display()))
+            fs::rename(&draft, &place)
+                .with_context(|| format!("`{}` already exists", place.display()))
         });
         if let Err(error) = made {
             let _draft_stays_hidden = fs::remove_dir_all(&draft);

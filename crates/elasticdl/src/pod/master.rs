@@ -115,7 +115,7 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         ended = edl_master::run(config, Box::new(orders_out), reports_in, never) => ended,
         end = platform.join_next() => {
             let why = match end {
-                Some(Ok(End::Superseded)) => "this master's pod was replaced; exiting",
+                Some(Ok(End::Superseded)) => "this master's pod was deleted or replaced; exiting",
                 Some(Ok(End::Done) | Err(_)) | None => "the platform task exited",
             };
             tracing::warn!("{why}");

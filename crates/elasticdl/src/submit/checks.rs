@@ -74,7 +74,8 @@ fn check_symbols(spec: &JobSpec) -> anyhow::Result<()> {
 pub(crate) fn check_workers(num_workers: u32) -> anyhow::Result<()> {
     match num_workers {
         0 => Err(refuse(
-            "--num_workers=0 must be at least 1; to start workers manually, use `elasticdl master`",
+            "--num_workers=0 is too few; use at least 1, or start workers manually with \
+             `elasticdl master`",
         )),
         1..=MAX_WORKERS => Ok(()),
         _ => Err(refuse(format!(
@@ -308,7 +309,7 @@ mod tests {
     fn a_number_of_workers_that_cannot_work_is_refused() {
         check_workers(1).unwrap();
         check_workers(MAX_WORKERS).unwrap();
-        assert!(refusal(check_workers(0)).starts_with("--num_workers=0 must be at least 1"));
+        assert!(refusal(check_workers(0)).starts_with("--num_workers=0 is too few; "));
         assert!(refusal(check_workers(100_000)).contains("at most 512"));
     }
 

@@ -9,7 +9,7 @@ use edl_net::proto::JobStatus;
 use super::{rounded, sorted};
 use crate::exit::Exit;
 use crate::goodput;
-use crate::say::{grouped, span};
+use crate::say::{counted, grouped, span};
 
 /// How the job ended, what it reached, where its results are and what to do next.
 /// `handle` is what commands find the job by.
@@ -78,7 +78,7 @@ fn records(status: &JobStatus, exit: Exit) -> String {
     let speed = done as f64 / status.elapsed_secs.max(1e-3);
     let _infallible = write!(text, ", {} records/s", grouped(rounded(speed)));
     if status.job_type == "train" {
-        let _infallible = write!(text, ", {} steps", grouped(status.step));
+        let _infallible = write!(text, ", {}", counted(status.step, "step"));
     }
     text
 }

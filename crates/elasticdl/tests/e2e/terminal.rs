@@ -107,7 +107,7 @@ fn the_terminal_view_draws_kills_scales_and_leaves_the_job_alone() {
     terminal.press("+");
     terminal.wait_until("a third worker", |text| text.contains("target workers: 3"));
     terminal.press("q");
-    terminal.wait_until("the way out", |text| text.contains("the job keeps running"));
+    terminal.wait_until("the way out", |text| text.contains("keeps running; stop it"));
     home.wait_until("seen", "the end", |status| status["state"] == "succeeded");
     assert_exactly_once(&home, "seen", 2, 1);
 }

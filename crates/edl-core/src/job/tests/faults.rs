@@ -147,6 +147,27 @@ fn an_error_of_user_code_counts_against_its_batch_and_success_pardons_it() {
 }
 
 #[test]
+fn a_single_failure_that_ends_the_job_is_counted_in_the_singular() {
+    let spec = JobSpec { num_workers: 1, max_batch_failures: 1, ..train(1) };
+    let mut bench = Bench::started(config(spec, 0));
+    let (lease, _) = bench.next_work(0).unwrap();
+    bench.handle(failed(&bench, 0, lease, 1));
+    assert_eq!(bench.failure(), "batch 0/1 (records 2, 3) failed once, on worker-0: user code");
+}
+
+#[test]
+fn a_server_beyond_those_of_the_job_is_refused_with_their_number() {
+    let refusal = |n_ps: u32| {
+        let mut bench = Bench::started(config(JobSpec { num_ps_pods: n_ps, ..train(1) }, 0));
+        bench.launch(ps(7)).into_iter().skip(1).for_each(|event| bench.handle(event));
+        let note = bench.notes.iter().find(|note| note.kind == "refused");
+        note.expect("it is refused").text.clone()
+    };
+    assert_eq!(refusal(1), "ps-7 was refused: the job has 1 parameter server");
+    assert_eq!(refusal(2), "ps-7 was refused: the job has 2 parameter servers");
+}
+
+#[test]
 fn killed_workers_never_count() {
     let mut bench = Bench::started(config(train(1), 0));
     for signal in [9, 15, 1, 2].into_iter().cycle().take(40) {

@@ -20,7 +20,8 @@ fn a_new_master_goes_on_with_what_the_servers_hold_and_loads_nothing() {
     bench.restart_master();
     bench.connect_all();
     assert_eq!((bench.job.ledger().n_done(), bench.job.servers().generation().0), (7, 1));
-    assert!(bench.has_note("resumed"));
+    let note = bench.notes.iter().find(|note| note.kind == "resumed").expect("it resumed");
+    assert_eq!(note.text, "resumed in generation 1; batches already trained: 7");
     bench.run();
     bench.expect_trained(2);
 }

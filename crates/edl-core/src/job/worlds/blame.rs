@@ -19,8 +19,11 @@ impl Job {
         error: &str,
         now: Time,
     ) {
-        let text = format!("worker-{worker} lost worker-{suspect} ({error}); the others continue");
-        self.note("peer_lost", text);
+        let what = match suspect == worker {
+            true => "left its world".to_owned(),
+            false => format!("lost worker-{suspect}"),
+        };
+        self.note("peer_lost", format!("worker-{worker} {what} ({error}); the others continue"));
         if suspect == worker {
             // It could not use the state that it holds or received.
             self.steps_mut().worlds_mut().disown(worker);

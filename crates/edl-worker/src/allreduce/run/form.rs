@@ -135,10 +135,15 @@ impl Run {
                 debug!(%world, "left the world");
                 return;
             }
-            Error::Lost { peer, error } => (peer, error),
-            Error::Other(error) => (self.setup.me.0, error),
+            Error::Lost { peer, error } => {
+                warn!(%world, %peer, error, "lost a member of the world");
+                (peer, error)
+            }
+            Error::Other(error) => {
+                warn!(%world, error, "left the world");
+                (self.setup.me.0, error)
+            }
         };
-        warn!(%world, %suspect, error, "lost a member of the world");
         let (world, suspect) = (world.0, suspect.0);
         self.say(Kind::PeerLost(proto::PeerLost { world, suspect, error }));
     }
