@@ -57,7 +57,14 @@ class Fake:
         lines = [json.dumps({"reason": "other"}), *map(json.dumps, self.artifacts)]
         (self.folder / "artifacts").write_text("\n".join(lines) + "\n")
         command = [sys.executable, str(RUNNER), *words]
-        return subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            text=True,
+            # A shell starts background commands, and so perhaps us, with SIGINT ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
 
     def run(self, *words: str) -> tuple[int, str]:
         process = self.start(*words)
