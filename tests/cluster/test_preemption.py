@@ -75,8 +75,9 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
         print(f"high job: both workers run {seconds:.1f} s after the low one's waits")
         assert len(low.running("worker")) == 1
         assert waiting(low) == 1
+        high.until("it trains", is_training)
         records = low.status()["records_done"]
-        low.until("both go on", lambda status: status["records_done"] > records)
+        low.until("both train", lambda status: status["records_done"] > records)
         assert high.status()["state"] == "running"
 
         high.succeeds().assert_exactly_once(HIGH_EPOCHS)
