@@ -197,14 +197,16 @@ impl Stages {
 
     /// What follows the work that is done.
     pub(super) fn next(&self, ledger: &Ledger, evaluations: &[Evaluated]) -> Next {
+        if !ledger.is_reached(self.next_stop()) {
+            return Next::Work;
+        }
         let n_done = ledger.n_done();
         let is_last = n_done >= self.limit;
         let is_known = self.job_type == JobType::Train && is_evaluated(n_done, ledger, evaluations);
-        match ledger.is_reached(self.next_stop()) {
-            false => Next::Work,
-            true if self.has_validation && !is_known => Next::Evaluate { is_last },
-            true if is_last => Next::Finish,
-            true => Next::Pass,
+        match is_last {
+            _ if self.has_validation && !is_known => Next::Evaluate { is_last },
+            true => Next::Finish,
+            false => Next::Pass,
         }
     }
 
