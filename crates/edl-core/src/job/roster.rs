@@ -262,14 +262,18 @@ impl Roster {
         before.is_some_and(|before| before.is_connected && before.incarnation != incarnation)
     }
 
+    fn edit_server(&mut self, ps: PsId, of: Incarnation, change: impl FnOnce(&mut Server)) {
+        if let Some(known) = self.servers.get_mut(&ps).filter(|known| known.incarnation == of) {
+            change(known);
+        }
+    }
+
     pub(super) fn server_disconnected(&mut self, ps: PsId, incarnation: Incarnation) {
-        let known = self.servers.get_mut(&ps).filter(|known| known.incarnation == incarnation);
-        known.into_iter().for_each(|known| known.is_connected = false);
+        self.edit_server(ps, incarnation, |known| known.is_connected = false);
     }
 
     pub(super) fn hears_server(&mut self, ps: PsId, incarnation: Incarnation, now: Time) {
-        let known = self.servers.get_mut(&ps).filter(|known| known.incarnation == incarnation);
-        known.into_iter().for_each(|known| known.last_heard = now);
+        self.edit_server(ps, incarnation, |known| known.last_heard = now);
     }
 
     pub(super) fn remove_server(&mut self, ps: PsId) {
