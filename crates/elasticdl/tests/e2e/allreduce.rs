@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! AllReduce: the weights are the same bits for any number of workers, whatever happens to them.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -38,16 +37,24 @@ fn job(home: &Home, name: &str, workers: u32, more: &[&str]) -> Running {
 
 /// The exported weights of a job that ended well, and that trained every record twice.
 pub(crate) fn weights(home: &Home, name: &str) -> String {
+    audit(home, name, N_RECORDS);
+    exported(home, name)
+}
+
+/// The audit of a job that trained each of `n_records` once in every epoch.
+pub(crate) fn audit(home: &Home, name: &str, n_records: u64) -> Value {
     let audit: Value =
         serde_json::from_str(&home.stdout(&["audit", name, "--json"])).expect("JSON");
     for epoch in audit["epochs"].as_array().expect("epochs") {
         let found = (&epoch["records"], &epoch["missing"], &epoch["duplicated"]);
-        assert_eq!(found, (&N_RECORDS.into(), &0.into(), &0.into()), "{audit:#}");
+        assert_eq!(found, (&n_records.into(), &0.into(), &0.into()), "{audit:#}");
     }
-    digest(&home.job_dir(name).join("output/model.safetensors"))
+    audit
 }
 
-pub(crate) fn digest(file: &Path) -> String {
+/// The hash of the weights that a job has exported.
+pub(crate) fn exported(home: &Home, name: &str) -> String {
+    let file = home.job_dir(name).join("output/model.safetensors");
     let bytes = std::fs::read(file).expect("an exported model");
     Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -78,19 +85,32 @@ pub(crate) fn at(job: &mut Running, wanted: u64, act: impl FnOnce(&mut Running))
     false
 }
 
-/// The weights of a job that ends well.
-fn trained(home: &Home, name: &str, mut job: Running) -> String {
-    job.wait_for_success();
-    assert_eq!(home.status(name)["step"], STEPS, "{name}");
-    weights(home, name)
+/// A job whose weights do not depend on what happens to it.
+pub(crate) struct SameBits {
+    pub steps: u64,
+    pub weights: fn(&Home, &str) -> String,
+    /// Starts it under the name `calm`, to be left alone.
+    pub calm: fn(&Home) -> Running,
 }
 
-/// Compares a job that was disturbed with one that was not.
-fn assert_same_bits(home: &Home, name: &str, disturbed: Running) {
-    let found = trained(home, name, disturbed);
-    let expected = trained(home, "calm", job(home, "calm", 1, &[]));
-    assert_eq!(found, expected, "{name}");
+impl SameBits {
+    /// The weights of a job that ends well.
+    pub(crate) fn trained(&self, home: &Home, name: &str, mut job: Running) -> String {
+        job.wait_for_success();
+        assert_eq!(home.status(name)["step"], self.steps, "{name}");
+        (self.weights)(home, name)
+    }
+
+    /// Compares a job that was disturbed with one that was not.
+    pub(crate) fn assert(&self, home: &Home, name: &str, disturbed: Running) {
+        let found = self.trained(home, name, disturbed);
+        let expected = self.trained(home, "calm", (self.calm)(home));
+        assert_eq!(found, expected, "{name}");
+    }
 }
+
+const SAME_BITS: SameBits =
+    SameBits { steps: STEPS, weights, calm: |home| job(home, "calm", 1, &[]) };
 
 #[test]
 fn weights_are_bit_identical_for_any_number_of_workers() {
@@ -99,7 +119,7 @@ fn weights_are_bit_identical_for_any_number_of_workers() {
     for n in 1..=4 {
         let name = format!("workers-{n}");
         let more: &[&str] = if n == 3 { &["--lane_balance"] } else { &[] };
-        let weights = trained(&home, &name, job(&home, &name, n, more));
+        let weights = SAME_BITS.trained(&home, &name, job(&home, &name, n, more));
         found.push((name, weights));
     }
     let data = shipped_as("training_data", "test");
@@ -133,7 +153,7 @@ fn weights_are_bit_identical_when_workers_are_killed() {
         });
     }
     assert!(n_killed >= 3, "only {n_killed} workers were killed");
-    assert_same_bits(&home, "killed", killed);
+    SAME_BITS.assert(&home, "killed", killed);
 }
 
 #[test]
@@ -147,7 +167,7 @@ fn weights_are_bit_identical_when_a_worker_freezes_for_a_while() {
         signal(victim, Signal::CONT);
     });
     assert!(was_frozen);
-    assert_same_bits(&home, "frozen", frozen);
+    SAME_BITS.assert(&home, "frozen", frozen);
 }
 
 #[test]
@@ -161,7 +181,7 @@ fn weights_are_bit_identical_when_a_worker_joins_and_another_leaves() {
     // A graceful leave: the platform asks one of them to go.
     let leave = |job: &mut Running| signal(workers(job)[0].pid, Signal::TERM);
     assert!(at(&mut joined, 30, leave));
-    assert_same_bits(&home, "joined", joined);
+    SAME_BITS.assert(&home, "joined", joined);
 }
 
 #[test]
@@ -175,7 +195,7 @@ fn weights_are_bit_identical_when_masters_are_killed() {
         });
         assert!(was_killed, "the job was over before step {wanted}");
     }
-    assert_same_bits(&home, "orphaned", orphaned);
+    SAME_BITS.assert(&home, "orphaned", orphaned);
 }
 
 #[test]
@@ -184,7 +204,7 @@ fn weights_are_bit_identical_when_everything_is_killed_and_resumed() {
     let mut dead = job(&home, "dead", 2, &[]);
     assert!(at(&mut dead, 30, Running::kill_all));
     let resumed = home.start("dead", &["train", "--resume", "dead", "--num_workers=3"]);
-    assert_same_bits(&home, "dead", resumed);
+    SAME_BITS.assert(&home, "dead", resumed);
 }
 
 pub(crate) fn n_working(status: &Value) -> usize {

@@ -11,9 +11,8 @@ use edl_core::id::BatchId;
 use edl_core::lanes::share_out;
 use edl_core::rng::Rng;
 use rustix::process::Signal;
-use serde_json::Value;
 
-use crate::allreduce::{at, digest};
+use crate::allreduce::{SameBits, at, audit, exported};
 use crate::chaos::attack;
 use crate::harness::{Home, N_RECORDS, Running, counts, shipped, signal, stderr};
 
@@ -73,18 +72,15 @@ fn job(home: &Home, name: &str, (workers, servers): (u32, u32), more: &[&str]) -
 
 /// The exported weights of a job that trained every record twice.
 fn weights(home: &Home, name: &str) -> String {
-    let audit: Value =
-        serde_json::from_str(&home.stdout(&["audit", name, "--json"])).expect("JSON");
-    let epochs = audit["epochs"].as_array().expect("epochs");
-    assert_eq!(epochs.len(), 2, "{audit:#}");
-    for epoch in epochs {
-        let found = (&epoch["records"], &epoch["missing"], &epoch["duplicated"]);
-        assert_eq!(found, (&N_PEOPLE.into(), &0.into(), &0.into()), "{audit:#}");
-    }
-    let partitions = audit["partitions"].as_array().expect("partitions");
-    assert_eq!(partitions.len(), 64, "dense parameters and rows are audited alike");
-    digest(&home.job_dir(name).join("output/model.safetensors"))
+    let audit = audit(home, name, N_PEOPLE);
+    let n_of = |key: &str| audit[key].as_array().map(Vec::len);
+    assert_eq!(n_of("epochs"), Some(2), "{audit:#}");
+    assert_eq!(n_of("partitions"), Some(64), "dense parameters and rows are audited alike");
+    exported(home, name)
 }
+
+const SAME_BITS: SameBits =
+    SameBits { steps: STEPS, weights, calm: |home| job(home, "calm", (1, 1), &[]) };
 
 fn victim(job: &Running, role: &str) -> Option<i32> {
     job.instances().into_iter().find(|instance| instance.role == role).map(|found| found.pid)
@@ -111,20 +107,6 @@ fn has_event(home: &Home, name: &str, kind: &str) -> bool {
     text.contains(&format!("\"{kind}\""))
 }
 
-/// The weights of a job that ends well.
-fn trained(home: &Home, name: &str, mut job: Running) -> String {
-    job.wait_for_success();
-    assert_eq!(home.status(name)["step"], STEPS, "{name}");
-    weights(home, name)
-}
-
-/// Compares a job that was disturbed with one that was not.
-fn assert_same_bits(home: &Home, name: &str, disturbed: Running) {
-    let found = trained(home, name, disturbed);
-    let expected = trained(home, "calm", job(home, "calm", (1, 1), &[]));
-    assert_eq!(found, expected, "{name}");
-}
-
 #[test]
 fn weights_are_bit_identical_for_any_number_of_workers_and_servers() {
     let home = Home::new();
@@ -132,7 +114,7 @@ fn weights_are_bit_identical_for_any_number_of_workers_and_servers() {
     let mut found: Vec<(String, String)> = Vec::new();
     for (workers, servers) in [(1, 1), (2, 1), (3, 2)] {
         let name = format!("workers-{workers}");
-        let weights = trained(&home, &name, job(&home, &name, (workers, servers), &[]));
+        let weights = SAME_BITS.trained(&home, &name, job(&home, &name, (workers, servers), &[]));
         found.push((name, weights));
     }
     let first = &found[0].1;
@@ -145,7 +127,7 @@ fn weights_are_bit_identical_when_workers_are_killed() {
     people(&home);
     let mut killed = job(&home, "killed", (3, 1), &[]);
     kill(&mut killed, "worker", (20..STEPS).step_by(70));
-    assert_same_bits(&home, "killed", killed);
+    SAME_BITS.assert(&home, "killed", killed);
     assert!(has_event(&home, "killed", "worker_killed"));
     assert!(!has_event(&home, "killed", "restored"), "survivors go on from their own memory");
 }
@@ -156,7 +138,7 @@ fn weights_are_bit_identical_when_servers_are_killed() {
     people(&home);
     let mut robbed = job(&home, "robbed", (2, 2), &["--checkpoint_steps=10"]);
     kill(&mut robbed, "ps", [65, 250]);
-    assert_same_bits(&home, "robbed", robbed);
+    SAME_BITS.assert(&home, "robbed", robbed);
     assert!(has_event(&home, "robbed", "restored"));
 }
 
@@ -166,7 +148,7 @@ fn weights_are_bit_identical_when_masters_are_killed() {
     people(&home);
     let mut orphaned = job(&home, "orphaned", (2, 1), &[]);
     kill(&mut orphaned, "master", [40, 200]);
-    assert_same_bits(&home, "orphaned", orphaned);
+    SAME_BITS.assert(&home, "orphaned", orphaned);
 }
 
 #[test]
@@ -179,7 +161,7 @@ fn weights_are_bit_identical_when_all_workers_are_killed_at_once() {
         all.for_each(|worker| signal(worker.pid, Signal::KILL));
     });
     assert!(was_running);
-    assert_same_bits(&home, "deserted", deserted);
+    SAME_BITS.assert(&home, "deserted", deserted);
     assert!(has_event(&home, "deserted", "restored"));
 }
 
@@ -191,7 +173,7 @@ fn weights_are_bit_identical_when_everything_is_killed_and_resumed() {
     assert!(at(&mut dead, 90, Running::kill_all));
     let more = ["train", "--resume", "dead", "--num_workers=3", "--num_ps_pods=3"];
     let resumed = home.start("dead", &more);
-    assert_same_bits(&home, "dead", resumed);
+    SAME_BITS.assert(&home, "dead", resumed);
 
     // Servers hold the model while it is used, no matter what trained it.
     let checkpoints = home.job_dir("dead").join("checkpoints").to_string_lossy().into_owned();
