@@ -28,5 +28,6 @@ pub mod rng;
 pub mod series;
 pub mod servers;
 pub mod spec;
+pub mod text;
 pub mod time;
 pub mod world;

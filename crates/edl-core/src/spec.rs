@@ -601,9 +601,9 @@ impl JobSpec {
         let (lanes, most) = (self.n_lanes(), self.max_workers.unwrap_or(u32::MAX));
         if self.is_allreduce() && workers > lanes {
             return Err(Invalid(format!(
-                "cannot scale to {workers}: the job has {lanes} lane{}, fixed for its lifetime, \
-                 and every worker needs one; start a job with more --lanes",
-                if lanes == 1 { "" } else { "s" }
+                "cannot scale to {workers}: the job has {}, fixed for its lifetime, and every \
+                 worker needs one; start a job with more --lanes",
+                crate::text::counted(lanes, "lane")
             )));
         }
         if workers > most {

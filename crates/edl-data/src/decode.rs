@@ -8,6 +8,7 @@
 use std::borrow::Cow;
 
 use edl_core::model::{DType, FieldSpec};
+use edl_core::text::counted;
 use edl_tensor::batch::Column;
 
 use crate::row::Row;
@@ -30,10 +31,7 @@ pub(crate) enum Value<'a> {
 impl Value<'_> {
     /// A few words for messages.
     pub(crate) fn describe(&self) -> String {
-        let many = |n: usize, one: &str| match n {
-            1 => format!("1 {one}"),
-            n => format!("{n} {one}s"),
-        };
+        let many = |n: usize, one: &str| counted(n as u64, one);
         match self {
             Self::Floats(values) => many(values.len(), "float"),
             Self::Doubles(values) => many(values.len(), "float"),

@@ -8,6 +8,7 @@ mod tests;
 
 use edl_core::platform::{Ended, Role as PodRole};
 use edl_core::spec::JobSpec;
+use edl_core::text::counted;
 use edl_sched::plan::{Change, Placing, Plan};
 use edl_sched::snapshot::{Job, Role};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -118,7 +119,7 @@ fn decide(view: &JobView, observed: &Observed, plan: &Plan, deeds: &mut Vec<Deed
         (0, 0) => deeds.extend(stop(view)),
         (0, n) => {
             deeds.extend(admit(view, n));
-            deeds.push(tell("Admitted", format!("starting with {}: {why}", workers(n))));
+            deeds.push(tell("Admitted", format!("starting with {}: {why}", counted(n, "worker"))));
         }
         (_, 0) => {
             deeds.push(stop(view).unwrap_or(Deed::Stop { pods: Vec::new() }));
@@ -127,7 +128,7 @@ fn decide(view: &JobView, observed: &Observed, plan: &Plan, deeds: &mut Vec<Deed
         (told, n) if told != n => {
             let leave = leaving(view, observed, change);
             deeds.push(Deed::Resize { workers: n, leave });
-            deeds.push(tell("Resized", format!("{told} → {}: {why}", workers(n))));
+            deeds.push(tell("Resized", format!("{told} → {}: {why}", counted(n, "worker"))));
         }
         (_, n) if !view.has_master() => deeds.extend(admit(view, n)),
         (_, _) => {}
@@ -142,11 +143,6 @@ fn n_seated(view: &JobView, job: &Job) -> u32 {
     let seated = job.placed.iter().filter(|placed| placed.role == Role::Worker);
     let seated: u32 = seated.map(|placed| placed.n).sum();
     if seated >= job.roles.worker.min { seated } else { view.told }
-}
-
-/// `1 worker`, `2 workers`.
-fn workers(n: u32) -> String {
-    format!("{n} worker{}", if n == 1 { "" } else { "s" })
 }
 
 fn admit(view: &JobView, workers: u32) -> Option<Deed> {

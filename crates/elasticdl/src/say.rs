@@ -4,6 +4,8 @@
 use std::fmt::Display;
 use std::io::{self, Write as _};
 
+use edl_core::text::plural;
+
 /// Writes a line to standard error. A closed one is no reason to fail.
 pub(crate) fn say(line: impl Display) {
     let _closed = writeln!(io::stderr().lock(), "{line}");
@@ -24,8 +26,7 @@ pub(crate) fn grouped(number: u64) -> String {
 
 /// `1 worker`, `2 workers`.
 pub(crate) fn counted(number: u64, noun: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{} {noun}{plural}", grouped(number))
+    format!("{} {}", grouped(number), plural(number, noun))
 }
 
 /// A span of time in the two largest units that say something.

@@ -6,6 +6,7 @@ use super::{Command, Effect, End, Job, LoadFrom, PsOrder};
 use crate::applied::AppliedSet;
 use crate::id::{Generation, PsId, WorkerId};
 use crate::servers::{Member, Outcome, PartitionState};
+use crate::text::counted;
 use crate::time::Time;
 
 impl Job {
@@ -14,8 +15,7 @@ impl Job {
         if ps.0 >= n_ps {
             let has = match n_ps {
                 0 => "no parameter servers".to_owned(),
-                1 => "1 parameter server".to_owned(),
-                n => format!("{n} parameter servers"),
+                n => counted(n, "parameter server"),
             };
             self.note("refused", format!("ps-{ps} was refused: the job has {has}"));
             return self.effects.push(Effect::ClosePs(ps));

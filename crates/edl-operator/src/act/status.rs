@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a job stands, in the words of its status: six conditions, each with its reason.
 
+use edl_core::text::counted;
 use edl_kube::names;
 use k8s_openapi::jiff::Timestamp;
 
@@ -161,7 +162,7 @@ fn resizing(view: &JobView, before: &Status, outcome: &Outcome) -> Said {
         // Why is known in the moment of the plan alone.
         Some(old) => yes(reason, &old.message),
         None => {
-            let (size, why) = (super::workers(outcome.told), because(&outcome.why));
+            let (size, why) = (counted(outcome.told, "worker"), because(&outcome.why));
             yes(reason, &format!("to {size}: {why}"))
         }
     }
