@@ -38,7 +38,7 @@ fn every_record_is_trained_once_whatever_is_killed_in_rounds() {
     }
 }
 
-fn survive(name: &str, seed: u64, round: u32, more: &[&str]) {
+fn survive(name: &str, seed: u64, round: usize, more: &[&str]) {
     let home = Home::new();
     let (job_name, data) =
         (format!("--job_name={name}"), format!("--training_data={}", shipped("test")));

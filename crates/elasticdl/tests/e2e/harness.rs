@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use edl_core::batch::BatchPlan;
-use edl_core::id::BatchId;
 use edl_core::spec::JobSpec;
 use rustix::process::{Pid, Signal, kill_process};
 use safetensors::SafeTensors;
 use serde_json::Value;
+
+use crate::oracle;
 
 /// No test waits longer than this for anything: a job that hangs fails its test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -344,45 +344,9 @@ pub(crate) fn counts(output: &Path) -> (Vec<(i64, f32)>, Vec<f32>) {
     (ids.zip(floats("count.rows")).collect(), floats("total"))
 }
 
-/// What a correct run of the `count` model leaves: a round of several batches is applied as the
-/// mean over its records, so each of them counts by its share.
-fn expected(plan: &BatchPlan, epochs: u32, round: u32) -> (Vec<f64>, f64) {
-    let n_records = usize::try_from(plan.n_records).expect("a small set");
-    let (mut rows, mut total) = (vec![0.0; n_records], 0.0);
-    for epoch in 0..epochs {
-        for first in (0..plan.n_batches()).step_by(round as usize) {
-            let last = plan.n_batches().min(first + round);
-            let batches: Vec<Vec<u64>> =
-                (first..last).map(|index| plan.records(BatchId { epoch, index })).collect();
-            let n: f64 = batches.iter().map(|records| records.len() as f64).sum();
-            for records in &batches {
-                let share = records.len() as f64 / n;
-                total += records.len() as f64 * share;
-                for record in records {
-                    rows[usize::try_from(*record).expect("small")] += share;
-                }
-            }
-        }
-    }
-    (rows, total)
-}
-
 /// Asserts that every record was trained once per epoch: by the oracle and by the audit.
-pub(crate) fn assert_exactly_once(home: &Home, name: &str, epochs: u32, round: u32) {
-    let job_dir = home.job_dir(name);
-    let plan = home.spec(name).plan(N_RECORDS);
-    let (expected_rows, expected_total) = expected(&plan, epochs, round);
-    let (rows, totals) = counts(&job_dir.join("output"));
-    assert_eq!(rows.len() as u64, N_RECORDS, "every record has a row");
-    let is_wrong = |(id, n): &&(i64, f32)| {
-        let expected = expected_rows[usize::try_from(*id).expect("a record")];
-        (f64::from(*n) - expected).abs() > 1e-3
-    };
-    let wrong: Vec<_> = rows.iter().filter(is_wrong).collect();
-    let some = &wrong[..wrong.len().min(5)];
-    assert!(wrong.is_empty(), "{} records were not trained {epochs} times: {some:?}", wrong.len());
-    let is_right = |total: &f32| (f64::from(*total) - expected_total).abs() < 0.5;
-    assert!(totals.iter().all(is_right), "dense totals {totals:?}, not {expected_total}");
+pub(crate) fn assert_exactly_once(home: &Home, name: &str, epochs: u32, round: usize) {
+    oracle::assert_counted(home, name, epochs, oracle::Step::Round(round));
     let audit: Value =
         serde_json::from_str(&home.stdout(&["audit", name, "--json"])).expect("JSON");
     let audited = audit["epochs"].as_array().expect("epochs");

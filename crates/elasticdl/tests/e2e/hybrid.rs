@@ -3,18 +3,15 @@
 //! any number of workers and servers, whatever happens to them.
 
 use std::fmt::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
-use edl_core::batch::BatchPlan;
-use edl_core::id::BatchId;
-use edl_core::lanes::share_out;
 use edl_core::rng::Rng;
 use rustix::process::Signal;
 
 use crate::allreduce::{SameBits, at, audit, exported};
 use crate::chaos::attack;
-use crate::harness::{Home, N_RECORDS, Running, counts, shipped, signal, stderr};
+use crate::harness::{Home, Running, shipped, signal, stderr};
+use crate::oracle;
 
 /// 9,994 records in steps of 4 × 12: the last of an epoch has 10, the others 48.
 const N_PEOPLE: u64 = 9_994;
@@ -183,40 +180,6 @@ fn weights_are_bit_identical_when_everything_is_killed_and_resumed() {
     assert!(evaluated.status.success(), "{}", stderr(&evaluated));
 }
 
-/// What a correct run of the `count` model leaves: a lane counts by its share of the step.
-fn expected(plan: &BatchPlan, (lanes, minibatch): (u32, u32), epochs: u32) -> (Vec<f64>, f64) {
-    let n_records = usize::try_from(plan.n_records).expect("a small set");
-    let (mut rows, mut total) = (vec![0.0; n_records], 0.0);
-    for epoch in 0..epochs {
-        for index in 0..plan.n_batches() {
-            let records = plan.records(BatchId { epoch, index });
-            let n = records.len() as f64;
-            for lane in share_out(records.len(), lanes, minibatch) {
-                let share = lane.len() as f64 / n;
-                total += lane.len() as f64 * share;
-                for record in &records[lane] {
-                    rows[usize::try_from(*record).expect("small")] += share;
-                }
-            }
-        }
-    }
-    (rows, total)
-}
-
-fn assert_counted(home: &Home, name: &str, lanes: (u32, u32), epochs: u32) {
-    let plan = home.spec(name).plan(N_RECORDS);
-    let (expected_rows, expected_total) = expected(&plan, lanes, epochs);
-    let output = home.job_dir(name).join("output");
-    let (rows, totals) = counts(Path::new(&output));
-    assert_eq!(rows.len() as u64, N_RECORDS, "every record has a row");
-    for (id, n) in rows {
-        let expected = expected_rows[usize::try_from(id).expect("a record")];
-        assert!((f64::from(n) - expected).abs() < 1e-3, "record {id}: {n}, not {expected}");
-    }
-    let is_right = |total: &f32| (f64::from(*total) - expected_total).abs() < 0.5;
-    assert!(totals.iter().all(is_right), "dense totals {totals:?}, not {expected_total}");
-}
-
 /// Three lanes of nine records: the last step of an epoch has two, which are one lane's.
 #[test]
 fn every_record_is_trained_once_whatever_is_killed_in_steps_of_workers_and_servers() {
@@ -256,7 +219,7 @@ fn every_record_is_trained_once_whatever_is_killed_in_steps_of_workers_and_serve
         let status = job.wait();
         assert!(status.success(), "seed {seed}: {status} after {done:#?}\n{}", job.log());
         assert!(done.len() >= 4, "seed {seed}: the job was over after {done:#?}");
-        assert_counted(&home, &name, (3, 9), EPOCHS);
+        oracle::assert_counted(&home, &name, EPOCHS, oracle::Step::Lanes(3));
     }
 }
 

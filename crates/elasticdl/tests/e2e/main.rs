@@ -17,6 +17,7 @@ mod harms;
 mod harness;
 mod hybrid;
 mod metrics;
+mod oracle;
 mod partition;
 mod poison;
 mod resume;

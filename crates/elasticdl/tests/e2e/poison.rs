@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Records that cannot be trained: tried by others first, then the job fails and names them.
 
-use edl_core::id::BatchId;
 use serde_json::Value;
 
-use crate::harness::{Home, N_RECORDS, shipped, shipped_as};
+use crate::harness::{Home, shipped, shipped_as};
+use crate::oracle::Plan;
 
 /// Not the first of its batch, nor in the first batch of what a worker is lent.
 const POISON: u64 = 777;
@@ -63,9 +63,8 @@ fn a_record_that_crashes_workers_fails_the_job_and_its_batch_is_named() {
     // Eight records: a reason names so many.
     let args = ["--model_def=count", &params, &data, "--minibatch_size=8"];
     let status = fail(&home, "crashed", &args);
-    let plan = home.spec("crashed").plan(N_RECORDS);
-    let holds = |index: &u32| plan.records(BatchId { epoch: 0, index: *index }).contains(&POISON);
-    let index = (0..plan.n_batches()).find(holds).expect("its batch");
+    let batches = Plan::of(&home, "crashed", 1).batches(0);
+    let index = batches.iter().position(|batch| batch.contains(&POISON)).expect("its batch");
     let found = reason(&status);
     assert!(found.starts_with(&format!("batch 0/{index} (records ")), "not 0/{index}: {found}");
     assert!(found.contains(&POISON.to_string()) && found.contains("signal 6"), "{found}");

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a job with the `count` model must leave behind, computed without the code under test.
+//!
+//! Where every batch is a step of its own, each record counts once per epoch, whatever its order.
+//! Where several batches or lanes make up a step, a record counts by its part's share of the
+//! step's records. That depends on the order of an epoch, which is written here a second time, by
+//! brute force: consecutive records form shards, the full shards are shuffled, and so are the
+//! records of each shard; a batch is the next records of its shard.
+
+use crate::harness::{Home, N_RECORDS, counts};
+
+/// What the order of a job's records depends on.
+pub(crate) struct Plan {
+    seed: u64,
+    minibatch: usize,
+    shard: usize,
+    is_shuffled: bool,
+}
+
+impl Plan {
+    /// The order of a job whose batches have so many lanes.
+    pub(crate) fn of(home: &Home, name: &str, n_lanes: usize) -> Self {
+        let text = std::fs::read(home.job_dir(name).join("job.json")).expect("a job description");
+        let spec: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        let number = |field: &str| spec[field].as_u64().expect(field);
+        let size = |field: &str| usize::try_from(number(field)).expect("a small number");
+        let minibatch = size("minibatch_size") * n_lanes;
+        Self {
+            seed: number("seed"),
+            minibatch,
+            shard: minibatch * size("num_minibatches_per_task"),
+            is_shuffled: spec["shuffle"].as_bool().expect("shuffle"),
+        }
+    }
+
+    /// All records of an epoch in training order, batch by batch.
+    pub(crate) fn batches(&self, epoch: u64) -> Vec<Vec<u64>> {
+        let records: Vec<u64> = (0..N_RECORDS).collect();
+        let mut shards: Vec<Vec<u64>> = records.chunks(self.shard).map(<[u64]>::to_vec).collect();
+        if self.is_shuffled {
+            // A short shard at the end stays there.
+            let n_full = shards.iter().take_while(|shard| shard.len() == self.shard).count();
+            let mut full: Vec<Vec<u64>> = shards.drain(..n_full).collect();
+            shuffle(&mut full, &[self.seed, 1, epoch]);
+            shards.splice(0..0, full);
+            for shard in &mut shards {
+                let first = shard[0];
+                shuffle(shard, &[self.seed, 2, epoch, first]);
+            }
+        }
+        let of_shard = |shard: Vec<u64>| -> Vec<Vec<u64>> {
+            shard.chunks(self.minibatch).map(<[u64]>::to_vec).collect()
+        };
+        shards.into_iter().flat_map(of_shard).collect()
+    }
+}
+
+/// Fisher and Yates' shuffle, from the last place to the second.
+fn shuffle<T>(items: &mut [T], words: &[u64]) {
+    let seed = words.iter().fold(0x5851_f42d_4c95_7f2d, |state, word| hash(state ^ hash(*word)));
+    let mut n_drawn = 0_u64;
+    for last in (1..items.len()).rev() {
+        let limit = last as u128 + 1;
+        // Words whose low half falls below the remainder of 2^64 would favour some places.
+        let unfair = (1_u128 << 64) % limit;
+        let place = loop {
+            let word = hash(seed.wrapping_add(n_drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+            n_drawn += 1;
+            let product = u128::from(word) * limit;
+            if product % (1 << 64) >= unfair {
+                break usize::try_from(product >> 64).expect("a place");
+            }
+        };
+        items.swap(last, place);
+    }
+}
+
+/// The output function of SplitMix64.
+fn hash(word: u64) -> u64 {
+    let steps = [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb), (31, 1_u64)];
+    let start = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    steps.iter().fold(start, |word, (shift, factor)| (word ^ (word >> shift)).wrapping_mul(*factor))
+}
+
+/// How the batches of a step are weighed.
+#[derive(Clone, Copy)]
+pub(crate) enum Step {
+    /// So many batches are one step.
+    Round(usize),
+    /// Every batch is one step of so many lanes.
+    Lanes(usize),
+}
+
+/// The parts of each step of an epoch, with their records.
+fn steps(plan: &Plan, epoch: u64, step: Step) -> Vec<Vec<Vec<u64>>> {
+    let batches = plan.batches(epoch);
+    match step {
+        Step::Round(n) => batches.chunks(n).map(<[Vec<u64>]>::to_vec).collect(),
+        Step::Lanes(n) => batches.iter().map(|batch| lanes(batch, n)).collect(),
+    }
+}
+
+/// A batch in lanes of equal size; a short one in as many lanes as get two records each.
+fn lanes(batch: &[u64], n_lanes: usize) -> Vec<Vec<u64>> {
+    let n_lanes = n_lanes.min((batch.len() / 2).max(1));
+    let mut all = Vec::new();
+    let mut start = 0;
+    for lane in 1..=n_lanes {
+        let end = batch.len() * lane / n_lanes;
+        all.push(batch[start..end].to_vec());
+        start = end;
+    }
+    all
+}
+
+/// What each record counts for, and what all do together.
+fn expected(plan: &Plan, epochs: u32, step: Step) -> (Vec<f64>, f64) {
+    let n_records = usize::try_from(N_RECORDS).expect("a small set");
+    if let Step::Round(1) = step {
+        return (vec![f64::from(epochs); n_records], f64::from(epochs) * n_records as f64);
+    }
+    let (mut rows, mut total) = (vec![0.0; n_records], 0.0);
+    for parts in (0..epochs).flat_map(|epoch| steps(plan, u64::from(epoch), step)) {
+        let n = parts.iter().map(Vec::len).sum::<usize>() as f64;
+        for part in parts {
+            let share = part.len() as f64 / n;
+            total += part.len() as f64 * share;
+            part.iter().for_each(|record| rows[usize::try_from(*record).expect("small")] += share);
+        }
+    }
+    (rows, total)
+}
+
+/// Asserts that the exported model counts every record once per epoch.
+pub(crate) fn assert_counted(home: &Home, name: &str, epochs: u32, step: Step) {
+    let n_lanes = if let Step::Lanes(n) = step { n } else { 1 };
+    let (expected_rows, expected_total) = expected(&Plan::of(home, name, n_lanes), epochs, step);
+    let (rows, totals) = counts(&home.job_dir(name).join("output"));
+    assert_eq!(rows.len() as u64, N_RECORDS, "every record has a row");
+    let is_wrong = |(id, n): &&(i64, f32)| {
+        let expected = expected_rows[usize::try_from(*id).expect("a record")];
+        (f64::from(*n) - expected).abs() > 1e-3
+    };
+    let wrong: Vec<_> = rows.iter().filter(is_wrong).collect();
+    let some = &wrong[..wrong.len().min(5)];
+    assert!(wrong.is_empty(), "{} records were not trained {epochs} times: {some:?}", wrong.len());
+    let is_right = |total: &f32| (f64::from(*total) - expected_total).abs() < 0.5;
+    assert!(totals.iter().all(is_right), "dense totals {totals:?}, not {expected_total}");
+}
+
+#[test]
+fn the_oracle_names_every_record_once_per_epoch() {
+    let plan = Plan { seed: 7, minibatch: 9, shard: 36, is_shuffled: true };
+    for epoch in 0..2 {
+        let mut all = plan.batches(epoch).concat();
+        assert_ne!(all[..4], [0, 1, 2, 3]);
+        all.sort_unstable();
+        assert_eq!(all, (0..N_RECORDS).collect::<Vec<_>>());
+    }
+}
