@@ -26,8 +26,9 @@ pub use self::event::{
 use self::held::Held;
 pub use self::load::Load;
 use self::requests::Waiting;
-use crate::id::{Generation, PartitionId};
+use crate::id::{CutId, Generation, PartitionId};
 use crate::servers::PartitionState;
+use crate::spec::Mode;
 use crate::time::Time;
 
 /// Why a server did not do what its master ordered.
@@ -84,7 +85,7 @@ enum Phase {
 struct Loading {
     generation: Generation,
     partitions: Range<u32>,
-    mode: crate::spec::Mode,
+    mode: Mode,
 }
 
 /// What a server is doing.
@@ -217,6 +218,12 @@ impl Server {
             Phase::Failed(_) => Activity::Failed,
             Phase::Stopped => Activity::Stopped,
         }
+    }
+
+    /// Whether the copies of this checkpoint are still needed.
+    #[must_use]
+    pub fn is_writing(&self, checkpoint: CutId) -> bool {
+        self.held().is_some_and(|held| held.checkpoints.contains_key(&checkpoint))
     }
 
     /// Panics where the state contradicts itself.
@@ -371,11 +378,13 @@ impl Server {
         generation: Generation,
         states: Vec<PartitionState>,
     ) {
-        self.effects.push(Effect::Report(match inspection {
-            Inspection::Hello(hello) => Report::Holds { hello, generation, states },
-            Inspection::Master(request) => Report::States { request, generation, states },
-            Inspection::Load => Report::Loaded { generation, states },
-        }));
+        self.effects.push(match inspection {
+            Inspection::Hello(hello) => Effect::Hello { hello, generation, states },
+            Inspection::Master(request) => {
+                Effect::Report(Report::States { request, generation, states })
+            }
+            Inspection::Load => Effect::Report(Report::Loaded { generation, states }),
+        });
     }
 
     /// The latest generation that the server holds, loads or could not load; `None` if it has

@@ -24,13 +24,15 @@ pub enum Effect {
     Acknowledge(Request),
     /// The request is over, and nothing more will happen to it.
     Refuse(Request, Refusal),
-    /// Copy every partition: now, or as soon as it has `at` updates. Each copy is answered by
+    /// Copy every partition: now, or as soon as it has `at` updates or more. Each is answered by
     /// `Copied`. Owners still waiting for the step of an earlier order forget that order.
     Copy { checkpoint: CutId, at: Option<u64> },
     /// Write the copy of a partition; answered by `Written` or `WriteFailed`.
     Write { checkpoint: CutId, folder: String, partition: PartitionId },
     /// Ask every owner for its states; answered by `Inspected`.
     Inspect(Inspection, Generation),
+    /// Send the hello with this number, and what the server holds; generation 0 is nothing.
+    Hello { hello: u64, generation: Generation, states: Vec<PartitionState> },
     /// Send this to the master, or to the next one.
     Report(Report),
     /// Worth a line in the log.

@@ -24,7 +24,7 @@ pub enum Event {
     Tick,
     /// The master that the process follows sent an order.
     Order(Order),
-    /// The state of the partitions is needed; the answer is a `Report`.
+    /// The state of the partitions is needed; the answer is a report or a hello.
     Inspect(Inspection),
     /// A client wants parameters.
     Pull(Pull),
@@ -55,7 +55,7 @@ pub enum Event {
         request: Request,
         error: String,
     },
-    /// A partition is copied for a checkpoint, after this many updates.
+    /// An owner copies a partition for a checkpoint, between two pushes, after this many updates.
     Copied {
         checkpoint: CutId,
         partition: PartitionId,
