@@ -1,29 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bounded staleness: who runs too far ahead of the slowest waits at its pull.
+//! Bounded staleness: a client too far ahead of the slowest one waits at its pull.
 //!
 //! A client that has pulled to train a batch is *open* at the version it pulled, until its push
 //! arrives. Another client may pull while the server's version is less than `tolerance` beyond
-//! the oldest open one. Nobody waits for a client that itself waits here (they would wait for
-//! each other) nor for one that was open for longer than `patience`. With several servers clients
-//! ask one after the other (`PsClient::pull_in_order`), so that whoever is waited for either
-//! computes, or waits at a later server.
-//!
-//! Pure: callers pass `now`.
+//! the oldest open one. No client waits for one that waits here itself (they would wait for each
+//! other), nor for one that has been open for longer than `patience`. With several servers, clients
+//! ask one server after the other (`PsClient::pull_in_order`), so a client that others wait for
+//! either computes or waits at a later server.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use edl_core::time::Time;
-use edl_net::data::server::ClientId;
+use super::Client;
+use crate::time::Time;
 
 /// The open pulls of all clients of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Window {
+pub(super) struct Window {
     tolerance: u64,
     patience: Duration,
     /// Per client its open pulls, oldest first.
-    open: BTreeMap<ClientId, VecDeque<OpenPull>>,
-    waiting: BTreeSet<ClientId>,
+    open: BTreeMap<Client, VecDeque<OpenPull>>,
+    waiting: BTreeSet<Client>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +31,12 @@ struct OpenPull {
 }
 
 impl Window {
-    pub(crate) fn new(tolerance: u64, patience: Duration) -> Self {
+    pub(super) fn new(tolerance: u64, patience: Duration) -> Self {
         Self { tolerance, patience, open: BTreeMap::new(), waiting: BTreeSet::new() }
     }
 
     /// The version of the open pull that `client` has to wait for, if any.
-    pub(crate) fn blocker(&self, client: ClientId, version: u64, now: Time) -> Option<u64> {
+    pub(super) fn blocker(&self, client: Client, version: u64, now: Time) -> Option<u64> {
         let others = self
             .open
             .iter()
@@ -50,19 +48,19 @@ impl Window {
     }
 
     /// `client` has to wait; false if it did already.
-    pub(crate) fn wait(&mut self, client: ClientId) -> bool {
+    pub(super) fn wait(&mut self, client: Client) -> bool {
         self.waiting.insert(client)
     }
 
     /// `client` pulls at `version` now.
-    pub(crate) fn pull(&mut self, client: ClientId, version: u64, now: Time) {
+    pub(super) fn pull(&mut self, client: Client, version: u64, now: Time) {
         self.waiting.remove(&client);
         self.open.entry(client).or_default().push_back(OpenPull { version, since: now });
     }
 
     /// A push of what `client` pulled at `version` has arrived. Older pulls, if there are any,
     /// will not be followed by a push: batches are pushed in the order in which they are pulled.
-    pub(crate) fn push(&mut self, client: ClientId, version: u64) {
+    pub(super) fn push(&mut self, client: Client, version: u64) {
         if let Some(pulls) = self.open.get_mut(&client) {
             while pulls.front().is_some_and(|pull| pull.version < version) {
                 pulls.pop_front();
@@ -74,8 +72,15 @@ impl Window {
         }
     }
 
+    /// When the next open pull is overdue, if a client waits.
+    pub(super) fn next_expiry(&self, now: Time) -> Option<Time> {
+        let expiry = |pull: &OpenPull| pull.since + self.patience;
+        let expiries = self.open.values().flatten().map(expiry).filter(|expiry| *expiry > now);
+        if self.waiting.is_empty() { None } else { expiries.min() }
+    }
+
     /// `client` is gone.
-    pub(crate) fn leave(&mut self, client: ClientId) {
+    pub(super) fn leave(&mut self, client: Client) {
         self.waiting.remove(&client);
         self.open.remove(&client);
     }
@@ -85,8 +90,8 @@ impl Window {
 mod tests {
     use super::*;
 
-    const ANN: ClientId = ClientId([1; 16]);
-    const BOB: ClientId = ClientId([2; 16]);
+    const ANN: Client = Client([1; 16]);
+    const BOB: Client = Client([2; 16]);
     const PATIENCE: Duration = Duration::from_secs(5);
 
     fn window() -> Window {
