@@ -5,6 +5,7 @@
 //! `now` and perform the effects that a machine returns. That makes every decision of a job
 //! repeatable in a test.
 
+pub mod acks;
 pub mod applied;
 pub mod audit;
 pub mod batch;
@@ -25,10 +26,12 @@ pub mod platform;
 pub mod pod;
 pub mod pool;
 pub mod rng;
+pub mod route;
 pub mod series;
 pub mod server;
 pub mod servers;
 pub mod spec;
 pub mod text;
 pub mod time;
+pub mod worker;
 pub mod world;

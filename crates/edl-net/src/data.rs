@@ -6,13 +6,13 @@
 
 mod acks;
 pub mod client;
-pub mod route;
+mod route;
 pub mod server;
 pub(crate) mod session;
 mod split;
 
 pub use acks::Acked;
 pub use client::{AbortHandle, Limits, PsClient, Versions};
-pub use route::{Route, ServerRoute};
+pub use edl_core::route::{Route, ServerRoute};
 
 pub use crate::wire::Error;

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a worker reports to its master, and the queue of what is not sent yet.
+
+use std::collections::VecDeque;
+
+use crate::goodput::Told;
+use crate::id::{BatchId, CutId, EvalId, Generation, LeaseId, WorldId};
+use crate::job::{CutFile, Held, News, Peer};
+use crate::metric::Measures;
+use crate::model::ModelSpec;
+
+/// What a worker reports, with parameter servers or as a member of a world.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Report {
+    /// The model is built, and work can be assigned. Repeated after every welcome.
+    Ready {
+        model: Box<ModelSpec>,
+        /// Leases to hold at once.
+        capacity: u32,
+        /// Batches that are assigned and not yet acknowledged by every server.
+        held: Vec<Held>,
+        /// AllReduce: how other workers reach this one, and the step whose state it holds.
+        peer: Option<Box<Peer>>,
+        /// AllReduce: the last world that it was in; 0 without state.
+        world: WorldId,
+    },
+    /// Every server has acknowledged the batch in `generation`.
+    BatchDone {
+        lease: LeaseId,
+        batch: BatchId,
+        generation: Generation,
+        loss: f32,
+        n_records: u32,
+    },
+    EvalDone {
+        lease: LeaseId,
+        eval: EvalId,
+        shard: u32,
+        generation: Generation,
+        measures: Box<Measures>,
+        n_records: u64,
+    },
+    PredictDone {
+        lease: LeaseId,
+        shard: u32,
+        file: String,
+        n_records: u64,
+    },
+    /// The work cannot be done here; the lease is returned.
+    Failed {
+        lease: LeaseId,
+        /// Batch index or shard.
+        index: u32,
+        error: String,
+    },
+    /// The worker was asked to exit and returns its leases.
+    Leaving,
+    Heartbeat {
+        step: u64,
+        phase: String,
+        /// Empty while the worker itself is busy.
+        waiting_for: String,
+    },
+    /// Where the time of the process went.
+    Spending(Told),
+    /// A member of a world has news.
+    Member(News),
+    CheckpointDone {
+        cut: CutId,
+        generation: Generation,
+        files: Vec<CutFile>,
+    },
+    CheckpointFailed {
+        cut: CutId,
+        generation: Generation,
+        error: String,
+    },
+}
+
+/// Where a report goes among those that are not sent yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Priority {
+    /// Before all others, in place of an unsent one: the master must know the leases that later
+    /// reports name.
+    First,
+    /// Last, in place of an unsent one that is the last: only the newest matters.
+    Newest,
+    Last,
+}
+
+impl Report {
+    #[must_use]
+    pub fn priority(&self) -> Priority {
+        match self {
+            Self::Ready { .. } => Priority::First,
+            Self::Member(News::Stepped { .. }) => Priority::Newest,
+            Self::BatchDone { .. }
+            | Self::EvalDone { .. }
+            | Self::PredictDone { .. }
+            | Self::Failed { .. }
+            | Self::Leaving
+            | Self::Heartbeat { .. }
+            | Self::Spending(_)
+            | Self::Member(
+                News::Formed { .. }
+                | News::Pace { .. }
+                | News::PeerLost { .. }
+                | News::StepFailed { .. }
+                | News::Torn { .. }
+                | News::NotLoaded { .. },
+            )
+            | Self::CheckpointDone { .. }
+            | Self::CheckpointFailed { .. } => Priority::Last,
+        }
+    }
+}
+
+/// Reports that are not sent yet, across all streams to the master; `M` is a report or its
+/// encoding.
+///
+/// It needs no limit: reports answer assigned work, and without a master no work is assigned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outbox<M>(VecDeque<(Priority, M)>);
+
+impl<M> Default for Outbox<M> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<M> Outbox<M> {
+    pub fn push(&mut self, priority: Priority, message: M) {
+        match priority {
+            Priority::First => {
+                self.0.retain(|(other, _)| *other != Priority::First);
+                self.0.push_front((priority, message));
+            }
+            Priority::Newest => {
+                self.0.pop_back_if(|(last, _)| *last == Priority::Newest);
+                self.0.push_back((priority, message));
+            }
+            Priority::Last => self.0.push_back((priority, message)),
+        }
+    }
+
+    /// The next message to send. It is lost if the stream breaks before the master reads it.
+    pub fn pop(&mut self) -> Option<M> {
+        self.0.pop_front().map(|(_, message)| message)
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_goes_first_and_an_unsent_one_is_replaced() {
+        let mut outbox = Outbox::default();
+        outbox.push(Priority::Last, "done");
+        outbox.push(Priority::First, "held: 1, 2");
+        outbox.push(Priority::Last, "done too");
+        outbox.push(Priority::First, "held: 2");
+        let sent: Vec<_> = std::iter::from_fn(|| outbox.pop()).collect();
+        assert_eq!(sent, ["held: 2", "done", "done too"]);
+        assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn only_the_newest_of_consecutive_steps_is_sent() {
+        let mut outbox = Outbox::default();
+        for step in ["step 1", "step 2"] {
+            outbox.push(Priority::Newest, step);
+        }
+        outbox.push(Priority::Last, "formed");
+        outbox.push(Priority::Newest, "step 3");
+        let sent: Vec<_> = std::iter::from_fn(|| outbox.pop()).collect();
+        assert_eq!(sent, ["step 2", "formed", "step 3"]);
+    }
+}
