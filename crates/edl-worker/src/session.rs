@@ -13,6 +13,7 @@ use std::sync::mpsc::Sender;
 
 use edl_core::id::{Incarnation, LeaseId, WorldId};
 use edl_net::control;
+use edl_net::convert;
 use edl_net::proto::{self, worker_command::Kind as Command, worker_message::Kind};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
@@ -209,10 +210,11 @@ impl Session {
                 self.leaving = Some(Instant::now() + self.limits.finish);
             }
             Some(Command::World(world)) => {
-                let world = allreduce::World::from(world);
-                let is_due = world.is_due_at_once(self.config.worker, self.incarnation);
-                let id = world.id;
-                self.tell_member(allreduce::Event::World(world));
+                let announced = convert::member::announced(&world);
+                let is_due = announced.world.is_due_at_once(self.config.worker, self.incarnation);
+                let id = announced.world.id;
+                let peers = convert::member::peers(world);
+                self.tell_member(allreduce::Event::World(announced, peers));
                 if is_due {
                     self.shared.seat.abort(id);
                 }
@@ -220,7 +222,10 @@ impl Session {
             Some(Command::Go(proto::Go { world, until })) => {
                 self.tell_member(allreduce::Event::Go { world: WorldId(world), until });
             }
-            Some(Command::Cut(cut)) => self.tell_member(allreduce::Event::Cut(cut)),
+            Some(Command::Cut(order)) => {
+                let order = convert::member::order(order);
+                self.tell_member(allreduce::Event::Checkpoint(order));
+            }
             None => warn!("the master sent an unknown command"),
         }
         Ok(())

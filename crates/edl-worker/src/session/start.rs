@@ -205,7 +205,6 @@ impl Birth<'_> {
         let decoded =
             |place, records| Event::AllReduce(Box::new(allreduce::Event::Decoded(place, records)));
         let feed = spawn_feeder(feeder, &events, decoded)?;
-        drop(events);
         let dial = || (edges.open_dial)(job.run, &job.spec, model.spec().clone());
         let dial = job.spec.is_hybrid().then(dial);
         let start = allreduce::Start {
@@ -217,6 +216,7 @@ impl Birth<'_> {
             job_dir,
             open_mesh: edges.open_mesh,
             events: heard,
+            tell: events,
             feed,
             reports,
             seat: shared.seat,
