@@ -19,6 +19,7 @@ pub mod job;
 pub mod lanes;
 pub mod layout;
 pub mod ledger;
+pub mod member;
 pub mod metric;
 pub mod model;
 pub mod optimizer;

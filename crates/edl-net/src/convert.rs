@@ -3,5 +3,6 @@
 //!
 //! Pure: production and simulation use the same conversions.
 
+pub mod member;
 pub mod server;
 pub mod worker;

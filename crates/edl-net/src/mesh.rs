@@ -55,6 +55,7 @@ use crate::key::JobKey;
 
 pub use self::abort::{Abort, WaitingFor};
 pub use self::bf16::round_all as round_to_bf16;
+pub use edl_core::member::Move;
 
 /// The kernel allows 108 bytes for the path of a Unix socket, its end included.
 const MAX_SOCKET_PATH: usize = 107;
@@ -125,14 +126,6 @@ pub struct Peer {
     pub unix_path: String,
     /// The lanes that it runs.
     pub span: Span,
-}
-
-/// A blob that one member, by its place in the world, sends to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
-    pub from: usize,
-    pub to: usize,
-    pub item: u32,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -345,7 +338,8 @@ impl Mesh {
     }
 
     /// The buffers that this member's nodes are to be summed into: one of `len` numbers per node
-    /// of `nodes_within(n_active, span)`. What they hold is undefined.
+    /// of `nodes_within(n_active, span)`. What they hold is undefined, but it is kept between
+    /// calls with the same `n_active` and `len` until the sum.
     ///
     /// With `Dtype::Bf16` a lane that is added to others here must be rounded before, by
     /// [`round_to_bf16`]; a node of one lane need not be.

@@ -4,8 +4,9 @@
 //! A step is a function of its number and of the state before it, whoever computes which part of
 //! it. So a worker that dies costs the step at hand and no more: the others form the next world,
 //! bring each other to the highest step that any of them holds, and go on.
+//!
+//! All of that is decided by the machine [`Member`]; this folder performs what it returns.
 
-mod cut;
 mod fault;
 mod inbox;
 mod lanes;
@@ -14,7 +15,7 @@ mod replica;
 mod run;
 mod seat;
 mod tables;
-mod world;
+mod writer;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -22,11 +23,14 @@ pub(crate) mod tests;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
 
-use edl_core::batch::BatchPlan;
-use edl_core::id::{Generation, WorldId};
+use edl_core::batch::{BatchPlan, batch_of};
+use edl_core::id::WorldId;
+use edl_core::member::{Config, Member, Place, Step};
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
+use edl_core::time::Time;
 use edl_net::proto::{self, worker_message::Kind};
 use edl_tensor::first_values;
 use edl_tensor::model::Model;
@@ -38,16 +42,16 @@ use crate::feed::Read;
 use crate::progress::Progress;
 use crate::servers::Dial;
 
-pub(crate) use inbox::{Event, Place};
+pub(crate) use inbox::Event;
 pub(crate) use mesh::{Identity, OpenMesh, open_mesh};
 pub(crate) use seat::Seat;
-pub(crate) use world::World;
 
-use inbox::{Halt, Inbox};
-use lanes::{Lanes, Step};
-use replica::{Recipe, batch_of};
+use inbox::Inbox;
+use lanes::Lanes;
+use replica::Recipe;
 use run::{Run, Setup};
 use tables::Tables;
+use writer::Writer;
 
 /// What a worker of this strategy starts with.
 pub(crate) struct Start<'a> {
@@ -60,6 +64,8 @@ pub(crate) struct Start<'a> {
     pub(crate) job_dir: PathBuf,
     pub(crate) open_mesh: OpenMesh,
     pub(crate) events: Receiver<compute::Event>,
+    /// The other end of `events`, for what this worker tells itself.
+    pub(crate) tell: Sender<compute::Event>,
     pub(crate) feed: Sender<(Place, Read)>,
     pub(crate) reports: mpsc::Sender<Kind>,
     pub(crate) seat: Arc<Seat>,
@@ -81,7 +87,7 @@ pub(crate) enum Error {
     Thread(#[source] std::io::Error),
 }
 
-/// Trains until the worker is told to go.
+/// Trains until the machine ends it.
 pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
     let Start { identity, spec, plan, model, dial, job_dir, open_mesh, .. } = start;
     check(model.spec(), &plan, dial.is_some())?;
@@ -91,15 +97,27 @@ pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
     let metrics = model.spec().metrics.clone();
     let ready = ready(model.spec())?;
     let dims: Vec<usize> = model.spec().tables.iter().map(|table| table.dim).collect();
+    let config = Config {
+        worker: identity.worker,
+        incarnation: identity.incarnation,
+        n_lanes: spec.n_lanes(),
+        num_epochs: spec.num_epochs,
+        minibatch_size: spec.minibatch_size,
+        n_partitions: recipe.n_partitions(),
+        has_tables: !dims.is_empty(),
+        is_balanced: spec.lane_balance,
+        plan,
+    };
     // Where rows and dense gradients go apart nobody sees the norm of their sum, so that each lane
     // is clipped by itself.
     let (clip_lane, clip) =
         if dims.is_empty() { (None, recipe.clip()) } else { (recipe.clip(), None) };
     let tables = Tables::new(dims, dial, Arc::clone(&start.seat), Arc::clone(&start.progress));
-    let mut lanes = Lanes::new(model, spec.seed, spec.allreduce_dtype, tables, clip_lane);
-    let mut inbox = Inbox::new(start.events, start.feed, metrics, spec.minibatch_size);
+    let mut lanes = Lanes::new(model, spec, tables, clip_lane);
+    let mut inbox = Inbox::new(start.events);
     start.progress.busy("computing the probe");
-    let Some(probe) = probe(&mut lanes, &mut inbox, &recipe, &plan, &start.reports)? else {
+    let Some(probe) = probe(&mut lanes, &mut inbox, &recipe, &config, &start.feed, &start.reports)?
+    else {
         return Ok(());
     };
     let opened = open_mesh(identity, spec).map_err(Error::Mesh)?;
@@ -109,18 +127,17 @@ pub(crate) fn run(start: Start<'_>) -> Result<(), Error> {
         return Ok(());
     }
     let setup = Setup {
-        me: (identity.worker, identity.incarnation),
+        member: Member::new(config, Time::ZERO),
+        origin: Instant::now(),
         lanes,
-        clip,
         recipe,
-        plan,
-        n_lanes: spec.n_lanes(),
-        num_epochs: spec.num_epochs,
+        clip,
         log_loss_steps: u64::from(spec.log_loss_steps),
-        lane_balance: spec.lane_balance,
+        metrics,
         mesh,
         inbox,
-        writer: cut::Writer::start(start.reports.clone()).map_err(Error::Thread)?,
+        feed: start.feed,
+        writer: Writer::start(start.tell).map_err(Error::Thread)?,
         reports: start.reports,
         seat: start.seat,
         progress: start.progress,
@@ -163,23 +180,27 @@ fn probe(
     lanes: &mut Lanes,
     inbox: &mut Inbox,
     recipe: &Recipe,
-    plan: &BatchPlan,
+    config: &Config,
+    feed: &Sender<(Place, Read)>,
     reports: &mpsc::Sender<Kind>,
 ) -> Result<Option<u64>, Error> {
-    let batch = batch_of(0, plan.n_batches());
-    let place = Place::Lane(batch, 0);
-    inbox.ask(place, || Read::Lane(batch, 0));
-    let first = recipe.first_values(Generation(0), lanes.memory());
+    let batch = batch_of(0, config.plan.n_batches());
+    // A feeder that is gone says so by an event.
+    let _ = feed.send((Place::Lane(batch, 0), Read::Lane(batch, 0)));
+    let first = recipe.first_values(lanes.memory());
     let first = first.map_err(|error| Error::Unfit(chain(&error)))?;
-    let dense = first.dense();
-    let step = Step { batch, n_active: 1, dense, number: 0, world: WorldId(0), n_lanes: 1 };
-    let rows = |table: usize, ids: &[u64], out: &mut Vec<f32>| recipe.first_rows(table, ids, out);
-    let probed = match inbox.records(place) {
-        Ok(records) => lanes.probe(step, &records, &rows),
-        Err(Halt::Failed(error) | Halt::Servers(error) | Halt::Torn(error)) => Err(error),
-        Err(Halt::Interrupted) => return Ok(None),
-        Err(Halt::Died(died)) => return Err(died.into()),
+    let step = Step {
+        world: WorldId(0),
+        number: 0,
+        batch,
+        n_records: config.plan.n_records_of(0),
+        n_active: 1,
+        mine: 0..1,
+        is_alone: true,
     };
+    let rows = |table: usize, ids: &[u64], out: &mut Vec<f32>| recipe.first_rows(table, ids, out);
+    let Some(records) = inbox.first_records()? else { return Ok(None) };
+    let probed = records.and_then(|records| lanes.probe(&step, first.dense(), &records, &rows));
     let error = match probed {
         Ok(probe) => return Ok(Some(probe)),
         Err(error) => error,

@@ -258,10 +258,11 @@ impl Session {
                 self.leaving = Some(Instant::now() + self.limits.finish);
             }
             Command::World(world) => {
-                let world = allreduce::World::from(world);
-                let is_due = world.is_due_at_once(self.config.worker, self.incarnation);
-                let id = world.id;
-                self.tell_member(allreduce::Event::World(world));
+                let announced = convert::member::announced(&world);
+                let is_due = announced.world.is_due_at_once(self.config.worker, self.incarnation);
+                let id = announced.world.id;
+                let peers = convert::member::peers(world);
+                self.tell_member(allreduce::Event::World(announced, peers));
                 if is_due {
                     self.shared.seat.abort(id);
                 }
@@ -269,7 +270,10 @@ impl Session {
             Command::Go(proto::Go { world, until }) => {
                 self.tell_member(allreduce::Event::Go { world: WorldId(world), until });
             }
-            Command::Cut(cut) => self.tell_member(allreduce::Event::Cut(cut)),
+            Command::Cut(order) => {
+                let order = convert::member::order(order);
+                self.tell_member(allreduce::Event::Checkpoint(order));
+            }
             Command::Welcome(_) => {}
         }
     }

@@ -3,19 +3,18 @@
 
 use std::hash::Hasher as _;
 
-use edl_core::id::{BatchId, WorldId};
-use edl_core::lanes::{Span, children};
+use edl_core::lanes::{Slot, nodes_within, slot};
+use edl_core::member::{Failure, Step};
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::Clip;
 use edl_core::rng;
-use edl_core::spec::AllreduceDtype;
+use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_net::mesh::round_to_bf16;
 use edl_tensor::clip;
 use edl_tensor::model::{Error, Gradient, Inputs, Memory, Model};
 use edl_tensor::push::Lane;
 use twox_hash::XxHash3_64;
 
-use super::inbox::Halt;
 use super::tables::{FirstRows, Tables};
 use crate::feed::Decoded;
 
@@ -29,29 +28,11 @@ pub(super) struct Lanes {
     /// With tables: what is made of a lane's gradient, of which nobody sees the whole sum.
     clip: Option<Clip>,
     summed: Vec<f32>,
-    /// For sums that must be whole before they are added to another.
-    spare: Vec<Vec<f32>>,
-}
-
-/// What the lanes of one step have in common.
-#[derive(Clone, Copy)]
-pub(super) struct Step<'a> {
-    pub(super) batch: BatchId,
-    /// Lanes that have records.
-    pub(super) n_active: u32,
-    /// The parameters before the step.
-    pub(super) dense: &'a [f32],
-    /// Steps before it.
-    pub(super) number: u64,
-    /// Who trains it; none for a probe.
-    pub(super) world: WorldId,
-    pub(super) n_lanes: u32,
-}
-
-impl Step<'_> {
-    pub(super) fn lane(&self, number: u32) -> Lane {
-        Lane { world: self.world, number, of: self.n_lanes }
-    }
+    /// For sums that must be complete before they are added to another, the outermost first.
+    sums: Vec<Vec<f32>>,
+    rounded: Vec<f32>,
+    /// Of every step, with or without records.
+    n_lanes: u32,
 }
 
 /// Whether a lane begins a sum or is added to one.
@@ -64,16 +45,25 @@ enum Put {
 impl Lanes {
     pub(super) fn new(
         model: Box<dyn Model>,
-        seed: u64,
-        dtype: AllreduceDtype,
+        spec: &JobSpec,
         tables: Tables,
         clip: Option<Clip>,
     ) -> Self {
         // Models write into it; one that keeps its pieces to itself leaves it untouched.
         let dense = vec![0.0; model.spec().dense_len()];
         let gradient = Gradient { dense, rows: vec![Vec::new(); model.spec().tables.len()] };
-        let (summed, spare) = (Vec::new(), Vec::new());
-        Self { model, seed, dtype, gradient, tables, clip, summed, spare }
+        Self {
+            model,
+            seed: spec.seed,
+            dtype: spec.allreduce_dtype,
+            gradient,
+            tables,
+            clip,
+            summed: Vec::new(),
+            sums: Vec::new(),
+            rounded: Vec::new(),
+            n_lanes: spec.n_lanes(),
+        }
     }
 
     pub(super) fn tables(&mut self) -> &mut Tables {
@@ -105,64 +95,90 @@ impl Lanes {
         records: &Decoded,
         (step, dense): (u64, &[f32]),
         pass: impl FnOnce(&mut dyn Model, Inputs<'_>) -> R,
-    ) -> Result<R, Halt> {
+    ) -> Result<R, Failure> {
         self.tables.fetch(&*self.model, &records.batch, step)?;
         let inputs = Inputs { batch: &records.batch, dense, rows: &self.tables.rows };
         Ok(pass(&mut *self.model, inputs))
     }
 
-    /// Trains the lanes of `node` in order and leaves their sum in `out`.
-    pub(super) fn sum(
+    /// Trains a lane and adds it to the sums of the nodes that this member owns, one buffer per
+    /// node. Lanes come in order. Rows are read from the servers, which get their gradients.
+    pub(super) fn add(
         &mut self,
-        step: Step<'_>,
-        node: &Span,
-        out: &mut [f32],
-        records: &mut dyn FnMut(u32) -> Result<Decoded, Halt>,
-    ) -> Result<(), Halt> {
-        let Some((left, right)) = children(node) else {
-            return self.fetch_lane(step, node.start, &records(node.start)?, out, Put::First);
-        };
-        self.sum(step, &left, out, records)?;
-        if right.len() == 1 {
-            return self.fetch_lane(step, right.start, &records(right.start)?, out, Put::Add);
-        }
-        let mut spare = self.spare.pop().unwrap_or_default();
-        spare.resize(out.len(), 0.0);
-        let summed = self.sum(step, &right, &mut spare, records);
-        if summed.is_ok() {
-            out.iter_mut().zip(&spare).for_each(|(sum, number)| *sum += number);
-        }
-        self.spare.push(spare);
-        summed
-    }
-
-    /// Trains a lane on the rows that the servers hold, and tells them its row gradients.
-    fn fetch_lane(
-        &mut self,
-        step: Step<'_>,
-        lane: u32,
+        step: &Step,
+        (lane, dense): (u32, &[f32]),
         records: &Decoded,
-        out: &mut [f32],
-        put: Put,
-    ) -> Result<(), Halt> {
+        buffers: Vec<&mut [f32]>,
+    ) -> Result<(), Failure> {
         self.tables.fetch(&*self.model, &records.batch, step.number)?;
-        self.lane(step, lane, records, out, put)?;
+        let nodes = nodes_within(step.n_active, &step.mine).into_iter().zip(buffers);
+        let mut nodes = nodes.filter(|(node, _)| node.contains(&lane));
+        let (node, out) = nodes.next().expect("a member owns its lanes");
+        let slot = slot(&node, lane);
+        self.add_at(slot, step, (lane, dense), records, out)?;
+        self.complete(slot, out);
         if self.tables.is_empty() {
             return Ok(());
         }
         let n_records = u32::try_from(records.batch.len()).expect("a lane has a 32-bit size");
-        self.tables.push((step.batch, step.lane(lane)), n_records, &mut self.gradient.rows)
+        let lane = self.lane_of(step, lane);
+        self.tables.push((step.batch, lane), n_records, &mut self.gradient.rows)
+    }
+
+    fn add_at(
+        &mut self,
+        slot: Slot,
+        step: &Step,
+        lane: (u32, &[f32]),
+        records: &Decoded,
+        out: &mut [f32],
+    ) -> Result<(), Failure> {
+        let put = if slot.is_first { Put::First } else { Put::Add };
+        if slot.depth == 0 {
+            return self.lane(step, lane, records, out, put);
+        }
+        self.sums.resize_with(self.sums.len().max(slot.depth), Vec::new);
+        let mut sum = std::mem::take(&mut self.sums[slot.depth - 1]);
+        sum.resize(out.len(), 0.0);
+        let added = self.lane(step, lane, records, &mut sum, put);
+        self.sums[slot.depth - 1] = sum;
+        added
+    }
+
+    /// Adds sums that are complete to those around them, the innermost first.
+    fn complete(&mut self, slot: Slot, out: &mut [f32]) {
+        for depth in (slot.depth - slot.n_complete..slot.depth).rev() {
+            let (around, complete) = self.sums.split_at_mut(depth);
+            let sum = around.last_mut().map_or(&mut *out, Vec::as_mut_slice);
+            sum.iter_mut().zip(&complete[0]).for_each(|(sum, number)| *sum += number);
+        }
+    }
+
+    /// A lane as the servers know it.
+    fn lane_of(&self, step: &Step, number: u32) -> Lane {
+        Lane { world: step.world, number, of: self.n_lanes }
+    }
+
+    /// Tells the servers that a lane has no records in this step.
+    pub(super) fn skip(&mut self, step: &Step, lane: u32) -> Result<(), Failure> {
+        let lane = self.lane_of(step, lane);
+        self.tables.push_nothing(step.batch, lane)
     }
 
     /// Trains a step that has one lane, whose value is its mean gradient: `pieces` finds it where
     /// the model made it. Returns the loss.
-    pub(super) fn alone(&mut self, step: Step<'_>, records: &Decoded) -> Result<f32, Halt> {
+    pub(super) fn alone(
+        &mut self,
+        step: &Step,
+        dense: &[f32],
+        records: &Decoded,
+    ) -> Result<f32, Failure> {
         assert_eq!(
             (step.n_active, self.dtype),
             (1, AllreduceDtype::F32),
             "nothing to add or round"
         );
-        self.train(step, 0, records)
+        self.train(step, (0, dense), records)
     }
 
     /// The gradient of the last lane that was trained, until the next pass.
@@ -184,12 +200,12 @@ impl Lanes {
     /// A lane that is alone is the mean already, and is not multiplied.
     fn lane(
         &mut self,
-        step: Step<'_>,
-        lane: u32,
+        step: &Step,
+        lane: (u32, &[f32]),
         records: &Decoded,
         out: &mut [f32],
         put: Put,
-    ) -> Result<(), Halt> {
+    ) -> Result<(), Failure> {
         let loss = self.train(step, lane, records)?;
         self.tables.sum(&mut self.gradient, &mut self.summed);
         if let Some(limit) = self.clip {
@@ -201,26 +217,36 @@ impl Lanes {
             return Ok(());
         }
         // What is rounded is what a lane that travels by itself would be.
-        let mut rounded = self.spare.pop().unwrap_or_default();
+        let mut rounded = std::mem::take(&mut self.rounded);
         rounded.resize(out.len(), 0.0);
         put_all(self.pieces(), loss, weight, &mut rounded, Put::First);
         round_to_bf16(&mut rounded);
         let (last, numbers) = rounded.split_last().expect("the loss rides along");
         put_all(vec![numbers], *last, 1.0, out, put);
-        self.spare.push(rounded);
+        self.rounded = rounded;
         Ok(())
     }
 
     /// Leaves the lane's gradient with the model; returns its loss.
-    fn train(&mut self, step: Step<'_>, lane: u32, records: &Decoded) -> Result<f32, Halt> {
+    fn train(
+        &mut self,
+        step: &Step,
+        (lane, dense): (u32, &[f32]),
+        records: &Decoded,
+    ) -> Result<f32, Failure> {
         let batch = step.batch;
-        self.pass_lane(step, lane, records).map_err(|error| {
-            Halt::Failed(format!("{error} (batch {batch}, lane {lane}: {})", records.describe()))
+        self.pass_lane(step, (lane, dense), records).map_err(|error| {
+            Failure::Failed(format!("{error} (batch {batch}, lane {lane}: {})", records.describe()))
         })
     }
 
-    fn pass_lane(&mut self, step: Step<'_>, lane: u32, records: &Decoded) -> Result<f32, Error> {
-        let Step { batch, dense, .. } = step;
+    fn pass_lane(
+        &mut self,
+        step: &Step,
+        (lane, dense): (u32, &[f32]),
+        records: &Decoded,
+    ) -> Result<f32, Error> {
+        let batch = step.batch;
         let rows = &self.tables.rows;
         for (grads, rows) in self.gradient.rows.iter_mut().zip(rows) {
             grads.resize(rows.len(), 0.0);
@@ -248,7 +274,8 @@ impl Lanes {
     /// workers, their sums would depend on who computed them. `first` makes rows of tables.
     pub(super) fn probe(
         &mut self,
-        step: Step<'_>,
+        step: &Step,
+        dense: &[f32],
         records: &Decoded,
         first: FirstRows<'_>,
     ) -> Result<u64, String> {
@@ -260,15 +287,21 @@ impl Lanes {
             true => self.tables.invent(&*self.model, &records.batch, first),
             false => Ok(()),
         };
-        let trained = invented.and_then(|()| self.lane(step, 0, records, &mut out, Put::First));
+        let trained =
+            invented.and_then(|()| self.lane(step, (0, dense), records, &mut out, Put::First));
         self.dtype = dtype;
         match trained {
             Ok(()) => {
                 out.extend(self.gradient.rows.iter().flatten());
                 Ok(hash(&[&out]))
             }
-            Err(Halt::Failed(error) | Halt::Servers(error) | Halt::Torn(error)) => Err(error),
-            Err(Halt::Interrupted | Halt::Died(_)) => Err("interrupted".into()),
+            Err(
+                Failure::Failed(error)
+                | Failure::Servers(error)
+                | Failure::OtherStep(error)
+                | Failure::Lost { error, .. },
+            ) => Err(error),
+            Err(Failure::Cancelled) => Err("interrupted".into()),
         }
     }
 }

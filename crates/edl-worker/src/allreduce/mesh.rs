@@ -4,26 +4,26 @@
 pub(crate) mod real;
 
 use edl_core::id::{Incarnation, RunId, WorkerId, WorldId};
+use edl_core::member::{Failure, Move};
 use edl_core::spec::JobSpec;
-
-use super::world::Member;
+use edl_net::mesh::Peer;
 
 pub(crate) use real::open_mesh;
 
 /// Links to the members of a world, used by one thread. Every call of a world ends at once when
-/// that world is aborted.
+/// that world is aborted. After any failure the world must be left.
 pub(crate) trait Mesh: Send {
     /// Begins to make links that a coming world will need.
-    fn prepare(&mut self, members: &[Member]);
+    fn prepare(&mut self, members: &[Peer]);
 
     /// Enters a world as its member number `me`, and waits until all are linked.
-    fn enter(&mut self, world: WorldId, me: usize, members: &[Member]) -> Result<(), Error>;
+    fn enter(&mut self, world: WorldId, me: usize, members: &[Peer]) -> Result<(), Failure>;
 
     /// How the members are linked, for people.
     fn transport(&self) -> String;
 
     /// Tells everybody a few bytes, and hears theirs in the order of the members.
-    fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error>;
+    fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure>;
 
     /// Moves items between members, who all call it with the same list.
     fn transfer(
@@ -31,10 +31,10 @@ pub(crate) trait Mesh: Send {
         moves: &[Move],
         encode: &mut dyn FnMut(u32) -> Vec<u8>,
         accept: &mut dyn FnMut(u32, Vec<u8>) -> Result<(), String>,
-    ) -> Result<(), Error>;
+    ) -> Result<(), Failure>;
 
     /// Where my nodes of the tree over `n_active` lanes are summed up: one buffer of `len`
-    /// numbers per node, with anything in it.
+    /// numbers per node. They hold anything at first, and keep what is written until the sum.
     fn buffers(&mut self, n_active: u32, len: usize) -> Vec<&mut [f32]>;
 
     /// Adds up all nodes in the tree's order and divides by `divisor`. Nodes of one lane, and the
@@ -45,27 +45,7 @@ pub(crate) trait Mesh: Send {
         n_active: u32,
         divisor: f32,
         out: &mut [f32],
-    ) -> Result<(), Error>;
-}
-
-/// One item that one member sends to another; members by their place in the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Move {
-    pub(crate) from: usize,
-    pub(crate) to: usize,
-    pub(crate) item: u32,
-}
-
-/// Why a call of a world ended early. In every case the world is left.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Error {
-    /// Another world came, or the end.
-    #[error("the world has ended")]
-    Aborted,
-    #[error("lost worker {peer}: {error}")]
-    Lost { peer: WorkerId, error: String },
-    #[error("{0}")]
-    Other(String),
+    ) -> Result<(), Failure>;
 }
 
 /// Ends blocked calls of a mesh from another thread.

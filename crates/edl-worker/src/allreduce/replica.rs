@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use edl_core::id::{BatchId, Generation, PartitionId};
+use edl_core::batch::batch_of;
+use edl_core::id::{BatchId, PartitionId};
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::{self, Clip, OptimizerSpec};
@@ -56,7 +57,6 @@ pub(crate) struct Replica {
     /// The flat vector of all dense parameters, where the model reads it.
     dense: Box<dyn Memory>,
     step: u64,
-    pub(crate) generation: Generation,
 }
 
 impl Recipe {
@@ -108,12 +108,8 @@ impl Recipe {
     }
 
     /// The parameters before the first step.
-    pub(crate) fn first_values(
-        &self,
-        generation: Generation,
-        memory: Box<dyn Memory>,
-    ) -> Result<Replica, Error> {
-        self.make(&Origin::first_values(&self.model, &self.job_dir)?, generation, memory)
+    pub(crate) fn first_values(&self, memory: Box<dyn Memory>) -> Result<Replica, Error> {
+        self.make(&Origin::first_values(&self.model, &self.job_dir)?, memory)
     }
 
     /// The parameters of a complete checkpoint. Without `keep_applied` only the parameters and
@@ -122,21 +118,15 @@ impl Recipe {
         &self,
         folder: &Path,
         keep_applied: bool,
-        generation: Generation,
         memory: Box<dyn Memory>,
     ) -> Result<Replica, Error> {
         let origin = Origin::checkpoint(folder, &self.layout, keep_applied)?;
-        self.make(&origin, generation, memory)
+        self.make(&origin, memory)
     }
 
-    fn make(
-        &self,
-        origin: &Origin,
-        generation: Generation,
-        memory: Box<dyn Memory>,
-    ) -> Result<Replica, Error> {
+    fn make(&self, origin: &Origin, memory: Box<dyn Memory>) -> Result<Replica, Error> {
         let made = (0..self.n_partitions()).map(|partition| origin.make(self.config(partition)));
-        self.assemble(made.collect::<Result<_, _>>()?, generation, memory)
+        self.assemble(made.collect::<Result<_, _>>()?, memory)
     }
 
     /// Reads one partition as another member encoded it.
@@ -149,7 +139,6 @@ impl Recipe {
     pub(crate) fn assemble(
         &self,
         partitions: Vec<Partition>,
-        generation: Generation,
         mut memory: Box<dyn Memory>,
     ) -> Result<Replica, Error> {
         for (place, id) in (0..self.n_partitions()).map(PartitionId).enumerate() {
@@ -173,15 +162,8 @@ impl Recipe {
         assert_eq!(all.len(), self.model.dense_len(), "memory of another model");
         let place = |partition| Placed::new(partition, all);
         let partitions = partitions.into_iter().map(place).collect();
-        Ok(Replica { recipe: self.clone(), partitions, dense: memory, step, generation })
+        Ok(Replica { recipe: self.clone(), partitions, dense: memory, step })
     }
-}
-
-/// The batch that the step after `step` steps trains.
-pub(crate) fn batch_of(step: u64, n_batches: u32) -> BatchId {
-    let n_batches = u64::from(n_batches);
-    let narrow = |number: u64| u32::try_from(number).expect("a job has fewer than 2^32 epochs");
-    BatchId { epoch: narrow(step / n_batches), index: narrow(step % n_batches) }
 }
 
 impl Replica {
@@ -259,20 +241,12 @@ mod tests {
     }
 
     #[test]
-    fn steps_visit_the_batches_of_one_epoch_after_another() {
-        let batch = |epoch, index| BatchId { epoch, index };
-        let all: Vec<BatchId> = (0..5).map(|step| batch_of(step, 2)).collect();
-        assert_eq!(all, [batch(0, 0), batch(0, 1), batch(1, 0), batch(1, 1), batch(2, 0)]);
-    }
-
-    #[test]
     fn a_replica_that_travelled_takes_the_same_steps() {
         let recipe = recipe();
-        let mut replica = recipe.first_values(Generation(1), memory(&recipe)).unwrap();
+        let mut replica = recipe.first_values(memory(&recipe)).unwrap();
         walk(&mut replica, 3);
         let travel = |partition| recipe.decode(partition, &replica.encode(partition)).unwrap();
-        let mut other =
-            recipe.assemble((0..3).map(travel).collect(), Generation(1), memory(&recipe)).unwrap();
+        let mut other = recipe.assemble((0..3).map(travel).collect(), memory(&recipe)).unwrap();
         assert_eq!((other.step(), other.next_batch()), (3, BatchId { epoch: 1, index: 1 }));
         walk(&mut replica, 4);
         walk(&mut other, 4);
@@ -283,24 +257,23 @@ mod tests {
     #[test]
     fn partitions_of_different_steps_make_no_replica() {
         let recipe = recipe();
-        let mut replica = recipe.first_values(Generation(1), memory(&recipe)).unwrap();
+        let mut replica = recipe.first_values(memory(&recipe)).unwrap();
         walk(&mut replica, 2);
         let old = replica.encode(1);
         walk(&mut replica, 1);
         let bytes = [replica.encode(0), old, replica.encode(2)];
         let decode = |(partition, bytes): (u32, &Vec<u8>)| recipe.decode(partition, bytes).unwrap();
         let torn = || (0..).zip(&bytes).map(decode).collect::<Vec<_>>();
-        let refused = recipe.assemble(torn(), Generation(1), memory(&recipe)).err().unwrap();
+        let refused = recipe.assemble(torn(), memory(&recipe)).err().unwrap();
         assert!(matches!(refused, Error::Torn { partition: PartitionId(1), step: 3 }));
-        let refused =
-            recipe.assemble(torn().split_off(1), Generation(1), memory(&recipe)).err().unwrap();
+        let refused = recipe.assemble(torn().split_off(1), memory(&recipe)).err().unwrap();
         assert!(matches!(refused, Error::Missing(PartitionId(0))));
     }
 
     #[test]
     fn a_partition_is_not_taken_for_another() {
         let recipe = recipe();
-        let replica = recipe.first_values(Generation(1), memory(&recipe)).unwrap();
+        let replica = recipe.first_values(memory(&recipe)).unwrap();
         assert!(recipe.decode(1, &replica.encode(0)).is_err());
         assert!(recipe.decode(0, b"nonsense").is_err());
     }
@@ -312,12 +285,12 @@ mod tests {
         let model = ToyModel::bringing(values.clone());
         let spec = JobSpec { partitions: 3, ..JobSpec::default() };
         let recipe = Recipe::new(&spec, model.spec(), 2, dir.path().into()).unwrap();
-        let missing = recipe.first_values(Generation(1), memory(&recipe)).err().unwrap();
+        let missing = recipe.first_values(memory(&recipe)).err().unwrap();
         assert!(crate::chain(&missing).contains("first_values.safetensors"), "{missing}");
         first_values::offer(dir.path(), &model).unwrap();
         // Another worker's model drew other numbers, and comes too late.
         first_values::offer(dir.path(), &ToyModel::bringing(vec![0.5; 23])).unwrap();
-        let mut replica = recipe.first_values(Generation(1), memory(&recipe)).unwrap();
+        let mut replica = recipe.first_values(memory(&recipe)).unwrap();
         assert_eq!(replica.dense()[..19], values[..19]);
         assert_ne!(replica.dense()[19..], values[19..], "the last ones have an init of their own");
         replica.apply(&[&[1.0; 23]]);

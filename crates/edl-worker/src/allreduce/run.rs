@@ -1,253 +1,223 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The training loop: one decision after another, each from what has been heard.
+//! The training loop: passes events to the machine, and performs what it returns.
 //!
-//! A worker is *in* a world when it trains with its members, and *between* worlds otherwise:
-//! before the first, after a peer was lost or a step failed here, or when it is left out. There
-//! is one way in, [`Run::enter`], whatever the reason for the change.
+//! Nothing about the protocol is decided here. Activities block this thread; between two of them
+//! it takes everything from its inbox.
 
-mod evaluate;
-mod form;
-mod pace;
-mod step;
+mod activity;
+mod told;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use edl_core::batch::BatchPlan;
 use edl_core::goodput;
-use edl_core::id::{Incarnation, LeaseId, WorkerId, WorldId};
+use edl_core::id::{LeaseId, WorldId};
+use edl_core::member::{Activity, Effect, Event, Member, Order, Place, Records};
+use edl_core::metric::{Measures, Metric};
 use edl_core::optimizer::Clip;
-use edl_net::proto::{self, worker_message::Kind};
+use edl_core::time::Time;
+use edl_core::worker::Finished;
+use edl_net::mesh::Peer;
+use edl_net::proto::worker_message::Kind;
 use tokio::sync::mpsc;
 
-use super::cut::{self, Writer};
 use super::inbox::Inbox;
 use super::lanes::Lanes;
 use super::mesh::Mesh;
 use super::replica::{Recipe, Replica};
 use super::seat::Seat;
-use super::world::World;
+use super::writer::Writer;
 use crate::compute::Died;
+use crate::feed::{Decoded, Read, Source};
 use crate::progress::Progress;
 
 /// What the loop starts with.
 pub(super) struct Setup {
-    pub(super) me: (WorkerId, Incarnation),
+    pub(super) member: Member,
+    /// The origin of the machine's time.
+    pub(super) origin: Instant,
     pub(super) lanes: Lanes,
     pub(super) recipe: Recipe,
-    pub(super) plan: BatchPlan,
-    pub(super) n_lanes: u32,
-    /// 0 goes on until stopped.
-    pub(super) num_epochs: u32,
     pub(super) clip: Option<Clip>,
     pub(super) log_loss_steps: u64,
-    pub(super) lane_balance: bool,
+    pub(super) metrics: Vec<Metric>,
     pub(super) mesh: Box<dyn Mesh>,
     pub(super) inbox: Inbox,
+    pub(super) feed: Sender<(Place, Read)>,
     pub(super) writer: Writer,
     pub(super) reports: mpsc::Sender<Kind>,
     pub(super) seat: Arc<Seat>,
     pub(super) progress: Arc<Progress>,
 }
 
-/// The loop's state.
+/// The numbers that the machine's effects are about.
 pub(super) struct Run {
     setup: Setup,
+    /// What the machine has yet to be told.
+    answers: VecDeque<Event>,
+    todo: Option<Activity>,
+    is_cancelled: bool,
+    is_over: bool,
+    died: Option<Died>,
     replica: Option<Replica>,
-    /// The world that it is in.
-    world: Option<World>,
-    /// The last world whose state it holds.
-    held: WorldId,
-    /// The world that links are being made for.
-    prepared: WorldId,
-    /// When it stopped training, between worlds.
-    left: Option<Instant>,
+    /// How the members of announced worlds are reached.
+    peers: BTreeMap<WorldId, Vec<Peer>>,
+    /// Records that were requested; with what came, once it is there.
+    records: BTreeMap<Place, Option<Decoded>>,
+    shards: BTreeMap<LeaseId, Sums>,
     /// Memory for the mean gradient and the loss.
     mean: Vec<f32>,
-    made: step::Made,
-    unreported: Option<proto::Stepped>,
-    reported: Option<Instant>,
-    /// What was said last about a world and about a step, to be said again to a master that may
-    /// not have heard it.
-    last_word: Option<Kind>,
-    last_step: Option<proto::Stepped>,
-    pace: pace::Pace,
+    made: activity::Made,
 }
 
-/// What to do next.
-enum Action {
-    Enter(World),
-    Evaluate(LeaseId),
-    Train,
-    /// Nothing until somebody says something.
-    Wait,
-    End,
+/// What was measured on a shard.
+struct Sums {
+    measures: Measures,
+    n_records: u64,
 }
 
 impl Run {
     pub(super) fn new(setup: Setup) -> Self {
         Self {
             mean: vec![0.0; setup.lanes.len()],
-            made: step::Made::Nothing,
-            pace: pace::Pace::new(setup.lane_balance),
             setup,
+            answers: VecDeque::new(),
+            todo: None,
+            is_cancelled: false,
+            is_over: false,
+            died: None,
             replica: None,
-            world: None,
-            held: WorldId(0),
-            prepared: WorldId(0),
-            left: None,
-            unreported: None,
-            reported: None,
-            last_word: None,
-            last_step: None,
+            peers: BTreeMap::new(),
+            records: BTreeMap::new(),
+            shards: BTreeMap::new(),
+            made: activity::Made::Nothing,
         }
     }
 
-    /// Trains until it is told to go, or until the session is gone.
+    /// Trains until the machine ends it.
     pub(super) fn run(mut self) -> Result<(), Died> {
-        loop {
-            self.setup.inbox.drain()?;
-            self.repeat();
-            self.prepare();
-            self.cut();
-            match self.decide() {
-                Action::Enter(world) => self.enter(world),
-                Action::Evaluate(lease) => self.evaluate(lease)?,
-                Action::Train => self.train()?,
-                Action::Wait => {
-                    self.flush();
-                    self.name_wait();
-                    self.setup.inbox.wait()?;
+        self.handle(Event::Tick);
+        while !self.is_over {
+            self.hear_all();
+            if let Some(died) = self.died.take() {
+                return Err(died);
+            }
+            match self.todo.take() {
+                Some(activity) => {
+                    let result = self.perform(activity);
+                    self.handle(Event::Ended(result));
                 }
-                Action::End => break,
+                None if self.is_over => break,
+                None => self.wait(),
             }
         }
-        self.flush();
         if let Some(replica) = &self.replica {
             self.setup.lanes.finish(replica.dense());
         }
-        self.setup.progress.busy("writing the last checkpoint");
-        self.setup.writer.finish();
         Ok(())
     }
 
-    fn decide(&mut self) -> Action {
-        if self.setup.inbox.is_over {
-            return Action::End;
-        }
-        let step = self.replica.as_ref().map(Replica::step);
-        let is_in = self.world.is_some();
-        // Whoever is between worlds has nothing to finish before the next one.
-        let (worker, incarnation) = self.setup.me;
-        let is_due = |next: &mut World| {
-            !is_in || step >= next.after || next.is_due_at_once(worker, incarnation)
-        };
-        if let Some(next) = self.setup.inbox.next.take_if(is_due) {
-            return Action::Enter(next);
-        }
-        if self.setup.inbox.is_leaving && !is_in {
-            return Action::End;
-        }
-        let Some(step) = step else { return Action::Wait };
-        let mut shards = self.setup.inbox.shards.iter();
-        if let Some((lease, _)) = shards.find(|(_, lent)| lent.version <= step) {
-            return Action::Evaluate(*lease);
-        }
-        match &self.world {
-            Some(world) if step < self.setup.inbox.until(world) => Action::Train,
-            Some(_) | None => Action::Wait,
-        }
-    }
-
-    /// Says again what may have been lost with a stream.
-    fn repeat(&mut self) {
-        if !std::mem::take(&mut self.setup.inbox.is_rejoined) {
-            return;
-        }
-        if let Some(word) = self.last_word.clone() {
-            self.report(word);
-        }
-        self.unreported = self.unreported.take().or(self.last_step);
-        self.flush();
-    }
-
-    fn name_wait(&self) {
-        let (phase, kind) = match (&self.world, self.setup.inbox.is_leaving) {
-            (Some(_), false) => ("waiting for the next step", goodput::Kind::Idle),
-            (Some(_), true) => ("leaving", goodput::Kind::Idle),
-            (None, _) => ("between worlds", self.healing()),
-        };
-        self.setup.progress.spending.on(kind);
-        self.setup.progress.waiting(phase, "master");
-    }
-
-    /// Between worlds one heals, unless one has never been in any.
-    fn healing(&self) -> goodput::Kind {
-        let has_worked = self.held != WorldId(0);
-        if has_worked { goodput::Kind::Heal } else { goodput::Kind::Idle }
-    }
-
-    /// Makes links for a world that is named but not due.
-    fn prepare(&mut self) {
-        let Setup { inbox, mesh, me, .. } = &mut self.setup;
-        if let Some(next) = &inbox.next
-            && next.id > self.prepared
-            && next.place_of(me.0, me.1).is_some()
+    /// Takes everything from the inbox.
+    fn hear_all(&mut self) {
+        while self.died.is_none()
+            && !self.is_over
+            && let Some(event) = self.setup.inbox.look()
         {
-            mesh.prepare(&next.members);
-            self.prepared = next.id;
+            self.hear(event);
         }
     }
 
-    /// Begins the cuts of the step that it holds; gives up those that can never be.
-    fn cut(&mut self) {
-        let Some(replica) = &self.replica else { return };
-        let Setup { inbox, writer, recipe, progress, .. } = &mut self.setup;
-        let step = replica.step();
-        let is_due =
-            |cut: &mut proto::CutAt| cut.at <= step || cut.generation != replica.generation.0;
-        let due: Vec<proto::CutAt> = inbox.cuts.extract_if(.., is_due).collect();
-        if due.is_empty() {
-            return;
+    fn wait(&mut self) {
+        let deadline = self.setup.member.next_deadline();
+        let limit = deadline.map(|at| at.since(self.now()));
+        match self.setup.inbox.wait(limit) {
+            Some(event) => self.hear(event),
+            None => self.handle(Event::Tick),
         }
-        progress.spending.on(goodput::Kind::Checkpoint);
-        let mut answers = Vec::new();
-        for order in due {
-            let answer = if order.generation != replica.generation.0 {
-                let error = format!("this worker does not hold generation {}", order.generation);
-                Some(cut::failed(&order, error))
-            } else if order.at < step {
-                let error = format!("step {} has passed: this worker is at step {step}", order.at);
-                Some(cut::failed(&order, error))
-            } else {
-                writer.cut(order, replica, recipe.n_partitions())
-            };
-            answers.extend(answer);
-        }
-        self.flush();
-        answers.into_iter().for_each(|answer| self.report(answer));
     }
 
-    /// Reports the last step, if it has not been.
-    fn flush(&mut self) {
-        if let Some(mut stepped) = self.unreported.take() {
-            if stepped.hash == step::UNTOLD {
-                stepped.hash = self.hash();
+    fn now(&self) -> Time {
+        Time::since_origin(self.setup.origin.elapsed())
+    }
+
+    /// Passes an event to the machine, and performs what it returns.
+    fn handle(&mut self, event: Event) {
+        self.answers.push_back(event);
+        while let Some(event) = self.answers.pop_front() {
+            let now = self.now();
+            let effects = self.setup.member.handle(event, now);
+            if cfg!(debug_assertions) {
+                self.setup.member.check_invariants();
             }
-            self.reported = Some(Instant::now());
-            self.last_step = Some(stepped);
-            self.report(Kind::Stepped(stepped));
+            self.publish();
+            effects.into_iter().for_each(|effect| self.effect(effect));
         }
     }
 
-    /// Says how this worker stands to its world.
-    fn say(&mut self, word: Kind) {
-        self.last_word = Some(word.clone());
-        self.report(word);
+    /// Shows the session how this worker stands.
+    fn publish(&self) {
+        let Setup { member, seat, progress, .. } = &self.setup;
+        seat.holds(member.claim());
+        let status = member.status();
+        progress.waiting(status.phase, status.waiting_for);
+        progress.spending.on(status.spends);
+        if let Some(step) = member.step() {
+            progress.at_step(step);
+        }
     }
 
-    fn report(&mut self, report: Kind) {
-        // The session takes reports as long as it lives, connected or not.
-        self.setup.inbox.is_over |= self.setup.reports.blocking_send(report).is_err();
+    fn effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Report(report) => self.report(report),
+            Effect::Prepare(world) => {
+                let peers = self.peers.get(&world.id);
+                self.setup.mesh.prepare(peers.map_or(&[][..], Vec::as_slice));
+            }
+            Effect::Read { place, records } => {
+                self.records.insert(place, None);
+                // A feeder that is gone says so by an event.
+                let _ = self.setup.feed.send((place, read(records)));
+            }
+            Effect::Forget(place) => drop(self.records.remove(&place)),
+            Effect::Finish(lease) => {
+                let sums = self.shards.remove(&lease).ok_or("the shard is gone".to_owned());
+                let finished = |Sums { measures, n_records }| Finished::Evaluation {
+                    measures: Box::new(measures),
+                    n_records,
+                };
+                self.answers.push_back(Event::Finished { lease, result: sums.map(finished) });
+            }
+            Effect::DropShard(lease) => drop(self.shards.remove(&lease)),
+            Effect::Write(order) => self.write(order),
+            Effect::DropState => self.replica = None,
+            Effect::HangUp => self.setup.lanes.tables().hang_up(),
+            Effect::Waste(time) => self.setup.progress.spending.waste(time),
+            Effect::Start(activity) => {
+                self.is_cancelled = false;
+                self.todo = Some(activity);
+            }
+            Effect::Cancel => self.is_cancelled = true,
+            Effect::End => self.is_over = true,
+        }
+    }
+
+    fn write(&mut self, order: Order) {
+        let Some(replica) = &self.replica else { return };
+        let spending = &self.setup.progress.spending;
+        spending.on(goodput::Kind::Checkpoint);
+        let cut = order.cut;
+        if let Err(error) = self.setup.writer.write(order, replica) {
+            self.answers.push_back(Event::Written { cut, result: Err(error) });
+        }
+        spending.on(self.setup.member.status().spends);
+    }
+}
+
+fn read(records: Records) -> Read {
+    match records {
+        Records::Lane(batch, lane) => Read::Lane(batch, lane),
+        Records::Validation(range) => Read::Range(Source::Validation, range),
     }
 }

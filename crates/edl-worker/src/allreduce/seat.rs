@@ -5,6 +5,7 @@
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use edl_core::id::WorldId;
+use edl_core::member::Claim;
 use edl_net::proto;
 
 use super::mesh::{Abort, Opened};
@@ -14,7 +15,8 @@ use crate::servers;
 #[derive(Default)]
 pub(crate) struct Seat {
     ends: OnceLock<Ends>,
-    held: Mutex<Held>,
+    /// The state that the loop holds.
+    claim: Mutex<Option<Claim>>,
     /// Ends waits on parameter servers.
     servers: Mutex<Option<servers::Abort>>,
 }
@@ -27,14 +29,6 @@ struct Ends {
     waiting_for: Box<dyn Fn() -> String + Send + Sync>,
 }
 
-/// The state that the loop holds.
-#[derive(Clone, Copy, Debug, Default)]
-struct Held {
-    /// The last world that it was in; 0 if there is no state.
-    world: WorldId,
-    step: u64,
-}
-
 impl Seat {
     /// Called once, when the mesh listens and the probe is computed; gives the mesh back.
     pub(super) fn take(&self, opened: Opened, probe: u64) -> Box<dyn super::mesh::Mesh> {
@@ -44,19 +38,19 @@ impl Seat {
         mesh
     }
 
-    pub(super) fn holds(&self, world: WorldId, step: u64) {
-        *self.held() = Held { world, step };
+    pub(super) fn holds(&self, claim: Option<Claim>) {
+        *self.claim() = claim;
     }
 
     /// What peers and master are told; nothing under other strategies.
     pub(crate) fn peer(&self) -> Option<proto::Peer> {
         let ends = self.ends.get()?;
-        let Held { world, step } = *self.held();
+        let (world, step) = self.claim().map_or((0, 0), |claim| (claim.world.0, claim.step));
         Some(proto::Peer {
             address: ends.address.clone(),
             unix_path: ends.unix_path.clone(),
             probe: ends.probe,
-            world: world.0,
+            world,
             step,
         })
     }
@@ -98,7 +92,7 @@ impl Seat {
         self.ends.get().map_or_else(String::new, |ends| (ends.waiting_for)())
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().expect("the lock on the seat is poisoned")
+    fn claim(&self) -> MutexGuard<'_, Option<Claim>> {
+        self.claim.lock().expect("the lock on the seat is poisoned")
     }
 }

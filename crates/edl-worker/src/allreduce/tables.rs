@@ -8,7 +8,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use edl_core::id::{BatchId, Generation};
+use edl_core::id::BatchId;
+use edl_core::member::Failure;
 use edl_net::data::{Route, Versions};
 use edl_tensor::batch::Batch;
 use edl_tensor::model::{Gradient, Model};
@@ -16,13 +17,10 @@ use edl_tensor::push::Lane;
 use edl_tensor::unique::Unique;
 use tracing::info;
 
-use super::inbox::Halt;
 use super::seat::Seat;
 use crate::progress::Progress;
 use crate::servers::{Dial, Error, Line, Pull, Push, Servers};
 
-/// How often a wait for answers looks up.
-const LOOK_UP: Duration = Duration::from_millis(20);
 const PHASE: &str = "exchanging rows";
 
 /// Fills in the first rows of some ids of a table.
@@ -75,26 +73,18 @@ impl Tables {
         self.dims.is_empty()
     }
 
-    /// Connects along `route`, if that is of the state that the worker holds.
-    pub(super) fn connect(
-        &mut self,
-        route: Option<&Route>,
-        generation: Generation,
-    ) -> Result<(), Halt> {
+    /// Connects along `route`, unless connections along it are there.
+    pub(super) fn connect(&mut self, route: Route) -> Result<(), Failure> {
         let Some(dial) = &mut self.dial else { return Ok(()) };
-        let Some(route) = route.filter(|route| route.generation == generation) else {
-            return Err(Halt::Servers("the master has not sent their addresses yet".into()));
-        };
-        if self.line.as_ref().is_some_and(|open| open.route == *route) {
+        if self.line.as_ref().is_some_and(|open| open.route == route) {
             return Ok(());
         }
-        self.progress.waiting(PHASE, "parameter servers");
         self.line = None;
-        let Line { servers, abort } = dial.dial(route).map_err(halt)?;
-        info!(%generation, servers = route.servers.len(), "servers connected");
+        let Line { servers, abort } = dial.dial(&route).map_err(failure)?;
+        info!(generation = %route.generation, servers = route.servers.len(), "servers connected");
         // From here on every wait ends when the session has something more important.
         self.seat.waits_on(abort);
-        self.line = Some(Open { route: route.clone(), servers, n_unanswered: 0 });
+        self.line = Some(Open { route, servers, n_unanswered: 0 });
         Ok(())
     }
 
@@ -109,15 +99,15 @@ impl Tables {
         model: &dyn Model,
         batch: &Batch,
         step: u64,
-    ) -> Result<(), Halt> {
+    ) -> Result<(), Failure> {
         if self.is_empty() {
             return Ok(());
         }
         self.look_up(model, batch)?;
         self.pull.step = Some(step);
         self.progress.waiting(PHASE, "parameter servers");
-        let open = self.line.as_mut().ok_or_else(|| Halt::Servers("not connected".into()))?;
-        open.servers.pull(&mut self.pull).map_err(halt)?;
+        let open = self.line.as_mut().ok_or_else(|| Failure::Servers("not connected".into()))?;
+        open.servers.pull(&mut self.pull).map_err(failure)?;
         self.progress.busy("training");
         self.expand();
         Ok(())
@@ -129,7 +119,7 @@ impl Tables {
         model: &dyn Model,
         batch: &Batch,
         first: FirstRows<'_>,
-    ) -> Result<(), Halt> {
+    ) -> Result<(), Failure> {
         self.look_up(model, batch)?;
         for (table, (ids, rows)) in self.pull.ids.iter().zip(&mut self.pull.rows).enumerate() {
             first(table, ids, rows);
@@ -138,12 +128,12 @@ impl Tables {
         Ok(())
     }
 
-    fn look_up(&mut self, model: &dyn Model, batch: &Batch) -> Result<(), Halt> {
-        let looked_up = model.lookups(batch).map_err(|error| Halt::Failed(error.to_string()))?;
+    fn look_up(&mut self, model: &dyn Model, batch: &Batch) -> Result<(), Failure> {
+        let looked_up = model.lookups(batch).map_err(|error| Failure::Failed(error.to_string()))?;
         if looked_up.len() != self.dims.len() {
             let (named, tables) = (looked_up.len(), self.dims.len());
             let problem = format!("the model looks up IDs in {named} tables but has {tables}");
-            return Err(Halt::Failed(problem));
+            return Err(Failure::Failed(problem));
         }
         for (table, looked_up) in looked_up.iter().enumerate() {
             let unique = &mut self.lookups[table];
@@ -176,7 +166,7 @@ impl Tables {
         (batch, lane): (BatchId, Lane),
         n_records: u32,
         rows: &mut Vec<Vec<f32>>,
-    ) -> Result<(), Halt> {
+    ) -> Result<(), Failure> {
         let gradient = Gradient { dense: Vec::new(), rows: std::mem::take(rows) };
         let ids = std::mem::take(&mut self.pull.ids);
         let base = Versions::default();
@@ -188,7 +178,7 @@ impl Tables {
     }
 
     /// Says that a lane has no records in this step: the servers wait for every lane.
-    pub(super) fn push_nothing(&mut self, batch: BatchId, lane: Lane) -> Result<(), Halt> {
+    pub(super) fn push_nothing(&mut self, batch: BatchId, lane: Lane) -> Result<(), Failure> {
         if self.is_empty() {
             return Ok(());
         }
@@ -198,33 +188,29 @@ impl Tables {
         self.send(&Push { batch, n_records: 0, base, gradient, ids, lane: Some(lane) })
     }
 
-    fn send(&mut self, push: &Push) -> Result<(), Halt> {
-        let open = self.line.as_mut().ok_or_else(|| Halt::Servers("not connected".into()))?;
-        open.servers.push(push).map_err(halt)?;
+    fn send(&mut self, push: &Push) -> Result<(), Failure> {
+        let open = self.line.as_mut().ok_or_else(|| Failure::Servers("not connected".into()))?;
+        open.servers.push(push).map_err(failure)?;
         open.n_unanswered += 1;
         Ok(())
     }
 
-    /// Waits until the servers have taken everything that was sent. `look_up` is asked now and
-    /// then whether that still matters.
-    pub(super) fn settle(
-        &mut self,
-        look_up: &mut dyn FnMut() -> Result<(), Halt>,
-    ) -> Result<(), Halt> {
+    /// Waits for acknowledgements, at most for `limit`; whether the servers have acknowledged
+    /// everything that was sent.
+    pub(super) fn settle(&mut self, limit: Duration) -> Result<bool, Failure> {
         while let Some(open) = self.line.as_mut().filter(|open| open.n_unanswered > 0) {
-            self.progress.waiting(PHASE, "parameter servers");
-            match open.servers.acknowledged(LOOK_UP).map_err(halt)? {
+            match open.servers.acknowledged(limit).map_err(failure)? {
                 Some(_) => open.n_unanswered -= 1,
-                None => look_up()?,
+                None => return Ok(false),
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 
-fn halt(error: Error) -> Halt {
+fn failure(error: Error) -> Failure {
     match error {
-        Error::Lost(error) => Halt::Servers(error),
-        Error::Torn(error) => Halt::Torn(error),
+        Error::Lost(error) => Failure::Servers(error),
+        Error::Torn(error) => Failure::OtherStep(error),
     }
 }

@@ -229,12 +229,12 @@ impl Birth {
         let feeder = feeder(edges.open_records, &job.spec, counts, model.spec());
         let plan = feeder.plan.clone();
         let (feed, reads) = channel();
-        let to = events.clone();
+        let (to, died) = (events.clone(), events.clone());
         let decoded = move |place, records| {
             let decoded = allreduce::Event::Decoded(place, records);
             drop(to.send(Event::AllReduce(Box::new(decoded))));
         };
-        let panicked = move || drop(events.send(Event::Died("feed")));
+        let panicked = move || drop(died.send(Event::Died("feed")));
         spawn_for("feed", move || feeder.run(&reads, decoded), panicked)?;
         let dial = || (edges.open_dial)(job.run, &job.spec, model.spec().clone());
         let dial = job.spec.is_hybrid().then(dial);
@@ -247,6 +247,7 @@ impl Birth {
             job_dir,
             open_mesh: edges.open_mesh,
             events: heard,
+            tell: events,
             feed,
             reports,
             seat: shared.seat,

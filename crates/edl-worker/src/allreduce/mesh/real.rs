@@ -7,14 +7,14 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use edl_core::id::{WorkerId, WorldId};
+use edl_core::member::{Failure, Move};
 use edl_core::spec::{AllreduceDtype, JobSpec};
-use edl_net::mesh::{self, Dtype, MeshConfig, Phase, PhaseHook, Transport};
+use edl_net::mesh::{self, Dtype, MeshConfig, Peer, Phase, PhaseHook, Transport};
 use tempfile::TempDir;
 
-use super::{Abort, Error, Identity, Mesh, Move, OpenMesh, Opened};
+use super::{Abort, Identity, Mesh, OpenMesh, Opened};
 use crate::Config;
 use crate::allreduce::fault::Fault;
-use crate::allreduce::world::Member;
 use crate::chain;
 
 /// The kernel allows 108 bytes for the path of a Unix socket; this is left for the folder.
@@ -74,20 +74,20 @@ struct Real {
 }
 
 impl Mesh for Real {
-    fn prepare(&mut self, members: &[Member]) {
-        self.mesh.prepare(&peers(members));
+    fn prepare(&mut self, members: &[Peer]) {
+        self.mesh.prepare(members);
     }
 
-    fn enter(&mut self, world: WorldId, me: usize, members: &[Member]) -> Result<(), Error> {
-        Ok(self.mesh.enter(world, me, peers(members))?)
+    fn enter(&mut self, world: WorldId, me: usize, members: &[Peer]) -> Result<(), Failure> {
+        self.mesh.enter(world, me, members.to_vec()).map_err(failure)
     }
 
     fn transport(&self) -> String {
         self.mesh.transport()
     }
 
-    fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        Ok(self.mesh.exchange(number, mine)?)
+    fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        self.mesh.exchange(number, mine).map_err(failure)
     }
 
     fn transfer(
@@ -95,12 +95,8 @@ impl Mesh for Real {
         moves: &[Move],
         encode: &mut dyn FnMut(u32) -> Vec<u8>,
         accept: &mut dyn FnMut(u32, Vec<u8>) -> Result<(), String>,
-    ) -> Result<(), Error> {
-        let theirs =
-            |Move { from, to, item }: &Move| mesh::Move { from: *from, to: *to, item: *item };
-        let moves: Vec<mesh::Move> = moves.iter().map(theirs).collect();
-        self.mesh.transfer(&moves, encode, accept)?;
-        Ok(())
+    ) -> Result<(), Failure> {
+        self.mesh.transfer(moves, encode, accept).map(drop).map_err(failure)
     }
 
     fn buffers(&mut self, n_active: u32, len: usize) -> Vec<&mut [f32]> {
@@ -113,8 +109,8 @@ impl Mesh for Real {
         n_active: u32,
         divisor: f32,
         out: &mut [f32],
-    ) -> Result<(), Error> {
-        Ok(self.mesh.all_reduce(step, n_active, divisor, self.dtype, out)?)
+    ) -> Result<(), Failure> {
+        self.mesh.all_reduce(step, n_active, divisor, self.dtype, out).map_err(failure)
     }
 }
 
@@ -128,14 +124,12 @@ impl Abort for mesh::Abort {
     }
 }
 
-impl From<mesh::Error> for Error {
-    fn from(error: mesh::Error) -> Self {
-        match error {
-            mesh::Error::Aborted => Self::Aborted,
-            mesh::Error::Lost { peer, error } => Self::Lost { peer, error },
-            error @ (mesh::Error::Item { .. }
-            | mesh::Error::Io { .. }
-            | mesh::Error::Path { .. }) => Self::Other(chain(&error)),
+fn failure(error: mesh::Error) -> Failure {
+    match error {
+        mesh::Error::Aborted => Failure::Cancelled,
+        mesh::Error::Lost { peer, error } => Failure::Lost { peer, error },
+        error @ (mesh::Error::Item { .. } | mesh::Error::Io { .. } | mesh::Error::Path { .. }) => {
+            Failure::Failed(chain(&error))
         }
     }
 }
@@ -145,17 +139,6 @@ fn dtype(spec: &JobSpec) -> Dtype {
         AllreduceDtype::F32 => Dtype::F32,
         AllreduceDtype::Bf16 => Dtype::Bf16,
     }
-}
-
-fn peers(members: &[Member]) -> Vec<mesh::Peer> {
-    let peer = |member: &Member| mesh::Peer {
-        worker: member.worker,
-        incarnation: member.incarnation,
-        address: member.address.clone(),
-        unix_path: member.unix_path.clone(),
-        span: member.lanes.clone(),
-    };
-    members.iter().map(peer).collect()
 }
 
 fn names(workers: &[WorkerId]) -> String {

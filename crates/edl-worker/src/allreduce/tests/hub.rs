@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use edl_core::id::{WorkerId, WorldId};
 use edl_core::lanes::{Span, fold, nodes_within};
+use edl_core::member::{Failure, Move};
 use edl_core::spec::AllreduceDtype;
-use edl_net::mesh::round_to_bf16;
+use edl_net::mesh::{Peer, round_to_bf16};
 
-use crate::allreduce::mesh::{Abort, Error, Identity, Mesh, Move, OpenMesh, Opened};
-use crate::allreduce::world::Member;
+use crate::allreduce::mesh::{Abort, Identity, Mesh, OpenMesh, Opened};
 
 /// A hang becomes a failure after this time; nothing depends on it otherwise.
 const HANG: Duration = Duration::from_secs(60);
@@ -136,7 +136,7 @@ struct ToyMesh {
     is_half: bool,
     world: WorldId,
     me: usize,
-    members: Vec<Member>,
+    members: Vec<Peer>,
     nodes: Vec<(Span, Vec<f32>)>,
 }
 
@@ -158,13 +158,13 @@ impl ToyMesh {
     }
 
     /// Waits until everybody has said something to me.
-    fn hear(&self, call: Call) -> Result<Vec<Said>, Error> {
+    fn hear(&self, call: Call) -> Result<Vec<Said>, Failure> {
         let mut state = self.hub.state();
         loop {
             let is_over = state.aborted.get(&self.worker).is_some_and(|least| self.world < *least);
             if is_over || state.closed.contains(&self.worker) {
                 state.waiting.remove(&self.worker);
-                return Err(Error::Aborted);
+                return Err(Failure::Cancelled);
             }
             let said = state.calls.get(&call).cloned().unwrap_or_default();
             let reaches = |said: &Said| said.only_to.is_none_or(|to| to == self.me);
@@ -178,7 +178,7 @@ impl ToyMesh {
             }
             if let Some(peer) = workers.clone().find(|worker| state.dead.contains(worker)) {
                 state.waiting.remove(&self.worker);
-                return Err(Error::Lost { peer, error: "connection reset".into() });
+                return Err(Failure::Lost { peer, error: "connection reset".into() });
             }
             let names: Vec<String> = workers.map(|worker| format!("worker {worker}")).collect();
             state.waiting.insert(self.worker, names.join(", "));
@@ -204,9 +204,9 @@ impl ToyMesh {
 }
 
 impl Mesh for ToyMesh {
-    fn prepare(&mut self, _: &[Member]) {}
+    fn prepare(&mut self, _: &[Peer]) {}
 
-    fn enter(&mut self, world: WorldId, me: usize, members: &[Member]) -> Result<(), Error> {
+    fn enter(&mut self, world: WorldId, me: usize, members: &[Peer]) -> Result<(), Failure> {
         assert!(world > self.world, "worlds only grow");
         (self.world, self.me, self.members) = (world, me, members.to_vec());
         self.hear(self.say(Kind::Enter, 0, Said::default())).map(drop)
@@ -216,7 +216,7 @@ impl Mesh for ToyMesh {
         "memory".into()
     }
 
-    fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
         let said = Said { bytes: mine.to_vec(), ..Said::default() };
         let heard = self.hear(self.say(Kind::Exchange, number, said))?;
         Ok(heard.into_iter().map(|said| said.bytes).collect())
@@ -227,21 +227,23 @@ impl Mesh for ToyMesh {
         moves: &[Move],
         encode: &mut dyn FnMut(u32) -> Vec<u8>,
         accept: &mut dyn FnMut(u32, Vec<u8>) -> Result<(), String>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let mine = moves.iter().filter(|item| item.from == self.me);
         let items = mine.map(|item| (*item, encode(item.item))).collect();
         let heard = self.hear(self.say(Kind::Transfer, 0, Said { items, ..Said::default() }))?;
         for (item, bytes) in heard.into_iter().flat_map(|said| said.items) {
             if item.to == self.me {
-                accept(item.item, bytes).map_err(Error::Other)?;
+                accept(item.item, bytes).map_err(Failure::Failed)?;
             }
         }
         Ok(())
     }
 
     fn buffers(&mut self, n_active: u32, len: usize) -> Vec<&mut [f32]> {
-        let nodes = nodes_within(n_active, &self.members[self.me].lanes);
-        self.nodes = nodes.into_iter().map(|node| (node, vec![f32::NAN; len])).collect();
+        let nodes = nodes_within(n_active, &self.members[self.me].span);
+        if !self.nodes.iter().map(|(node, _)| node).eq(&nodes) {
+            self.nodes = nodes.into_iter().map(|node| (node, vec![f32::NAN; len])).collect();
+        }
         self.nodes.iter_mut().map(|(_, numbers)| numbers.as_mut_slice()).collect()
     }
 
@@ -251,7 +253,7 @@ impl Mesh for ToyMesh {
         n_active: u32,
         divisor: f32,
         out: &mut [f32],
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         self.die_at(Phase::BeforeSend, step);
         // A half that was sent is as good as nothing.
         self.die_at(Phase::HalfSent, step);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use edl_core::id::{Incarnation, LeaseId, RunId, WorkerId, WorldId};
 use edl_core::lanes::assign;
 use edl_core::spec::{JobSpec, Strategy};
+use edl_net::convert;
 use edl_net::key::JobKey;
 use edl_net::mesh::{Phase, PhaseHook, Transport};
 use edl_net::place::Place;
@@ -22,7 +23,7 @@ use super::hub::Hub;
 use super::toy::{ToyModel, ToyRecords};
 use crate::Config;
 use crate::allreduce::mesh::real;
-use crate::allreduce::{self, Error, Event, Identity, OpenMesh, Seat, Start, World};
+use crate::allreduce::{self, Error, Event, Identity, OpenMesh, Seat, Start};
 use crate::compute::{self, Loan};
 use crate::feed::{Counts, Feeder, Source};
 use crate::progress::Progress;
@@ -131,7 +132,7 @@ impl Stage {
             None => self.hub.opener(),
         };
         let (seat, spec) = (Arc::new(Seat::default()), self.spec.clone());
-        let feed = self.feed(events.clone());
+        let (feed, tell) = (self.feed(events.clone()), events.clone());
         let (plan, shared) = (spec.plan(self.n_records), Arc::clone(&seat));
         let job_dir = self.folder.path().to_owned();
         let thread = thread::spawn(move || {
@@ -149,6 +150,7 @@ impl Stage {
                 dial: None,
                 open_mesh: mesh,
                 events: heard,
+                tell,
                 feed,
                 reports,
                 seat: shared,
@@ -180,7 +182,7 @@ impl Stage {
     fn feed(
         &self,
         events: Sender<compute::Event>,
-    ) -> Sender<(allreduce::Place, crate::feed::Read)> {
+    ) -> Sender<(edl_core::member::Place, crate::feed::Read)> {
         let (feed, asks) = channel();
         let (n_records, swap) = (self.n_records, self.swap);
         let feeder = Feeder {
@@ -249,9 +251,10 @@ impl Stage {
             if !self.members.contains_key(worker) {
                 continue;
             }
-            let world = World::from(world.clone());
-            let is_due = world.is_due_at_once(WorkerId(*worker), incarnation(*worker));
-            self.tell_member(*worker, Event::World(world));
+            let announced = convert::member::announced(&world);
+            let is_due = announced.world.is_due_at_once(WorkerId(*worker), incarnation(*worker));
+            let peers = convert::member::peers(world.clone());
+            self.tell_member(*worker, Event::World(announced, peers));
             if is_due {
                 self.members[worker].seat.abort(WorldId(self.world));
             }
@@ -372,7 +375,7 @@ impl Stage {
                 first_partition: share.start,
                 end_partition: share.end,
             };
-            self.tell_member(*worker, Event::Cut(order));
+            self.tell_member(*worker, Event::Checkpoint(convert::member::order(order)));
         }
         folder
     }

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything that can happen to a member.
+
+use std::ops::Range;
+
+use crate::id::{BatchId, CutId, Generation, LeaseId, WorkerId, WorldId};
+use crate::job::CutFile;
+use crate::route::Route;
+use crate::worker::{Finished, Task};
+use crate::world::Announced;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A deadline may have passed.
+    Tick,
+
+    /// The master announces a world; this worker may not be in it.
+    World(Announced),
+    /// The master allows the members of `world` to train up to step `until`.
+    Go { world: WorldId, until: u64 },
+    /// The master orders files of a checkpoint.
+    Checkpoint(Order),
+    /// The master assigns a shard of the validation data.
+    Lease { lease: LeaseId, task: Task },
+    /// The master takes a shard back.
+    Revoke(LeaseId),
+    /// A master has admitted this worker again. It has assigned the shards to other workers, and
+    /// may have missed the last reports.
+    Rejoined,
+    /// Where the parameter servers are, under Hybrid.
+    Route(Route),
+    /// Asked to exit as soon as the other members do not need this one.
+    Leave,
+    /// Must exit now.
+    Stop,
+
+    /// Answer to `Effect::Read`.
+    Decoded { place: Place, result: Result<(), String> },
+    /// Answer to `Effect::Finish`.
+    Finished { lease: LeaseId, result: Result<Finished, String> },
+    /// Answer to `Effect::Write`.
+    Written { cut: CutId, result: Result<Vec<CutFile>, String> },
+    /// Answer to `Effect::Start`: the activity has ended.
+    Ended(Result<Outcome, Failure>),
+}
+
+/// Files of a checkpoint that this worker is to write.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Order {
+    pub cut: CutId,
+    pub generation: Generation,
+    pub folder: String,
+    /// The step whose state is written.
+    pub at: u64,
+    pub partitions: Range<u32>,
+}
+
+/// What records are read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// One lane of a step.
+    Lane(BatchId, u32),
+    /// A minibatch of a shard that is evaluated.
+    Piece(LeaseId, u32),
+}
+
+/// What an activity yields.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Nothing but that it is done: `Farewell`, `Enter`, `Connect`, `Train`, `Skip`, `Settle`,
+    /// `Apply`, `Evaluate`.
+    Done,
+    /// `Load`: the state of this step is loaded.
+    Loaded { step: u64 },
+    /// `Exchange`: the step that each member holds, in the order of the members.
+    Levels(Vec<Option<u64>>),
+    /// `Transfer`: all partitions are where they belong.
+    Transferred(Transferred),
+    /// `Reduce`: the mean gradient of the step is there; this is its mean loss.
+    Reduced { loss: f32 },
+    /// `Hash`: of the mean gradient of the last step.
+    Hashed(u64),
+}
+
+/// What a transfer of partitions yields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Transferred {
+    /// The step of the state that this worker holds now.
+    pub step: u64,
+    /// Bytes that arrived.
+    pub state_bytes: u64,
+}
+
+/// Why an activity did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Failure {
+    /// A later world or the end of the process interrupted it.
+    Cancelled,
+    /// Another member of the world is lost.
+    Lost { peer: WorkerId, error: String },
+    /// The parameter servers cannot be reached now.
+    Servers(String),
+    /// The parameter servers have no rows for the step of this worker.
+    OtherStep(String),
+    /// It cannot be done here: bad records, a model that fails, a corrupt checkpoint.
+    Failed(String),
+}
