@@ -230,27 +230,26 @@ impl Engine {
                 let is_fact = matches!(event, Event::BatchDone { .. });
                 (is_fact || self.workers.is_current(worker, number)).then_some(event)
             }
-            Input::WorkerClosed { number, worker } => {
-                let incarnation = self.workers.closed(worker, number)?;
+            Input::WorkerClosed { number, worker, refused } => {
+                let incarnation = self.workers.closed(worker, number, refused)?;
                 Some(Event::WorkerGone { worker, incarnation })
             }
             Input::PsOpened { number, ps, incarnation, event, outbound } => {
                 self.servers.insert(ps, number, incarnation, outbound);
                 Some(event)
             }
-            Input::PsSaid { number, ps, event } => {
-                self.servers.is_current(ps, number).then_some(event)
+            Input::PsSaid { number, ps, event, load } => {
+                let is_current = self.servers.is_current(ps, number);
+                self.loads.extend(load.filter(|_| is_current).map(|load| (ps, load)));
+                is_current.then_some(event)
             }
-            Input::PsSets { ps, sets } => {
-                self.answer_audit(ps, sets);
+            Input::PsSets { ps, request, generation, sets } => {
+                self.answer_audit(ps, request, generation, sets);
                 None
             }
-            Input::PsLoad { ps, load } => {
-                self.loads.insert(ps, load);
-                None
-            }
-            Input::PsClosed { number, ps } => {
-                let incarnation = self.servers.closed(ps, number)?;
+            Input::PsClosed { number, ps, refused } => {
+                let incarnation = self.servers.closed(ps, number, refused)?;
+                self.audits.lost(ps);
                 Some(Event::PsGone { ps, incarnation })
             }
             Input::Status(reply) => {
@@ -454,3 +453,6 @@ async fn stop_signal(shutdown: &CancellationToken, platform_gone: &CancellationT
         () = platform_gone.cancelled() => {}
     }
 }
+
+#[cfg(test)]
+mod tests;

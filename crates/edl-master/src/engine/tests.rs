@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A whole master on real sockets, and messages that make no sense to it.
+
+use std::io;
+use std::sync::Mutex;
+
+use edl_core::spec::JobSpec;
+use edl_net::CONTROL_PROTOCOL;
+use edl_net::key::JobKey;
+use edl_net::proto::{PsMessage, WorkerMessage, ps_message, worker_message};
+use prost::Message as _;
+use prost::bytes::{Buf as _, BufMut as _};
+use tokio::io::{BufReader, DuplexStream};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Channel;
+use tonic::{Code, Request};
+use tracing::subscriber::DefaultGuard;
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(3);
+const WORKER: &str = "/elasticdl.v1.Master/WorkerSession";
+const PS: &str = "/elasticdl.v1.Master/PsSession";
+/// A varint where every known message has a length.
+const GARBAGE: [u8; 2] = [0x08, 0x07];
+
+/// Sends bytes as they are; reads that something came.
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = ();
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, item: Vec<u8>, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = ();
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<()>, Status> {
+        from.advance(from.remaining());
+        Ok(Some(()))
+    }
+}
+
+/// What the master logs.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A master at work.
+struct Bench {
+    channel: Channel,
+    _reports: DuplexStream,
+    log: Log,
+    _tasks: JoinSet<Result<End, Error>>,
+    _folder: tempfile::TempDir,
+    _logging: DefaultGuard,
+}
+
+impl Bench {
+    async fn start(spec: JobSpec) -> Self {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let logging = tracing::subscriber::set_default(subscriber);
+        let folder = tempfile::tempdir().unwrap();
+        let spec = JobSpec { job_name: "toy".into(), ..spec };
+        let key = JobKey::from_bytes([7; 32]);
+        let config = Config {
+            job_dir: folder.path().into(),
+            listen: String::new(),
+            http_listen: String::new(),
+            key: key.clone(),
+            spec: spec.clone(),
+            resume: false,
+            ip: None,
+            store_patience: Duration::ZERO,
+        };
+        let (store, opened) = Store::open(&folder.path().join("master.redb")).unwrap();
+        let data = Data { n_records: 64, ..Data::default() };
+        let job_config = job::Config {
+            spec,
+            term: opened.term,
+            n_records: data.n_records,
+            n_validation_records: 0,
+            n_prediction_records: 0,
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let control = listener.local_addr().unwrap();
+        let http = http_listener.local_addr().unwrap();
+        let addresses = Addresses { control, http };
+        let origin = Instant::now();
+        let (durable, run) = (opened.durable, opened.run);
+        let engine = Engine::new(config, job_config, durable, run, data, store, addresses, origin);
+        let (reports, from_platform) = tokio::io::duplex(1 << 16);
+        let from_platform: Reports = Box::new(BufReader::new(from_platform));
+        let orders: Orders = Box::new(tokio::io::sink());
+        let mut tasks = JoinSet::new();
+        let stop = CancellationToken::new();
+        tasks.spawn(engine.run(listener, http_listener, orders, from_platform, stop));
+        let channel = edl_net::tls::connect(&control.to_string(), &key, LIMIT).await.unwrap();
+        Self { channel, _reports: reports, log, _tasks: tasks, _folder: folder, _logging: logging }
+    }
+
+    /// How the master ends a stream that carries these messages. The client ends nothing.
+    async fn answer(&self, path: &'static str, messages: Vec<Vec<u8>>) -> Status {
+        let (send, sending) = mpsc::channel(messages.len());
+        for message in messages {
+            send.send(message).await.unwrap();
+        }
+        let mut grpc = Grpc::new(self.channel.clone());
+        grpc.ready().await.unwrap();
+        let request = Request::new(ReceiverStream::new(sending));
+        let path = PathAndQuery::from_static(path);
+        let answer = async {
+            let mut commands = grpc.streaming(request, path, Raw).await?.into_inner();
+            while commands.message().await?.is_some() {}
+            Ok::<_, Status>(())
+        };
+        let answer = tokio::time::timeout(LIMIT, answer).await;
+        drop(send);
+        match answer {
+            Ok(Err(status)) => status,
+            Ok(Ok(())) => Status::ok("closed without a reason"),
+            Err(_) => Status::ok("no answer in time"),
+        }
+    }
+
+    /// The log's lines with this text.
+    fn logged(&self, text: &str) -> Vec<String> {
+        let log = String::from_utf8(self.log.0.lock().unwrap().clone()).unwrap();
+        log.lines().filter(|line| line.contains(text)).map(ToOwned::to_owned).collect()
+    }
+
+    /// What is wrong about a refusal, which is logged once, with its sender.
+    fn judge(&self, status: &Status, code: Code, sender: &str, reason: &str) -> Option<String> {
+        let lines = self.logged(reason);
+        let is_right = status.code() == code
+            && status.message().contains(reason)
+            && matches!(&lines[..], [line] if line.contains(sender));
+        (!is_right).then(|| format!("{reason}: {status:?}, logged {lines:?}"))
+    }
+}
+
+fn worker(kind: worker_message::Kind) -> Vec<u8> {
+    WorkerMessage { kind: Some(kind) }.encode_to_vec()
+}
+
+fn ps(kind: ps_message::Kind) -> Vec<u8> {
+    PsMessage { kind: Some(kind) }.encode_to_vec()
+}
+
+fn worker_hello() -> Vec<u8> {
+    let hello = proto::WorkerHello { protocol: CONTROL_PROTOCOL, worker: 3, ..Default::default() };
+    worker(worker_message::Kind::Hello(hello))
+}
+
+fn ps_hello() -> proto::PsHello {
+    proto::PsHello { protocol: CONTROL_PROTOCOL, ps: 1, ..Default::default() }
+}
+
+fn bad_sets() -> Vec<proto::PartitionSet> {
+    vec![proto::PartitionSet { applied: vec![1, 2, 3], ..Default::default() }]
+}
+
+fn two_servers() -> JobSpec {
+    JobSpec { num_ps_pods: 2, ..JobSpec::default() }
+}
+
+#[tokio::test]
+async fn a_worker_hears_why_its_message_makes_no_sense() {
+    use worker_message::Kind;
+    let bad_spec = proto::Ready { model_spec_json: "{".into(), ..Default::default() };
+    let bad_measures = proto::EvalDone { measures_json: "?".into(), ..Default::default() };
+    let last = proto::Spending { last: "sleep".into(), ..Default::default() };
+    let spent = proto::Spending { last: "idle".into(), ..Default::default() };
+    let mut wrong = Vec::new();
+    for (message, reason) in [
+        (Vec::new(), "unknown kind of message"),
+        (GARBAGE.to_vec(), "cannot decode a message"),
+        (worker_hello(), "a hello must be the first message"),
+        (worker(Kind::Ready(bad_spec)), "cannot parse the model spec"),
+        (worker(Kind::EvalDone(bad_measures)), "cannot parse the measures"),
+        (worker(Kind::Spending(last)), "unknown activity `sleep`"),
+        (worker(Kind::Spending(spent)), "no times"),
+    ] {
+        let bench = Bench::start(JobSpec::default()).await;
+        let status = bench.answer(WORKER, vec![worker_hello(), message]).await;
+        wrong.extend(bench.judge(&status, Code::InvalidArgument, "worker-3", reason));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn a_server_hears_why_its_message_makes_no_sense() {
+    use ps_message::Kind;
+    let sets = proto::Sets { sets: bad_sets(), ..Default::default() };
+    let loaded = proto::Loaded { sets: bad_sets(), ..Default::default() };
+    let last = proto::Spending { last: "sleep".into(), ..Default::default() };
+    let mut wrong = Vec::new();
+    for (message, reason) in [
+        (Vec::new(), "unknown kind of message"),
+        (GARBAGE.to_vec(), "cannot decode a message"),
+        (ps(Kind::Hello(ps_hello())), "a hello must be the first message"),
+        (ps(Kind::Loaded(loaded)), "cannot parse a set of applied batches"),
+        (ps(Kind::Sets(sets)), "cannot parse a set of applied batches"),
+        (ps(Kind::Spending(last)), "unknown activity `sleep`"),
+    ] {
+        let bench = Bench::start(two_servers()).await;
+        let status = bench.answer(PS, vec![ps(Kind::Hello(ps_hello())), message]).await;
+        wrong.extend(bench.judge(&status, Code::InvalidArgument, "ps-1", reason));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn a_first_message_that_makes_no_sense_is_final() {
+    use ps_message::Kind;
+    let old = proto::PsHello { protocol: 1, ..ps_hello() };
+    let bad = proto::PsHello { sets: bad_sets(), ..ps_hello() };
+    let beat = worker(worker_message::Kind::Heartbeat(proto::Heartbeat::default()));
+    let mut wrong = Vec::new();
+    for (path, message, code, reason) in [
+        (WORKER, GARBAGE.to_vec(), Code::InvalidArgument, "cannot decode a message"),
+        (WORKER, beat, Code::InvalidArgument, "first message must be a hello"),
+        (PS, GARBAGE.to_vec(), Code::InvalidArgument, "cannot decode a message"),
+        (PS, ps(Kind::Hello(bad)), Code::InvalidArgument, "cannot parse a set"),
+        (PS, ps(Kind::Hello(old)), Code::FailedPrecondition, "the caller uses 1"),
+    ] {
+        let bench = Bench::start(two_servers()).await;
+        let status = bench.answer(path, vec![message]).await;
+        wrong.extend(bench.judge(&status, code, "127.0.0.1:", reason));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_replaced_hears_so() {
+    let bench = Bench::start(JobSpec::default()).await;
+    let status = tokio::select! {
+        status = bench.answer(WORKER, vec![worker_hello()]) => status,
+        status = bench.answer(WORKER, vec![worker_hello()]) => status,
+    };
+    // Not final: it may be the same process.
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("replaced"), "{status}");
+}
