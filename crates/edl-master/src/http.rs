@@ -4,12 +4,13 @@
 //! Everybody who reaches the port may look; to change something takes the page's token, which
 //! comes in a header that no foreign page can send. Nothing is decided here.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{ConnectInfo, FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -26,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Status};
 
-use crate::service::Input;
+use crate::service::{self, Input};
 use crate::{convert, page};
 
 /// Those who may watch at once.
@@ -68,7 +69,8 @@ pub(crate) async fn serve(listener: TcpListener, doors: Doors, shutdown: Cancell
         .route("/api/harm", post(harm))
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
-        .with_state(shared);
+        .with_state(shared)
+        .into_make_service_with_connect_info::<SocketAddr>();
     let stopped = async move { shutdown.cancelled().await };
     if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
         tracing::warn!(%error, "the HTTP server for the page and metrics stopped");
@@ -132,11 +134,8 @@ struct Scale {
     workers: u32,
 }
 
-async fn scale(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
-    let Scale { workers } = match shared.command(&headers, &body) {
-        Ok(wish) => wish,
-        Err(refusal) => return *refusal,
-    };
+async fn scale(State(shared): App, wish: Wish<Scale>) -> Response {
+    let Scale { workers } = wish.wish;
     match shared.ask(|reply| Input::Scale { workers, reply }).await {
         Ok(Ok(_)) => json("{}".into()),
         Ok(Err(status)) | Err(status) => refused(&status),
@@ -147,11 +146,7 @@ async fn scale(State(shared): App, headers: HeaderMap, body: Bytes) -> Response 
 #[serde(deny_unknown_fields)]
 struct Stop {}
 
-async fn stop(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
-    let Stop {} = match shared.command(&headers, &body) {
-        Ok(wish) => wish,
-        Err(refusal) => return *refusal,
-    };
+async fn stop(State(shared): App, _: Wish<Stop>) -> Response {
     let reason = "stopped from the job page".into();
     let stop = Input::Event(Event::Stop { reason, with_checkpoint: true });
     match shared.doors.inputs.send(stop).await {
@@ -172,15 +167,12 @@ struct Harmed {
     factor: u32,
 }
 
-async fn harm(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
-    let Harmed { role, id, how, millis, factor } = match shared.command(&headers, &body) {
-        Ok(wish) => wish,
-        Err(refusal) => return *refusal,
-    };
+async fn harm(State(shared): App, wish: Wish<Harmed>) -> Response {
+    let Wish { wish: Harmed { role, id, how, millis, factor }, from } = wish;
     let request = proto::HarmRequest { role, id, how, millis, factor };
     let (instance, harm) = match convert::harm(&request) {
         Ok(meant) => meant,
-        Err(status) => return refused(&status),
+        Err(status) => return refused(&service::refuse(from, status)),
     };
     match shared.ask(|reply| Input::Harm { instance, harm, reply }).await {
         Ok(Ok(_)) => json("{}".into()),
@@ -208,38 +200,53 @@ async fn healthz(State(shared): App) -> String {
     format!("{}\n", *shared.doors.health.borrow())
 }
 
+/// What somebody wants who may, and his address.
+struct Wish<T> {
+    wish: T,
+    from: String,
+}
+
+impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for Wish<T> {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, Response> {
+        shared.admit(request.headers()).map_err(|refusal| *refusal)?;
+        let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
+        let from = service::sender(address.map(|address| address.0));
+        let body = Bytes::from_request(request, shared).await;
+        let wish = body
+            .map_err(|error| error.to_string())
+            .and_then(|body| serde_json::from_slice(&body).map_err(|error| error.to_string()));
+        match wish {
+            Ok(wish) => Ok(Self { wish, from }),
+            Err(error) => {
+                let why = Status::invalid_argument(format!("invalid request: {error}"));
+                Err(refused(&service::refuse(from, why)))
+            }
+        }
+    }
+}
+
 impl Shared {
     /// Lets in who holds the token. A browser also says which page it acts for: only ours may.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Box<Response>> {
-        let word = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        if let Some(origin) = word(header::ORIGIN) {
-            let host = word(header::HOST).unwrap_or_default();
-            let ours = [format!("http://{host}"), format!("https://{host}")];
-            if host.is_empty() || !ours.iter().any(|ours| ours == origin) {
+        if let Some(origin) = headers.get(header::ORIGIN) {
+            // Bytes: an origin that is no text is not ours.
+            let host = headers.get(header::HOST).map_or(&b""[..], |host| host.as_bytes());
+            let ours = [[b"http://", host].concat(), [b"https://", host].concat()];
+            if host.is_empty() || !ours.iter().any(|ours| ours == origin.as_bytes()) {
                 let why = "requests from other sites cannot change this job\n";
                 return Err(Box::new((StatusCode::FORBIDDEN, why).into_response()));
             }
         }
-        let token = word(header::AUTHORIZATION).and_then(|word| word.strip_prefix("Bearer "));
+        let word = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let token = word.and_then(|word| word.strip_prefix("Bearer "));
         if token.is_some_and(|token| self.doors.key.is_page_token(token)) {
             return Ok(());
         }
         let why =
             "this request needs the job's token; `elasticdl status` prints the page URL with it\n";
         Err(Box::new((StatusCode::UNAUTHORIZED, why).into_response()))
-    }
-
-    /// What somebody wants, if he may.
-    fn command<T: for<'a> Deserialize<'a>>(
-        &self,
-        headers: &HeaderMap,
-        body: &[u8],
-    ) -> Result<T, Box<Response>> {
-        self.admit(headers)?;
-        serde_json::from_slice(body).map_err(|error| {
-            let why = format!("invalid request: {error}\n");
-            Box::new((StatusCode::BAD_REQUEST, why).into_response())
-        })
     }
 
     async fn ask<T>(&self, input: impl FnOnce(oneshot::Sender<T>) -> Input) -> Result<T, Status> {

@@ -267,13 +267,13 @@ async fn next<M>(messages: &mut Streaming<M>) -> Result<Option<M>, Status> {
 }
 
 /// Logs why a message is refused, once; the answer is up to the caller.
-fn refuse(from: impl Display, why: Status) -> Status {
+pub(crate) fn refuse(from: impl Display, why: Status) -> Status {
     tracing::warn!(sender = %from, reason = why.message(), "refused a message");
     why
 }
 
 /// Who sent something, by its address.
-fn sender(address: Option<SocketAddr>) -> String {
+pub(crate) fn sender(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
 }
 

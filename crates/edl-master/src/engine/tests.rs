@@ -7,10 +7,12 @@ use std::sync::Mutex;
 use edl_core::spec::JobSpec;
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::key::JobKey;
-use edl_net::proto::{PsMessage, WorkerMessage, ps_message, worker_message};
+use edl_net::proto::master_client::MasterClient;
+use edl_net::proto::{HarmRequest, PsMessage, WorkerMessage, ps_message, worker_message};
 use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
-use tokio::io::{BufReader, DuplexStream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, DuplexStream};
+use tokio::net::TcpStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -83,8 +85,10 @@ impl io::Write for Log {
 /// A master at work.
 struct Bench {
     channel: Channel,
+    http: std::net::SocketAddr,
     _reports: DuplexStream,
     log: Log,
+    token: String,
     _tasks: JoinSet<Result<End, Error>>,
     _folder: tempfile::TempDir,
     _logging: DefaultGuard,
@@ -134,7 +138,17 @@ impl Bench {
         let stop = CancellationToken::new();
         tasks.spawn(engine.run(listener, http_listener, orders, from_platform, stop));
         let channel = edl_net::tls::connect(&control.to_string(), &key, LIMIT).await.unwrap();
-        Self { channel, _reports: reports, log, _tasks: tasks, _folder: folder, _logging: logging }
+        let token = key.page_token();
+        Self {
+            channel,
+            http,
+            _reports: reports,
+            log,
+            token,
+            _tasks: tasks,
+            _folder: folder,
+            _logging: logging,
+        }
     }
 
     /// How the master ends a stream that carries these messages. The client ends nothing.
@@ -159,6 +173,24 @@ impl Bench {
             Ok(Ok(())) => Status::ok("closed without a reason"),
             Err(_) => Status::ok("no answer in time"),
         }
+    }
+
+    /// The status line and the body.
+    async fn post(&self, path: &str, headers: &str, body: &str) -> (String, String) {
+        let Self { http, token, .. } = self;
+        let n = body.len();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nHost: {http}\r\nAuthorization: Bearer {token}\r\n{headers}\
+             Content-Length: {n}\r\nConnection: close\r\n\r\n{body}"
+        );
+        // Not as text: a header may be none.
+        let bytes: Vec<u8> = request.chars().map(|c| u8::try_from(c).unwrap()).collect();
+        let mut stream = TcpStream::connect(http).await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.lines().next().unwrap().to_owned(), body.to_owned())
     }
 
     /// The log's lines with this text.
@@ -279,4 +311,29 @@ async fn a_stream_that_is_replaced_hears_so() {
     // Not final: it may be the same process.
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("replaced"), "{status}");
+}
+
+#[tokio::test]
+async fn requests_that_make_no_sense_are_answered_with_the_reason() {
+    let bench = Bench::start(JobSpec::default()).await;
+    let mut wrong = Vec::new();
+    let mut master = MasterClient::new(bench.channel.clone());
+    let burn = HarmRequest { role: "worker".into(), how: "burn".into(), ..Default::default() };
+    let status = master.harm(burn).await.unwrap_err();
+    let reason = "unknown action `burn`";
+    wrong.extend(bench.judge(&status, Code::InvalidArgument, "127.0.0.1:", reason));
+    let freeze = r#"{"role": "ps", "id": 0, "how": "freeze"}"#;
+    for (path, body, reason) in [
+        ("/api/scale", r#"{"workers": "many"}"#, "invalid type: string"),
+        ("/api/stop", r#"{"now": true}"#, "unknown field `now`"),
+        ("/api/harm", freeze, "unknown action `freeze`"),
+    ] {
+        let (head, answer) = bench.post(path, "", body).await;
+        assert!(head.contains("400") && answer.lines().count() == 1, "{head}: {answer}");
+        let status = Status::invalid_argument(answer);
+        wrong.extend(bench.judge(&status, Code::InvalidArgument, "127.0.0.1:", reason));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let (status, _) = bench.post("/api/stop", "Origin: http://\u{e9}\r\n", "{}").await;
+    assert!(status.contains("403"), "an origin that is no text is not ours: {status}");
 }
