@@ -28,15 +28,27 @@ pub(crate) async fn read_reports(
     inputs: mpsc::Sender<Input>,
     shutdown: CancellationToken,
 ) {
-    let mut lines = from.lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        match serde_json::from_str::<Report>(&line) {
+    // Bytes, not text: one bad line must not end the others.
+    let mut lines = from.split(b'\n');
+    loop {
+        let line = match lines.next_segment().await {
+            Ok(Some(line)) => line,
+            Ok(None) => break,
+            Err(error) => {
+                tracing::error!(%error, "cannot read the platform's reports");
+                break;
+            }
+        };
+        match serde_json::from_slice::<Report>(&line) {
             Ok(report) => {
                 if inputs.send(Input::Event(Event::Platform(report))).await.is_err() {
                     return;
                 }
             }
-            Err(error) => tracing::warn!(%error, line, "cannot parse a platform report"),
+            Err(error) => {
+                let line = String::from_utf8_lossy(&line);
+                tracing::warn!(%error, %line, "cannot parse a platform report");
+            }
         }
     }
     shutdown.cancel();

@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::Mutex;
 
+use edl_core::platform::{Report, Role};
 use edl_core::spec::JobSpec;
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::key::JobKey;
@@ -86,7 +87,7 @@ impl io::Write for Log {
 struct Bench {
     channel: Channel,
     http: std::net::SocketAddr,
-    _reports: DuplexStream,
+    reports: DuplexStream,
     log: Log,
     token: String,
     _tasks: JoinSet<Result<End, Error>>,
@@ -142,7 +143,7 @@ impl Bench {
         Self {
             channel,
             http,
-            _reports: reports,
+            reports,
             log,
             token,
             _tasks: tasks,
@@ -336,4 +337,18 @@ async fn requests_that_make_no_sense_are_answered_with_the_reason() {
     assert!(wrong.is_empty(), "{wrong:#?}");
     let (status, _) = bench.post("/api/stop", "Origin: http://\u{e9}\r\n", "{}").await;
     assert!(status.contains("403"), "an origin that is no text is not ours: {status}");
+}
+
+#[tokio::test]
+async fn a_report_that_makes_no_sense_is_logged_and_the_next_one_counts() {
+    let mut bench = Bench::start(JobSpec { allow_chaos: true, ..JobSpec::default() }).await;
+    let worker = InstanceId { role: Role::Worker, id: 0 };
+    let report = serde_json::to_string(&Report::Running(vec![(worker, 7)])).unwrap();
+    let lines = [b"what?\n\xff\n".as_slice(), report.as_bytes(), b"\n"].concat();
+    bench.reports.write_all(&lines).await.unwrap();
+    let mut master = MasterClient::new(bench.channel.clone());
+    let kill = HarmRequest { role: "worker".into(), how: "kill".into(), ..Default::default() };
+    let told = async { while master.harm(kill.clone()).await.is_err() {} };
+    tokio::time::timeout(LIMIT, told).await.expect("the report counts");
+    assert_eq!(bench.logged("cannot parse a platform report").len(), 2);
 }
