@@ -17,6 +17,7 @@ mod hybrid;
 mod lending;
 mod membership;
 mod recovery;
+mod refusal;
 mod roster;
 mod stages;
 mod steps;
@@ -35,6 +36,7 @@ pub use self::durable::{Durable, Failure, Suspect};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
 pub use self::event::{Event, Held, News, Peer};
 use self::lending::Lending;
+pub use self::refusal::Refusal;
 use self::roster::Roster;
 use self::stages::{Stage, Stages};
 use self::strategy::Strategy;
@@ -134,7 +136,7 @@ impl Job {
     /// Takes one event and returns what is to be done, in order.
     pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
         if matches!(self.stages.stage(), Stage::Ended) {
-            return Vec::new();
+            return reply_after_end(&event).into_iter().collect();
         }
         self.forgive_pause(now);
         // Under load, other events may leave no time for a tick.
@@ -213,9 +215,21 @@ impl Job {
             Event::ExportFailed { error } => {
                 self.end(End::Failed(format!("cannot write the result: {error}")));
             }
-            Event::Scale { workers } => self.scale(workers),
-            Event::Stop { reason, with_checkpoint } => self.stop(&reason, with_checkpoint, now),
-            Event::Harm { instance, harm } => self.harm(instance, harm),
+            Event::Scale { workers } => {
+                let result = self.scale(workers);
+                self.effects.push(Effect::Reply(result));
+            }
+            Event::Stop { reason, with_checkpoint } => {
+                self.stop(&reason, with_checkpoint, now);
+                // After what makes it durable, but the end comes last.
+                let end = self.effects.pop_if(|effect| matches!(effect, Effect::Ended(_)));
+                self.effects.push(Effect::Reply(Ok(())));
+                self.effects.extend(end);
+            }
+            Event::Harm { instance, harm } => {
+                let result = self.harm(instance, harm);
+                self.effects.push(Effect::Reply(result));
+            }
         }
     }
 
@@ -396,6 +410,16 @@ impl Job {
         self.lending.check_invariants();
         self.strategy.check_invariants(self.durable.generation);
         assert_eq!(self.durable.end.is_some(), self.is_ended());
+    }
+}
+
+/// A job that has ended does nothing, but it answers requests.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the rest asks nothing")]
+fn reply_after_end(event: &Event) -> Option<Effect> {
+    match event {
+        Event::Stop { .. } => Some(Effect::Reply(Ok(()))),
+        Event::Scale { .. } | Event::Harm { .. } => Some(Effect::Reply(Err(Refusal::Ended))),
+        _ => None,
     }
 }
 

@@ -205,7 +205,7 @@ fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, St
 }
 
 /// Whom somebody wants to harm, and how.
-pub(crate) fn harm(request: &proto::HarmRequest) -> Result<(InstanceId, Harm), Status> {
+pub(crate) fn harm(request: &proto::HarmRequest) -> Result<Event, Status> {
     let proto::HarmRequest { role, id, how, millis, factor } = request;
     let role = match role.as_str() {
         "worker" => Role::Worker,
@@ -216,7 +216,7 @@ pub(crate) fn harm(request: &proto::HarmRequest) -> Result<(InstanceId, Harm), S
         }
     };
     let harm = Harm::parse(how, *millis, *factor).map_err(Status::invalid_argument)?;
-    Ok((InstanceId { role, id: *id }, harm))
+    Ok(Event::Harm { instance: InstanceId { role, id: *id }, harm })
 }
 
 /// A lease as a worker gets it.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use edl_core::id::{PsId, RunId, WorkerId};
 use edl_core::job::{self, Durable, Effect, End, Event, Job};
 use edl_core::layout::Layout;
-use edl_core::platform::{Harm, InstanceId, Order};
+use edl_core::platform::Order;
 use edl_core::time::Time;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
@@ -27,7 +27,7 @@ use crate::http::Doors;
 use crate::journal::{Journal, unix_secs};
 use crate::metrics::Metrics;
 use crate::peers::Peers;
-use crate::service::{Input, Service};
+use crate::service::{self, Input, Reply, Service};
 use crate::spans::Spans;
 use crate::status::Progress;
 use crate::store::Store;
@@ -65,6 +65,8 @@ pub(crate) struct Engine {
     spans: Spans,
     /// Work on files that must not hold up the loop; each answers with an event.
     pub(crate) jobs: JoinSet<Event>,
+    /// The request being handled: the number of workers before it, and where its reply goes.
+    asked: Option<(u32, Reply)>,
     ended: Option<End>,
 }
 
@@ -105,6 +107,7 @@ impl Engine {
             store,
             origin,
             jobs: JoinSet::new(),
+            asked: None,
             ended: None,
             job,
             config,
@@ -177,7 +180,7 @@ impl Engine {
                 self.handle(event, &orders).await?;
             }
         }
-        self.farewell(&mut queue).await;
+        self.farewell(&mut queue, &orders).await;
         // Old checkpoints that are still being removed.
         let _ = tokio::time::timeout(FAREWELL, async {
             while self.jobs.join_next().await.is_some() {}
@@ -261,24 +264,13 @@ impl Engine {
                 let _ = reply.send(page::everything(&self.status(), history, self.lives));
                 None
             }
-            Input::Scale { workers, reply } => {
-                let before = self.job.instances().workers_wanted();
-                let refusal = self.config.spec.check_scale(workers).err();
-                let _ = reply.send(match &refusal {
-                    None => Ok(proto::ScaleReply { before, after: workers }),
-                    Some(why) => Err(Status::invalid_argument(why.to_string())),
-                });
-                refusal.is_none().then_some(Event::Scale { workers })
+            Input::Asked { event, reply } => {
+                self.asked = Some((self.job.instances().workers_wanted(), reply));
+                Some(event)
             }
             Input::Audit(reply) => {
                 self.begin_audit(reply);
                 None
-            }
-            Input::Harm { instance, harm, reply } => {
-                let refusal = self.refuse_harm(instance, harm);
-                let is_allowed = refusal.is_none();
-                let _ = reply.send(refusal.map_or(Ok(proto::HarmReply {}), Err));
-                is_allowed.then_some(Event::Harm { instance, harm })
             }
         }
     }
@@ -339,6 +331,12 @@ impl Engine {
                     self.metrics.evaluated(&evaluated);
                 }
                 Effect::Note(note) => self.journal.note(note.kind, &note.text),
+                Effect::Reply(result) => {
+                    // A stop by signal awaits no reply.
+                    if let Some((before, reply)) = self.asked.take() {
+                        let _ = reply.send(result.map(|()| before).map_err(service::to_status));
+                    }
+                }
                 Effect::Ended(end) => {
                     self.journal.ended(&end);
                     self.ended = Some(end);
@@ -395,27 +393,14 @@ impl Engine {
         health.send_replace(self.job.state());
     }
 
-    /// Why a process may not be harmed.
-    fn refuse_harm(&self, instance: InstanceId, harm: Harm) -> Option<Status> {
-        if self.config.spec.is_on_cluster() && harm != Harm::Kill {
-            let why = "pods support only the chaos action kill";
-            return Some(Status::failed_precondition(why));
-        }
-        if !self.config.spec.allow_chaos {
-            let why = "chaos is disabled; start the job with --allow_chaos";
-            return Some(Status::failed_precondition(why));
-        }
-        let is_there = self.job.instances().running().contains_key(&instance);
-        (!is_there).then(|| Status::not_found(format!("{instance} is not running")))
-    }
-
     /// Gives everybody the time to hear of the end and to hang up.
-    async fn farewell(&mut self, queue: &mut mpsc::Receiver<Input>) {
+    async fn farewell(&mut self, queue: &mut mpsc::Receiver<Input>, orders: &mpsc::Sender<Order>) {
         let all_gone = async {
             while !(self.workers.is_empty() && self.servers.is_empty()) {
-                match queue.recv().await {
-                    Some(input) => drop(self.input(input)),
-                    None => return,
+                let Some(input) = queue.recv().await else { return };
+                if let Some(event) = self.input(input) {
+                    // A machine that has ended only replies, which cannot fail.
+                    let _ = self.handle(event, orders).await;
                 }
             }
         };

@@ -136,10 +136,7 @@ struct Scale {
 
 async fn scale(State(shared): App, wish: Wish<Scale>) -> Response {
     let Scale { workers } = wish.wish;
-    match shared.ask(|reply| Input::Scale { workers, reply }).await {
-        Ok(Ok(_)) => json("{}".into()),
-        Ok(Err(status)) | Err(status) => refused(&status),
-    }
+    shared.request(Event::Scale { workers }).await
 }
 
 #[derive(Deserialize)]
@@ -148,11 +145,7 @@ struct Stop {}
 
 async fn stop(State(shared): App, _: Wish<Stop>) -> Response {
     let reason = "stopped from the job page".into();
-    let stop = Input::Event(Event::Stop { reason, with_checkpoint: true });
-    match shared.doors.inputs.send(stop).await {
-        Ok(()) => json("{}".into()),
-        Err(_) => refused(&Status::unavailable("the master is stopping")),
-    }
+    shared.request(Event::Stop { reason, with_checkpoint: true }).await
 }
 
 #[derive(Deserialize)]
@@ -170,13 +163,9 @@ struct Harmed {
 async fn harm(State(shared): App, wish: Wish<Harmed>) -> Response {
     let Wish { wish: Harmed { role, id, how, millis, factor }, from } = wish;
     let request = proto::HarmRequest { role, id, how, millis, factor };
-    let (instance, harm) = match convert::harm(&request) {
-        Ok(meant) => meant,
-        Err(status) => return refused(&service::refuse(from, status)),
-    };
-    match shared.ask(|reply| Input::Harm { instance, harm, reply }).await {
-        Ok(Ok(_)) => json("{}".into()),
-        Ok(Err(status)) | Err(status) => refused(&status),
+    match convert::harm(&request) {
+        Ok(event) => shared.request(event).await,
+        Err(status) => refused(&service::refuse(from, status)),
     }
 }
 
@@ -247,6 +236,14 @@ impl Shared {
         let why =
             "this request needs the job's token; `elasticdl status` prints the page URL with it\n";
         Err(Box::new((StatusCode::UNAUTHORIZED, why).into_response()))
+    }
+
+    /// Has the machine decide.
+    async fn request(&self, event: Event) -> Response {
+        match self.ask(|reply| Input::Asked { event, reply }).await {
+            Ok(Ok(_)) => json("{}".into()),
+            Ok(Err(status)) | Err(status) => refused(&status),
+        }
     }
 
     async fn ask<T>(&self, input: impl FnOnce(oneshot::Sender<T>) -> Input) -> Result<T, Status> {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use edl_core::id::{Incarnation, PsId, WorkerId};
-use edl_core::job::Event;
-use edl_core::platform::{Harm, InstanceId};
+use edl_core::job::{Event, Refusal};
+use edl_core::platform::InstanceId;
 use edl_core::servers::PartitionState;
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::proto::master_server::Master;
@@ -77,17 +77,16 @@ pub(crate) enum Input {
     Status(oneshot::Sender<proto::JobStatus>),
     /// Status and history, as the page reads them.
     Everything(oneshot::Sender<String>),
-    Scale {
-        workers: u32,
-        reply: oneshot::Sender<Result<proto::ScaleReply, Status>>,
+    /// A request that the machine decides on.
+    Asked {
+        event: Event,
+        reply: Reply,
     },
     Audit(oneshot::Sender<Result<proto::AuditReport, Status>>),
-    Harm {
-        instance: InstanceId,
-        harm: Harm,
-        reply: oneshot::Sender<Result<proto::HarmReply, Status>>,
-    },
 }
+
+/// Takes the number of workers requested before, or the reason of a refusal.
+pub(crate) type Reply = oneshot::Sender<Result<u32, Status>>;
 
 /// The gRPC service of one master.
 pub(crate) struct Service {
@@ -111,6 +110,11 @@ impl Service {
         let (reply, answer) = oneshot::channel();
         self.input(input(reply)).await?;
         answer.await.map_err(|_| Status::unavailable("the master is stopping"))
+    }
+
+    /// Has the machine decide; the number of workers wanted before.
+    async fn request(&self, event: Event) -> Result<u32, Status> {
+        self.ask(|reply| Input::Asked { event, reply }).await?
     }
 
     fn next_stream(&self) -> u64 {
@@ -192,7 +196,8 @@ impl Master for Service {
         request: Request<proto::ScaleRequest>,
     ) -> Result<Response<proto::ScaleReply>, Status> {
         let workers = request.into_inner().workers;
-        self.ask(|reply| Input::Scale { workers, reply }).await?.map(Response::new)
+        let before = self.request(Event::Scale { workers }).await?;
+        Ok(Response::new(proto::ScaleReply { before, after: workers }))
     }
 
     async fn stop(
@@ -200,7 +205,9 @@ impl Master for Service {
         request: Request<proto::StopRequest>,
     ) -> Result<Response<proto::StopReply>, Status> {
         let reason = request.into_inner().reason;
-        self.input(Input::Event(Event::Stop { reason, with_checkpoint: true })).await?;
+        // Never refused. If the engine is gone, the job has ended and the process is about to exit;
+        // an error would make the caller kill it.
+        let _ = self.request(Event::Stop { reason, with_checkpoint: true }).await;
         Ok(Response::new(proto::StopReply {}))
     }
 
@@ -216,8 +223,9 @@ impl Master for Service {
         request: Request<proto::HarmRequest>,
     ) -> Result<Response<proto::HarmReply>, Status> {
         let meant = convert::harm(request.get_ref());
-        let (instance, harm) = meant.map_err(|why| refuse(sender(request.remote_addr()), why))?;
-        self.ask(|reply| Input::Harm { instance, harm, reply }).await?.map(Response::new)
+        let event = meant.map_err(|why| refuse(sender(request.remote_addr()), why))?;
+        self.request(event).await?;
+        Ok(Response::new(proto::HarmReply {}))
     }
 }
 
@@ -270,6 +278,19 @@ async fn next<M>(messages: &mut Streaming<M>) -> Result<Option<M>, Status> {
 pub(crate) fn refuse(from: impl Display, why: Status) -> Status {
     tracing::warn!(sender = %from, reason = why.message(), "refused a message");
     why
+}
+
+/// The one place where the machine's refusals become gRPC codes.
+pub(crate) fn to_status(refusal: Refusal) -> Status {
+    let why = refusal.to_string();
+    match refusal {
+        Refusal::Ended => Status::unavailable(why),
+        Refusal::Lanes { .. } | Refusal::MaxWorkers { .. } | Refusal::MinWorkers { .. } => {
+            Status::invalid_argument(why)
+        }
+        Refusal::OnlyKill | Refusal::NoChaos => Status::failed_precondition(why),
+        Refusal::NotRunning(_) => Status::not_found(why),
+    }
 }
 
 /// Who sent something, by its address.

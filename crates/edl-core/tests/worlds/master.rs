@@ -270,7 +270,7 @@ impl Master {
             }
             Effect::Evaluated(evaluated) => self.judge_evaluation(context, &evaluated),
             Effect::Note(note) => context.kernel.note_text(context.pid, note.kind, &note.text),
-            Effect::EvaluationStarted { .. } => {}
+            Effect::EvaluationStarted { .. } | Effect::Reply(_) => {}
             Effect::Ended(end) => self.ended = Some(end),
             Effect::ToPs(..) | Effect::ClosePs(_) | Effect::JoinPredictions { .. } => {
                 panic!("there are no servers and no predictions")

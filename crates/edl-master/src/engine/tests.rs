@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Mutex;
 
-use edl_core::platform::{Report, Role};
+use edl_core::platform::{InstanceId, Report, Role};
 use edl_core::spec::JobSpec;
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::key::JobKey;
@@ -351,4 +351,25 @@ async fn a_report_that_makes_no_sense_is_logged_and_the_next_one_counts() {
     let told = async { while master.harm(kill.clone()).await.is_err() {} };
     tokio::time::timeout(LIMIT, told).await.expect("the report counts");
     assert_eq!(bench.logged("cannot parse a platform report").len(), 2);
+}
+
+#[tokio::test]
+async fn a_refusal_by_the_machine_comes_back_to_the_caller() {
+    let bench = Bench::start(JobSpec { max_workers: Some(4), ..JobSpec::default() }).await;
+    let mut master = MasterClient::new(bench.channel.clone());
+    let kill = HarmRequest { role: "worker".into(), how: "kill".into(), ..Default::default() };
+    let refused = master.harm(kill).await.unwrap_err();
+    let expected = "chaos is disabled; start the job with --allow_chaos";
+    assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, expected));
+    let refused = master.scale(proto::ScaleRequest { workers: 5 }).await.unwrap_err();
+    let expected = "cannot scale to 5: --max_workers is 4";
+    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, expected));
+    let (head, body) = bench.post("/api/scale", "", r#"{"workers": 5}"#).await;
+    assert!(head.contains("400") && body.trim_end() == expected, "{head}: {body}");
+    let before = JobSpec::default().num_workers;
+    let scaled = master.scale(proto::ScaleRequest { workers: 4 }).await.unwrap().into_inner();
+    assert_eq!(scaled, proto::ScaleReply { before, after: 4 });
+    let (head, body) = bench.post("/api/scale", "", r#"{"workers": 3}"#).await;
+    assert!(head.contains("200") && body == "{}", "{head}: {body}");
+    master.stop(proto::StopRequest { reason: "enough".into() }).await.unwrap();
 }

@@ -214,7 +214,9 @@ impl Master {
 
     fn handle(&mut self, context: &mut Context<'_>, event: Event) {
         let now = self.now(context.kernel);
-        let effects = self.job.handle(event, now);
+        let mut effects = self.job.handle(event, now);
+        // No caller waits for a reply here, so a master does not die just before or after one.
+        effects.retain(|effect| !matches!(effect, Effect::Reply(_)));
         self.job.check_invariants();
         let n = effects.len();
         let dies = n > 0 && context.kernel.dies(context.scenario.master_deaths);
@@ -295,7 +297,7 @@ impl Master {
             }
             Effect::JoinPredictions { .. } => panic!("nothing is predicted here"),
             Effect::Evaluated(evaluated) => self.check_evaluation(context, &evaluated),
-            Effect::EvaluationStarted { .. } => {}
+            Effect::EvaluationStarted { .. } | Effect::Reply(_) => {}
             Effect::Note(note) => context.kernel.note_text(context.pid, note.kind, &note.text),
             Effect::Ended(end) => self.ended = Some(end),
         }
