@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{ConnectInfo, FromRequest, Request, State};
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -30,6 +31,8 @@ use tonic::{Code, Status};
 use crate::service::{self, Input};
 use crate::{convert, page};
 
+/// The longest body of a request, in bytes.
+const MAX_BODY: usize = 4096;
 /// Those who may watch at once.
 const MAX_WATCHERS: usize = 32;
 /// News that may wait for a watcher, and for how long, before it is dropped.
@@ -69,6 +72,7 @@ pub(crate) async fn serve(listener: TcpListener, doors: Doors, shutdown: Cancell
         .route("/api/harm", post(harm))
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(shared)
         .into_make_service_with_connect_info::<SocketAddr>();
     let stopped = async move { shutdown.cancelled().await };
@@ -202,16 +206,14 @@ impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for Wish<T> {
         shared.admit(request.headers()).map_err(|refusal| *refusal)?;
         let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
         let from = service::sender(address.map(|address| address.0));
-        let body = Bytes::from_request(request, shared).await;
-        let wish = body
-            .map_err(|error| error.to_string())
-            .and_then(|body| serde_json::from_slice(&body).map_err(|error| error.to_string()));
+        let body = Bytes::from_request(request, shared).await.map_err(|error| unread(&error));
+        let wish = body.and_then(|body| {
+            let invalid = |error| Status::invalid_argument(format!("invalid request: {error}"));
+            serde_json::from_slice(&body).map_err(invalid)
+        });
         match wish {
             Ok(wish) => Ok(Self { wish, from }),
-            Err(error) => {
-                let why = Status::invalid_argument(format!("invalid request: {error}"));
-                Err(refused(&service::refuse(from, why)))
-            }
+            Err(why) => Err(refused(&service::refuse(from, why))),
         }
     }
 }
@@ -259,12 +261,22 @@ fn json(text: String) -> Response {
     (headers, text).into_response()
 }
 
+/// Why the body of a request cannot be read.
+fn unread(error: &BytesRejection) -> Status {
+    if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        let why = format!("invalid request: the body must be at most {MAX_BODY} bytes");
+        return Status::resource_exhausted(why);
+    }
+    Status::invalid_argument(format!("invalid request: {}", error.body_text()))
+}
+
 #[expect(clippy::wildcard_enum_match_arm, reason = "the machine refuses for few reasons")]
 fn refused(status: &Status) -> Response {
     let code = match status.code() {
         Code::NotFound => StatusCode::NOT_FOUND,
         Code::FailedPrecondition => StatusCode::FORBIDDEN,
         Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Code::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
         _ => StatusCode::BAD_REQUEST,
     };
     (code, format!("{}\n", status.message())).into_response()

@@ -334,6 +334,11 @@ async fn requests_that_make_no_sense_are_answered_with_the_reason() {
         let status = Status::invalid_argument(answer);
         wrong.extend(bench.judge(&status, Code::InvalidArgument, "127.0.0.1:", reason));
     }
+    let (head, answer) = bench.post("/api/stop", "", &" ".repeat(5000)).await;
+    assert!(head.contains("413"), "{head}: {answer}");
+    let status = Status::resource_exhausted(answer);
+    let reason = "the body must be at most 4096 bytes";
+    wrong.extend(bench.judge(&status, Code::ResourceExhausted, "127.0.0.1:", reason));
     assert!(wrong.is_empty(), "{wrong:#?}");
     let (status, _) = bench.post("/api/stop", "Origin: http://\u{e9}\r\n", "{}").await;
     assert!(status.contains("403"), "an origin that is no text is not ours: {status}");
