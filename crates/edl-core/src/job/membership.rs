@@ -2,10 +2,11 @@
 //! Workers that connect, fail and leave; processes that start, wait and exit.
 
 use super::refusal::{check_harm, check_scale};
-use super::{Command, Effect, Held, Job, Peer, Refusal};
+use super::{Command, Effect, End, Held, Job, Peer, Refusal};
 use crate::id::{Incarnation, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
+use crate::optimizer;
 use crate::platform::{Ended, Harm, InstanceId, Order, Report, Role};
 use crate::pod::Wait;
 use crate::time::Time;
@@ -34,6 +35,9 @@ impl Job {
         peer: Option<Peer>,
         now: Time,
     ) {
+        if let Err(error) = optimizer::resolve(&self.config.spec, &model) {
+            return self.end(End::Failed(format!("invalid optimizer: {error}")));
+        }
         match &self.durable.model {
             None => {
                 self.change(|facts| facts.model = Some(model));

@@ -168,6 +168,14 @@ fn a_chaos_action_is_refused_with_the_reason() {
 }
 
 #[test]
+fn an_invalid_optimizer_ends_the_job_with_the_reason() {
+    let spec = JobSpec { learning_rate: Some(-1.0), ..spec() };
+    let bench = Bench::started(config(spec, 0));
+    let Some(End::Failed(why)) = bench.ended else { panic!("{:?}", bench.ended) };
+    assert!(why.starts_with("invalid optimizer: --learning_rate"), "{why}");
+}
+
+#[test]
 fn a_job_that_has_ended_can_be_stopped_but_not_changed() {
     let mut bench = Bench::new(config(spec(), 0), crate::job::Durable::default());
     assert_eq!(reply(&mut bench, stop(true)), "ok");
