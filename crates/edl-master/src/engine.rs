@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use edl_core::id::{PsId, RunId, WorkerId};
 use edl_core::job::{self, Durable, Effect, End, Event, Job};
@@ -16,7 +16,7 @@ use edl_net::proto::{self, PsCommand, WorkerCommand};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
@@ -35,8 +35,6 @@ use crate::{Addresses, Config, Data, Error, Orders, Reports, http, page, platfor
 
 /// Inputs waiting for the machine; more of them make their senders wait.
 const INPUTS: usize = 1024;
-/// The grain of everything that depends on time.
-const TICK: Duration = Duration::from_millis(100);
 const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// How long everybody may take to hear of the end.
 const FAREWELL: Duration = Duration::from_millis(700);
@@ -157,15 +155,16 @@ impl Engine {
         crate::evaluation::started(self.data.n_validation_records);
 
         let mut status_at = tokio::time::interval(STATUS_EVERY);
-        // By the clock, not by the silence: a busy job must see time pass too.
-        let mut ticks = tokio::time::interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut is_stopping = false;
         while self.ended.is_none() {
+            let deadline = self.origin + self.job.next_deadline(self.now()).since(Time::ZERO);
             let event = tokio::select! {
                 Some(input) = queue.recv() => self.input(input),
                 Some(done) = self.jobs.join_next() => done.ok(),
-                _ = ticks.tick() => Some(Event::Tick),
+                () = tokio::time::sleep_until(deadline) => {
+                    tracing::trace!("a deadline has passed");
+                    Some(Event::Tick)
+                }
                 _ = status_at.tick() => {
                     self.publish(&health);
                     None

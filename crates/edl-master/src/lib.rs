@@ -166,7 +166,7 @@ async fn serve(
         n_prediction_records: data.n_prediction_records,
     };
     tracing::info!(term = opened.term.0, address = %addresses.control, http = %addresses.http, "master started");
-    let origin = Instant::now();
+    let origin = tokio::time::Instant::now();
     let engine =
         Engine::new(config, job_config, durable, opened.run, data, store, addresses, origin);
     Box::pin(engine.run(listener, http_listener, orders, reports, shutdown)).await

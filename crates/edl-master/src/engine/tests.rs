@@ -12,7 +12,9 @@ use edl_net::proto::master_client::MasterClient;
 use edl_net::proto::{HarmRequest, PsMessage, WorkerMessage, ps_message, worker_message};
 use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, DuplexStream};
+use tokio::io::{
+    AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, DuplexStream, Lines,
+};
 use tokio::net::TcpStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::client::Grpc;
@@ -20,6 +22,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
+use tracing::Level;
 use tracing::subscriber::DefaultGuard;
 
 use super::*;
@@ -88,6 +91,7 @@ struct Bench {
     channel: Channel,
     http: std::net::SocketAddr,
     reports: DuplexStream,
+    orders: Lines<BufReader<DuplexStream>>,
     log: Log,
     token: String,
     _tasks: JoinSet<Result<End, Error>>,
@@ -97,10 +101,14 @@ struct Bench {
 
 impl Bench {
     async fn start(spec: JobSpec) -> Self {
+        Self::start_logging(spec, Level::INFO).await
+    }
+
+    async fn start_logging(spec: JobSpec, level: Level) -> Self {
         let log = Log::default();
         let writer = log.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let format = tracing_subscriber::fmt().with_ansi(false).with_max_level(level);
+        let subscriber = format.with_writer(move || writer.clone()).finish();
         let logging = tracing::subscriber::set_default(subscriber);
         let folder = tempfile::tempdir().unwrap();
         let spec = JobSpec { job_name: "toy".into(), ..spec };
@@ -134,22 +142,34 @@ impl Bench {
         let engine = Engine::new(config, job_config, durable, run, data, store, addresses, origin);
         let (reports, from_platform) = tokio::io::duplex(1 << 16);
         let from_platform: Reports = Box::new(BufReader::new(from_platform));
-        let orders: Orders = Box::new(tokio::io::sink());
+        let (orders, to_platform) = tokio::io::duplex(1 << 16);
+        let to_platform: Orders = Box::new(to_platform);
         let mut tasks = JoinSet::new();
         let stop = CancellationToken::new();
-        tasks.spawn(engine.run(listener, http_listener, orders, from_platform, stop));
+        tasks.spawn(engine.run(listener, http_listener, to_platform, from_platform, stop));
         let channel = edl_net::tls::connect(&control.to_string(), &key, LIMIT).await.unwrap();
         let token = key.page_token();
         Self {
             channel,
             http,
             reports,
+            orders: BufReader::new(orders).lines(),
             log,
             token,
             _tasks: tasks,
             _folder: folder,
             _logging: logging,
         }
+    }
+
+    async fn report(&mut self, report: &Report) {
+        let line = serde_json::to_string(report).unwrap() + "\n";
+        self.reports.write_all(line.as_bytes()).await.unwrap();
+    }
+
+    async fn order(&mut self) -> Option<Order> {
+        let line = tokio::time::timeout(LIMIT, self.orders.next_line()).await.expect("an order");
+        line.unwrap().map(|line| serde_json::from_str(&line).unwrap())
     }
 
     /// How the master ends a stream that carries these messages. The client ends nothing.
@@ -377,4 +397,18 @@ async fn a_refusal_by_the_machine_comes_back_to_the_caller() {
     let (head, body) = bench.post("/api/scale", "", r#"{"workers": 3}"#).await;
     assert!(head.contains("200") && body == "{}", "{head}: {body}");
     master.stop(proto::StopRequest { reason: "enough".into() }).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_master_sleeps_until_the_next_deadline() {
+    let mut bench = Bench::start_logging(JobSpec::default(), Level::TRACE).await;
+    bench.report(&Report::Running(Vec::new())).await;
+    let Some(Order::Launch { instance, .. }) = bench.order().await else { panic!("no order") };
+    bench.report(&Report::NotStarted { instance, error: "no such file".into() }).await;
+    // The pause after a failed start ends without any event.
+    let is_again =
+        |order: &Order| matches!(order, Order::Launch { instance: of, .. } if *of == instance);
+    while !bench.order().await.as_ref().is_some_and(is_again) {}
+    let n_ticks = bench.logged("a deadline has passed").len();
+    assert!((1..=5).contains(&n_ticks), "{n_ticks} wake-ups in a second");
 }

@@ -406,7 +406,7 @@ impl Bench {
         }
     }
 
-    fn heartbeats(&mut self, silent: Option<InstanceId>) {
+    pub(super) fn heartbeats(&mut self, silent: Option<InstanceId>) {
         let workers: Vec<(u32, u64)> =
             self.workers.iter().map(|(id, worker)| (*id, worker.incarnation)).collect();
         for (id, incarnation) in workers {
