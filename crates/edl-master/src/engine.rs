@@ -31,7 +31,7 @@ use crate::service::{self, Input, Reply, Service};
 use crate::spans::Spans;
 use crate::status::Progress;
 use crate::store::Store;
-use crate::{Addresses, Config, Data, Error, Orders, Reports, http, page, platform};
+use crate::{Addresses, Config, Data, Error, Port, http, page};
 
 /// Inputs waiting for the machine; more of them make their senders wait.
 const INPUTS: usize = 1024;
@@ -121,20 +121,13 @@ impl Engine {
         mut self,
         listener: TcpListener,
         http_listener: TcpListener,
-        orders_to: Orders,
-        reports_from: Reports,
+        Port { orders, mut reports }: Port,
         shutdown: CancellationToken,
     ) -> Result<End, Error> {
         let (inputs, mut queue) = mpsc::channel(INPUTS);
-        let (orders, order_queue) = mpsc::channel(INPUTS);
         let (health, health_seen) = watch::channel("starting");
         let served = CancellationToken::new();
         let streams = TaskTracker::new();
-        let mut tasks = JoinSet::new();
-        let platform_gone = CancellationToken::new();
-        let mut ordering = JoinSet::new();
-        ordering.spawn(platform::write_orders(orders_to, order_queue));
-        tasks.spawn(platform::read_reports(reports_from, inputs.clone(), platform_gone.clone()));
         let doors = self.doors(&inputs, health_seen, &streams);
         let mut pages = JoinSet::new();
         pages.spawn(http::serve(http_listener, doors, served.clone()));
@@ -155,7 +148,8 @@ impl Engine {
         crate::evaluation::started(self.data.n_validation_records);
 
         let mut status_at = tokio::time::interval(STATUS_EVERY);
-        let mut is_stopping = false;
+        let stop =
+            || Event::Stop { reason: "the master was shut down".into(), with_checkpoint: false };
         while self.ended.is_none() {
             let deadline = self.origin + self.job.next_deadline(self.now()).since(Time::ZERO);
             let event = tokio::select! {
@@ -169,10 +163,8 @@ impl Engine {
                     self.publish(&health);
                     None
                 }
-                () = stop_signal(&shutdown, &platform_gone), if !is_stopping => {
-                    is_stopping = true;
-                    Some(Event::Stop { reason: "the master was shut down".into(), with_checkpoint: false })
-                }
+                report = reports.recv() => Some(report.map_or_else(stop, Event::Platform)),
+                () = shutdown.cancelled() => Some(stop()),
                 Some(Ok(Err(error))) = serving.join_next() => return Err(Error::Serve(error)),
             };
             if let Some(event) = event {
@@ -189,9 +181,6 @@ impl Engine {
         self.publish(&health);
         served.cancel();
         std::mem::take(&mut self.spans).close().await;
-        drop(orders);
-        // Orders that were given must reach the platform before we go.
-        let _ = tokio::time::timeout(FAREWELL, ordering.join_next()).await;
         // Those who watch shall see the end.
         let _ = tokio::time::timeout(FAREWELL, pages.join_next()).await;
         Ok(self.ended.take().expect("the loop ends with the job"))
@@ -222,7 +211,6 @@ impl Engine {
     /// Takes one input; what concerns the machine becomes an event.
     fn input(&mut self, input: Input) -> Option<Event> {
         match input {
-            Input::Event(event) => Some(event),
             Input::WorkerOpened { number, worker, incarnation, pid, outbound } => {
                 self.workers.insert(worker, number, incarnation, outbound);
                 Some(Event::WorkerConnected { worker, incarnation, pid })
@@ -295,7 +283,7 @@ impl Engine {
                     self.servers.close(ps, Status::failed_precondition("this server was replaced"));
                 }
                 Effect::Platform(order) => {
-                    // A platform that is gone ends the job by the end of its reports.
+                    // A platform that is gone stops the job by the end of its reports.
                     let _ = orders.send(order).await;
                 }
                 Effect::PrepareCut { cut, folder } => {
@@ -429,13 +417,6 @@ fn resume_books(job: &mut Job, journal: &Journal, is_by_hand: bool) {
     let gap = unix_secs() - journal.history.saved_at;
     let gap = Duration::try_from_secs_f64(gap).unwrap_or_default();
     job.resume_books(before, gap, Time::ZERO);
-}
-
-async fn stop_signal(shutdown: &CancellationToken, platform_gone: &CancellationToken) {
-    tokio::select! {
-        () = shutdown.cancelled() => {}
-        () = platform_gone.cancelled() => {}
-    }
 }
 
 #[cfg(test)]

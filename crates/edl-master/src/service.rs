@@ -31,7 +31,6 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Everything that reaches the engine from outside.
 pub(crate) enum Input {
-    Event(Event),
     WorkerOpened {
         number: u64,
         worker: WorkerId,

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Mutex;
 
-use edl_core::platform::{InstanceId, Report, Role};
+use edl_core::platform::Report;
 use edl_core::spec::JobSpec;
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::key::JobKey;
@@ -12,9 +12,7 @@ use edl_net::proto::master_client::MasterClient;
 use edl_net::proto::{HarmRequest, PsMessage, WorkerMessage, ps_message, worker_message};
 use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
-use tokio::io::{
-    AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, DuplexStream, Lines,
-};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::client::Grpc;
@@ -26,6 +24,7 @@ use tracing::Level;
 use tracing::subscriber::DefaultGuard;
 
 use super::*;
+use crate::Platform;
 
 const LIMIT: Duration = Duration::from_secs(3);
 const WORKER: &str = "/elasticdl.v1.Master/WorkerSession";
@@ -90,8 +89,7 @@ impl io::Write for Log {
 struct Bench {
     channel: Channel,
     http: std::net::SocketAddr,
-    reports: DuplexStream,
-    orders: Lines<BufReader<DuplexStream>>,
+    platform: Platform,
     log: Log,
     token: String,
     _tasks: JoinSet<Result<End, Error>>,
@@ -140,20 +138,16 @@ impl Bench {
         let origin = Instant::now();
         let (durable, run) = (opened.durable, opened.run);
         let engine = Engine::new(config, job_config, durable, run, data, store, addresses, origin);
-        let (reports, from_platform) = tokio::io::duplex(1 << 16);
-        let from_platform: Reports = Box::new(BufReader::new(from_platform));
-        let (orders, to_platform) = tokio::io::duplex(1 << 16);
-        let to_platform: Orders = Box::new(to_platform);
+        let (port, platform) = crate::port();
         let mut tasks = JoinSet::new();
         let stop = CancellationToken::new();
-        tasks.spawn(engine.run(listener, http_listener, to_platform, from_platform, stop));
+        tasks.spawn(engine.run(listener, http_listener, port, stop));
         let channel = edl_net::tls::connect(&control.to_string(), &key, LIMIT).await.unwrap();
         let token = key.page_token();
         Self {
             channel,
             http,
-            reports,
-            orders: BufReader::new(orders).lines(),
+            platform,
             log,
             token,
             _tasks: tasks,
@@ -162,14 +156,13 @@ impl Bench {
         }
     }
 
-    async fn report(&mut self, report: &Report) {
-        let line = serde_json::to_string(report).unwrap() + "\n";
-        self.reports.write_all(line.as_bytes()).await.unwrap();
+    async fn report(&mut self, report: Report) {
+        self.platform.reports.send(report).await.unwrap();
     }
 
-    async fn order(&mut self) -> Option<Order> {
-        let line = tokio::time::timeout(LIMIT, self.orders.next_line()).await.expect("an order");
-        line.unwrap().map(|line| serde_json::from_str(&line).unwrap())
+    async fn order(&mut self) -> Order {
+        let order = tokio::time::timeout(LIMIT, self.platform.orders.recv()).await;
+        order.expect("an order in time").expect("the master runs")
     }
 
     /// How the master ends a stream that carries these messages. The client ends nothing.
@@ -365,20 +358,6 @@ async fn requests_that_make_no_sense_are_answered_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_report_that_makes_no_sense_is_logged_and_the_next_one_counts() {
-    let mut bench = Bench::start(JobSpec { allow_chaos: true, ..JobSpec::default() }).await;
-    let worker = InstanceId { role: Role::Worker, id: 0 };
-    let report = serde_json::to_string(&Report::Running(vec![(worker, 7)])).unwrap();
-    let lines = [b"what?\n\xff\n".as_slice(), report.as_bytes(), b"\n"].concat();
-    bench.reports.write_all(&lines).await.unwrap();
-    let mut master = MasterClient::new(bench.channel.clone());
-    let kill = HarmRequest { role: "worker".into(), how: "kill".into(), ..Default::default() };
-    let told = async { while master.harm(kill.clone()).await.is_err() {} };
-    tokio::time::timeout(LIMIT, told).await.expect("the report counts");
-    assert_eq!(bench.logged("cannot parse a platform report").len(), 2);
-}
-
-#[tokio::test]
 async fn a_refusal_by_the_machine_comes_back_to_the_caller() {
     let bench = Bench::start(JobSpec { max_workers: Some(4), ..JobSpec::default() }).await;
     let mut master = MasterClient::new(bench.channel.clone());
@@ -402,13 +381,13 @@ async fn a_refusal_by_the_machine_comes_back_to_the_caller() {
 #[tokio::test]
 async fn a_master_sleeps_until_the_next_deadline() {
     let mut bench = Bench::start_logging(JobSpec::default(), Level::TRACE).await;
-    bench.report(&Report::Running(Vec::new())).await;
-    let Some(Order::Launch { instance, .. }) = bench.order().await else { panic!("no order") };
-    bench.report(&Report::NotStarted { instance, error: "no such file".into() }).await;
+    bench.report(Report::Running(Vec::new())).await;
+    let Order::Launch { instance, .. } = bench.order().await else { panic!("no launch") };
+    bench.report(Report::NotStarted { instance, error: "no such file".into() }).await;
     // The pause after a failed start ends without any event.
     let is_again =
-        |order: &Order| matches!(order, Order::Launch { instance: of, .. } if *of == instance);
-    while !bench.order().await.as_ref().is_some_and(is_again) {}
+        |order: Order| matches!(order, Order::Launch { instance: of, .. } if of == instance);
+    while !is_again(bench.order().await) {}
     let n_ticks = bench.logged("a deadline has passed").len();
     assert!((1..=5).contains(&n_ticks), "{n_ticks} wake-ups in a second");
 }
