@@ -402,8 +402,7 @@ impl Engine {
 
     /// Where the result goes.
     pub(crate) fn output(&self) -> PathBuf {
-        let output = &self.config.spec.output;
-        if output.is_empty() { self.config.job_dir.join("output") } else { output.into() }
+        self.config.job_dir.output(&self.config.spec)
     }
 }
 

@@ -32,6 +32,7 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use edl_core::job::{self, End};
+use edl_core::job_dir::JobDir;
 use edl_core::spec::{Invalid, JobSpec, JobType};
 use edl_data::{Codec, Dataset, OpenOptions};
 use edl_net::key::JobKey;
@@ -50,7 +51,7 @@ const STORE_PAUSE: Duration = Duration::from_millis(200);
 /// What a master is started with.
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub job_dir: PathBuf,
+    pub job_dir: JobDir,
     /// `host:port`; port 0 picks a free one.
     pub listen: String,
     pub http_listen: String,
@@ -115,8 +116,9 @@ pub fn run(
 }
 
 async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Result<End, Error> {
-    for folder in ["", "logs", "checkpoints", "output"] {
-        make_folder(&config.job_dir.join(folder))?;
+    let job_dir = &config.job_dir;
+    for folder in [job_dir.logs(), job_dir.own_checkpoints(), job_dir.own_output()] {
+        make_folder(&folder)?;
     }
     let listener = bind(&config.listen).await?;
     let http_listener = bind(&config.http_listen).await?;
@@ -162,7 +164,7 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
 
 /// Opens the job's store, once nobody else has it open.
 async fn open_store(config: &Config) -> Result<(Store, store::Opened), Error> {
-    let (path, start) = (config.job_dir.join("master.redb"), Instant::now());
+    let (path, start) = (config.job_dir.store(), Instant::now());
     loop {
         match Store::open(&path) {
             Err(store::Error::InUse { .. }) if start.elapsed() < config.store_patience => {

@@ -64,7 +64,7 @@ pub(crate) fn master_config(
 ) -> anyhow::Result<edl_master::Config> {
     let spec = job.spec()?;
     Ok(edl_master::Config {
-        job_dir: job.dir().to_owned(),
+        job_dir: job.paths().clone(),
         listen: format!("{HOST}:{port}"),
         http_listen: format!("{HOST}:{}", spec.http_port),
         key: job.key()?,

@@ -81,7 +81,7 @@ pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> any
     if programs.is_none() {
         // The one worker's log contains the master's lines, too.
         let worker = InstanceId { role: Role::Worker, id: 0 };
-        crate::telemetry::start_in(&spec.log_level, &job.log_path(worker))?;
+        crate::telemetry::start_in(&spec.log_level, &job.paths().log(worker))?;
     }
     let now = Instant::now();
     let mut supervisor = Supervisor {
@@ -229,7 +229,7 @@ impl Supervisor<'_> {
                     self.phase = Phase::Waiting { until: now + wait };
                 }
                 Next::GiveUp => {
-                    let log = self.job.log_path(MASTER);
+                    let log = self.job.paths().log(MASTER);
                     let log = log.display();
                     self.ui.say(&format!("the master died too often; see the log: {log}"));
                     self.end(Exit::Failed, now);
@@ -269,7 +269,7 @@ impl Supervisor<'_> {
     }
 
     fn last_write(&self) -> Option<std::time::SystemTime> {
-        std::fs::metadata(self.job.status_path()).ok()?.modified().ok()
+        std::fs::metadata(self.job.paths().status()).ok()?.modified().ok()
     }
 }
 

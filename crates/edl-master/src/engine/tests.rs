@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::Mutex;
 
+use edl_core::job_dir::JobDir;
 use edl_core::platform::Report;
 use edl_core::spec::JobSpec;
 use edl_net::CONTROL_PROTOCOL;
@@ -112,7 +113,7 @@ impl Bench {
         let spec = JobSpec { job_name: "toy".into(), ..spec };
         let key = JobKey::from_bytes([7; 32]);
         let config = Config {
-            job_dir: folder.path().into(),
+            job_dir: JobDir::new(folder.path()),
             listen: String::new(),
             http_listen: String::new(),
             key: key.clone(),
@@ -121,7 +122,7 @@ impl Bench {
             ip: None,
             store_patience: Duration::ZERO,
         };
-        let (store, opened) = Store::open(&folder.path().join("master.redb")).unwrap();
+        let (store, opened) = Store::open(&config.job_dir.store()).unwrap();
         let data = Data { n_records: 64, ..Data::default() };
         let job_config = job::Config {
             spec,

@@ -74,7 +74,7 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
     };
     let client = inside::connect().await?;
     let config = edl_master::Config {
-        job_dir: job.dir().to_owned(),
+        job_dir: job.paths().clone(),
         listen: format!("0.0.0.0:{}", pod.args.master_port),
         http_listen: format!("0.0.0.0:{}", pod.args.http_port),
         key: pod.key_or_new(&client).await?,

@@ -204,7 +204,7 @@ impl Children {
         let membership = own_loop::Membership {
             worker,
             master_addr: master.address,
-            key_file: self.job.key_path(),
+            key_file: self.job.paths().key(),
             job_dir: self.job.dir().to_owned(),
         };
         let mut command = Command::from(own_loop::worker(spec, &membership));
@@ -213,7 +213,7 @@ impl Children {
     }
 
     fn log(&self, instance: InstanceId) -> io::Result<File> {
-        let path = self.job.log_path(instance);
+        let path = self.job.paths().log(instance);
         File::options().create(true).append(true).mode(0o600).open(path)
     }
 
@@ -378,7 +378,7 @@ mod tests {
         let ended = children.ended().await;
         assert_eq!(ended, Reaped { instance: WORKER, pid, how: Ended::Exit(5) });
         assert!(children.is_empty());
-        let log = std::fs::read_to_string(children.job.log_path(WORKER)).unwrap();
+        let log = std::fs::read_to_string(children.job.paths().log(WORKER)).unwrap();
         let expected = format!(
             "worker --supervised --job_dir {} --worker_id=3 1\n",
             children.job.dir().display()
