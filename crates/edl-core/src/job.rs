@@ -17,6 +17,7 @@ mod hybrid;
 mod lending;
 mod membership;
 mod recovery;
+mod refusal;
 mod roster;
 mod stages;
 mod steps;
@@ -35,9 +36,11 @@ pub use self::durable::{Durable, Failure, Suspect};
 pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
 pub use self::event::{Event, Held, News, Peer};
 use self::lending::Lending;
+pub use self::refusal::Refusal;
 use self::roster::Roster;
 use self::stages::{Stage, Stages};
 use self::strategy::Strategy;
+use self::worlds::GATHERING;
 use crate::id::Term;
 use crate::instances::Instances;
 use crate::ledger::Ledger;
@@ -47,10 +50,12 @@ use crate::servers::Servers;
 use crate::spec::{JobSpec, JobType};
 use crate::time::Time;
 
-/// Silence, processes, checkpoints and limits are checked this often.
+/// Silence, processes and idle workers are checked this long after an event at the latest.
 const TICK: Duration = Duration::from_millis(200);
 /// A longer time between two checks means that the master itself was stopped.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// A job without any deadline is looked at this often.
+const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
 /// What a job is made of when its master starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,6 +98,8 @@ pub struct Job {
     next_number: u64,
     loss: Option<f32>,
     last_tick: Time,
+    /// Nothing has happened since the last tick, and that tick changed nothing.
+    is_quiet: bool,
     /// The most batches that were ever done.
     furthest: u64,
     books: Books,
@@ -121,6 +128,7 @@ impl Job {
             next_number: 0,
             loss: None,
             last_tick: now,
+            is_quiet: false,
             furthest: 0,
             books: Books::new(config.n_batches()),
             effects: Vec::new(),
@@ -134,7 +142,7 @@ impl Job {
     /// Takes one event and returns what is to be done, in order.
     pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
         if matches!(self.stages.stage(), Stage::Ended) {
-            return Vec::new();
+            return reply_after_end(&event).into_iter().collect();
         }
         self.forgive_pause(now);
         // Under load, other events may leave no time for a tick.
@@ -142,6 +150,10 @@ impl Job {
         let is_about_processes =
             is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
         let n_done = self.ledger().n_done();
+        let is_sign_of_life = matches!(
+            event,
+            Event::Tick | Event::WorkerHeard { .. } | Event::PsHeard { .. } | Event::Told { .. }
+        );
         self.book(&event, now);
         self.take(event, now);
         if is_tick && !self.is_ended() {
@@ -154,7 +166,9 @@ impl Job {
         }
         self.advance(now);
         self.book_after(n_done, is_tick, now);
-        std::mem::take(&mut self.effects)
+        let effects = std::mem::take(&mut self.effects);
+        self.is_quiet = is_sign_of_life && effects.is_empty() && (is_tick || self.is_quiet);
+        effects
     }
 
     fn take(&mut self, event: Event, now: Time) {
@@ -213,9 +227,21 @@ impl Job {
             Event::ExportFailed { error } => {
                 self.end(End::Failed(format!("cannot write the result: {error}")));
             }
-            Event::Scale { workers } => self.scale(workers),
-            Event::Stop { reason, with_checkpoint } => self.stop(&reason, with_checkpoint, now),
-            Event::Harm { instance, harm } => self.harm(instance, harm),
+            Event::Scale { workers } => {
+                let result = self.scale(workers);
+                self.effects.push(Effect::Reply(result));
+            }
+            Event::Stop { reason, with_checkpoint } => {
+                self.stop(&reason, with_checkpoint, now);
+                // After what makes it durable, but the end comes last.
+                let end = self.effects.pop_if(|effect| matches!(effect, Effect::Ended(_)));
+                self.effects.push(Effect::Reply(Ok(())));
+                self.effects.extend(end);
+            }
+            Event::Harm { instance, harm } => {
+                let result = self.harm(instance, harm);
+                self.effects.push(Effect::Reply(result));
+            }
         }
     }
 
@@ -268,15 +294,42 @@ impl Job {
     /// When `handle` must be called again at the latest, with `Event::Tick`.
     #[must_use]
     pub fn next_deadline(&self, now: Time) -> Time {
-        let tick = self.last_tick + TICK;
-        self.ledger().next_deadline().map_or(tick, |deadline| deadline.min(tick)).max(now)
+        let first = if self.is_quiet {
+            // The last tick has dealt with everything before it.
+            self.deadlines().filter(|deadline| *deadline > self.last_tick).min()
+        } else {
+            self.lending.deadlines().chain([self.last_tick + TICK]).min()
+        };
+        first.unwrap_or(now + MAX_SLEEP).max(now)
+    }
+
+    /// All times at which a decision can become possible without another event.
+    fn deadlines(&self) -> impl Iterator<Item = Time> + '_ {
+        let timeout = self.config.spec.heartbeat_timeout();
+        let before = Duration::from_secs_f64(self.durable.elapsed_secs.max(0.0));
+        // Whether a process is silent can be told only by a master that was not stopped itself.
+        let listens = (!self.roster.is_empty()).then(|| self.last_tick + self.max_pause() / 2);
+        (self.lending.deadlines())
+            .chain(self.roster.deadlines())
+            .chain(self.instances.next_deadline())
+            .chain(self.checkpoints.deadlines())
+            .chain(self.stages.deadlines(before))
+            .chain(self.strategy.group().next_deadline())
+            .chain(self.strategy.steps().into_iter().flat_map(move |steps| {
+                steps.deadlines(self.config.spec.task_timeout(), [GATHERING, timeout])
+            }))
+            .chain(listens)
+    }
+
+    /// No check for this long means that the master itself was stopped.
+    fn max_pause(&self) -> Duration {
+        MIN_PAUSE.max(self.config.spec.heartbeat_timeout() / 2)
     }
 
     /// If no check was made for long, the master itself was stopped: others were not silent, it did
     /// not listen.
     fn forgive_pause(&mut self, now: Time) {
-        let timeout = self.config.spec.heartbeat_timeout();
-        if now.since(self.last_tick) < MIN_PAUSE.max(timeout / 2) {
+        if now.since(self.last_tick) < self.max_pause() {
             return;
         }
         self.roster.forgive_silence(now);
@@ -396,6 +449,16 @@ impl Job {
         self.lending.check_invariants();
         self.strategy.check_invariants(self.durable.generation);
         assert_eq!(self.durable.end.is_some(), self.is_ended());
+    }
+}
+
+/// A job that has ended does nothing, but it answers requests.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the rest asks nothing")]
+fn reply_after_end(event: &Event) -> Option<Effect> {
+    match event {
+        Event::Stop { .. } => Some(Effect::Reply(Ok(()))),
+        Event::Scale { .. } | Event::Harm { .. } => Some(Effect::Reply(Err(Refusal::Ended))),
+        _ => None,
     }
 }
 

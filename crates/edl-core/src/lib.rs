@@ -16,6 +16,7 @@ pub mod goodput;
 pub mod id;
 pub mod instances;
 pub mod job;
+pub mod job_dir;
 pub mod lanes;
 pub mod layout;
 pub mod ledger;

@@ -596,28 +596,6 @@ impl JobSpec {
         Ok(())
     }
 
-    /// Refuses a number of workers that a running job cannot have.
-    pub fn check_scale(&self, workers: u32) -> Result<(), Invalid> {
-        let (lanes, most) = (self.n_lanes(), self.max_workers.unwrap_or(u32::MAX));
-        if self.is_allreduce() && workers > lanes {
-            return Err(Invalid(format!(
-                "cannot scale to {workers}: the job has {}, fixed for its lifetime, and every \
-                 worker needs one; start a job with more --lanes",
-                crate::text::counted(lanes, "lane")
-            )));
-        }
-        if workers > most {
-            return Err(Invalid(format!("cannot scale to {workers}: --max_workers is {most}")));
-        }
-        if workers < self.min_workers && self.is_allreduce() {
-            return Err(Invalid(format!(
-                "cannot scale to {workers}: --min_workers is {}",
-                self.min_workers
-            )));
-        }
-        Ok(())
-    }
-
     /// Refuses what contradicts steps that workers and servers take together.
     fn check_hybrid(&self) -> Result<(), Invalid> {
         let invalid = |text: &str| Err(Invalid(text.into()));
@@ -676,19 +654,6 @@ fn is_collector(endpoint: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_scale_beyond_the_lanes_names_their_number() {
-        let refusal = |lanes: u32| {
-            let distribution_strategy = Strategy::Allreduce;
-            let spec = JobSpec { distribution_strategy, lanes: Some(lanes), ..JobSpec::default() };
-            spec.check_scale(5).unwrap_err().to_string()
-        };
-        let expected = "cannot scale to 5: the job has 1 lane, fixed for its lifetime, and every \
-                        worker needs one; start a job with more --lanes";
-        assert_eq!(refusal(1), expected);
-        assert!(refusal(4).contains("has 4 lanes, fixed"), "{}", refusal(4));
-    }
 
     #[test]
     fn an_unknown_codec_is_refused_by_name() {

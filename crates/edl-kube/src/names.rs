@@ -26,7 +26,7 @@ pub const HTTP_PORT: u16 = 8080;
 /// The file of the ConfigMap that describes the job.
 pub const JOB_FILE: &str = "job.yaml";
 /// The file of the Secret that holds the job's key.
-pub const KEY_FILE: &str = "job.key";
+pub const KEY_FILE: &str = edl_core::job_dir::KEY;
 /// Where pods find the ConfigMap.
 pub const JOB_MOUNT: &str = "/etc/elasticdl/job";
 /// Where pods find the Secret.

@@ -16,7 +16,6 @@ use edl_tensor::partition::PartitionConfig;
 use tokio::sync::oneshot;
 use tonic::Status;
 
-use crate::convert;
 use crate::engine::Engine;
 
 type Reply = oneshot::Sender<Result<proto::AuditReport, Status>>;
@@ -32,6 +31,16 @@ struct Open {
     reply: Reply,
     waiting: BTreeSet<PsId>,
     states: Vec<PartitionState>,
+}
+
+impl Audits {
+    /// A server is gone: those who wait for it hear so.
+    pub(crate) fn lost(&mut self, ps: PsId) {
+        for (_, open) in self.open.extract_if(.., |_, open| open.waiting.contains(&ps)) {
+            let why = format!("ps-{ps} disconnected before it answered; try again in a moment");
+            let _ = open.reply.send(Err(Status::unavailable(why)));
+        }
+    }
 }
 
 impl Engine {
@@ -75,21 +84,24 @@ impl Engine {
         });
     }
 
-    pub(crate) fn answer_audit(&mut self, ps: PsId, sets: proto::Sets) {
-        let Some(open) = self.audits.open.get_mut(&sets.request) else { return };
-        match convert::partition_states(sets.sets) {
-            Ok(states) => open.states.extend(states),
-            Err(error) => tracing::warn!(%error, ps = ps.0, "cannot parse a server's audit reply"),
-        }
+    pub(crate) fn answer_audit(
+        &mut self,
+        ps: PsId,
+        request: u64,
+        generation: u64,
+        states: Vec<PartitionState>,
+    ) {
+        // Whoever asked has hung up, or asked the master before this one.
+        let Some(open) = self.audits.open.get_mut(&request) else { return };
+        open.states.extend(states);
         open.waiting.remove(&ps);
         if !open.waiting.is_empty() {
             return;
         }
-        let open = self.audits.open.remove(&sets.request).expect("just seen");
+        let open = self.audits.open.remove(&request).expect("just seen");
         let plan = self.config.spec.plan(self.data.n_records);
         let n_epochs = self.job.ledger().epoch();
-        let report =
-            report(&self.config.spec.job_name, &plan, &open.states, n_epochs, sets.generation);
+        let report = report(&self.config.spec.job_name, &plan, &open.states, n_epochs, generation);
         let _ = open.reply.send(Ok(report));
     }
 }
@@ -156,4 +168,17 @@ fn report(
         partitions: states.iter().map(partition).collect(),
         clean: is_clean,
     }
+}
+
+#[test]
+fn an_audit_is_answered_when_a_server_disconnects() {
+    let (reply, mut answer) = oneshot::channel();
+    let open = Open { reply, waiting: [PsId(1)].into(), states: Vec::new() };
+    let mut audits = Audits { next: 1, open: [(1, open)].into() };
+    audits.lost(PsId(0));
+    assert!(answer.try_recv().is_err(), "it has answered");
+    audits.lost(PsId(1));
+    let status = answer.try_recv().unwrap().unwrap_err();
+    let expected = "ps-1 disconnected before it answered; try again in a moment";
+    assert_eq!((status.code(), status.message()), (tonic::Code::Unavailable, expected));
 }

@@ -28,10 +28,7 @@ pub(crate) struct Checkpoints {
 impl Checkpoints {
     pub(crate) fn new(config: &Config, run: RunId, data: &Data, term: Term) -> Self {
         let spec = &config.spec;
-        let folder = match spec.checkpoint_dir.as_str() {
-            "" => config.job_dir.join("checkpoints"),
-            folder => folder.into(),
-        };
+        let folder = config.job_dir.checkpoints(spec);
         let n_batches = match spec.job_type {
             JobType::Train => spec.plan(data.n_records).n_batches(),
             JobType::Evaluate | JobType::Predict => 1,

@@ -117,7 +117,7 @@ impl Engine {
         let optimizer = match optimizer::resolve(&self.config.spec, model) {
             Ok(optimizer) => optimizer,
             Err(error) => {
-                // Refused at submit; here it can only come from a master started by hand.
+                // The machine ends the job when a worker announces its model.
                 tracing::error!(%error, "invalid optimizer");
                 return None;
             }

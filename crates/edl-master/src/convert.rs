@@ -16,15 +16,21 @@ use edl_net::proto;
 use proto::{ps_message, worker_command, worker_message};
 use tonic::Status;
 
-/// A worker's message as an event; `None` for a second hello.
+use crate::service::Input;
+
+const UNKNOWN_KIND: &str = "unknown kind of message; run the same build everywhere";
+const SECOND_HELLO: &str = "a hello must be the first message of a stream";
+
+/// A worker's message as an event, unless it makes no sense.
 pub(crate) fn worker_event(
     worker: WorkerId,
     incarnation: Incarnation,
-    kind: worker_message::Kind,
-) -> Result<Option<Event>, Status> {
+    message: proto::WorkerMessage,
+) -> Result<Event, Status> {
     use worker_message::Kind;
-    let event = match kind {
-        Kind::Hello(_) => return Ok(None),
+    let kind = message.kind.ok_or_else(|| Status::invalid_argument(UNKNOWN_KIND))?;
+    Ok(match kind {
+        Kind::Hello(_) => return Err(Status::invalid_argument(SECOND_HELLO)),
         Kind::Ready(ready) => Event::WorkerReady {
             worker,
             incarnation,
@@ -59,8 +65,7 @@ pub(crate) fn worker_event(
             Event::WorkerHeard { worker, incarnation, waiting_for: heartbeat.waiting_for }
         }
         Kind::Spending(spending) => {
-            let instance = InstanceId { role: Role::Worker, id: worker.0 };
-            Event::Told { instance, incarnation, told: told(&spending) }
+            Event::Told { instance: worker.into(), incarnation, told: told(&spending)? }
         }
         Kind::CutDone(done) => cut_done(Holder::Worker(worker), done),
         Kind::CutFailed(failed) => cut_failed(failed),
@@ -90,8 +95,7 @@ pub(crate) fn worker_event(
             let generation = Generation(generation);
             member(worker, incarnation, News::NotLoaded { generation, error })
         }
-    };
-    Ok(Some(event))
+    })
 }
 
 fn member(worker: WorkerId, incarnation: Incarnation, news: News) -> Event {
@@ -116,15 +120,21 @@ fn cut_failed(failed: proto::CutFailed) -> Event {
     Event::CutFailed { cut: CutId(failed.cut), error: failed.error }
 }
 
-/// A server's message as an event; `None` for a second hello and for answers to questions.
-pub(crate) fn ps_event(
+/// A server's message as input for the engine, unless it makes no sense.
+pub(crate) fn ps_input(
+    number: u64,
     ps: PsId,
     incarnation: Incarnation,
-    kind: ps_message::Kind,
-) -> Result<Option<Event>, Status> {
+    message: proto::PsMessage,
+) -> Result<Input, Status> {
     use ps_message::Kind;
+    let kind = message.kind.ok_or_else(|| Status::invalid_argument(UNKNOWN_KIND))?;
+    let mut load = None;
     let event = match kind {
-        Kind::Hello(_) | Kind::Sets(_) => return Ok(None),
+        Kind::Hello(_) => return Err(Status::invalid_argument(SECOND_HELLO)),
+        Kind::Sets(proto::Sets { request, generation, sets }) => {
+            return Ok(Input::PsSets { ps, request, generation, sets: partition_states(sets)? });
+        }
         Kind::Loaded(loaded) => Event::Loaded {
             ps,
             generation: Generation(loaded.generation),
@@ -137,18 +147,20 @@ pub(crate) fn ps_event(
         Kind::CutFailed(failed) => cut_failed(failed),
         Kind::Heartbeat(_) => Event::PsHeard { ps, incarnation },
         Kind::Spending(spending) => {
-            let instance = InstanceId { role: Role::Ps, id: ps.0 };
-            Event::Told { instance, incarnation, told: told(&spending) }
+            load = spending.load;
+            Event::Told { instance: ps.into(), incarnation, told: told(&spending)? }
         }
     };
-    Ok(Some(event))
+    Ok(Input::PsSaid { number, ps, event, load })
 }
 
-fn told(spending: &proto::Spending) -> Told {
-    let named = |kind: &goodput::Kind| kind.name() == spending.last;
-    let last = goodput::Kind::ALL.into_iter().find(named).unwrap_or_default();
-    let spent = spending.spent.map(Into::into).unwrap_or_default();
-    Told { spent, last, step: spending.step }
+fn told(spending: &proto::Spending) -> Result<Told, Status> {
+    let proto::Spending { spent, last, step, .. } = spending;
+    let kind = goodput::Kind::ALL.into_iter().find(|kind| kind.name() == last);
+    let unknown = || Status::invalid_argument(format!("unknown activity `{last}`"));
+    let missing = || Status::invalid_argument("a report of spent time contains no times");
+    let (last, spent) = (kind.ok_or_else(unknown)?, spent.ok_or_else(missing)?.into());
+    Ok(Told { spent, last, step: *step })
 }
 
 /// The event of a server's first message.
@@ -163,9 +175,7 @@ pub(crate) fn ps_hello(hello: proto::PsHello) -> Result<Event, Status> {
     Ok(Event::PsConnected { ps: PsId(hello.ps), pid: hello.pid, member: Box::new(member) })
 }
 
-pub(crate) fn partition_states(
-    sets: Vec<proto::PartitionSet>,
-) -> Result<Vec<PartitionState>, Status> {
+fn partition_states(sets: Vec<proto::PartitionSet>) -> Result<Vec<PartitionState>, Status> {
     let state = |set: proto::PartitionSet| {
         let applied = AppliedSet::from_bytes(&set.applied)
             .ok_or_else(|| Status::invalid_argument("cannot parse a set of applied batches"))?;
@@ -195,7 +205,7 @@ fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, St
 }
 
 /// Whom somebody wants to harm, and how.
-pub(crate) fn harm(request: &proto::HarmRequest) -> Result<(InstanceId, Harm), Status> {
+pub(crate) fn harm(request: &proto::HarmRequest) -> Result<Event, Status> {
     let proto::HarmRequest { role, id, how, millis, factor } = request;
     let role = match role.as_str() {
         "worker" => Role::Worker,
@@ -206,7 +216,7 @@ pub(crate) fn harm(request: &proto::HarmRequest) -> Result<(InstanceId, Harm), S
         }
     };
     let harm = Harm::parse(how, *millis, *factor).map_err(Status::invalid_argument)?;
-    Ok((InstanceId { role, id: *id }, harm))
+    Ok(Event::Harm { instance: InstanceId { role, id: *id }, harm })
 }
 
 /// A lease as a worker gets it.

@@ -4,19 +4,19 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use edl_core::id::{PsId, RunId, WorkerId};
 use edl_core::job::{self, Durable, Effect, End, Event, Job};
 use edl_core::layout::Layout;
-use edl_core::platform::{Harm, InstanceId, Order};
+use edl_core::platform::Order;
 use edl_core::time::Time;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
@@ -27,16 +27,14 @@ use crate::http::Doors;
 use crate::journal::{Journal, unix_secs};
 use crate::metrics::Metrics;
 use crate::peers::Peers;
-use crate::service::{Input, Service};
+use crate::service::{self, Input, Reply, Service};
 use crate::spans::Spans;
 use crate::status::Progress;
 use crate::store::Store;
-use crate::{Addresses, Config, Data, Error, Orders, Reports, http, page, platform};
+use crate::{Addresses, Config, Data, Error, Port, http, page};
 
 /// Inputs waiting for the machine; more of them make their senders wait.
 const INPUTS: usize = 1024;
-/// The grain of everything that depends on time.
-const TICK: Duration = Duration::from_millis(100);
 const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// How long everybody may take to hear of the end.
 const FAREWELL: Duration = Duration::from_millis(700);
@@ -65,6 +63,8 @@ pub(crate) struct Engine {
     spans: Spans,
     /// Work on files that must not hold up the loop; each answers with an event.
     pub(crate) jobs: JoinSet<Event>,
+    /// The request being handled: the number of workers before it, and where its reply goes.
+    asked: Option<(u32, Reply)>,
     ended: Option<End>,
 }
 
@@ -105,6 +105,7 @@ impl Engine {
             store,
             origin,
             jobs: JoinSet::new(),
+            asked: None,
             ended: None,
             job,
             config,
@@ -120,20 +121,13 @@ impl Engine {
         mut self,
         listener: TcpListener,
         http_listener: TcpListener,
-        orders_to: Orders,
-        reports_from: Reports,
+        Port { orders, mut reports }: Port,
         shutdown: CancellationToken,
     ) -> Result<End, Error> {
         let (inputs, mut queue) = mpsc::channel(INPUTS);
-        let (orders, order_queue) = mpsc::channel(INPUTS);
         let (health, health_seen) = watch::channel("starting");
         let served = CancellationToken::new();
         let streams = TaskTracker::new();
-        let mut tasks = JoinSet::new();
-        let platform_gone = CancellationToken::new();
-        let mut ordering = JoinSet::new();
-        ordering.spawn(platform::write_orders(orders_to, order_queue));
-        tasks.spawn(platform::read_reports(reports_from, inputs.clone(), platform_gone.clone()));
         let doors = self.doors(&inputs, health_seen, &streams);
         let mut pages = JoinSet::new();
         pages.spawn(http::serve(http_listener, doors, served.clone()));
@@ -154,30 +148,30 @@ impl Engine {
         crate::evaluation::started(self.data.n_validation_records);
 
         let mut status_at = tokio::time::interval(STATUS_EVERY);
-        // By the clock, not by the silence: a busy job must see time pass too.
-        let mut ticks = tokio::time::interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut is_stopping = false;
+        let stop =
+            || Event::Stop { reason: "the master was shut down".into(), with_checkpoint: false };
         while self.ended.is_none() {
+            let deadline = self.origin + self.job.next_deadline(self.now()).since(Time::ZERO);
             let event = tokio::select! {
                 Some(input) = queue.recv() => self.input(input),
                 Some(done) = self.jobs.join_next() => done.ok(),
-                _ = ticks.tick() => Some(Event::Tick),
+                () = tokio::time::sleep_until(deadline) => {
+                    tracing::trace!("a deadline has passed");
+                    Some(Event::Tick)
+                }
                 _ = status_at.tick() => {
                     self.publish(&health);
                     None
                 }
-                () = stop_signal(&shutdown, &platform_gone), if !is_stopping => {
-                    is_stopping = true;
-                    Some(Event::Stop { reason: "the master was shut down".into(), with_checkpoint: false })
-                }
+                report = reports.recv() => Some(report.map_or_else(stop, Event::Platform)),
+                () = shutdown.cancelled() => Some(stop()),
                 Some(Ok(Err(error))) = serving.join_next() => return Err(Error::Serve(error)),
             };
             if let Some(event) = event {
                 self.handle(event, &orders).await?;
             }
         }
-        self.farewell(&mut queue).await;
+        self.farewell(&mut queue, &orders).await;
         // Old checkpoints that are still being removed.
         let _ = tokio::time::timeout(FAREWELL, async {
             while self.jobs.join_next().await.is_some() {}
@@ -187,9 +181,6 @@ impl Engine {
         self.publish(&health);
         served.cancel();
         std::mem::take(&mut self.spans).close().await;
-        drop(orders);
-        // Orders that were given must reach the platform before we go.
-        let _ = tokio::time::timeout(FAREWELL, ordering.join_next()).await;
         // Those who watch shall see the end.
         let _ = tokio::time::timeout(FAREWELL, pages.join_next()).await;
         Ok(self.ended.take().expect("the loop ends with the job"))
@@ -220,7 +211,6 @@ impl Engine {
     /// Takes one input; what concerns the machine becomes an event.
     fn input(&mut self, input: Input) -> Option<Event> {
         match input {
-            Input::Event(event) => Some(event),
             Input::WorkerOpened { number, worker, incarnation, pid, outbound } => {
                 self.workers.insert(worker, number, incarnation, outbound);
                 Some(Event::WorkerConnected { worker, incarnation, pid })
@@ -230,27 +220,26 @@ impl Engine {
                 let is_fact = matches!(event, Event::BatchDone { .. });
                 (is_fact || self.workers.is_current(worker, number)).then_some(event)
             }
-            Input::WorkerClosed { number, worker } => {
-                let incarnation = self.workers.closed(worker, number)?;
+            Input::WorkerClosed { number, worker, refused } => {
+                let incarnation = self.workers.closed(worker, number, refused)?;
                 Some(Event::WorkerGone { worker, incarnation })
             }
             Input::PsOpened { number, ps, incarnation, event, outbound } => {
                 self.servers.insert(ps, number, incarnation, outbound);
                 Some(event)
             }
-            Input::PsSaid { number, ps, event } => {
-                self.servers.is_current(ps, number).then_some(event)
+            Input::PsSaid { number, ps, event, load } => {
+                let is_current = self.servers.is_current(ps, number);
+                self.loads.extend(load.filter(|_| is_current).map(|load| (ps, load)));
+                is_current.then_some(event)
             }
-            Input::PsSets { ps, sets } => {
-                self.answer_audit(ps, sets);
+            Input::PsSets { ps, request, generation, sets } => {
+                self.answer_audit(ps, request, generation, sets);
                 None
             }
-            Input::PsLoad { ps, load } => {
-                self.loads.insert(ps, load);
-                None
-            }
-            Input::PsClosed { number, ps } => {
-                let incarnation = self.servers.closed(ps, number)?;
+            Input::PsClosed { number, ps, refused } => {
+                let incarnation = self.servers.closed(ps, number, refused)?;
+                self.audits.lost(ps);
                 Some(Event::PsGone { ps, incarnation })
             }
             Input::Status(reply) => {
@@ -262,24 +251,13 @@ impl Engine {
                 let _ = reply.send(page::everything(&self.status(), history, self.lives));
                 None
             }
-            Input::Scale { workers, reply } => {
-                let before = self.job.instances().workers_wanted();
-                let refusal = self.config.spec.check_scale(workers).err();
-                let _ = reply.send(match &refusal {
-                    None => Ok(proto::ScaleReply { before, after: workers }),
-                    Some(why) => Err(Status::invalid_argument(why.to_string())),
-                });
-                refusal.is_none().then_some(Event::Scale { workers })
+            Input::Asked { event, reply } => {
+                self.asked = Some((self.job.instances().workers_wanted(), reply));
+                Some(event)
             }
             Input::Audit(reply) => {
                 self.begin_audit(reply);
                 None
-            }
-            Input::Harm { instance, harm, reply } => {
-                let refusal = self.refuse_harm(instance, harm);
-                let is_allowed = refusal.is_none();
-                let _ = reply.send(refusal.map_or(Ok(proto::HarmReply {}), Err));
-                is_allowed.then_some(Event::Harm { instance, harm })
             }
         }
     }
@@ -305,7 +283,7 @@ impl Engine {
                     self.servers.close(ps, Status::failed_precondition("this server was replaced"));
                 }
                 Effect::Platform(order) => {
-                    // A platform that is gone ends the job by the end of its reports.
+                    // A platform that is gone stops the job by the end of its reports.
                     let _ = orders.send(order).await;
                 }
                 Effect::PrepareCut { cut, folder } => {
@@ -340,6 +318,12 @@ impl Engine {
                     self.metrics.evaluated(&evaluated);
                 }
                 Effect::Note(note) => self.journal.note(note.kind, &note.text),
+                Effect::Reply(result) => {
+                    // A stop by signal awaits no reply.
+                    if let Some((before, reply)) = self.asked.take() {
+                        let _ = reply.send(result.map(|()| before).map_err(service::to_status));
+                    }
+                }
                 Effect::Ended(end) => {
                     self.journal.ended(&end);
                     self.ended = Some(end);
@@ -396,27 +380,14 @@ impl Engine {
         health.send_replace(self.job.state());
     }
 
-    /// Why a process may not be harmed.
-    fn refuse_harm(&self, instance: InstanceId, harm: Harm) -> Option<Status> {
-        if self.config.spec.is_on_cluster() && harm != Harm::Kill {
-            let why = "pods support only the chaos action kill";
-            return Some(Status::failed_precondition(why));
-        }
-        if !self.config.spec.allow_chaos {
-            let why = "chaos is disabled; start the job with --allow_chaos";
-            return Some(Status::failed_precondition(why));
-        }
-        let is_there = self.job.instances().running().contains_key(&instance);
-        (!is_there).then(|| Status::not_found(format!("{instance} is not running")))
-    }
-
     /// Gives everybody the time to hear of the end and to hang up.
-    async fn farewell(&mut self, queue: &mut mpsc::Receiver<Input>) {
+    async fn farewell(&mut self, queue: &mut mpsc::Receiver<Input>, orders: &mpsc::Sender<Order>) {
         let all_gone = async {
             while !(self.workers.is_empty() && self.servers.is_empty()) {
-                match queue.recv().await {
-                    Some(input) => drop(self.input(input)),
-                    None => return,
+                let Some(input) = queue.recv().await else { return };
+                if let Some(event) = self.input(input) {
+                    // A machine that has ended only replies, which cannot fail.
+                    let _ = self.handle(event, orders).await;
                 }
             }
         };
@@ -431,8 +402,7 @@ impl Engine {
 
     /// Where the result goes.
     pub(crate) fn output(&self) -> PathBuf {
-        let output = &self.config.spec.output;
-        if output.is_empty() { self.config.job_dir.join("output") } else { output.into() }
+        self.config.job_dir.output(&self.config.spec)
     }
 }
 
@@ -448,9 +418,5 @@ fn resume_books(job: &mut Job, journal: &Journal, is_by_hand: bool) {
     job.resume_books(before, gap, Time::ZERO);
 }
 
-async fn stop_signal(shutdown: &CancellationToken, platform_gone: &CancellationToken) {
-    tokio::select! {
-        () = shutdown.cancelled() => {}
-        () = platform_gone.cancelled() => {}
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -5,9 +5,9 @@
 //! job finds it; so do the page and the report of a job that has ended.
 
 use std::collections::VecDeque;
-use std::path::Path;
 
 use edl_core::goodput::{Goodput, Kind};
+use edl_core::job_dir::JobDir;
 use edl_core::series::Series;
 use edl_net::proto::{self, JobStatus};
 use serde::{Deserialize, Serialize};
@@ -76,8 +76,8 @@ impl History {
     }
 
     /// What the master before has written; a file that cannot be read is no loss to the job.
-    pub(crate) fn load(folder: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(folder.join("history.json")).ok()?).ok()
+    pub(crate) fn load(job_dir: &JobDir) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(job_dir.history()).ok()?).ok()
     }
 
     /// When the job was first seen to run, in Unix time.
@@ -219,9 +219,9 @@ mod tests {
             ..proto::Event::default()
         });
         assert!(history.sample(&status(&[(1, 8), (2, 9)]), 3.0));
-        let path = folder.path().join("history.json");
-        std::fs::write(&path, serde_json::to_vec(&history).unwrap()).unwrap();
-        let mut history = History::load(folder.path()).unwrap();
+        let job_dir = JobDir::new(folder.path());
+        std::fs::write(job_dir.history(), serde_json::to_vec(&history).unwrap()).unwrap();
+        let mut history = History::load(&job_dir).unwrap();
         let names: Vec<_> = history.lives.iter().map(|life| (&*life.name, life.to)).collect();
         assert_eq!(names, [("worker-0", Some(3.0)), ("worker-1", None), ("worker-2", None)]);
         assert!(history.lives[0].why.contains("SIGKILL"));

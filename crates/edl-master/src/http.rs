@@ -4,12 +4,14 @@
 //! Everybody who reaches the port may look; to change something takes the page's token, which
 //! comes in a header that no foreign page can send. Nothing is decided here.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -26,9 +28,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Status};
 
-use crate::service::Input;
+use crate::service::{self, Input};
 use crate::{convert, page};
 
+/// The longest body of a request, in bytes.
+const MAX_BODY: usize = 4096;
 /// Those who may watch at once.
 const MAX_WATCHERS: usize = 32;
 /// News that may wait for a watcher, and for how long, before it is dropped.
@@ -68,7 +72,9 @@ pub(crate) async fn serve(listener: TcpListener, doors: Doors, shutdown: Cancell
         .route("/api/harm", post(harm))
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
-        .with_state(shared);
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(shared)
+        .into_make_service_with_connect_info::<SocketAddr>();
     let stopped = async move { shutdown.cancelled().await };
     if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
         tracing::warn!(%error, "the HTTP server for the page and metrics stopped");
@@ -132,32 +138,18 @@ struct Scale {
     workers: u32,
 }
 
-async fn scale(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
-    let Scale { workers } = match shared.command(&headers, &body) {
-        Ok(wish) => wish,
-        Err(refusal) => return *refusal,
-    };
-    match shared.ask(|reply| Input::Scale { workers, reply }).await {
-        Ok(Ok(_)) => json("{}".into()),
-        Ok(Err(status)) | Err(status) => refused(&status),
-    }
+async fn scale(State(shared): App, wish: Wish<Scale>) -> Response {
+    let Scale { workers } = wish.wish;
+    shared.request(Event::Scale { workers }).await
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stop {}
 
-async fn stop(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
-    let Stop {} = match shared.command(&headers, &body) {
-        Ok(wish) => wish,
-        Err(refusal) => return *refusal,
-    };
+async fn stop(State(shared): App, _: Wish<Stop>) -> Response {
     let reason = "stopped from the job page".into();
-    let stop = Input::Event(Event::Stop { reason, with_checkpoint: true });
-    match shared.doors.inputs.send(stop).await {
-        Ok(()) => json("{}".into()),
-        Err(_) => refused(&Status::unavailable("the master is stopping")),
-    }
+    shared.request(Event::Stop { reason, with_checkpoint: true }).await
 }
 
 #[derive(Deserialize)]
@@ -172,19 +164,12 @@ struct Harmed {
     factor: u32,
 }
 
-async fn harm(State(shared): App, headers: HeaderMap, body: Bytes) -> Response {
-    let Harmed { role, id, how, millis, factor } = match shared.command(&headers, &body) {
-        Ok(wish) => wish,
-        Err(refusal) => return *refusal,
-    };
+async fn harm(State(shared): App, wish: Wish<Harmed>) -> Response {
+    let Wish { wish: Harmed { role, id, how, millis, factor }, from } = wish;
     let request = proto::HarmRequest { role, id, how, millis, factor };
-    let (instance, harm) = match convert::harm(&request) {
-        Ok(meant) => meant,
-        Err(status) => return refused(&status),
-    };
-    match shared.ask(|reply| Input::Harm { instance, harm, reply }).await {
-        Ok(Ok(_)) => json("{}".into()),
-        Ok(Err(status)) | Err(status) => refused(&status),
+    match convert::harm(&request) {
+        Ok(event) => shared.request(event).await,
+        Err(status) => refused(&service::refuse(from, status)),
     }
 }
 
@@ -208,19 +193,45 @@ async fn healthz(State(shared): App) -> String {
     format!("{}\n", *shared.doors.health.borrow())
 }
 
+/// What somebody wants who may, and his address.
+struct Wish<T> {
+    wish: T,
+    from: String,
+}
+
+impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for Wish<T> {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, Response> {
+        shared.admit(request.headers()).map_err(|refusal| *refusal)?;
+        let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
+        let from = service::sender(address.map(|address| address.0));
+        let body = Bytes::from_request(request, shared).await.map_err(|error| unread(&error));
+        let wish = body.and_then(|body| {
+            let invalid = |error| Status::invalid_argument(format!("invalid request: {error}"));
+            serde_json::from_slice(&body).map_err(invalid)
+        });
+        match wish {
+            Ok(wish) => Ok(Self { wish, from }),
+            Err(why) => Err(refused(&service::refuse(from, why))),
+        }
+    }
+}
+
 impl Shared {
     /// Lets in who holds the token. A browser also says which page it acts for: only ours may.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Box<Response>> {
-        let word = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        if let Some(origin) = word(header::ORIGIN) {
-            let host = word(header::HOST).unwrap_or_default();
-            let ours = [format!("http://{host}"), format!("https://{host}")];
-            if host.is_empty() || !ours.iter().any(|ours| ours == origin) {
+        if let Some(origin) = headers.get(header::ORIGIN) {
+            // Bytes: an origin that is no text is not ours.
+            let host = headers.get(header::HOST).map_or(&b""[..], |host| host.as_bytes());
+            let ours = [[b"http://", host].concat(), [b"https://", host].concat()];
+            if host.is_empty() || !ours.iter().any(|ours| ours == origin.as_bytes()) {
                 let why = "requests from other sites cannot change this job\n";
                 return Err(Box::new((StatusCode::FORBIDDEN, why).into_response()));
             }
         }
-        let token = word(header::AUTHORIZATION).and_then(|word| word.strip_prefix("Bearer "));
+        let word = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let token = word.and_then(|word| word.strip_prefix("Bearer "));
         if token.is_some_and(|token| self.doors.key.is_page_token(token)) {
             return Ok(());
         }
@@ -229,17 +240,12 @@ impl Shared {
         Err(Box::new((StatusCode::UNAUTHORIZED, why).into_response()))
     }
 
-    /// What somebody wants, if he may.
-    fn command<T: for<'a> Deserialize<'a>>(
-        &self,
-        headers: &HeaderMap,
-        body: &[u8],
-    ) -> Result<T, Box<Response>> {
-        self.admit(headers)?;
-        serde_json::from_slice(body).map_err(|error| {
-            let why = format!("invalid request: {error}\n");
-            Box::new((StatusCode::BAD_REQUEST, why).into_response())
-        })
+    /// Has the machine decide.
+    async fn request(&self, event: Event) -> Response {
+        match self.ask(|reply| Input::Asked { event, reply }).await {
+            Ok(Ok(_)) => json("{}".into()),
+            Ok(Err(status)) | Err(status) => refused(&status),
+        }
     }
 
     async fn ask<T>(&self, input: impl FnOnce(oneshot::Sender<T>) -> Input) -> Result<T, Status> {
@@ -255,12 +261,22 @@ fn json(text: String) -> Response {
     (headers, text).into_response()
 }
 
+/// Why the body of a request cannot be read.
+fn unread(error: &BytesRejection) -> Status {
+    if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        let why = format!("invalid request: the body must be at most {MAX_BODY} bytes");
+        return Status::resource_exhausted(why);
+    }
+    Status::invalid_argument(format!("invalid request: {}", error.body_text()))
+}
+
 #[expect(clippy::wildcard_enum_match_arm, reason = "the machine refuses for few reasons")]
 fn refused(status: &Status) -> Response {
     let code = match status.code() {
         Code::NotFound => StatusCode::NOT_FOUND,
         Code::FailedPrecondition => StatusCode::FORBIDDEN,
         Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Code::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
         _ => StatusCode::BAD_REQUEST,
     };
     (code, format!("{}\n", status.message())).into_response()

@@ -13,6 +13,7 @@ use edl_core::evaluation::Evaluated;
 use edl_core::goodput::Goodput;
 use edl_core::id::Term;
 use edl_core::job::End;
+use edl_core::job_dir::JobDir;
 use edl_net::proto;
 use serde_json::json;
 
@@ -28,7 +29,7 @@ const HISTORY_EVERY: Duration = Duration::from_secs(2);
 
 /// The files of one job that tell its story.
 pub(crate) struct Journal {
-    folder: PathBuf,
+    job_dir: JobDir,
     events_file: Option<File>,
     metrics_file: Option<File>,
     tensorboard: Option<EventFile>,
@@ -42,13 +43,12 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    pub(crate) fn open(folder: &Path, tensorboard_dir: &str, resume: bool) -> Self {
-        let mut history = History::load(folder).unwrap_or_else(History::new);
+    pub(crate) fn open(job_dir: &JobDir, tensorboard_dir: &str, resume: bool) -> Self {
+        let mut history = History::load(job_dir).unwrap_or_else(History::new);
         if resume {
             history.close_all();
         }
-        let append = |name: &str| {
-            let path = folder.join(name);
+        let append = |path: PathBuf| {
             OpenOptions::new().create(true).append(true).open(&path).inspect_err(|error| {
                 tracing::warn!(path = %path.display(), %error, "cannot open a journal file");
             })
@@ -63,9 +63,9 @@ impl Journal {
                     .ok()
             });
         Self {
-            folder: folder.into(),
-            events_file: append("events.jsonl").ok(),
-            metrics_file: append("metrics.jsonl").ok(),
+            job_dir: job_dir.clone(),
+            events_file: append(job_dir.events()).ok(),
+            metrics_file: append(job_dir.metrics()).ok(),
             tensorboard,
             events: VecDeque::new(),
             history,
@@ -84,7 +84,7 @@ impl Journal {
             "pid": std::process::id(),
             "term": term.0,
         });
-        self.replace("master.json", content.to_string().as_bytes());
+        self.replace(&self.job_dir.master(), content.to_string().as_bytes());
     }
 
     pub(crate) fn note(&mut self, kind: &str, text: &str) {
@@ -138,7 +138,7 @@ impl Journal {
     /// Writes the status file and, when training has moved, a point of the curves.
     pub(crate) fn publish(&mut self, status: &proto::JobStatus) {
         match serde_json::to_vec_pretty(status) {
-            Ok(content) => self.replace("status.json", &content),
+            Ok(content) => self.replace(&self.job_dir.status(), &content),
             Err(error) => tracing::warn!(%error, "cannot serialize the status"),
         }
         let point = (status.step, status.generation);
@@ -166,7 +166,7 @@ impl Journal {
         self.history.saved_at = unix_secs();
         self.history.goodput = goodput();
         match serde_json::to_vec(&self.history) {
-            Ok(content) => self.replace("history.json", &content),
+            Ok(content) => self.replace(&self.job_dir.history(), &content),
             Err(error) => tracing::warn!(%error, "cannot serialize the history"),
         }
     }
@@ -174,7 +174,7 @@ impl Journal {
     /// Writes the page of a job that has ended.
     pub(crate) fn write_report(&mut self, status: &proto::JobStatus) {
         let report = page::frozen(status, &self.history);
-        self.replace("report.html", report.as_bytes());
+        self.replace(&self.job_dir.report(), report.as_bytes());
     }
 
     fn scalar(&mut self, tag: &str, step: u64, value: f64) {
@@ -186,15 +186,15 @@ impl Journal {
     }
 
     /// Replaces a file as a whole, so that a reader never sees half of it.
-    fn replace(&mut self, name: &str, content: &[u8]) {
-        let temporary = self.folder.join(format!(".{name}.tmp"));
-        let written = fs::write(&temporary, content)
-            .and_then(|()| fs::rename(&temporary, self.folder.join(name)));
+    fn replace(&mut self, path: &Path, content: &[u8]) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = path.with_file_name(format!(".{name}.tmp"));
+        let written = fs::write(&temporary, content).and_then(|()| fs::rename(&temporary, path));
         if let Err(error) = written
             && !self.has_warned
         {
             self.has_warned = true;
-            tracing::warn!(name, %error, "cannot write a journal file");
+            tracing::warn!(%name, %error, "cannot write a journal file");
         }
     }
 }

@@ -32,16 +32,17 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use edl_core::job::{self, End};
+use edl_core::job_dir::JobDir;
 use edl_core::spec::{Invalid, JobSpec, JobType};
 use edl_data::{Codec, Dataset, OpenOptions};
 use edl_net::key::JobKey;
-use tokio::io::{AsyncBufRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use self::audit::of_checkpoint as audit_checkpoint;
 use self::engine::Engine;
 pub use self::page::report;
+pub use self::platform::{MAX_WAITING, Platform, Port, port};
 use self::store::Store;
 
 /// Between two tries to open a store that another master holds.
@@ -50,7 +51,7 @@ const STORE_PAUSE: Duration = Duration::from_millis(200);
 /// What a master is started with.
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub job_dir: PathBuf,
+    pub job_dir: JobDir,
     /// `host:port`; port 0 picks a free one.
     pub listen: String,
     pub http_listen: String,
@@ -102,33 +103,22 @@ pub(crate) struct Addresses {
     pub http: SocketAddr,
 }
 
-/// Where the master writes orders to its platform.
-pub type Orders = Box<dyn AsyncWrite + Unpin + Send>;
-
-/// Where the master reads reports from its platform.
-pub type Reports = Box<dyn AsyncBufRead + Unpin + Send>;
-
-/// Runs a master to the end of its job. `orders` and `reports` lead to the platform.
+/// Runs a master to the end of its job. `port` leads to its platform.
 ///
 /// The future is boxed so that it is compiled in this crate, once, and not in every crate that
 /// awaits it.
 pub fn run(
     config: Config,
-    orders: Orders,
-    reports: Reports,
+    port: Port,
     shutdown: CancellationToken,
 ) -> Pin<Box<dyn Future<Output = Result<End, Error>> + Send>> {
-    Box::pin(serve(config, orders, reports, shutdown))
+    Box::pin(serve(config, port, shutdown))
 }
 
-async fn serve(
-    config: Config,
-    orders: Orders,
-    reports: Reports,
-    shutdown: CancellationToken,
-) -> Result<End, Error> {
-    for folder in ["", "logs", "checkpoints", "output"] {
-        make_folder(&config.job_dir.join(folder))?;
+async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Result<End, Error> {
+    let job_dir = &config.job_dir;
+    for folder in [job_dir.logs(), job_dir.own_checkpoints(), job_dir.own_output()] {
+        make_folder(&folder)?;
     }
     let listener = bind(&config.listen).await?;
     let http_listener = bind(&config.http_listen).await?;
@@ -166,15 +156,15 @@ async fn serve(
         n_prediction_records: data.n_prediction_records,
     };
     tracing::info!(term = opened.term.0, address = %addresses.control, http = %addresses.http, "master started");
-    let origin = Instant::now();
+    let origin = tokio::time::Instant::now();
     let engine =
         Engine::new(config, job_config, durable, opened.run, data, store, addresses, origin);
-    Box::pin(engine.run(listener, http_listener, orders, reports, shutdown)).await
+    Box::pin(engine.run(listener, http_listener, port, shutdown)).await
 }
 
 /// Opens the job's store, once nobody else has it open.
 async fn open_store(config: &Config) -> Result<(Store, store::Opened), Error> {
-    let (path, start) = (config.job_dir.join("master.redb"), Instant::now());
+    let (path, start) = (config.job_dir.store(), Instant::now());
     loop {
         match Store::open(&path) {
             Err(store::Error::InUse { .. }) if start.elapsed() < config.store_patience => {

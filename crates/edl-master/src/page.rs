@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job's page: one file without any other, live from the master or frozen in the job's folder.
 
-use std::path::Path;
 use std::sync::Arc;
 
+use edl_core::job_dir::JobDir;
 use edl_net::proto::JobStatus;
 use edl_page::Page;
 use serde_json::json;
@@ -60,7 +60,7 @@ pub(crate) fn frozen(status: &JobStatus, history: &History) -> String {
 
 /// The page of a job from what its master has left in the job's folder.
 #[must_use]
-pub fn report(job_dir: &Path, status: &JobStatus) -> String {
+pub fn report(job_dir: &JobDir, status: &JobStatus) -> String {
     let history = History::load(job_dir).unwrap_or_else(History::new);
     frozen(status, &history)
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The open streams to workers and parameter servers.
 //!
-//! A peer has at most one stream: a newer one of the same number takes its place, and what
-//! the older one still says about its own end is ignored.
+//! A peer has at most one stream: a newer one of the same number takes its place. The older one
+//! is told so, and what it still says about its own end is ignored.
 
 use std::collections::BTreeMap;
 
@@ -39,13 +39,25 @@ impl<K: Ord + Copy, C> Peers<K, C> {
         incarnation: Incarnation,
         outbound: Outbound<C>,
     ) {
+        self.close(peer, Status::unavailable("a newer stream has replaced this one"));
         self.streams.insert(peer, Stream { number, incarnation, outbound });
     }
 
-    /// Ends the books of stream `number`; its incarnation, if it was the peer's current one.
-    pub(crate) fn closed(&mut self, peer: K, number: u64) -> Option<Incarnation> {
-        let is_current = self.streams.get(&peer).is_some_and(|stream| stream.number == number);
-        is_current.then(|| self.streams.remove(&peer)).flatten().map(|stream| stream.incarnation)
+    /// Ends the books of stream `number`, with a word if its peer is `refused`; its incarnation,
+    /// if it was the peer's current one.
+    pub(crate) fn closed(
+        &mut self,
+        peer: K,
+        number: u64,
+        refused: Option<Status>,
+    ) -> Option<Incarnation> {
+        let stream = self.streams.get(&peer).filter(|stream| stream.number == number)?;
+        let incarnation = stream.incarnation;
+        match refused {
+            Some(status) => self.close(peer, status),
+            None => drop(self.streams.remove(&peer)),
+        }
+        Some(incarnation)
     }
 
     /// Whether `number` is the stream that counts.

@@ -1,43 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The line to the platform: orders go out, reports come in, one JSON object per line.
+//! The port between a master and its platform: orders go out, reports come in.
 
-use edl_core::job::Event;
 use edl_core::platform::{Order, Report};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
-use crate::service::Input;
-use crate::{Orders, Reports};
+/// Orders or reports that can wait to be read; a job has fewer processes.
+pub const MAX_WAITING: usize = 4096;
 
-/// Writes orders until the engine has no more.
-pub(crate) async fn write_orders(mut to: Orders, mut orders: mpsc::Receiver<Order>) {
-    while let Some(order) = orders.recv().await {
-        let mut line = serde_json::to_vec(&order).expect("an order has a JSON form");
-        line.push(b'\n');
-        if to.write_all(&line).await.is_err() || to.flush().await.is_err() {
-            // The platform is gone, and its end ends us by the reports' end.
-            return;
-        }
-    }
+/// The master's end. The platform is gone when there are no more reports.
+#[derive(Debug)]
+pub struct Port {
+    pub orders: mpsc::Sender<Order>,
+    pub reports: mpsc::Receiver<Report>,
 }
 
-/// Passes reports on. Their end is the platform's end, and so ours.
-pub(crate) async fn read_reports(
-    from: Reports,
-    inputs: mpsc::Sender<Input>,
-    shutdown: CancellationToken,
-) {
-    let mut lines = from.lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        match serde_json::from_str::<Report>(&line) {
-            Ok(report) => {
-                if inputs.send(Input::Event(Event::Platform(report))).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => tracing::warn!(%error, line, "cannot parse a platform report"),
-        }
-    }
-    shutdown.cancel();
+/// The platform's end. The master is gone when there are no more orders.
+#[derive(Debug)]
+pub struct Platform {
+    pub orders: mpsc::Receiver<Order>,
+    pub reports: mpsc::Sender<Report>,
+}
+
+/// Both ends of a new port.
+#[must_use]
+pub fn port() -> (Port, Platform) {
+    let (orders_in, orders) = mpsc::channel(MAX_WAITING);
+    let (reports, reports_out) = mpsc::channel(MAX_WAITING);
+    (Port { orders: orders_in, reports: reports_out }, Platform { orders, reports })
 }

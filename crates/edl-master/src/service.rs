@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The master on the wire: decode, pass on, encode. Nothing is decided here.
 
+use std::error::Error as _;
+use std::fmt::Display;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use edl_core::id::{Incarnation, PsId, WorkerId};
-use edl_core::job::Event;
-use edl_core::platform::{Harm, InstanceId};
+use edl_core::job::{Event, Refusal};
+use edl_core::platform::InstanceId;
+use edl_core::servers::PartitionState;
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::proto::master_server::Master;
 use edl_net::proto::{
     self, PsCommand, PsMessage, WorkerCommand, WorkerMessage, ps_message, worker_message,
 };
 use tokio::sync::{mpsc, oneshot};
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -27,7 +31,6 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Everything that reaches the engine from outside.
 pub(crate) enum Input {
-    Event(Event),
     WorkerOpened {
         number: u64,
         worker: WorkerId,
@@ -43,6 +46,8 @@ pub(crate) enum Input {
     WorkerClosed {
         number: u64,
         worker: WorkerId,
+        /// Why its last message was refused.
+        refused: Option<Status>,
     },
     PsOpened {
         number: u64,
@@ -55,33 +60,32 @@ pub(crate) enum Input {
         number: u64,
         ps: PsId,
         event: Event,
+        load: Option<proto::PsLoad>,
     },
     PsSets {
         ps: PsId,
-        sets: proto::Sets,
-    },
-    PsLoad {
-        ps: PsId,
-        load: proto::PsLoad,
+        request: u64,
+        generation: u64,
+        sets: Vec<PartitionState>,
     },
     PsClosed {
         number: u64,
         ps: PsId,
+        refused: Option<Status>,
     },
     Status(oneshot::Sender<proto::JobStatus>),
     /// Status and history, as the page reads them.
     Everything(oneshot::Sender<String>),
-    Scale {
-        workers: u32,
-        reply: oneshot::Sender<Result<proto::ScaleReply, Status>>,
+    /// A request that the machine decides on.
+    Asked {
+        event: Event,
+        reply: Reply,
     },
     Audit(oneshot::Sender<Result<proto::AuditReport, Status>>),
-    Harm {
-        instance: InstanceId,
-        harm: Harm,
-        reply: oneshot::Sender<Result<proto::HarmReply, Status>>,
-    },
 }
+
+/// Takes the number of workers requested before, or the reason of a refusal.
+pub(crate) type Reply = oneshot::Sender<Result<u32, Status>>;
 
 /// The gRPC service of one master.
 pub(crate) struct Service {
@@ -107,6 +111,11 @@ impl Service {
         answer.await.map_err(|_| Status::unavailable("the master is stopping"))
     }
 
+    /// Has the machine decide; the number of workers wanted before.
+    async fn request(&self, event: Event) -> Result<u32, Status> {
+        self.ask(|reply| Input::Asked { event, reply }).await?
+    }
+
     fn next_stream(&self) -> u64 {
         self.streams.fetch_add(1, Ordering::Relaxed)
     }
@@ -121,12 +130,14 @@ impl Master for Service {
         &self,
         request: Request<Streaming<WorkerMessage>>,
     ) -> Result<Response<Self::WorkerSessionStream>, Status> {
-        let mut messages = request.into_inner();
-        let first = first_message(&mut messages).await?;
-        let Some(worker_message::Kind::Hello(hello)) = first.kind else {
-            return Err(Status::invalid_argument("a worker's first message must be a hello"));
-        };
-        check_protocol(hello.protocol)?;
+        let (hello, messages) = hello(request, |first: WorkerMessage| {
+            let Some(worker_message::Kind::Hello(hello)) = first.kind else {
+                return Err(Status::invalid_argument("a worker's first message must be a hello"));
+            };
+            check_protocol(hello.protocol)?;
+            Ok(hello)
+        })
+        .await?;
         let number = self.next_stream();
         let (worker, incarnation) = (WorkerId(hello.worker), Incarnation(hello.incarnation));
         let (outbound, commands) = mpsc::channel(QUEUE);
@@ -134,16 +145,13 @@ impl Master for Service {
             .await?;
         let inputs = self.inputs.clone();
         self.tasks.spawn(async move {
-            while let Some(Ok(message)) = messages.next().await {
-                let Some(kind) = message.kind else { continue };
-                let Ok(event) = convert::worker_event(worker, incarnation, kind) else { break };
-                let Some(event) = event else { continue };
-                if inputs.send(Input::WorkerSaid { number, worker, event }).await.is_err() {
-                    return;
-                }
-            }
+            let refused = pass_on(messages, worker.into(), &inputs, |message| {
+                let event = convert::worker_event(worker, incarnation, message)?;
+                Ok(Input::WorkerSaid { number, worker, event })
+            });
+            let closed = Input::WorkerClosed { number, worker, refused: refused.await };
             // The engine may be gone already, and then nobody needs to know.
-            let _ = inputs.send(Input::WorkerClosed { number, worker }).await;
+            let _ = inputs.send(closed).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(commands))))
     }
@@ -152,41 +160,25 @@ impl Master for Service {
         &self,
         request: Request<Streaming<PsMessage>>,
     ) -> Result<Response<Self::PsSessionStream>, Status> {
-        let mut messages = request.into_inner();
-        let first = first_message(&mut messages).await?;
-        let Some(ps_message::Kind::Hello(hello)) = first.kind else {
-            return Err(Status::invalid_argument("a server's first message must be a hello"));
-        };
-        check_protocol(hello.protocol)?;
+        let ((ps, incarnation, event), messages) = hello(request, |first: PsMessage| {
+            let Some(ps_message::Kind::Hello(hello)) = first.kind else {
+                return Err(Status::invalid_argument("a server's first message must be a hello"));
+            };
+            check_protocol(hello.protocol)?;
+            Ok((PsId(hello.ps), Incarnation(hello.incarnation), convert::ps_hello(hello)?))
+        })
+        .await?;
         let number = self.next_stream();
-        let (ps, incarnation) = (PsId(hello.ps), Incarnation(hello.incarnation));
-        let event = convert::ps_hello(hello)?;
         let (outbound, commands) = mpsc::channel(QUEUE);
         self.input(Input::PsOpened { number, ps, incarnation, event, outbound }).await?;
         let inputs = self.inputs.clone();
         self.tasks.spawn(async move {
-            while let Some(Ok(message)) = messages.next().await {
-                if let Some(ps_message::Kind::Spending(spending)) = &message.kind
-                    && let Some(load) = spending.load
-                    && inputs.send(Input::PsLoad { ps, load }).await.is_err()
-                {
-                    return;
-                }
-                let input = match message.kind {
-                    None => continue,
-                    Some(ps_message::Kind::Sets(sets)) => Input::PsSets { ps, sets },
-                    Some(kind) => match convert::ps_event(ps, incarnation, kind) {
-                        Ok(Some(event)) => Input::PsSaid { number, ps, event },
-                        Ok(None) => continue,
-                        Err(_) => break,
-                    },
-                };
-                if inputs.send(input).await.is_err() {
-                    return;
-                }
-            }
+            let refused = pass_on(messages, ps.into(), &inputs, |message| {
+                convert::ps_input(number, ps, incarnation, message)
+            });
+            let closed = Input::PsClosed { number, ps, refused: refused.await };
             // The engine may be gone already, and then nobody needs to know.
-            let _ = inputs.send(Input::PsClosed { number, ps }).await;
+            let _ = inputs.send(closed).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(commands))))
     }
@@ -203,7 +195,8 @@ impl Master for Service {
         request: Request<proto::ScaleRequest>,
     ) -> Result<Response<proto::ScaleReply>, Status> {
         let workers = request.into_inner().workers;
-        self.ask(|reply| Input::Scale { workers, reply }).await?.map(Response::new)
+        let before = self.request(Event::Scale { workers }).await?;
+        Ok(Response::new(proto::ScaleReply { before, after: workers }))
     }
 
     async fn stop(
@@ -211,7 +204,9 @@ impl Master for Service {
         request: Request<proto::StopRequest>,
     ) -> Result<Response<proto::StopReply>, Status> {
         let reason = request.into_inner().reason;
-        self.input(Input::Event(Event::Stop { reason, with_checkpoint: true })).await?;
+        // Never refused. If the engine is gone, the job has ended and the process is about to exit;
+        // an error would make the caller kill it.
+        let _ = self.request(Event::Stop { reason, with_checkpoint: true }).await;
         Ok(Response::new(proto::StopReply {}))
     }
 
@@ -226,16 +221,80 @@ impl Master for Service {
         &self,
         request: Request<proto::HarmRequest>,
     ) -> Result<Response<proto::HarmReply>, Status> {
-        let (instance, harm) = convert::harm(request.get_ref())?;
-        self.ask(|reply| Input::Harm { instance, harm, reply }).await?.map(Response::new)
+        let meant = convert::harm(request.get_ref());
+        let event = meant.map_err(|why| refuse(sender(request.remote_addr()), why))?;
+        self.request(event).await?;
+        Ok(Response::new(proto::HarmReply {}))
     }
 }
 
-async fn first_message<M>(messages: &mut Streaming<M>) -> Result<M, Status> {
-    let first = tokio::time::timeout(HELLO_TIMEOUT, messages.next()).await;
-    first
-        .map_err(|_| Status::deadline_exceeded("no hello received in time"))?
-        .ok_or_else(|| Status::invalid_argument("the stream ended before the hello"))?
+/// Reads who has opened a stream.
+async fn hello<M, H>(
+    request: Request<Streaming<M>>,
+    read: impl FnOnce(M) -> Result<H, Status>,
+) -> Result<(H, Streaming<M>), Status> {
+    let from = request.remote_addr();
+    let mut messages = request.into_inner();
+    let first = async {
+        let ended = || Status::invalid_argument("the stream ended before the hello");
+        read(next(&mut messages).await?.ok_or_else(ended)?)
+    };
+    let late = |_| Status::deadline_exceeded("no hello received in time");
+    let first = tokio::time::timeout(HELLO_TIMEOUT, first).await.map_err(late).flatten();
+    let hello = first.map_err(|why| refuse(sender(from), why))?;
+    Ok((hello, messages))
+}
+
+/// Passes messages on until their stream ends, or one of them makes no sense: then why.
+async fn pass_on<M>(
+    mut messages: Streaming<M>,
+    from: InstanceId,
+    inputs: &mpsc::Sender<Input>,
+    read: impl Fn(M) -> Result<Input, Status>,
+) -> Option<Status> {
+    loop {
+        match next(&mut messages).await.and_then(|message| message.map(&read).transpose()) {
+            Ok(input) => inputs.send(input?).await.ok()?,
+            Err(why) => return Some(refuse(from, why)),
+        }
+    }
+}
+
+/// The next message, if the stream goes on. What cannot be decoded is refused for good.
+async fn next<M>(messages: &mut Streaming<M>) -> Result<Option<M>, Status> {
+    match messages.message().await {
+        // A connection that broke has a cause; a message that cannot be decoded has none.
+        Err(broken) if broken.source().is_some() => Ok(None),
+        Err(status) => {
+            let why = format!("cannot decode a message: {}", status.message());
+            Err(Status::invalid_argument(why))
+        }
+        Ok(message) => Ok(message),
+    }
+}
+
+/// Logs why a message is refused, once; the answer is up to the caller.
+pub(crate) fn refuse(from: impl Display, why: Status) -> Status {
+    tracing::warn!(sender = %from, reason = why.message(), "refused a message");
+    why
+}
+
+/// The one place where the machine's refusals become gRPC codes.
+pub(crate) fn to_status(refusal: Refusal) -> Status {
+    let why = refusal.to_string();
+    match refusal {
+        Refusal::Ended => Status::unavailable(why),
+        Refusal::Lanes { .. } | Refusal::MaxWorkers { .. } | Refusal::MinWorkers { .. } => {
+            Status::invalid_argument(why)
+        }
+        Refusal::OnlyKill | Refusal::NoChaos => Status::failed_precondition(why),
+        Refusal::NotRunning(_) => Status::not_found(why),
+    }
+}
+
+/// Who sent something, by its address.
+pub(crate) fn sender(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
 }
 
 fn check_protocol(theirs: u32) -> Result<(), Status> {

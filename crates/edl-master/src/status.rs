@@ -88,7 +88,7 @@ impl Engine {
             term: self.job.config().term.0,
             master_address: self.addresses.control.to_string(),
             http_address: self.addresses.http.to_string(),
-            job_dir: self.config.job_dir.to_string_lossy().into_owned(),
+            job_dir: self.config.job_dir.path().to_string_lossy().into_owned(),
             workers_wanted: self.job.instances().workers_wanted(),
             instances: self.instances(),
             evaluations: durable.evaluations.iter().map(evaluation).collect(),

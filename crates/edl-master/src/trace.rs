@@ -134,7 +134,8 @@ impl Recorder {
             | Effect::Platform(_)
             | Effect::Delete(_)
             | Effect::Export { .. }
-            | Effect::JoinPredictions { .. } => {}
+            | Effect::JoinPredictions { .. }
+            | Effect::Reply(_) => {}
         }
     }
 

@@ -11,6 +11,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use edl_core::error::chain;
+use edl_core::job_dir::JobDir;
 use edl_core::time::Time;
 use edl_core::worker::Outbox;
 use tokio::sync::mpsc;
@@ -257,7 +258,7 @@ fn connect<C: Command>(
 /// job's folder, but that file may be missing or out of date. So both addresses take turns.
 fn address(configured: String, job_dir: &Path, n_failures: u32) -> String {
     let published = || {
-        let text = std::fs::read(job_dir.join("master.json")).ok()?;
+        let text = std::fs::read(JobDir::new(job_dir).master()).ok()?;
         let json: serde_json::Value = serde_json::from_slice(&text).ok()?;
         Some(json.get("address")?.as_str()?.to_owned())
     };
@@ -302,7 +303,7 @@ impl Command for proto::PsCommand {
 #[test]
 fn a_master_that_moved_is_found_through_the_job_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("master.json");
+    let file = JobDir::new(folder.path()).master();
     let choose = |n_failures| address("old:1".into(), folder.path(), n_failures);
     assert_eq!(choose(1), "old:1", "no file");
     std::fs::write(&file, r#"{"address": "new:2", "pid": 7}"#).unwrap();

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use edl_core::id::PsId;
+use edl_core::job_dir::JobDir;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, UnixListener};
 
@@ -33,7 +34,8 @@ impl Listeners {
         let local = tcp.local_addr().map_err(listen)?;
         let ip = config.place.ip.unwrap_or_else(|| reachable(local.ip(), &config.master_addr));
         let address = SocketAddr::new(ip, local.port());
-        let folder = config.place.sockets.clone().unwrap_or_else(|| config.job_dir.join("run"));
+        let sockets = || JobDir::new(&config.job_dir).sockets();
+        let folder = config.place.sockets.clone().unwrap_or_else(sockets);
         let (unix, unix_path, folder) = bind_unix(&folder, config.ps)?;
         Ok(Self { tcp, unix, address: address.to_string(), unix_path, _folder: folder })
     }

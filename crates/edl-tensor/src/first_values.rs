@@ -15,7 +15,7 @@ use crate::checkpoint::{self, at, write_atomically};
 use crate::model::Model;
 
 /// Name of the file in the job's folder.
-pub const FILE: &str = "first_values.safetensors";
+pub const FILE: &str = edl_core::job_dir::FIRST_VALUES;
 /// The only tensor in it: the flat vector of all dense parameters.
 const TENSOR: &str = "dense";
 

@@ -56,7 +56,7 @@ async fn ask(job: &Job) -> anyhow::Result<AuditReport> {
 
 fn of_checkpoint(job: &Job) -> anyhow::Result<AuditReport> {
     let spec = job.spec()?;
-    let dir = job.checkpoint_dir(&spec);
+    let dir = job.paths().checkpoints(&spec);
     let newest = checkpoint::find(&dir).context("cannot read the checkpoints")?.pop();
     let newest = newest.ok_or_else(|| {
         not_found(format!(

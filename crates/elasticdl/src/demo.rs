@@ -126,7 +126,7 @@ fn kill(pid: u32) -> anyhow::Result<()> {
 
 /// Of the exported weights.
 fn hash(job: &Job) -> anyhow::Result<String> {
-    let path = job.dir().join("output/model.safetensors");
+    let path = job.paths().output(&job.spec()?).join("model.safetensors");
     let bytes =
         std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
     Ok(Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect())

@@ -22,7 +22,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Starts the background process and waits until the job's master is there.
 pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let Ready { job, hold, resume } = ready;
-    let log_path = job.logs_dir().join("supervisor.log");
+    let log_path = job.paths().supervisor_log();
     let log = File::options().create(true).append(true).mode(0o600).open(&log_path);
     let log = log.with_context(|| format!("cannot write `{}`", log_path.display()))?;
     let (program, first_args) = host::get().command.split_first().context("no program")?;

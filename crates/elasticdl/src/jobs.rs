@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context as _;
-use edl_core::platform::InstanceId;
+use edl_core::job_dir::JobDir;
 use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
 use edl_net::proto::JobStatus;
@@ -29,7 +29,7 @@ pub(crate) struct Home {
 /// The folder of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Job {
-    dir: PathBuf,
+    paths: JobDir,
 }
 
 /// Where a master can be asked; the master writes it.
@@ -131,16 +131,21 @@ impl Home {
 impl Job {
     /// The job in this folder, if there is one.
     pub(crate) fn open(dir: &Path) -> Option<Self> {
-        let dir = fs::canonicalize(dir).ok()?;
-        dir.join("job.json").is_file().then_some(Self { dir })
+        let paths = JobDir::new(fs::canonicalize(dir).ok()?);
+        paths.spec().is_file().then_some(Self { paths })
     }
 
     pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+        self.paths.path()
+    }
+
+    /// Where its files are.
+    pub(crate) fn paths(&self) -> &JobDir {
+        &self.paths
     }
 
     pub(crate) fn spec(&self) -> anyhow::Result<JobSpec> {
-        let path = self.dir.join("job.json");
+        let path = self.paths.spec();
         let text = fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
         serde_json::from_slice(&text).map_err(|error| {
             refuse(format!(
@@ -157,78 +162,49 @@ impl Job {
 
     /// What commands find the job by.
     pub(crate) fn handle(&self) -> String {
-        self.name().unwrap_or_else(|| self.dir.display().to_string())
+        self.name().unwrap_or_else(|| self.dir().display().to_string())
     }
 
     pub(crate) fn key(&self) -> anyhow::Result<JobKey> {
-        Ok(JobKey::load(&self.key_path())?)
-    }
-
-    /// Where the job's results go.
-    pub(crate) fn output_dir(&self, spec: &JobSpec) -> PathBuf {
-        if spec.output.is_empty() { self.dir.join("output") } else { PathBuf::from(&spec.output) }
-    }
-
-    pub(crate) fn key_path(&self) -> PathBuf {
-        self.dir.join("job.key")
+        Ok(JobKey::load(&self.paths.key())?)
     }
 
     pub(crate) fn master(&self) -> Option<MasterInfo> {
-        read_json(&self.dir.join("master.json"))
+        read_json(&self.paths.master())
     }
 
     /// The port that the master of the present run serves on.
     pub(crate) fn fresh_master_port(&self) -> Option<u16> {
-        let is_fresh = self.is_fresh("master.json");
+        let is_fresh = self.is_fresh(&self.paths.master());
         let address = self.master().filter(|_| is_fresh)?.address;
         address.rsplit_once(':')?.1.parse().ok()
     }
 
     pub(crate) fn supervisor(&self) -> Option<SupervisorInfo> {
-        read_json(&self.dir.join("supervisor.json"))
+        read_json(&self.paths.supervisor())
     }
 
     /// What the master wrote last about the job.
     pub(crate) fn status(&self) -> Option<JobStatus> {
-        read_json(&self.status_path())
+        read_json(&self.paths.status())
     }
 
     /// What the master of the present run wrote last; after a resume, the words of the run
     /// before are no news.
     pub(crate) fn fresh_status(&self) -> Option<JobStatus> {
-        self.is_fresh("status.json").then(|| self.status())?
+        self.is_fresh(&self.paths.status()).then(|| self.status())?
     }
 
     /// Whether a file was written after the job was started last.
-    fn is_fresh(&self, name: &str) -> bool {
-        let modified = |name: &str| fs::metadata(self.dir.join(name)).ok()?.modified().ok();
-        modified(name) >= modified("supervisor.json")
-    }
-
-    pub(crate) fn status_path(&self) -> PathBuf {
-        self.dir.join("status.json")
-    }
-
-    pub(crate) fn logs_dir(&self) -> PathBuf {
-        self.dir.join("logs")
-    }
-
-    pub(crate) fn log_path(&self, instance: InstanceId) -> PathBuf {
-        self.logs_dir().join(format!("{instance}.log"))
-    }
-
-    pub(crate) fn checkpoint_dir(&self, spec: &JobSpec) -> PathBuf {
-        if spec.checkpoint_dir.is_empty() {
-            self.dir.join("checkpoints")
-        } else {
-            PathBuf::from(&spec.checkpoint_dir)
-        }
+    fn is_fresh(&self, path: &Path) -> bool {
+        modified(path) >= modified(&self.paths.supervisor())
     }
 
     /// Takes the job for this process; `None` while another one supervises it.
     pub(crate) fn hold(&self) -> io::Result<Option<Hold>> {
-        let path = self.dir.join("supervisor.lock");
-        let lock = File::options().create(true).truncate(false).write(true).open(path)?;
+        let mut options = File::options();
+        let options = options.create(true).truncate(false).write(true);
+        let lock = options.open(self.paths.supervisor_lock())?;
         match lock.try_lock() {
             Ok(()) => Ok(Some(Hold { _lock: lock })),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -238,7 +214,7 @@ impl Job {
 
     /// Whether a supervisor lives.
     pub(crate) fn is_running(&self) -> bool {
-        let Ok(lock) = File::open(self.dir.join("supervisor.lock")) else { return false };
+        let Ok(lock) = File::open(self.paths.supervisor_lock()) else { return false };
         // A shared lock: those who only look never keep each other out.
         matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock))
     }
@@ -251,24 +227,27 @@ impl Job {
 
     /// When the job was started last.
     pub(crate) fn started(&self) -> Option<SystemTime> {
-        let modified = |name: &str| fs::metadata(self.dir.join(name)).ok()?.modified().ok();
-        modified("supervisor.json").or_else(|| modified("job.json"))
+        modified(&self.paths.supervisor()).or_else(|| modified(&self.paths.spec()))
     }
 
     /// Puts another description in place of the old one, whole or not at all.
     pub(crate) fn rewrite_spec(&self, spec: &JobSpec) -> anyhow::Result<()> {
-        write_json(&self.dir, "job.json", spec)
+        write_json(&self.paths.spec(), spec)
     }
 
     pub(crate) fn write_supervisor(&self) -> anyhow::Result<()> {
         let info = SupervisorInfo { pid: std::process::id() };
-        write_json(&self.dir, "supervisor.json", &info)
+        write_json(&self.paths.supervisor(), &info)
     }
 }
 
 /// Whether a job in this state has come to its end.
 pub(crate) fn is_final(state: &str) -> bool {
     ["succeeded", "failed", "stopped"].contains(&state)
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).ok()?.modified().ok()
 }
 
 /// A file that is missing, half there or of another version is no file.

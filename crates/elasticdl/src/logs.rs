@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use edl_core::platform::InstanceId;
 
 use crate::cli::LogsArgs;
 use crate::cluster::{self, Place};
@@ -61,7 +62,7 @@ fn wanted(args: &LogsArgs) -> Option<String> {
 
 fn no_logs(job: &Job, only: Option<&str>) -> anyhow::Error {
     let name = job.name().unwrap_or_default();
-    let all: Vec<String> = log_files(&job.logs_dir()).into_keys().collect();
+    let all: Vec<String> = log_files(&job.paths().logs()).into_keys().collect();
     match only {
         Some(process) if !all.is_empty() => not_found(format!(
             "job `{name}` has no process `{process}`; logs are available for {}",
@@ -96,7 +97,7 @@ struct Followed {
 
 impl Reader {
     fn new(job: &Job, only: Option<String>) -> Self {
-        Self { dir: job.logs_dir(), only, files: BTreeMap::new() }
+        Self { dir: job.paths().logs(), only, files: BTreeMap::new() }
     }
 
     /// The new lines of all logs in the order of their times.
@@ -152,8 +153,8 @@ pub(crate) fn time_of(line: &str) -> Option<&str> {
 pub(crate) fn last_errors(job: &Job) -> Vec<String> {
     const MOST: usize = 3;
     let mut errors = Vec::new();
-    for name in ["master.log", "supervisor.log"] {
-        let text = std::fs::read_to_string(job.logs_dir().join(name)).unwrap_or_default();
+    for path in [job.paths().log(InstanceId::MASTER), job.paths().supervisor_log()] {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
         let is_error = |line: &&str| line.contains("[ERROR]") || line.starts_with("error: ");
         let found: Vec<&str> = text.lines().filter(is_error).collect();
         errors.extend(found.iter().skip(found.len().saturating_sub(MOST)).map(ToString::to_string));
@@ -178,7 +179,8 @@ mod tests {
     #[test]
     fn logs_of_all_processes_are_merged_by_time() {
         let (_root, job) = job();
-        let log = |name: &str, text: &str| std::fs::write(job.logs_dir().join(name), text).unwrap();
+        let log =
+            |name: &str, text: &str| std::fs::write(job.paths().logs().join(name), text).unwrap();
         log("master.log", "[2026-11-15 02:46:40,001] a\n[2026-11-15 02:46:40,003] c\n");
         log(
             "worker-0.log",
@@ -190,7 +192,7 @@ mod tests {
         assert_eq!(messages, ["a", "b", "b", "c", "d"]);
         assert!(lines[1].starts_with("worker-0   ["), "{}", lines[1]);
         let mut file =
-            File::options().append(true).open(job.logs_dir().join("worker-0.log")).unwrap();
+            File::options().append(true).open(job.paths().logs().join("worker-0.log")).unwrap();
         file.write_all(b"f\n").unwrap();
         assert_eq!(reader.read().unwrap(), ["worker-0   half"]);
         assert!(reader.read().unwrap().is_empty());
@@ -199,7 +201,7 @@ mod tests {
     #[test]
     fn one_process_is_shown_without_its_name_and_a_missing_one_is_not_found() {
         let (_root, job) = job();
-        std::fs::write(job.logs_dir().join("ps-0.log"), "hello\n").unwrap();
+        std::fs::write(job.paths().logs().join("ps-0.log"), "hello\n").unwrap();
         let mut reader = Reader::new(&job, Some("ps-0".into()));
         assert_eq!(reader.read().unwrap(), ["hello"]);
         let error = no_logs(&job, Some("ps-1"));
@@ -211,7 +213,7 @@ mod tests {
     fn the_last_errors_of_a_master_are_found() {
         let (_root, job) = job();
         let line = "[2026-11-15 02:46:40,001] [ERROR] [lib.rs:1:x] the data has changed";
-        std::fs::write(job.logs_dir().join("master.log"), format!("[INFO] fine\n{line}\n"))
+        std::fs::write(job.paths().logs().join("master.log"), format!("[INFO] fine\n{line}\n"))
             .unwrap();
         assert_eq!(last_errors(&job), [line]);
     }

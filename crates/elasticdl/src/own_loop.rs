@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use edl_core::id::WorkerId;
+use edl_core::job_dir::JobDir;
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
@@ -36,11 +37,9 @@ const JOB_DIR: &str = "ELASTICDL_JOB_DIR";
 pub(crate) const SUPERVISED: &str = "ELASTICDL_SUPERVISED";
 /// Set for a worker in a pod of its own.
 pub(crate) const IN_POD: &str = "ELASTICDL_IN_POD";
-/// In the job's folder.
+/// What a script that is run up to its first step writes.
 const MODEL: &str = "model.json";
 const VALUES: &str = "first_values.f32";
-/// Written last: what is there has been told whole.
-const PLAN: &str = "loop.json";
 /// A script may read much before its first step; one that takes longer hangs.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(3600);
 const POLL: Duration = Duration::from_millis(20);
@@ -130,7 +129,7 @@ pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
 
 /// What a loop that was asked before goes through.
 pub(crate) fn plan(job_dir: &Path) -> Option<Plan> {
-    serde_json::from_slice(&std::fs::read(job_dir.join(PLAN)).ok()?).ok()
+    serde_json::from_slice(&std::fs::read(JobDir::new(job_dir).loop_plan()).ok()?).ok()
 }
 
 impl Plan {
@@ -152,15 +151,17 @@ impl Description {
 
     /// Leaves what workers need in the job's folder.
     pub(crate) fn keep(&self, job_dir: &Path) -> anyhow::Result<()> {
-        write_json(job_dir, MODEL, &self.model)?;
+        let paths = JobDir::new(job_dir);
+        write_json(&paths.loop_model(), &self.model)?;
         first_values::write(job_dir, &self.first_values)?;
-        write_json(job_dir, PLAN, &self.plan)
+        // Last: once it exists, the rest is complete.
+        write_json(&paths.loop_plan(), &self.plan)
     }
 }
 
 /// What the model of a loop in this job is made of.
 pub(crate) fn model(job_dir: &Path) -> Result<ModelSpec, String> {
-    let path = job_dir.join(MODEL);
+    let path = JobDir::new(job_dir).loop_model();
     let text = std::fs::read_to_string(&path).map_err(|error| {
         let shown = path.display();
         format!("cannot read `{shown}`: {error}; the training loop must see the job's folder")

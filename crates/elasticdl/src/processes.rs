@@ -13,7 +13,6 @@ use edl_core::platform::Harm;
 use edl_net::key::JobKey;
 use edl_net::place::Place;
 use rustix::process::{Signal, set_parent_process_death_signal};
-use tokio::io::BufReader;
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,9 +22,12 @@ use tokio_util::sync::CancellationToken;
 use crate::by_hand::Joined;
 use crate::exit::{Exit, Refusal, not_found};
 use crate::jobs::Job;
+use crate::lines;
 
 /// What a process gets to leave by itself after its supervisor's end.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
+/// How long the last orders may take to reach the supervisor.
+const LAST_ORDERS: Duration = Duration::from_millis(700);
 /// Only this machine: its processes come over the loopback or Unix sockets.
 const HOST: &str = "127.0.0.1";
 
@@ -40,9 +42,15 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
     let shutdown = CancellationToken::new();
     let ended = runtime.block_on(async {
         let _signals = cancel_on_signal(&shutdown)?;
-        let (orders, reports) = line_to_supervisor()?;
-        let (orders, reports) = (Box::new(orders), Box::new(reports));
-        Ok::<_, anyhow::Error>(edl_master::run(config, orders, reports, shutdown.clone()).await)
+        let (stdout, stdin) = pipes_to_supervisor()?;
+        let (port, platform) = edl_master::port();
+        let (mut writing, mut reading) = (JoinSet::new(), JoinSet::new());
+        writing.spawn(lines::write(stdout, platform.orders));
+        reading.spawn(lines::read(stdin, platform.reports, "the supervisor"));
+        let ended = edl_master::run(config, port, shutdown.clone()).await;
+        // Orders that were given must reach the supervisor before this process exits.
+        let _ = tokio::time::timeout(LAST_ORDERS, writing.join_next()).await;
+        Ok::<_, anyhow::Error>(ended)
     })?;
     runtime.shutdown_background();
     Ok(exit_of_master(ended))
@@ -56,7 +64,7 @@ pub(crate) fn master_config(
 ) -> anyhow::Result<edl_master::Config> {
     let spec = job.spec()?;
     Ok(edl_master::Config {
-        job_dir: job.dir().to_owned(),
+        job_dir: job.paths().clone(),
         listen: format!("{HOST}:{port}"),
         http_listen: format!("{HOST}:{}", spec.http_port),
         key: job.key()?,
@@ -82,12 +90,12 @@ pub(crate) fn exit_of_master(ended: Result<End, edl_master::Error>) -> Exit {
 }
 
 /// Standard output and input, which are pipes to the supervisor.
-fn line_to_supervisor() -> anyhow::Result<(Sender, BufReader<Receiver>)> {
+fn pipes_to_supervisor() -> anyhow::Result<(Sender, Receiver)> {
     let orders = std::io::stdout().as_fd().try_clone_to_owned().and_then(Sender::from_owned_fd);
     let reports = std::io::stdin().as_fd().try_clone_to_owned().and_then(Receiver::from_owned_fd);
     let context = "--supervised is for masters started by a supervisor; to start one manually, \
                    remove it";
-    Ok((orders.context(context)?, BufReader::new(reports.context(context)?)))
+    Ok((orders.context(context)?, reports.context(context)?))
 }
 
 /// Whether the next master would find the same.

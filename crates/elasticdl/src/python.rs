@@ -148,7 +148,7 @@ pub(crate) fn export(job: &Job, spec: &JobSpec) {
         Err(error) => say(format_args!(
             "warning: the trained model is in {}, but could not be exported in its framework's \
              format: {error:#}",
-            job.output_dir(spec).join("model.safetensors").display()
+            job.paths().output(spec).join("model.safetensors").display()
         )),
     }
 }
@@ -159,7 +159,7 @@ fn try_export(job: &Job, spec: &JobSpec) -> anyhow::Result<String> {
     let ran = Command::new(&command()[0])
         .args(["-m", "elasticdl._export"])
         .arg(description.path())
-        .arg(job.output_dir(spec))
+        .arg(job.paths().output(spec))
         .envs(environment(spec))
         .stdin(Stdio::null())
         .output()?;

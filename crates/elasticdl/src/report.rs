@@ -17,8 +17,8 @@ pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let mut status = crate::runtime()?.block_on(status::of(&job))?;
     // Whoever gets the file shall not get the job.
     status.page.clear();
-    let path = job.dir().join("report.html");
-    let report = edl_master::report(job.dir(), &status);
+    let path = job.paths().report();
+    let report = edl_master::report(job.paths(), &status);
     std::fs::write(&path, report).with_context(|| format!("cannot write `{}`", path.display()))?;
     writeln!(out, "{}", path.display())?;
     Ok(Exit::Ok)

@@ -257,7 +257,7 @@ mod tests {
             state: "running".into(),
             ..JobStatus::default()
         };
-        std::fs::write(job.status_path(), serde_json::to_vec(&said).unwrap()).unwrap();
+        std::fs::write(job.paths().status(), serde_json::to_vec(&said).unwrap()).unwrap();
         let status = crate::runtime().unwrap().block_on(of(&job)).unwrap();
         assert_eq!(status.state, "interrupted");
         assert!(status.reason.contains("--resume x"), "{}", status.reason);

@@ -17,8 +17,8 @@ use crate::jobs::{Hold, Home, Job};
 use crate::say::{counted, say};
 use crate::ui::{self, Ui};
 use crate::{
-    cluster, config, detach, host, local, models, own_loop, paths, python, resume, shipped,
-    supervisor, top,
+    cluster, config, detach, host, models, own_loop, paths, python, resume, shipped, supervisor,
+    top,
 };
 
 pub(crate) mod checks;
@@ -177,12 +177,7 @@ pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
 pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let Ready { job, hold, resume } = ready;
     let runtime = crate::runtime()?;
-    let is_local = job.spec()?.distribution_strategy == Strategy::Local;
-    let exit = if is_local {
-        runtime.block_on(Box::pin(local::run(&job, hold, resume, &mut ui)))?
-    } else {
-        runtime.block_on(supervisor::run(&job, hold, resume, &mut ui))?
-    };
+    let exit = runtime.block_on(supervisor::run(&job, hold, resume, &mut ui))?;
     let spec = job.spec()?;
     if exit == Exit::Ok && spec.job_type == JobType::Train && models::is_python(&spec) {
         python::export(&job, &spec);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs a job's processes on one machine: starts the master, does what the master orders, starts
-//! it again when it dies, and ends everything in order.
+//! Runs a job's processes on one machine, as children or as tasks of this process: starts the
+//! master, does what the master orders, starts it again when it dies, and ends everything in order.
 //!
 //! Nothing is decided here about the job itself; the master decides who shall run.
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use edl_core::job::OWN_LOOP_GRACE;
-use edl_core::platform::{Ended, Order, Report};
+use edl_core::platform::{Ended, InstanceId, Order, Report, Role};
 use edl_core::spec::JobSpec;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
@@ -24,9 +24,10 @@ use relaunch::{Next, Relaunch};
 use watch::Watch;
 
 mod children;
-pub(crate) mod link;
+mod link;
 mod relaunch;
 mod slow;
+mod tasks;
 mod watch;
 
 /// How often the display, the graces and the master are looked at.
@@ -76,10 +77,16 @@ pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> any
     let _held_to_the_end = hold;
     job.write_supervisor()?;
     let spec = job.spec()?;
+    let programs = Programs::of(&spec);
+    if programs.is_none() {
+        // The one worker's log contains the master's lines, too.
+        let worker = InstanceId { role: Role::Worker, id: 0 };
+        crate::telemetry::start_in(&spec.log_level, &job.paths().log(worker))?;
+    }
     let now = Instant::now();
     let mut supervisor = Supervisor {
         job,
-        children: Children::new(job.clone(), Programs::of(&spec)),
+        children: Children::new(job.clone(), programs),
         watch: Watch::new(patience(&spec), None, now),
         port: spec.port,
         spec,
@@ -162,8 +169,7 @@ impl Supervisor<'_> {
 
     fn start_master(&mut self, now: Instant) -> anyhow::Result<()> {
         let launched = self.children.launch_master(self.port, self.resume);
-        let (stdin, stdout) = launched.context("cannot start the master")?;
-        let link = Link::new(stdin, stdout);
+        let link = launched.context("cannot start the master")?;
         link.report(Report::Running(self.children.list()));
         self.link = Some(link);
         self.watch = Watch::new(patience(&self.spec), self.last_write(), now);
@@ -223,7 +229,7 @@ impl Supervisor<'_> {
                     self.phase = Phase::Waiting { until: now + wait };
                 }
                 Next::GiveUp => {
-                    let log = self.job.log_path(MASTER);
+                    let log = self.job.paths().log(MASTER);
                     let log = log.display();
                     self.ui.say(&format!("the master died too often; see the log: {log}"));
                     self.end(Exit::Failed, now);
@@ -263,7 +269,7 @@ impl Supervisor<'_> {
     }
 
     fn last_write(&self) -> Option<std::time::SystemTime> {
-        std::fs::metadata(self.job.status_path()).ok()?.modified().ok()
+        std::fs::metadata(self.job.paths().status()).ok()?.modified().ok()
     }
 }
 

@@ -79,7 +79,7 @@ impl Ui {
 
     /// For a master by hand: what it logs is what is seen.
     pub(crate) fn relay(job: &Job) -> Self {
-        let log = job.log_path(InstanceId::MASTER);
+        let log = job.paths().log(InstanceId::MASTER);
         let offset = std::fs::metadata(log).map_or(0, |metadata| metadata.len());
         Self::with(job, Form::Relay { offset })
     }
@@ -273,7 +273,7 @@ fn draw(bar: &ProgressBar, status: &JobStatus) {
 
 /// Copies what the master's log has gained to standard error.
 fn relay(job: &Job, offset: &mut u64) {
-    let log = job.logs_dir().join("master.log");
+    let log = job.paths().log(InstanceId::MASTER);
     let mut text = Vec::new();
     let read = File::open(log).and_then(|mut file| {
         file.seek(SeekFrom::Start(*offset))?;

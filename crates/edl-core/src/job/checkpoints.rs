@@ -148,6 +148,13 @@ impl Checkpoints {
         self.cut = Some(cut);
     }
 
+    /// When the one in progress is overdue, the next one is due, or a pause ends.
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Time> + '_ {
+        let overdue = self.cut.as_ref().map(|_| self.deadline);
+        let due = (!self.every.is_zero()).then(|| self.last_cut_at + self.every);
+        overdue.into_iter().chain(due).chain([self.not_before])
+    }
+
     /// The checkpoint that takes too long, the workers that delay it, and an error.
     pub(super) fn overdue(&self, now: Time) -> Option<(CutId, Vec<WorkerId>, String)> {
         let cut = self.cut.as_ref().filter(|_| now >= self.deadline)?;

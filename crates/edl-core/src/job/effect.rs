@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evaluation::Evaluated;
 use crate::id::{CutId, EvalId, Generation, LeaseId, PsId, WorkerId, WorldId};
-use crate::job::CutFile;
+use crate::job::{CutFile, Refusal};
 use crate::platform::Order;
 use crate::world::World;
 
@@ -53,6 +53,8 @@ pub enum Effect {
     },
     Evaluated(Evaluated),
     Note(Note),
+    /// Answer the request that is being handled.
+    Reply(Result<(), Refusal>),
     /// The job is over: tell everybody, then exit.
     Ended(End),
 }

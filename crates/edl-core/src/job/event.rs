@@ -130,7 +130,7 @@ pub enum Event {
         error: String,
     },
 
-    /// Somebody's wish.
+    /// A request; answered by `Effect::Reply`.
     Scale {
         workers: u32,
     },

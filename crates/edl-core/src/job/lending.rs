@@ -340,6 +340,13 @@ impl Lending {
         all
     }
 
+    /// When leases become overdue, the first of each kind.
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Time> + '_ {
+        let evaluation = self.evaluation.as_ref().map(|evaluation| &evaluation.shards);
+        let shards = evaluation.into_iter().chain(&self.predictions);
+        self.ledger.next_deadline().into_iter().chain(shards.filter_map(Pool::next_deadline))
+    }
+
     /// The master was paused: all leases get their full time again.
     pub(super) fn extend_all(&mut self, now: Time) {
         self.ledger.extend_all(now);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Workers that connect, fail and leave; processes that start, wait and exit.
 
-use super::{Command, Effect, Held, Job, Peer};
+use super::refusal::{check_harm, check_scale};
+use super::{Command, Effect, End, Held, Job, Peer, Refusal};
 use crate::id::{Incarnation, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
+use crate::optimizer;
 use crate::platform::{Ended, Harm, InstanceId, Order, Report, Role};
 use crate::pod::Wait;
 use crate::time::Time;
@@ -33,6 +35,9 @@ impl Job {
         peer: Option<Peer>,
         now: Time,
     ) {
+        if let Err(error) = optimizer::resolve(&self.config.spec, &model) {
+            return self.end(End::Failed(format!("invalid optimizer: {error}")));
+        }
         match &self.durable.model {
             None => {
                 self.change(|facts| facts.model = Some(model));
@@ -107,7 +112,7 @@ impl Job {
             Report::Trouble(why) => self.trouble(why.as_ref()),
             Report::Granted { workers, leave } => {
                 self.instances.let_first_leave(leave);
-                self.scale(*workers);
+                self.set_workers(*workers);
             }
             Report::Ended { .. } => {}
         }
@@ -221,15 +226,24 @@ impl Job {
     }
 
     /// A chaos action.
-    pub(super) fn harm(&mut self, instance: InstanceId, harm: Harm) {
+    pub(super) fn harm(&mut self, instance: InstanceId, harm: Harm) -> Result<(), Refusal> {
+        check_harm(&self.config.spec, harm)?;
         if !self.instances.running().contains_key(&instance) {
-            return;
+            return Err(Refusal::NotRunning(instance));
         }
         self.note("chaos", format!("{instance} {harm}"));
         self.effects.push(Effect::Platform(Order::Harm { instance, harm }));
+        Ok(())
     }
 
-    pub(super) fn scale(&mut self, workers: u32) {
+    /// By request, unless the job's description forbids it.
+    pub(super) fn scale(&mut self, workers: u32) -> Result<(), Refusal> {
+        check_scale(&self.config.spec, workers)?;
+        self.set_workers(workers);
+        Ok(())
+    }
+
+    fn set_workers(&mut self, workers: u32) {
         let before = self.instances.scale(workers);
         if before != workers {
             self.change(|facts| facts.workers_wanted = Some(workers));

@@ -324,9 +324,36 @@ impl Roster {
         self.awaited.values_mut().for_each(|since| *since = now);
     }
 
+    /// Whether no process is connected or expected.
+    pub(super) fn is_empty(&self) -> bool {
+        self.workers.is_empty() && self.servers.is_empty() && self.awaited.is_empty()
+    }
+
+    /// When processes become silent or late, and when pauses and bans end.
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Time> + '_ {
+        let workers = self.workers.values().flat_map(|worker| {
+            let Worker { last_heard, connected_at, .. } = worker;
+            let ends = [worker.not_before, worker.banned_until, worker.unfit_until];
+            let lost = [*last_heard + self.timeout, *connected_at + self.ready_timeout];
+            ends.into_iter().chain(lost)
+        });
+        let servers = self.servers.values().map(|server| server.last_heard + self.timeout);
+        let awaited = self.awaited.iter();
+        let late = awaited.flat_map(|(id, since)| [*since + self.timeout, *since + self.limit(id)]);
+        workers.chain(servers).chain(late)
+    }
+
+    /// How long a process may take to connect.
+    fn limit(&self, instance: &InstanceId) -> Duration {
+        match instance.role {
+            Role::Worker => self.worker_start_timeout,
+            Role::Ps | Role::Master => self.timeout + START_TIMEOUT,
+        }
+    }
+
     /// Servers that were silent for too long, with the reason.
     pub(super) fn silent_servers(&self, now: Time) -> Vec<(PsId, String)> {
-        let is_silent = |server: &Server| now.since(server.last_heard) > self.timeout;
+        let is_silent = |server: &Server| now.since(server.last_heard) >= self.timeout;
         let silent = self.servers.iter().filter(|(_, server)| is_silent(server));
         let why = format!("sent no heartbeat for {:?}", self.timeout);
         silent.map(|(ps, _)| (*ps, why.clone())).collect()
@@ -336,10 +363,10 @@ impl Roster {
     pub(super) fn lost_workers(&self, now: Time) -> Vec<(WorkerId, String)> {
         let (timeout, ready_timeout) = (self.timeout, self.ready_timeout);
         let why = |worker: &Worker| {
-            if now.since(worker.last_heard) > timeout {
+            if now.since(worker.last_heard) >= timeout {
                 return Some(format!("sent no heartbeat for {timeout:?}; reassigning its work"));
             }
-            let is_late = now.since(worker.connected_at) > ready_timeout;
+            let is_late = now.since(worker.connected_at) >= ready_timeout;
             (worker.capacity == 0 && is_late)
                 .then(|| format!("was not ready after {ready_timeout:?}; replacing it"))
         };
@@ -348,11 +375,10 @@ impl Roster {
 
     /// Processes that were started but did not connect in time; they are no longer awaited.
     pub(super) fn take_late(&mut self, now: Time) -> Vec<InstanceId> {
-        let limit = |instance: &InstanceId| match instance.role {
-            Role::Worker => self.worker_start_timeout,
-            Role::Ps | Role::Master => self.timeout + START_TIMEOUT,
-        };
-        let late = self.awaited.extract_if(.., |id, since| now.since(*since) > limit(id));
-        late.map(|(instance, _)| instance).collect()
+        let is_late = |(id, since): &(&InstanceId, &Time)| now.since(**since) >= self.limit(id);
+        let late: Vec<InstanceId> =
+            self.awaited.iter().filter(is_late).map(|(id, _)| *id).collect();
+        late.iter().for_each(|id| _ = self.awaited.remove(id));
+        late
     }
 }

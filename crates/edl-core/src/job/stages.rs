@@ -124,6 +124,25 @@ impl Stages {
         self.started_at.map_or(Duration::ZERO, |start| now.since(start))
     }
 
+    /// When an evaluation is due, and when the job's time is over. It has worked for `before` under
+    /// earlier masters.
+    pub(super) fn deadlines(&self, before: Duration) -> impl Iterator<Item = Time> {
+        let stop = match &self.stage {
+            Stage::Stopping { deadline, .. } => Some(*deadline),
+            Stage::Working
+            | Stage::Evaluating { .. }
+            | Stage::BestCut
+            | Stage::Finishing
+            | Stage::Exporting
+            | Stage::Ended => None,
+        };
+        let every = self.evaluation_every;
+        let evaluation = (!every.is_zero()).then(|| self.last_eval_at + every);
+        let start = self.started_at.filter(|_| !self.max_time.is_zero());
+        let end = start.map(|start| start + self.max_time.saturating_sub(before));
+        stop.into_iter().chain(evaluation).chain(end)
+    }
+
     /// Where training ends, if it does.
     pub(super) fn limit(&self) -> Option<u64> {
         (self.limit < u64::MAX).then_some(self.limit)

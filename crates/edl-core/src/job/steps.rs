@@ -267,6 +267,16 @@ impl Steps {
         Some(stuck)
     }
 
+    /// When a world without progress is stuck after `timeout`, and when waits for workers end.
+    pub(super) fn deadlines(
+        &self,
+        timeout: Duration,
+        waits: [Duration; 2],
+    ) -> impl Iterator<Item = Time> {
+        let gathering = self.gathering_since.map(|since| waits.map(|wait| since + wait));
+        [self.progressed_at + timeout].into_iter().chain(gathering.into_iter().flatten())
+    }
+
     /// Since when workers wait for a first world.
     pub(super) fn gathering_since(&mut self, now: Time) -> Time {
         *self.gathering_since.get_or_insert(now)

@@ -60,9 +60,14 @@ impl Group {
         LoadFrom { checkpoint: self.loading_from.clone().or(initial), keep_applied }
     }
 
+    pub(super) fn next_deadline(&self) -> Option<Time> {
+        let is_loading = self.servers.phase() == Phase::Loading;
+        is_loading.then(|| self.loading_since + LOAD_TIMEOUT)
+    }
+
     /// Servers that take too long to load; they get the same time again.
     pub(super) fn take_slow_loaders(&mut self, now: Time) -> Vec<PsId> {
-        let is_slow = now.since(self.loading_since) > LOAD_TIMEOUT;
+        let is_slow = now.since(self.loading_since) >= LOAD_TIMEOUT;
         if self.servers.phase() != Phase::Loading || !is_slow {
             return Vec::new();
         }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod course;
+mod deadlines;
 mod faults;
 mod restart;
 mod wishes;

@@ -5,6 +5,8 @@
 mod blame;
 mod gather;
 
+pub(super) use self::gather::GATHERING;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -20,6 +20,8 @@ pub(crate) struct Master {
     term: Term,
     pub(crate) job: Job,
     started_at: Time,
+    /// When the next tick is planned.
+    tick_at: Option<Time>,
     sessions: BTreeMap<ConnId, (WorkerId, Incarnation)>,
     workers: BTreeMap<WorkerId, ConnId>,
     pub(crate) ended: Option<End>,
@@ -57,6 +59,7 @@ impl Master {
             term,
             job,
             started_at: context.kernel.now,
+            tick_at: Some(context.kernel.now),
             sessions: BTreeMap::new(),
             workers: BTreeMap::new(),
             ended: None,
@@ -148,10 +151,11 @@ impl Master {
     pub(crate) fn on_timer(&mut self, context: &mut Context<'_>, timer: Timer) {
         match timer {
             Timer::Tick => {
-                self.handle(context, Event::Tick);
-                let now = self.now(context.kernel);
-                let wait = self.job.next_deadline(now).since(now).max(millis(1));
-                context.kernel.schedule(context.pid, wait, Timer::Tick);
+                // Otherwise it was planned again, for later.
+                if self.tick_at.is_some_and(|at| at <= context.kernel.now) {
+                    self.tick_at = None;
+                    self.handle(context, Event::Tick);
+                }
             }
             Timer::Answer(event) => self.handle(context, *event),
             Timer::Report(report) => self.handle(context, Event::Platform(report)),
@@ -201,6 +205,7 @@ impl Master {
         let before = (self.job.durable().generation, self.job.ledger().n_done());
         let effects = self.job.handle(event, now);
         self.job.check_invariants();
+        self.plan_tick(context);
         self.check_monotone(before);
         let dies = context.kernel.chance(context.scenario.master_deaths) && context.may_die();
         let survives =
@@ -214,6 +219,17 @@ impl Master {
                 return;
             }
             self.perform(context, effect);
+        }
+    }
+
+    /// Sleeps until the machine's next deadline, as the shell does.
+    fn plan_tick(&mut self, context: &mut Context<'_>) {
+        let now = self.now(context.kernel);
+        let wait = self.job.next_deadline(now).since(now).max(millis(1));
+        let at = context.kernel.now + wait;
+        if self.tick_at.is_none_or(|planned| at < planned) {
+            self.tick_at = Some(at);
+            context.kernel.schedule_at(context.pid, at, Timer::Tick);
         }
     }
 
@@ -270,7 +286,7 @@ impl Master {
             }
             Effect::Evaluated(evaluated) => self.judge_evaluation(context, &evaluated),
             Effect::Note(note) => context.kernel.note_text(context.pid, note.kind, &note.text),
-            Effect::EvaluationStarted { .. } => {}
+            Effect::EvaluationStarted { .. } | Effect::Reply(_) => {}
             Effect::Ended(end) => self.ended = Some(end),
             Effect::ToPs(..) | Effect::ClosePs(_) | Effect::JoinPredictions { .. } => {
                 panic!("there are no servers and no predictions")

@@ -166,7 +166,8 @@ impl Table {
             Effect::PrepareCut { .. }
             | Effect::Delete(_)
             | Effect::EvaluationStarted { .. }
-            | Effect::Evaluated(_) => {}
+            | Effect::Evaluated(_)
+            | Effect::Reply(_) => {}
             Effect::ToPs(ps, order) => self.told_ps.entry(ps.0).or_default().push(order),
             Effect::ClosePs(_) | Effect::JoinPredictions { .. } => {
                 panic!("no server is silent, and there are no predictions")

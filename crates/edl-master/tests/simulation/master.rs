@@ -19,6 +19,8 @@ pub(crate) struct Master {
     pub(crate) term: Term,
     pub(crate) job: Job,
     started_at: Time,
+    /// When the next tick is planned.
+    tick_at: Option<Time>,
     sessions: BTreeMap<ConnId, Peer>,
     workers: BTreeMap<WorkerId, ConnId>,
     servers: BTreeMap<PsId, ConnId>,
@@ -52,6 +54,7 @@ impl Master {
             term,
             job,
             started_at: context.kernel.now,
+            tick_at: Some(context.kernel.now),
             sessions: BTreeMap::new(),
             workers: BTreeMap::new(),
             servers: BTreeMap::new(),
@@ -174,10 +177,11 @@ impl Master {
     pub(crate) fn on_timer(&mut self, context: &mut Context<'_>, timer: Timer) {
         match timer {
             Timer::Tick => {
-                self.handle(context, Event::Tick);
-                let now = self.now(context.kernel);
-                let wait = self.job.next_deadline(now).since(now).max(crate::kernel::millis(1));
-                context.kernel.schedule(context.pid, wait, Timer::Tick);
+                // Otherwise it was planned again, for later.
+                if self.tick_at.is_some_and(|at| at <= context.kernel.now) {
+                    self.tick_at = None;
+                    self.handle(context, Event::Tick);
+                }
             }
             Timer::Answer(event) => self.handle(context, *event),
             Timer::Commit { cut, folder, files } => {
@@ -214,8 +218,11 @@ impl Master {
 
     fn handle(&mut self, context: &mut Context<'_>, event: Event) {
         let now = self.now(context.kernel);
-        let effects = self.job.handle(event, now);
+        let mut effects = self.job.handle(event, now);
+        // No caller waits for a reply here, so a master does not die just before or after one.
+        effects.retain(|effect| !matches!(effect, Effect::Reply(_)));
         self.job.check_invariants();
+        self.plan_tick(context);
         let n = effects.len();
         let dies = n > 0 && context.kernel.dies(context.scenario.master_deaths);
         let n_performed = match dies {
@@ -230,6 +237,17 @@ impl Master {
         }
         if dies && self.ended.is_none() {
             context.exit = Some(Ended::Signal(9));
+        }
+    }
+
+    /// Sleeps until the machine's next deadline, as the shell does.
+    fn plan_tick(&mut self, context: &mut Context<'_>) {
+        let now = self.now(context.kernel);
+        let wait = self.job.next_deadline(now).since(now).max(crate::kernel::millis(1));
+        let at = context.kernel.now + wait;
+        if self.tick_at.is_none_or(|planned| at < planned) {
+            self.tick_at = Some(at);
+            context.kernel.schedule_at(context.pid, at, Timer::Tick);
         }
     }
 
@@ -295,7 +313,7 @@ impl Master {
             }
             Effect::JoinPredictions { .. } => panic!("nothing is predicted here"),
             Effect::Evaluated(evaluated) => self.check_evaluation(context, &evaluated),
-            Effect::EvaluationStarted { .. } => {}
+            Effect::EvaluationStarted { .. } | Effect::Reply(_) => {}
             Effect::Note(note) => context.kernel.note_text(context.pid, note.kind, &note.text),
             Effect::Ended(end) => self.ended = Some(end),
         }

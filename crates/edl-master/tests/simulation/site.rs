@@ -204,7 +204,8 @@ impl Site {
             | Effect::JoinPredictions { .. }
             | Effect::EvaluationStarted { .. }
             | Effect::Evaluated(_)
-            | Effect::Note(_) => {}
+            | Effect::Note(_)
+            | Effect::Reply(_) => {}
         }
     }
 

@@ -4,9 +4,10 @@
 use std::fs::{self, DirBuilder};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context as _;
+use edl_core::job_dir::JobDir;
 use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
 use serde::Serialize;
@@ -119,23 +120,26 @@ impl Job {
                 dir.display()
             ))
         };
-        private_dir(&dir.join("logs"), true).map_err(|error| unusable(&error))?;
-        write_json(dir, "job.json", spec).map_err(|error| unusable(&format_args!("{error:#}")))?;
+        let paths = JobDir::new(dir);
+        private_dir(&paths.logs(), true).map_err(|error| unusable(&error))?;
+        let written = write_json(&paths.spec(), spec);
+        written.map_err(|error| unusable(&format_args!("{error:#}")))?;
         Self::open(dir).with_context(|| format!("`{}` no longer exists", dir.display()))
     }
 }
 
 fn fill(draft: &Path, spec: &JobSpec) -> anyhow::Result<()> {
+    let paths = JobDir::new(draft);
     private_dir(draft, false)?;
-    private_dir(&draft.join("logs"), false)?;
-    JobKey::generate()?.save(&draft.join("job.key"))?;
-    write_json(draft, "job.json", spec)
+    private_dir(&paths.logs(), false)?;
+    JobKey::generate()?.save(&paths.key())?;
+    write_json(&paths.spec(), spec)
 }
 
 /// Writes a file by another name first, so that no reader sees half of it.
-pub(crate) fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> anyhow::Result<()> {
-    let path = dir.join(name);
-    let draft: PathBuf = dir.join(format!(".{name}.new"));
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let draft = path.with_file_name(format!(".{name}.new"));
     let write = || -> std::io::Result<()> {
         let mut text = serde_json::to_vec_pretty(value)?;
         text.push(b'\n');
@@ -143,7 +147,7 @@ pub(crate) fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> anyh
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
         file.write_all(&text)?;
         file.sync_all()?;
-        fs::rename(&draft, &path)
+        fs::rename(&draft, path)
     };
     write().with_context(|| format!("cannot write `{}`", path.display()))
 }

@@ -20,8 +20,8 @@ fn a_new_job_is_private_and_complete() {
     let home = Home::at(&root.path().join("home"));
     let job = home.create(&spec("one"), None).unwrap();
     assert_eq!(mode(job.dir()), 0o700);
-    assert_eq!(mode(&job.dir().join("job.key")), 0o600);
-    assert_eq!(mode(&job.dir().join("job.json")), 0o600);
+    assert_eq!(mode(&job.paths().key()), 0o600);
+    assert_eq!(mode(&job.paths().spec()), 0o600);
     assert_eq!(job.spec().unwrap(), spec("one"));
     assert!(job.key().is_ok());
     assert_eq!(job.state(), "interrupted");

@@ -9,8 +9,8 @@ use edl_kube::board::Board;
 use edl_kube::note::StatusNote;
 use edl_kube::platform::{self, End};
 use edl_kube::{inside, manifest};
+use edl_master::Platform;
 use edl_net::proto;
-use tokio::io::BufReader;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -20,10 +20,7 @@ use crate::jobs::{self, Job};
 use crate::own_loop;
 use crate::processes::{self, exit_of_master};
 use crate::submit::checks;
-use crate::supervisor::link::Link;
 
-/// Orders and reports are short lines.
-const LINE: usize = 64 * 1024;
 /// A master of before, on a node that was lost, may hold the store until it is ended.
 const STORE_PATIENCE: Duration = Duration::from_secs(60);
 /// What the platform gets after the job's end for those who do not leave by themselves.
@@ -77,7 +74,7 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
     };
     let client = inside::connect().await?;
     let config = edl_master::Config {
-        job_dir: job.dir().to_owned(),
+        job_dir: job.paths().clone(),
         listen: format!("0.0.0.0:{}", pod.args.master_port),
         http_listen: format!("0.0.0.0:{}", pod.args.http_port),
         key: pod.key_or_new(&client).await?,
@@ -96,13 +93,10 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         env: env.map_err(|invalid| refuse(invalid.0))?,
         board: board.clone(),
     };
-    let (ours, theirs) = tokio::io::duplex(LINE);
-    let (our_out, our_in) = tokio::io::split(ours);
-    let (reports_in, orders_out) = tokio::io::split(theirs);
-    let (reports, orders, _line) = Link::new(our_in, our_out).into_parts();
-    // Held to the end: a master whose line breaks stops its job, and the platform also ends when
-    // another master takes over, which finds the job running.
-    let _open_line = reports.clone();
+    let (port, Platform { orders, reports }) = edl_master::port();
+    // Held to the end: a master whose platform is gone stops its job, and the platform also ends
+    // when another master takes over, which finds the job running.
+    let _open_port = reports.clone();
     let mut platform = JoinSet::new();
     platform.spawn(platform::run(client, platform_config, orders, reports));
     let mut telling = JoinSet::new();
@@ -110,9 +104,8 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         telling.spawn(tell(board, job.clone()));
     }
     let never = CancellationToken::new();
-    let reports_in = Box::new(BufReader::new(reports_in));
     let ended = tokio::select! {
-        ended = edl_master::run(config, Box::new(orders_out), reports_in, never) => ended,
+        ended = edl_master::run(config, port, never) => ended,
         end = platform.join_next() => {
             let why = match end {
                 Some(Ok(End::Superseded)) => "this master's pod was deleted or replaced; exiting",

@@ -189,7 +189,7 @@ pub(crate) fn find_checkpoint(dir: &Path) -> anyhow::Result<Checkpoint> {
         return Checkpoint::open(dir).map_err(refused);
     }
     let below = match Job::open(dir) {
-        Some(job) => job.checkpoint_dir(&job.spec()?),
+        Some(job) => job.paths().checkpoints(&job.spec()?),
         None => PathBuf::from(dir),
     };
     let found = checkpoint::find(&below).map_err(refused)?.pop();

@@ -11,13 +11,15 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use edl_core::platform::{Ended, Harm, InstanceId, Role, WORKER_VARIABLES};
-use edl_core::spec::JobSpec;
+use edl_core::spec::{JobSpec, Strategy};
 use rustix::process::Signal;
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::link::Link;
 use super::slow::Slowed;
+use super::tasks::Task;
 use crate::jobs::Job;
 use crate::{host, models, own_loop, python, signals};
 
@@ -27,7 +29,8 @@ pub(super) const MASTER: InstanceId = InstanceId::MASTER;
 /// Every child that has not been reaped.
 pub(super) struct Children {
     job: Job,
-    programs: Programs,
+    /// None: they are tasks of this process.
+    programs: Option<Programs>,
     running: BTreeMap<InstanceId, Running>,
     reapers: JoinSet<Reaped>,
 }
@@ -42,7 +45,11 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    pub(super) fn of(spec: &JobSpec) -> Self {
+    pub(super) fn of(spec: &JobSpec) -> Option<Self> {
+        (spec.distribution_strategy != Strategy::Local).then(|| Self::of_processes(spec))
+    }
+
+    fn of_processes(spec: &JobSpec) -> Self {
         let own = host::get().command.clone();
         let own_loop = spec.is_own_loop().then(|| spec.clone());
         if models::is_python(spec) {
@@ -61,9 +68,22 @@ struct Running {
     stdin: Option<ChildStdin>,
     kill_at: Option<Instant>,
     slowed: Slowed,
+    task: Option<Task>,
 }
 
 impl Running {
+    fn new(pid: u32, stdin: Option<ChildStdin>, task: Option<Task>) -> Self {
+        Self { pid, stdin, kill_at: None, slowed: Slowed::default(), task }
+    }
+
+    fn signal(&self, signal: Signal) {
+        match &self.task {
+            Some(task) => task.signal(signal),
+            // It may have ended a moment ago; the reaper tells.
+            None => _ = signals::send(self.pid, signal),
+        }
+    }
+
     /// Writes to its standard input, which is never waited for: a child that reads nothing has
     /// other troubles, and what is this short goes as a whole or not at all.
     fn tell(&self, harm: Harm) {
@@ -84,7 +104,7 @@ pub(super) struct Reaped {
 }
 
 impl Children {
-    pub(super) fn new(job: Job, programs: Programs) -> Self {
+    pub(super) fn new(job: Job, programs: Option<Programs>) -> Self {
         Self { job, programs, running: BTreeMap::new(), reapers: JoinSet::new() }
     }
 
@@ -107,12 +127,17 @@ impl Children {
         if let Some(pid) = self.pid(instance) {
             return Ok(pid);
         }
-        let mut command = self.command(instance)?;
+        let Some(programs) = &self.programs else {
+            let task = Task::default();
+            let body = task.worker(&self.job, instance).map_err(sentence)?;
+            return Ok(self.keep_task(instance, task, body));
+        };
+        let mut command = self.command(programs, instance)?;
         command.stdout(self.log(instance)?);
         match instance.role {
             Role::Master => return Err(io::Error::other("a master cannot be started by request")),
             Role::Ps => command.arg(format!("--ps_id={}", instance.id)),
-            Role::Worker if self.programs.own_loop.is_some() => &mut command,
+            Role::Worker if programs.own_loop.is_some() => &mut command,
             Role::Worker => command.arg(format!("--worker_id={}", instance.id)),
         };
         let mut child = command.spawn()?;
@@ -120,27 +145,30 @@ impl Children {
         self.keep(instance, child, stdin)
     }
 
-    /// Starts the master and hands out the two ends of the line to it.
-    pub(super) fn launch_master(
-        &mut self,
-        port: u16,
-        resume: bool,
-    ) -> io::Result<(ChildStdin, ChildStdout)> {
-        let mut command = self.command(MASTER)?;
+    /// Starts the master.
+    pub(super) fn launch_master(&mut self, port: u16, resume: bool) -> io::Result<Link> {
+        let Some(programs) = &self.programs else {
+            let task = Task::default();
+            let (link, body) = task.master(&self.job, port, resume).map_err(sentence)?;
+            self.keep_task(MASTER, task, body);
+            return Ok(link);
+        };
+        let mut command = self.command(programs, MASTER)?;
         command.stdout(Stdio::piped()).arg(format!("--port={port}"));
         if resume {
             command.arg("--resume");
         }
         let mut child = command.spawn()?;
-        let line = child.stdin.take().zip(child.stdout.take());
+        let pipes = child.stdin.take().zip(child.stdout.take());
         self.keep(MASTER, child, None)?;
-        line.ok_or_else(|| io::Error::other("the master has no pipes"))
+        let (stdin, stdout) = pipes.ok_or_else(|| io::Error::other("the master has no pipes"))?;
+        Ok(Link::to_child(stdin, stdout))
     }
 
-    fn command(&self, instance: InstanceId) -> io::Result<Command> {
-        let mut command = match &self.programs.own_loop {
+    fn command(&self, programs: &Programs, instance: InstanceId) -> io::Result<Command> {
+        let mut command = match &programs.own_loop {
             Some(spec) if instance.role == Role::Worker => self.own_loop(spec, instance.id)?,
-            Some(_) | None => self.process(instance),
+            Some(_) | None => self.process(programs, instance),
         };
         if instance.role == Role::Worker {
             let is_unset = |(name, _): &(&str, &str)| std::env::var_os(name).is_none();
@@ -155,8 +183,8 @@ impl Children {
     }
 
     /// A process of ours.
-    fn process(&self, instance: InstanceId) -> Command {
-        let Programs { own, worker, worker_environment, .. } = &self.programs;
+    fn process(&self, programs: &Programs, instance: InstanceId) -> Command {
+        let Programs { own, worker, worker_environment, .. } = programs;
         let program = if instance.role == Role::Worker { worker } else { own };
         let (program, first_args) = program.split_first().expect("a program has a name");
         let mut command = Command::new(program);
@@ -176,7 +204,7 @@ impl Children {
         let membership = own_loop::Membership {
             worker,
             master_addr: master.address,
-            key_file: self.job.key_path(),
+            key_file: self.job.paths().key(),
             job_dir: self.job.dir().to_owned(),
         };
         let mut command = Command::from(own_loop::worker(spec, &membership));
@@ -185,7 +213,7 @@ impl Children {
     }
 
     fn log(&self, instance: InstanceId) -> io::Result<File> {
-        let path = self.job.log_path(instance);
+        let path = self.job.paths().log(instance);
         File::options().create(true).append(true).mode(0o600).open(path)
     }
 
@@ -196,8 +224,7 @@ impl Children {
         stdin: Option<ChildStdin>,
     ) -> io::Result<u32> {
         let pid = child.id().ok_or_else(|| io::Error::other("it exited immediately"))?;
-        self.running
-            .insert(instance, Running { pid, stdin, kill_at: None, slowed: Slowed::default() });
+        self.running.insert(instance, Running::new(pid, stdin, None));
         self.reapers.spawn(async move {
             let how = child.wait().await.map_or(Ended::Exit(-1), how_it_ended);
             Reaped { instance, pid, how }
@@ -205,10 +232,23 @@ impl Children {
         Ok(pid)
     }
 
+    fn keep_task(
+        &mut self,
+        instance: InstanceId,
+        task: Task,
+        body: impl Future<Output = Ended> + Send + 'static,
+    ) -> u32 {
+        let pid = std::process::id();
+        self.running.insert(instance, Running::new(pid, None, Some(task.clone())));
+        let how = task.run(body);
+        self.reapers.spawn(async move { Reaped { instance, pid, how: how.await } });
+        pid
+    }
+
     /// Asks a child to leave, and ends it for good after `grace`.
     pub(super) fn terminate(&mut self, instance: InstanceId, grace: Duration, now: Instant) {
         if let Some(child) = self.running.get_mut(&instance) {
-            signal(child.pid, Signal::TERM);
+            child.signal(Signal::TERM);
             let kill_at = now + grace;
             child.kill_at = Some(child.kill_at.map_or(kill_at, |earlier| earlier.min(kill_at)));
         }
@@ -225,29 +265,31 @@ impl Children {
     pub(super) fn kill_overdue(&self, now: Instant) {
         for child in self.running.values() {
             if child.kill_at.is_some_and(|kill_at| kill_at <= now) {
-                signal(child.pid, Signal::KILL);
+                child.signal(Signal::KILL);
             }
         }
     }
 
     pub(super) fn kill(&self, instance: InstanceId) {
         if let Some(child) = self.running.get(&instance) {
-            signal(child.pid, Signal::KILL);
+            child.signal(Signal::KILL);
         }
     }
 
     /// Does what somebody wants to see the job heal from.
     pub(super) fn harm(&mut self, instance: InstanceId, harm: Harm) {
-        let Some(child) = self.running.get_mut(&instance) else { return };
+        // A task is part of the only process there is.
+        let child = self.running.get_mut(&instance).filter(|child| child.task.is_none());
+        let Some(child) = child else { return };
         match harm {
-            Harm::Kill => signal(child.pid, Signal::KILL),
+            Harm::Kill => child.signal(Signal::KILL),
             Harm::Stop => {
                 child.slowed.end();
-                signal(child.pid, Signal::STOP);
+                child.signal(Signal::STOP);
             }
             Harm::Wake => {
                 child.slowed.end();
-                signal(child.pid, Signal::CONT);
+                child.signal(Signal::CONT);
             }
             Harm::Slow { factor, millis } => {
                 child.slowed.begin(child.pid, factor, Duration::from_millis(millis));
@@ -259,7 +301,7 @@ impl Children {
 
     pub(super) fn kill_all(&self) {
         for child in self.running.values() {
-            signal(child.pid, Signal::KILL);
+            child.signal(Signal::KILL);
         }
     }
 
@@ -284,9 +326,8 @@ fn how_it_ended(status: ExitStatus) -> Ended {
     }
 }
 
-fn signal(pid: u32, signal: Signal) {
-    // It may have ended a moment ago; the reaper tells.
-    let _gone = signals::send(pid, signal);
+fn sentence(error: anyhow::Error) -> io::Error {
+    io::Error::other(format!("{error:#}"))
 }
 
 #[cfg(test)]
@@ -312,7 +353,7 @@ mod tests {
             worker_environment: vec![("THREADS", "1".into())],
             own_loop: None,
         };
-        (root, Children::new(job, programs))
+        (root, Children::new(job, Some(programs)))
     }
 
     /// A script that was just written is busy while another test starts a child.
@@ -337,7 +378,7 @@ mod tests {
         let ended = children.ended().await;
         assert_eq!(ended, Reaped { instance: WORKER, pid, how: Ended::Exit(5) });
         assert!(children.is_empty());
-        let log = std::fs::read_to_string(children.job.log_path(WORKER)).unwrap();
+        let log = std::fs::read_to_string(children.job.paths().log(WORKER)).unwrap();
         let expected = format!(
             "worker --supervised --job_dir {} --worker_id=3 1\n",
             children.job.dir().display()

@@ -11,7 +11,8 @@ use crate::id::{
     BatchId, CutId, Generation, Incarnation, LeaseId, PartitionId, PsId, Term, WorkerId,
 };
 use crate::job::{
-    Command, Config, CutFile, Durable, Effect, End, Event, Held, Holder, Job, Note, PsOrder, Work,
+    Command, Config, CutFile, Durable, Effect, End, Event, Held, Holder, Job, Note, PsOrder,
+    Refusal, Work,
 };
 use crate::metric::{Measures, Metric};
 use crate::model::ModelSpec;
@@ -53,6 +54,7 @@ pub(super) struct Bench {
     pub evaluated: Vec<Evaluated>,
     pub exported: Option<Parts>,
     pub orders: Vec<Order>,
+    pub replies: Vec<Result<(), Refusal>>,
     pub ended: Option<End>,
     /// What each evaluation shall measure; the last one repeats.
     pub losses: Vec<f64>,
@@ -127,6 +129,7 @@ impl Bench {
             evaluated: Vec::new(),
             exported: None,
             orders: Vec::new(),
+            replies: Vec::new(),
             ended: None,
             losses: vec![1.0],
             n_shards_evaluated: 0,
@@ -201,6 +204,7 @@ impl Bench {
             Effect::JoinPredictions { .. } => events.push_back(Event::Exported),
             Effect::Evaluated(evaluated) => self.evaluated.push(evaluated),
             Effect::Note(note) => self.notes.push(note),
+            Effect::Reply(result) => self.replies.push(result),
             Effect::Ended(end) => self.ended = Some(end),
         }
     }
@@ -402,7 +406,7 @@ impl Bench {
         }
     }
 
-    fn heartbeats(&mut self, silent: Option<InstanceId>) {
+    pub(super) fn heartbeats(&mut self, silent: Option<InstanceId>) {
         let workers: Vec<(u32, u64)> =
             self.workers.iter().map(|(id, worker)| (*id, worker.incarnation)).collect();
         for (id, incarnation) in workers {

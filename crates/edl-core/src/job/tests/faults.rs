@@ -442,6 +442,7 @@ fn an_export_under_way_is_not_begun_again_when_a_server_is_lost() {
                 | Effect::EvaluationStarted { .. }
                 | Effect::Evaluated(_)
                 | Effect::Note(_)
+                | Effect::Reply(_)
                 | Effect::Ended(_) => {}
             }
         }

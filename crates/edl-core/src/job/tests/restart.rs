@@ -168,6 +168,7 @@ impl Bench {
                 | Effect::EvaluationStarted { .. }
                 | Effect::Evaluated(_)
                 | Effect::Note(_)
+                | Effect::Reply(_)
                 | Effect::Ended(_) => {}
             }
         }

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use super::bench::{Bench, config, ps, spec, worker};
-use crate::job::{End, Event};
-use crate::platform::{Ended, Order};
-use crate::spec::JobSpec;
+use crate::job::{End, Event, Refusal};
+use crate::platform::{Ended, Harm, Order};
+use crate::spec::{JobSpec, Strategy};
 
 fn stop(with_checkpoint: bool) -> Event {
     Event::Stop { reason: "enough".into(), with_checkpoint }
@@ -112,4 +112,74 @@ fn a_stop_before_anything_is_loaded_ends_at_once() {
     let mut bench = Bench::new(config(spec(), 0), crate::job::Durable::default());
     bench.handle(stop(true));
     assert_eq!(bench.ended, stopped());
+}
+
+/// The reply to `event`, as the caller reads it.
+fn reply(bench: &mut Bench, event: Event) -> String {
+    bench.replies.clear();
+    bench.handle(event);
+    assert_eq!(bench.replies.len(), 1, "one request, one reply");
+    bench.replies[0].map_or_else(|refusal| refusal.to_string(), |()| "ok".into())
+}
+
+#[test]
+fn a_scale_out_of_range_is_refused_and_changes_nothing() {
+    let check = |spec: JobSpec, workers: u32, expected: &str| {
+        let mut bench = Bench::new(config(spec, 0), crate::job::Durable::default());
+        let before = bench.job.instances().workers_wanted();
+        assert_eq!(reply(&mut bench, Event::Scale { workers }), expected);
+        let after = if expected == "ok" { workers } else { before };
+        assert_eq!(bench.job.instances().workers_wanted(), after);
+        assert_eq!(bench.disk.workers_wanted, (expected == "ok").then_some(workers));
+    };
+    let lanes = |lanes| JobSpec {
+        distribution_strategy: Strategy::Allreduce,
+        num_ps_pods: 0,
+        lanes: Some(lanes),
+        min_workers: 1,
+        ..spec()
+    };
+    let one = "cannot scale to 5: the job has 1 lane, fixed for its lifetime, and every worker \
+               needs one; start a job with more --lanes";
+    check(lanes(1), 5, one);
+    check(lanes(4), 5, &one.replace("1 lane,", "4 lanes,"));
+    check(lanes(4), 0, "cannot scale to 0: --min_workers is 1");
+    check(lanes(4), 3, "ok");
+    let most = JobSpec { max_workers: Some(4), ..spec() };
+    check(most.clone(), 5, "cannot scale to 5: --max_workers is 4");
+    check(most, 0, "ok");
+}
+
+#[test]
+fn a_chaos_action_is_refused_with_the_reason() {
+    let check = |spec: JobSpec, harm: Harm, id: u32, expected: &str| {
+        let mut bench = Bench::started(config(spec, 0));
+        let event = Event::Harm { instance: worker(id), harm };
+        assert_eq!(reply(&mut bench, event), expected);
+        let is_ordered = bench.orders.iter().any(|order| matches!(order, Order::Harm { .. }));
+        assert_eq!(is_ordered, expected == "ok");
+    };
+    let chaos = || JobSpec { allow_chaos: true, ..spec() };
+    let pods = JobSpec { image_name: "image".into(), ..chaos() };
+    check(spec(), Harm::Kill, 0, "chaos is disabled; start the job with --allow_chaos");
+    check(pods, Harm::Stop, 0, "pods support only the chaos action kill");
+    check(chaos(), Harm::Stop, 9, "worker-9 is not running");
+    check(chaos(), Harm::Stop, 0, "ok");
+}
+
+#[test]
+fn an_invalid_optimizer_ends_the_job_with_the_reason() {
+    let spec = JobSpec { learning_rate: Some(-1.0), ..spec() };
+    let bench = Bench::started(config(spec, 0));
+    let Some(End::Failed(why)) = bench.ended else { panic!("{:?}", bench.ended) };
+    assert!(why.starts_with("invalid optimizer: --learning_rate"), "{why}");
+}
+
+#[test]
+fn a_job_that_has_ended_can_be_stopped_but_not_changed() {
+    let mut bench = Bench::new(config(spec(), 0), crate::job::Durable::default());
+    assert_eq!(reply(&mut bench, stop(true)), "ok");
+    assert_eq!(bench.ended.take(), stopped());
+    assert_eq!(reply(&mut bench, Event::Scale { workers: 1 }), Refusal::Ended.to_string());
+    assert_eq!(reply(&mut bench, stop(true)), "ok");
 }

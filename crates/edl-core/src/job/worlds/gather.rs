@@ -14,7 +14,7 @@ use crate::time::Time;
 use crate::world::{Candidate, Member};
 
 /// Workers that start together connect together: the first one waits so long for the others.
-const GATHERING: Duration = Duration::from_secs(1);
+pub(in crate::job) const GATHERING: Duration = Duration::from_secs(1);
 
 impl Job {
     /// Whether a first world should wait a moment for workers that are about to connect; longer if

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use edl_core::id::{WorkerId, WorldId};
+use edl_core::job_dir::JobDir;
 use edl_core::member::{Failure, Move};
 use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_net::mesh::{self, Dtype, MeshConfig, Peer, Phase, PhaseHook, Transport};
@@ -37,7 +38,7 @@ pub(crate) fn open(
     transport: Option<Transport>,
     on_phase: Option<PhaseHook>,
 ) -> Result<Opened, String> {
-    let folder = config.place.sockets.unwrap_or_else(|| config.job_dir.join("run"));
+    let folder = config.place.sockets.unwrap_or_else(|| JobDir::new(config.job_dir).sockets());
     let (folder, temporary) = socket_folder(&folder)
         .map_err(|error| format!("cannot create a folder for the socket: {error}"))?;
     let ip = config.place.ip.unwrap_or_else(|| towards(&config.master_addr));

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `--distribution_strategy=Local`: master and worker as tasks of one process, for debuggers and
+//! small machines.
+//!
+//! They exchange the same messages as processes do, so the job folder, the checkpoints and the
+//! results are those of a job with one worker.
+
+use anyhow::Context as _;
+use edl_core::id::WorkerId;
+use edl_core::platform::{Ended, InstanceId, Role};
+use rustix::process::Signal;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::link::Link;
+use crate::jobs::Job;
+use crate::processes;
+
+/// How a task is asked to leave, and made to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Task {
+    stop: CancellationToken,
+    kill: CancellationToken,
+}
+
+impl Task {
+    /// Does what the signal does to a process, if that is to end it.
+    pub(super) fn signal(&self, signal: Signal) {
+        if signal == Signal::TERM {
+            self.stop.cancel();
+        } else if signal == Signal::KILL {
+            self.kill.cancel();
+        }
+    }
+
+    /// Runs `body` until it ends, panics or is killed.
+    pub(super) async fn run(self, body: impl Future<Output = Ended> + Send + 'static) -> Ended {
+        let mut task = JoinSet::new();
+        task.spawn(body);
+        tokio::select! {
+            ended = task.join_next() => ended.and_then(Result::ok).unwrap_or(Ended::Exit(101)),
+            () = self.kill.cancelled() => Ended::Signal(9),
+        }
+    }
+
+    /// A master, and the link to it.
+    pub(super) fn master(
+        &self,
+        job: &Job,
+        port: u16,
+        resume: bool,
+    ) -> anyhow::Result<(Link, impl Future<Output = Ended> + Send + use<>)> {
+        let config = processes::master_config(job, port, resume)?;
+        let (port, platform) = edl_master::port();
+        let ended = edl_master::run(config, port, self.stop.clone());
+        let body = async { Ended::Exit(processes::exit_of_master(ended.await).code().into()) };
+        Ok((Link::new(platform), body))
+    }
+
+    pub(super) fn worker(
+        &self,
+        job: &Job,
+        instance: InstanceId,
+    ) -> anyhow::Result<impl Future<Output = Ended> + Send + use<>> {
+        anyhow::ensure!(instance.role == Role::Worker, "only workers can run in this process");
+        let master = job.master().context("the master's address is unknown")?;
+        let (worker, dir) = (WorkerId(instance.id), job.dir().to_owned());
+        let config = processes::worker_config(worker, master.address, job.key()?, dir);
+        let stop = self.stop.clone();
+        Ok(async move {
+            let ended = edl_worker::run(config, processes::open_model(), stop).await;
+            if let Err(error) = &ended {
+                tracing::error!("{:#}", anyhow::anyhow!("{error}"));
+            }
+            Ended::Exit(i32::from(ended.is_err()))
+        })
+    }
+}
