@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use edl_core::job::{self, End};
 use edl_core::spec::{Invalid, JobSpec, JobType};
-use edl_data::{Codec, Dataset, OpenOptions};
+use edl_data::{Dataset, OpenOptions};
 use edl_net::key::JobKey;
 use tokio::io::{AsyncBufRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -199,8 +199,8 @@ fn open_data(spec: &JobSpec) -> Result<Data, Error> {
         if location.is_empty() {
             return Ok(None);
         }
-        let codec = if spec.codec_type == "bytes" { Codec::Bytes } else { Codec::TfExample };
-        let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
+        let params = spec.data_reader_params.clone();
+        let options = OpenOptions { codec: spec.codec_type, params };
         let dataset = Dataset::open(location, &options);
         dataset.map(Some).map_err(|source| Error::Data { which, source: Box::new(source) })
     };

@@ -35,7 +35,7 @@ pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> any
     let _held_to_the_end = hold;
     job.write_supervisor()?;
     let spec = job.spec()?;
-    crate::telemetry::start_in(&spec.log_level, &job.log_path(WORKER))?;
+    crate::telemetry::start_in(spec.log_level, &job.log_path(WORKER))?;
     let (ours, theirs) = tokio::io::duplex(LINE);
     let (our_out, our_in) = tokio::io::split(ours);
     let (reports, orders) = tokio::io::split(theirs);
