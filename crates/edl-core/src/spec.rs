@@ -1,254 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job description: the same fields for flags, YAML files and TrainingJobs.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use crate::batch::BatchPlan;
 use crate::layout::Layout;
+use crate::text::nearest;
+
+mod choices;
+mod field;
+mod fields;
+mod template;
+
+pub use choices::{
+    AllreduceDtype, Codec, ImagePullPolicy, JobType, LogLevel, RestartPolicy, SameBits, Strategy,
+};
+pub use field::{Field, FieldType, Fixed, Flag, Group, Kind, Seconds};
+pub use fields::{FIELDS, JobSpec};
+pub use template::template;
 
 /// Every checkpoint has one file per partition.
 const MAX_PARTITIONS: u32 = 4096;
-
-/// Everything that a user can specify about a job. `JobSpec::default()` is the job without flags.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct JobSpec {
-    pub job_name: String,
-    pub job_type: JobType,
-
-    // The model.
-    /// Folder with Python models; empty: the current folder.
-    pub model_zoo: String,
-    /// Name of a built-in model, or a Python model: its dotted path in `model_zoo`, its file or its
-    /// folder.
-    pub model_def: String,
-    /// Command that runs a custom training loop; it must call `elasticdl.init()`.
-    pub job_command: String,
-    /// Model parameters, e.g. `lr=0.1`.
-    pub model_params: BTreeMap<String, String>,
-    /// Overrides the model's optimizer, e.g. `adam`.
-    pub optimizer: Option<String>,
-    // Names of functions in a Python module; empty: the name of the field.
-    pub optimizer_fn: String,
-    pub loss: String,
-    pub feed: String,
-    pub eval_metrics_fn: String,
-    pub callbacks: String,
-    pub custom_data_reader: String,
-    pub prediction_outputs_processor: String,
-    pub learning_rate: Option<f64>,
-    /// `constant`, `steps:1000,2000:0.1`, `exponential:1000:0.9`, `cosine:100:10000`, `linear:100:10000`.
-    pub learning_rate_schedule: Option<String>,
-    pub weight_decay: Option<f64>,
-    /// Clips the gradient of a batch to this global norm.
-    pub clip_norm: Option<f64>,
-
-    // Data: a file, folder, glob or URL.
-    pub training_data: String,
-    pub validation_data: String,
-    pub prediction_data: String,
-    /// Record encoding: `tf_example` or `bytes`.
-    pub codec_type: String,
-    pub data_reader_params: BTreeMap<String, String>,
-    pub minibatch_size: u32,
-    pub num_minibatches_per_task: u32,
-    /// 0: until the job is stopped.
-    pub num_epochs: u32,
-    pub shuffle: bool,
-    pub seed: u64,
-
-    // Processes.
-    pub distribution_strategy: Strategy,
-    pub num_workers: u32,
-    /// AllReduce waits while there are fewer workers than this.
-    pub min_workers: u32,
-    /// Maximum number of workers that `scale` can set.
-    pub max_workers: Option<u32>,
-    /// Micro-batches per AllReduce step, fixed for the job's lifetime; unset: `max_workers`, or
-    /// `num_workers`.
-    pub lanes: Option<u32>,
-    /// Compute threads per worker; fixed for the job's lifetime, because results depend on it.
-    pub threads_per_worker: u32,
-    pub same_bits: SameBits,
-    /// Assigns fewer lanes to slow workers; results stay bit-identical.
-    pub lane_balance: bool,
-    /// Data type of gradients sent between workers; fixed for the job's lifetime, because results
-    /// depend on it.
-    pub allreduce_dtype: AllreduceDtype,
-    pub num_ps_pods: u32,
-    /// Number of partitions of the parameter state, fixed for the job's lifetime.
-    pub partitions: u32,
-
-    // Gradients.
-    /// Unset: asynchronous unless `grads_to_wait` or `sync_version_tolerance` is set.
-    pub use_async: Option<bool>,
-    /// Batches per synchronous round.
-    pub grads_to_wait: Option<u32>,
-    /// Maximum staleness, in steps: faster workers wait when they pull parameters. 0: no limit.
-    pub sync_version_tolerance: u32,
-    /// Divides the learning rate of a stale gradient by its staleness.
-    pub lr_staleness_modulation: bool,
-    /// Pulls dense parameters every this many batches (asynchronous training only).
-    pub get_model_steps: u32,
-
-    // Evaluation.
-    /// Steps between evaluations; 0: only the final one.
-    pub evaluation_steps: u32,
-    /// Seconds between evaluations; 0: none.
-    pub evaluation_secs: u32,
-    /// Evaluate after each epoch.
-    pub evaluation_epochs: bool,
-    /// Stop after this many evaluations without improvement; 0: never.
-    pub early_stop_patience: u32,
-
-    // Checkpoints and results.
-    /// Empty: `checkpoints` in the job folder.
-    pub checkpoint_dir: String,
-    /// Steps between checkpoints; 0: not by step.
-    pub checkpoint_steps: u32,
-    /// Seconds between checkpoints; 0: not by time.
-    pub checkpoint_secs: u32,
-    /// Number of checkpoints to keep; 0: all.
-    pub keep_checkpoint_max: u32,
-    /// Checkpoint to start from: a `version-N` folder, or a folder of them to use the newest.
-    pub checkpoint_dir_for_init: String,
-    /// Folder for the trained model or the predictions; empty: `output` in the job folder.
-    pub output: String,
-
-    // Limits.
-    /// Stop at this step; 0: no limit.
-    pub max_step: u64,
-    /// Stop after this many seconds; 0: no limit.
-    pub max_time: u64,
-    /// A worker that does not finish its task in this time loses it.
-    pub task_timeout_secs: u32,
-    /// A process that sends no heartbeat for this long is replaced.
-    pub heartbeat_timeout_secs: f64,
-    /// Crashes without progress to tolerate before the job fails; preemptions and evictions do not
-    /// count.
-    pub relaunch_on_worker_failure: u32,
-    /// Failures of the same batch after which the job fails.
-    pub max_batch_failures: u32,
-
-    // Monitoring.
-    pub log_level: String,
-    pub log_loss_steps: u32,
-    pub tensorboard_dir: String,
-    /// OpenTelemetry collector to send traces to, e.g. `http://host:4317`; empty: none.
-    pub otlp_endpoint: String,
-    /// Port of the job's web page, `/metrics` and `/healthz`; 0 picks a free port.
-    pub http_port: u16,
-    /// Allows fault injection from the web page and by `chaos`.
-    pub allow_chaos: bool,
-    /// Port of the master; 0 picks a free port.
-    pub port: u16,
-
-    // Kubernetes. `cluster.rs` reads these fields.
-    /// Image of the master; empty: the job runs on this machine.
-    pub image_name: String,
-    /// Image of workers and parameter servers; empty: the master's.
-    pub worker_image: String,
-    /// Image of parameter servers; empty: the workers'.
-    pub ps_image: String,
-    /// Always, IfNotPresent or Never.
-    pub image_pull_policy: String,
-    /// Image pull Secrets, separated by commas.
-    pub image_pull_secrets: String,
-    /// Empty: the namespace of the kubeconfig's context.
-    pub namespace: String,
-    /// Service account for the pods; empty: the namespace's default.
-    pub service_account: String,
-    // `cpu=1,memory=4096Mi,gpu=1`; an empty limit equals the request.
-    pub master_resource_request: String,
-    pub master_resource_limit: String,
-    pub ps_resource_request: String,
-    pub ps_resource_limit: String,
-    pub worker_resource_request: String,
-    pub worker_resource_limit: String,
-    /// Name of a PriorityClass; empty: none.
-    pub master_pod_priority: String,
-    /// Empty: the master's.
-    pub ps_pod_priority: String,
-    /// Name of a PriorityClass, or the share of workers that get `high_priority_class`, e.g. `0.5`.
-    pub worker_pod_priority: String,
-    pub high_priority_class: String,
-    pub low_priority_class: String,
-    /// `claim_name=CLAIM,mount_path=PATH` or `host_path=PATH,mount_path=PATH`, separated by `;`.
-    pub volume: String,
-    /// Job folder, as a path inside the pods; empty: a folder on the first volume.
-    pub job_dir: String,
-    /// Restart policy of the master's container: Never, OnFailure or Always. The master restarts
-    /// the other pods.
-    pub restart_policy: String,
-    /// Environment variables for every pod: `NAME=value,…`.
-    pub envs: String,
-    /// Regular expression for the names of environment variables that the master passes on to
-    /// workers and parameter servers.
-    pub populate_env_names: String,
-    /// Patches for the job's objects, as JSON; `--cluster_spec` reads them from a file.
-    pub cluster_spec_json: String,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum JobType {
-    #[default]
-    Train,
-    Evaluate,
-    Predict,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Strategy {
-    #[default]
-    #[serde(rename = "ParameterServerStrategy")]
-    ParameterServer,
-    #[serde(rename = "AllreduceStrategy")]
-    Allreduce,
-    /// Dense parameters by AllReduce, embedding tables on parameter servers.
-    #[serde(rename = "HybridStrategy")]
-    Hybrid,
-    #[serde(rename = "Local")]
-    Local,
-}
-
-impl Strategy {
-    /// The name in flags and files.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::ParameterServer => "ParameterServerStrategy",
-            Self::Allreduce => "AllreduceStrategy",
-            Self::Hybrid => "HybridStrategy",
-            Self::Local => "Local",
-        }
-    }
-}
-
-/// What happens when a worker's results differ bitwise from those of the other workers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SameBits {
-    /// The worker is rejected.
-    #[default]
-    Strict,
-    /// The worker is admitted, and the job reports that its result depends on which worker
-    /// computed it.
-    Report,
-}
-
-/// Data type of gradients sent between workers. Sums are always computed in 32 bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AllreduceDtype {
-    #[default]
-    F32,
-    /// The gradient of every lane is rounded to 16 bits, and so is their mean.
-    Bf16,
-}
 
 /// How gradients of several workers are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -274,106 +49,47 @@ pub enum Mode {
 #[error("{0}")]
 pub struct Invalid(pub String);
 
-impl Default for JobSpec {
-    #[expect(clippy::too_many_lines, reason = "one line for each field")]
-    fn default() -> Self {
-        Self {
-            job_name: String::new(),
-            job_type: JobType::Train,
-            model_zoo: String::new(),
-            model_def: "mnist_cnn".into(),
-            job_command: String::new(),
-            model_params: BTreeMap::new(),
-            optimizer: None,
-            optimizer_fn: String::new(),
-            loss: String::new(),
-            feed: String::new(),
-            eval_metrics_fn: String::new(),
-            callbacks: String::new(),
-            custom_data_reader: String::new(),
-            prediction_outputs_processor: String::new(),
-            learning_rate: None,
-            learning_rate_schedule: None,
-            weight_decay: None,
-            clip_norm: None,
-            training_data: String::new(),
-            validation_data: String::new(),
-            prediction_data: String::new(),
-            codec_type: "tf_example".into(),
-            data_reader_params: BTreeMap::new(),
-            minibatch_size: 64,
-            num_minibatches_per_task: 8,
-            num_epochs: 1,
-            shuffle: true,
-            seed: 0,
-            distribution_strategy: Strategy::ParameterServer,
-            num_workers: 2,
-            min_workers: 1,
-            max_workers: None,
-            lanes: None,
-            threads_per_worker: 1,
-            same_bits: SameBits::Strict,
-            lane_balance: false,
-            allreduce_dtype: AllreduceDtype::F32,
-            num_ps_pods: 1,
-            partitions: 32,
-            use_async: None,
-            grads_to_wait: None,
-            sync_version_tolerance: 0,
-            lr_staleness_modulation: false,
-            get_model_steps: 1,
-            evaluation_steps: 0,
-            evaluation_secs: 0,
-            evaluation_epochs: true,
-            early_stop_patience: 0,
-            checkpoint_dir: String::new(),
-            checkpoint_steps: 0,
-            checkpoint_secs: 30,
-            keep_checkpoint_max: 3,
-            checkpoint_dir_for_init: String::new(),
-            output: String::new(),
-            max_step: 0,
-            max_time: 0,
-            task_timeout_secs: 300,
-            heartbeat_timeout_secs: 10.0,
-            relaunch_on_worker_failure: 3,
-            max_batch_failures: 3,
-            log_level: "INFO".into(),
-            log_loss_steps: 100,
-            tensorboard_dir: String::new(),
-            otlp_endpoint: String::new(),
-            http_port: 0,
-            allow_chaos: false,
-            port: 0,
-            image_name: String::new(),
-            worker_image: String::new(),
-            ps_image: String::new(),
-            image_pull_policy: "Always".into(),
-            image_pull_secrets: String::new(),
-            namespace: String::new(),
-            service_account: String::new(),
-            master_resource_request: "cpu=0.1,memory=1024Mi".into(),
-            master_resource_limit: String::new(),
-            ps_resource_request: "cpu=1,memory=4096Mi".into(),
-            ps_resource_limit: String::new(),
-            worker_resource_request: "cpu=1,memory=4096Mi".into(),
-            worker_resource_limit: String::new(),
-            master_pod_priority: String::new(),
-            ps_pod_priority: String::new(),
-            worker_pod_priority: String::new(),
-            high_priority_class: "high-priority".into(),
-            low_priority_class: "low-priority".into(),
-            volume: String::new(),
-            job_dir: String::new(),
-            restart_policy: "Never".into(),
-            envs: String::new(),
-            populate_env_names: String::new(),
-            cluster_spec_json: String::new(),
+/// The field with this name.
+pub fn field(name: &str) -> Result<&'static Field, Invalid> {
+    FIELDS.iter().find(|field| field.name == name).ok_or_else(|| {
+        Invalid(match nearest(name, FIELDS.iter().map(|field| field.name)) {
+            Some(near) => format!("unknown field `{name}`; did you mean `{near}`?"),
+            None => format!("unknown field `{name}`; `elasticdl init` lists all fields"),
+        })
+    })
+}
+
+/// Checks the names and types of fields and returns their values in standard form, without those
+/// that are not set.
+pub fn read(given: Map<String, Value>) -> Result<Map<String, Value>, Invalid> {
+    let mut checked = Map::new();
+    for (name, value) in given {
+        let field = field(&name)?;
+        if field.is_optional || !value.is_null() {
+            let value = (field.read)(value).map_err(|why| Invalid(format!("--{name}: {why}")))?;
+            checked.insert(name, value);
         }
+    }
+    Ok(checked)
+}
+
+impl TryFrom<Map<String, Value>> for JobSpec {
+    type Error = Invalid;
+
+    fn try_from(given: Map<String, Value>) -> Result<Self, Invalid> {
+        Self::default().with(given)
     }
 }
 
 impl JobSpec {
+    /// The job with these fields changed.
+    pub fn with(mut self, given: Map<String, Value>) -> Result<Self, Invalid> {
+        for (name, value) in read(given)? {
+            self.set(&name, value).map_err(Invalid)?;
+        }
+        Ok(self)
+    }
+
     /// How gradients meet on servers: by lanes, or as the three flags that speak of it say.
     #[must_use]
     pub fn mode(&self) -> Mode {
@@ -491,48 +207,19 @@ impl JobSpec {
 
     /// Refuses to resume a job with a field changed that must stay the same.
     pub fn check_resumed(&self, before: &Self) -> Result<(), Invalid> {
-        let differs = [
-            ("job_type", self.job_type != before.job_type),
-            ("model_zoo", self.model_zoo != before.model_zoo),
-            ("model_def", self.model_def != before.model_def),
-            ("job_command", self.job_command != before.job_command),
-            ("model_params", self.model_params != before.model_params),
-            ("optimizer", self.optimizer != before.optimizer),
-            ("training_data", self.training_data != before.training_data),
-            ("codec_type", self.codec_type != before.codec_type),
-            ("data_reader_params", self.data_reader_params != before.data_reader_params),
-            ("minibatch_size", self.minibatch_size != before.minibatch_size),
-            (
-                "num_minibatches_per_task",
-                self.num_minibatches_per_task != before.num_minibatches_per_task,
-            ),
-            ("shuffle", self.shuffle != before.shuffle),
-            ("seed", self.seed != before.seed),
-            ("partitions", self.partitions != before.partitions),
-            (
-                "distribution_strategy",
-                self.is_allreduce() != before.is_allreduce()
-                    || self.is_hybrid() != before.is_hybrid(),
-            ),
-            ("lanes", self.is_allreduce() && self.n_lanes() != before.n_lanes()),
-            (
-                "allreduce_dtype",
-                self.is_allreduce() && self.allreduce_dtype != before.allreduce_dtype,
-            ),
-            ("threads_per_worker", self.threads_per_worker != before.threads_per_worker),
-            (
-                "use_async, --grads_to_wait or --sync_version_tolerance",
-                self.mode() != before.mode(),
-            ),
-            ("checkpoint_dir", self.checkpoint_dir != before.checkpoint_dir),
-            (
-                "checkpoint_dir_for_init",
-                self.checkpoint_dir_for_init != before.checkpoint_dir_for_init,
-            ),
-        ];
-        match differs.iter().find(|(_, differs)| *differs) {
+        let (now, then) = (json!(self), json!(before));
+        let is_edited = |field: &&Field| now[field.name] != then[field.name];
+        let must_stay = |field: &&Field| match field.fixed {
+            Fixed::No => false,
+            Fixed::Value => is_edited(field),
+            Fixed::Derived(facts) => facts(self) != facts(before),
+        };
+        let changed: Vec<&Field> = FIELDS.iter().filter(must_stay).collect();
+        // What follows from several fields changes with any of them; name the one that was edited.
+        let edited = changed.iter().copied().find(is_edited);
+        match edited.or(changed.first().copied()) {
             None => Ok(()),
-            Some((name, _)) => Err(Invalid(format!(
+            Some(Field { name, .. }) => Err(Invalid(format!(
                 "a resumed job cannot change --{name}; leave it out, or start a new job with another --job_name"
             ))),
         }
@@ -586,12 +273,6 @@ impl JobSpec {
         }
         if self.task_timeout_secs == 0 {
             return invalid("--task_timeout_secs must be at least 1");
-        }
-        if !["tf_example", "bytes"].contains(&self.codec_type.as_str()) {
-            return Err(Invalid(format!(
-                "unknown --codec_type `{}`; use tf_example or bytes",
-                self.codec_type
-            )));
         }
         Ok(())
     }
@@ -655,11 +336,92 @@ fn is_collector(endpoint: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn read(given: Value) -> Result<JobSpec, String> {
+        serde_json::from_value(given).map_err(|error| error.to_string())
+    }
+
     #[test]
-    fn an_unknown_codec_is_refused_by_name() {
-        let (job_name, codec_type) = ("x".into(), "json".into());
-        let spec = JobSpec { job_name, codec_type, ..JobSpec::default() };
-        let expected = "unknown --codec_type `json`; use tf_example or bytes";
-        assert_eq!(spec.check().unwrap_err().to_string(), expected);
+    fn a_value_means_the_same_in_every_form() {
+        let spec = read(json!({
+            "model_params": {"hidden": [128, 64], "lr": 0.1, "bias": true, "name": "x"},
+            "max_time": "2h", "log_level": "warn", "learning_rate": 1, "lanes": null,
+        }));
+        let spec = spec.unwrap();
+        let flag = |name: &str, text| (field(name).unwrap().parse)(text).unwrap();
+        let text = "hidden=128,64;lr=0.1;bias=true;name=x";
+        assert_eq!(json!(spec.model_params), flag("model_params", text));
+        assert_eq!(json!(spec.max_time), flag("max_time", "7200"));
+        assert_eq!(json!(spec.log_level), flag("log_level", "WARNING"));
+        assert_eq!((spec.learning_rate, spec.lanes), (Some(1.0), None));
+        assert_eq!(read(json!(spec)).unwrap(), spec);
+    }
+
+    #[test]
+    fn what_is_unknown_or_mistyped_is_refused_by_name() {
+        for (given, expected) in [
+            (json!({"num_worker": 4}), "unknown field `num_worker`; did you mean `num_workers`?"),
+            (json!({"zebra": 4}), "unknown field `zebra`; `elasticdl init` lists all fields"),
+            (
+                json!({"num_workers": "4"}),
+                "--num_workers: expected an integer from 0 to 4294967295, found \"4\"",
+            ),
+            (json!({"port": 65536}), "--port: expected an integer from 0 to 65535, found 65536"),
+            (json!({"job_name": 5}), "--job_name: expected text, found 5; put it in quotes"),
+            (json!({"shuffle": "yes"}), "--shuffle: expected true or false, found \"yes\""),
+            (
+                json!({"model_params": 1}),
+                "--model_params: expected a map such as {lr: 0.1}, found 1",
+            ),
+            (
+                json!({"codec_type": "json"}),
+                "--codec_type: unknown value `json`; use tf_example or bytes",
+            ),
+            (
+                json!({"distribution_strategy": "AllReduceStrategy"}),
+                "--distribution_strategy: unknown value `AllReduceStrategy`; did you mean \
+                 `AllreduceStrategy`?",
+            ),
+            (
+                json!({"image_pull_policy": "never"}),
+                "--image_pull_policy: unknown value `never`; did you mean `Never`?",
+            ),
+            (
+                json!({"restart_policy": "x"}),
+                "--restart_policy: unknown value `x`; use Always, OnFailure or Never",
+            ),
+            (json!({"log_level": "LOUD"}), "--log_level: expected DEBUG, INFO, WARNING or ERROR"),
+        ] {
+            assert_eq!(read(given).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn pairs_keep_commas_inside_a_value() {
+        let flag = |text| (field("model_params").unwrap().parse)(text);
+        let expected = json!({"hidden": "128,64", "lr": "0.1", "name": "x=y"});
+        assert_eq!(flag("hidden=128,64,lr=0.1; name = x=y ;").unwrap(), expected);
+        assert_eq!(flag("").unwrap(), json!({}));
+        assert_eq!(flag("lr").unwrap_err(), "expected name=value, got `lr`");
+    }
+
+    #[test]
+    fn times_take_a_unit() {
+        assert_eq!(Seconds::parse("90"), Ok(Seconds(90)));
+        assert_eq!(Seconds::parse("2h"), Ok(Seconds(7200)));
+        assert!(Seconds::parse("2 weeks").is_err());
+        assert!(Seconds::parse("99999999999999999d").is_err());
+    }
+
+    #[test]
+    fn the_template_is_the_default_job_and_has_every_field() {
+        let text = template();
+        for field in FIELDS {
+            let lines = text.lines().filter(|line| line.starts_with(&format!("{}: ", field.name)));
+            assert_eq!(lines.count(), 1, "{}", field.name);
+        }
+        assert!(
+            text.contains("\nminibatch_size: 64              # Records per batch.\n"),
+            "{text}"
+        );
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use edl_core::model::{DType, FieldSpec};
+use edl_core::spec::Codec;
 use edl_tensor::batch::Batch;
 use prost::bytes::Bytes;
 
@@ -23,29 +24,6 @@ use crate::row::Row;
 use crate::{recordio, tfrecord};
 
 use cache::Cache;
-
-/// What the bytes of a RecordIO or TFRecord record are. Other formats have columns of their own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Codec {
-    #[default]
-    TfExample,
-    /// Raw bytes: the one column that the model asks for.
-    Bytes,
-}
-
-impl std::str::FromStr for Codec {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        match text {
-            "tf_example" => Ok(Self::TfExample),
-            "bytes" => Ok(Self::Bytes),
-            other => Err(Error::Refused(format!(
-                "unknown --codec_type `{other}`; use tf_example or bytes"
-            ))),
-        }
-    }
-}
 
 /// How a data set is read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -31,7 +31,8 @@ pub mod parquet;
 pub mod recordio;
 pub mod tfrecord;
 
-pub use dataset::{Codec, Dataset, OpenOptions};
+pub use dataset::{Dataset, OpenOptions};
+pub use edl_core::spec::Codec;
 pub use error::{Error, Place};
 pub use format::Format;
 pub use inspect::{Summary, head, inspect};

@@ -4,7 +4,7 @@
 #![allow(clippy::too_many_lines, reason = "objects are long, and are shown whole")]
 
 use edl_core::platform::{InstanceId, Role};
-use edl_core::spec::{Invalid, JobSpec};
+use edl_core::spec::{ImagePullPolicy, Invalid, JobSpec, RestartPolicy};
 use edl_kube::manifest::{PodExtras, job_objects, owner, pod, populated, service, to_yaml};
 use edl_kube::{names, yaml};
 use expect_test::expect;
@@ -19,7 +19,7 @@ fn job() -> JobSpec {
     JobSpec {
         job_name: "x".into(),
         image_name: "image:1".into(),
-        image_pull_policy: "Never".into(),
+        image_pull_policy: ImagePullPolicy::Never,
         volume: "claim_name=c,mount_path=/data;claim_name=c,mount_path=/more,sub_path=s".into(),
         ..JobSpec::default()
     }
@@ -169,7 +169,7 @@ fn what_the_flags_say_is_in_the_pod() {
         spec.image_pull_secrets = "a,b".into();
         spec.worker_image = "other".into();
         spec.envs = "A=1,HOME=/home".into();
-        spec.restart_policy = "OnFailure".into();
+        spec.restart_policy = RestartPolicy::OnFailure;
     };
     let owner = OwnerReference { name: "elasticdl-x".into(), ..OwnerReference::default() };
     let extras = PodExtras {

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use edl_core::job::{self, End};
 use edl_core::job_dir::JobDir;
 use edl_core::spec::{Invalid, JobSpec, JobType};
-use edl_data::{Codec, Dataset, OpenOptions};
+use edl_data::{Dataset, OpenOptions};
 use edl_net::key::JobKey;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -189,8 +189,8 @@ fn open_data(spec: &JobSpec) -> Result<Data, Error> {
         if location.is_empty() {
             return Ok(None);
         }
-        let codec = if spec.codec_type == "bytes" { Codec::Bytes } else { Codec::TfExample };
-        let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
+        let params = spec.data_reader_params.clone();
+        let options = OpenOptions { codec: spec.codec_type, params };
         let dataset = Dataset::open(location, &options);
         dataset.map(Some).map_err(|source| Error::Data { which, source: Box::new(source) })
     };

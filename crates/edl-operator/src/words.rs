@@ -3,7 +3,7 @@
 //! turn it is. Whatever is wrong is one sentence that says what to change.
 
 use edl_core::platform::{InstanceId, Role};
-use edl_core::spec::{Invalid, JobSpec};
+use edl_core::spec::{FIELDS, Field, Invalid, JobSpec, Kind};
 use edl_kube::manifest::{self, PodExtras};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Map, Value};
@@ -13,9 +13,6 @@ use crate::crd::TrainingJob;
 
 /// The queue of jobs that name none; it is always there.
 pub const DEFAULT_QUEUE: &str = "default";
-
-/// Words that are lists of words themselves, whose numbers are words, too.
-const MAPS: [&str; 2] = ["model_params", "data_reader_params"];
 
 /// A job that can be planned.
 #[derive(Clone, Debug, PartialEq)]
@@ -131,21 +128,12 @@ fn settled(mut words: Map<String, Value>) -> Result<(JobSpec, Said), Trouble> {
     words.retain(|_, value| !value.is_null());
     let said =
         Said { min: words.contains_key("min_workers"), max: words.contains_key("max_workers") };
-    for map in MAPS {
-        if let Some(Value::Object(entries)) = words.get_mut(map) {
-            for entry in entries.values_mut().filter(|entry| !entry.is_string()) {
-                *entry = Value::String(entry.to_string());
-            }
+    for Field { name, least, .. } in FIELDS.iter().filter(|field| field.kind == Kind::Integer) {
+        if words.get(*name).and_then(Value::as_i64).is_some_and(|count| count < (*least).into()) {
+            return Err(Trouble::invalid(format!("{name} must be at least {least}")));
         }
     }
-    for word in ["min_workers", "max_workers", "num_workers"] {
-        if words.get(word).is_some_and(|count| count.as_i64().is_some_and(|count| count < 1)) {
-            return Err(Trouble::invalid(format!("{word} must be at least 1")));
-        }
-    }
-    let spec = serde_json::from_value(Value::Object(words))
-        .map_err(|error| Trouble::invalid(format!("invalid job description: {error}")))?;
-    Ok((spec, said))
+    Ok((JobSpec::try_from(words)?, said))
 }
 
 /// A job that says only `num_workers` has exactly so many; `min_workers` and `max_workers` let it
@@ -292,8 +280,9 @@ mod tests {
             (json!({"min_workers": 4, "max_workers": 2}), "min_workers=4 exceeds the maximum of 2"),
             (json!({"min_workers": 0}), "min_workers must be at least 1"),
             (json!({"num_workers": -1}), "num_workers must be at least 1"),
-            (json!({"num_epochs": -1}), "invalid job description"),
-            (json!({"num_worker": 1}), "unknown field `num_worker`"),
+            (json!({"num_epochs": -1}), "num_epochs must be at least 0"),
+            (json!({"num_epochs": "x"}), "--num_epochs: expected an integer"),
+            (json!({"num_worker": 1}), "unknown field `num_worker`; did you mean `num_workers`?"),
             (json!({"volume": ""}), "share no storage"),
             (json!({"job_name": "b"}), "job_name=`b` differs"),
             (json!({"namespace": "m"}), "namespace=`m` differs"),
@@ -308,6 +297,13 @@ mod tests {
             assert!(trouble.message.contains(expected), "{words}: {}", trouble.message);
             assert_eq!(trouble.reason, "Invalid");
         }
+    }
+
+    #[test]
+    fn a_list_of_a_models_parameters_means_what_it_means_in_a_file() {
+        let words = json!({"model_params": {"hidden": [128, 64], "lr": 0.1}});
+        let params = described(words).unwrap().spec.model_params;
+        assert_eq!((params["hidden"].as_str(), params["lr"].as_str()), ("128,64", "0.1"));
     }
 
     #[test]

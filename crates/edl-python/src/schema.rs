@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 pub(crate) fn schema(py: Python<'_>, location: &str, job: &str) -> PyResult<String> {
     let found = py.detach(|| {
         let job: JobSpec = serde_json::from_str(job).map_err(|error| error.to_string())?;
-        let codec = job.codec_type.parse().map_err(|error| format!("{error}"))?;
-        let options = OpenOptions { codec, params: job.data_reader_params.clone() };
+        let params = job.data_reader_params.clone();
+        let options = OpenOptions { codec: job.codec_type, params };
         let data = Dataset::open(location, &options).map_err(|error| chain(&error))?;
         let schema = edl_data::schema(&data).map_err(|error| chain(&error))?;
         let batches = job.plan(data.n_records()).n_batches();

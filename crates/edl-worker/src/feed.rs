@@ -14,7 +14,7 @@ use edl_core::id::BatchId;
 use edl_core::lanes;
 use edl_core::model::{FieldSpec, unlabelled};
 use edl_core::spec::JobSpec;
-use edl_data::{Codec, Dataset, OpenOptions};
+use edl_data::{Dataset, OpenOptions};
 use edl_tensor::batch::Batch;
 
 use crate::chain;
@@ -194,8 +194,8 @@ pub(crate) fn open_records(spec: &JobSpec) -> OpenRecords {
             Source::Validation => &spec.validation_data,
             Source::Prediction => &spec.prediction_data,
         };
-        let codec = if spec.codec_type == "bytes" { Codec::Bytes } else { Codec::TfExample };
-        let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
+        let params = spec.data_reader_params.clone();
+        let options = OpenOptions { codec: spec.codec_type, params };
         let data = Dataset::open(location, &options).map_err(|error| chain(&error))?;
         Ok(Arc::new(data))
     })

@@ -4,7 +4,10 @@
 
 use std::ffi::OsString;
 
+use edl_core::spec::{Field, field};
+
 use crate::exit::refuse;
+use crate::flags::is_for_cluster;
 
 /// The command line to parse, and what to tell the user about it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -14,6 +17,7 @@ pub(crate) struct Argv {
 }
 
 const RECORDS_PER_TASK: &str = "records_per_task";
+const FORCE_KUBE_CONFIG: &str = "force_use_kube_config_file";
 
 /// Commands that describe or join a job, and so take ElasticDL's flags.
 const JOB_COMMANDS: [&str; 6] = ["train", "evaluate", "predict", "master", "ps", "worker"];
@@ -33,23 +37,6 @@ const REFUSED: [(&str, &str); 1] = [(
     "need_tf_config",
     "configures TensorFlow's own distribution, which elasticdl replaces; remove the flag",
 )];
-
-/// Flags of a job on a cluster that the processes of one by hand do not need to be told.
-const TOLD_BY_MASTER: [&str; 13] = [
-    "image_pull_policy",
-    "restart_policy",
-    "namespace",
-    "force_use_kube_config_file",
-    "master_resource_request",
-    "master_resource_limit",
-    "worker_resource_request",
-    "worker_resource_limit",
-    "ps_resource_request",
-    "ps_resource_limit",
-    "master_pod_priority",
-    "worker_pod_priority",
-    "ps_pod_priority",
-];
 
 /// Flags that change nothing, and why; `true` takes a value.
 const HARMLESS: [(&str, &str, bool); 8] = [
@@ -115,9 +102,9 @@ fn harmless(name: &str, is_part: bool) -> anyhow::Result<Option<(&'static str, b
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
         return Err(refuse(format!("--{name} {why}")));
     }
-    if is_part && TOLD_BY_MASTER.contains(&name) {
-        let why = "manually started processes have no pod";
-        return Ok(Some((why, name != "force_use_kube_config_file")));
+    let is_of_pods = |field: &&Field| is_for_cluster(field) && !field.needs_cluster;
+    if is_part && (name == FORCE_KUBE_CONFIG || field(name).ok().filter(is_of_pods).is_some()) {
+        return Ok(Some(("manually started processes have no pod", name != FORCE_KUBE_CONFIG)));
     }
     let found = HARMLESS.iter().find(|(harmless, ..)| *harmless == name);
     Ok(found.map(|(_, why, takes_value)| (*why, *takes_value)))

@@ -66,8 +66,7 @@ fn of_checkpoint(job: &Job) -> anyhow::Result<AuditReport> {
             dir.display()
         ))
     })?;
-    let codec = spec.codec_type.parse().map_err(|error| refuse(format!("{error}")))?;
-    let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
+    let options = OpenOptions { codec: spec.codec_type, params: spec.data_reader_params.clone() };
     let data =
         Dataset::open(&spec.training_data, &options).context("cannot open the training data")?;
     if data.fingerprint() != newest.manifest.fingerprint {

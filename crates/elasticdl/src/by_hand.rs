@@ -6,17 +6,18 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use edl_core::spec::{JobSpec, JobType};
+use edl_core::spec::{JobSpec, JobType, LogLevel};
 use edl_net::key::JobKey;
-use serde_json::{Map, Value};
 
 use crate::cli::{JoinFlags, MasterArgs, PsArgs, WorkerArgs};
+use crate::config::Asked;
 use crate::exit::{Exit, not_found, refuse};
+use crate::flags::Given;
 use crate::jobs::{Home, Job};
 use crate::say::say;
 use crate::submit;
 use crate::ui::Ui;
-use crate::{config, processes, resume};
+use crate::{config, flags, processes, resume};
 
 /// Where a master by hand listens, as ElasticDL's did.
 const DEFAULT_PORT: u16 = 50_001;
@@ -35,13 +36,13 @@ pub(crate) struct Joined {
 
 /// A job in the foreground whose workers come by hand. Its log is what is seen.
 pub(crate) fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let (run, flags) = args.split();
-    flags.cluster.on_this_machine()?.iter().for_each(say);
+    let asked = Asked::read(args.run, args.job.0)?;
+    flags::on_this_machine(&asked.flags)?.iter().for_each(say);
     let home = Home::from_env()?;
-    let mut given = config::given(&run, &flags)?;
+    let (run, mut given) = (&asked.run, asked.given.clone());
     let kind = kind(&given)?;
     let ready = if run.resume.is_some() {
-        match resume::prepare(&home, kind, &run, &flags)? {
+        match resume::prepare(&home, kind, &asked)? {
             resume::Prepared::Ready(ready) => ready,
             resume::Prepared::Succeeded(_) => {
                 return Err(refuse(
@@ -51,7 +52,7 @@ pub(crate) fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Ex
         }
     } else {
         given.entry("port").or_insert(DEFAULT_PORT.into());
-        if flags.common.num_workers.is_none() {
+        if !asked.flags.contains_key("num_workers") {
             given.insert("num_workers".into(), 0.into());
         }
         if run.print_config {
@@ -65,9 +66,8 @@ pub(crate) fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Ex
 }
 
 /// What the master is for, by the data that it is given.
-fn kind(given: &Map<String, Value>) -> anyhow::Result<JobType> {
-    let has =
-        |word: &str| given.get(word).and_then(Value::as_str).is_some_and(|data| !data.is_empty());
+fn kind(given: &Given) -> anyhow::Result<JobType> {
+    let has = |name: &str| flags::text(given, name).is_some_and(|data| !data.is_empty());
     match (has("training_data"), has("validation_data"), has("prediction_data")) {
         (true, _, true) => {
             Err(refuse("--prediction_data and --training_data cannot be used together; choose one"))
@@ -81,7 +81,7 @@ fn kind(given: &Map<String, Value>) -> anyhow::Result<JobType> {
 /// A parameter server, by hand or under a supervisor.
 pub(crate) fn ps(args: &PsArgs) -> anyhow::Result<Exit> {
     let joined = join(&args.join)?;
-    start_log(args.log_level.as_deref(), &joined)?;
+    start_log(args.log_level, &joined);
     processes::ps(args.ps_id, args.port, joined, args.join.supervised)
 }
 
@@ -94,16 +94,13 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<Exit> {
     if let Some(spec) = &joined.spec {
         check_same(spec, args)?;
     }
-    start_log(args.log_level.as_deref(), &joined)?;
+    start_log(args.log_level, &joined);
     processes::worker(args.worker_id, joined, args.join.supervised)
 }
 
-fn start_log(level: Option<&str>, joined: &Joined) -> anyhow::Result<()> {
-    let level = level.map(crate::flags::level).transpose();
-    let level = level.map_err(|error| refuse(format!("--log_level: {error}")))?;
-    let level = level.or_else(|| joined.spec.as_ref().map(|spec| spec.log_level.clone()));
-    crate::telemetry::start(level.as_deref().unwrap_or("INFO"));
-    Ok(())
+fn start_log(level: Option<LogLevel>, joined: &Joined) {
+    let level = level.or_else(|| joined.spec.as_ref().map(|spec| spec.log_level));
+    crate::telemetry::start(level.unwrap_or_default());
 }
 
 /// The job says what is trained; a worker that was told otherwise is in the wrong job.

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line: every command with its flags.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::flags::{ClusterFlags, CommonFlags, JobFlags, PredictFlags, TrainFlags};
+use edl_core::spec::{Codec, FieldType, LogLevel};
+
+use crate::flags::{CLUSTER, COMMON, JobFlags, PREDICT, TRAIN};
 
 pub(crate) mod operator;
 pub(crate) mod zoo;
+
+/// Names with values.
+type Pairs = BTreeMap<String, String>;
 
 const ABOUT: &str = "Train deep-learning models on machines that come and go";
 
@@ -162,11 +168,7 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunFlags,
     #[command(flatten)]
-    pub(crate) cluster: ClusterFlags,
-    #[command(flatten)]
-    pub(crate) common: CommonFlags,
-    #[command(flatten)]
-    pub(crate) train: TrainFlags,
+    pub(crate) job: JobFlags<{ CLUSTER | COMMON | TRAIN }>,
 }
 
 #[derive(Args, Debug)]
@@ -174,9 +176,7 @@ pub(crate) struct EvaluateArgs {
     #[command(flatten)]
     pub(crate) run: RunFlags,
     #[command(flatten)]
-    pub(crate) cluster: ClusterFlags,
-    #[command(flatten)]
-    pub(crate) common: CommonFlags,
+    pub(crate) job: JobFlags<{ CLUSTER | COMMON }>,
 }
 
 #[derive(Args, Debug)]
@@ -184,19 +184,15 @@ pub(crate) struct PredictArgs {
     #[command(flatten)]
     pub(crate) run: RunFlags,
     #[command(flatten)]
-    pub(crate) cluster: ClusterFlags,
-    #[command(flatten)]
-    pub(crate) common: CommonFlags,
-    #[command(flatten)]
-    pub(crate) predict: PredictFlags,
+    pub(crate) job: JobFlags<{ CLUSTER | COMMON | PREDICT }>,
 }
 
 /// How a job is run, as opposed to what it is.
 #[derive(Args, Clone, Debug, Default)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct RunFlags {
-    /// Read the job description from a YAML file; flags override it
-    #[arg(long, help_heading = "Job", value_name = "FILE")]
+    /// Read the job description from a YAML file, or from standard input (`-`); flags override it
+    #[arg(long, help_heading = "Job", value_name = "FILE", overrides_with = "config")]
     pub(crate) config: Option<PathBuf>,
     /// Print the resulting job description as YAML and exit
     #[arg(long, help_heading = "Job")]
@@ -249,13 +245,7 @@ pub(crate) struct MasterArgs {
     #[command(flatten)]
     pub(crate) run: RunFlags,
     #[command(flatten)]
-    pub(crate) cluster: ClusterFlags,
-    #[command(flatten)]
-    pub(crate) common: CommonFlags,
-    #[command(flatten)]
-    pub(crate) train: TrainFlags,
-    #[command(flatten)]
-    pub(crate) predict: PredictFlags,
+    pub(crate) job: JobFlags<{ CLUSTER | COMMON | TRAIN | PREDICT }>,
     /// Set by the supervisor that started this process
     #[arg(long, hide = true, requires = "job_dir")]
     pub(crate) supervised: bool,
@@ -294,8 +284,8 @@ pub(crate) struct PsArgs {
     #[command(flatten)]
     pub(crate) join: JoinFlags,
     /// Log level: DEBUG, INFO, WARNING or ERROR [default: the job's]
-    #[arg(long, value_name = "LEVEL")]
-    pub(crate) log_level: Option<String>,
+    #[arg(long, value_name = "LEVEL", value_parser = LogLevel::parse)]
+    pub(crate) log_level: Option<LogLevel>,
 }
 
 /// A training script that calls `elasticdl.init()`.
@@ -344,7 +334,7 @@ pub(crate) struct ScriptArgs {
     #[arg(long, alias = "no-python")]
     pub(crate) no_python: bool,
     #[command(flatten)]
-    pub(crate) cluster: ClusterFlags,
+    pub(crate) cluster: JobFlags<CLUSTER>,
     /// Accepted for compatibility with torchrun; always on
     #[arg(long, hide = true)]
     pub(crate) standalone: bool,
@@ -374,8 +364,8 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "N")]
     pub(crate) minibatch_size: Option<u32>,
     /// Log level: DEBUG, INFO, WARNING or ERROR [default: the job's]
-    #[arg(long, value_name = "LEVEL")]
-    pub(crate) log_level: Option<String>,
+    #[arg(long, value_name = "LEVEL", value_parser = LogLevel::parse)]
+    pub(crate) log_level: Option<LogLevel>,
     /// Ignored: the master knows it
     #[arg(long, hide = true)]
     pub(crate) job_type: Option<String>,
@@ -466,7 +456,7 @@ pub(crate) struct ChaosArgs {
     #[arg(long, value_name = "TIME", value_parser = crate::flags::seconds)]
     pub(crate) every: Option<u64>,
     /// Duration of `partition` and `slow`, in seconds [default: 15]
-    #[arg(long, value_name = "SECS", value_parser = crate::flags::finite)]
+    #[arg(long, value_name = "SECS", value_parser = f64::parse)]
     pub(crate) secs: Option<f64>,
     /// Slowdown factor of `slow` [default: 4]
     #[arg(long, value_name = "F", value_parser = clap::value_parser!(u32).range(2..=100))]
@@ -653,11 +643,11 @@ pub(crate) enum DataCommand {
 #[command(rename_all = "snake_case")]
 pub(crate) struct ReadFlags {
     /// Record encoding: tf_example or bytes
-    #[arg(long, value_name = "CODEC", default_value = "tf_example")]
-    pub(crate) codec_type: String,
+    #[arg(long, value_name = "CODEC", default_value = "tf_example", value_parser = Codec::parse)]
+    pub(crate) codec_type: Codec,
     /// Options for the data reader, e.g. "delimiter=;"
-    #[arg(long, value_name = "K=V;…", value_parser = crate::flags::pairs)]
-    pub(crate) data_reader_params: Option<std::collections::BTreeMap<String, String>>,
+    #[arg(long, value_name = "K=V;…", value_parser = Pairs::parse)]
+    pub(crate) data_reader_params: Option<Pairs>,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -682,35 +672,5 @@ impl RunFlags {
     pub(crate) fn cluster_only(&self) -> Option<&'static str> {
         let yaml = self.yaml.as_ref().map(|_| "yaml");
         yaml.or_else(|| self.cluster_spec.as_ref().map(|_| "cluster_spec"))
-    }
-}
-
-impl TrainArgs {
-    pub(crate) fn split(self) -> (RunFlags, JobFlags) {
-        let predict = PredictFlags::default();
-        let (common, train, cluster) = (self.common, self.train, self.cluster);
-        (self.run, JobFlags { common, train, predict, cluster })
-    }
-}
-
-impl EvaluateArgs {
-    pub(crate) fn split(self) -> (RunFlags, JobFlags) {
-        let (common, cluster) = (self.common, self.cluster);
-        (self.run, JobFlags { common, cluster, ..JobFlags::default() })
-    }
-}
-
-impl PredictArgs {
-    pub(crate) fn split(self) -> (RunFlags, JobFlags) {
-        let train = TrainFlags::default();
-        let (common, predict, cluster) = (self.common, self.predict, self.cluster);
-        (self.run, JobFlags { common, train, predict, cluster })
-    }
-}
-
-impl MasterArgs {
-    pub(crate) fn split(self) -> (RunFlags, JobFlags) {
-        let Self { run, common, train, predict, cluster, .. } = self;
-        (run, JobFlags { common, train, predict, cluster })
     }
 }

@@ -1,59 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job description from its three sources: defaults, the file of `--config`, the flags.
-//! The later wins, word by word.
+//! Later sources override earlier ones, field by field.
 
+use std::io::Read as _;
 use std::path::Path;
 
 use anyhow::Context as _;
 use edl_core::optimizer;
-use edl_core::spec::{JobSpec, JobType};
+use edl_core::spec::{self, JobSpec, JobType};
 use edl_kube::yaml;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::cli::RunFlags;
 use crate::exit::refuse;
-use crate::flags::JobFlags;
+use crate::flags::Given;
 use crate::models;
-use crate::say::nearest;
 
-/// Words that are lists of words themselves; a flag replaces only the entries that it names.
-const MAPS: [&str; 2] = ["model_params", "data_reader_params"];
+/// The path that stands for standard input.
+const STDIN: &str = "-";
 
-/// Everything that the user said about a job, by name: the file's words under the flags'.
-pub(crate) fn given(run: &RunFlags, flags: &JobFlags) -> anyhow::Result<Map<String, Value>> {
-    let mut given = match &run.config {
-        Some(path) => read(path)?,
-        None => Map::new(),
-    };
-    overlay(&mut given, flags.given());
-    if let Some(records) = run.records_per_task {
-        let minibatch_size = match given.get("minibatch_size").and_then(Value::as_u64) {
-            Some(size) => size,
-            None => u64::from(JobSpec::default().minibatch_size),
+/// What the user asked for. The file of `--config` is read once, so it can be a pipe.
+pub(crate) struct Asked {
+    pub(crate) run: RunFlags,
+    /// The fields that flags set.
+    pub(crate) flags: Given,
+    /// The fields that the file or the flags set; flags override the file.
+    pub(crate) given: Given,
+    /// The text of the file.
+    pub(crate) file: Option<String>,
+}
+
+impl Asked {
+    pub(crate) fn read(run: RunFlags, flags: Given) -> anyhow::Result<Self> {
+        let file = run.config.as_deref().map(text).transpose()?;
+        let mut given = match (&run.config, &file) {
+            (Some(path), Some(text)) => {
+                parse(text).map_err(|problem| refuse(format!("{}: {problem}", shown(path))))?
+            }
+            (None, _) | (_, None) => Given::new(),
         };
-        let batches = u64::from(records).div_ceil(minibatch_size.max(1));
-        given.insert("num_minibatches_per_task".into(), batches.into());
+        overlay(&mut given, flags.clone());
+        if let Some(records) = run.records_per_task {
+            let minibatch_size = match given.get("minibatch_size").and_then(Value::as_u64) {
+                Some(size) => size,
+                None => u64::from(JobSpec::default().minibatch_size),
+            };
+            let batches = u64::from(records).div_ceil(minibatch_size.max(1));
+            given.insert("num_minibatches_per_task".into(), batches.into());
+        }
+        Ok(Self { run, flags, given, file })
     }
-    Ok(given)
 }
 
 /// The job that `given` describes on top of `base`.
-pub(crate) fn apply(base: &JobSpec, given: Map<String, Value>) -> anyhow::Result<JobSpec> {
-    let value = serde_json::to_value(base).context("cannot write the job description")?;
-    let Value::Object(mut words) = value else { unreachable!("a job spec is a struct") };
-    overlay(&mut words, given);
-    serde_json::from_value(Value::Object(words))
-        .map_err(|error| refuse(format!("invalid job description: {error}")))
+pub(crate) fn apply(base: &JobSpec, given: Given) -> anyhow::Result<JobSpec> {
+    base.clone().with(given).map_err(|invalid| refuse(invalid.0))
 }
 
 /// The new job that `given` describes; `kind` is the command's.
-pub(crate) fn job(kind: JobType, given: Map<String, Value>) -> anyhow::Result<JobSpec> {
+pub(crate) fn job(kind: JobType, given: Given) -> anyhow::Result<JobSpec> {
     let mut spec = apply(&JobSpec { job_type: kind, ..JobSpec::default() }, given)?;
     spec.settle_strategy();
     settle_optimizer(&mut spec);
     if spec.job_type != kind {
-        let word = kind_word(spec.job_type);
-        return Err(refuse(format!("the file has job type `{word}`; use `elasticdl {word}`")));
+        let name = spec.job_type.name();
+        return Err(refuse(format!("the file has job type `{name}`; use `elasticdl {name}`")));
     }
     Ok(spec)
 }
@@ -66,73 +77,43 @@ fn settle_optimizer(spec: &mut JobSpec) {
     }
 }
 
-/// The command that runs jobs of this type.
-pub(crate) fn kind_word(kind: JobType) -> &'static str {
-    match kind {
-        JobType::Train => "train",
-        JobType::Evaluate => "evaluate",
-        JobType::Predict => "predict",
-    }
-}
-
 /// The job as YAML, in the form that `--config` reads.
 pub(crate) fn to_yaml(spec: &JobSpec) -> anyhow::Result<String> {
     yaml::write_job(spec).context("cannot write the job as YAML")
 }
 
-fn read(path: &Path) -> anyhow::Result<Map<String, Value>> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        refuse(format!("cannot read `{shown}`: {error}; create a template with `elasticdl init`"))
-    })?;
-    parse(&text).map_err(|problem| refuse(format!("`{shown}`: {problem}")))
+fn shown(path: &Path) -> String {
+    if path == Path::new(STDIN) { "standard input".into() } else { format!("`{}`", path.display()) }
 }
 
-fn parse(text: &str) -> Result<Map<String, Value>, String> {
-    let value = yaml::read_value(text).map_err(|error| error.to_string())?;
-    let mut words = match value {
-        Value::Object(words) => words,
-        Value::Null => Map::new(),
-        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-            return Err("expected lines in the form `name: value`".into());
-        }
+fn text(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let read = if path == Path::new(STDIN) {
+        std::io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        std::fs::read_to_string(path)
     };
-    let known = serde_json::to_value(JobSpec::default()).map_err(|error| error.to_string())?;
-    let known: Vec<&str> =
-        known.as_object().into_iter().flatten().map(|(k, _)| k.as_str()).collect();
-    for word in words.keys() {
-        if !known.contains(&word.as_str()) {
-            return Err(match nearest(word, known.iter().copied()) {
-                Some(near) => format!("unknown field `{word}`; did you mean `{near}`?"),
-                None => format!("unknown field `{word}`; `elasticdl init` lists all fields"),
-            });
-        }
-    }
-    for map in MAPS {
-        if let Some(Value::Object(entries)) = words.get_mut(map) {
-            for entry in entries.values_mut() {
-                *entry = Value::String(plain(entry));
-            }
-        }
-    }
-    Ok(words)
+    read.map_err(|error| {
+        let shown = shown(path);
+        refuse(format!("cannot read {shown}: {error}; create a template with `elasticdl init`"))
+    })
 }
 
-/// `lr: 0.1` is a word for the model, like `lr: "0.1"`.
-fn plain(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(","),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => value.to_string(),
+fn parse(text: &str) -> Result<Given, String> {
+    match yaml::read_value(text).map_err(|error| error.to_string())? {
+        Value::Object(given) => spec::read(given).map_err(|invalid| invalid.0),
+        Value::Null => Ok(Given::new()),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            Err("expected lines in the form `name: value`".into())
+        }
     }
 }
 
-fn overlay(base: &mut Map<String, Value>, over: Map<String, Value>) {
+/// Sets the fields of `over`; in a map, only the entries that it names.
+fn overlay(base: &mut Given, over: Given) {
     for (name, value) in over {
         match (base.get_mut(&name), value) {
-            (Some(Value::Object(entries)), Value::Object(new)) if MAPS.contains(&name.as_str()) => {
-                entries.extend(new);
-            }
+            (Some(Value::Object(entries)), Value::Object(new)) => entries.extend(new),
             (_, value) => {
                 base.insert(name, value);
             }
@@ -148,18 +129,13 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
 
-    fn train(args: &[&str]) -> (RunFlags, JobFlags) {
+    fn spec(args: &[&str]) -> anyhow::Result<JobSpec> {
         let argv = ["elasticdl", "train"].iter().chain(args).map(std::ffi::OsString::from);
         let argv = crate::argv::normalise(argv).unwrap();
         let Command::Train(args) = Cli::try_parse_from(argv.args).unwrap().command else {
             panic!()
         };
-        args.split()
-    }
-
-    fn spec(args: &[&str]) -> anyhow::Result<JobSpec> {
-        let (run, flags) = train(args);
-        job(JobType::Train, given(&run, &flags)?)
+        job(JobType::Train, Asked::read(args.run, args.job.0)?.given)
     }
 
     fn with_file(text: &str, args: &[&str]) -> anyhow::Result<JobSpec> {
@@ -206,7 +182,7 @@ mod tests {
         let unknown = error("num_worker: 4\n");
         assert!(unknown.ends_with("unknown field `num_worker`; did you mean `num_workers`?"));
         assert!(error("- 1\n").ends_with("expected lines in the form `name: value`"));
-        assert!(error("num_workers: many\n").contains("invalid job description"));
+        assert!(error("num_workers: many\n").contains("--num_workers: expected an integer"));
         assert!(error("job_type: predict\n").contains("use `elasticdl predict`"));
         let missing = spec(&["--config=no/such/file"]).unwrap_err().to_string();
         assert!(missing.contains("`no/such/file`") && missing.contains("elasticdl init"));
@@ -225,12 +201,12 @@ mod tests {
         expect![[r#"
             job_name: x
             job_type: train
-            model_zoo: ""
+            seed: 0
             model_def: mnist_cnn
+            model_zoo: ""
             job_command: ""
             model_params:
-              lr: "0.1"
-            optimizer: null"#]]
+              lr: "0.1""#]]
         .assert_eq(&head.join("\n"));
     }
 }

@@ -29,12 +29,12 @@ pub(crate) fn run(args: DataArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
             let options = write_options(&write)?;
             let written = match labels {
                 Some(labels) => import::idx(from.as_ref(), &labels, &dir, &options),
-                None => import::table(&from, &read_options(read)?, &dir, &options),
+                None => import::table(&from, &read_options(read), &dir, &options),
             };
             tell(&written.map_err(refused)?, out)?;
         }
         DataCommand::Inspect { data, read, json } => {
-            let summary = inspect::inspect(&data, &read_options(read)?).map_err(refused)?;
+            let summary = inspect::inspect(&data, &read_options(read)).map_err(refused)?;
             if json {
                 serde_json::to_writer_pretty(&mut *out, &summary)?;
                 writeln!(out)?;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: DataArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
             }
         }
         DataCommand::Head { data, records, read } => {
-            for record in inspect::head(&data, records, &read_options(read)?).map_err(refused)? {
+            for record in inspect::head(&data, records, &read_options(read)).map_err(refused)? {
                 writeln!(out, "{record}")?;
             }
         }
@@ -55,9 +55,9 @@ fn refused(error: Error) -> anyhow::Error {
     refuse(error.to_string())
 }
 
-fn read_options(read: ReadFlags) -> anyhow::Result<OpenOptions> {
-    let codec = read.codec_type.parse().map_err(refused)?;
-    Ok(OpenOptions { codec, params: read.data_reader_params.unwrap_or_default() })
+fn read_options(read: ReadFlags) -> OpenOptions {
+    let ReadFlags { codec_type: codec, data_reader_params } = read;
+    OpenOptions { codec, params: data_reader_params.unwrap_or_default() }
 }
 
 fn write_options(write: &WriteFlags) -> anyhow::Result<ImportOptions> {

@@ -14,7 +14,7 @@ use edl_net::proto::JobStatus;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::{not_found, refuse};
-use crate::say::nearest;
+use edl_core::text::nearest;
 
 mod create;
 

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use edl_core::spec::JobType;
+use edl_core::spec::{FieldType as _, JobType, LogLevel};
 use tokio::runtime::{Builder, Runtime};
 
 use cli::{Cli, Command, MasterArgs};
@@ -121,9 +121,9 @@ fn parse(args: Vec<OsString>) -> anyhow::Result<Parsed> {
 
 fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match command {
-        Command::Train(args) => submit(JobType::Train, args.split(), out),
-        Command::Evaluate(args) => submit(JobType::Evaluate, args.split(), out),
-        Command::Predict(args) => submit(JobType::Predict, args.split(), out),
+        Command::Train(args) => submit(JobType::Train, args.run, args.job.0, out),
+        Command::Evaluate(args) => submit(JobType::Evaluate, args.run, args.job.0, out),
+        Command::Predict(args) => submit(JobType::Predict, args.run, args.job.0, out),
         Command::Run(args) => run_script::run(&args, out),
         Command::Master(args) => master(*args, out),
         Command::Ps(args) => by_hand::ps(&args),
@@ -158,24 +158,32 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
 
 fn submit(
     kind: JobType,
-    (run, flags): (cli::RunFlags, flags::JobFlags),
+    run: cli::RunFlags,
+    flags: flags::Given,
     out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
-    telemetry::start(flags.common.log_level.as_deref().unwrap_or("INFO"));
-    submit::run(kind, &run, &flags, out)
+    telemetry::start(log_level(&flags));
+    submit::run(kind, &config::Asked::read(run, flags)?, out)
 }
 
 fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match (args.supervised, &args.run.job_dir) {
         (true, Some(job_dir)) => {
-            let port = args.common.port.unwrap_or_default();
+            let port = args.job.0.get("port").and_then(serde_json::Value::as_u64);
+            let port = port.and_then(|port| port.try_into().ok()).unwrap_or_default();
             processes::master(job_dir, port, args.run.resume.is_some())
         }
         (true | false, _) => {
-            telemetry::start(args.common.log_level.as_deref().unwrap_or("INFO"));
+            telemetry::start(log_level(&args.job.0));
             by_hand::master(args, out)
         }
     }
+}
+
+/// The level of the command's own log lines.
+fn log_level(flags: &flags::Given) -> LogLevel {
+    let level = flags::text(flags, "log_level").and_then(|level| LogLevel::parse(level).ok());
+    level.unwrap_or_default()
 }
 
 /// The runtime of a command. It has one thread: children are started from the main thread alone,

@@ -65,7 +65,7 @@ fn row(job: &Job) -> Option<Row> {
     Some(Row {
         job: spec.job_name,
         state: job.state(),
-        job_type: crate::config::kind_word(spec.job_type).into(),
+        job_type: spec.job_type.name().into(),
         model_def: spec.model_def,
         records_done,
         records_total,

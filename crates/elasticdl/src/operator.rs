@@ -32,7 +32,7 @@ pub(crate) fn run(args: &OperatorArgs, out: &mut dyn Write) -> anyhow::Result<Ex
 
 fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
     let options = options(&args.cluster)?;
-    telemetry::start(&args.log_level);
+    telemetry::start(args.log_level);
     let config = run::Config {
         namespace: args.cluster.namespace.clone(),
         options,
@@ -93,6 +93,8 @@ fn identity() -> String {
 
 #[cfg(test)]
 mod tests {
+    use edl_core::spec::LogLevel;
+
     use super::*;
 
     fn flags(max_load_desired: f64, policy: &str) -> PlannerFlags {
@@ -125,7 +127,7 @@ mod tests {
         let args = OperatorArgs {
             command: Some(command),
             cluster: flags(0.97, "edl"),
-            log_level: "INFO".into(),
+            log_level: LogLevel::Info,
             http_port: 0,
             masters_outside: false,
         };

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use edl_core::id::WorkerId;
 use edl_core::job_dir::JobDir;
 use edl_core::model::ModelSpec;
-use edl_core::spec::JobSpec;
+use edl_core::spec::{JobSpec, LogLevel};
 use edl_net::key::JobKey;
 use edl_tensor::first_values;
 use edl_worker::OpenModel;
@@ -174,7 +174,7 @@ pub(crate) fn model(job_dir: &Path) -> Result<ModelSpec, String> {
 pub fn work(open: impl FnOnce(ModelSpec) -> OpenModel) -> Result<u8, String> {
     let (worker, joined) = joined()?;
     let model = open(model(&joined.job_dir)?);
-    crate::telemetry::start("INFO");
+    crate::telemetry::start(LogLevel::Info);
     let ended = if std::env::var_os(IN_POD).is_some() {
         pod::work(worker, model)
     } else {

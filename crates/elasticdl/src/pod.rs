@@ -72,7 +72,7 @@ struct Pod {
 /// Runs the process of this pod to its end.
 pub(crate) fn run(args: &PodArgs) -> anyhow::Result<Exit> {
     let pod = Pod::of_environment(args.clone())?;
-    crate::telemetry::start(&pod.spec.log_level);
+    crate::telemetry::start(pod.spec.log_level);
     match args.part {
         Part::Master => master::run(&pod),
         Part::Ps => {

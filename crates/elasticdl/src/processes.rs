@@ -36,7 +36,7 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
     die_with_supervisor()?;
     let job = Job::open(job_dir)
         .ok_or_else(|| not_found(format!("no job found in `{}`", job_dir.display())))?;
-    crate::telemetry::start(&job.spec()?.log_level);
+    crate::telemetry::start(job.spec()?.log_level);
     let config = master_config(&job, port, resume)?;
     let runtime = runtime(2)?;
     let shutdown = CancellationToken::new();

@@ -2,7 +2,7 @@
 //! The Python interpreter that runs a job's own model, when this process is none.
 
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::io::{Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -126,14 +126,19 @@ pub(crate) fn tell(out: &mut dyn std::io::Write) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Goes on with this command in an interpreter, in the place of this process.
-pub(crate) fn become_interpreter(spec: &JobSpec) -> anyhow::Result<Exit> {
+/// Continues this command in an interpreter that replaces this process. The file of `--config` may
+/// have been a pipe, so its text goes to the interpreter on standard input.
+pub(crate) fn become_interpreter(spec: &JobSpec, file: Option<&str>) -> anyhow::Result<Exit> {
     let command = command();
-    let error = Command::new(&command[0])
-        .args(&command[1..])
-        .args(std::env::args_os().skip(1))
-        .envs(environment(spec))
-        .exec();
+    let mut interpreter = Command::new(&command[0]);
+    interpreter.args(&command[1..]).args(std::env::args_os().skip(1)).envs(environment(spec));
+    if let Some(text) = file {
+        let mut copy = tempfile::tempfile()?;
+        copy.write_all(text.as_bytes())?;
+        copy.rewind()?;
+        interpreter.arg("--config=-").stdin(copy);
+    }
+    let error = interpreter.exec();
     Err(refuse(format!(
         "cannot start `{}`: {error}; set {PYTHON} to an interpreter that has the elasticdl package",
         command[0].to_string_lossy()

@@ -3,12 +3,11 @@
 
 use edl_core::spec::{JobSpec, JobType};
 
-use crate::cli::RunFlags;
+use crate::config::Asked;
 use crate::exit::refuse;
-use crate::flags::JobFlags;
 use crate::jobs::{Home, Job};
 use crate::submit::{self, Ready, checks};
-use crate::{config, own_loop, paths};
+use crate::{config, flags, own_loop, paths};
 
 pub(crate) enum Prepared {
     Ready(Ready),
@@ -17,13 +16,8 @@ pub(crate) enum Prepared {
 }
 
 /// Checks that the job can go on, and takes it.
-pub(crate) fn prepare(
-    home: &Home,
-    kind: JobType,
-    run: &RunFlags,
-    flags: &JobFlags,
-) -> anyhow::Result<Prepared> {
-    let (job, spec) = described(home, kind, run, flags)?;
+pub(crate) fn prepare(home: &Home, kind: JobType, asked: &Asked) -> anyhow::Result<Prepared> {
+    let (job, spec) = described(home, kind, asked)?;
     let before = job.spec()?;
     if job.state() == "succeeded" && spec == before && !job.is_running() {
         return Ok(Prepared::Succeeded(job));
@@ -41,20 +35,19 @@ pub(crate) fn prepare(
 pub(crate) fn described(
     home: &Home,
     kind: JobType,
-    run: &RunFlags,
-    flags: &JobFlags,
+    asked: &Asked,
 ) -> anyhow::Result<(Job, JobSpec)> {
-    let job = which(home, run, flags)?;
+    let job = which(home, asked)?;
     let before = job.spec()?;
     if before.job_type != kind {
-        let word = config::kind_word(before.job_type);
+        let word = before.job_type.name();
         let name = before.job_name;
         return Err(refuse(format!(
             "job `{name}` is not a job of type `{}`; use `elasticdl {word} --resume {name}`",
-            config::kind_word(kind)
+            kind.name()
         )));
     }
-    let mut given = config::given(run, flags)?;
+    let mut given = asked.given.clone();
     // The name says which job, and is no change.
     given.remove("job_name");
     given.remove("job_type");
@@ -69,10 +62,10 @@ pub(crate) fn described(
     Ok((job, spec))
 }
 
-fn which(home: &Home, run: &RunFlags, flags: &JobFlags) -> anyhow::Result<Job> {
-    let named = run.resume.clone().flatten().or_else(|| flags.common.job_name.clone());
-    match (named, &run.job_dir) {
-        (Some(name), _) => home.find(Some(&name)),
+fn which(home: &Home, asked: &Asked) -> anyhow::Result<Job> {
+    let named = asked.run.resume.as_ref().and_then(Option::as_deref);
+    match (named.or(flags::text(&asked.flags, "job_name")), &asked.run.job_dir) {
+        (Some(name), _) => home.find(Some(name)),
         (None, Some(dir)) => home.find(Some(&dir.to_string_lossy())),
         (None, None) => home.find(None),
     }
@@ -93,8 +86,8 @@ mod tests {
         home.create(&spec, None).unwrap();
         let line = [&["elasticdl", "train"], args].concat();
         let Command::Train(args) = Cli::try_parse_from(line).unwrap().command else { panic!() };
-        let (run, flags) = args.split();
-        described(&home, JobType::Train, &run, &flags).map(|(_, spec)| spec)
+        let asked = Asked::read(args.run, args.job.0).unwrap();
+        described(&home, JobType::Train, &asked).map(|(_, spec)| spec)
     }
 
     #[test]

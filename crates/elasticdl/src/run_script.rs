@@ -3,12 +3,12 @@
 
 use std::io::Write;
 
-use edl_core::spec::{JobType, Strategy};
-use serde_json::{Map, Value};
+use edl_core::spec::{JobType, LogLevel, Strategy};
+use serde_json::Value;
 
 use crate::cli::{RunFlags, ScriptArgs};
 use crate::exit::{Exit, refuse};
-use crate::flags::JobFlags;
+use crate::flags::{self, Given};
 use crate::jobs::Home;
 use crate::say::say;
 use crate::submit::{self, checks};
@@ -19,7 +19,7 @@ use crate::{cluster, detach, python};
 const PYTHON_OF_IMAGE: &str = "python3";
 
 pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    crate::telemetry::start("INFO");
+    crate::telemetry::start(LogLevel::Info);
     if args.rdzv_backend.is_some() || args.rdzv_endpoint.is_some() || args.rdzv_id.is_some() {
         say("ignoring --rdzv_…: the workers rendezvous at the job's master");
     }
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     if is_for_cluster(args) {
         return cluster::submit::run(JobType::Train, &run, given, out);
     }
-    args.cluster.on_this_machine()?.iter().for_each(say);
+    flags::on_this_machine(&args.cluster.0)?.iter().for_each(say);
     let new = submit::described(JobType::Train, given)?;
     checks::check_workers(new.spec.num_workers)?;
     let ready = submit::prepare(&Home::from_env()?, new, args.job_dir.as_deref())?;
@@ -40,31 +40,31 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     submit::supervise(ready, ui, out)
 }
 
-/// The words of the job.
-fn given(args: &ScriptArgs) -> anyhow::Result<Map<String, Value>> {
+/// The fields of the job.
+fn given(args: &ScriptArgs) -> anyhow::Result<Given> {
     let (least, most) = workers(args)?;
     let lanes = args.lanes.unwrap_or(most);
-    let mut given = JobFlags { cluster: args.cluster.clone(), ..JobFlags::default() }.given();
-    let mut word = |name: &str, value: Value| given.insert(name.into(), value);
-    word("job_command", command_line(args).into());
-    word("model_def", args.script.first().cloned().into());
-    word("distribution_strategy", Strategy::Allreduce.name().into());
-    word("num_workers", most.into());
-    word("min_workers", least.into());
-    word("max_workers", most.into());
-    word("lanes", lanes.into());
-    word("seed", args.seed.into());
+    let mut given = args.cluster.0.clone();
+    let mut set = |name: &str, value: Value| given.insert(name.into(), value);
+    set("job_command", command_line(args).into());
+    set("model_def", args.script.first().cloned().into());
+    set("distribution_strategy", Strategy::Allreduce.name().into());
+    set("num_workers", most.into());
+    set("min_workers", least.into());
+    set("max_workers", most.into());
+    set("lanes", lanes.into());
+    set("seed", args.seed.into());
     if let Some(name) = &args.job_name {
-        word("job_name", name.clone().into());
+        set("job_name", name.clone().into());
     }
     if let Some(restarts) = args.max_restarts {
-        word("relaunch_on_worker_failure", restarts.into());
+        set("relaunch_on_worker_failure", restarts.into());
     }
     if let Some(threads) = args.threads_per_worker {
-        word("threads_per_worker", threads.into());
+        set("threads_per_worker", threads.into());
     }
     if let Some(output) = &args.output {
-        word("output", output.clone().into());
+        set("output", output.clone().into());
     }
     Ok(given)
 }
@@ -102,7 +102,7 @@ fn range(text: &str) -> Option<(u32, u32)> {
 }
 
 fn is_for_cluster(args: &ScriptArgs) -> bool {
-    args.cluster.image_name.as_ref().is_some_and(|image| !image.is_empty())
+    flags::text(&args.cluster.0, "image_name").is_some_and(|image| !image.is_empty())
 }
 
 /// The worker's command line, in the words of a shell.

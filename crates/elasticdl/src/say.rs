@@ -57,18 +57,6 @@ pub(crate) fn lane_range(lanes: &[u32]) -> String {
     }
 }
 
-/// The nearest of `known` to a word that is not among them.
-pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    /// Below this similarity a suggestion puzzles more than it helps.
-    const CLOSE: f64 = 0.75;
-    known
-        .into_iter()
-        .map(|candidate| (strsim::jaro_winkler(word, candidate), candidate))
-        .filter(|(similarity, _)| *similarity >= CLOSE)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map(|(_, candidate)| candidate)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,11 +76,5 @@ mod tests {
         assert_eq!(lane_range(&[]), "");
         assert_eq!(lane_range(&[3]), "lane 3");
         assert_eq!(lane_range(&[0, 1, 2]), "lanes 0-2");
-    }
-
-    #[test]
-    fn a_suggestion_is_made_only_for_a_near_word() {
-        assert_eq!(nearest("mnist_cn", ["deepfm", "mnist_cnn"]), Some("mnist_cnn"));
-        assert_eq!(nearest("zebra", ["deepfm", "mnist_cnn"]), None);
     }
 }

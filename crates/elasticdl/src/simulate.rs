@@ -15,7 +15,8 @@ use edl_sched::state::Policy;
 
 use crate::cli::SimulateArgs;
 use crate::exit::{Exit, refuse};
-use crate::say::{nearest, say};
+use crate::say::say;
+use edl_core::text::nearest;
 
 /// A cluster to start from.
 const TEMPLATE: &str = include_str!("simulate/cluster.yaml");

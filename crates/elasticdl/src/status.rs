@@ -77,7 +77,7 @@ fn empty(job: &Job) -> anyhow::Result<JobStatus> {
         eta_secs: -1.0,
         job_dir: job.dir().display().to_string(),
         workers_wanted: spec.num_workers,
-        job_type: crate::config::kind_word(spec.job_type).into(),
+        job_type: spec.job_type.name().into(),
         model_def: spec.model_def,
         ..JobStatus::default()
     })

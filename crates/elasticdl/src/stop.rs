@@ -43,7 +43,7 @@ pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let state = job.state();
     writeln!(out, "job {name} {state}")?;
     if state != "succeeded" {
-        let kind = job.spec().map_or("train", |spec| crate::config::kind_word(spec.job_type));
+        let kind = job.spec().map_or("train", |spec| spec.job_type.name());
         say(format_args!("resume it with `elasticdl {kind} --resume {name}`"));
     }
     Ok(Exit::Ok)

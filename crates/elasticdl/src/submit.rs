@@ -8,17 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use edl_core::model::ModelSpec;
 use edl_core::spec::{JobSpec, JobType, Strategy};
-use serde_json::{Map, Value};
 
-use crate::cli::RunFlags;
+use crate::config::Asked;
 use crate::exit::{Exit, refuse};
-use crate::flags::{JobFlags, needs_cluster};
+use crate::flags::{Given, needs_cluster};
 use crate::jobs::{Hold, Home, Job};
 use crate::say::{counted, say};
 use crate::ui::{self, Ui};
 use crate::{
-    cluster, config, detach, host, models, own_loop, paths, python, resume, shipped, supervisor,
-    top,
+    cluster, config, detach, flags, host, models, own_loop, paths, python, resume, shipped,
+    supervisor, top,
 };
 
 pub(crate) mod checks;
@@ -43,41 +42,34 @@ pub(crate) struct New {
 }
 
 /// Runs the command.
-pub(crate) fn run(
-    kind: JobType,
-    run: &RunFlags,
-    flags: &JobFlags,
-    out: &mut dyn Write,
-) -> anyhow::Result<Exit> {
-    if run.resume.is_none() {
-        let given = config::given(run, flags)?;
-        if cluster::submit::is_asked(run, &given) {
-            return cluster::submit::run(kind, run, given, out);
-        }
+pub(crate) fn run(kind: JobType, asked: &Asked, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let Asked { run, given, .. } = asked;
+    if cluster::submit::is_asked(run, given) {
+        return cluster::submit::run(kind, run, given.clone(), out);
     }
-    if let Some(remote) = cluster::resume::asked(run, flags)? {
-        return cluster::resume::run(kind, run, flags, remote, out);
+    if let Some(remote) = cluster::resume::asked(asked)? {
+        return cluster::resume::run(kind, asked, remote, out);
     }
     if let Some(flag) = run.cluster_only() {
         return Err(needs_cluster(flag));
     }
-    flags.cluster.on_this_machine()?.iter().for_each(say);
+    flags::on_this_machine(&asked.flags)?.iter().for_each(say);
     let home = Home::from_env()?;
-    if let Some(spec) = local_python(kind, run, flags)? {
-        return python::become_interpreter(&spec);
+    if let Some(spec) = local_python(kind, asked)? {
+        return python::become_interpreter(&spec, asked.file.as_deref());
     }
     if run.print_config {
         // As it was said: a name that is made up here would be taken when the file is used twice.
         let spec = match run.resume {
-            Some(_) => resume::described(&home, kind, run, flags)?.1,
-            None => config::job(kind, config::given(run, flags)?)?,
+            Some(_) => resume::described(&home, kind, asked)?.1,
+            None => config::job(kind, given.clone())?,
         };
         out.write_all(config::to_yaml(&spec)?.as_bytes())?;
         return Ok(Exit::Ok);
     }
     let ready = if run.resume.is_some() {
-        checks::check_workers(resume::described(&home, kind, run, flags)?.1.num_workers)?;
-        match resume::prepare(&home, kind, run, flags)? {
+        checks::check_workers(resume::described(&home, kind, asked)?.1.num_workers)?;
+        match resume::prepare(&home, kind, asked)? {
             resume::Prepared::Ready(ready) => ready,
             resume::Prepared::Succeeded(job) => {
                 say("this job has already succeeded; to train further, raise --num_epochs");
@@ -86,7 +78,7 @@ pub(crate) fn run(
             }
         }
     } else {
-        let new = described(kind, config::given(run, flags)?)?;
+        let new = described(kind, given.clone())?;
         checks::check_workers(new.spec.num_workers)?;
         prepare(&home, new, run.job_dir.as_deref())?
     };
@@ -103,21 +95,18 @@ pub(crate) fn run(
 }
 
 /// The new job, if it is one in a single process whose model needs an interpreter around it.
-fn local_python(
-    kind: JobType,
-    run: &RunFlags,
-    flags: &JobFlags,
-) -> anyhow::Result<Option<JobSpec>> {
+fn local_python(kind: JobType, asked: &Asked) -> anyhow::Result<Option<JobSpec>> {
+    let run = &asked.run;
     if host::get().python.is_some() || run.print_config || run.resume.is_some() {
         return Ok(None);
     }
-    let spec = config::job(kind, config::given(run, flags)?)?;
+    let spec = config::job(kind, asked.given.clone())?;
     let is_local = spec.distribution_strategy == Strategy::Local;
     Ok((is_local && models::is_python(&spec)).then_some(spec))
 }
 
 /// The new job that the user describes, with what was left open filled in.
-pub(crate) fn described(kind: JobType, given: Map<String, Value>) -> anyhow::Result<New> {
+pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
     let said = config::job(kind, given.clone())?;
     let mut spec = said.clone();
     paths::make_absolute(&mut spec)?;

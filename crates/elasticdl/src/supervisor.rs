@@ -81,7 +81,7 @@ pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> any
     if programs.is_none() {
         // The one worker's log contains the master's lines, too.
         let worker = InstanceId { role: Role::Worker, id: 0 };
-        crate::telemetry::start_in(&spec.log_level, &job.paths().log(worker))?;
+        crate::telemetry::start_in(spec.log_level, &job.paths().log(worker))?;
     }
     let now = Instant::now();
     let mut supervisor = Supervisor {

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use edl_core::spec::LogLevel;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
@@ -33,19 +34,19 @@ const CRATES: [&str; 11] = [
 ];
 
 /// Sends log lines of `level` and above to standard error, for the life of the process.
-pub(crate) fn start(level: &str) {
+pub(crate) fn start(level: LogLevel) {
     start_to(level, std::io::stderr);
 }
 
 /// Sends log lines of `level` and above to the end of a file, for the life of the process.
-pub(crate) fn start_in(level: &str, path: &Path) -> anyhow::Result<()> {
+pub(crate) fn start_in(level: LogLevel, path: &Path) -> anyhow::Result<()> {
     let file = File::options().create(true).append(true).mode(0o600).open(path);
     let file = file.with_context(|| format!("cannot write `{}`", path.display()))?;
     start_to(level, Mutex::new(file));
     Ok(())
 }
 
-fn start_to(level: &str, writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
+fn start_to(level: LogLevel, writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
     let lines =
         tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(false).event_format(Lines);
     let subscriber = tracing_subscriber::registry().with(lines).with(targets(level));
@@ -54,21 +55,20 @@ fn start_to(level: &str, writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'st
 }
 
 /// Who may write a line of which level.
-fn targets(level: &str) -> Targets {
+fn targets(level: LogLevel) -> Targets {
     let level = level_filter(level);
     let ours = CRATES.map(|name| (name, level));
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(ours)
 }
 
 /// Python's words for levels, as tracing has them.
-fn level_filter(level: &str) -> LevelFilter {
-    match level.to_ascii_uppercase().as_str() {
-        "TRACE" => LevelFilter::TRACE,
-        "DEBUG" => LevelFilter::DEBUG,
-        "WARN" | "WARNING" => LevelFilter::WARN,
-        "ERROR" | "CRITICAL" | "FATAL" => LevelFilter::ERROR,
-        "OFF" => LevelFilter::OFF,
-        _ => LevelFilter::INFO,
+fn level_filter(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Trace => LevelFilter::TRACE,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Warning => LevelFilter::WARN,
+        LogLevel::Error | LogLevel::Critical => LevelFilter::ERROR,
     }
 }
 
@@ -131,22 +131,24 @@ fn civil(days: u64) -> (u64, u64, u64) {
 mod tests {
     use std::time::Duration;
 
+    use edl_core::spec::FieldType as _;
+
     use super::*;
 
     #[test]
     fn our_crates_write_lines_of_the_level_and_others_warnings_at_most() {
         for (word, ours, others) in [
-            ("DEBUG", Some(Level::DEBUG), Some(Level::WARN)),
-            ("info", Some(Level::INFO), Some(Level::WARN)),
-            ("WARNING", Some(Level::WARN), Some(Level::WARN)),
-            ("CRITICAL", Some(Level::ERROR), Some(Level::ERROR)),
-            ("OFF", None, None),
+            ("TRACE", Level::TRACE, Level::WARN),
+            ("DEBUG", Level::DEBUG, Level::WARN),
+            ("info", Level::INFO, Level::WARN),
+            ("WARNING", Level::WARN, Level::WARN),
+            ("CRITICAL", Level::ERROR, Level::ERROR),
         ] {
-            let targets = targets(word);
+            let targets = targets(LogLevel::parse(word).unwrap());
             for (target, most) in [("edl_core::job", ours), ("elasticdl", ours), ("hyper", others)]
             {
                 for level in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
-                    let expected = most.is_some_and(|most| level <= most);
+                    let expected = level <= most;
                     assert_eq!(targets.would_enable(target, &level), expected, "{word} {target}");
                 }
             }

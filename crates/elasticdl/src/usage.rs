@@ -4,7 +4,7 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::say::nearest;
+use edl_core::text::nearest;
 
 /// One sentence for an error of the parser; `None` for help and version, which are no errors.
 #[expect(clippy::wildcard_enum_match_arm, reason = "the parser's kinds grow with its versions")]

@@ -176,7 +176,7 @@ impl Job {
         let (ledger, elapsed) = (self.lending.ledger(), self.elapsed(now));
         let frontier = self.strategy.last_step().unwrap_or_else(|| ledger.frontier());
         if self.stages.pause_for_time(frontier, ledger, elapsed, now) {
-            let max_time = self.config.spec.max_time;
+            let max_time = self.config.spec.max_time.0;
             self.note("max_time", format!("--max_time={max_time} reached; stopping"));
         }
     }

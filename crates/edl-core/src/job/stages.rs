@@ -75,7 +75,7 @@ impl Stages {
             job_type: spec.job_type,
             num_epochs: spec.num_epochs,
             max_step: spec.max_step,
-            max_time: Duration::from_secs(spec.max_time),
+            max_time: Duration::from_secs(spec.max_time.0),
             has_validation: config.n_validation_records > 0,
             evaluation_steps: u64::from(spec.evaluation_steps),
             evaluation_every: Duration::from_secs(u64::from(spec.evaluation_secs)),

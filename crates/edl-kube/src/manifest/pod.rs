@@ -49,7 +49,7 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
     let tolerations = ["not-ready", "unreachable"].map(leaves_silent_node);
     let mut pod_spec = json!({
         "restartPolicy": match instance.role {
-            Role::Master => spec.restart_policy.as_str(),
+            Role::Master => spec.restart_policy.name(),
             // The master decides who comes back, and as whom.
             Role::Ps | Role::Worker => "Never",
         },
@@ -104,7 +104,7 @@ fn container(
     let mut container = json!({
         "name": names::CONTAINER,
         "image": spec.image(instance.role),
-        "imagePullPolicy": spec.image_pull_policy,
+        "imagePullPolicy": spec.image_pull_policy.name(),
         "command": ["elasticdl", "pod", instance.role.to_string()],
         "env": variables(spec, instance, extras)?,
         "resources": { "requests": request, "limits": limit },

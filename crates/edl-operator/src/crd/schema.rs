@@ -1,52 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The CustomResourceDefinition: what an API server checks before a job reaches the operator.
 //!
-//! The words and their types are read off a default [`JobSpec`], so that a new word of the job
-//! description is a word of the resource, too.
+//! The fields of a job and their types come from the table of the job description.
 
-use edl_core::spec::JobSpec;
+use edl_core::spec::{FIELDS, Field, Kind};
 use serde_json::{Map, Value, json};
 
 use super::{GROUP, KIND, PLURAL, VERSION};
 
 /// Longer names do not leave room for those of the job's pods.
 const MAX_NAME: u32 = 50;
-
-/// Words that are nothing unless they are said, and what they are then.
-const OPTIONAL: [(&str, &str); 9] = [
-    ("clip_norm", "number"),
-    ("grads_to_wait", "integer"),
-    ("lanes", "integer"),
-    ("learning_rate", "number"),
-    ("learning_rate_schedule", "string"),
-    ("max_workers", "integer"),
-    ("optimizer", "string"),
-    ("use_async", "boolean"),
-    ("weight_decay", "number"),
-];
-
-/// Words of which a job needs at least one.
-const AT_LEAST_ONE: [&str; 6] = [
-    "max_workers",
-    "min_workers",
-    "minibatch_size",
-    "num_minibatches_per_task",
-    "num_workers",
-    "partitions",
-];
-
-/// Words of which there are few.
-const CHOICES: [(&str, &[&str]); 6] = [
-    ("allreduce_dtype", &["f32", "bf16"]),
-    (
-        "distribution_strategy",
-        &["ParameterServerStrategy", "AllreduceStrategy", "HybridStrategy", "Local"],
-    ),
-    ("image_pull_policy", &["Always", "IfNotPresent", "Never"]),
-    ("job_type", &["train", "evaluate", "predict"]),
-    ("restart_policy", &["Always", "OnFailure", "Never"]),
-    ("same_bits", &["strict", "report"]),
-];
 
 /// The definition of `TrainingJob`.
 #[must_use]
@@ -121,7 +84,7 @@ fn columns() -> Value {
 }
 
 fn spec() -> Value {
-    let mut words = job_words();
+    let mut words = job_fields();
     words.extend(our_words());
     words.extend(edl_words());
     json!({
@@ -146,32 +109,20 @@ fn spec() -> Value {
     })
 }
 
-/// The words of the job description, by the types of their defaults.
-fn job_words() -> Map<String, Value> {
-    let job = serde_json::to_value(JobSpec::default()).unwrap_or_default();
-    let words = job.as_object().cloned().unwrap_or_default();
-    words.into_iter().map(|(word, value)| (word.clone(), of_word(&word, &value))).collect()
+/// The fields of the job description.
+fn job_fields() -> Map<String, Value> {
+    FIELDS.iter().map(|field| (field.name.to_owned(), of_field(field))).collect()
 }
 
-fn of_word(word: &str, default: &Value) -> Value {
-    if let Some((_, choices)) = CHOICES.iter().find(|(name, _)| *name == word) {
-        return json!({ "type": "string", "enum": choices });
-    }
-    let optional = OPTIONAL.iter().find(|(name, _)| *name == word).map(|(_, kind)| *kind);
-    let kind = match default {
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_f64() => "number",
-        Value::Number(_) => "integer",
-        Value::Object(_) => return free_form(),
-        Value::String(_) | Value::Null | Value::Array(_) => optional.unwrap_or("string"),
-    };
-    match (word, kind) {
-        ("job_name", _) => json!({ "type": "string", "maxLength": MAX_NAME }),
-        (_, "integer") => {
-            let least = u32::from(AT_LEAST_ONE.contains(&word));
-            json!({ "type": "integer", "format": "int64", "minimum": least })
-        }
-        (_, kind) => json!({ "type": kind }),
+fn of_field(field: &Field) -> Value {
+    match field.kind {
+        _ if field.name == "job_name" => json!({ "type": "string", "maxLength": MAX_NAME }),
+        Kind::Text => json!({ "type": "string" }),
+        Kind::Choice(names) => json!({ "type": "string", "enum": names }),
+        Kind::Integer => json!({ "type": "integer", "format": "int64", "minimum": field.least }),
+        Kind::Number => json!({ "type": "number" }),
+        Kind::Boolean => json!({ "type": "boolean" }),
+        Kind::Map => free_form(),
     }
 }
 
@@ -323,11 +274,6 @@ mod tests {
         ];
         for (word, expected) in table {
             assert_eq!(kind(word), expected, "{word}");
-        }
-        let job = serde_json::to_value(JobSpec::default()).unwrap();
-        for (word, value) in job.as_object().unwrap() {
-            let is_listed = OPTIONAL.iter().any(|(name, _)| name == word);
-            assert_eq!(value.is_null(), is_listed, "`{word}`: keep OPTIONAL in step");
         }
         assert_eq!(spec["properties"]["min_workers"]["minimum"], 1);
         assert_eq!(spec["properties"]["num_ps_pods"]["minimum"], 0);

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use edl_core::spec::{FieldType as _, LogLevel};
 use edl_operator::manifests::{HTTP_PORT, NAMESPACE};
 
 pub(crate) const OPERATOR_EXAMPLES: &str = "\
@@ -25,8 +26,8 @@ pub(crate) struct OperatorArgs {
     #[command(flatten)]
     pub(crate) cluster: PlannerFlags,
     /// Log level: DEBUG, INFO, WARNING or ERROR
-    #[arg(long, value_name = "LEVEL", default_value = "INFO")]
-    pub(crate) log_level: String,
+    #[arg(long, value_name = "LEVEL", default_value = "INFO", value_parser = LogLevel::parse)]
+    pub(crate) log_level: LogLevel,
     /// Port of the web page, /metrics and /healthz; 0 picks a free port
     #[arg(long, value_name = "PORT", default_value_t = HTTP_PORT)]
     pub(crate) http_port: u16,

@@ -4,10 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use edl_core::spec::JobSpec;
-use serde_json::{Map, Value};
 
 use crate::cli::RunFlags;
 use crate::exit::refuse;
+use crate::flags::{self, Given};
 use crate::zoo;
 
 /// Where the image has the models.
@@ -24,17 +24,14 @@ pub(super) struct Wanted {
 impl Wanted {
     /// Whether an image is to be made. If so, the words of the job name models as the image has
     /// them from here on.
-    pub(super) fn of(
-        run: &RunFlags,
-        given: &mut Map<String, Value>,
-    ) -> anyhow::Result<Option<Self>> {
+    pub(super) fn of(run: &RunFlags, given: &mut Given) -> anyhow::Result<Option<Self>> {
         let Some(prefix) = &run.docker_image_prefix else { return Ok(None) };
         if given.contains_key("image_name") {
             return Err(refuse(
                 "--docker_image_prefix and --image_name cannot be used together; choose one",
             ));
         }
-        let word = |name: &str| given.get(name).and_then(Value::as_str).unwrap_or_default();
+        let word = |name: &str| flags::text(given, name).unwrap_or_default();
         let model = Path::new(word("model_def")).to_owned();
         let models = match word("model_zoo") {
             "" if model.is_file() => Some(model.parent().unwrap_or(Path::new(".")).to_owned()),
@@ -72,7 +69,7 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

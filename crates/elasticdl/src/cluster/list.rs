@@ -39,7 +39,7 @@ async fn row(cluster: &Cluster, found: &Found) -> Row {
     Row {
         job: spec.job_name.clone(),
         state: status.state,
-        job_type: crate::config::kind_word(spec.job_type).into(),
+        job_type: spec.job_type.name().into(),
         model_def: spec.model_def.clone(),
         records_done: status.records_done,
         records_total: status.records_total,

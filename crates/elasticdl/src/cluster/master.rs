@@ -93,7 +93,7 @@ pub(crate) fn stop(remote: &Remote, out: &mut dyn Write) -> anyhow::Result<Exit>
     let (name, handle) = (&remote.spec().job_name, remote.handle());
     writeln!(out, "job {name} {}", status.state)?;
     if status.state != "succeeded" {
-        let kind = crate::config::kind_word(remote.spec().job_type);
+        let kind = remote.spec().job_type.name();
         say(format_args!("resume it with `elasticdl {kind} --resume {handle}`"));
     }
     Ok(Exit::Ok)

@@ -8,18 +8,18 @@ use edl_core::spec::JobType;
 use edl_kube::client::{Cluster, Phase, phase};
 
 use super::{Remote, sentence, submit};
-use crate::cli::RunFlags;
-use crate::config;
+use crate::config::{self, Asked};
 use crate::exit::{Exit, refuse};
-use crate::flags::JobFlags;
+use crate::flags;
 use crate::jobs::Home;
 
 /// The job of the cluster that the user wants to go on, if it is one of the cluster.
-pub(crate) fn asked(run: &RunFlags, flags: &JobFlags) -> anyhow::Result<Option<Remote>> {
+pub(crate) fn asked(asked: &Asked) -> anyhow::Result<Option<Remote>> {
+    let Asked { run, flags, .. } = asked;
     let Some(named) = &run.resume else { return Ok(None) };
-    let name = named.as_deref().or(flags.common.job_name.as_deref());
+    let name = named.as_deref().or(flags::text(flags, "job_name"));
     let force = run.force_use_kube_config_file.unwrap_or(false);
-    if let Some(namespace) = &flags.cluster.namespace {
+    if let Some(namespace) = flags::text(flags, "namespace") {
         return Remote::find(namespace, name, force).map(Some);
     }
     let Some(name) = name else { return Ok(None) };
@@ -34,21 +34,21 @@ pub(crate) fn asked(run: &RunFlags, flags: &JobFlags) -> anyhow::Result<Option<R
 /// Goes on with the job.
 pub(crate) fn run(
     kind: JobType,
-    run: &RunFlags,
-    flags: &JobFlags,
+    asked: &Asked,
     remote: Remote,
     out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
+    let run = &asked.run;
     let before = remote.spec();
     let (name, handle) = (before.job_name.clone(), remote.handle());
     if before.job_type != kind {
-        let word = config::kind_word(before.job_type);
+        let word = before.job_type.name();
         return Err(refuse(format!(
             "job `{name}` is not a job of type `{}`; use `elasticdl {word} --resume {handle}`",
-            config::kind_word(kind)
+            kind.name()
         )));
     }
-    let mut given = config::given(run, flags)?;
+    let mut given = asked.given.clone();
     submit::settle(run, &mut given)?;
     for word in ["job_name", "job_type", "namespace"] {
         given.remove(word);

@@ -6,7 +6,6 @@ use edl_kube::names;
 use edl_net::proto::{Instance, JobStatus};
 
 use super::{Remote, sentence};
-use crate::config::kind_word;
 use crate::exit::Exit;
 
 /// The job's status as well as it can be known.
@@ -44,14 +43,14 @@ pub(super) fn of_pods(found: &Found, handle: &str) -> JobStatus {
             state: "interrupted".into(),
             reason: format!(
                 "master pod is gone; resume with `elasticdl {} --resume {handle}`",
-                kind_word(found.spec.job_type)
+                found.spec.job_type.name()
             ),
             ..JobStatus::default()
         },
     };
     let spec = &found.spec;
     status.job.clone_from(&spec.job_name);
-    status.job_type = kind_word(spec.job_type).into();
+    status.job_type = spec.job_type.name().into();
     status.model_def.clone_from(&spec.model_def);
     status.num_epochs = spec.num_epochs;
     status.workers_wanted = spec.num_workers;

@@ -11,11 +11,11 @@ use edl_core::spec::{JobSpec, JobType};
 use edl_kube::client::{Cluster, Error, Phase, phase};
 use edl_kube::manifest;
 use edl_net::key::JobKey;
-use serde_json::{Map, Value};
 
 use super::{Remote, image, sentence};
 use crate::cli::RunFlags;
 use crate::exit::{Exit, refuse};
+use crate::flags::{self, Given};
 use crate::say::{counted, say};
 use crate::{config, shipped};
 
@@ -24,9 +24,8 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(200);
 
 /// Whether what the user said is for a cluster.
-pub(crate) fn is_asked(run: &RunFlags, given: &Map<String, Value>) -> bool {
-    let image = given.get("image_name").and_then(Value::as_str);
-    let is_named = image.is_some_and(|image| !image.is_empty());
+pub(crate) fn is_asked(run: &RunFlags, given: &Given) -> bool {
+    let is_named = flags::text(given, "image_name").is_some_and(|image| !image.is_empty());
     (is_named || run.docker_image_prefix.is_some()) && run.resume.is_none()
 }
 
@@ -34,7 +33,7 @@ pub(crate) fn is_asked(run: &RunFlags, given: &Map<String, Value>) -> bool {
 pub(crate) fn run(
     kind: JobType,
     run: &RunFlags,
-    mut given: Map<String, Value>,
+    mut given: Given,
     out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     let image = image::Wanted::of(run, &mut given)?;
@@ -102,11 +101,7 @@ fn print(text: &str, file: Option<&Path>, out: &mut dyn Write) -> anyhow::Result
 }
 
 /// The job that the user describes. Its paths are those of its pods, so they stay as they are.
-fn described(
-    kind: JobType,
-    run: &RunFlags,
-    mut given: Map<String, Value>,
-) -> anyhow::Result<JobSpec> {
+fn described(kind: JobType, run: &RunFlags, mut given: Given) -> anyhow::Result<JobSpec> {
     settle(run, &mut given)?;
     let mut spec = config::job(kind, given)?;
     shipped::fill_name(&mut spec)?;
@@ -115,7 +110,7 @@ fn described(
 }
 
 /// Puts what the run flags say into words of the job.
-pub(super) fn settle(run: &RunFlags, given: &mut Map<String, Value>) -> anyhow::Result<()> {
+pub(super) fn settle(run: &RunFlags, given: &mut Given) -> anyhow::Result<()> {
     if let Some(dir) = &run.job_dir {
         given.insert("job_dir".into(), dir.to_string_lossy().into_owned().into());
     }

@@ -9,9 +9,9 @@ use edl_core::model::{ModelSpec, unlabelled};
 use edl_core::spec::{JobSpec, JobType};
 use edl_data::{Dataset, OpenOptions};
 use edl_tensor::checkpoint::{self, Checkpoint};
-use serde_json::{Map, Value};
 
 use crate::exit::refuse;
+use crate::flags::Given;
 use crate::jobs::Job;
 use crate::models;
 
@@ -116,8 +116,7 @@ fn check_data(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<u64> {
         JobType::Evaluate => vec![("--validation_data", spec.validation_data.clone())],
         JobType::Predict => vec![("--prediction_data", spec.prediction_data.clone())],
     };
-    let codec = spec.codec_type.parse().map_err(|error| refuse(format!("{error}")))?;
-    let options = OpenOptions { codec, params: spec.data_reader_params.clone() };
+    let options = OpenOptions { codec: spec.codec_type, params: spec.data_reader_params.clone() };
     let fields = match spec.job_type {
         JobType::Train | JobType::Evaluate => model.inputs.clone(),
         JobType::Predict => unlabelled(&model.inputs),
@@ -143,7 +142,7 @@ fn check_data(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<u64> {
 
 /// Replaces `--checkpoint_dir_for_init` by the one checkpoint that it means, and takes from the
 /// job that wrote it what the user left open.
-pub(crate) fn pin_checkpoint(spec: &mut JobSpec, given: &Map<String, Value>) -> anyhow::Result<()> {
+pub(crate) fn pin_checkpoint(spec: &mut JobSpec, given: &Given) -> anyhow::Result<()> {
     if spec.checkpoint_dir_for_init.is_empty() {
         if spec.job_type == JobType::Train {
             return Ok(());
@@ -326,11 +325,11 @@ mod tests {
     #[test]
     fn evaluation_without_a_checkpoint_is_refused() {
         let mut spec = JobSpec { job_type: JobType::Evaluate, ..JobSpec::default() };
-        let text = refusal(pin_checkpoint(&mut spec, &Map::new()));
+        let text = refusal(pin_checkpoint(&mut spec, &Given::new()));
         assert!(text.starts_with("--checkpoint_dir_for_init is missing"), "{text}");
         let dir = tempfile::tempdir().unwrap();
         spec.checkpoint_dir_for_init = dir.path().to_string_lossy().into_owned();
-        let text = refusal(pin_checkpoint(&mut spec, &Map::new()));
+        let text = refusal(pin_checkpoint(&mut spec, &Given::new()));
         assert!(text.contains("no complete checkpoint"), "{text}");
     }
 

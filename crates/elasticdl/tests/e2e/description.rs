@@ -3,7 +3,7 @@
 
 use edl_core::spec::JobSpec;
 
-use crate::harness::{Home, N_RECORDS, shipped, shipped_as, stderr};
+use crate::harness::{Home, N_RECORDS, ended, shipped, shipped_as, stderr};
 
 fn nameless(home: &Home, name: &str) -> JobSpec {
     JobSpec { job_name: String::new(), ..home.spec(name) }
@@ -37,6 +37,33 @@ fn a_job_from_a_file_is_the_job_of_the_flags() {
     home.train("by-both", &[&config, "--max_step=4"]);
     assert_eq!(nameless(&home, "by-both"), JobSpec { max_step: 4, ..nameless(&home, "by-file") });
     assert_eq!(home.status("by-both")["step"], 4);
+}
+
+#[test]
+fn a_job_can_come_from_a_pipe() {
+    let home = Home::new();
+    let file = home.path().join("job.yaml");
+    let piped = |script: &str, args: &[&str], text: &str| {
+        std::fs::write(&file, text).expect("a file");
+        let command = home.command(args);
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", script, "bash"]).arg(command.get_program()).args(args);
+        shell.env("FILE", &file).env("ELASTICDL_HOME", home.path());
+        let output = ended(shell);
+        assert!(output.status.success(), "{script}: {}", stderr(&output));
+    };
+    let data = shipped_as("training_data", "test");
+    let text = "model_def: count\nmax_step: 3\nnum_workers: 1\nmodel_params: {sleep_ms: 1}\n";
+    let stdin = r#"cat "$FILE" | "$@" --config=-"#;
+    let substitution = r#""$@" --config <(cat "$FILE")"#;
+    for (name, script) in [("stdin", stdin), ("substitution", substitution)] {
+        piped(script, &["train", "--job_name", name, &data], text);
+        let spec = home.spec(name);
+        assert_eq!((spec.max_step, spec.num_workers, spec.model_def.as_str()), (3, 1, "count"));
+        assert_eq!(home.status(name)["step"], 3);
+        piped(script, &["train", "--resume", name], "max_step: 4\n");
+        assert_eq!(home.status(name)["step"], 4);
+    }
 }
 
 #[test]

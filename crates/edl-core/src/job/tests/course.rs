@@ -7,7 +7,7 @@ use super::bench::{Bench, config, spec};
 use crate::id::EvalId;
 use crate::job::{Effect, End, Event};
 use crate::metric::Measures;
-use crate::spec::{JobSpec, JobType};
+use crate::spec::{JobSpec, JobType, Seconds};
 
 fn versions(bench: &Bench) -> Vec<u64> {
     bench.evaluated.iter().map(|evaluated| evaluated.version).collect()
@@ -107,7 +107,8 @@ fn training_ends_at_max_step() {
 
 #[test]
 fn training_ends_at_max_time_with_what_is_under_way() {
-    let mut bench = Bench::started(config(JobSpec { num_epochs: 0, max_time: 5, ..spec() }, 0));
+    let mut bench =
+        Bench::started(config(JobSpec { num_epochs: 0, max_time: Seconds(5), ..spec() }, 0));
     bench.run_to(7);
     bench.pass(Duration::from_secs(5), None);
     assert!(bench.has_note("max_time"));

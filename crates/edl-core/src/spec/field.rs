@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the table of fields knows about a field, and the types that a field can have.
+//!
+//! [`FieldType::read`] is the only reader of a value: files, TrainingJobs and stored jobs pass
+//! through it, and [`FieldType::parse`] gives the same values for the text of a flag.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::JobSpec;
+
+/// A field of the job description.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// Whether `null` is a value of its own; otherwise `null` means "not set".
+    pub is_optional: bool,
+    pub help: &'static str,
+    /// The heading in the file that `elasticdl init` writes.
+    pub section: &'static str,
+    /// The comment in that file, if it differs from the help text.
+    pub comment: Option<&'static str>,
+    pub flag: Option<Flag>,
+    /// The minimum that a cluster enforces for a TrainingJob.
+    pub least: u32,
+    /// What a resumed job must not change.
+    pub fixed: Fixed,
+    /// Whether a job without a cluster cannot ignore this field.
+    pub needs_cluster: bool,
+    /// The value of a flag, from its text.
+    pub parse: fn(&str) -> Result<Value, String>,
+    /// The value of a file, checked and in its standard form.
+    pub read: fn(Value) -> Result<Value, String>,
+}
+
+/// How a field appears on the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    pub group: Group,
+    pub heading: &'static str,
+    /// The placeholder of its value; empty: the name in capitals.
+    pub value: &'static str,
+    /// Its position under the heading, if not the table's.
+    pub position: Option<usize>,
+}
+
+/// Flags that a command takes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// Where and how the job runs on Kubernetes.
+    Cluster,
+    /// Every type of job.
+    Common,
+    Train,
+    Predict,
+}
+
+/// What a value can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Text,
+    Integer,
+    Number,
+    Boolean,
+    /// Names with values.
+    Map,
+    /// One of these names.
+    Choice(&'static [&'static str]),
+}
+
+/// What a resumed job must keep.
+#[derive(Clone, Copy, Debug)]
+pub enum Fixed {
+    No,
+    Value,
+    /// Not the value itself, but what follows from it.
+    Derived(fn(&JobSpec) -> Value),
+}
+
+impl Field {
+    /// A field of this type about which the table says nothing else.
+    pub(super) const fn of<T: FieldType>() -> Self {
+        Self {
+            name: "",
+            kind: T::KIND,
+            is_optional: T::IS_OPTIONAL,
+            help: "",
+            section: "",
+            comment: None,
+            flag: None,
+            least: 0,
+            fixed: Fixed::No,
+            needs_cluster: false,
+            parse: |text| T::parse(text).map(as_json),
+            read: |value| T::read(value).map(as_json),
+        }
+    }
+
+    /// The help text of its flag, with its default.
+    #[must_use]
+    pub fn help_with_default(&self, default: &Value) -> String {
+        let default = match default {
+            _ if self.help.contains("[default: ") => String::new(),
+            Value::String(text) => text.clone(),
+            Value::Number(number) if number.is_f64() => number.as_f64().unwrap_or(0.0).to_string(),
+            Value::Number(number) => number.to_string(),
+            Value::Bool(flag) => flag.to_string(),
+            Value::Null | Value::Array(_) | Value::Object(_) => String::new(),
+        };
+        match default.as_str() {
+            "" => self.help.into(),
+            default => format!("{} [default: {default}]", self.help),
+        }
+    }
+}
+
+fn as_json<T: Serialize>(value: T) -> Value {
+    serde_json::to_value(value).expect("a field is text, a number or a map")
+}
+
+/// A type that a field can have.
+pub trait FieldType: Serialize + Sized {
+    const KIND: Kind;
+    const IS_OPTIONAL: bool = false;
+
+    /// Reads a value of a file, or returns what was expected.
+    fn read(value: Value) -> Result<Self, String>;
+
+    /// Reads the text of a flag, or returns what was expected.
+    fn parse(text: &str) -> Result<Self, String>;
+
+    /// Sets the value; in a map, only the entries that are given change.
+    fn update(&mut self, value: Value) -> Result<(), String> {
+        *self = Self::read(value)?;
+        Ok(())
+    }
+}
+
+fn expected<T>(what: &str, value: &Value) -> Result<T, String> {
+    Err(format!("expected {what}, found {value}"))
+}
+
+impl FieldType for String {
+    const KIND: Kind = Kind::Text;
+
+    fn read(value: Value) -> Result<Self, String> {
+        match value {
+            Value::String(text) => Ok(text),
+            Value::Number(_) | Value::Bool(_) => {
+                Err(format!("expected text, found {value}; put it in quotes"))
+            }
+            Value::Null | Value::Array(_) | Value::Object(_) => expected("text", &value),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.into())
+    }
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => { $(
+        impl FieldType for $type {
+            const KIND: Kind = Kind::Integer;
+
+            fn read(value: Value) -> Result<Self, String> {
+                let number = value.as_u64().and_then(|number| number.try_into().ok());
+                number.map_or_else(|| expected(&whole(Self::MAX.into()), &value), Ok)
+            }
+
+            fn parse(text: &str) -> Result<Self, String> {
+                text.parse().map_err(|_| format!("expected {}", whole(Self::MAX.into())))
+            }
+        }
+    )* };
+}
+
+integers!(u16, u32, u64);
+
+fn whole(max: u64) -> String {
+    format!("an integer from 0 to {max}")
+}
+
+impl FieldType for f64 {
+    const KIND: Kind = Kind::Number;
+
+    fn read(value: Value) -> Result<Self, String> {
+        value.as_f64().map_or_else(|| expected("a number", &value), Ok)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let number: Self = text.parse().map_err(|_| "expected a number".to_owned())?;
+        if number.is_finite() { Ok(number) } else { Err("expected a finite number".into()) }
+    }
+}
+
+impl FieldType for bool {
+    const KIND: Kind = Kind::Boolean;
+
+    fn read(value: Value) -> Result<Self, String> {
+        value.as_bool().map_or_else(|| expected("true or false", &value), Ok)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| "expected true or false".into())
+    }
+}
+
+impl<T: FieldType> FieldType for Option<T> {
+    const KIND: Kind = T::KIND;
+    const IS_OPTIONAL: bool = true;
+
+    fn read(value: Value) -> Result<Self, String> {
+        if value.is_null() { Ok(None) } else { T::read(value).map(Some) }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        T::parse(text).map(Some)
+    }
+}
+
+impl FieldType for BTreeMap<String, String> {
+    const KIND: Kind = Kind::Map;
+
+    fn read(value: Value) -> Result<Self, String> {
+        match value {
+            Value::Object(entries) => {
+                Ok(entries.iter().map(|(name, value)| (name.clone(), plain(value))).collect())
+            }
+            Value::String(text) => Self::parse(&text),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
+                expected("a map such as {lr: 0.1}", &value)
+            }
+        }
+    }
+
+    /// `lr=0.1;hidden=128,64` or `lr=0.1,batch_norm=true`: a piece without `=` belongs to the value
+    /// before it.
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut pairs = Self::new();
+        for part in text.split(';').filter(|part| !part.trim().is_empty()) {
+            let mut last: Option<String> = None;
+            for piece in part.split(',') {
+                match (piece.split_once('='), &last) {
+                    (Some((name, value)), _) if !name.trim().is_empty() => {
+                        pairs.insert(name.trim().to_owned(), value.trim().to_owned());
+                        last = Some(name.trim().to_owned());
+                    }
+                    (None, Some(name)) => {
+                        let value = pairs.entry(name.clone()).or_default();
+                        value.push(',');
+                        value.push_str(piece);
+                    }
+                    (Some(_) | None, _) => {
+                        return Err(format!("expected name=value, got `{piece}`"));
+                    }
+                }
+            }
+        }
+        Ok(pairs)
+    }
+
+    fn update(&mut self, value: Value) -> Result<(), String> {
+        self.extend(Self::read(value)?);
+        Ok(())
+    }
+}
+
+/// `lr: 0.1` means the same as `lr: "0.1"`, and `[128, 64]` the same as `128,64`.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(","),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => value.to_string(),
+    }
+}
+
+/// A time in seconds, also written as `10m` or `2h`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Seconds(pub u64);
+
+impl FieldType for Seconds {
+    const KIND: Kind = Kind::Integer;
+
+    fn read(value: Value) -> Result<Self, String> {
+        match value.as_str() {
+            Some(text) => Self::parse(text),
+            None => u64::read(value).map(Self),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let (number, unit) = match text.char_indices().find(|(_, c)| !c.is_ascii_digit()) {
+            Some((at, _)) => text.split_at(at),
+            None => (text, "s"),
+        };
+        let factor = match unit {
+            "s" => 1,
+            "m" | "min" => 60,
+            "h" => 3600,
+            "d" => 86_400,
+            _ => {
+                return Err("expected seconds, or a number with unit s, m, h or d, e.g. 10m".into());
+            }
+        };
+        let number: u64 = number.parse().map_err(|_| "expected a number".to_owned())?;
+        number.checked_mul(factor).map(Self).ok_or_else(|| "the time is too long".to_owned())
+    }
+}
+
+/// `name: type = default, "help text" { what else is known }`; without a default, the type's.
+macro_rules! job_description {
+    ($(section $section:literal {
+        $($name:ident: $type:ty $(= $default:expr)?, $help:literal { $($key:ident: $value:expr),* })*
+    })*) => {
+        /// Everything that a user can specify about a job. `JobSpec::default()` is the job without
+        /// flags.
+        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(try_from = "serde_json::Map<String, serde_json::Value>")]
+        pub struct JobSpec { $($(#[doc = $help] pub $name: $type,)*)* }
+
+        impl Default for JobSpec {
+            fn default() -> Self {
+                Self { $($($name: $crate::spec::field::default!($($default)?),)*)* }
+            }
+        }
+
+        /// All fields, in the order of files.
+        pub const FIELDS: &[Field] = &[$($(
+            Field {
+                name: stringify!($name),
+                help: $help,
+                section: $section,
+                $($key: $value,)*
+                ..Field::of::<$type>()
+            },
+        )*)*];
+
+        impl JobSpec {
+            /// Sets a field that exists.
+            pub(super) fn set(
+                &mut self,
+                name: &str,
+                value: serde_json::Value,
+            ) -> Result<(), String> {
+                use $crate::spec::field::FieldType as _;
+                match name {
+                    $($(stringify!($name) => self.$name.update(value),)*)*
+                    _ => Err("no such field".into()),
+                }
+            }
+        }
+    };
+}
+
+macro_rules! default {
+    () => {
+        Default::default()
+    };
+    ($value:expr) => {
+        $value
+    };
+}
+
+pub(super) use {default, job_description};
