@@ -3,7 +3,6 @@
 //! worker's machine says.
 
 mod event;
-pub(crate) mod shard;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::bench::{Bench, config, spec};
 use crate::job::{Durable, Event};
 use crate::platform::Report;
-use crate::spec::JobSpec;
+use crate::spec::{JobSpec, Seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -82,7 +82,7 @@ fn every_deadline_is_met() {
     check(silence, false, &never_connects, &noted("not_heard"), 18);
     let overdue = JobSpec { task_timeout_secs: 30, ..spec() };
     check(overdue, true, &begin, &noted("work_failed"), 30);
-    check(JobSpec { max_time: 40, ..spec() }, true, &begin, &noted("max_time"), 40);
+    check(JobSpec { max_time: Seconds(40), ..spec() }, true, &begin, &noted("max_time"), 40);
     check(JobSpec { checkpoint_secs: 25, ..spec() }, true, &begin, &noted("checkpoint"), 25);
     let stop = |bench: &mut Bench| {
         begin(bench);
