@@ -258,10 +258,10 @@ fn an_older_generation_is_neither_loaded_nor_served() {
     let mut bench = Bench::serving(Mode::Async);
     bench.on(load(3, Mode::Async));
     let (asked, ours) = (Generation(2), Generation(3));
-    let older = load_failed(2, &Error::Older { asked, ours });
-    assert_eq!(bench.on(load(2, Mode::Async)), [older.clone()]);
+    let older = || load_failed(2, &Error::Older { asked, ours });
+    assert_eq!(bench.on(load(2, Mode::Async)), [older()]);
     bench.on(loaded(3));
-    assert_eq!(bench.on(load(2, Mode::Async)), [older]);
+    assert_eq!(bench.on(load(2, Mode::Async)), [older()]);
     assert_eq!(bench.on(serve(2)), [Effect::Note(Note::CannotServe(asked))]);
     assert_eq!(bench.server.activity(), Activity::Loaded);
     assert_eq!(bench.pull(pull(1, ANN, 2)), [refused(1, Refusal::Generation { current: ours })]);
@@ -351,14 +351,14 @@ fn bounded_the_fast_wait_for_the_slow_until_it_pushes_or_leaves_or_is_overdue() 
         assert_eq!(bench.pull(pull(3, BOB, 1)), []);
         bench
     };
-    let answer = Effect::Answer(Request(3));
+    let answer = || Effect::Answer(Request(3));
     let mut bench = wait();
     let effects = bench.on(Event::Push(push(4, ANN, 1, 1)));
-    assert_eq!(effects, [Effect::Apply(Request(4)), answer.clone()]);
-    assert_eq!(wait().on(Event::Left(ANN)), [answer.clone()]);
+    assert_eq!(effects, [Effect::Apply(Request(4)), answer()]);
+    assert_eq!(wait().on(Event::Left(ANN)), [answer()]);
     assert_eq!(wait().on(Event::Left(BOB)), [refused(3, Refusal::NotServing)]);
     let mut bench = wait();
-    assert_eq!(bench.tick(), [answer.clone()], "its open pull is overdue");
+    assert_eq!(bench.tick(), [answer()], "its open pull is overdue");
     assert!(bench.now.since(Time::ZERO) < PATIENCE);
 
     let mut bench = wait();
@@ -440,9 +440,9 @@ fn a_hello_names_what_is_held_when_it_is_sent() {
     let hello = |generation, states| Effect::Hello { hello: 1, generation, states };
     assert_eq!(bench.on(inspected.clone()), [hello(generation, states())]);
     bench.on(load(2, Mode::Async));
-    let nothing = hello(Generation(0), Vec::new());
-    assert_eq!(bench.on(inspected), [nothing.clone()], "ended in the meantime");
-    assert_eq!(bench.on(Event::Inspect(inspection)), [nothing], "not loaded yet");
+    let nothing = || hello(Generation(0), Vec::new());
+    assert_eq!(bench.on(inspected), [nothing()], "ended in the meantime");
+    assert_eq!(bench.on(Event::Inspect(inspection)), [nothing()], "not loaded yet");
 }
 
 #[test]
