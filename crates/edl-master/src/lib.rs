@@ -7,7 +7,6 @@
 mod audit;
 mod checkpoints;
 mod commands;
-mod convert;
 mod engine;
 mod evaluation;
 mod history;
@@ -34,6 +33,7 @@ use std::time::{Duration, Instant};
 use edl_core::job::{self, End};
 use edl_core::spec::{Invalid, JobSpec, JobType};
 use edl_data::{Codec, Dataset, OpenOptions};
+use edl_net::convert::master as convert;
 use edl_net::key::JobKey;
 use tokio::io::{AsyncBufRead, AsyncWrite};
 use tokio::net::TcpListener;

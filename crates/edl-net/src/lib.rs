@@ -4,6 +4,7 @@
 //! The only decision made here is which master a process follows ([`control::Follow`]).
 
 pub mod control;
+pub mod convert;
 pub mod cut;
 pub mod data;
 pub mod frame;
