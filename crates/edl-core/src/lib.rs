@@ -28,6 +28,7 @@ pub mod rng;
 pub mod series;
 pub mod servers;
 pub mod spec;
+pub mod supervisor;
 pub mod text;
 pub mod time;
 pub mod world;
