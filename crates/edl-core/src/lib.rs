@@ -26,6 +26,7 @@ pub mod pod;
 pub mod pool;
 pub mod rng;
 pub mod series;
+pub mod server;
 pub mod servers;
 pub mod spec;
 pub mod supervisor;
