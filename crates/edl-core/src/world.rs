@@ -10,7 +10,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::id::{Incarnation, WorkerId, WorldId};
+use crate::id::{Generation, Incarnation, WorkerId, WorldId};
+use crate::job::LoadFrom;
 use crate::lanes::{self, Span};
 
 /// Lanes are shared out anew if that makes a step shorter than this share of what it is.
@@ -31,6 +32,42 @@ pub struct Member {
     pub incarnation: Incarnation,
     pub lanes: Span,
     pub has_state: bool,
+}
+
+/// A world as the master announces it to a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Announced {
+    pub world: World,
+    /// Members may train up to this step without another grant.
+    pub until: u64,
+    pub generation: Generation,
+    /// Set if no member has state: every member loads it.
+    pub load: Option<LoadFrom>,
+}
+
+impl World {
+    /// The place of a worker among the members.
+    #[must_use]
+    pub fn place_of(&self, worker: WorkerId, incarnation: Incarnation) -> Option<usize> {
+        let is_it = |member: &Member| (member.worker, member.incarnation) == (worker, incarnation);
+        self.members.iter().position(is_it)
+    }
+
+    /// Whether a worker has nothing to finish before this world takes over. A worker whose state
+    /// is void is not in the world that trains until then: the world that it believes to be in
+    /// was replaced while it did not hear the master.
+    #[must_use]
+    pub fn is_due_at_once(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
+        let place = self.place_of(worker, incarnation);
+        self.after.is_none() || place.is_some_and(|place| !self.members[place].has_state)
+    }
+
+    /// Whether a member of this world is not in `next`.
+    #[must_use]
+    pub fn loses_members_in(&self, next: &Self) -> bool {
+        let stays = |member: &Member| next.place_of(member.worker, member.incarnation).is_some();
+        !self.members.iter().all(stays)
+    }
 }
 
 /// A worker that could be a member.

@@ -13,6 +13,6 @@ mod split;
 
 pub use acks::Acked;
 pub use client::{AbortHandle, Limits, PsClient, Versions};
-pub use route::{Route, ServerRoute};
+pub use edl_core::route::{Route, ServerRoute};
 
 pub use crate::wire::Error;

@@ -1,29 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the partitions are.
-
-use std::ops::Range;
+//! A route on the wire.
 
 use edl_core::id::{Generation, PsId};
+use edl_core::route::{Route, ServerRoute};
 
 use crate::proto;
-
-/// All servers of one generation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Route {
-    pub generation: Generation,
-    pub servers: Vec<ServerRoute>,
-}
-
-/// One server and what it holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerRoute {
-    pub ps: PsId,
-    /// `host:port`.
-    pub address: String,
-    /// Empty, or a socket that is preferred where it exists.
-    pub unix_path: String,
-    pub partitions: Range<u32>,
-}
 
 impl From<proto::Route> for Route {
     fn from(route: proto::Route) -> Self {

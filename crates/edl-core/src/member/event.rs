@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything that can happen to a member.
+
+use std::ops::Range;
+
+use crate::id::{BatchId, CutId, EvalId, Generation, LeaseId, WorkerId, WorldId};
+use crate::job::CutFile;
+use crate::world::Announced;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Time has passed.
+    Tick,
+
+    /// The master announces a world; this worker may not be in it.
+    World(Announced),
+    /// The master allows the members of `world` to train up to step `until`.
+    Go { world: WorldId, until: u64 },
+    /// The master orders files of a checkpoint.
+    Checkpoint(Order),
+    /// The master assigns a shard of the validation data.
+    Lease { lease: LeaseId, shard: Shard },
+    /// The master takes a shard back.
+    Revoke(LeaseId),
+    /// A master has welcomed this worker again. It has assigned the shards to other workers, and
+    /// may have missed the last reports.
+    Rejoined,
+    /// The master sends the addresses of the parameter servers, which serve this generation.
+    Route(Generation),
+    /// This worker is asked to exit as soon as the other members do not need it.
+    Leave,
+    /// This worker must exit now.
+    Stop,
+
+    /// Records that were asked for are decoded, or cannot be.
+    Decoded(Place, Result<(), String>),
+    /// All files of a checkpoint are written.
+    Written { checkpoint: CutId, files: Vec<CutFile> },
+    /// The files of a checkpoint cannot be written.
+    NotWritten { checkpoint: CutId, error: String },
+    /// The activity that was started last has ended.
+    Ended(Result<Outcome, Failure>),
+}
+
+/// Files of a checkpoint that this worker is to write.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Order {
+    pub checkpoint: CutId,
+    pub generation: Generation,
+    pub folder: String,
+    /// The step whose state is written.
+    pub at: u64,
+    pub partitions: Range<u32>,
+}
+
+/// A part of the validation data.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Shard {
+    pub eval: EvalId,
+    /// The step whose state is evaluated.
+    pub version: u64,
+    pub number: u32,
+    pub records: Range<u64>,
+}
+
+/// What records are read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// One lane of a step.
+    Lane(BatchId, u32),
+    /// A minibatch of a shard that is evaluated.
+    Piece(LeaseId, u32),
+}
+
+/// What an activity yields.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Nothing but that it is done: `Farewell`, `Enter`, `Connect`, `Train`, `Skip`, `Settle`,
+    /// `Apply`, `Evaluate`.
+    Done,
+    /// `Load`: the state of this step is loaded.
+    Loaded { step: u64 },
+    /// `Exchange`: the step that each member holds, in the order of the members.
+    Levels(Vec<Option<u64>>),
+    /// `Transfer`: how many bytes arrived, and the step of the state that this worker holds now.
+    Transferred { step: u64, state_bytes: u64 },
+    /// `Reduce`: the mean gradient of the step is there; this is its mean loss.
+    Reduced { loss: f32 },
+    /// `Hash`: of the mean gradient of the last step.
+    Hashed(u64),
+}
+
+/// Why an activity did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// A later world or the end of the process interrupted it.
+    Cancelled,
+    /// Another member of the world is lost.
+    Lost { peer: WorkerId, error: String },
+    /// The parameter servers cannot be reached now.
+    Servers(String),
+    /// The parameter servers hold no rows for the step of this worker.
+    OtherStep(String),
+    /// It cannot be done here: bad records, a model that fails, a bad checkpoint.
+    Failed(String),
+}

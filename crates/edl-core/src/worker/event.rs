@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything that can happen to a worker with parameter servers.
+
+use std::ops::Range;
+
+use crate::id::{BatchId, EvalId, Generation, LeaseId};
+use crate::metric::Measures;
+use crate::model::ModelSpec;
+use crate::route::Route;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A deadline may have passed.
+    Tick,
+    /// The model is built.
+    Built(Box<ModelSpec>),
+    /// Asked to exit: finish the item in progress, return the rest.
+    Leave,
+
+    /// A master has admitted this worker again. It has assigned the worker's shards to others.
+    Rejoined,
+    /// The stream to the master is broken.
+    MasterLost,
+    Route(Route),
+    Lease {
+        lease: LeaseId,
+        task: Task,
+    },
+    Revoke(LeaseId),
+    /// The master has no more work.
+    Stop,
+
+    /// Answer to `Effect::Read`.
+    Decoded {
+        item: Item,
+        result: Result<(), String>,
+    },
+
+    /// All servers of the route are connected.
+    Connected {
+        connection: u64,
+    },
+    /// Answer to `Effect::Pull`: the parameters are here.
+    Pulled {
+        connection: u64,
+        item: Item,
+    },
+    /// The model cannot name the rows of an item, so nothing was pulled.
+    NotPulled {
+        connection: u64,
+        item: Item,
+        error: String,
+    },
+    /// Every server has acknowledged the batch.
+    Acknowledged {
+        connection: u64,
+        batch: BatchId,
+        generation: Generation,
+    },
+    /// The connection failed, or could not be made. It is of no further use.
+    Broken {
+        connection: u64,
+    },
+
+    /// Answer to `Effect::Compute`.
+    Computed {
+        item: Item,
+        result: Result<Computed, String>,
+    },
+    /// `Effect::Begin` failed.
+    NotBegun {
+        lease: LeaseId,
+        error: String,
+    },
+    /// Answer to `Effect::Finish`.
+    Finished {
+        lease: LeaseId,
+        result: Result<Finished, String>,
+    },
+}
+
+/// A batch to train, or a minibatch of a shard to evaluate or predict. Items are computed in
+/// this order: evaluations hold up the job, so they come before training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Item {
+    Piece { lease: LeaseId, piece: u32 },
+    Batch(BatchId),
+}
+
+/// What a lease assigns.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Task {
+    Train { epoch: u32, indices: Range<u32> },
+    Shard(Shard),
+}
+
+/// A range of records that is processed in minibatches.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Shard {
+    pub number: u32,
+    pub records: Range<u64>,
+    pub pass: Pass,
+}
+
+/// What is done with the records of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Measure the model at `version` on validation data.
+    Evaluate { eval: EvalId, version: u64 },
+    /// Write the model's output to a file in `folder`.
+    Predict { folder: String },
+}
+
+/// The result of computing one item.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Computed {
+    /// The gradient of a batch is ready to be pushed.
+    Batch { loss: f32, n_records: u32 },
+    /// A minibatch was added to its shard.
+    Piece,
+}
+
+/// The result of a whole shard.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Finished {
+    Evaluation { measures: Box<Measures>, n_records: u64 },
+    Prediction { file: String, n_records: u64 },
+}
