@@ -55,7 +55,7 @@ pub enum Error {
 }
 
 /// The machine of one parameter server.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Server {
     phase: Phase,
     /// Requests without a verdict, in the order in which they came.
@@ -67,8 +67,9 @@ pub struct Server {
     effects: Vec<Effect>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 enum Phase {
+    #[default]
     Empty,
     Loading {
         load: Loading,
@@ -123,24 +124,11 @@ impl Activity {
     }
 }
 
-impl Default for Server {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Server {
     /// A server that holds nothing.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            phase: Phase::Empty,
-            waiting: BTreeMap::new(),
-            n_pulls: 0,
-            n_pushes: 0,
-            now: Time::ZERO,
-            effects: Vec::new(),
-        }
+        Self::default()
     }
 
     /// Takes one event and returns what to do.
@@ -235,85 +223,6 @@ impl Server {
         for (request, waiting) in &self.waiting {
             assert!(!self.could_go_on(waiting), "{request:?} waits for nothing: {waiting:?}");
         }
-    }
-
-    /// Starts a load, unless a later generation is known or this one is held already: what was
-    /// acknowledged must not be lost.
-    fn load(&mut self, load: Box<Load>) {
-        let asked = load.generation;
-        if let Err(error) = load.check().and_then(|()| self.expect_newest(asked)) {
-            return self.report_load_failed(asked, error.to_string());
-        }
-        match &mut self.phase {
-            Phase::Held(held) if held.generation == asked => self.inspect(Inspection::Load),
-            // Its report will follow.
-            Phase::Loading { load, next: None } if load.generation == asked => {}
-            Phase::Loading { next: Some(next), .. } if next.generation == asked => {}
-            Phase::Loading { next, .. } => {
-                if let Some(before) = next.replace(load) {
-                    self.report_load_failed(before.generation, Error::Superseded.to_string());
-                }
-                self.review();
-            }
-            Phase::Held(_) | Phase::Empty | Phase::Failed(_) | Phase::Stopped => {
-                self.end_held();
-                self.begin_load(load);
-                self.review();
-            }
-        }
-    }
-
-    fn begin_load(&mut self, load: Box<Load>) {
-        let Load { generation, mode, .. } = *load;
-        let loading = Loading { generation, partitions: load.partitions.clone(), mode };
-        self.phase = Phase::Loading { load: loading, next: None };
-        self.effects.push(Effect::Load(load));
-    }
-
-    fn expect_newest(&self, asked: Generation) -> Result<(), Error> {
-        let ours = self.newest().ok_or(Error::Stopped)?;
-        if asked < ours { Err(Error::Older { asked, ours }) } else { Ok(()) }
-    }
-
-    fn loaded(
-        &mut self,
-        generation: Generation,
-        progress: Vec<Progress>,
-        states: Vec<PartitionState>,
-    ) {
-        match &mut self.phase {
-            Phase::Loading { load, next } if load.generation == generation => {
-                if let Some(next) = next.take() {
-                    self.effects.push(Effect::Drop(generation));
-                    self.report_load_failed(generation, Error::Superseded.to_string());
-                    return self.begin_load(next);
-                }
-                self.phase = Phase::Held(Held::new(load, progress));
-                self.effects.push(Effect::Report(Report::Loaded { generation, states }));
-                self.review();
-            }
-            Phase::Loading { .. }
-            | Phase::Empty
-            | Phase::Held(_)
-            | Phase::Failed(_)
-            | Phase::Stopped => self.effects.push(Effect::Drop(generation)),
-        }
-    }
-
-    fn load_failed(&mut self, generation: Generation, error: String) {
-        self.report_load_failed(generation, error);
-        if let Phase::Loading { load, next } = &mut self.phase
-            && load.generation == generation
-        {
-            match next.take() {
-                Some(next) => self.begin_load(next),
-                None => self.phase = Phase::Failed(generation),
-            }
-        }
-    }
-
-    fn report_load_failed(&mut self, generation: Generation, error: String) {
-        self.effects.push(Effect::Report(Report::LoadFailed { generation, error }));
     }
 
     fn serve(&mut self, generation: Generation) {

@@ -42,12 +42,6 @@ pub enum Effect {
 /// What a server reports to its master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// What the server holds, for the hello with this number; generation 0 is nothing.
-    Holds {
-        hello: u64,
-        generation: Generation,
-        states: Vec<PartitionState>,
-    },
     Loaded {
         generation: Generation,
         states: Vec<PartitionState>,
