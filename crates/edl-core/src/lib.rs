@@ -5,6 +5,7 @@
 //! `now` and perform the effects that a machine returns. That makes every decision of a job
 //! repeatable in a test.
 
+pub mod acks;
 pub mod applied;
 pub mod audit;
 pub mod batch;

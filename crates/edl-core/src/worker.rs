@@ -5,17 +5,32 @@
 //! is computed, the parameters of the next are pulled and those after it are read. Whatever fails
 //! on the way leaves the item where the servers' applied sets make a second attempt harmless.
 
+mod connection;
 mod effect;
 mod event;
+mod exit;
+mod pipeline;
 mod report;
+mod work;
+
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
+use self::connection::Connection;
 pub use self::effect::{Effect, Records, Wants};
 pub use self::event::{Computed, Event, Finished, Item, Pass, Shard, Task};
-pub use self::report::{Outbox, Report};
+use self::exit::Exit;
+use self::pipeline::Pipeline;
+pub use self::report::{Outbox, Priority, Report};
+use self::work::{Trained, Work};
 use crate::goodput;
+use crate::id::{BatchId, Generation, LeaseId, WorldId};
+use crate::model::ModelSpec;
+use crate::route::Route;
 use crate::spec::{JobSpec, Mode};
+use crate::time::Time;
 
 /// Leases held at once where acknowledgements come soon: one in progress and the next one.
 const CAPACITY: u32 = 2;
@@ -40,6 +55,22 @@ pub struct Limits {
     pub finish: Duration,
     /// Until the servers have acknowledged the last gradients.
     pub last_answers: Duration,
+}
+
+/// The machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Worker {
+    config: Config,
+    /// Once it is built.
+    model: Option<Box<ModelSpec>>,
+    work: Work,
+    pipeline: Pipeline,
+    connection: Connection,
+    /// Batches trained by this process.
+    n_trained: u64,
+    exit: Option<Exit>,
+    is_over: bool,
+    effects: Vec<Effect>,
 }
 
 /// What a worker is doing, for heartbeats and time accounting.
@@ -67,14 +98,274 @@ impl Config {
             limits,
         }
     }
+}
 
-    /// The leases to hold at once. A round of batches is acknowledged together, so a worker that
-    /// is alone must be able to hold all of one.
+/// The leases to hold at once. A round of batches is acknowledged together, so a worker that is
+/// alone must be able to hold all of one.
+#[must_use]
+pub fn capacity(mode: Mode) -> u32 {
+    match mode {
+        Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => CAPACITY,
+        Mode::Sync { grads_to_wait } => CAPACITY.max(grads_to_wait),
+    }
+}
+
+impl Worker {
+    /// A worker whose first master has described the job; its model is being built.
     #[must_use]
-    pub fn capacity(&self) -> u32 {
-        match self.mode {
-            Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => CAPACITY,
-            Mode::Sync { grads_to_wait } => CAPACITY.max(grads_to_wait),
+    pub fn new(config: Config) -> Self {
+        Self {
+            pipeline: Pipeline::default(),
+            config,
+            model: None,
+            work: Work::default(),
+            connection: Connection::new(),
+            n_trained: 0,
+            exit: None,
+            is_over: false,
+            effects: Vec::new(),
         }
+    }
+
+    /// Takes one event and returns what is to be done, in order.
+    pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
+        if self.is_over {
+            return Vec::new();
+        }
+        match event {
+            Event::Tick => {}
+            Event::Built(model) => {
+                self.model = Some(model);
+                self.announce();
+            }
+            Event::Rejoined => {
+                self.release_shards();
+                self.announce();
+            }
+            Event::Route(route) => self.route(route),
+            Event::Lease { lease, task } => self.assign(lease, task),
+            Event::Revoke(lease) => self.release(lease),
+            Event::Decoded { item, result: Ok(()) } => self.decoded(item),
+            Event::Decoded { item, result: Err(error) } => self.not_decoded(item, error),
+            Event::Connected { connection } => self.connection.connected(connection),
+            Event::Pulled { connection, item } => self.pulled(connection, item),
+            Event::NotPulled { connection, item, error } => {
+                self.not_pulled(connection, item, error);
+            }
+            Event::Acknowledged { connection, batch, generation } => {
+                self.acknowledged(connection, batch, generation);
+            }
+            Event::Broken { connection } => {
+                if self.connection.broken(connection, now) {
+                    self.disconnected();
+                }
+            }
+            Event::Computed { item, result } => self.computed(item, result),
+            Event::NotBegun { lease, error } => self.fail_shard(lease, error),
+            Event::Finished { lease, result } => self.finished(lease, result),
+            Event::Leave => self.leave(now),
+            Event::Stop => self.stop(now),
+        }
+        self.advance(now);
+        std::mem::take(&mut self.effects)
+    }
+
+    /// When `Event::Tick` is due, if no other event comes before.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        if self.is_over {
+            return None;
+        }
+        match &self.exit {
+            Some(exit) => Some(exit.deadline()),
+            None => self.connection.retry_at(),
+        }
+    }
+
+    /// What the worker is doing or waiting for.
+    #[must_use]
+    pub fn activity(&self) -> Activity {
+        use goodput::Kind::{Communicate, Compute, DataWait, Heal, Idle};
+        let activity = |phase, waiting_for, spends| Activity { phase, waiting_for, spends };
+        if self.model.is_none() {
+            return activity("building the model", "", Idle);
+        }
+        if let Some(phase) = self.computing_phase() {
+            return activity(phase, "", Compute);
+        }
+        if self.exit.is_some() {
+            return activity("leaving", "acknowledgements", Communicate);
+        }
+        let (is_idle, n_pushed) = (self.work.upcoming().next().is_none(), self.work.n_pushed());
+        if is_idle && n_pushed == 0 {
+            return activity("idle", "work", Idle);
+        }
+        if !is_idle && !self.connection.is_up() {
+            // Before the first work there is nothing to recover from.
+            let spends = if self.pipeline.has_computed { Heal } else { Idle };
+            return activity("waiting for servers", self.connection.waiting_for(), spends);
+        }
+        if !is_idle && self.pipeline.pull.is_some() {
+            return activity("pulling", "parameters", Communicate);
+        }
+        if is_idle || n_pushed >= pipeline::MAX_UNANSWERED {
+            return activity("pushed", "acknowledgements", Communicate);
+        }
+        activity("reading", "", DataWait)
+    }
+
+    fn computing_phase(&self) -> Option<&'static str> {
+        let phase = |shard: &Shard| match shard.pass {
+            Pass::Evaluate { .. } => "evaluating",
+            Pass::Predict { .. } => "predicting",
+        };
+        match self.pipeline.computing_item() {
+            Some(Item::Batch(_)) => Some("training"),
+            Some(Item::Piece { lease, .. }) => {
+                Some(self.work.shard(lease).map_or("evaluating", phase))
+            }
+            None => self.work.finishing().map(phase),
+        }
+    }
+
+    /// Batches trained by this process.
+    #[must_use]
+    pub fn n_trained(&self) -> u64 {
+        self.n_trained
+    }
+
+    fn advance(&mut self, now: Time) {
+        if self.exit.is_some() {
+            self.exit_if_done(now);
+        } else {
+            self.connection.retry_if_due(now, &mut self.effects);
+            self.advance_items();
+        }
+    }
+
+    fn announce(&mut self) {
+        let Some(model) = self.model.clone() else { return };
+        self.effects.push(Effect::Report(Report::Ready {
+            model,
+            capacity: capacity(self.config.mode),
+            held: self.work.announce(),
+            peer: None,
+            world: WorldId::default(),
+        }));
+    }
+
+    /// A new generation voids all leases: the master assigns again what the servers do not have.
+    fn route(&mut self, route: Route) {
+        let generation = self.connection.generation();
+        if generation.is_some_and(|before| route.generation < before) {
+            return;
+        }
+        if generation.is_some_and(|before| route.generation != before) {
+            self.work.clear_batches();
+            self.release_shards();
+        }
+        if self.connection.follow(route, &mut self.effects) {
+            self.disconnected();
+        }
+    }
+
+    fn assign(&mut self, lease: LeaseId, task: Task) {
+        match task {
+            Task::Train { epoch, indices } => {
+                if self.work.shard(lease).is_some() {
+                    self.release(lease);
+                }
+                self.work.assign_batches(lease, epoch, indices);
+            }
+            Task::Shard(shard) => {
+                self.release(lease);
+                self.work.assign_shard(lease, shard.clone(), self.config.minibatch_size);
+                self.effects.push(Effect::Begin { lease, shard });
+                if !self.work.is_open(Item::Piece { lease, piece: 0 }) {
+                    self.effects.push(Effect::Finish(lease));
+                }
+            }
+        }
+    }
+
+    fn acknowledged(&mut self, connection: u64, batch: BatchId, generation: Generation) {
+        let is_current = connection == self.connection.number()
+            && self.connection.generation() == Some(generation);
+        if !is_current {
+            return;
+        }
+        let Some((lease, trained)) = self.work.acknowledged(batch) else { return };
+        let Trained { loss, n_records } = trained;
+        let done = Report::BatchDone { lease, batch, generation, loss, n_records };
+        self.effects.push(Effect::Report(done));
+    }
+
+    fn finished(&mut self, lease: LeaseId, result: Result<Finished, String>) {
+        let finished = match result {
+            Ok(finished) => finished,
+            Err(error) => return self.fail_shard(lease, error),
+        };
+        let Some(Shard { number, pass, .. }) = self.work.release(lease) else { return };
+        let generation = self.connection.generation().unwrap_or_default();
+        let report = match (finished, pass) {
+            (Finished::Evaluation { measures, n_records }, Pass::Evaluate { eval, .. }) => {
+                Report::EvalDone { lease, eval, shard: number, generation, measures, n_records }
+            }
+            (Finished::Prediction { file, n_records }, Pass::Predict { .. }) => {
+                Report::PredictDone { lease, shard: number, file, n_records }
+            }
+            (Finished::Evaluation { .. }, Pass::Predict { .. })
+            | (Finished::Prediction { .. }, Pass::Evaluate { .. }) => {
+                unreachable!("the result of a shard fits its pass")
+            }
+        };
+        self.effects.push(Effect::Report(report));
+    }
+
+    fn fail_shard(&mut self, lease: LeaseId, error: String) {
+        let Some(index) = self.work.shard(lease).map(|shard| shard.number) else { return };
+        self.release(lease);
+        self.effects.push(Effect::Report(Report::Failed { lease, index, error }));
+    }
+
+    /// Returns the lease of `item` with a reason; the worker continues with others.
+    fn fail(&mut self, item: Item, error: String) {
+        let Some(lease) = self.work.lease_of(item) else { return };
+        match item {
+            Item::Batch(batch) => {
+                self.release(lease);
+                let failed = Report::Failed { lease, index: batch.index, error };
+                self.effects.push(Effect::Report(failed));
+            }
+            Item::Piece { .. } => self.fail_shard(lease, error),
+        }
+    }
+
+    /// Forgets a lease and what was prepared for it.
+    fn release(&mut self, lease: LeaseId) {
+        if self.work.release(lease).is_some() {
+            self.drop_shard(lease);
+        }
+    }
+
+    fn release_shards(&mut self) {
+        for lease in self.work.release_shards() {
+            self.drop_shard(lease);
+        }
+    }
+
+    fn drop_shard(&mut self, lease: LeaseId) {
+        self.pipeline.void_pieces(lease);
+        self.effects.push(Effect::Drop(lease));
+    }
+
+    /// Panics if the state is impossible.
+    pub fn check_invariants(&self) {
+        self.work.check_invariants();
+        self.pipeline.check_invariants();
+        assert!(self.effects.is_empty(), "effects are left over");
+        let is_up = self.connection.is_up();
+        assert!(is_up || self.work.n_pushed() == 0, "a pushed batch without a connection");
+        assert!(is_up || self.pipeline.pull.is_none(), "a pull without a connection");
     }
 }

@@ -20,8 +20,6 @@ pub enum Event {
 
     /// A master has admitted this worker again. It has assigned the worker's shards to others.
     Rejoined,
-    /// The stream to the master is broken.
-    MasterLost,
     Route(Route),
     Lease {
         lease: LeaseId,

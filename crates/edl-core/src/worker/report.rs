@@ -77,49 +77,113 @@ pub enum Report {
     },
 }
 
-/// Reports that are not sent yet, across all streams to the master.
-///
-/// It needs no limit: reports answer assigned work, and without a master no work is assigned.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Outbox {
-    reports: VecDeque<Report>,
+/// Where a report goes among those that are not sent yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Priority {
+    /// Before all others, in place of an unsent one: the master must know the leases that later
+    /// reports name.
+    First,
+    /// Last, in place of an unsent one that is the last: only the newest matters.
+    Newest,
+    Last,
 }
 
-impl Outbox {
-    /// Queues a report. `Ready` goes first, so the master knows the leases that later reports
-    /// name, and replaces one that was not sent. Of unsent steps only the last one matters.
-    pub fn push(&mut self, report: Report) {
-        match report {
-            Report::Ready { .. } => {
-                self.reports.retain(|report| !matches!(report, Report::Ready { .. }));
-                self.reports.push_front(report);
+impl Report {
+    #[must_use]
+    pub fn priority(&self) -> Priority {
+        match self {
+            Self::Ready { .. } => Priority::First,
+            Self::Member(News::Stepped { .. }) => Priority::Newest,
+            Self::BatchDone { .. }
+            | Self::EvalDone { .. }
+            | Self::PredictDone { .. }
+            | Self::Failed { .. }
+            | Self::Leaving
+            | Self::Heartbeat { .. }
+            | Self::Spending(_)
+            | Self::Member(
+                News::Formed { .. }
+                | News::Pace { .. }
+                | News::PeerLost { .. }
+                | News::StepFailed { .. }
+                | News::Torn { .. }
+                | News::NotLoaded { .. },
+            )
+            | Self::CheckpointDone { .. }
+            | Self::CheckpointFailed { .. } => Priority::Last,
+        }
+    }
+}
+
+/// Reports that are not sent yet, across all streams to the master; `M` is a report or its
+/// encoding.
+///
+/// It needs no limit: reports answer assigned work, and without a master no work is assigned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outbox<M>(VecDeque<(Priority, M)>);
+
+impl<M> Default for Outbox<M> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<M> Outbox<M> {
+    pub fn push(&mut self, priority: Priority, message: M) {
+        match priority {
+            Priority::First => {
+                self.0.retain(|(other, _)| *other != Priority::First);
+                self.0.push_front((priority, message));
             }
-            Report::Member(News::Stepped { .. }) => {
-                let is_step =
-                    |last: &mut Report| matches!(last, Report::Member(News::Stepped { .. }));
-                self.reports.pop_back_if(is_step);
-                self.reports.push_back(report);
+            Priority::Newest => {
+                self.0.pop_back_if(|(last, _)| *last == Priority::Newest);
+                self.0.push_back((priority, message));
             }
-            Report::BatchDone { .. }
-            | Report::EvalDone { .. }
-            | Report::PredictDone { .. }
-            | Report::Failed { .. }
-            | Report::Leaving
-            | Report::Heartbeat { .. }
-            | Report::Spending(_)
-            | Report::Member(_)
-            | Report::CheckpointDone { .. }
-            | Report::CheckpointFailed { .. } => self.reports.push_back(report),
+            Priority::Last => self.0.push_back((priority, message)),
         }
     }
 
-    /// The next report to send. It is lost if the stream breaks before the master reads it.
-    pub fn pop(&mut self) -> Option<Report> {
-        self.reports.pop_front()
+    /// The next message to send. It is lost if the stream breaks before the master reads it.
+    pub fn pop(&mut self) -> Option<M> {
+        self.0.pop_front().map(|(_, message)| message)
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.reports.is_empty()
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_goes_first_and_an_unsent_one_is_replaced() {
+        let mut outbox = Outbox::default();
+        outbox.push(Priority::Last, "done");
+        outbox.push(Priority::First, "held: 1, 2");
+        outbox.push(Priority::Last, "done too");
+        outbox.push(Priority::First, "held: 2");
+        let sent: Vec<_> = std::iter::from_fn(|| outbox.pop()).collect();
+        assert_eq!(sent, ["held: 2", "done", "done too"]);
+        assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn only_the_newest_of_consecutive_steps_is_sent() {
+        let mut outbox = Outbox::default();
+        for step in ["step 1", "step 2"] {
+            outbox.push(Priority::Newest, step);
+        }
+        outbox.push(Priority::Last, "formed");
+        outbox.push(Priority::Newest, "step 3");
+        let sent: Vec<_> = std::iter::from_fn(|| outbox.pop()).collect();
+        assert_eq!(sent, ["step 2", "formed", "step 3"]);
     }
 }

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a worker exits: it finishes the item in progress and waits a moment for acknowledgements.
+
+use super::{Effect, Report, Worker};
+use crate::time::Time;
+
+/// A worker that was asked to exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Exit {
+    /// The master has no more work; nobody needs what is in progress.
+    is_stopped: bool,
+    /// Asked by the platform, so the master must know.
+    is_leaving: bool,
+    limit: Time,
+    /// Set once nothing is computed any more.
+    answers_until: Option<Time>,
+}
+
+impl Exit {
+    pub(super) fn deadline(&self) -> Time {
+        self.answers_until.map_or(self.limit, |until| until.min(self.limit))
+    }
+}
+
+impl Worker {
+    pub(super) fn leave(&mut self, now: Time) {
+        let limit = now + self.config.limits.finish;
+        let exit = Exit { is_stopped: false, is_leaving: true, limit, answers_until: None };
+        self.exit.get_or_insert(exit).is_leaving = true;
+    }
+
+    pub(super) fn stop(&mut self, now: Time) {
+        let limit = now + self.config.limits.finish;
+        let exit = Exit { is_stopped: true, is_leaving: false, limit, answers_until: None };
+        self.exit.get_or_insert(exit).is_stopped = true;
+    }
+
+    /// Whether a batch that was computed is still of use.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.exit.is_some_and(|exit| exit.is_stopped)
+    }
+
+    pub(super) fn exit_if_done(&mut self, now: Time) {
+        let is_busy = self.model.is_none()
+            || self.pipeline.computing_item().is_some()
+            || self.work.finishing().is_some();
+        let n_pushed = self.work.n_pushed();
+        let Some(exit) = &mut self.exit else { return };
+        if !is_busy && exit.answers_until.is_none() {
+            exit.answers_until = Some(now + self.config.limits.last_answers);
+        }
+        let is_done = !is_busy && (exit.is_stopped || n_pushed == 0);
+        if !is_done && now < exit.deadline() {
+            return;
+        }
+        if exit.is_leaving {
+            self.effects.push(Effect::Report(Report::Leaving));
+        }
+        self.connection.abort(&mut self.effects);
+        self.effects.push(Effect::End);
+        self.is_over = true;
+    }
+}

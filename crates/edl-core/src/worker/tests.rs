@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The machine by example; `tests/shell.rs` runs it through random orders of events.
+
+mod shell;
+
+use std::time::Duration;
+
+use super::*;
+use crate::id::EvalId;
+use crate::job::Held;
+use crate::metric::Measures;
+use crate::optimizer::OptimizerSpec;
+use crate::route::ServerRoute;
+
+const LIMITS: Limits =
+    Limits { finish: Duration::from_millis(1200), last_answers: Duration::from_millis(700) };
+
+fn config(mode: Mode) -> Config {
+    Config { mode, n_batches: 10, minibatch_size: 10, dense_steps: 1, limits: LIMITS }
+}
+
+fn model() -> Box<ModelSpec> {
+    Box::new(ModelSpec {
+        name: "toy".into(),
+        params: Vec::new(),
+        tables: Vec::new(),
+        inputs: Vec::new(),
+        metrics: Vec::new(),
+        optimizer: OptimizerSpec::sgd(0.1),
+    })
+}
+
+fn route(generation: u64) -> Route {
+    let server = ServerRoute {
+        ps: crate::id::PsId(0),
+        address: "a:1".into(),
+        unix_path: String::new(),
+        partitions: 0..4,
+    };
+    Route { generation: Generation(generation), servers: vec![server] }
+}
+
+fn batch(index: u32) -> BatchId {
+    BatchId { epoch: 0, index }
+}
+
+fn item(index: u32) -> Item {
+    Item::Batch(batch(index))
+}
+
+fn train(lease: u64, indices: std::ops::Range<u32>) -> Event {
+    Event::Lease { lease: LeaseId(lease), task: Task::Train { epoch: 0, indices } }
+}
+
+fn shard(n_records: u64) -> Shard {
+    let pass = Pass::Evaluate { eval: EvalId(5), version: 9 };
+    Shard { number: 2, records: 30..30 + n_records, pass }
+}
+
+fn piece(lease: u64, piece: u32) -> Item {
+    Item::Piece { lease: LeaseId(lease), piece }
+}
+
+fn trained(index: u32) -> Event {
+    let result = Ok(Computed::Batch { loss: 0.5, n_records: 10 });
+    Event::Computed { item: item(index), result }
+}
+
+fn decoded(item: Item) -> Event {
+    Event::Decoded { item, result: Ok(()) }
+}
+
+/// A worker under test and its clock.
+struct Stage {
+    worker: Worker,
+    now: Time,
+}
+
+impl Stage {
+    /// A worker with a model and a connection to the servers of generation 1.
+    fn new(config: Config) -> Self {
+        let mut stage = Self { worker: Worker::new(config), now: Time::ZERO };
+        stage.take(Event::Built(model()));
+        stage.take(Event::Route(route(1)));
+        stage.take(Event::Connected { connection: 1 });
+        stage
+    }
+
+    fn take(&mut self, event: Event) -> Vec<Effect> {
+        let effects = self.worker.handle(event, self.now);
+        self.worker.check_invariants();
+        effects
+    }
+
+    fn after(&mut self, pause: Duration) -> Vec<Effect> {
+        self.now = self.now + pause;
+        self.take(Event::Tick)
+    }
+
+    /// Takes an item from decoded to the first effect after its parameters are here.
+    fn compute(&mut self, connection: u64, item: Item) -> Vec<Effect> {
+        self.take(decoded(item));
+        self.take(Event::Pulled { connection, item })
+    }
+
+    fn acknowledged(&mut self, connection: u64, index: u32, generation: u64) -> Vec<Effect> {
+        let (batch, generation) = (batch(index), Generation(generation));
+        self.take(Event::Acknowledged { connection, batch, generation })
+    }
+}
+
+fn done(lease: u64, index: u32, generation: u64) -> Effect {
+    Effect::Report(Report::BatchDone {
+        lease: LeaseId(lease),
+        batch: batch(index),
+        generation: Generation(generation),
+        loss: 0.5,
+        n_records: 10,
+    })
+}
+
+fn read(index: u32) -> Effect {
+    Effect::Read { item: item(index), records: Records::Training(batch(index)) }
+}
+
+fn pull(connection: u64, index: u32) -> Effect {
+    let wants = Wants { dense: true, will_push: true, min_round: None };
+    Effect::Pull { connection, item: item(index), wants }
+}
+
+fn pulls(effects: &[Effect]) -> usize {
+    effects.iter().filter(|effect| matches!(effect, Effect::Pull { .. })).count()
+}
+
+#[test]
+fn a_batch_is_read_pulled_computed_pushed_and_reported() {
+    let mut stage = Stage::new(config(Mode::Async));
+    assert_eq!(stage.take(train(7, 0..3)), [read(0), read(1)]);
+    assert_eq!(stage.take(decoded(item(0))), [pull(1, 0), read(2)]);
+    let pulled = Event::Pulled { connection: 1, item: item(0) };
+    assert_eq!(stage.take(pulled), [Effect::Compute(item(0))]);
+    let push = Effect::Push { connection: 1, batch: batch(0) };
+    assert_eq!(stage.take(trained(0)), [push]);
+    assert_eq!(stage.acknowledged(1, 0, 1), [done(7, 0, 1)]);
+    assert_eq!(stage.acknowledged(1, 0, 1), [], "reported once");
+}
+
+#[test]
+fn the_next_parameters_are_pulled_before_and_while_a_batch_is_computed() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..3));
+    stage.take(decoded(item(1)));
+    stage.take(decoded(item(0)));
+    let pulled = Event::Pulled { connection: 1, item: item(0) };
+    assert_eq!(stage.take(pulled), [pull(1, 1), Effect::Compute(item(0))]);
+}
+
+#[test]
+fn a_bounded_worker_pulls_only_after_it_has_pushed() {
+    let mut stage = Stage::new(config(Mode::Bounded { versions: 1 }));
+    stage.take(train(7, 0..3));
+    stage.take(decoded(item(1)));
+    assert_eq!(pulls(&stage.compute(1, item(0))), 0);
+    let push = Effect::Push { connection: 1, batch: batch(0) };
+    assert_eq!(stage.take(trained(0))[..2], [push, pull(1, 1)]);
+}
+
+#[test]
+fn batches_of_a_round_overlap_and_the_next_round_waits() {
+    let mut stage = Stage::new(config(Mode::Sync { grads_to_wait: 2 }));
+    assert_eq!([2, 3].map(|grads_to_wait| capacity(Mode::Sync { grads_to_wait })), [2, 3]);
+    stage.take(train(7, 0..4));
+    stage.take(decoded(item(1)));
+    assert_eq!(pulls(&stage.compute(1, item(0))), 1, "1 is of the round of 0");
+    stage.take(decoded(item(2)));
+    stage.take(Event::Pulled { connection: 1, item: item(1) });
+    assert_eq!(pulls(&stage.take(trained(0))), 0, "2 is of the round after 1");
+    let effects = stage.take(trained(1));
+    let wants = Wants { dense: true, will_push: true, min_round: Some(1) };
+    assert!(effects.contains(&Effect::Pull { connection: 1, item: item(2), wants }));
+}
+
+#[test]
+fn unanswered_gradients_are_limited() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..6));
+    for index in 0..4 {
+        stage.compute(1, item(index));
+        stage.take(trained(index));
+    }
+    assert_eq!(pulls(&stage.take(decoded(item(4)))), 0);
+    assert_eq!(stage.worker.activity().waiting_for, "acknowledgements");
+    assert_eq!(pulls(&stage.acknowledged(1, 2, 1)), 1);
+}
+
+#[test]
+fn a_new_generation_voids_leases_and_what_is_computed() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..3));
+    stage.take(Event::Lease { lease: LeaseId(8), task: Task::Shard(shard(20)) });
+    for number in [0, 1] {
+        stage.compute(1, piece(8, number));
+    }
+    stage.compute(1, item(0));
+    let effects = stage.take(Event::Route(route(2)));
+    assert!(effects.contains(&Effect::Abort { connection: 1 }));
+    assert!(effects.contains(&Effect::Drop(LeaseId(8))));
+    assert!(effects.contains(&Effect::Connect { connection: 2, route: route(2) }));
+    stage.take(Event::Connected { connection: 2 });
+    stage.take(train(9, 0..1));
+    let computed = Event::Computed { item: piece(8, 0), result: Ok(Computed::Piece) };
+    assert_eq!(stage.take(computed), []);
+    assert_eq!(stage.compute(2, item(0)), [Effect::Compute(item(0))]);
+    stage.take(trained(0));
+    assert_eq!(stage.acknowledged(1, 0, 1), [], "of the generation before");
+    assert_eq!(stage.acknowledged(2, 0, 1), [], "of the generation before");
+    assert_eq!(stage.acknowledged(2, 0, 2), [done(9, 0, 2)]);
+}
+
+#[test]
+fn a_gradient_from_the_parameters_of_another_generation_is_not_pushed() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..1));
+    assert_eq!(stage.compute(1, item(0)), [Effect::Compute(item(0))]);
+    stage.take(Event::Route(route(2)));
+    stage.take(Event::Connected { connection: 2 });
+    assert_eq!(stage.take(train(9, 0..1)), [read(0)]);
+    assert_eq!(stage.take(trained(0)), []);
+    assert_eq!(stage.take(decoded(item(0))), [pull(2, 0)]);
+}
+
+#[test]
+fn a_route_of_a_lower_generation_is_ignored() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(Event::Route(route(3)));
+    stage.take(train(7, 0..1));
+    assert_eq!(stage.take(Event::Route(route(2))), []);
+    assert_eq!(stage.take(Event::Route(route(3))), [], "known already");
+}
+
+#[test]
+fn a_broken_connection_is_made_again_and_its_batches_are_computed_again() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..2));
+    stage.compute(1, item(0));
+    stage.take(trained(0));
+    stage.take(decoded(item(1)));
+    assert_eq!(stage.take(Event::Broken { connection: 1 }), [read(0)]);
+    assert_eq!(stage.take(Event::Broken { connection: 1 }), [], "known already");
+    assert_eq!(stage.acknowledged(1, 0, 1), [], "lost with the connection");
+    stage.take(decoded(item(0)));
+    for (connection, delay) in
+        [(2, 50), (3, 100), (4, 200), (5, 400), (6, 800), (7, 1000), (8, 1000)]
+    {
+        let delay = Duration::from_millis(delay);
+        assert_eq!(stage.worker.next_deadline(), Some(stage.now + delay));
+        assert_eq!(stage.after(delay), [Effect::Connect { connection, route: route(1) }]);
+        stage.take(Event::Broken { connection });
+    }
+    stage.after(Duration::from_secs(1));
+    assert_eq!(stage.take(Event::Connected { connection: 9 }), [pull(9, 0)]);
+    let effects = stage.take(Event::Pulled { connection: 9, item: item(0) });
+    assert_eq!(effects, [pull(9, 1), Effect::Compute(item(0))], "1 was read already");
+    stage.take(Event::Broken { connection: 9 });
+    assert_eq!(stage.worker.next_deadline(), Some(stage.now + Duration::from_millis(50)));
+}
+
+#[test]
+fn a_revoked_batch_is_neither_computed_nor_pushed() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..1));
+    stage.take(decoded(item(0)));
+    stage.take(Event::Revoke(LeaseId(7)));
+    stage.take(train(8, 5..7));
+    stage.take(decoded(item(5)));
+    let effects = stage.take(Event::Pulled { connection: 1, item: item(0) });
+    assert_eq!(effects[..2], [Effect::Forget(item(0)), pull(1, 5)]);
+    stage.take(Event::Pulled { connection: 1, item: item(5) });
+    let effects = stage.take(Event::Revoke(LeaseId(8)));
+    assert_eq!(effects, [Effect::Forget(item(6))]);
+    assert_eq!(stage.take(trained(5)), []);
+}
+
+#[test]
+fn dense_parameters_are_pulled_every_few_batches_and_after_a_pull_that_was_not_used() {
+    let mut stage = Stage::new(Config { dense_steps: 3, ..config(Mode::Async) });
+    let dense = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| {
+            let Effect::Pull { wants, .. } = effect else { return None };
+            Some(wants.dense)
+        })
+    };
+    for index in 0..4 {
+        stage.take(train(u64::from(index), index..index + 1));
+        let effects = stage.take(decoded(item(index)));
+        assert_eq!(dense(&effects), Some(index % 3 == 0), "batch {index}");
+        stage.take(Event::Pulled { connection: 1, item: item(index) });
+        stage.take(trained(index));
+        stage.acknowledged(1, index, 1);
+    }
+    stage.take(Event::Broken { connection: 1 });
+    stage.after(Duration::from_secs(1));
+    stage.take(Event::Connected { connection: 2 });
+    stage.take(train(7, 7..9));
+    assert_eq!(dense(&stage.take(decoded(item(7)))), Some(true), "after a lost connection");
+    stage.take(Event::Revoke(LeaseId(7)));
+    stage.take(Event::Pulled { connection: 2, item: item(7) });
+    stage.take(train(8, 8..9));
+    assert_eq!(dense(&stage.take(decoded(item(8)))), Some(true), "those of 7 were dropped");
+}
+
+#[test]
+fn a_shard_is_computed_piece_by_piece_before_training() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..1));
+    let lease = LeaseId(8);
+    let effects = stage.take(Event::Lease { lease, task: Task::Shard(shard(15)) });
+    let records = [30..40, 40..45].map(Records::Validation);
+    let [first, second] = records;
+    let reads = [
+        Effect::Begin { lease, shard: shard(15) },
+        Effect::Read { item: piece(8, 0), records: first },
+        Effect::Read { item: piece(8, 1), records: second },
+    ];
+    assert_eq!(effects, reads);
+    let computed = |number| Event::Computed { item: piece(8, number), result: Ok(Computed::Piece) };
+    stage.take(decoded(piece(8, 1)));
+    let effects = stage.compute(1, piece(8, 0));
+    assert_eq!(effects.last(), Some(&Effect::Compute(piece(8, 0))));
+    stage.take(Event::Broken { connection: 1 });
+    stage.take(computed(0));
+    stage.after(Duration::from_secs(1));
+    let effects = stage.take(Event::Connected { connection: 2 });
+    let wants = Wants { dense: true, will_push: false, min_round: None };
+    assert_eq!(effects, [Effect::Pull { connection: 2, item: piece(8, 1), wants }]);
+    stage.take(Event::Pulled { connection: 2, item: piece(8, 1) });
+    assert_eq!(stage.worker.activity().phase, "evaluating");
+    assert!(stage.take(computed(1)).contains(&Effect::Finish(lease)));
+    let measures = Box::new(Measures::new(&[]));
+    let result = Ok(Finished::Evaluation { measures: measures.clone(), n_records: 15 });
+    let done = Report::EvalDone {
+        lease,
+        eval: EvalId(5),
+        shard: 2,
+        generation: Generation(1),
+        measures,
+        n_records: 15,
+    };
+    assert_eq!(stage.take(Event::Finished { lease, result }), [Effect::Report(done)]);
+}
+
+#[test]
+fn a_shard_without_records_is_finished_at_once() {
+    let mut stage = Stage::new(config(Mode::Async));
+    let lease = LeaseId(8);
+    let effects = stage.take(Event::Lease { lease, task: Task::Shard(shard(0)) });
+    assert_eq!(effects, [Effect::Begin { lease, shard: shard(0) }, Effect::Finish(lease)]);
+}
+
+#[test]
+fn failures_return_the_lease_with_a_reason() {
+    let failed = |lease, index| {
+        let (lease, error) = (LeaseId(lease), "bad".to_owned());
+        Effect::Report(Report::Failed { lease, index, error })
+    };
+    let error = || "bad".to_owned();
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..2));
+    let effects = stage.take(Event::Decoded { item: item(1), result: Err(error()) });
+    assert_eq!(effects, [failed(7, 1), Effect::Forget(item(0))]);
+    stage.take(train(8, 3..4));
+    stage.take(decoded(item(3)));
+    let not_pulled = Event::NotPulled { connection: 1, item: item(3), error: error() };
+    assert_eq!(stage.take(not_pulled), [Effect::Forget(item(3)), failed(8, 3)]);
+    stage.take(train(9, 4..5));
+    stage.compute(1, item(4));
+    let effects = stage.take(Event::Computed { item: item(4), result: Err(error()) });
+    assert_eq!(effects, [failed(9, 4)]);
+    for (lease, n_records) in [(10, 15), (11, 0)] {
+        stage.take(Event::Lease { lease: LeaseId(lease), task: Task::Shard(shard(n_records)) });
+        let effects = stage.take(Event::NotBegun { lease: LeaseId(lease), error: error() });
+        assert_eq!(effects[..2], [Effect::Drop(LeaseId(lease)), failed(lease, 2)]);
+    }
+    assert_eq!(stage.worker.work, Work::default());
+}
+
+#[test]
+fn a_new_master_is_told_what_is_held_and_shards_are_dropped() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..3));
+    stage.compute(1, item(0));
+    stage.take(trained(0));
+    stage.take(Event::Lease { lease: LeaseId(8), task: Task::Shard(shard(15)) });
+    let effects = stage.take(Event::Rejoined);
+    let held = vec![Held { lease: LeaseId(7), epoch: 0, indices: vec![0, 1, 2] }];
+    let ready =
+        Report::Ready { model: model(), capacity: 2, held, peer: None, world: WorldId::default() };
+    assert_eq!(effects[..2], [Effect::Drop(LeaseId(8)), Effect::Report(ready)]);
+    assert_eq!(Worker::new(config(Mode::Async)).handle(Event::Rejoined, stage.now), []);
+}
+
+#[test]
+fn a_worker_that_leaves_finishes_its_batch_and_waits_for_acknowledgements() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..3));
+    stage.compute(1, item(0));
+    stage.take(trained(0));
+    stage.compute(1, item(1));
+    assert_eq!(stage.take(Event::Leave), []);
+    assert_eq!(stage.worker.activity().phase, "training");
+    assert_eq!(stage.acknowledged(1, 0, 1), [done(7, 0, 1)]);
+    assert_eq!(stage.take(trained(1)), [Effect::Push { connection: 1, batch: batch(1) }]);
+    assert_eq!(stage.worker.activity().phase, "leaving");
+    let end = [Effect::Report(Report::Leaving), Effect::Abort { connection: 1 }, Effect::End];
+    let mut late = Stage { worker: stage.worker.clone(), now: stage.now };
+    let effects = stage.acknowledged(1, 1, 1);
+    assert_eq!(effects[0], done(7, 1, 1));
+    assert_eq!(effects[1..], end);
+    assert_eq!(stage.take(train(8, 4..5)), [], "it is over");
+    assert_eq!(late.worker.next_deadline(), Some(late.now + LIMITS.last_answers));
+    assert_eq!(late.after(LIMITS.last_answers), end);
+}
+
+#[test]
+fn a_worker_that_leaves_does_not_wait_for_ever_for_its_model() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..1));
+    stage.compute(1, item(0));
+    stage.take(Event::Leave);
+    assert_eq!(stage.worker.next_deadline(), Some(stage.now + LIMITS.finish));
+    assert_eq!(stage.after(LIMITS.finish).last(), Some(&Effect::End));
+    let mut building = Worker::new(config(Mode::Async));
+    assert_eq!(building.handle(Event::Leave, Time::ZERO), []);
+    let effects = building.handle(Event::Built(model()), Time::ZERO);
+    assert_eq!(effects.last(), Some(&Effect::End));
+}
+
+#[test]
+fn a_stopped_worker_pushes_nothing_more() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..2));
+    stage.compute(1, item(0));
+    stage.take(Event::Stop);
+    assert_eq!(stage.take(trained(0)), [Effect::Abort { connection: 1 }, Effect::End]);
+}
+
+#[test]
+fn what_a_worker_waits_for_is_named() {
+    let mut worker = Worker::new(config(Mode::Async));
+    let mut take = |event: Event| {
+        worker.handle(event, Time::ZERO);
+        let Activity { phase, waiting_for, spends } = worker.activity();
+        (phase, waiting_for, spends.name())
+    };
+    assert_eq!(take(Event::Tick), ("building the model", "", "idle"));
+    assert_eq!(take(Event::Built(model())), ("idle", "work", "idle"));
+    let waiting = ("waiting for servers", "a route from the master", "idle");
+    assert_eq!(take(train(7, 0..1)), waiting);
+    let waiting = ("waiting for servers", "parameter servers", "idle");
+    assert_eq!(take(Event::Route(route(1))), waiting);
+    assert_eq!(take(Event::Connected { connection: 1 }), ("reading", "", "data_wait"));
+    assert_eq!(take(decoded(item(0))), ("pulling", "parameters", "communicate"));
+    let pulled = Event::Pulled { connection: 1, item: item(0) };
+    assert_eq!(take(pulled), ("training", "", "compute"));
+    assert_eq!(take(trained(0)), ("pushed", "acknowledgements", "communicate"));
+    let broken = Event::Broken { connection: 1 };
+    assert_eq!(take(broken), ("waiting for servers", "parameter servers", "heal"));
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is assigned to this worker, and how far it is.
+//!
+//! A batch that is held is *open* (not trained yet) or *pushed* (trained and sent, not yet
+//! acknowledged by every server). An acknowledged batch is forgotten here, because from then on
+//! the servers remember it. Work is done in the order of [`Item`], so in synchronous mode no
+//! worker waits for a round while it holds a batch of an earlier one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::effect::Records;
+use super::event::{Item, Pass, Shard};
+use crate::id::{BatchId, LeaseId};
+use crate::job::Held;
+
+/// The result of training one batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Trained {
+    pub(super) loss: f32,
+    pub(super) n_records: u32,
+}
+
+/// The leases held.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Work {
+    batches: BTreeMap<BatchId, HeldBatch>,
+    shards: BTreeMap<LeaseId, HeldShard>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct HeldBatch {
+    lease: LeaseId,
+    /// Set once the batch has been sent to the servers.
+    pushed: Option<Trained>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct HeldShard {
+    shard: Shard,
+    n_pieces: u32,
+    n_done: u32,
+}
+
+impl Work {
+    /// Takes a lease of batches. A batch that is held under another lease moves to this one as it
+    /// is; a lease number that comes again replaces the old lease.
+    pub(super) fn assign_batches(&mut self, lease: LeaseId, epoch: u32, indices: Range<u32>) {
+        let keeps = |batch: &BatchId| batch.epoch == epoch && indices.contains(&batch.index);
+        self.batches.retain(|batch, held| held.lease != lease || keeps(batch));
+        for index in indices {
+            self.batches
+                .entry(BatchId { epoch, index })
+                .and_modify(|held| held.lease = lease)
+                .or_insert(HeldBatch { lease, pushed: None });
+        }
+    }
+
+    /// Takes a lease of a shard, of which a piece has so many records.
+    pub(super) fn assign_shard(&mut self, lease: LeaseId, shard: Shard, minibatch_size: u32) {
+        let n_records = shard.records.end.saturating_sub(shard.records.start);
+        let n_pieces = n_records.div_ceil(u64::from(minibatch_size.max(1)));
+        let n_pieces = u32::try_from(n_pieces).unwrap_or(u32::MAX);
+        self.shards.insert(lease, HeldShard { shard, n_pieces, n_done: 0 });
+    }
+
+    /// Forgets a lease: it was revoked, failed, or its shard is finished. Returns the shard.
+    pub(super) fn release(&mut self, lease: LeaseId) -> Option<Shard> {
+        self.batches.retain(|_, held| held.lease != lease);
+        self.shards.remove(&lease).map(|held| held.shard)
+    }
+
+    /// Forgets the batches: the generation in which they were assigned has ended.
+    pub(super) fn clear_batches(&mut self) {
+        self.batches.clear();
+    }
+
+    /// Forgets all shards and names their leases.
+    pub(super) fn release_shards(&mut self) -> Vec<LeaseId> {
+        std::mem::take(&mut self.shards).into_keys().collect()
+    }
+
+    /// Everything that is not computed yet, in the order of the work.
+    pub(super) fn upcoming(&self) -> impl Iterator<Item = Item> + '_ {
+        let pieces = self.shards.iter().flat_map(|(lease, held)| {
+            (held.n_done..held.n_pieces).map(|piece| Item::Piece { lease: *lease, piece })
+        });
+        let open = self.batches.iter().filter(|(_, held)| held.pushed.is_none());
+        pieces.chain(open.map(|(batch, _)| Item::Batch(*batch)))
+    }
+
+    /// Whether `item` is assigned and not computed yet.
+    pub(super) fn is_open(&self, item: Item) -> bool {
+        match item {
+            Item::Piece { lease, piece } => self
+                .shards
+                .get(&lease)
+                .is_some_and(|held| (held.n_done..held.n_pieces).contains(&piece)),
+            Item::Batch(batch) => {
+                self.batches.get(&batch).is_some_and(|held| held.pushed.is_none())
+            }
+        }
+    }
+
+    /// The lease of `item`, if it is held.
+    pub(super) fn lease_of(&self, item: Item) -> Option<LeaseId> {
+        match item {
+            Item::Piece { lease, .. } => self.shards.contains_key(&lease).then_some(lease),
+            Item::Batch(batch) => self.batches.get(&batch).map(|held| held.lease),
+        }
+    }
+
+    /// The records of `item`, if it is held. All pieces but the last have the same size.
+    pub(super) fn records(&self, item: Item, minibatch_size: u32) -> Option<Records> {
+        let (lease, piece) = match item {
+            Item::Batch(batch) => return Some(Records::Training(batch)),
+            Item::Piece { lease, piece } => (lease, piece),
+        };
+        let Shard { records, pass, .. } = &self.shards.get(&lease)?.shard;
+        let first = records.start + u64::from(piece) * u64::from(minibatch_size);
+        let range = first..records.end.min(first + u64::from(minibatch_size));
+        Some(match pass {
+            Pass::Evaluate { .. } => Records::Validation(range),
+            Pass::Predict { .. } => Records::Prediction(range),
+        })
+    }
+
+    pub(super) fn shard(&self, lease: LeaseId) -> Option<&Shard> {
+        self.shards.get(&lease).map(|held| &held.shard)
+    }
+
+    /// Notes that an open batch goes to the servers now; false if it is not open any more.
+    pub(super) fn pushed(&mut self, batch: BatchId, trained: Trained) -> bool {
+        match self.batches.get_mut(&batch) {
+            Some(held) if held.pushed.is_none() => {
+                held.pushed = Some(trained);
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+
+    /// Notes that every server has acknowledged `batch`; its lease and result. An acknowledgement
+    /// of a batch that was revoked or opened again meanwhile has no effect.
+    pub(super) fn acknowledged(&mut self, batch: BatchId) -> Option<(LeaseId, Trained)> {
+        let HeldBatch { lease, pushed } = *self.batches.get(&batch)?;
+        let trained = pushed?;
+        self.batches.remove(&batch);
+        Some((lease, trained))
+    }
+
+    /// Notes that the next piece of a shard is computed; true if it was the last.
+    pub(super) fn piece_done(&mut self, lease: LeaseId) -> bool {
+        let Some(held) = self.shards.get_mut(&lease) else { return false };
+        held.n_done += 1;
+        held.n_done == held.n_pieces
+    }
+
+    /// The first shard with no piece left to compute.
+    pub(super) fn finishing(&self) -> Option<&Shard> {
+        let held = self.shards.values().find(|held| held.n_done == held.n_pieces);
+        held.map(|held| &held.shard)
+    }
+
+    /// Opens every pushed batch again: their acknowledgements are lost with the connection. It is
+    /// harmless to push a batch twice, because the servers apply it once.
+    pub(super) fn reopen(&mut self) {
+        self.batches.values_mut().for_each(|held| held.pushed = None);
+    }
+
+    /// Batches sent and not yet acknowledged.
+    pub(super) fn n_pushed(&self) -> usize {
+        self.batches.values().filter(|held| held.pushed.is_some()).count()
+    }
+
+    /// What a new master must know: the batches that are not acknowledged, by lease.
+    pub(super) fn announce(&self) -> Vec<Held> {
+        let mut leases: BTreeMap<(LeaseId, u32), BTreeSet<u32>> = BTreeMap::new();
+        for (batch, held) in &self.batches {
+            leases.entry((held.lease, batch.epoch)).or_default().insert(batch.index);
+        }
+        let held = leases.into_iter().map(|((lease, epoch), indices)| Held {
+            lease,
+            epoch,
+            indices: indices.into_iter().collect(),
+        });
+        held.collect()
+    }
+
+    pub(super) fn check_invariants(&self) {
+        for (lease, held) in &self.shards {
+            assert!(held.n_done <= held.n_pieces, "lease {lease} has too many pieces");
+            let batches = self.batches.values().any(|batch| batch.lease == *lease);
+            assert!(!batches, "lease {lease} assigns both batches and a shard");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
