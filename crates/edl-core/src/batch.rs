@@ -24,6 +24,17 @@ pub struct BatchPlan {
     pub shuffle: bool,
 }
 
+/// The batch that is trained after `step` steps, where each step trains one batch.
+///
+/// # Panics
+/// If that is in epoch 2^32 or later.
+#[must_use]
+pub fn batch_of(step: u64, n_batches: u32) -> BatchId {
+    let n_batches = u64::from(n_batches);
+    let narrow = |number: u64| u32::try_from(number).expect("a job has fewer than 2^32 epochs");
+    BatchId { epoch: narrow(step / n_batches), index: narrow(step % n_batches) }
+}
+
 impl BatchPlan {
     fn records_per_shard(&self) -> u64 {
         u64::from(self.minibatch_size) * u64::from(self.batches_per_shard)
@@ -37,6 +48,14 @@ impl BatchPlan {
     pub fn n_batches(&self) -> u32 {
         u32::try_from(self.n_records.div_ceil(u64::from(self.minibatch_size)))
             .expect("an epoch has fewer than 2^32 batches")
+    }
+
+    /// Records of a batch: the last one of an epoch may be short.
+    #[must_use]
+    pub fn n_records_of(&self, index: u32) -> u32 {
+        let before = u64::from(index) * u64::from(self.minibatch_size);
+        let left = self.n_records.saturating_sub(before);
+        u32::try_from(left).unwrap_or(u32::MAX).min(self.minibatch_size)
     }
 
     /// The shard that holds a batch's records, as a range of record numbers.
@@ -95,5 +114,11 @@ mod tests {
             sorted.sort_unstable();
             assert_eq!(sorted, (0..n_records).collect::<Vec<_>>());
         }
+    }
+    #[test]
+    fn steps_visit_the_batches_of_one_epoch_after_another() {
+        let batch = |epoch, index| BatchId { epoch, index };
+        let all: Vec<BatchId> = (0..5).map(|step| batch_of(step, 2)).collect();
+        assert_eq!(all, [batch(0, 0), batch(0, 1), batch(1, 0), batch(1, 1), batch(2, 0)]);
     }
 }

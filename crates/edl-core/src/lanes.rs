@@ -58,13 +58,18 @@ pub fn step_secs(spans: &[Span], secs: &[f64]) -> f64 {
 /// no statistics; lanes behind those get nothing and are left out of the sum.
 #[must_use]
 pub fn share_out(n_records: usize, n_lanes: u32, minibatch: u32) -> Vec<Range<usize>> {
-    let (lanes, minibatch) = (n_lanes as usize, minibatch as usize);
-    if n_records == lanes * minibatch {
-        return (0..lanes).map(|lane| lane * minibatch..(lane + 1) * minibatch).collect();
-    }
-    let n_active = lanes.min((n_records / 2).max(1));
+    let n_active = n_active(n_records, n_lanes, minibatch) as usize;
     let cut = |lane: usize| n_records * lane / n_active;
     (0..n_active).map(|lane| cut(lane)..cut(lane + 1)).collect()
+}
+
+/// Lanes that have records, in a step of `n_records`.
+#[must_use]
+pub fn n_active(n_records: usize, n_lanes: u32, minibatch: u32) -> u32 {
+    if n_records == n_lanes as usize * minibatch as usize {
+        return n_lanes;
+    }
+    u32::try_from((n_records / 2).max(1)).map_or(n_lanes, |n_pairs| n_lanes.min(n_pairs))
 }
 
 /// The two nodes that are added to make `node`; none for a single lane. The left one is the
@@ -98,6 +103,34 @@ fn collect_within(node: Span, span: &Span, found: &mut Vec<Span>) {
         collect_within(left, span, found);
         collect_within(right, span, found);
     }
+}
+
+/// Where a lane goes when the lanes of a node are added up one after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// The sum that it goes to: 0 for the one of the whole node, others are added to the sum
+    /// before them once they are complete.
+    pub depth: usize,
+    /// It begins that sum; otherwise it is added to it.
+    pub is_first: bool,
+    /// With this lane, so many sums are complete.
+    pub n_complete: usize,
+}
+
+/// Where `lane` goes in the sum of `node`.
+#[must_use]
+pub fn slot(node: &Span, lane: u32) -> Slot {
+    let (mut node, mut depth, mut n_complete) = (node.clone(), 0, 0);
+    while let Some((left, right)) = children(&node) {
+        if left.contains(&lane) {
+            (node, n_complete) = (left, 0);
+        } else if right.len() == 1 {
+            return Slot { depth, is_first: false, n_complete };
+        } else {
+            (node, depth, n_complete) = (right, depth + 1, n_complete + 1);
+        }
+    }
+    Slot { depth, is_first: true, n_complete }
 }
 
 /// Adds up `node` in the tree's order: `known` yields a node that is there whole, `add` adds the
@@ -172,6 +205,29 @@ mod tests {
             prop_assert_eq!(sum, Some(written(&(0..n_active))));
             let lens: Vec<usize> = spans.iter().map(ExactSizeIterator::len).collect();
             prop_assert!(lens.iter().max() <= lens.iter().min().map(|least| least + 1).as_ref());
+        }
+
+        #[test]
+        fn lanes_that_come_one_after_another_are_added_in_the_same_order(
+            start in 0_u32..70,
+            len in 1_u32..40,
+        ) {
+            let node = start..start + len;
+            let mut sums: Vec<String> = Vec::new();
+            for lane in node.clone() {
+                let Slot { depth, is_first, n_complete } = slot(&node, lane);
+                prop_assert_eq!(sums.len(), depth + usize::from(!is_first));
+                match is_first {
+                    true => sums.push(lane.to_string()),
+                    false => sums[depth] = format!("({}+{lane})", sums[depth]),
+                }
+                for _ in 0..n_complete {
+                    let right = sums.pop().expect("a complete sum");
+                    let left = sums.last_mut().expect("the sum around it");
+                    *left = format!("({left}+{right})");
+                }
+            }
+            prop_assert_eq!(sums, [written(&node)]);
         }
 
         #[test]

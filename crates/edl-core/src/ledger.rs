@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::applied::AppliedSet;
+use crate::batch::batch_of;
 use crate::id::{BatchId, LeaseId, WorkerId};
 use crate::pool::{Lease, Pool};
 use crate::spec::Mode;
@@ -92,11 +93,7 @@ impl Ledger {
     /// If there are more epochs than 32 bits count.
     #[must_use]
     pub fn batch_at(&self, position: u64) -> BatchId {
-        let n_batches = u64::from(self.n_batches);
-        BatchId {
-            epoch: u32::try_from(position / n_batches).expect("epochs are counted in 32 bits"),
-            index: u32::try_from(position % n_batches).expect("below n_batches"),
-        }
+        batch_of(position, self.n_batches)
     }
 
     /// Lends the next batches before `barrier` to one of `n_workers` workers.

@@ -1,42 +1,395 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The machine of a worker under AllReduce and Hybrid: which world it is in, what it does next,
-//! and what it tells the master.
+//! A worker under AllReduce and Hybrid as one machine: events in, effects out, in order.
 //!
 //! A worker is *in* a world when it trains with its members, and *between* worlds otherwise:
 //! before the first, after a member was lost or a step failed here, or when it is not a member.
-//! One activity is under way at a time. Events of the master may come at any time; most of them
-//! take effect when the activity ends. Numbers stay with the caller, found by step, lane, lease
-//! and partition.
+//! At most one activity is under way. Events from the master may come at any time; most of them
+//! take effect when the activity has ended.
 
+mod checkpoint;
 mod effect;
+mod evaluate;
 mod event;
+mod form;
 mod level;
+mod pace;
 mod report;
+mod status;
+mod train;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
 
 use crate::batch::BatchPlan;
-use crate::id::{Incarnation, WorkerId};
+use crate::id::{CutId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
+use crate::route::Route;
+use crate::time::Time;
+use crate::world::Announced;
 
-pub use self::effect::{Activity, Effect, Step};
-pub use self::event::{Event, Failure, Order, Outcome, Place, Shard};
+pub use self::effect::{Activity, Effect, Records, Step};
+pub use self::event::{Event, Failure, Order, Outcome, Place, Transferred};
 pub use self::level::Move;
-pub use self::report::Report;
 
-/// What does not change while the process lives.
+use self::evaluate::Assigned;
+use self::form::Forming;
+use self::pace::Pace;
+use self::report::Reports;
+use self::train::Training;
+
+/// What does not change while the process runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub worker: WorkerId,
     pub incarnation: Incarnation,
-    /// A batch is one step of all lanes.
+    /// A batch is trained by all lanes in one step.
     pub plan: BatchPlan,
     pub n_lanes: u32,
     /// 0 trains until stopped.
     pub num_epochs: u32,
-    /// Records of a minibatch of a shard.
-    pub minibatch: u32,
+    /// Records of a lane, and of a piece of a shard.
+    pub minibatch_size: u32,
     /// Partitions that workers hold.
     pub n_partitions: u32,
-    /// Hybrid: servers hold embedding tables.
+    /// Hybrid: parameter servers hold embedding tables.
     pub has_tables: bool,
     /// The number of a member's lanes follows its speed.
     pub is_balanced: bool,
+}
+
+/// A worker that trains with other workers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    config: Config,
+    effects: Vec<Effect>,
+    doing: Option<Doing>,
+    is_cancelled: bool,
+
+    state: Option<State>,
+    /// The last world whose state it holds; 0 without state.
+    held: WorldId,
+    /// The world that it is in.
+    world: Option<Announced>,
+    /// The highest world announced, until it is entered.
+    next: Option<Announced>,
+    highest: WorldId,
+    /// The last grant of any world.
+    go: Option<(WorldId, u64)>,
+    /// When it stopped training, between worlds.
+    left: Option<Time>,
+
+    training: Option<Training>,
+    pace: Pace,
+    /// Records that were requested and are not used yet.
+    reads: BTreeMap<Place, Reading>,
+    shards: BTreeMap<LeaseId, Assigned>,
+    /// Checkpoints whose step has not come.
+    orders: Vec<Order>,
+    writing: Option<(CutId, Generation)>,
+    reports: Reports,
+
+    route: Option<Route>,
+    /// The route that connections follow.
+    connected: Option<Route>,
+    /// When servers that could not be reached are tried again.
+    retry_at: Option<Time>,
+
+    is_leaving: bool,
+    is_over: bool,
+    is_ended: bool,
+}
+
+/// The parameters that the shell holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State {
+    step: u64,
+    generation: Generation,
+}
+
+/// What this worker may claim to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Claim {
+    /// The last world that it was in.
+    pub world: WorldId,
+    pub step: u64,
+}
+
+/// The activity that is under way.
+#[derive(Clone, Debug, PartialEq)]
+enum Doing {
+    Parting(Announced),
+    Forming(Announced, Forming),
+    Connecting(Route),
+    Training,
+    Hashing,
+    Evaluating(LeaseId),
+}
+
+/// The records of a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Reading {
+    Asked,
+    Decoded,
+    Failed(String),
+}
+
+/// What to do next, between two steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Enter,
+    Evaluate(LeaseId),
+    Train,
+    /// Nothing until something happens.
+    Wait,
+    End,
+}
+
+impl Member {
+    #[must_use]
+    pub fn new(config: Config, now: Time) -> Self {
+        Self {
+            pace: Pace::new(config.is_balanced, now),
+            config,
+            effects: Vec::new(),
+            doing: None,
+            is_cancelled: false,
+            state: None,
+            held: WorldId(0),
+            world: None,
+            next: None,
+            highest: WorldId(0),
+            go: None,
+            left: None,
+            training: None,
+            reads: BTreeMap::new(),
+            shards: BTreeMap::new(),
+            orders: Vec::new(),
+            writing: None,
+            reports: Reports::default(),
+            route: None,
+            connected: None,
+            retry_at: None,
+            is_leaving: false,
+            is_over: false,
+            is_ended: false,
+        }
+    }
+
+    /// Takes in what happened, and returns what to do about it.
+    ///
+    /// # Panics
+    /// If an activity ends that was not started, or with the outcome of another one.
+    #[must_use]
+    pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
+        self.retry_at.take_if(|at| *at <= now);
+        match event {
+            Event::Tick => {}
+            Event::World(announced) => self.announced(announced),
+            Event::Go { world, until } => self.go = self.go.max(Some((world, until))),
+            Event::Checkpoint(order) => self.orders.push(order),
+            Event::Lease { lease, task } => self.assigned(lease, task),
+            Event::Revoke(lease) => self.drop_shard(lease),
+            Event::Rejoined => self.rejoined(now),
+            Event::Route(route) => {
+                self.retry_at = None;
+                self.route = Some(route);
+            }
+            Event::Leave => self.is_leaving = true,
+            Event::Stop => self.is_over = true,
+            Event::Decoded { place, result } => {
+                if let Some(reading) = self.reads.get_mut(&place) {
+                    *reading = result.map_or_else(Reading::Failed, |()| Reading::Decoded);
+                }
+            }
+            Event::Finished { lease, result } => self.finished(lease, result),
+            Event::Written { cut, result } => self.written(cut, result),
+            Event::Ended(result) => self.ended(result, now),
+        }
+        self.cancel();
+        while self.doing.is_none() && !self.is_ended && self.decide(now) {}
+        std::mem::take(&mut self.effects)
+    }
+
+    fn announced(&mut self, announced: Announced) {
+        let Config { worker, incarnation, .. } = self.config;
+        if announced.world.id <= self.highest {
+            return;
+        }
+        self.highest = announced.world.id;
+        if announced.world.place_of(worker, incarnation).is_some() {
+            self.effects.push(Effect::Prepare(announced.world.clone()));
+        }
+        self.next = Some(announced);
+    }
+
+    fn ended(&mut self, result: Result<Outcome, Failure>, now: Time) {
+        self.is_cancelled = false;
+        match self.doing.take().expect("an activity is under way") {
+            Doing::Parting(next) => self.parted(next),
+            Doing::Forming(next, forming) => self.form_on(next, forming, result, now),
+            Doing::Connecting(route) => match result {
+                Ok(_) => self.connected = Some(route),
+                Err(failure) => self.servers_failed(failure, now),
+            },
+            Doing::Training => self.trained(result, now),
+            Doing::Hashing => {
+                let Ok(Outcome::Hashed(hash)) = result else {
+                    panic!("a hash ends with {result:?}")
+                };
+                self.reports.hashed(hash);
+                self.flush(now);
+            }
+            Doing::Evaluating(lease) => self.evaluated(lease, result, now),
+        }
+    }
+
+    fn start(&mut self, doing: Doing, activity: Activity) {
+        assert!(self.doing.is_none(), "one activity at a time");
+        self.doing = Some(doing);
+        self.effects.push(Effect::Start(activity));
+    }
+
+    /// Ends a wait that has become pointless.
+    fn cancel(&mut self) {
+        if self.doing.is_some() && !self.is_cancelled && self.is_interrupted() {
+            self.is_cancelled = true;
+            self.effects.push(Effect::Cancel);
+        }
+    }
+
+    /// Whether what is under way is pointless.
+    fn is_interrupted(&self) -> bool {
+        let Config { worker, incarnation, .. } = self.config;
+        let is_due = |next: &Announced| next.world.is_due_at_once(worker, incarnation);
+        self.is_over || self.next.as_ref().is_some_and(is_due)
+    }
+
+    /// Begins something, if there is something to do; whether to decide again.
+    fn decide(&mut self, now: Time) -> bool {
+        if self.training.is_some() {
+            return self.continue_step(now);
+        }
+        let (next, has_orders) = (self.choose(), self.has_due_orders());
+        let is_quiet = next == Next::Train && !has_orders;
+        if self.reports.is_due(is_quiet, now) {
+            return self.report_step(now);
+        }
+        if has_orders {
+            self.obey_orders();
+        }
+        match next {
+            Next::Enter => self.enter(now),
+            Next::Evaluate(lease) => self.evaluate(lease),
+            Next::Train => self.begin_step(now),
+            Next::Wait => false,
+            Next::End => {
+                // The shell cannot exit before the files are complete.
+                if self.writing.is_none() {
+                    self.is_ended = true;
+                    self.effects.push(Effect::End);
+                }
+                false
+            }
+        }
+    }
+
+    fn choose(&self) -> Next {
+        if self.is_over {
+            return Next::End;
+        }
+        let step = self.step();
+        // A worker that is between worlds has nothing to finish before the next one.
+        let is_reached = |next: &Announced| self.world.is_none() || step >= next.world.after;
+        if self.is_interrupted() || self.next.as_ref().is_some_and(is_reached) {
+            return Next::Enter;
+        }
+        if self.is_leaving && self.world.is_none() {
+            return Next::End;
+        }
+        let Some(step) = step else { return Next::Wait };
+        if let Some(lease) = self.due_shard(step) {
+            return Next::Evaluate(lease);
+        }
+        match &self.world {
+            Some(world) if step < self.until(world) => Next::Train,
+            Some(_) | None => Next::Wait,
+        }
+    }
+
+    /// The step that a member of `world` may train to.
+    fn until(&self, world: &Announced) -> u64 {
+        match self.go {
+            Some((id, until)) if id == world.world.id => until.max(world.until),
+            Some(_) | None => world.until,
+        }
+    }
+
+    /// Whether the servers can be used now; if not, begins what can be done about it.
+    fn has_servers(&mut self) -> bool {
+        if !self.config.has_tables || self.connected.is_some() && self.connected == self.route {
+            return true;
+        }
+        let generation = self.state.map(|state| state.generation);
+        if self.retry_at.is_none()
+            && let Some(route) = self.route.clone()
+            && Some(route.generation) == generation
+        {
+            self.start(Doing::Connecting(route.clone()), Activity::Connect(route));
+        }
+        false
+    }
+
+    fn hang_up(&mut self) {
+        (self.connected, self.retry_at) = (None, None);
+        if self.config.has_tables {
+            self.effects.push(Effect::HangUp);
+        }
+    }
+
+    /// The step whose state it holds.
+    #[must_use]
+    pub fn step(&self) -> Option<u64> {
+        self.state.map(|state| state.step)
+    }
+
+    /// What peers and master are told that it holds. State that has not formed a world yet is
+    /// not mentioned.
+    #[must_use]
+    pub fn claim(&self) -> Option<Claim> {
+        let state = self.state.filter(|_| self.held != WorldId(0))?;
+        Some(Claim { world: self.held, step: state.step })
+    }
+
+    /// When to call again if nothing happens.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.retry_at.filter(|_| self.doing.is_none())
+    }
+
+    /// Panics if it is in a state that no event leads to.
+    pub fn check_invariants(&self) {
+        assert!(self.effects.is_empty(), "every effect was returned");
+        assert!(self.held == WorldId(0) || self.state.is_some(), "it claims state that is there");
+        if let Some(world) = &self.world {
+            let Config { worker, incarnation, .. } = self.config;
+            assert!(world.world.place_of(worker, incarnation).is_some(), "it is in its world");
+            assert_eq!(self.held, world.world.id, "it holds the state of its world");
+            assert_eq!(self.state.map(|state| state.generation), Some(world.generation));
+            assert!(world.world.id <= self.highest);
+            let is_forming = matches!(self.doing, Some(Doing::Parting(_) | Doing::Forming(..)));
+            assert!(!is_forming, "it leaves before it enters");
+        }
+        if let Some(training) = &self.training {
+            training.check(self.world.as_ref().expect("it trains in a world"));
+            assert_eq!(self.step(), Some(training.step.number), "it trains the next step");
+        }
+        assert!(self.training.is_some() || self.doing != Some(Doing::Training));
+        if let Some(next) = &self.next {
+            assert_eq!(next.world.id, self.highest, "only the highest world counts");
+            assert!(self.held < self.highest, "a world is entered once");
+        }
+        assert!(self.connected.is_none() || self.config.has_tables);
+        assert!(!self.is_ended || self.doing.is_none() && self.writing.is_none());
+    }
 }

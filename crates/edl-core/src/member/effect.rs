@@ -1,78 +1,95 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything that a member can ask for.
+//! Everything that a member's machine requests.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::event::{Order, Place};
 use super::level::Move;
-use super::report::Report;
 use crate::id::{BatchId, Generation, LeaseId, WorldId};
 use crate::job::LoadFrom;
 use crate::lanes::Span;
+use crate::route::Route;
+use crate::worker::Report;
 use crate::world::World;
 
 /// Something to do; effects are performed in order.
+///
+/// Parameters, gradients, records and sums stay with the shell, which finds them by step, lane,
+/// lease and partition.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Tell the master.
+    /// Put this into the outbox.
     Report(Report),
-    /// Tell the master the result of a shard, which lies with its sums, and forget the shard.
-    ReportShard { lease: LeaseId, generation: Generation },
-    /// Forget the sums of a shard.
-    DropShard(LeaseId),
-    /// Begin to link with members of a world that is not entered yet.
+    /// Link with the members of a world that is not entered yet, in the background.
     Prepare(World),
-    /// Read and decode records; answered by `Event::Decoded`.
-    Read(Place),
-    /// Forget records that were asked for, decoded or not.
+
+    /// Read and decode records; answer `Decoded`, and keep them until they are used or forgotten.
+    Read { place: Place, records: Records },
+    /// Drop records that were requested, decoded or not.
     Forget(Place),
-    /// Copy partitions and write them while training continues; answered by `Event::Written` or
-    /// `Event::NotWritten`.
+    /// Every piece of the shard is evaluated: answer `Finished`.
+    Finish(LeaseId),
+    /// Drop the sums of a shard.
+    DropShard(LeaseId),
+
+    /// Copy partitions now and write them while training continues; answer `Written`.
     Write(Order),
-    /// Forget the parameters.
-    Drop,
+    /// Drop the parameters.
+    DropState,
     /// Close the connections to the parameter servers.
     HangUp,
-    /// So much computing was for nothing.
+    /// So much computing has to be done again.
     Waste(Duration),
-    /// Begin this; answered by `Event::Ended`. One activity is under way at a time.
+
+    /// Begin this; answer `Ended`. At most one activity is unanswered at a time.
     Start(Activity),
-    /// Interrupt the activity that is under way, if it can be; it still ends with an event.
+    /// Interrupt the activity that is under way, if it waits for another process. It still
+    /// answers `Ended`.
     Cancel,
-    /// Hand the parameters to the model and exit.
+    /// Exit, after a last attempt to empty the outbox.
     End,
 }
 
+/// Which records to read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Records {
+    /// The records of one lane of a batch.
+    Lane(BatchId, u32),
+    /// Validation data.
+    Validation(Range<u64>),
+}
+
 /// Something that takes time. Most activities involve other processes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Activity {
-    /// Wait until every member of the world has the last step, before some of them leave.
+    /// Wait until every member of the world has the last step, because some of them leave.
     Farewell { world: WorldId },
     /// Load the parameters.
     Load { from: LoadFrom, generation: Generation },
-    /// Link with all members of the world; `place` is this worker's among them.
+    /// Link with all members of the world; `place` is this worker's place among them.
     Enter { world: World, place: usize },
-    /// Tell all members of the world the step that this worker holds, and hear theirs.
+    /// Tell all members of the world the step that this worker holds, and learn theirs.
     Exchange { world: WorldId, step: Option<u64> },
-    /// Send and receive partitions. Every member has the same list. A member that is behind
-    /// receives all partitions and holds `generation` afterwards.
-    Transfer { world: WorldId, moves: Vec<Move>, is_behind: bool, generation: Generation },
-    /// Connect to the parameter servers along the last route.
-    Connect,
-    /// Train one lane on its records. Under Hybrid, pull the rows before and push their gradients
-    /// afterwards, without waiting for the answers.
+    /// Send and receive partitions; every member has the same list. A member that is behind
+    /// replaces its parameters by what it receives.
+    Transfer { world: WorldId, moves: Vec<Move>, is_behind: bool },
+    /// Hybrid: connect to the parameter servers.
+    Connect(Route),
+    /// Train one lane on its records. Under Hybrid, pull the rows first and push their gradients
+    /// afterwards, without waiting for the acknowledgements.
     Train { step: Step, lane: u32 },
     /// Hybrid: tell the servers that a lane has no records in this step.
     Skip { step: Step, lane: u32 },
     /// Hybrid: wait until the servers have acknowledged every lane of this member.
-    Settle,
+    Settle(Step),
     /// Add up the gradients of all members.
     Reduce(Step),
     /// Update the parameters by the mean gradient.
     Apply(Step),
     /// Hash the mean gradient of the last step.
     Hash,
-    /// Evaluate a minibatch of a shard; rows are read as of step `version`.
+    /// Evaluate one minibatch of a shard on the state after step `version`.
     Evaluate { lease: LeaseId, piece: u32, version: u64 },
 }
 
@@ -90,4 +107,13 @@ pub struct Step {
     pub mine: Span,
     /// The world has no other member.
     pub is_alone: bool,
+}
+
+impl Step {
+    /// The lanes of this member that have records.
+    #[must_use]
+    pub fn mine_active(&self) -> Span {
+        let end = self.mine.end.min(self.n_active);
+        self.mine.start.min(end)..end
+    }
 }

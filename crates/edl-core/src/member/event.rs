@@ -3,14 +3,16 @@
 
 use std::ops::Range;
 
-use crate::id::{BatchId, CutId, EvalId, Generation, LeaseId, WorkerId, WorldId};
+use crate::id::{BatchId, CutId, Generation, LeaseId, WorkerId, WorldId};
 use crate::job::CutFile;
+use crate::route::Route;
+use crate::worker::{Finished, Task};
 use crate::world::Announced;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Time has passed.
+    /// A deadline may have passed.
     Tick,
 
     /// The master announces a world; this worker may not be in it.
@@ -20,48 +22,38 @@ pub enum Event {
     /// The master orders files of a checkpoint.
     Checkpoint(Order),
     /// The master assigns a shard of the validation data.
-    Lease { lease: LeaseId, shard: Shard },
+    Lease { lease: LeaseId, task: Task },
     /// The master takes a shard back.
     Revoke(LeaseId),
-    /// A master has welcomed this worker again. It has assigned the shards to other workers, and
+    /// A master has admitted this worker again. It has assigned the shards to other workers, and
     /// may have missed the last reports.
     Rejoined,
-    /// The master sends the addresses of the parameter servers, which serve this generation.
-    Route(Generation),
-    /// This worker is asked to exit as soon as the other members do not need it.
+    /// Where the parameter servers are, under Hybrid.
+    Route(Route),
+    /// Asked to exit as soon as the other members do not need this one.
     Leave,
-    /// This worker must exit now.
+    /// Must exit now.
     Stop,
 
-    /// Records that were asked for are decoded, or cannot be.
-    Decoded(Place, Result<(), String>),
-    /// All files of a checkpoint are written.
-    Written { checkpoint: CutId, files: Vec<CutFile> },
-    /// The files of a checkpoint cannot be written.
-    NotWritten { checkpoint: CutId, error: String },
-    /// The activity that was started last has ended.
+    /// Answer to `Effect::Read`.
+    Decoded { place: Place, result: Result<(), String> },
+    /// Answer to `Effect::Finish`.
+    Finished { lease: LeaseId, result: Result<Finished, String> },
+    /// Answer to `Effect::Write`.
+    Written { cut: CutId, result: Result<Vec<CutFile>, String> },
+    /// Answer to `Effect::Start`: the activity has ended.
     Ended(Result<Outcome, Failure>),
 }
 
 /// Files of a checkpoint that this worker is to write.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Order {
-    pub checkpoint: CutId,
+    pub cut: CutId,
     pub generation: Generation,
     pub folder: String,
     /// The step whose state is written.
     pub at: u64,
     pub partitions: Range<u32>,
-}
-
-/// A part of the validation data.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Shard {
-    pub eval: EvalId,
-    /// The step whose state is evaluated.
-    pub version: u64,
-    pub number: u32,
-    pub records: Range<u64>,
 }
 
 /// What records are read for.
@@ -83,16 +75,25 @@ pub enum Outcome {
     Loaded { step: u64 },
     /// `Exchange`: the step that each member holds, in the order of the members.
     Levels(Vec<Option<u64>>),
-    /// `Transfer`: how many bytes arrived, and the step of the state that this worker holds now.
-    Transferred { step: u64, state_bytes: u64 },
+    /// `Transfer`: all partitions are where they belong.
+    Transferred(Transferred),
     /// `Reduce`: the mean gradient of the step is there; this is its mean loss.
     Reduced { loss: f32 },
     /// `Hash`: of the mean gradient of the last step.
     Hashed(u64),
 }
 
+/// What a transfer of partitions yields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Transferred {
+    /// The step of the state that this worker holds now.
+    pub step: u64,
+    /// Bytes that arrived.
+    pub state_bytes: u64,
+}
+
 /// Why an activity did not succeed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
     /// A later world or the end of the process interrupted it.
     Cancelled,
@@ -100,8 +101,8 @@ pub enum Failure {
     Lost { peer: WorkerId, error: String },
     /// The parameter servers cannot be reached now.
     Servers(String),
-    /// The parameter servers hold no rows for the step of this worker.
+    /// The parameter servers have no rows for the step of this worker.
     OtherStep(String),
-    /// It cannot be done here: bad records, a model that fails, a bad checkpoint.
+    /// It cannot be done here: bad records, a model that fails, a corrupt checkpoint.
     Failed(String),
 }

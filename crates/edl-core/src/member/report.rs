@@ -1,29 +1,121 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a member tells its master, and when.
+//! What the master is told, and when: not every step, but the last one before every wait; and
+//! again after a stream broke.
 
-use crate::id::{CutId, Generation, LeaseId};
-use crate::job::{CutFile, News};
+use std::time::Duration;
 
-/// What the master is told.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Report {
-    News(News),
-    /// The files of a checkpoint are written.
-    Written {
-        checkpoint: CutId,
-        generation: Generation,
-        files: Vec<CutFile>,
-    },
-    /// The files of a checkpoint cannot be written.
-    NotWritten {
-        checkpoint: CutId,
-        generation: Generation,
-        error: String,
-    },
-    /// A shard cannot be evaluated here.
-    Failed {
-        lease: LeaseId,
-        item: u32,
-        error: String,
-    },
+use super::{Activity, Doing, Effect, Member};
+use crate::id::WorldId;
+use crate::job::News;
+use crate::time::Time;
+use crate::worker::Report;
+
+/// Steps are not reported more often than this, except for those that the master waits for.
+const REPORT_EVERY: Duration = Duration::from_millis(20);
+/// Reported instead of a hash that is not known any more.
+const NO_HASH: u64 = 0;
+
+/// What was reported, and what was not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Reports {
+    unreported: Option<Stepped>,
+    /// The gradient of the last step is still there, to be hashed. Only steps that are reported
+    /// need a hash.
+    has_gradient: bool,
+    reported_at: Option<Time>,
+    /// The last reports about a world and about a step, for a master that may have missed them.
+    last_news: Option<News>,
+    last_step: Option<Stepped>,
+    /// A master has missed something.
+    is_repeated: bool,
+}
+
+/// A step that this worker has trained.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stepped {
+    world: WorldId,
+    step: u64,
+    hash: u64,
+    loss: f32,
+}
+
+impl Reports {
+    /// The worker holds the state after `step`, and the gradient that led to it.
+    pub(super) fn stepped(&mut self, world: WorldId, step: u64, loss: f32) {
+        self.unreported = Some(Stepped { world, step, hash: NO_HASH, loss });
+        self.has_gradient = true;
+    }
+
+    /// The gradient of the last step is overwritten from now on.
+    pub(super) fn overwrite(&mut self) {
+        self.has_gradient = false;
+    }
+
+    pub(super) fn hashed(&mut self, hash: u64) {
+        self.has_gradient = false;
+        if let Some(stepped) = &mut self.unreported {
+            stepped.hash = hash;
+        }
+    }
+
+    /// Whether the last step must be reported before anything else; a worker that keeps training
+    /// is `quiet` for a while.
+    pub(super) fn is_due(&self, is_quiet: bool, now: Time) -> bool {
+        let is_late = |at: Time| now.since(at) >= REPORT_EVERY;
+        self.unreported.is_some()
+            && (!is_quiet || self.is_repeated || self.reported_at.is_none_or(is_late))
+    }
+}
+
+impl Member {
+    /// Reports the last step, with its hash if the gradient is still there.
+    pub(super) fn report_step(&mut self, now: Time) -> bool {
+        if self.reports.has_gradient {
+            self.start(Doing::Hashing, Activity::Hash);
+            return false;
+        }
+        self.flush(now);
+        true
+    }
+
+    /// Reports the last step, unless it was reported.
+    pub(super) fn flush(&mut self, now: Time) {
+        self.reports.is_repeated = false;
+        if let Some(stepped) = self.reports.unreported.take() {
+            self.reports.last_step = Some(stepped);
+            self.reports.reported_at = Some(now);
+            self.report_stepped(stepped);
+        }
+    }
+
+    fn report_stepped(&mut self, stepped: Stepped) {
+        let Stepped { world, step, hash, loss } = stepped;
+        self.report(Report::Member(News::Stepped { world, step, hash, loss }));
+    }
+
+    /// Reports how this worker stands to its world.
+    pub(super) fn report_news(&mut self, news: News) {
+        self.reports.last_news = Some(news.clone());
+        self.report(Report::Member(news));
+    }
+
+    pub(super) fn report(&mut self, report: Report) {
+        self.effects.push(Effect::Report(report));
+    }
+
+    /// Repeats what may have been lost with a stream, and forgets what was taken back.
+    pub(super) fn rejoined(&mut self, now: Time) {
+        self.drop_shards();
+        if let Some(news) = self.reports.last_news.clone() {
+            self.report(Report::Member(news));
+        }
+        match (self.reports.unreported, self.reports.last_step) {
+            (Some(_), _) => self.reports.is_repeated = true,
+            (None, Some(stepped)) => {
+                self.reports.reported_at = Some(now);
+                self.report_stepped(stepped);
+            }
+            (None, None) => {}
+        }
+    }
 }

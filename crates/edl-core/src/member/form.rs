@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From world to world: leave, load or link, compare, and bring each other to the highest step.
+
+use std::time::Duration;
+
+use super::level::level;
+use super::{Activity, Config, Doing, Effect, Failure, Member, Outcome, State};
+use crate::id::WorldId;
+use crate::job::News;
+use crate::time::Time;
+use crate::world::Announced;
+
+/// How far a world is entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Forming {
+    Load,
+    Enter,
+    Exchange,
+    /// All members get the state of this step.
+    Transfer {
+        step: u64,
+        is_behind: bool,
+    },
+}
+
+impl Member {
+    /// Leaves the world before and enters the next one, if this worker is in it.
+    pub(super) fn enter(&mut self, now: Time) -> bool {
+        let Some(next) = self.next.take() else { return false };
+        // What interrupted the calls of the world before has closed these, too.
+        self.hang_up();
+        if let Some(before) = self.world.take() {
+            self.left = Some(now);
+            let Config { worker, incarnation, .. } = self.config;
+            let is_due = next.world.is_due_at_once(worker, incarnation);
+            if !is_due && before.world.loses_members_in(&next.world) {
+                let farewell = Activity::Farewell { world: before.world.id };
+                self.start(Doing::Parting(next), farewell);
+                return false;
+            }
+        }
+        self.join(next);
+        true
+    }
+
+    /// Every member of the world before has its last step. Whatever went wrong with that, the
+    /// next world finds it out.
+    pub(super) fn parted(&mut self, next: Announced) {
+        if !self.is_interrupted() {
+            self.join(next);
+        }
+    }
+
+    fn join(&mut self, next: Announced) {
+        let Config { worker, incarnation, .. } = self.config;
+        let Some(place) = next.world.place_of(worker, incarnation) else { return };
+        if next.load.is_some() || !next.world.members[place].has_state {
+            self.drop_state();
+        }
+        let (forming, activity) = match next.load.clone() {
+            Some(from) => (Forming::Load, Activity::Load { from, generation: next.generation }),
+            None => (Forming::Enter, Activity::Enter { world: next.world.clone(), place }),
+        };
+        self.start(Doing::Forming(next, forming), activity);
+    }
+
+    /// Continues to enter `next` after one of the activities that this takes.
+    pub(super) fn form_on(
+        &mut self,
+        next: Announced,
+        forming: Forming,
+        result: Result<Outcome, Failure>,
+        now: Time,
+    ) {
+        let Config { worker, incarnation, n_partitions, .. } = self.config;
+        let id = next.world.id;
+        let Some(place) = next.world.place_of(worker, incarnation) else { return };
+        match (forming, result) {
+            (Forming::Load, Ok(Outcome::Loaded { step })) => {
+                self.state = Some(State { step, generation: next.generation });
+                let enter = Activity::Enter { world: next.world.clone(), place };
+                self.proceed(next, Forming::Enter, enter, now);
+            }
+            (Forming::Load, Err(Failure::Failed(error))) => {
+                let generation = next.generation;
+                self.report_news(News::NotLoaded { generation, error });
+            }
+            (Forming::Enter, Ok(Outcome::Done)) => {
+                let exchange = Activity::Exchange { world: id, step: self.step() };
+                self.proceed(next, Forming::Exchange, exchange, now);
+            }
+            (Forming::Exchange, Ok(Outcome::Levels(steps))) => {
+                let Some((step, moves)) = level(&steps, n_partitions) else {
+                    let error = "no member of the world holds the model's state".into();
+                    return self.lost(id, Failure::Failed(error), now);
+                };
+                let is_behind = steps[place] != Some(step);
+                let transfer = Activity::Transfer { world: id, moves, is_behind };
+                self.proceed(next, Forming::Transfer { step, is_behind }, transfer, now);
+            }
+            (Forming::Transfer { step, is_behind }, Ok(Outcome::Transferred(arrived))) => {
+                if arrived.step != step {
+                    let error = format!("received step {} instead of {step}", arrived.step);
+                    return self.lost(id, Failure::Failed(error), now);
+                }
+                if is_behind {
+                    self.state = Some(State { step, generation: next.generation });
+                }
+                self.formed(next, arrived.state_bytes, now);
+            }
+            (_, Err(failure)) => self.lost(id, failure, now),
+            (_, Ok(outcome)) => panic!("{forming:?} ends with {outcome:?}"),
+        }
+    }
+
+    /// Begins the next activity of entering `next`, unless a later world is due at once.
+    fn proceed(&mut self, next: Announced, forming: Forming, activity: Activity, now: Time) {
+        if self.is_interrupted() {
+            return self.lost(next.world.id, Failure::Cancelled, now);
+        }
+        self.start(Doing::Forming(next, forming), activity);
+    }
+
+    /// All members hold the same state.
+    fn formed(&mut self, world: Announced, state_bytes: u64, now: Time) {
+        let Some(state) = &mut self.state else { return };
+        state.generation = world.generation;
+        let (id, step) = (world.world.id, state.step);
+        self.held = id;
+        let pause = self.left.take().map_or(Duration::ZERO, |left| now.since(left));
+        let pause_secs = pause.as_secs_f64();
+        self.report_news(News::Formed { world: id, step, pause_secs, state_bytes });
+        self.world = Some(world);
+    }
+
+    /// Leaves a world in which an activity failed, and reports why if the master cannot know.
+    pub(super) fn lost(&mut self, world: WorldId, failure: Failure, now: Time) {
+        self.leave(now);
+        let (suspect, error) = match failure {
+            Failure::Cancelled => return,
+            Failure::Lost { peer, error } => (peer, error),
+            Failure::Failed(error) | Failure::Servers(error) | Failure::OtherStep(error) => {
+                (self.config.worker, error)
+            }
+        };
+        self.report_news(News::PeerLost { world, suspect, error });
+    }
+
+    /// Is between worlds from now on.
+    pub(super) fn leave(&mut self, now: Time) {
+        self.world = None;
+        self.left.get_or_insert(now);
+        self.flush(now);
+    }
+
+    fn drop_state(&mut self) {
+        (self.state, self.held) = (None, WorldId(0));
+        self.effects.push(Effect::DropState);
+    }
+}
