@@ -4,3 +4,4 @@
 //! Pure: production and simulation use the same conversions.
 
 pub mod master;
+pub mod server;

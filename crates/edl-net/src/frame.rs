@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use edl_core::id::{BatchId, Generation, RunId, WorldId};
+use edl_core::server::Refusal;
 use edl_tensor::push::Lane;
 
 /// Version of this protocol. Peers of another one are refused in one sentence.
@@ -362,55 +363,38 @@ impl PieceHead {
     }
 }
 
-/// Why a server did not do what a frame asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The frame is of another generation than the server's.
-    Generation {
-        current: Generation,
-    },
-    NotServing,
-    /// Something that had to come first did not come in time; the text names it.
-    Waited(String),
-    /// The rows of a step are wanted that the server is not at; the text names both.
-    Torn(String),
-    Other(String),
+/// The payload of a refusal of the frame number `sequence`.
+#[must_use]
+pub fn encode_refusal(refusal: &Refusal, sequence: u64) -> Vec<u8> {
+    let (code, generation, text) = match refusal {
+        Refusal::Generation { current } => (1_u32, current.0, ""),
+        Refusal::NotServing => (2, 0, ""),
+        Refusal::Waited(text) => (3, 0, text.as_str()),
+        Refusal::Other(text) => (4, 0, text.as_str()),
+        Refusal::Torn(text) => (5, 0, text.as_str()),
+    };
+    let mut bytes = code.to_le_bytes().to_vec();
+    bytes.extend([0; 4]);
+    bytes.extend(generation.to_le_bytes());
+    bytes.extend(sequence.to_le_bytes());
+    let room = usize::try_from(MAX_SMALL_PAYLOAD).unwrap_or(usize::MAX) - bytes.len();
+    bytes.extend(&text.as_bytes()[..text.len().min(room)]);
+    bytes
 }
 
-impl Refusal {
-    /// The payload of a refusal of the frame number `sequence`.
-    #[must_use]
-    pub fn encode(&self, sequence: u64) -> Vec<u8> {
-        let (code, generation, text) = match self {
-            Self::Generation { current } => (1_u32, current.0, ""),
-            Self::NotServing => (2, 0, ""),
-            Self::Waited(text) => (3, 0, text.as_str()),
-            Self::Other(text) => (4, 0, text.as_str()),
-            Self::Torn(text) => (5, 0, text.as_str()),
-        };
-        let mut bytes = code.to_le_bytes().to_vec();
-        bytes.extend([0; 4]);
-        bytes.extend(generation.to_le_bytes());
-        bytes.extend(sequence.to_le_bytes());
-        let room = usize::try_from(MAX_SMALL_PAYLOAD).unwrap_or(usize::MAX) - bytes.len();
-        bytes.extend(&text.as_bytes()[..text.len().min(room)]);
-        bytes
-    }
-
-    /// Reads a refusal's payload, and the number of the frame that is refused.
-    pub fn decode(bytes: &[u8]) -> Result<(Self, u64), Error> {
-        let (head, text) = bytes.split_first_chunk::<24>().ok_or(Error::Parts(Kind::Refused))?;
-        let text = || String::from_utf8_lossy(text).into_owned();
-        let refusal = match u32::from_le_bytes(array(head, 0)) {
-            1 => Self::Generation { current: Generation(u64::from_le_bytes(array(head, 8))) },
-            2 => Self::NotServing,
-            3 => Self::Waited(text()),
-            4 => Self::Other(text()),
-            5 => Self::Torn(text()),
-            _ => return Err(Error::Parts(Kind::Refused)),
-        };
-        Ok((refusal, u64::from_le_bytes(array(head, 16))))
-    }
+/// Reads a refusal's payload, and the number of the frame that is refused.
+pub fn decode_refusal(bytes: &[u8]) -> Result<(Refusal, u64), Error> {
+    let (head, text) = bytes.split_first_chunk::<24>().ok_or(Error::Parts(Kind::Refused))?;
+    let text = || String::from_utf8_lossy(text).into_owned();
+    let refusal = match u32::from_le_bytes(array(head, 0)) {
+        1 => Refusal::Generation { current: Generation(u64::from_le_bytes(array(head, 8))) },
+        2 => Refusal::NotServing,
+        3 => Refusal::Waited(text()),
+        4 => Refusal::Other(text()),
+        5 => Refusal::Torn(text()),
+        _ => return Err(Error::Parts(Kind::Refused)),
+    };
+    Ok((refusal, u64::from_le_bytes(array(head, 16))))
 }
 
 /// `N` bytes from `at` on, of a buffer that is long enough by its type.
@@ -536,7 +520,7 @@ mod tests {
                 Refusal::Torn(text.clone()),
                 Refusal::Other(text),
             ] {
-                let read = Refusal::decode(&refusal.encode(sequence));
+                let read = decode_refusal(&encode_refusal(&refusal, sequence));
                 prop_assert_eq!(read, Ok((refusal, sequence)));
             }
         }

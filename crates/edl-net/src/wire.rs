@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 use edl_core::id::{BatchId, Generation, RunId};
+use edl_core::server::Refusal;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::cut;
-use crate::frame::{self, HEADER_LEN, Header, Kind, Refusal, TAG_LEN};
+use crate::frame::{self, HEADER_LEN, Header, Kind, TAG_LEN};
 use crate::key;
 use crate::seal::{Hasher, Seal};
 

@@ -11,17 +11,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use edl_core::id::{BatchId, Generation, PartitionId, PsId, RunId};
+use edl_core::job::LoadFrom;
 use edl_core::layout::Layout;
 use edl_core::model::{Init, ModelSpec, ParamSpec, Rule, TableSpec};
 use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
 use edl_core::rng::Rng;
+use edl_core::server::{Event, Load, Order, Report};
 use edl_core::spec::Mode;
 use edl_net::data::{PsClient, Route, ServerRoute, Versions};
 use edl_net::key::JobKey;
 use edl_net::seal::Seal;
 use edl_net::wire::Stream;
 use edl_ps::Front;
-use edl_ps::store::{LoadSpec, Store};
+use edl_ps::store::Store;
 use edl_tensor::partition::{Partition, PartitionConfig};
 use edl_tensor::push::{Body, Head, Push};
 
@@ -125,9 +127,10 @@ impl Drop for Pair {
 fn pair(model: &ModelSpec, layout: Layout, by: By) -> Outcome<Pair> {
     let folder = tempfile::tempdir()?;
     let key = JobKey::from_bytes([2; 32]);
-    let store = Arc::new(Store::new(0));
+    let (sender, mut reports) = tokio::sync::mpsc::unbounded_channel();
+    let store = Arc::new(Store::new(0, folder.path().into(), sender)?);
     let generation = Generation(1);
-    store.load(&LoadSpec {
+    store.handle(Event::Order(Order::Load(Box::new(Load {
         generation,
         partitions: 0..N_PARTITIONS,
         layout,
@@ -137,11 +140,13 @@ fn pair(model: &ModelSpec, layout: Layout, by: By) -> Outcome<Pair> {
         n_batches: N_BATCHES,
         mode: Mode::Async,
         lr_staleness_modulation: false,
-        job_dir: folder.path().into(),
-        checkpoint: None,
-        keep_applied: true,
-    })?;
-    store.serve(generation)?;
+        from: LoadFrom { checkpoint: None, keep_applied: true },
+    }))));
+    let loaded = reports.blocking_recv();
+    if !matches!(loaded, Some(Report::Loaded { .. })) {
+        return Err(format!("cannot load: {loaded:?}").into());
+    }
+    store.handle(Event::Order(Order::Serve(generation)));
     let front = Arc::new(Front::new(Arc::clone(&store), key.clone()));
     front.set_run(RUN);
     let (address, unix_path) = listen(&front, folder.path(), by)?;

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The parameter-server process: owner threads around partitions.
 //!
-//! [`store::Store`] is the engine: it knows generations, owner threads and waits, and no socket.
-//! [`serve`] puts it on the data plane, [`run`] holds the session with the master and does what
-//! the master says. Nothing is decided here but what the protocol fixes: other generations are
-//! refused.
+//! The machine [`edl_core::server::Server`] makes the decisions. [`store::Store`] is the shell
+//! around it: owner threads, files and clocks, but no socket. [`serve`] puts the store on the data
+//! plane, and [`run`] connects it with the master.
 
 mod address;
 mod owner;
-mod progress;
 mod serve;
 mod session;
 mod spending;
 pub mod store;
-mod ticket;
-mod window;
 
 use std::path::PathBuf;
 
@@ -25,7 +21,7 @@ use edl_net::place::Place;
 pub use serve::Front;
 pub use session::run;
 
-/// What a parameter server is told at its start; the rest comes from the master.
+/// What a parameter server needs at its start; the rest comes from the master.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub ps: PsId,
@@ -40,7 +36,7 @@ pub struct Config {
     pub place: Place,
 }
 
-/// Why a parameter server ended other than by order.
+/// Why a parameter server stopped without an order.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot listen on `{address}`")]
@@ -49,6 +45,8 @@ pub enum Error {
     Random(#[source] edl_net::key::Error),
     #[error(transparent)]
     Control(#[from] edl_net::control::Error),
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
     #[error("an owner thread panicked")]
     OwnerPanicked,
 }

@@ -1,23 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One owner thread: the only one that ever touches its partitions.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
 
-use edl_core::id::{BatchId, PartitionId};
+use edl_core::id::{CutId, Generation};
 use edl_core::layout::Layout;
-use edl_core::spec::Mode;
-use edl_net::data::server::{Piece, PullRequest, Refusal};
-use edl_tensor::checkpoint::Snapshot;
-use edl_tensor::partition::{Partition, Pushed};
-use edl_tensor::push::span;
+use edl_core::server::{Event, Load, Part, Request};
+use edl_core::servers::PartitionState;
+use edl_net::data::server::{Piece, PullRequest};
+use edl_tensor::partition::Partition;
+use edl_tensor::push::{Push, span};
 
-use crate::progress::Progress;
-use crate::spending::Spending;
-use crate::store::PartitionState;
-use crate::ticket::Ticket;
+use crate::store::Shared;
 
 /// Numbers after which a piece is sent off: large enough to be worth a wake-up and a system
 /// call, small enough to stay in a core's cache and to let sending begin early.
@@ -28,27 +24,22 @@ const MAX_SPARE: usize = 32;
 /// What an owner can be asked for.
 pub(crate) enum Task {
     Pull(Pull),
-    Push(Arc<Ticket>),
-    Snapshot(mpsc::Sender<Snapshot>),
-    /// Copies of all partitions after this step; in place of an order of before.
-    SnapshotAt(u64, mpsc::Sender<Result<Snapshot, Past>>),
+    Push(Request, Arc<Push>),
+    /// Copies of all partitions: now, or after this many updates in place of an earlier order.
+    Copy {
+        checkpoint: CutId,
+        at: Option<u64>,
+    },
     Inspect(mpsc::Sender<PartitionState>),
     Stop,
 }
 
-/// A partition that is past the step that it was to be copied at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Past {
-    pub(crate) partition: PartitionId,
-    pub(crate) step: u64,
-}
-
 /// The copies that are due after a step.
-pub(crate) struct CutAt {
+struct CopyAt {
+    checkpoint: CutId,
     step: u64,
-    /// How many of the owner's partitions are copied: they come to the step one by one.
+    /// Per partition: they come to the step one by one.
     is_copied: Vec<bool>,
-    out: mpsc::Sender<Result<Snapshot, Past>>,
 }
 
 /// A pull on its way through the owners.
@@ -79,122 +70,90 @@ impl SpareFloats {
     }
 }
 
-/// Some partitions and what waits for their rounds.
+/// Some partitions of one generation.
 pub(crate) struct Owner {
     /// Ascending and side by side.
-    pub(crate) partitions: Vec<Partition>,
-    pub(crate) layout: Layout,
-    pub(crate) dims: Vec<usize>,
+    partitions: Vec<Partition>,
+    generation: Generation,
+    layout: Layout,
+    dims: Vec<usize>,
     /// The first partition of the whole server: requests count from there.
-    pub(crate) first_hosted: u32,
-    pub(crate) mode: Mode,
-    pub(crate) progress: Arc<Progress>,
-    pub(crate) spending: Arc<Spending>,
-    /// Pushes that are staged, by batch: in which partition, and whom to tell.
-    pub(crate) staged: BTreeMap<BatchId, Vec<(PartitionId, Arc<Ticket>)>>,
-    /// A cut whose step has not come for all partitions.
-    pub(crate) cut: Option<CutAt>,
+    first_hosted: u32,
+    shared: Arc<Shared>,
+    /// A checkpoint whose step has not come for all partitions.
+    copy: Option<CopyAt>,
 }
 
 impl Owner {
-    /// Works until told to stop or until nobody can ask any more.
+    pub(crate) fn new(partitions: Vec<Partition>, load: &Load, shared: Arc<Shared>) -> Self {
+        Self {
+            partitions,
+            generation: load.generation,
+            layout: load.layout,
+            dims: load.model.tables.iter().map(|table| table.dim).collect(),
+            first_hosted: load.partitions.start,
+            shared,
+            copy: None,
+        }
+    }
+
+    /// Works until told to stop or until no thread can ask any more.
     pub(crate) fn run(mut self, tasks: &mpsc::Receiver<Task>) {
         for task in tasks {
             let started = Instant::now();
-            let is_cut = matches!(task, Task::Snapshot(_));
+            let is_copy = matches!(task, Task::Copy { at: None, .. });
             match task {
                 Task::Pull(pull) => self.pull(&pull),
-                Task::Push(ticket) => self.push(ticket),
-                Task::Snapshot(out) => {
-                    // A failed send means that the cut was given up.
-                    let is_sent = |partition: &Partition| out.send(partition.snapshot()).is_ok();
-                    let _ = self.partitions.iter().all(is_sent);
+                Task::Push(request, push) => self.push(request, push),
+                Task::Copy { checkpoint, at: None } => {
+                    self.partitions.iter().for_each(|p| self.shared.copy(checkpoint, p));
                 }
-                Task::SnapshotAt(step, out) => {
+                Task::Copy { checkpoint, at: Some(step) } => {
                     let is_copied = vec![false; self.partitions.len()];
-                    self.cut = Some(CutAt { step, is_copied, out });
-                    self.cut_if_due();
+                    self.copy = Some(CopyAt { checkpoint, step, is_copied });
+                    self.copy_if_due();
                 }
                 Task::Inspect(out) => {
-                    let states = self.partitions.iter().map(PartitionState::of);
+                    let states = self.partitions.iter().map(Partition::state);
                     let _ = states.into_iter().try_for_each(|state| out.send(state));
                 }
                 Task::Stop => return,
             }
-            self.spending.worked(started.elapsed(), is_cut);
+            self.shared.spending.worked(started.elapsed(), is_copy);
         }
     }
 
-    /// Copies the partitions that have come to the step of a cut.
-    fn cut_if_due(&mut self) {
-        let Some(CutAt { step, is_copied, out }) = &mut self.cut else { return };
+    /// Copies the partitions that have come to the step of a checkpoint.
+    fn copy_if_due(&mut self) {
+        let Some(CopyAt { checkpoint, step, is_copied }) = &mut self.copy else { return };
         for (partition, is_copied) in self.partitions.iter().zip(&mut *is_copied) {
-            let at = partition.updates();
-            if *is_copied || at < *step {
-                continue;
+            if !*is_copied && partition.updates() >= *step {
+                *is_copied = true;
+                self.shared.copy(*checkpoint, partition);
             }
-            *is_copied = true;
-            let past = Past { partition: partition.id(), step: at };
-            let copy = if at == *step { Ok(partition.snapshot()) } else { Err(past) };
-            // A failed send means that the cut was given up.
-            let _ = out.send(copy);
         }
         if is_copied.iter().all(|is_copied| *is_copied) {
-            self.cut = None;
+            self.copy = None;
         }
     }
 
-    fn push(&mut self, ticket: Arc<Ticket>) {
-        let mut has_rounds = false;
-        for place in 0..self.partitions.len() {
-            let partition = &mut self.partitions[place];
-            let pushed = partition.push(ticket.push());
-            self.progress.note(partition);
-            let id = partition.id();
-            match pushed {
-                Pushed::Already | Pushed::Applied => ticket.applied(),
-                // Whoever pushed a lane goes on when it is kept: the others will follow.
-                Pushed::Staged if matches!(self.mode, Mode::Steps { .. }) => ticket.applied(),
-                Pushed::Staged => self.stage(&ticket, id),
-                Pushed::Round(batches) => {
-                    has_rounds = true;
-                    self.stage(&ticket, id);
-                    batches.into_iter().for_each(|batch| self.applied(batch, id));
-                }
-                Pushed::Refused(refusal) => ticket.refuse(Refusal::Other(refusal.to_string())),
-            }
-        }
-        if matches!(self.mode, Mode::Steps { .. }) {
-            // Copied before anybody hears that the step is over: the next one comes after that.
-            self.cut_if_due();
-        }
-        drop(ticket);
-        match self.mode {
-            Mode::Async | Mode::Steps { .. } => {}
-            Mode::Bounded { .. } => self.progress.announce(),
-            Mode::Sync { .. } if has_rounds => self.progress.announce(),
-            Mode::Sync { .. } => {}
-        }
-    }
-
-    fn stage(&mut self, ticket: &Arc<Ticket>, partition: PartitionId) {
-        let batch = ticket.push().batch;
-        self.staged.entry(batch).or_default().push((partition, Arc::clone(ticket)));
-    }
-
-    /// `partition` has applied `batch`: everybody who pushed it is told.
-    fn applied(&mut self, batch: BatchId, partition: PartitionId) {
-        let Some(waiting) = self.staged.get_mut(&batch) else { return };
-        waiting.extract_if(.., |(of, _)| *of == partition).for_each(|(_, ticket)| ticket.applied());
-        if waiting.is_empty() {
-            self.staged.remove(&batch);
-        }
+    /// Copies come before the report: when others hear that a step is over, the next one comes.
+    fn push(&mut self, request: Request, push: Arc<Push>) {
+        let take = |partition: &mut Partition| {
+            let outcome = partition.push(&push).into();
+            Part { partition: partition.id(), outcome, progress: partition.progress() }
+        };
+        let parts = self.partitions.iter_mut().map(take).collect();
+        self.copy_if_due();
+        // The connection uses its buffers again when the last owner has reported.
+        drop(push);
+        self.shared.handle(Event::Pushed { generation: self.generation, request, parts });
     }
 
     /// Answers a pull in pieces. A connection that is gone ends it.
     fn pull(&mut self, pull: &Pull) {
-        // Between the store's look and this one a step may have come: then there is no answer,
-        // and the client asks again.
+        // A step may have come since the machine decided: then there is no answer, and the client
+        // asks again.
         let is_past = |step: u64| self.partitions.iter().any(|p| !p.has_step(step));
         if pull.request.step.is_some_and(is_past) {
             return;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, mpsc};
 use std::thread::JoinHandle;
 
 use edl_core::id::{BatchId, RunId};
+use edl_core::server::{Client, Event};
 use edl_net::data::Error;
 use edl_net::data::server::{
     self, ClientId, Connection, PushRequest, Role, send_ack, send_piece, send_refusal,
@@ -14,7 +15,7 @@ use edl_net::data::server::{
 use edl_net::key::JobKey;
 use edl_net::wire::{Receiver, Sender, Stream};
 
-use crate::store::{PullBuffers, Reply, Returns, Spare, Store};
+use crate::store::{PullBuffers, PushBuffers, Reply, Spare, Store};
 
 /// Connections at once; more are closed at the door.
 const MAX_CONNECTIONS: usize = 4096;
@@ -92,7 +93,7 @@ impl Front {
                     Role::Push => self.take_pushes(connection),
                     Role::Member => Err(Error::Refused("a server cannot join a world".into())),
                 };
-                self.store.leave(client);
+                self.store.handle(Event::Left(Client(client.0)));
                 ended
             }
             Err(error) => Err(error),
@@ -147,15 +148,16 @@ impl Front {
     fn take_pushes(&self, connection: Connection) -> Result<(), Error> {
         let Connection { client, sender, mut receiver, .. } = connection;
         let (replies, queue) = mpsc::channel();
-        let returns = Returns { replies, spare: Arc::new(Spare::default()) };
+        let spare = Arc::new(Spare::default());
+        let buffers = PushBuffers::new(replies, Arc::clone(&spare));
         std::thread::scope(|scope| {
             // Owners must never wait for a client's socket, so another thread writes.
-            scope.spawn(|| write_replies(sender, queue));
-            let ended = self.read_pushes(client, &mut receiver, &returns);
-            // Pushes that wait for a round keep the writer; nobody will read what it writes.
+            scope.spawn(|| write_replies(sender, queue, &spare));
+            let ended = self.read_pushes(client, &mut receiver, &spare, &buffers);
+            // Pushes that wait for a round keep the writer, but its replies are not read any more.
             receiver.stream().shutdown();
-            self.store.leave(client);
-            drop(returns);
+            self.store.handle(Event::Left(Client(client.0)));
+            drop(buffers);
             ended
         })
     }
@@ -164,11 +166,12 @@ impl Front {
         &self,
         client: ClientId,
         receiver: &mut Receiver,
-        returns: &Returns,
+        spare: &Spare,
+        buffers: &PushBuffers,
     ) -> Result<(), Error> {
         loop {
-            let request = PushRequest::read(receiver, returns.spare.take())?;
-            self.store.push(client, request, returns);
+            let request = PushRequest::read(receiver, spare.take())?;
+            self.store.push(client, request, buffers);
         }
     }
 
@@ -178,9 +181,10 @@ impl Front {
 }
 
 /// Sends the answers to pushes as they come.
-fn write_replies(mut sender: Sender, replies: mpsc::Receiver<Reply>) {
+fn write_replies(mut sender: Sender, replies: mpsc::Receiver<Reply>, spare: &Spare) {
     for reply in replies {
         let Reply { sequence, batch, generation, outcome } = reply;
+        spare.recycle(sequence);
         let sent = match outcome {
             Ok(()) => send_ack(&mut sender, generation, batch, sequence),
             Err(refusal) => send_refusal(&mut sender, generation, batch, sequence, &refusal),

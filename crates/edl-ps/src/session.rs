@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process: listens on the data plane and executes the master's orders.
+//! The process: listens on the data plane, and connects the store with its master.
 //!
-//! When the control session breaks, the server keeps serving what it holds. Orders run beside the
-//! session, so heartbeats never stop.
-
-mod orders;
+//! When the control session breaks, the server keeps serving what it holds. Nothing here waits for
+//! an order to be done, so heartbeats never stop.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use edl_core::error::chain;
 use edl_core::goodput::Kind;
+use edl_core::server::{Activity, Report};
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::control::{self, Boxed, Event};
+use edl_net::convert;
 use edl_net::handshake::ClientId;
 use edl_net::proto::{
     Heartbeat, PsCommand, PsHello, PsLoad, PsMessage, Spending, ps_command, ps_message,
 };
 use edl_net::wire::Stream;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -45,7 +45,9 @@ async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Error>
     let listeners = Listeners::bind(&config).await?;
     let random = ClientId::random().map_err(Error::Random)?.0;
     let incarnation = random.iter().take(8).fold(0, |word, byte| word << 8 | u64::from(*byte));
-    let store = Arc::new(Store::new(config.threads));
+    let (sender, reports) = unbounded_channel();
+    let store = Store::new(config.threads, config.job_dir.clone(), sender);
+    let store = Arc::new(store.map_err(Error::Thread)?);
     let front = Arc::new(Front::new(Arc::clone(&store), config.key.clone()));
     let hello = PsHello {
         protocol: CONTROL_PROTOCOL,
@@ -58,17 +60,16 @@ async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Error>
     };
     let PsHello { address, unix_path, .. } = &hello;
     tracing::info!(ps = %config.ps, address, unix_path, "parameter server listening");
-    let mut doors = JoinSet::new();
-    doors.spawn(accept_all(Arc::clone(&front), listeners));
-    let member = Member {
+    let mut accepting = JoinSet::new();
+    accepting.spawn(accept_all(Arc::clone(&front), listeners));
+    let session = Session {
         control: control(&config, hello, Arc::clone(&store)),
         store: Arc::clone(&store),
         front: Arc::clone(&front),
-        config,
-        orders: JoinSet::new(),
+        reports,
     };
-    let ended = member.run(&shutdown).await;
-    doors.shutdown().await;
+    let ended = session.run(&shutdown).await;
+    accepting.shutdown().await;
     // Joins threads: not a job for the executor's own.
     let closed = tokio::task::spawn_blocking(move || {
         store.close();
@@ -116,24 +117,22 @@ fn control(config: &Config, hello: PsHello, store: Arc<Store>) -> control::Sessi
     control::Session::new(config, move || -> Boxed<'static, PsMessage> {
         let (hello, store) = (hello.clone(), Arc::clone(&store));
         Box::pin(async move {
-            let (generation, sets) = orders::inspect(&store).await;
-            let hello = PsHello { generation: generation.0, sets, ..hello };
-            PsMessage { kind: Some(ps_message::Kind::Hello(hello)) }
+            // A store that does not answer has stopped, and holds nothing.
+            let (generation, states) = store.inspect().await.unwrap_or_default();
+            convert::server::hello(hello, generation, states)
         })
     })
 }
 
-/// A parameter server as the master knows it.
-struct Member {
-    config: Config,
+/// The store and its session with the master.
+struct Session {
     control: control::Session<PsCommand>,
     store: Arc<Store>,
     front: Arc<Front>,
-    /// Orders in progress; each results in a message to the master.
-    orders: JoinSet<PsMessage>,
+    reports: UnboundedReceiver<Report>,
 }
 
-impl Member {
+impl Session {
     async fn run(mut self, shutdown: &CancellationToken) -> Result<(), Error> {
         let mut broken = self.store.broken();
         loop {
@@ -145,30 +144,41 @@ impl Member {
                         tracing::info!(reason = stop.reason, "parameter server stopping");
                         return Ok(());
                     }
-                    Event::Command(PsCommand { kind: Some(order) }) => self.obey(order),
+                    Event::Command(PsCommand { kind: Some(command) }) => self.obey(command),
                     Event::Command(_) => tracing::warn!("ignored an unknown order"),
                     Event::Heartbeat => self.control.outbox.extend([self.beat(), self.spending()]),
                     Event::Lost => {}
                 },
-                // A panic in an order has been printed; the master will ask again.
-                Some(done) = self.orders.join_next() => self.control.outbox.extend(done.ok()),
+                Some(report) = self.reports.recv() => {
+                    self.control.outbox.push_back(convert::server::message(report));
+                }
             }
         }
     }
 
+    fn obey(&self, command: ps_command::Kind) {
+        let Some(job) = self.control.job() else { return };
+        match convert::server::event(command, &job.spec) {
+            Some(event) => self.store.handle(event),
+            // A welcome.
+            None => self.front.set_run(job.run),
+        }
+    }
+
     fn beat(&self) -> PsMessage {
-        let (phase, waiting_for) = self.store.activity();
+        let activity = self.store.activity();
         let beat = Heartbeat {
             step: self.store.version(),
-            phase: phase.into(),
-            waiting_for: waiting_for.into(),
+            phase: activity.name().into(),
+            waiting_for: activity.waiting_for().into(),
         };
         PsMessage { kind: Some(ps_message::Kind::Heartbeat(beat)) }
     }
 
     fn spending(&self) -> PsMessage {
         let (spent, pulls, pushes, rows) = self.store.load_of();
-        let last = if self.store.activity().0 == "loading" { Kind::Heal } else { Kind::Idle };
+        let is_loading = self.store.activity() == Activity::Loading;
+        let last = if is_loading { Kind::Heal } else { Kind::Idle };
         let spending = Spending {
             spent: Some(spent.into()),
             last: last.name().into(),

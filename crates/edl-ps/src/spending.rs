@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a server spends its time on, and how much it was asked for.
+//! What a server spends its time on.
 //!
 //! A server's second is shared by its owner threads: one of two that is busy makes half a second
 //! of work.
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use edl_core::goodput::{Kind, Spent, nanos};
 
-/// Counted by everybody, read by the session.
+/// Counted by all threads, read by the session.
 #[derive(Debug)]
 pub(crate) struct Spending {
     origin: Instant,
@@ -18,8 +18,6 @@ pub(crate) struct Spending {
     checkpoint: AtomicU64,
     heal: AtomicU64,
     n_loads: AtomicU64,
-    pub(crate) pulls: AtomicU64,
-    pub(crate) pushes: AtomicU64,
 }
 
 impl Spending {
@@ -31,14 +29,12 @@ impl Spending {
             checkpoint: AtomicU64::new(0),
             heal: AtomicU64::new(0),
             n_loads: AtomicU64::new(0),
-            pulls: AtomicU64::new(0),
-            pushes: AtomicU64::new(0),
         }
     }
 
     /// An owner was at a task.
-    pub(crate) fn worked(&self, time: Duration, is_cut: bool) {
-        let total = if is_cut { &self.checkpoint } else { &self.compute };
+    pub(crate) fn worked(&self, time: Duration, is_copy: bool) {
+        let total = if is_copy { &self.checkpoint } else { &self.compute };
         let share = nanos(time) / self.n_owners.load(Ordering::Relaxed).max(1);
         total.fetch_add(share, Ordering::Relaxed);
     }

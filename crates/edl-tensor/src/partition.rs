@@ -7,6 +7,7 @@
 
 mod dense;
 mod placed;
+mod report;
 mod round;
 mod steps;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use edl_core::id::{BatchId, Generation, PsId};
 
 use crate::data::Error;
-use crate::frame::{Kind, Refusal};
+use crate::frame::{Kind, decode_refusal};
 use crate::wire::Receiver;
 
 /// Every partition of every server has applied the batch in this generation.
@@ -113,7 +113,7 @@ impl Reader {
             let acked = |batch| Ok(Acked { batch, generation: header.generation });
             Ok(self.open.acknowledge(sequence, ps).map(acked))
         } else if header.kind == Kind::Refused {
-            let (refusal, _) = Refusal::decode(&payload)?;
+            let (refusal, _) = decode_refusal(&payload)?;
             Ok(Some(Err(Error::from_refusal(refusal, self.generation))))
         } else {
             Err(forged)

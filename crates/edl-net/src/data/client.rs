@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 use edl_core::id::{BatchId, Generation, PsId, RunId};
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
+use edl_core::server::Refusal;
 use edl_tensor::push::{Lane, span};
 
 use crate::data::acks::{Acked, Open, Reader};
 use crate::data::session::{Connection, Party};
 use crate::data::split::Split;
 use crate::data::{Error, Route, ServerRoute};
-use crate::frame::{Kind, PieceHead, PullHead, PushHead, Refusal};
+use crate::frame::{Kind, PieceHead, PullHead, PushHead, decode_refusal};
 use crate::handshake::{ClientId, Role};
 use crate::key::JobKey;
 use crate::wire::{Receiver, Sender, Stream};
@@ -480,7 +481,7 @@ impl Server {
             })?;
             let forged = Error::Forged { sequence: header.sequence };
             if header.kind == Kind::Refused {
-                let (refusal, _) = Refusal::decode(&self.from_pull.small()?)?;
+                let (refusal, _) = decode_refusal(&self.from_pull.small()?)?;
                 return Ok(Err(refusal));
             }
             if header.kind != Kind::Piece || header.length < PieceHead::LEN as u64 {

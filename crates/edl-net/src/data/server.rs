@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation, RunId};
+use edl_core::server::Refusal;
 use edl_tensor::push::{Body, Lane};
 
 use crate::data::Error;
 use crate::data::session::{Party, turn_away};
-use crate::frame::{Header, Kind, PieceHead, PullHead, PushHead};
+use crate::frame::{Header, Kind, PieceHead, PullHead, PushHead, encode_refusal};
 use crate::key::JobKey;
 use crate::wire::{Receiver, Sender, Stream};
 
 pub use crate::data::session::Connection;
-pub use crate::frame::Refusal;
 pub use crate::handshake::{ClientId, Role};
 
 /// How long a client may take to prove itself.
@@ -157,7 +157,7 @@ pub fn send_refusal(
     sequence: u64,
     refusal: &Refusal,
 ) -> Result<(), Error> {
-    sender.send(Kind::Refused, generation, batch, &[&refusal.encode(sequence)])
+    sender.send(Kind::Refused, generation, batch, &[&encode_refusal(refusal, sequence)])
 }
 
 /// A client may be silent for as long as it is connected: its socket ends the wait.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use edl_core::id::{BatchId, Generation, RunId};
+use edl_core::server::Refusal;
 
-use crate::frame::{Header, Kind, Refusal};
+use crate::frame::{Header, Kind, decode_refusal, encode_refusal};
 use crate::handshake::{Challenge, ClientId, Hello, Role, Session, Side, nonce};
 use crate::key::JobKey;
 use crate::wire::{Error, Receiver, Sender, Stream};
@@ -69,7 +70,7 @@ impl Party<'_> {
                 Ok(Connection { role: hello.role, client: hello.client, sender, receiver })
             }
             Err(error) => {
-                let refusal = Refusal::Other(error.to_string()).encode(0);
+                let refusal = encode_refusal(&Refusal::Other(error.to_string()), 0);
                 // The peer may be gone, or not worth waiting for.
                 let _ = say(&mut sender, Kind::Refused, &refusal);
                 sender.stream().shutdown();
@@ -109,7 +110,7 @@ pub(crate) fn turn_away(stream: Arc<Stream>, timeout: Duration) -> Result<(), Er
     }
     receiver.skip()?;
     let mut sender = Sender::new(stream, hello.run, timeout);
-    say(&mut sender, Kind::Refused, &Refusal::NotServing.encode(0))
+    say(&mut sender, Kind::Refused, &encode_refusal(&Refusal::NotServing, 0))
 }
 
 pub(crate) fn say(sender: &mut Sender, kind: Kind, payload: &[u8]) -> Result<(), Error> {
@@ -126,7 +127,7 @@ pub(crate) fn hear<const N: usize>(
     let header = receiver.header(&mut || expire(kind, start, timeout))?;
     let Header { kind: theirs, length, sequence, .. } = header;
     if theirs == Kind::Refused {
-        let (refusal, _) = Refusal::decode(&receiver.small()?)?;
+        let (refusal, _) = decode_refusal(&receiver.small()?)?;
         return Err(Error::from_refusal(refusal, Generation(0)));
     }
     if theirs != kind || length != N as u64 {

@@ -604,9 +604,6 @@ pub struct PartitionSet {
     /// Embedding rows held.
     #[prost(uint64, tag = "4")]
     pub n_rows: u64,
-    /// Optimizer steps taken.
-    #[prost(uint64, tag = "5")]
-    pub version: u64,
 }
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use edl_core::id::{Incarnation, RunId, WorkerId};
+use edl_core::server::Refusal;
 
 use super::Transport;
 use super::abort::Abort;
 use super::link::{Ends, Link};
 use crate::data::session::{Connection, Party, hear, say};
-use crate::frame::{Kind, Refusal};
+use crate::frame::{Kind, encode_refusal};
 use crate::handshake::{ClientId, Join, Role};
 use crate::key::JobKey;
 use crate::wire::{Error, Stream};
@@ -119,7 +120,7 @@ impl Door {
         let mut connection = self.party().accept(Arc::new(stream))?;
         let join = self.hear_join(&mut connection)?;
         let transport = self.examine(&connection, &join, is_local).inspect_err(|error| {
-            let refusal = Refusal::Other(error.to_string()).encode(0);
+            let refusal = encode_refusal(&Refusal::Other(error.to_string()), 0);
             // The caller may be gone, or not worth waiting for.
             let _ = say(&mut connection.sender, Kind::Refused, &refusal);
         })?;

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use edl_core::id::Generation;
 use edl_core::model::{Init, ModelSpec};
+use edl_core::server::Load;
 use edl_core::spec::Mode;
 use edl_net::data::{Error, PsClient};
-use edl_ps::store::LoadSpec;
 use edl_tensor::first_values;
 
 use crate::harness::{
-    By, Client, DEADLINE, Job, N_PARTITIONS, RUN, batch, key, layout, load_spec, model, shares,
+    By, Client, DEADLINE, Job, N_PARTITIONS, RUN, Server, batch, key, layout, load_spec, model,
+    shares,
 };
 
 #[test]
@@ -75,7 +76,7 @@ fn the_same_batch_pushed_twice_counts_once() {
 fn a_reader_leaves_no_rows_behind_and_a_pull_does() {
     let job = Job::start(Mode::Async);
     let n_rows = || -> u64 {
-        let states = job.servers.iter().flat_map(|server| server.store.inspect().1);
+        let states = job.servers.iter().flat_map(Server::states);
         states.map(|state| state.n_rows).sum()
     };
     let mut client = job.client(1, By::Unix);
@@ -126,30 +127,31 @@ fn a_load_of_the_generation_at_hand_loses_nothing_and_an_older_one_is_refused() 
     client.expect(1.0);
     job.load(3, Mode::Async);
     let older = load_spec(2, 0..2, Mode::Async);
-    let refused = job.servers[0].store.load(&older).unwrap_err().to_string();
+    let refused = job.servers[0].load(older).unwrap_err();
     assert_eq!(refused, "generation 2 is outdated: this server is at generation 3");
 }
 
 #[test]
-fn a_cut_restores_rows_and_applied_sets_on_another_number_of_servers() {
+fn a_checkpoint_restores_rows_and_applied_sets_on_another_number_of_servers() {
     let job = Job::start(Mode::Async);
     let mut client = job.client(1, By::Unix);
     for index in 0..3 {
         client.push(batch(index), 1.0).unwrap();
         client.ack().unwrap();
     }
-    let generation = Generation(1);
-    let cut = job.folder.path().join("cut");
-    std::fs::create_dir(&cut).unwrap();
-    let files =
-        job.servers.iter().flat_map(|server| server.store.cut(generation, &cut, None).unwrap());
-    crate::harness::commit(&cut, files.collect());
+    let folder = job.folder.path().join("checkpoint");
+    std::fs::create_dir(&folder).unwrap();
+    let files = job.servers.iter().flat_map(|server| {
+        server.order_checkpoint(1, &folder, None);
+        server.checkpointed(1).unwrap()
+    });
+    crate::harness::commit(&folder, files.collect());
 
-    let alone = crate::harness::Server::start(job.folder.path(), 9);
+    let alone = Server::start(job.folder.path(), 9);
     let mut load = load_spec(2, 0..N_PARTITIONS, Mode::Async);
-    load.checkpoint = Some(cut);
-    alone.store.load(&load).unwrap();
-    alone.store.serve(load.generation).unwrap();
+    load.from.checkpoint = Some(folder.to_str().unwrap().into());
+    alone.load(load).unwrap();
+    alone.serve(Generation(2));
     let mut route = job.route(2, By::Unix);
     route.servers.truncate(1);
     route.servers[0].partitions = 0..N_PARTITIONS;
@@ -208,20 +210,20 @@ fn parameters_start_from_what_the_model_brings() {
         for (server, partitions) in job.servers.iter().zip(shares()) {
             let model = Arc::new(given.clone());
             let spec = load_spec(2, partitions, Mode::Async);
-            server.store.load(&LoadSpec { model, job_dir: job_dir.into(), ..spec })?;
-            server.store.serve(Generation(2))?;
+            server.load(Load { model, ..spec })?;
+            server.serve(Generation(2));
         }
-        Ok::<(), edl_ps::store::Error>(())
+        Ok::<(), String>(())
     };
     let missing = load(&|_| {}).unwrap_err();
-    assert!(format!("{missing:?}").contains(first_values::FILE), "{missing:?}");
+    assert!(missing.contains(first_values::FILE), "{missing}");
     let refused = load(&|model| model.tables[1].init = Init::Given).unwrap_err();
-    assert!(refused.to_string().contains("table `wide`"), "{refused}");
+    assert!(refused.contains("table `wide`"), "{refused}");
 
     let values: Vec<f32> = (0..20_u8).map(|n| f32::from(n) / 3.0).collect();
     assert!(first_values::write(job_dir, &values[1..]).unwrap());
     let unfit = load(&|_| {}).unwrap_err();
-    assert!(format!("{unfit:?}").contains("has: 19, needs: 20"), "{unfit:?}");
+    assert!(unfit.contains("19 initial values, but the model has 20 parameters"), "{unfit}");
     std::fs::remove_file(job_dir.join(first_values::FILE)).unwrap();
     assert!(first_values::write(job_dir, &values).unwrap());
     load(&|_| {}).unwrap();

@@ -4,19 +4,24 @@
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use edl_core::id::{BatchId, Generation, PsId, RunId};
+use edl_core::id::{BatchId, CutId, Generation, PartitionId, PsId, RunId};
+use edl_core::job::{CutFile, LoadFrom};
 use edl_core::layout::Layout;
 use edl_core::model::{Init, ModelSpec, ParamSpec, Rule, TableSpec};
 use edl_core::optimizer::OptimizerSpec;
+use edl_core::server::{Event, Load, Order, Report};
+use edl_core::servers::PartitionState;
 use edl_core::spec::Mode;
 use edl_net::data::{Error, PsClient, Route, ServerRoute};
 use edl_net::key::JobKey;
 use edl_net::wire::Stream;
 use edl_ps::Front;
-use edl_ps::store::{LoadSpec, Store};
+use edl_ps::store::Store;
+use edl_tensor::checkpoint::FileEntry;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 pub(crate) const RUN: RunId = RunId([7; 16]);
 pub(crate) const N_PARTITIONS: u32 = 6;
@@ -51,8 +56,8 @@ pub(crate) fn layout() -> Layout {
     Layout::shared(20, N_PARTITIONS)
 }
 
-pub(crate) fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode: Mode) -> LoadSpec {
-    LoadSpec {
+pub(crate) fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode: Mode) -> Load {
+    Load {
         generation: Generation(generation),
         partitions,
         layout: layout(),
@@ -62,9 +67,7 @@ pub(crate) fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode:
         n_batches: N_BATCHES,
         mode,
         lr_staleness_modulation: false,
-        job_dir: PathBuf::new(),
-        checkpoint: None,
-        keep_applied: true,
+        from: LoadFrom { checkpoint: None, keep_applied: true },
     }
 }
 
@@ -80,12 +83,14 @@ pub(crate) struct Server {
     pub(crate) store: Arc<Store>,
     pub(crate) address: String,
     pub(crate) unix_path: PathBuf,
+    reports: Mutex<UnboundedReceiver<Report>>,
     front: Arc<Front>,
 }
 
 impl Server {
     pub(crate) fn start(folder: &Path, ps: u32) -> Self {
-        let store = Arc::new(Store::new(2));
+        let (sender, reports) = unbounded_channel();
+        let store = Arc::new(Store::new(2, folder.into(), sender).unwrap());
         let front = Arc::new(Front::new(Arc::clone(&store), key()));
         front.set_run(RUN);
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -93,23 +98,75 @@ impl Server {
         let unix_path = folder.join(format!("ps-{ps}.sock"));
         let unix = UnixListener::bind(&unix_path).unwrap();
         // These threads end with the process; they hold a port and a file of the test's own.
-        let door = Arc::clone(&front);
+        let listening = Arc::clone(&front);
         std::thread::spawn(move || {
             for stream in tcp.incoming() {
-                if door.admit(Stream::tcp(stream.unwrap()).unwrap()).is_err() {
+                if listening.admit(Stream::tcp(stream.unwrap()).unwrap()).is_err() {
                     return;
                 }
             }
         });
-        let door = Arc::clone(&front);
+        let listening = Arc::clone(&front);
         std::thread::spawn(move || {
             for stream in unix.incoming() {
-                if door.admit(Stream::unix(stream.unwrap()).unwrap()).is_err() {
+                if listening.admit(Stream::unix(stream.unwrap()).unwrap()).is_err() {
                     return;
                 }
             }
         });
-        Self { store, address, unix_path, front }
+        Self { store, address, unix_path, reports: Mutex::new(reports), front }
+    }
+
+    /// The next report to the master.
+    pub(crate) fn report(&self) -> Report {
+        self.reports.lock().unwrap().blocking_recv().unwrap()
+    }
+
+    pub(crate) fn load(&self, load: Load) -> Result<(), String> {
+        let ordered = load.generation;
+        self.store.handle(Event::Order(Order::Load(Box::new(load))));
+        let (generation, loaded) = match self.report() {
+            Report::Loaded { generation, .. } => (generation, Ok(())),
+            Report::LoadFailed { generation, error } => (generation, Err(error)),
+            other @ (Report::CheckpointDone { .. }
+            | Report::CheckpointFailed { .. }
+            | Report::States { .. }) => panic!("{other:?}"),
+        };
+        assert_eq!(generation, ordered);
+        loaded
+    }
+
+    pub(crate) fn serve(&self, generation: Generation) {
+        self.store.handle(Event::Order(Order::Serve(generation)));
+    }
+
+    pub(crate) fn order_checkpoint(&self, number: u64, folder: &Path, at: Option<u64>) {
+        let (checkpoint, generation) = (CutId(number), Generation(1));
+        let folder = folder.to_str().unwrap().to_owned();
+        let order = Order::Checkpoint { checkpoint, generation, folder, at };
+        self.store.handle(Event::Order(order));
+    }
+
+    /// What became of the checkpoint with this number.
+    pub(crate) fn checkpointed(&self, number: u64) -> Result<Vec<FileEntry>, String> {
+        let (checkpoint, files) = match self.report() {
+            Report::CheckpointDone { checkpoint, files, .. } => (checkpoint, Ok(files)),
+            Report::CheckpointFailed { checkpoint, error, .. } => (checkpoint, Err(error)),
+            other @ (Report::Loaded { .. } | Report::LoadFailed { .. } | Report::States { .. }) => {
+                panic!("{other:?}")
+            }
+        };
+        assert_eq!(checkpoint, CutId(number));
+        let entry = |file: CutFile| {
+            let CutFile { partition, name, bytes, checksum, updates } = file;
+            FileEntry { partition: PartitionId(partition), name, bytes, checksum, updates }
+        };
+        files.map(|files| files.into_iter().map(entry).collect())
+    }
+
+    /// What the server holds.
+    pub(crate) fn states(&self) -> Vec<PartitionState> {
+        self.store.inspect().blocking_recv().unwrap().1
     }
 }
 
@@ -137,8 +194,8 @@ impl Job {
 
     pub(crate) fn load(&self, generation: u64, mode: Mode) {
         for (server, partitions) in self.servers.iter().zip(shares()) {
-            server.store.load(&load_spec(generation, partitions, mode)).unwrap();
-            server.store.serve(Generation(generation)).unwrap();
+            server.load(load_spec(generation, partitions, mode)).unwrap();
+            server.serve(Generation(generation));
         }
     }
 
@@ -162,7 +219,7 @@ impl Job {
 
     /// Updates of every partition.
     pub(crate) fn updates(&self) -> Vec<u64> {
-        let states = self.servers.iter().flat_map(|server| server.store.inspect().1);
+        let states = self.servers.iter().flat_map(Server::states);
         states.map(|state| state.updates).collect()
     }
 }
@@ -226,13 +283,13 @@ pub(crate) fn batch(index: u32) -> BatchId {
 }
 
 /// Makes the files of a cut one checkpoint.
-pub(crate) fn commit(folder: &Path, mut files: Vec<edl_tensor::checkpoint::FileEntry>) {
+pub(crate) fn commit(folder: &Path, mut files: Vec<FileEntry>) {
     files.sort_by_key(|file| file.partition);
     let manifest = edl_tensor::checkpoint::Manifest {
         format: edl_tensor::checkpoint::FORMAT,
         version: 3,
         generation: Generation(1),
-        cut: edl_core::id::CutId(1),
+        cut: CutId(1),
         term: edl_core::id::Term(1),
         run: RUN.to_string(),
         job: "test".into(),

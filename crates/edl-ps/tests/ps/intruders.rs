@@ -148,7 +148,7 @@ fn a_frame_with_one_altered_byte_is_refused_and_ends_the_connection() {
             );
             client.push(batch(0), 1.0).unwrap();
             assert!(matches!(client.ack(), Err(Error::Closed)));
-            let (_, states) = job.servers[0].store.inspect();
+            let states = job.servers[0].states();
             assert!(states.iter().all(|state| state.updates == 0), "{by:?} {from_end}");
         }
     }
@@ -164,7 +164,7 @@ fn a_frame_that_is_repeated_is_refused_and_ends_the_connection() {
         // The first was genuine and is acknowledged, unless the end comes first.
         let end = std::iter::from_fn(|| Some(client.ack())).find(Result::is_err).unwrap();
         assert!(matches!(end, Err(Error::Closed)));
-        let (_, states) = job.servers[0].store.inspect();
+        let states = job.servers[0].states();
         assert!(states.iter().all(|state| state.updates == 1));
     }
 }
@@ -190,7 +190,7 @@ fn frames_in_another_order_are_refused() {
     client.push(batch(0), 1.0).unwrap();
     client.push(batch(1), 1.0).unwrap();
     assert!(matches!(client.ack(), Err(Error::Closed)));
-    let (_, states) = job.servers[0].store.inspect();
+    let states = job.servers[0].states();
     assert!(states.iter().all(|state| state.updates == 0));
 }
 
@@ -241,7 +241,7 @@ fn a_push_that_breaks_off_in_the_middle_applies_nothing() {
             );
             client.push(batch(0), 1.0).unwrap();
             assert!(matches!(client.ack(), Err(Error::Closed)));
-            let (_, states) = job.servers[0].store.inspect();
+            let states = job.servers[0].states();
             assert!(states.iter().all(|state| state.updates == 0 && state.n_rows == 0));
             // Another worker takes the batch over; the second server has it already.
             let mut other = job.client(1, by);
@@ -255,7 +255,9 @@ fn a_push_that_breaks_off_in_the_middle_applies_nothing() {
 #[test]
 fn a_server_that_does_not_know_its_run_yet_says_so() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Arc::new(edl_ps::store::Store::new(1));
+    let (reports, _) = tokio::sync::mpsc::unbounded_channel();
+    let store = edl_ps::store::Store::new(1, folder.path().into(), reports).unwrap();
+    let store = Arc::new(store);
     let front = Arc::new(edl_ps::Front::new(store, key()));
     let path = folder.path().join("ps.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Steps that come in lanes, over real sockets: rows of a step, cuts of a step.
+//! Steps that come in lanes, over real sockets: rows of a step, checkpoints of a step.
 
 use edl_core::id::{Generation, PsId, WorldId};
 use edl_core::layout::Layout;
+use edl_core::server::{self, Load};
 use edl_core::spec::Mode;
 use edl_net::data::{Error, PsClient, Route, ServerRoute};
-use edl_ps::store::{self, LoadSpec};
 use edl_tensor::push::Lane;
 
 use crate::harness::{DEADLINE, N_PARTITIONS, RUN, Server, batch, key, load_spec, model};
@@ -29,8 +29,8 @@ impl Job {
         for (ps, server) in (0..).zip(&servers) {
             let hosted = layout().hosted(PsId(ps), 2);
             let spec = load_spec(GENERATION.0, hosted, Mode::Steps { lanes: 2 });
-            server.store.load(&LoadSpec { layout: layout(), ..spec }).unwrap();
-            server.store.serve(GENERATION).unwrap();
+            server.load(Load { layout: layout(), ..spec }).unwrap();
+            server.serve(GENERATION);
         }
         Self { servers, folder }
     }
@@ -101,27 +101,27 @@ fn a_lane_is_acknowledged_when_it_is_kept_and_a_step_is_read_before_and_after_it
 }
 
 #[test]
-fn a_cut_waits_for_its_step_and_gives_way_to_a_later_order() {
+fn a_checkpoint_waits_for_its_step_and_gives_way_to_a_later_order() {
     let job = Job::start();
     let mut client = job.client();
-    let store = &job.servers[0].store;
+    let [first, second] = &job.servers;
     let folder = |name: &str| job.folder.path().join(name);
-    std::thread::scope(|scope| {
-        let cut = scope.spawn(|| store.cut(GENERATION, &folder("cut"), Some(2)));
-        client.step(0);
-        client.step(1);
-        let files = cut.join().unwrap().unwrap();
-        assert!(files.len() == 3 && files.iter().all(|file| file.updates == 2));
+    first.order_checkpoint(1, &folder("first"), Some(2));
+    client.step(0);
+    client.step(1);
+    let files = first.checkpointed(1).unwrap();
+    assert!(files.len() == 3 && files.iter().all(|file| file.updates == 2));
 
-        let late = scope.spawn(|| store.cut(GENERATION, &folder("late"), Some(9)));
-        while !late.is_finished() {
-            store.cut(GENERATION, &folder("again"), Some(2)).unwrap();
-        }
-        let error = late.join().unwrap().unwrap_err();
-        assert!(matches!(error, store::Error::Overtaken), "{error}");
-    });
-    let past = job.servers[1].store.cut(GENERATION, &folder("past"), Some(1)).unwrap_err();
-    assert!(matches!(past, store::Error::Past { at: 1, step: 2, .. }), "{past}");
-    let now = job.servers[1].store.cut(GENERATION, &folder("now"), Some(2)).unwrap();
+    first.order_checkpoint(2, &folder("late"), Some(9));
+    first.order_checkpoint(3, &folder("again"), Some(2));
+    let error = first.checkpointed(2).unwrap_err();
+    assert_eq!(error, server::Error::Overtaken.to_string());
+    first.checkpointed(3).unwrap();
+
+    second.order_checkpoint(4, &folder("past"), Some(1));
+    let past = second.checkpointed(4).unwrap_err();
+    assert!(past.starts_with("step 1 has passed") && past.ends_with("is at step 2"), "{past}");
+    second.order_checkpoint(5, &folder("now"), Some(2));
+    let now = second.checkpointed(5).unwrap();
     assert!(now.len() == 3 && now.iter().all(|file| file.updates == 2));
 }

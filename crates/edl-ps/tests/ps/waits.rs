@@ -146,7 +146,7 @@ fn a_client_that_comes_before_the_load_is_served_after_it() {
 fn before_serve_nobody_is_answered() {
     let job = Job::start(Mode::Async);
     for (server, partitions) in job.servers.iter().zip(crate::harness::shares()) {
-        server.store.load(&load_spec(2, partitions, Mode::Async)).unwrap();
+        server.load(load_spec(2, partitions, Mode::Async)).unwrap();
     }
     let limits = Limits { pull: Duration::from_millis(10), ..Limits::all(DEADLINE) };
     let route = job.route(2, By::Unix);

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A parameter server's half of its control session.
+
+use std::sync::Arc;
+
+use edl_core::id::{CutId, Generation};
+use edl_core::job::{CutFile, LoadFrom};
+use edl_core::layout::Layout;
+use edl_core::model::ModelSpec;
+use edl_core::server::{Event, Inspection, Load, Order, Report};
+use edl_core::servers::PartitionState;
+use edl_core::spec::JobSpec;
+
+use crate::proto::{self, PsMessage, ps_command, ps_message};
+
+/// What a command means to a server of the job `spec`. A welcome is for the control session alone.
+#[must_use]
+pub fn event(command: ps_command::Kind, spec: &JobSpec) -> Option<Event> {
+    use ps_command::Kind;
+    Some(match command {
+        Kind::Welcome(_) => return None,
+        Kind::Load(order) => {
+            let generation = Generation(order.generation);
+            match load(order, spec) {
+                Ok(load) => Event::Order(Order::Load(Box::new(load))),
+                Err(error) => Event::LoadFailed { generation, error },
+            }
+        }
+        Kind::Serve(proto::Serve { generation }) => {
+            Event::Order(Order::Serve(Generation(generation)))
+        }
+        Kind::Cut(proto::Cut { cut, generation, folder, at }) => Event::Order(Order::Checkpoint {
+            checkpoint: CutId(cut),
+            generation: Generation(generation),
+            folder,
+            at,
+        }),
+        Kind::Inspect(proto::Inspect { request }) => Event::Inspect(Inspection::Master(request)),
+        Kind::Stop(_) => Event::Order(Order::Stop),
+    })
+}
+
+fn load(order: proto::Load, spec: &JobSpec) -> Result<Load, String> {
+    let model: ModelSpec = serde_json::from_str(&order.model_spec_json)
+        .map_err(|error| format!("cannot parse the model's description: {error}"))?;
+    let optimizer = serde_json::from_str(&order.optimizer_json)
+        .map_err(|error| format!("cannot parse the optimizer's description: {error}"))?;
+    let (dense_len, n_partitions) = (model.dense_len(), order.n_partitions);
+    let checkpoint = Some(order.checkpoint).filter(|folder| !folder.is_empty());
+    Ok(Load {
+        generation: Generation(order.generation),
+        partitions: order.first_partition..order.end_partition,
+        layout: Layout { dense_len, n_partitions, is_apart: spec.is_hybrid() },
+        model: Arc::new(model),
+        optimizer,
+        seed: spec.seed,
+        n_batches: order.n_batches,
+        mode: spec.mode(),
+        lr_staleness_modulation: spec.lr_staleness_modulation,
+        from: LoadFrom { checkpoint, keep_applied: order.keep_applied },
+    })
+}
+
+/// What a server sends to its master.
+#[must_use]
+pub fn message(report: Report) -> PsMessage {
+    use ps_message::Kind;
+    let kind = match report {
+        Report::Loaded { generation, states } => {
+            Kind::Loaded(proto::Loaded { generation: generation.0, sets: sets(states) })
+        }
+        Report::LoadFailed { generation, error } => {
+            Kind::LoadFailed(proto::LoadFailed { generation: generation.0, error })
+        }
+        Report::CheckpointDone { checkpoint, generation, files } => Kind::CutDone(proto::CutDone {
+            cut: checkpoint.0,
+            generation: generation.0,
+            files: files.into_iter().map(file).collect(),
+        }),
+        Report::CheckpointFailed { checkpoint, generation, error } => {
+            let (cut, generation) = (checkpoint.0, generation.0);
+            Kind::CutFailed(proto::CutFailed { cut, generation, error })
+        }
+        Report::States { request, generation, states } => {
+            Kind::Sets(proto::Sets { request, generation: generation.0, sets: sets(states) })
+        }
+    };
+    PsMessage { kind: Some(kind) }
+}
+
+/// The first message of a stream: `identity`, and what the server holds.
+#[must_use]
+pub fn hello(
+    identity: proto::PsHello,
+    generation: Generation,
+    states: Vec<PartitionState>,
+) -> PsMessage {
+    let hello = proto::PsHello { generation: generation.0, sets: sets(states), ..identity };
+    PsMessage { kind: Some(ps_message::Kind::Hello(hello)) }
+}
+
+fn sets(states: Vec<PartitionState>) -> Vec<proto::PartitionSet> {
+    let set = |state: PartitionState| proto::PartitionSet {
+        partition: state.partition.0,
+        applied: state.applied.to_bytes(),
+        updates: state.updates,
+        n_rows: state.n_rows,
+    };
+    states.into_iter().map(set).collect()
+}
+
+fn file(file: CutFile) -> proto::CheckpointFile {
+    let CutFile { partition, name, bytes, checksum, updates } = file;
+    proto::CheckpointFile { partition, name, bytes, checksum, updates }
+}
