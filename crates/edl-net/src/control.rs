@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use edl_core::error::chain;
 use edl_core::time::Time;
+use edl_core::worker::Outbox;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -41,12 +42,40 @@ type Opening<C> = Boxed<'static, Result<Response<Streaming<C>>, Status>>;
 pub trait Command: Sized + Send + 'static {
     /// What the processes send to the master.
     type Message: Send + 'static;
+    /// Where messages wait for a stream.
+    type Outbox: Outgoing<Self::Message>;
 
     /// Opens the stream of this role.
     fn open(channel: Channel, messages: mpsc::Receiver<Self::Message>) -> Opening<Self>;
 
     /// The welcome, if this is one.
     fn welcome(&self) -> Option<Welcome<'_>>;
+}
+
+/// Messages that are not sent yet.
+pub trait Outgoing<M>: Default + Send {
+    fn pop(&mut self) -> Option<M>;
+    fn is_empty(&self) -> bool;
+}
+
+impl<M: Send> Outgoing<M> for VecDeque<M> {
+    fn pop(&mut self) -> Option<M> {
+        self.pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.is_empty()
+    }
+}
+
+impl<M: Send> Outgoing<M> for Outbox<M> {
+    fn pop(&mut self) -> Option<M> {
+        self.pop()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.is_empty()
+    }
 }
 
 /// Where the master is, and how to connect to it.
@@ -74,7 +103,7 @@ pub enum Event<C> {
 /// The session of one process, across all its streams.
 pub struct Session<C: Command> {
     /// Messages to the master, sent in order while a master is followed.
-    pub outbox: VecDeque<C::Message>,
+    pub outbox: C::Outbox,
     config: Config,
     hello: Box<dyn Fn() -> Boxed<'static, C::Message> + Send>,
     started: Instant,
@@ -99,7 +128,7 @@ impl<C: Command> Session<C> {
     ) -> Self {
         let (hello, follow) = (Box::new(hello), Follow::new(config.patience));
         let connecting = connect(&config, hello(), &follow, Duration::ZERO);
-        let (started, outbox) = (Instant::now(), VecDeque::new());
+        let (started, outbox) = (Instant::now(), C::Outbox::default());
         Self { outbox, config, hello, started, follow, stream: None, connecting }
     }
 
@@ -145,7 +174,7 @@ impl<C: Command> Session<C> {
             let stream = self.stream.take().filter(|_| self.follow.is_following);
             let Some(Stream { mut commands, messages, .. }) = stream else { return };
             let flush = async move {
-                for message in self.outbox.drain(..) {
+                while let Some(message) = self.outbox.pop() {
                     // If the stream is broken, `commands` ends too.
                     let _ = messages.send(message).await;
                 }
@@ -183,7 +212,7 @@ impl<C: Command> Session<C> {
             }
             permit = stream.messages.reserve(), if job.is_some() && !self.outbox.is_empty() => {
                 let Ok(permit) = permit else { return broken("the stream is closed") };
-                if let Some(message) = self.outbox.pop_front() {
+                if let Some(message) = self.outbox.pop() {
                     permit.send(message);
                 }
                 Ok(None)
@@ -242,6 +271,7 @@ fn client(channel: Channel) -> MasterClient<Channel> {
 
 impl Command for proto::WorkerCommand {
     type Message = proto::WorkerMessage;
+    type Outbox = Outbox<Self::Message>;
 
     fn open(channel: Channel, messages: mpsc::Receiver<Self::Message>) -> Opening<Self> {
         Box::pin(async { client(channel).worker_session(ReceiverStream::new(messages)).await })
@@ -256,6 +286,7 @@ impl Command for proto::WorkerCommand {
 
 impl Command for proto::PsCommand {
     type Message = proto::PsMessage;
+    type Outbox = VecDeque<Self::Message>;
 
     fn open(channel: Channel, messages: mpsc::Receiver<Self::Message>) -> Opening<Self> {
         Box::pin(async { client(channel).ps_session(ReceiverStream::new(messages)).await })

@@ -5,3 +5,4 @@
 
 pub mod master;
 pub mod server;
+pub mod worker;

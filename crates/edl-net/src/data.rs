@@ -6,7 +6,7 @@
 
 mod acks;
 pub mod client;
-pub mod route;
+mod route;
 pub mod server;
 pub(crate) mod session;
 mod split;

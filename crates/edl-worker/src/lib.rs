@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The worker process: one training loop over a [`Model`], whatever engine and strategy.
+//! The worker process: one training loop over a [`Model`], for any engine and strategy.
 //!
-//! Four threads share the work. The *session* (async) talks with the master; the *compute*
-//! thread owns the model and decides; the *feed* thread reads records ahead of it; the *link*
-//! thread moves parameters and gradients. A worker holds nothing that a job cannot lose: it may
-//! be killed at any moment, and what it was lent is lent again.
+//! Four threads share the work. The *session* (async) talks to the master; the *compute* thread
+//! owns the model; the *feed* thread reads records; the *link* thread exchanges parameters and
+//! gradients with the servers. A worker holds nothing that a job cannot lose: it can be killed at
+//! any time, and its work is assigned again.
 //!
-//! There are two strategies. With *parameter servers* a worker is lent batches, each of which it
-//! pulls parameters for and pushes a gradient of; `compute` is its loop. With *AllReduce* every
+//! There are two strategies. With *parameter servers*, a worker is assigned batches; for each of
+//! them, it pulls parameters and pushes a gradient. `edl_core::worker` makes the decisions; the
+//! `driver` hands it the events of all threads and passes on the effects. With *AllReduce* every
 //! worker holds all parameters, and all workers of a world take each step together, each on its
-//! lanes, until a step that the master has granted; `allreduce` is its loop, the mesh between
-//! workers takes the place of the link, and what a worker holds is held by its peers too.
+//! lanes, until a step that the master has granted; `allreduce` is the loop, and the mesh between
+//! workers takes the place of the link.
 
 mod allreduce;
 mod compute;
+mod driver;
 mod evaluate;
 mod feed;
 mod link;
@@ -23,7 +25,6 @@ mod servers;
 mod session;
 mod spending;
 mod train;
-mod work;
 
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,9 @@ use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
 use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation};
+use edl_core::worker::Item;
 use edl_net::data::{Route, Versions};
+use tracing::{debug, warn};
 
 use crate::servers::{Abort, Dial, Error, Pull, Push, Servers};
 
@@ -20,14 +22,15 @@ const LOOK_UP: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) enum Ask {
     Connect(Route),
-    Pull(Pull),
+    /// The item comes back with the answer.
+    Pull(Item, Pull),
     Push(Push),
 }
 
 /// What the link tells the compute thread about one connection.
 pub(crate) enum News {
     Connected(Abort),
-    Pulled(Pull, Versions),
+    Pulled(Item, Pull, Versions),
     /// The gradient is sent; its buffers can be used again.
     Sent(Push),
     Acknowledged {
@@ -35,7 +38,7 @@ pub(crate) enum News {
         generation: Generation,
     },
     /// The last news of a connection.
-    Broken(Error),
+    Broken,
 }
 
 /// Serves one compute thread until it hangs up.
@@ -50,6 +53,7 @@ struct Open {
     connection: u64,
     servers: Box<dyn Servers>,
     n_unanswered: usize,
+    has_worked: bool,
 }
 
 /// The compute thread is gone.
@@ -64,8 +68,7 @@ impl<T: FnMut(u64, News)> Link<T> {
         while let Ok(asked) = self.next() {
             let Some((connection, ask)) = asked else { continue };
             if let Err(error) = self.serve(connection, ask) {
-                self.line = None;
-                (self.tell)(connection, News::Broken(error));
+                self.broken(connection, &error);
                 continue;
             }
             self.hear(Duration::ZERO);
@@ -91,7 +94,8 @@ impl<T: FnMut(u64, News)> Link<T> {
         if let Ask::Connect(route) = &ask {
             self.line = None;
             let line = self.dial.dial(route)?;
-            self.line = Some(Open { connection, servers: line.servers, n_unanswered: 0 });
+            let servers = line.servers;
+            self.line = Some(Open { connection, servers, n_unanswered: 0, has_worked: false });
             (self.tell)(connection, News::Connected(line.abort));
             return Ok(());
         }
@@ -100,9 +104,10 @@ impl<T: FnMut(u64, News)> Link<T> {
         };
         match ask {
             Ask::Connect(_) => {}
-            Ask::Pull(mut pull) => {
+            Ask::Pull(item, mut pull) => {
                 let versions = open.servers.pull(&mut pull)?;
-                (self.tell)(connection, News::Pulled(pull, versions));
+                open.has_worked = true;
+                (self.tell)(connection, News::Pulled(item, pull, versions));
             }
             Ask::Push(push) => {
                 open.servers.push(&push)?;
@@ -111,6 +116,14 @@ impl<T: FnMut(u64, News)> Link<T> {
             }
         }
         Ok(())
+    }
+
+    fn broken(&mut self, connection: u64, error: &Error) {
+        match self.line.take() {
+            Some(Open { has_worked: true, .. }) => warn!(reason = %error, "servers lost"),
+            Some(_) | None => debug!(reason = %error, "cannot reach the servers"),
+        }
+        (self.tell)(connection, News::Broken);
     }
 
     /// Passes on the answers to gradients; waits at most `limit` for the first.
@@ -125,10 +138,7 @@ impl<T: FnMut(u64, News)> Link<T> {
                         News::Acknowledged { batch: acked.batch, generation: acked.generation };
                     (self.tell)(connection, news);
                 }
-                Err(error) => {
-                    self.line = None;
-                    (self.tell)(connection, News::Broken(error));
-                }
+                Err(error) => self.broken(connection, &error),
             }
             limit = Duration::ZERO;
         }

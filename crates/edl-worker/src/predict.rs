@@ -2,23 +2,20 @@
 //! Writes the model's output for one shard of the prediction data: one JSON line per record, in
 //! the order of the records.
 //!
-//! A part file appears under its name when it is whole. Two workers that were lent the same
-//! shard write the same lines, and the later rename wins.
+//! A part file appears under its name when it is whole. Two workers that were assigned the
+//! same shard write the same lines, and the later rename wins.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use edl_core::id::LeaseId;
-use edl_net::proto::{PredictDone, PredictWork};
 use edl_tensor::model::{Inputs, Model};
 use serde::Serialize;
 
 /// One shard under way.
 #[derive(Debug)]
 pub(crate) struct Prediction {
-    work: PredictWork,
     part: Part,
     n_records: u64,
 }
@@ -48,21 +45,12 @@ struct Line<'a> {
 }
 
 impl Prediction {
-    /// Starts a part file in the folder of `work`, which may be relative to `base`.
-    pub(crate) fn new(work: PredictWork, base: &Path, lease: LeaseId) -> Result<Self, Error> {
-        let folder = base.join(&work.folder);
-        let path = folder.join(file_name(work.shard));
+    /// Starts the part file of a shard.
+    pub(crate) fn new(shard: u32, folder: &Path, lease: LeaseId) -> Result<Self, Error> {
+        let path = folder.join(format!("part-{shard:06}.jsonl"));
         let part = Part::create(path.clone(), lease);
         let part = part.map_err(|source| Error::Write { path, source })?;
-        Ok(Self { work, part, n_records: 0 })
-    }
-
-    pub(crate) fn shard(&self) -> u32 {
-        self.work.shard
-    }
-
-    pub(crate) fn records(&self) -> Range<u64> {
-        self.work.first_record..self.work.end_record
+        Ok(Self { part, n_records: 0 })
     }
 
     /// Adds one minibatch.
@@ -84,20 +72,12 @@ impl Prediction {
         Ok(())
     }
 
-    /// Puts the whole file in its place.
-    pub(crate) fn done(mut self, lease: LeaseId) -> Result<PredictDone, Error> {
+    /// Puts the whole file in its place; its name and how many records it has.
+    pub(crate) fn publish(mut self) -> Result<(String, u64), Error> {
         self.part.publish().map_err(|source| self.part.error(source))?;
-        Ok(PredictDone {
-            lease: lease.0,
-            shard: self.work.shard,
-            file: file_name(self.work.shard),
-            n_records: self.n_records,
-        })
+        let name = self.part.path.file_name().unwrap_or_default();
+        Ok((name.to_string_lossy().into_owned(), self.n_records))
     }
-}
-
-fn file_name(shard: u32) -> String {
-    format!("part-{shard:06}.jsonl")
 }
 
 impl Part {

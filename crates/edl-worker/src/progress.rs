@@ -7,6 +7,8 @@
 use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard};
 
+use edl_core::worker::Activity;
+
 use crate::spending::Spending;
 
 /// The state behind the heartbeats.
@@ -45,14 +47,14 @@ impl Progress {
         (state.phase, state.waiting_for) = (phase, waiting_for.into());
     }
 
-    /// Counts a trained batch, and says which one it was.
-    pub(crate) fn step(&self) -> u64 {
-        let mut state = self.lock();
-        state.step += 1;
-        state.step
+    /// What the machine does or waits for.
+    pub(crate) fn show(&self, activity: Activity) {
+        let Activity { phase, waiting_for, spends } = activity;
+        self.waiting(phase, waiting_for);
+        self.spending.on(spends);
     }
 
-    /// The job's step, where all workers take it together.
+    /// The job's step, where all workers take it together; otherwise the batches trained here.
     pub(crate) fn at_step(&self, step: u64) {
         self.lock().step = step;
     }

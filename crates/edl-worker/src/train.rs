@@ -2,10 +2,10 @@
 //! One batch through the model: parameters in, a gradient ready for the servers out.
 
 use edl_core::id::BatchId;
-use edl_core::model::ModelSpec;
 use edl_core::optimizer::{self, Clip};
 use edl_core::rng;
-use edl_core::spec::{JobSpec, Mode};
+use edl_core::spec::JobSpec;
+use edl_core::worker::Wants;
 use edl_net::data::Versions;
 use edl_tensor::batch::Batch;
 use edl_tensor::clip;
@@ -13,17 +13,12 @@ use edl_tensor::model::{Error, Gradient, Inputs, Model};
 use edl_tensor::unique::Unique;
 
 use crate::servers::{Pull, Push};
-use crate::work::Trained;
 
 /// The model with its buffers, and with the dense parameters that it saw last.
 pub(crate) struct Trainer {
     model: Box<dyn Model>,
     seed: u64,
     clip: Option<Clip>,
-    /// Batches that may share one pull of the dense parameters.
-    dense_steps: u32,
-    /// Batches asked for since the dense parameters were asked for; none before the first.
-    dense_age: Option<u32>,
     dense_len: usize,
     /// Numbers per row of each table.
     dims: Vec<usize>,
@@ -68,17 +63,10 @@ impl<T: Default> Spare<T> {
 
 impl Trainer {
     pub(crate) fn new(model: Box<dyn Model>, spec: &JobSpec) -> Self {
-        let dense_steps = match spec.mode() {
-            Mode::Async => spec.get_model_steps,
-            // Where the age of parameters matters, nobody computes with older ones than he says.
-            Mode::Bounded { .. } | Mode::Sync { .. } | Mode::Steps { .. } => 1,
-        };
         let dims: Vec<usize> = model.spec().tables.iter().map(|table| table.dim).collect();
         Self {
             seed: spec.seed,
             clip: optimizer::clip(spec, model.spec()),
-            dense_steps,
-            dense_age: None,
             dense_len: model.spec().dense_len(),
             dense: Vec::new(),
             base: None,
@@ -90,17 +78,11 @@ impl Trainer {
         }
     }
 
-    pub(crate) fn spec(&self) -> &ModelSpec {
-        self.model.spec()
-    }
-
-    /// What must be pulled before `batch` can be computed. Only what will be pushed may use the
-    /// dense parameters of the batches before.
+    /// What must be pulled before `batch` can be computed.
     pub(crate) fn prepare(
         &mut self,
         batch: &Batch,
-        will_push: bool,
-        min_round: Option<u64>,
+        wants: Wants,
     ) -> Result<(Lookups, Pull), Error> {
         let looked_up = self.model.lookups(batch)?;
         if looked_up.len() != self.dims.len() {
@@ -120,9 +102,8 @@ impl Trainer {
             ids[table].extend_from_slice(lookups.0[table].ids());
             rows[table].resize(ids[table].len() * self.dims[table], 0.0);
         }
-        let is_due = !will_push || self.dense_age.is_none_or(|age| age >= self.dense_steps);
-        self.dense_age = Some(if is_due { 1 } else { self.dense_age.unwrap_or(0) + 1 });
-        let dense = is_due.then(|| {
+        let Wants { dense, will_push, min_round } = wants;
+        let dense = dense.then(|| {
             let mut dense = self.spares.dense.take();
             dense.resize(self.dense_len, 0.0);
             dense
@@ -150,11 +131,6 @@ impl Trainer {
         pull.ids
     }
 
-    /// Makes the next pull bring the dense parameters: one that was asked for may never arrive.
-    pub(crate) fn forget(&mut self) {
-        self.dense_age = None;
-    }
-
     /// Runs `pass` on the batch whose parameters were accepted last.
     pub(crate) fn pass<R>(
         &mut self,
@@ -164,14 +140,14 @@ impl Trainer {
         pass(&mut *self.model, Inputs { batch, dense: &self.dense, rows: &self.rows })
     }
 
-    /// Trains the batch whose parameters were accepted last.
+    /// Trains the batch whose parameters were accepted last; its loss and gradient.
     pub(crate) fn train(
         &mut self,
         id: BatchId,
         batch: &Batch,
         lookups: &Lookups,
         ids: Vec<Vec<u64>>,
-    ) -> Result<(Trained, Push), Error> {
+    ) -> Result<(f32, Push), Error> {
         self.gradient.dense.resize(self.dense_len, 0.0);
         self.gradient.rows.resize_with(self.dims.len(), Vec::new);
         for (grads, rows) in self.gradient.rows.iter_mut().zip(&self.rows) {
@@ -189,8 +165,7 @@ impl Trainer {
         }
         let n_records = u32::try_from(batch.len()).expect("a minibatch has a 32-bit size");
         let base = self.base.clone().expect("parameters are accepted before they are used");
-        let trained = Trained { loss: outcome.loss, n_records };
-        Ok((trained, Push { batch: id, n_records, base, gradient, ids, lane: None }))
+        Ok((outcome.loss, Push { batch: id, n_records, base, gradient, ids, lane: None }))
     }
 
     /// The gradient with those of equal ids added up.

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Collects the acknowledgements of all servers into one per batch.
+//! Reads the acknowledgements of all servers.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use edl_core::acks::Acks;
 use edl_core::id::{BatchId, Generation, PsId};
+use edl_core::time::Time;
 
 use crate::data::Error;
 use crate::frame::{Kind, decode_refusal};
@@ -19,44 +20,28 @@ pub struct Acked {
     pub generation: Generation,
 }
 
-/// The pushes that some server has not acknowledged yet, by their number.
-#[derive(Debug, Default)]
-pub(super) struct Open(Mutex<BTreeMap<u64, OpenPush>>);
-
+/// The pushes of one client that some server has not acknowledged yet.
 #[derive(Debug)]
-struct OpenPush {
-    batch: BatchId,
-    /// Servers that have not acknowledged it.
-    waiting: Vec<PsId>,
-    since: Instant,
+pub(super) struct Open {
+    acks: Mutex<Acks>,
+    started: Instant,
 }
 
 impl Open {
-    pub(super) fn insert(&self, sequence: u64, batch: BatchId, servers: Vec<PsId>) {
-        let open = OpenPush { batch, waiting: servers, since: Instant::now() };
-        self.lock().insert(sequence, open);
+    pub(super) fn new() -> Self {
+        Self { acks: Mutex::default(), started: Instant::now() }
     }
 
-    /// Notes one server's acknowledgement; the batch if it was the last.
-    fn acknowledge(&self, sequence: u64, ps: PsId) -> Option<BatchId> {
-        let mut pushes = self.lock();
-        let open = pushes.get_mut(&sequence)?;
-        open.waiting.retain(|waiting| *waiting != ps);
-        if !open.waiting.is_empty() {
-            return None;
-        }
-        pushes.remove(&sequence).map(|open| open.batch)
+    pub(super) fn sent(&self, sequence: u64, batch: BatchId, servers: Vec<PsId>) {
+        self.lock().sent(sequence, batch, servers, self.now());
     }
 
-    /// The oldest push that waits for `ps`, and since when.
-    fn oldest(&self, ps: PsId) -> Option<(BatchId, Instant)> {
-        let pushes = self.lock();
-        let open = pushes.values().find(|open| open.waiting.contains(&ps))?;
-        Some((open.batch, open.since))
+    fn now(&self) -> Time {
+        Time::since_origin(self.started.elapsed())
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, OpenPush>> {
-        self.0.lock().expect("the lock on the open pushes is poisoned")
+    fn lock(&self) -> MutexGuard<'_, Acks> {
+        self.acks.lock().expect("the lock on the open pushes is poisoned")
     }
 }
 
@@ -99,19 +84,18 @@ impl Reader {
 
     fn next(&mut self) -> Result<Option<Result<Acked, Error>>, Error> {
         let (open, ps, patience) = (&self.open, self.ps, self.patience);
-        let header = self.receiver.header(&mut || match open.oldest(ps) {
-            Some((batch, since)) if since.elapsed() >= patience => {
-                let waiting_for = format!("server {ps} to acknowledge batch {batch}");
-                Err(Error::Deadline { waiting_for })
-            }
-            Some(_) | None => Ok(()),
+        let header = self.receiver.header(&mut || {
+            let overdue = open.lock().overdue(ps, patience, open.now());
+            let Some(batch) = overdue else { return Ok(()) };
+            let waiting_for = format!("server {ps} to acknowledge batch {batch}");
+            Err(Error::Deadline { waiting_for })
         })?;
         let forged = Error::Forged { sequence: header.sequence };
         let payload = self.receiver.small()?;
         if header.kind == Kind::Ack {
             let sequence = payload.try_into().map(u64::from_le_bytes).map_err(|_| forged)?;
             let acked = |batch| Ok(Acked { batch, generation: header.generation });
-            Ok(self.open.acknowledge(sequence, ps).map(acked))
+            Ok(self.open.lock().acknowledge(sequence, ps).map(acked))
         } else if header.kind == Kind::Refused {
             let (refusal, _) = decode_refusal(&payload)?;
             Ok(Some(Err(Error::from_refusal(refusal, self.generation))))

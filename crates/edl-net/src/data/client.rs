@@ -164,7 +164,7 @@ impl PsClient {
         let client = ClientId::random()?;
         let party = Party { key, run, timeout: limits.connect, patience: limits.frame };
         let (sender, acks) = mpsc::sync_channel(ACK_QUEUE);
-        let open = Arc::new(Open::default());
+        let open = Arc::new(Open::new());
         let mut streams = Vec::new();
         let mut servers = Vec::new();
         let mut pending = Vec::new();
@@ -381,7 +381,7 @@ impl PsClient {
             return Ok(());
         };
         let servers = self.servers.iter().map(|server| server.ps).collect();
-        self.open.insert(sequence, batch, servers);
+        self.open.sent(sequence, batch, servers);
         let mut sorted = self.sorted.as_slice();
         for (server, base_version) in self.servers.iter_mut().zip(&base.0) {
             let n_here = self.split.n_row_floats(&server.partitions, &self.dims);

@@ -218,9 +218,7 @@ impl Inbox {
             compute::Event::Leave => self.is_leaving = true,
             compute::Event::Stop => self.is_over = true,
             compute::Event::Died(thread) => return Err(Died(thread)),
-            compute::Event::Lease(_, Loan::Train { .. } | Loan::Predict(_))
-            | compute::Event::Decoded(..)
-            | compute::Event::Link(..) => {
+            compute::Event::Lease(_, Loan::Other) => {
                 warn!("ignored a command for another strategy");
             }
         }

@@ -1,106 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A shard of records that is walked in minibatches, to evaluate or to predict.
-
-use std::ops::Range;
-use std::path::Path;
+//! A shard that a member of a world evaluates in minibatches.
 
 use edl_core::id::{Generation, LeaseId};
 use edl_core::metric::Metric;
 use edl_net::proto::worker_message::Kind;
-use edl_net::proto::{EvalWork, PredictWork};
-use edl_tensor::model::{Inputs, Model};
+use edl_net::proto::{EvalDone, EvalWork};
+use edl_tensor::model::{Error, Inputs, Model};
 
 use crate::evaluate::Evaluation;
 use crate::feed::{Read, Source};
-use crate::predict::{self, Prediction};
 
-/// A shard under way.
+/// A shard in progress.
 pub(crate) struct Shard {
-    pass: Pass,
+    work: EvalWork,
+    evaluation: Evaluation,
     minibatch: u64,
-}
-
-enum Pass {
-    Evaluate(Evaluation),
-    Predict(Prediction),
 }
 
 impl Shard {
     pub(crate) fn evaluation(work: EvalWork, metrics: &[Metric], minibatch: u32) -> Self {
-        let pass = Pass::Evaluate(Evaluation::new(work, metrics));
-        Self { pass, minibatch: u64::from(minibatch) }
+        Self { work, evaluation: Evaluation::new(metrics), minibatch: u64::from(minibatch) }
     }
 
-    pub(crate) fn prediction(
-        work: PredictWork,
-        job_dir: &Path,
-        lease: LeaseId,
-        minibatch: u32,
-    ) -> Result<Self, predict::Error> {
-        let pass = Pass::Predict(Prediction::new(work, job_dir, lease)?);
-        Ok(Self { pass, minibatch: u64::from(minibatch) })
-    }
-
-    /// The shard's number in the master's books.
+    /// The shard's number in the master's accounting.
     pub(crate) fn number(&self) -> u32 {
-        match &self.pass {
-            Pass::Evaluate(evaluation) => evaluation.shard(),
-            Pass::Predict(prediction) => prediction.shard(),
-        }
-    }
-
-    pub(crate) fn phase(&self) -> &'static str {
-        match &self.pass {
-            Pass::Evaluate(_) => "evaluating",
-            Pass::Predict(_) => "predicting",
-        }
-    }
-
-    fn records(&self) -> Range<u64> {
-        match &self.pass {
-            Pass::Evaluate(evaluation) => evaluation.records(),
-            Pass::Predict(prediction) => prediction.records(),
-        }
+        self.work.shard
     }
 
     pub(crate) fn n_pieces(&self) -> u32 {
-        let records = self.records();
-        let n_pieces = records.end.saturating_sub(records.start).div_ceil(self.minibatch);
+        let EvalWork { first_record, end_record, .. } = self.work;
+        let n_pieces = end_record.saturating_sub(first_record).div_ceil(self.minibatch);
         u32::try_from(n_pieces).expect("a shard has fewer than 2^32 minibatches")
     }
 
     /// The records of one minibatch.
     pub(crate) fn read(&self, piece: u32) -> Read {
-        let source = match &self.pass {
-            Pass::Evaluate(_) => Source::Validation,
-            Pass::Predict(_) => Source::Prediction,
-        };
-        let Range { start, end } = self.records();
-        let first = start + u64::from(piece) * self.minibatch;
-        Read::Range(source, first..end.min(first + self.minibatch))
+        let first = self.work.first_record + u64::from(piece) * self.minibatch;
+        let end = self.work.end_record.min(first + self.minibatch);
+        Read::Range(Source::Validation, first..end)
     }
 
     /// Adds the next minibatch.
-    pub(crate) fn add(
-        &mut self,
-        model: &mut dyn Model,
-        inputs: Inputs<'_>,
-    ) -> Result<(), predict::Error> {
-        match &mut self.pass {
-            Pass::Evaluate(evaluation) => Ok(evaluation.add(model, inputs)?),
-            Pass::Predict(prediction) => prediction.add(model, inputs),
-        }
+    pub(crate) fn add(&mut self, model: &mut dyn Model, inputs: Inputs<'_>) -> Result<(), Error> {
+        self.evaluation.add(model, inputs)
     }
 
-    /// What the master is told when the last minibatch is in.
+    /// The report after the last minibatch.
     pub(crate) fn done(
         self,
         lease: LeaseId,
         generation: Generation,
-    ) -> Result<Kind, predict::Error> {
-        match self.pass {
-            Pass::Evaluate(evaluation) => Ok(Kind::EvalDone(evaluation.done(lease, generation))),
-            Pass::Predict(prediction) => Ok(Kind::PredictDone(prediction.done(lease)?)),
-        }
+    ) -> Result<Kind, serde_json::Error> {
+        let Evaluation { measures, n_records } = self.evaluation;
+        Ok(Kind::EvalDone(EvalDone {
+            lease: lease.0,
+            eval: self.work.eval,
+            shard: self.work.shard,
+            measures_json: serde_json::to_string(&measures)?,
+            n_records,
+            generation: generation.0,
+        }))
     }
 }

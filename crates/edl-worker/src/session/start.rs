@@ -3,8 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,24 +12,23 @@ use edl_core::id::{Incarnation, RunId};
 use edl_core::model::ModelSpec;
 use edl_core::rng;
 use edl_core::spec::{JobSpec, JobType, Mode};
+use edl_core::worker::{self, Item, Worker};
 use edl_net::control::Job;
-use edl_net::proto::{self, worker_message::Kind};
+use edl_net::proto::worker_message::Kind;
 use edl_tensor::first_values;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::sync::oneshot;
 
 use super::Error;
 use crate::allreduce::{self, Identity, OpenMesh, Seat};
-use crate::compute::{Channels, Compute, Event, Setup};
-use crate::feed::{self, Counts, Decoded, Feeder, OpenRecords, Read, Source};
-use crate::link::Link;
+use crate::compute::{Compute, Event, Numbers, Task};
+use crate::driver::{Channels, Driver, Output};
+use crate::feed::{self, Counts, Feeder, OpenRecords, Read, Source};
+use crate::link::{Ask, Link, News};
 use crate::progress::Progress;
 use crate::servers::{Dial, PsDial};
 use crate::train::Trainer;
-use crate::work::Work;
 use crate::{Config, OpenModel, chain};
-
-/// Leases held at once where answers come soon: one at hand and one to go on with.
-const CAPACITY: u32 = 2;
 
 /// As much as a main thread has, and more: a model's own code may go deep. Untouched, it costs
 /// nothing.
@@ -50,7 +49,6 @@ pub(crate) struct Edges {
 /// What the session and the compute thread both look at.
 #[derive(Clone)]
 pub(super) struct Shared {
-    pub(super) work: Arc<Mutex<Work>>,
     pub(super) progress: Arc<Progress>,
     pub(super) seat: Arc<Seat>,
 }
@@ -61,7 +59,7 @@ pub(super) struct Shared {
 pub(crate) struct Limits {
     /// Until a master that cannot be reached is given up.
     pub(crate) master: Duration,
-    /// Until the compute thread has finished the batch at hand, answers included.
+    /// Until the compute thread has finished the item in progress, answers included.
     pub(crate) finish: Duration,
     /// Until the servers have answered the last gradients.
     pub(crate) last_answers: Duration,
@@ -86,9 +84,17 @@ impl Default for Limits {
 
 /// The compute thread's ends of the channels to the session.
 pub(super) struct Ends {
-    pub(super) heard: Receiver<Event>,
-    pub(super) report: mpsc::Sender<Kind>,
+    /// Of a worker with parameter servers.
+    pub(super) outputs: UnboundedSender<Output>,
+    /// Of a member of a world.
+    pub(super) reports: mpsc::Sender<Kind>,
     pub(super) end: oneshot::Sender<Ended>,
+}
+
+/// How the session reaches the compute thread.
+pub(super) enum Commands {
+    Servers(Driver),
+    Member(Sender<Event>),
 }
 
 /// How the compute thread ended.
@@ -112,100 +118,124 @@ impl Edges {
     }
 }
 
-/// The leases to hold at once. A round of batches is acknowledged together, so a worker that is
-/// alone must be able to hold all of one.
-pub(super) fn capacity(spec: &JobSpec) -> u32 {
-    match spec.mode() {
-        Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => CAPACITY,
-        Mode::Sync { grads_to_wait } => CAPACITY.max(grads_to_wait),
-    }
-}
-
 /// Starts the compute thread, which starts the others when it has the model.
 pub(super) fn threads(
     edges: Edges,
     ends: Ends,
-    events: Sender<Event>,
     (job, counts): (Job, Counts),
     (config, incarnation): (&Config, Incarnation),
     shared: Shared,
-) -> Result<(), Error> {
-    let identity = Identity { run: job.run, worker: config.worker, incarnation };
+) -> Result<Commands, Error> {
+    shared.progress.busy("building the model");
     let job_dir = config.job_dir.clone();
-    let Ends { heard, report, end } = ends;
-    let body = move || {
-        shared.progress.busy("building the model");
-        let birth = Birth { edges, heard, reports: report, events, job: &job, counts, shared };
-        // A panic drops the other half of `end`, which says the same.
-        let result = match job.spec.is_allreduce() {
-            true => birth.all_reduce(identity, job_dir),
-            false => birth.compute(job_dir),
-        };
-        let _ = end.send(result);
-    };
-    spawn("compute", body)
+    let Ends { outputs, reports, end } = ends;
+    // A panic drops the other half of `end`, which has the same meaning.
+    if job.spec.is_allreduce() {
+        let identity = Identity { run: job.run, worker: config.worker, incarnation };
+        let (events, heard) = channel();
+        let birth = Birth { edges, job, counts, shared, job_dir };
+        let commands = Commands::Member(events.clone());
+        let body = move || drop(end.send(birth.all_reduce(identity, events, heard, reports)));
+        return spawn("compute", body).map(|()| commands);
+    }
+    let (compute, tasks) = channel();
+    let (feed, reads) = channel();
+    let (link, asks) = channel();
+    let Limits { finish, last_answers, .. } = edges.limits;
+    let limits = worker::Limits { finish, last_answers };
+    let machine = Worker::new(worker::Config::new(&job.spec, counts.training, limits));
+    let channels = Channels { session: outputs, compute, feed, link: link.clone() };
+    let driver = Driver::new(machine, channels, Arc::clone(&shared.progress));
+    let commands = Commands::Servers(driver.clone());
+    let birth = Birth { edges, job, counts, shared, job_dir };
+    let queues = Queues { driver, tasks, reads, link, asks };
+    let body = move || drop(end.send(birth.compute(queues)));
+    spawn("compute", body).map(|()| commands)
 }
 
 /// A compute thread that is about to start.
-struct Birth<'a> {
+struct Birth {
     edges: Edges,
-    heard: Receiver<Event>,
-    reports: mpsc::Sender<Kind>,
-    events: Sender<Event>,
-    job: &'a Job,
+    job: Job,
     counts: Counts,
     shared: Shared,
+    job_dir: PathBuf,
 }
 
-impl Birth<'_> {
+/// What the threads of a worker with parameter servers read from.
+struct Queues {
+    driver: Driver,
+    tasks: Receiver<Task>,
+    reads: Receiver<(Item, Read)>,
+    link: Sender<(u64, Ask)>,
+    asks: Receiver<(u64, Ask)>,
+}
+
+impl Birth {
     /// Works with parameter servers.
-    fn compute(self, job_dir: PathBuf) -> Result<(), Error> {
-        let Self { edges, heard, reports, events, job, counts, shared } = self;
+    fn compute(self, queues: Queues) -> Result<(), Error> {
+        let Self { edges, job, counts, job_dir, .. } = self;
+        let Queues { driver, tasks, reads, link, asks } = queues;
         let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
         let model_spec = model.spec().clone();
         model_spec.check().map_err(Error::Model)?;
         first_values::offer(&job_dir, &*model).map_err(|error| Error::Model(chain(&error)))?;
-        let model_spec_json = serde_json::to_string(&model_spec)
-            .map_err(|error| Error::Model(format!("cannot serialize its description: {error}")))?;
-        let ready = proto::Ready { model_spec_json, ..proto::Ready::default() };
-        if reports.blocking_send(Kind::Ready(ready)).is_err() {
-            return Ok(());
-        }
+        driver.tell(worker::Event::Built(Box::new(model_spec.clone())));
+
         let feeder = feeder(edges.open_records, &job.spec, counts, &model_spec);
-        let plan = feeder.plan.clone();
-        let feed = spawn_feeder(feeder, &events, Event::Decoded)?;
-
-        let dial = (edges.open_dial)(job.run, &job.spec, model_spec);
-        let (link, link_asks) = channel();
-        let tell = events.clone();
-        let news = move |connection, news| drop(tell.send(Event::Link(connection, news)));
-        spawn_for(&events, "link", move || Link::new(dial, link_asks, news).run())?;
-        drop(events);
-
-        let channels = Channels { events: heard, reports, feed, link };
-        let setup = Setup {
-            trainer: Trainer::new(model, &job.spec),
-            spec: &job.spec,
-            plan,
-            job_dir,
-            last_answers: edges.limits.last_answers,
-            work: shared.work,
-            progress: shared.progress,
+        let to = driver.clone();
+        let decoded = move |item, result| match result {
+            Ok(decoded) => {
+                let event = worker::Event::Decoded { item, result: Ok(()) };
+                to.tell_with(Task::Records(item, decoded), event);
+            }
+            Err(error) => to.tell(worker::Event::Decoded { item, result: Err(error) }),
         };
-        let compute = Compute::new(setup, channels);
-        compute.run().map_err(|died| Error::Died(died.to_string()))
+        let panicked = |name| {
+            let driver = driver.clone();
+            move || driver.died(name)
+        };
+        spawn_for("feed", move || feeder.run(&reads, decoded), panicked("feed"))?;
+
+        let dial = (edges.open_dial)(job.run, &job.spec, model_spec.clone());
+        let to = driver.clone();
+        let news = move |connection, news| pass_on(&to, connection, news);
+        spawn_for("link", move || Link::new(dial, asks, news).run(), panicked("link"))?;
+
+        Compute {
+            trainer: Trainer::new(model, &job.spec),
+            metrics: model_spec.metrics,
+            log_loss_steps: u64::from(job.spec.log_loss_steps),
+            job_dir,
+            driver,
+            tasks,
+            link,
+            numbers: Numbers::default(),
+        }
+        .run();
+        Ok(())
     }
 
     /// Works with other workers.
-    fn all_reduce(self, identity: Identity, job_dir: PathBuf) -> Result<(), Error> {
-        let Self { edges, heard, reports, events, job, counts, shared } = self;
+    fn all_reduce(
+        self,
+        identity: Identity,
+        events: Sender<Event>,
+        heard: Receiver<Event>,
+        reports: mpsc::Sender<Kind>,
+    ) -> Result<(), Error> {
+        let Self { edges, job, counts, shared, job_dir } = self;
         let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
         let feeder = feeder(edges.open_records, &job.spec, counts, model.spec());
         let plan = feeder.plan.clone();
-        let decoded =
-            |place, records| Event::AllReduce(Box::new(allreduce::Event::Decoded(place, records)));
-        let feed = spawn_feeder(feeder, &events, decoded)?;
-        drop(events);
+        let (feed, reads) = channel();
+        let to = events.clone();
+        let decoded = move |place, records| {
+            let decoded = allreduce::Event::Decoded(place, records);
+            drop(to.send(Event::AllReduce(Box::new(decoded))));
+        };
+        let panicked = move || drop(events.send(Event::Died("feed")));
+        spawn_for("feed", move || feeder.run(&reads, decoded), panicked)?;
         let dial = || (edges.open_dial)(job.run, &job.spec, model.spec().clone());
         let dial = job.spec.is_hybrid().then(dial);
         let start = allreduce::Start {
@@ -252,30 +282,31 @@ fn feeder(
     }
 }
 
-/// Starts the feeder, whose answers become events; it is asked by what is returned.
-fn spawn_feeder<T: Send + 'static>(
-    feeder: Feeder,
-    events: &Sender<Event>,
-    event: impl Fn(T, Result<Decoded, String>) -> Event + Send + 'static,
-) -> Result<Sender<(T, Read)>, Error> {
-    let (feed, asks) = channel();
-    let tell = events.clone();
-    let decoded = move |tag, result| drop(tell.send(event(tag, result)));
-    spawn_for(events, "feed", move || feeder.run(&asks, decoded))?;
-    Ok(feed)
+/// Passes news of the servers to the machine.
+fn pass_on(driver: &Driver, connection: u64, news: News) {
+    match news {
+        News::Connected(abort) => driver.connected(connection, abort),
+        News::Pulled(item, pull, versions) => driver.tell_with(
+            Task::Parameters { connection, item, pull, versions },
+            worker::Event::Pulled { connection, item },
+        ),
+        News::Sent(push) => driver.sent(push),
+        News::Acknowledged { batch, generation } => {
+            driver.tell(worker::Event::Acknowledged { connection, batch, generation });
+        }
+        News::Broken => driver.tell(worker::Event::Broken { connection }),
+    }
 }
 
-/// Starts a thread whose panic the compute thread hears of.
+/// Starts a thread that reports its panic.
 fn spawn_for(
-    events: &Sender<Event>,
     name: &'static str,
     body: impl FnOnce() + Send + 'static,
+    panicked: impl FnOnce() + Send + 'static,
 ) -> Result<(), Error> {
-    let events = events.clone();
     spawn(name, move || {
         if catch_unwind(AssertUnwindSafe(body)).is_err() {
-            // A compute thread that is gone needs nobody.
-            let _ = events.send(Event::Died(name));
+            panicked();
         }
     })
 }
