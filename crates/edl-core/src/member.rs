@@ -192,8 +192,11 @@ impl Member {
             Event::Revoke(lease) => self.drop_shard(lease),
             Event::Rejoined => self.rejoined(now),
             Event::Route(route) => {
-                self.retry_at = None;
-                self.route = Some(route);
+                let known = self.route.as_ref().map(|known| known.generation);
+                if Some(route.generation) >= known {
+                    self.retry_at = None;
+                    self.route = Some(route);
+                }
             }
             Event::Leave => self.is_leaving = true,
             Event::Stop => self.is_over = true,
@@ -271,7 +274,7 @@ impl Member {
             return self.continue_step(now);
         }
         let (next, has_orders) = (self.choose(), self.has_due_orders());
-        let is_quiet = next == Next::Train && !has_orders;
+        let is_quiet = next == Next::Train && !has_orders && !self.lacks_servers();
         if self.reports.is_due(is_quiet, now) {
             return self.report_step(now);
         }
@@ -325,9 +328,14 @@ impl Member {
         }
     }
 
+    /// Whether it must connect to the servers before it trains or evaluates.
+    fn lacks_servers(&self) -> bool {
+        self.config.has_tables && (self.connected.is_none() || self.connected != self.route)
+    }
+
     /// Whether the servers can be used now; if not, begins what can be done about it.
     fn has_servers(&mut self) -> bool {
-        if !self.config.has_tables || self.connected.is_some() && self.connected == self.route {
+        if !self.lacks_servers() {
             return true;
         }
         let generation = self.state.map(|state| state.generation);

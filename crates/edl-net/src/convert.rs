@@ -4,5 +4,6 @@
 //! Pure: production and simulation use the same conversions.
 
 pub mod master;
+pub mod member;
 pub mod server;
 pub mod worker;

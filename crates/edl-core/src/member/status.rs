@@ -35,10 +35,9 @@ impl Member {
     /// Nothing is under way.
     fn idle(&self) -> Activity {
         let waiting = |phase, waiting_for, spends| Activity { phase, waiting_for, spends };
-        let lacks_servers = self.config.has_tables && self.connected.is_none();
         match self.choose() {
             Next::End => waiting("writing the last checkpoint", "", Kind::Checkpoint),
-            Next::Train | Next::Evaluate(_) if lacks_servers => {
+            Next::Train | Next::Evaluate(_) if self.lacks_servers() => {
                 waiting("waiting for servers", SERVERS, Kind::Compute)
             }
             Next::Evaluate(_) => waiting("evaluating", "", Kind::DataWait),

@@ -25,6 +25,7 @@ struct Shell {
     has_sum: bool,
     records: BTreeSet<Place>,
     reading: BTreeSet<Place>,
+    unreadable: BTreeSet<Place>,
     /// Orders that were not answered, and what is being written.
     orders: BTreeMap<CutId, Order>,
     writing: Option<CutId>,
@@ -50,6 +51,7 @@ impl Shell {
             has_sum: false,
             records: BTreeSet::new(),
             reading: BTreeSet::new(),
+            unreadable: BTreeSet::new(),
             orders: BTreeMap::new(),
             writing: None,
             leases: BTreeMap::new(),
@@ -78,10 +80,14 @@ impl Shell {
         assert!(!self.has_ended, "nothing comes after the end: {effect:?}");
         match effect {
             Effect::Report(report) => self.reported(report),
-            Effect::Read { place, .. } => assert!(self.reading.insert(place), "read once"),
+            Effect::Read { place, .. } => {
+                self.unreadable.remove(&place);
+                assert!(self.reading.insert(place), "read once");
+            }
             Effect::Forget(place) => {
-                let is_known = self.reading.remove(&place) | self.records.remove(&place);
-                assert!(is_known, "only what was read is forgotten");
+                let sets = [&mut self.reading, &mut self.records, &mut self.unreadable];
+                let n_known = sets.into_iter().filter_map(|set| set.take(&place)).count();
+                assert_eq!(n_known, 1, "only what was read is forgotten");
             }
             Effect::Finish(lease) => {
                 assert_eq!(Some(self.leases[&lease]), self.state);
@@ -318,13 +324,10 @@ impl Shell {
                 let place = next.or(self.reading.first().copied());
                 if let Some(place) = place {
                     self.reading.remove(&place);
-                    self.records.insert(place);
-                    let result = if a == 0 && b % 5 == 0 {
-                        self.records.remove(&place);
-                        Err("corrupt".into())
-                    } else {
-                        Ok(())
-                    };
+                    let is_bad = a == 0 && b % 5 == 0;
+                    let set = if is_bad { &mut self.unreadable } else { &mut self.records };
+                    set.insert(place);
+                    let result = if is_bad { Err("corrupt".into()) } else { Ok(()) };
                     self.feed(Event::Decoded { place, result });
                 }
             }
