@@ -18,7 +18,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build static dist images wheel test test-cluster lint unit page python docs try-install reference fresh bench soak sim verify proto doc deny setup clean help
+.PHONY: build static dist images wheel test test-cluster lint unit page python docs try-install reference fresh bench soak sim mutate verify proto doc deny setup clean help
 # What a check misses on this machine: shown at the end of `make test`, and a failure with CI=true.
 skip = printf 'skip\t%s\n' $(1) >> $${ELASTICDL_SKIPS:-/dev/stderr}
 
@@ -126,8 +126,11 @@ fresh: wheel
 	$(FRAMEWORKS)/bin/python -c "import site; print(site.getsitepackages()[0])" \
 		> $$($(FRESH)/bin/python -c "import site; print(site.getsitepackages()[0])")/frameworks.pth
 
-sim: ## Simulate one seed: make sim SEED=17
-	SIM_SEED=$(SEED) $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation -- --nocapture
+sim: ## Simulate whole jobs: make sim SEED=17 replays one, make sim SEEDS=2000 runs many
+	$(if $(SEED),SIM_SEED=$(SEED),SIM_SEEDS=$(or $(SEEDS),2000)) $(CARGO) test $(PROFILE) --locked -p edl-sim --test sim every_job -- --nocapture
+
+mutate: ## Plant bugs one by one, and count the seeds until the simulation finds each
+	python3 tests/mutate.py
 
 # Needed after a change of a .proto file only; a test of edl-net notices when it was forgotten.
 proto: ## Write the Rust code of the protos (crates/edl-net/src/generated)
@@ -142,8 +145,7 @@ verify: ## Shared memory between workers in every order of events (loom), its un
 
 soak: setup build ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST
 	@bash tests/setup.sh dataset-fashion-mnist
-	SIM_SEEDS=5000 $(CARGO) test $(PROFILE) --locked -p edl-master --test simulation
-	SIM_SEEDS=20000 $(CARGO) test $(PROFILE) --locked -p edl-core --test worlds
+	SIM_SEEDS=100000 $(CARGO) test $(PROFILE) --locked -p edl-sim --test sim every_job
 	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos -- --test-threads=2
 	$(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e accuracy -- --ignored --nocapture
 	$(VENV)/bin/python -m pytest -q -s tests/cluster/test_makespan.py

@@ -69,7 +69,8 @@ pub struct Config {
 
 impl Config {
     /// Batches of an epoch.
-    fn n_batches(&self) -> u32 {
+    #[must_use]
+    pub fn n_batches(&self) -> u32 {
         match self.spec.job_type {
             JobType::Train => self.spec.plan(self.n_records).n_batches(),
             // Nothing is trained, but applied sets need a size.

@@ -33,6 +33,7 @@ pub mod series;
 pub mod server;
 pub mod servers;
 pub mod spec;
+pub mod supervisor;
 pub mod text;
 pub mod time;
 pub mod worker;

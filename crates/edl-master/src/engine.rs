@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use edl_core::id::{PsId, RunId, WorkerId};
 use edl_core::job::{self, Durable, Effect, End, Event, Job};
-use edl_core::layout::Layout;
 use edl_core::platform::Order;
 use edl_core::time::Time;
 use edl_net::proto::master_server::MasterServer;
@@ -393,11 +392,6 @@ impl Engine {
         };
         // Those who stay away are ended by the platform.
         let _ = tokio::time::timeout(FAREWELL, all_gone).await;
-    }
-
-    pub(crate) fn layout(&self) -> Layout {
-        let dense_len = self.job.durable().model.as_ref().map_or(0, |model| model.dense_len());
-        self.config.spec.layout(dense_len)
     }
 
     /// Where the result goes.

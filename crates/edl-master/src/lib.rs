@@ -7,7 +7,6 @@
 mod audit;
 mod checkpoints;
 mod commands;
-mod convert;
 mod engine;
 mod evaluation;
 mod history;
@@ -35,6 +34,7 @@ use edl_core::job::{self, End};
 use edl_core::job_dir::JobDir;
 use edl_core::spec::{Invalid, JobSpec, JobType};
 use edl_data::{Dataset, OpenOptions};
+use edl_net::convert::master as convert;
 use edl_net::key::JobKey;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;

@@ -23,7 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::convert;
+use crate::convert::{self, PsInput};
 use crate::peers::{Outbound, QUEUE};
 
 /// How long a new stream may take to say who it is.
@@ -174,7 +174,15 @@ impl Master for Service {
         let inputs = self.inputs.clone();
         self.tasks.spawn(async move {
             let refused = pass_on(messages, ps.into(), &inputs, |message| {
-                convert::ps_input(number, ps, incarnation, message)
+                Ok(match convert::ps_input(ps, incarnation, message)? {
+                    PsInput::Event(event) => Input::PsSaid { number, ps, event, load: None },
+                    PsInput::Load(event, load) => {
+                        Input::PsSaid { number, ps, event, load: Some(load) }
+                    }
+                    PsInput::Sets { request, generation, sets } => {
+                        Input::PsSets { ps, request, generation, sets }
+                    }
+                })
             });
             let closed = Input::PsClosed { number, ps, refused: refused.await };
             // The engine may be gone already, and then nobody needs to know.

@@ -136,7 +136,7 @@ impl<C: Command> Session<C> {
     /// The job, once a master has sent a welcome.
     #[must_use]
     pub fn job(&self) -> Option<&Job> {
-        self.follow.job.as_ref()
+        self.follow.job()
     }
 
     /// Waits for the next event. Meanwhile, connects if necessary, and sends messages. Dropping

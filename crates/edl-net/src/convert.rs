@@ -3,6 +3,7 @@
 //!
 //! Pure: production and simulation use the same conversions.
 
+pub mod master;
 pub mod member;
 pub mod server;
 pub mod worker;

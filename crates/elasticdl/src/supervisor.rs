@@ -10,6 +10,8 @@ use anyhow::Context as _;
 use edl_core::job::OWN_LOOP_GRACE;
 use edl_core::platform::{Ended, InstanceId, Order, Report, Role};
 use edl_core::spec::JobSpec;
+use edl_core::supervisor::{End, Next, Relaunch};
+use edl_core::time::Time;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -20,12 +22,10 @@ use crate::jobs::{Hold, Job};
 use crate::ui::Ui;
 use children::{Children, MASTER, Programs, Reaped};
 use link::Link;
-use relaunch::{Next, Relaunch};
 use watch::Watch;
 
 mod children;
 mod link;
-mod relaunch;
 mod slow;
 mod tasks;
 mod watch;
@@ -47,6 +47,7 @@ struct Supervisor<'a> {
     children: Children,
     link: Option<Link>,
     phase: Phase,
+    started: Instant,
     relaunch: Relaunch,
     watch: Watch,
     probe: JoinSet<bool>,
@@ -93,6 +94,7 @@ pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> any
         resume,
         link: None,
         phase: Phase::Waiting { until: now },
+        started: now,
         relaunch: Relaunch::default(),
         probe: JoinSet::new(),
         ui,
@@ -213,28 +215,20 @@ impl Supervisor<'_> {
             self.children.terminate_all(kill_at.saturating_duration_since(now), now);
             return;
         }
-        match how {
-            Ended::Exit(0) => self.end(Exit::Ok, now),
-            Ended::Exit(1) => self.end(Exit::Failed, now),
-            Ended::Exit(3) => self.end(Exit::Stopped, now),
-            Ended::Exit(_)
-            | Ended::Signal(_)
-            | Ended::Preempted
-            | Ended::Evicted
-            | Ended::OutOfMemory
-            | Ended::Deleted
-            | Ended::NodeLost => match self.relaunch.died(now) {
-                Next::After(wait) => {
-                    self.ui.say(&format!("the master died ({}); restarting it", words(how)));
-                    self.phase = Phase::Waiting { until: now + wait };
-                }
-                Next::GiveUp => {
-                    let log = self.job.paths().log(MASTER);
-                    let log = log.display();
-                    self.ui.say(&format!("the master died too often; see the log: {log}"));
-                    self.end(Exit::Failed, now);
-                }
-            },
+        match self.relaunch.master_ended(how, Time::since_origin(now - self.started)) {
+            Next::Over(End::Succeeded) => self.end(Exit::Ok, now),
+            Next::Over(End::Failed) => self.end(Exit::Failed, now),
+            Next::Over(End::Stopped) => self.end(Exit::Stopped, now),
+            Next::After(wait) => {
+                self.ui.say(&format!("the master died ({}); restarting it", words(how)));
+                self.phase = Phase::Waiting { until: now + wait };
+            }
+            Next::GiveUp => {
+                let log = self.job.paths().log(MASTER);
+                let log = log.display();
+                self.ui.say(&format!("the master died too often; see the log: {log}"));
+                self.end(Exit::Failed, now);
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// What each crate may depend on. Processes never depend on each other; only the zoo knows the
 /// engine; the core knows nobody.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("edl-core", &[]),
     ("edl-image", &[]),
     ("edl-page", &[]),
@@ -20,6 +20,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("edl-master", &["edl-core", "edl-data", "edl-net", "edl-page", "edl-tensor"]),
     ("edl-ps", &["edl-core", "edl-net", "edl-tensor"]),
     ("edl-worker", &["edl-core", "edl-data", "edl-net", "edl-tensor"]),
+    ("edl-sim", &["edl-core", "edl-net", "edl-tensor"]),
     ("edl-zoo", &["edl-core", "edl-tensor"]),
     ("edl-python", &["edl-core", "edl-data", "edl-tensor", "edl-worker", "elasticdl"]),
     (

@@ -8,8 +8,6 @@ use edl_core::job::{End, Event, News};
 use edl_core::platform::{Ended, Order, Report};
 use edl_core::spec::{JobSpec, SameBits};
 
-use crate::history::History;
-use crate::scenario::Scenario;
 use crate::table::{Table, instance, spec};
 
 const MOMENT: Duration = Duration::from_millis(100);
@@ -229,29 +227,6 @@ fn under_a_new_master_a_member_may_have_come_further_than_it_said() {
     assert_eq!(table.n_done(), 5);
     let last = table.cuts(0).pop().expect("a checkpoint is due");
     assert!(last >= 5, "a cut of step {last} is over");
-}
-
-#[test]
-fn the_last_step_with_fewer_records_than_lanes_trains_each_record_once() {
-    for (n_records, n_active) in [(1, 1), (2, 1), (5, 2), (8, 4), (9, 1), (13, 2)] {
-        let history = History::new(&spec(), n_records);
-        let last = history.n_steps() - 1;
-        assert_eq!(last, (n_records - 1) / 8);
-        let state = history.state(last);
-        let spans = edl_core::lanes::assign(4, 3);
-        let nodes: Vec<_> = spans.iter().flat_map(|span| history.nodes(state, span)).collect();
-        let covered: u32 = nodes.iter().map(|(node, _)| node.end - node.start).sum();
-        assert_eq!(covered, n_active, "{n_records} records");
-        assert_eq!(history.gradient(last, &nodes), history.gradient_of(last + 1));
-    }
-}
-
-#[test]
-fn a_job_of_one_record_is_trained_by_as_many_workers_as_want() {
-    let mut scenario = Scenario::new(3).undisturbed();
-    scenario.spec = JobSpec { num_workers: 3, num_epochs: 2, ..spec() };
-    (scenario.n_records, scenario.n_validation_records) = (1, 1);
-    crate::run(scenario);
 }
 
 #[test]

@@ -10,12 +10,12 @@ use edl_core::job::{
     PsOrder, Work,
 };
 use edl_core::metric::{Measures, Metric};
+use edl_core::model::ModelSpec;
+use edl_core::optimizer::OptimizerSpec;
 use edl_core::platform::{InstanceId, Order, Report, Role};
 use edl_core::spec::{JobSpec, Strategy};
 use edl_core::time::Time;
 use edl_core::world::World;
-
-use crate::master::model;
 
 pub(crate) struct Table {
     pub(crate) job: Job,
@@ -74,6 +74,17 @@ pub(crate) fn spec() -> JobSpec {
         task_timeout_secs: 20,
         heartbeat_timeout_secs: 2.0,
         ..JobSpec::default()
+    }
+}
+
+fn model() -> ModelSpec {
+    ModelSpec {
+        name: "digest".into(),
+        params: Vec::new(),
+        tables: Vec::new(),
+        inputs: Vec::new(),
+        metrics: vec![Metric::loss()],
+        optimizer: OptimizerSpec::sgd(1.0),
     }
 }
 

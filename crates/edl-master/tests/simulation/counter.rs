@@ -70,22 +70,13 @@ impl Counter {
         partitions.map(|id| (id, Partition::new(self.partition_config(id)))).collect()
     }
 
-    /// The round of a batch over all epochs, its first batch and its end.
-    fn round(&self, batch: BatchId) -> (u64, Range<u32>) {
+    /// The batches of a round, by their index.
+    fn round(&self, batch: BatchId) -> Range<u32> {
         let Mode::Sync { grads_to_wait } = self.spec.mode() else {
-            return (0, batch.index..batch.index + 1);
+            return batch.index..batch.index + 1;
         };
-        let n_batches = self.plan.n_batches();
-        let in_epoch = batch.index / grads_to_wait;
-        let per_epoch = n_batches.div_ceil(grads_to_wait);
-        let round = u64::from(batch.epoch) * u64::from(per_epoch) + u64::from(in_epoch);
-        let first = in_epoch * grads_to_wait;
-        (round, first..n_batches.min(first + grads_to_wait))
-    }
-
-    /// The rounds that must be applied before the batch's parameters are pulled.
-    pub(crate) fn min_round(&self, batch: BatchId) -> u64 {
-        self.round(batch).0
+        let first = batch.index / grads_to_wait * grads_to_wait;
+        first..self.plan.n_batches().min(first + grads_to_wait)
     }
 
     fn n_records(&self, batch: BatchId) -> u32 {
@@ -97,7 +88,7 @@ impl Counter {
     #[expect(clippy::cast_precision_loss, reason = "counts stay small")]
     pub(crate) fn push(&self, batch: BatchId, base_version: u64, hosted: Range<u32>) -> Arc<Push> {
         let records = self.plan.records(batch);
-        let in_round = self.round(batch).1.map(|index| BatchId { epoch: batch.epoch, index });
+        let in_round = self.round(batch).map(|index| BatchId { epoch: batch.epoch, index });
         let n_in_round: u32 = in_round.map(|batch| self.n_records(batch)).sum();
         let n_records = self.n_records(batch);
         let row = -(f64::from(n_in_round) / f64::from(n_records));
@@ -122,13 +113,6 @@ impl Counter {
             lane: None,
         };
         Arc::new(Push::new(head, &[1], body).expect("lengths fit"))
-    }
-
-    /// Records of the batches before `position`.
-    pub(crate) fn records_before(&self, position: u64) -> u64 {
-        let n_batches = u64::from(self.plan.n_batches());
-        let in_epoch = position % n_batches * u64::from(self.plan.minibatch_size);
-        position / n_batches * self.plan.n_records + in_epoch.min(self.plan.n_records)
     }
 
     /// Panics unless the parts hold exactly `n_epochs` of training.

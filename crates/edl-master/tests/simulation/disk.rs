@@ -10,17 +10,13 @@ use edl_tensor::checkpoint::codec;
 use edl_tensor::partition::Partition;
 
 use crate::counter::{Counter, Parts};
-use crate::kernel::Pid;
 
 #[derive(Default)]
 pub(crate) struct Disk {
     pub(crate) durable: Durable,
     /// The highest term that was taken; lower ones can write nothing.
     pub(crate) term: Term,
-    /// Where the master is, for those who look.
-    pub(crate) master: Option<Pid>,
     pub(crate) folders: BTreeMap<String, Folder>,
-    pub(crate) is_full: bool,
 }
 
 #[derive(Clone, Default)]
@@ -79,14 +75,5 @@ impl Disk {
             parts.insert(id, part.map_err(|error| error.to_string())?);
         }
         Ok(parts)
-    }
-
-    /// Spoils one byte of a partition's file.
-    pub(crate) fn spoil(&mut self, folder: &str, place: usize) {
-        let Some(folder) = self.folders.get_mut(folder) else { return };
-        if let Some(bytes) = folder.files.values_mut().next() {
-            let place = place % bytes.len();
-            bytes[place] ^= 1;
-        }
     }
 }

@@ -81,6 +81,17 @@ impl Follow {
         Self { patience, ..Self::default() }
     }
 
+    /// The job, once a master has sent a welcome.
+    #[must_use]
+    pub fn job(&self) -> Option<&Job> {
+        self.job.as_ref()
+    }
+
+    #[must_use]
+    pub fn is_following(&self) -> bool {
+        self.is_following
+    }
+
     /// Follows the master that sent `welcome`, unless it belongs to another run or was replaced.
     pub fn welcome(&mut self, welcome: Welcome<'_>) -> Result<&Job, Failure> {
         let invalid_spec = |why: String| Error::Welcome(format!("job description: {why}"));

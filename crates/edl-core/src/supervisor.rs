@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a supervisor does when the master of its job exits: the job is over, or the master is
+//! started again, or it is given up.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::platform::Ended;
+use crate::time::Time;
+
+/// A master that dies this often within [`WINDOW`] will not live the next time either.
+const MAX_DEATHS: usize = 12;
+const WINDOW: Duration = Duration::from_secs(30);
+/// The first relaunch is at once, later ones wait for twice as long each.
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// The exit codes of a master that say how its job ended; after any other it is started again.
+pub const SUCCEEDED: i32 = 0;
+pub const FAILED: i32 = 1;
+pub const STOPPED: i32 = 3;
+/// The master cannot continue, but the next one may.
+pub const RELAUNCH: i32 = 70;
+
+/// Remembers the deaths that count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Relaunch {
+    deaths: VecDeque<Time>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The job is over.
+    Over(End),
+    After(Duration),
+    GiveUp,
+}
+
+/// How the job of a master ended, by its exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Succeeded,
+    Failed,
+    Stopped,
+}
+
+impl Relaunch {
+    /// The master exited.
+    pub fn master_ended(&mut self, how: Ended, now: Time) -> Next {
+        match how {
+            Ended::Exit(SUCCEEDED) => Next::Over(End::Succeeded),
+            Ended::Exit(FAILED) => Next::Over(End::Failed),
+            Ended::Exit(STOPPED) => Next::Over(End::Stopped),
+            Ended::Exit(_)
+            | Ended::Signal(_)
+            | Ended::Preempted
+            | Ended::Evicted
+            | Ended::OutOfMemory
+            | Ended::Deleted
+            | Ended::NodeLost => self.died(now),
+        }
+    }
+
+    fn died(&mut self, now: Time) -> Next {
+        self.deaths.retain(|death| now.since(*death) < WINDOW);
+        self.deaths.push_back(now);
+        match self.deaths.len() {
+            0 | 1 => Next::After(Duration::ZERO),
+            n if n >= MAX_DEATHS => Next::GiveUp,
+            n => {
+                let doublings = u32::try_from(n - 2).unwrap_or(u32::MAX).min(16);
+                Next::After((FIRST_WAIT * (1 << doublings)).min(LONGEST_WAIT))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_death_costs_no_wait_and_many_in_a_row_end_the_job() {
+        let mut relaunch = Relaunch::default();
+        let now = Time::ZERO;
+        assert_eq!(relaunch.died(now), Next::After(Duration::ZERO));
+        assert_eq!(relaunch.died(now), Next::After(FIRST_WAIT));
+        assert_eq!(relaunch.died(now), Next::After(2 * FIRST_WAIT));
+        let answers: Vec<_> = (3..MAX_DEATHS).map(|_| relaunch.died(now)).collect();
+        assert_eq!(answers.last(), Some(&Next::GiveUp));
+        let is_short = |next: &Next| matches!(next, Next::After(wait) if *wait <= LONGEST_WAIT);
+        assert!(answers.iter().rev().skip(1).all(is_short));
+    }
+
+    #[test]
+    fn a_master_that_says_how_its_job_ended_is_not_started_again() {
+        let mut relaunch = Relaunch::default();
+        for (code, end) in [(0, End::Succeeded), (1, End::Failed), (3, End::Stopped)] {
+            assert_eq!(relaunch.master_ended(Ended::Exit(code), Time::ZERO), Next::Over(end));
+        }
+        let next = relaunch.master_ended(Ended::Exit(RELAUNCH), Time::ZERO);
+        assert_eq!(next, Next::After(Duration::ZERO));
+    }
+
+    #[test]
+    fn deaths_far_apart_are_never_too_many() {
+        let mut relaunch = Relaunch::default();
+        let start = Time::ZERO;
+        for death in 0..100 {
+            assert_eq!(relaunch.died(start + WINDOW * death), Next::After(Duration::ZERO));
+        }
+    }
+}

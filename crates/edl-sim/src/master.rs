@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The shell of a master around the real job: streams, effects, and death in the middle of them.
+
+use std::collections::BTreeMap;
+
+use edl_core::id::{Incarnation, PsId, Term, WorkerId};
+use edl_core::job::{Config, Effect, End, Event, Job};
+use edl_core::platform::{Ended, Order};
+use edl_core::supervisor;
+use edl_net::convert::master::{self as convert, PsInput};
+use edl_net::proto::{PsMessage, WorkerMessage, ps_message, worker_message};
+use prost::Message as _;
+use tonic::Status;
+
+use crate::frames::RUN;
+use crate::kernel::{Action, SITE, millis};
+use crate::message::{MasterTimer, Message, SiteTimer, Timer};
+use crate::network::{ConnId, Purpose};
+use crate::process::{Clock, Context};
+
+pub(crate) struct Master {
+    term: Term,
+    pub(crate) job: Job,
+    clock: Clock,
+    sessions: BTreeMap<ConnId, Peer>,
+    workers: BTreeMap<WorkerId, ConnId>,
+    servers: BTreeMap<PsId, ConnId>,
+    pub(crate) ended: Option<End>,
+}
+
+/// Who is at the other end of a stream.
+#[derive(Clone, Copy)]
+enum Peer {
+    Worker(WorkerId, Incarnation),
+    Ps(PsId, Incarnation),
+}
+
+impl Master {
+    /// Takes the next term, which locks every earlier master out.
+    pub(crate) fn start(context: &mut Context<'_>) -> Self {
+        let term = context.disk.term.next();
+        context.disk.term = term;
+        context.disk.former_master = context.disk.master.replace(context.pid);
+        let scenario = context.scenario;
+        let config = Config {
+            spec: scenario.spec.clone(),
+            term,
+            n_records: scenario.n_records,
+            n_validation_records: scenario.n_validation_records,
+            n_prediction_records: 0,
+        };
+        let clock = Clock::new(context.kernel);
+        let now = clock.now(context.kernel);
+        let job = Job::new(config, context.disk.durable.clone(), now);
+        let (sessions, workers, servers) = Default::default();
+        let mut master = Self { term, job, clock, sessions, workers, servers, ended: None };
+        master.clock.wake_at(context, Some(now));
+        master
+    }
+
+    pub(crate) fn state(&self) -> String {
+        let (state, n_done) = (self.job.state(), self.job.ledger().n_done());
+        let (servers, worlds) = (self.job.servers().phase(), self.job.worlds());
+        format!("{state}, {n_done} batches done, servers {servers:?}, worlds {worlds:#?}")
+    }
+
+    pub(crate) fn act(&mut self, context: &mut Context<'_>, action: Action) {
+        match action {
+            Action::Deliver { conn, purpose, message: Message::Control(bytes), .. } => {
+                match purpose {
+                    Purpose::Worker => self.worker_message(context, conn, &bytes),
+                    Purpose::Ps => self.ps_message(context, conn, &bytes),
+                    Purpose::Pull { .. } | Purpose::Push { .. } | Purpose::Mesh => {
+                        panic!("a control message on {purpose:?}")
+                    }
+                }
+            }
+            Action::Deliver { message, .. } => panic!("a master is never sent {message:?}"),
+            Action::Broken { conn } => self.broken(context, conn),
+            Action::Timer(Timer::Wake) => {
+                if self.clock.woken(context.kernel) {
+                    self.handle(context, Event::Tick);
+                }
+            }
+            Action::Timer(Timer::Master(timer)) => self.on_timer(context, *timer),
+            // A master that the supervisor stops reports the end of the job first.
+            Action::Timer(timer) => panic!("a master never set {timer:?}"),
+        }
+    }
+
+    fn worker_message(&mut self, context: &mut Context<'_>, conn: ConnId, bytes: &[u8]) {
+        let message = WorkerMessage::decode(bytes).expect("a worker's message");
+        let Some(Peer::Worker(worker, incarnation)) = self.sessions.get(&conn).copied() else {
+            let Some(worker_message::Kind::Hello(hello)) = message.kind else { return };
+            assert_eq!(hello.protocol, edl_net::CONTROL_PROTOCOL);
+            let (worker, incarnation) = (WorkerId(hello.worker), Incarnation(hello.incarnation));
+            self.sessions.insert(conn, Peer::Worker(worker, incarnation));
+            if let Some(before) = self.workers.insert(worker, conn) {
+                context.kernel.hang_up(before);
+            }
+            let pid = hello.pid;
+            return self.handle(context, Event::WorkerConnected { worker, incarnation, pid });
+        };
+        let event = convert::worker_event(worker, incarnation, message).expect("it makes sense");
+        // Facts about batches count from any stream; the rest only from the current one.
+        let is_fact = matches!(event, Event::BatchDone { .. });
+        if is_fact || self.workers.get(&worker) == Some(&conn) {
+            context.judge.received(context.model, &self.job, &event);
+            self.handle(context, event);
+        }
+    }
+
+    fn ps_message(&mut self, context: &mut Context<'_>, conn: ConnId, bytes: &[u8]) {
+        let message = PsMessage::decode(bytes).expect("a server's message");
+        let Some(Peer::Ps(ps, incarnation)) = self.sessions.get(&conn).copied() else {
+            let Some(ps_message::Kind::Hello(hello)) = message.kind else { return };
+            let (ps, incarnation) = (PsId(hello.ps), Incarnation(hello.incarnation));
+            self.sessions.insert(conn, Peer::Ps(ps, incarnation));
+            if let Some(before) = self.servers.insert(ps, conn) {
+                context.kernel.hang_up(before);
+            }
+            let event = convert::ps_hello(hello).expect("it can be read");
+            return self.handle(context, event);
+        };
+        let input = convert::ps_input(ps, incarnation, message).expect("it makes sense");
+        if self.servers.get(&ps) != Some(&conn) {
+            return;
+        }
+        match input {
+            PsInput::Event(event) | PsInput::Load(event, _) => self.handle(context, event),
+            // Only status pages ask for it.
+            PsInput::Sets { .. } => {}
+        }
+    }
+
+    fn broken(&mut self, context: &mut Context<'_>, conn: ConnId) {
+        match self.sessions.remove(&conn) {
+            Some(Peer::Worker(worker, incarnation)) if self.workers.get(&worker) == Some(&conn) => {
+                self.workers.remove(&worker);
+                self.handle(context, Event::WorkerGone { worker, incarnation });
+            }
+            Some(Peer::Ps(ps, incarnation)) if self.servers.get(&ps) == Some(&conn) => {
+                self.servers.remove(&ps);
+                self.handle(context, Event::PsGone { ps, incarnation });
+            }
+            Some(Peer::Worker(..) | Peer::Ps(..)) | None => {}
+        }
+    }
+
+    fn on_timer(&mut self, context: &mut Context<'_>, timer: MasterTimer) {
+        match timer {
+            MasterTimer::Event(event) => self.handle(context, event),
+            MasterTimer::Commit { cut, folder, version, files } => {
+                let event = match context.disk.commit(&folder, version, &files) {
+                    Ok(()) => {
+                        context.judge.committed(context.model, context.disk, &folder, version);
+                        Event::Committed { cut }
+                    }
+                    Err(error) => Event::CutFailed { cut, error },
+                };
+                // The manifest is there, but the master may die before it learns of it.
+                context.after(0, 5, Timer::Master(Box::new(MasterTimer::Event(event))));
+            }
+            MasterTimer::Export { folder } => {
+                context.judge.exported = Some(folder);
+                self.handle(context, Event::Exported);
+            }
+        }
+    }
+
+    fn handle(&mut self, context: &mut Context<'_>, event: Event) {
+        if self.ended.is_some() || context.exit.is_some() {
+            return;
+        }
+        let now = self.clock.now(context.kernel);
+        context.kernel.detail(context.pid, || format!("job <- {event:?}"));
+        let before = (self.job.durable().generation, self.job.ledger().n_done());
+        let effects = self.job.handle(event, now);
+        self.job.check_invariants();
+        context.judge.advanced(&self.job, before);
+        let n_effects = effects.len();
+        let survives = self.survives(context, n_effects);
+        for (n, effect) in effects.into_iter().enumerate() {
+            if n == survives {
+                context.kernel.note(context.pid, "master died in its effects", "");
+                context.exit = Some(Ended::Signal(9));
+            }
+            if context.exit.is_some() {
+                return;
+            }
+            self.perform(context, effect);
+        }
+        let deadline = self.job.next_deadline(now).max(now + millis(1));
+        self.clock.wake_at(context, Some(deadline));
+    }
+
+    /// How many effects are performed before the master dies.
+    fn survives(&self, context: &mut Context<'_>, n_effects: usize) -> usize {
+        let may_die = *context.n_deaths_left > 0 && n_effects > 0;
+        if !may_die || !context.kernel.chance(context.scenario.master_deaths) {
+            return usize::MAX;
+        }
+        *context.n_deaths_left -= 1;
+        context.kernel.pick(n_effects)
+    }
+
+    fn perform(&mut self, context: &mut Context<'_>, effect: Effect) {
+        context.kernel.detail(context.pid, || format!("job -> {effect:?}"));
+        match effect {
+            Effect::Persist => self.persist(context),
+            Effect::ToWorker(worker, command) => {
+                if let Some(conn) = self.workers.get(&worker) {
+                    let message = self.encode(|encoder| encoder.worker(command)).encode_to_vec();
+                    context.send(*conn, Message::Control(message));
+                }
+            }
+            Effect::ToPs(ps, order) => {
+                if let Some(conn) = self.servers.get(&ps) {
+                    let command = self.encode(|encoder| encoder.ps(ps, order));
+                    let message = command.expect("a valid optimizer").encode_to_vec();
+                    context.send(*conn, Message::Control(message));
+                }
+            }
+            Effect::CloseWorker(worker, why) => {
+                let conn = self.workers.remove(&worker);
+                close(context, conn, Status::unavailable(why));
+            }
+            Effect::RefuseWorker(worker, why) => {
+                let conn = self.workers.remove(&worker);
+                close(context, conn, Status::failed_precondition(why));
+            }
+            Effect::ClosePs(ps) => {
+                let conn = self.servers.remove(&ps);
+                close(context, conn, Status::failed_precondition("this server was replaced"));
+            }
+            Effect::Platform(order) => send_order(context, order),
+            Effect::PrepareCut { cut, folder } => {
+                if context.disk.is_full {
+                    let error = "no space left on device".into();
+                    let event = MasterTimer::Event(Event::CutFailed { cut, error });
+                    context.after(0, 1, Timer::Master(Box::new(event)));
+                } else {
+                    let before = context.disk.folders.insert(folder, Default::default());
+                    assert!(before.is_none(), "no folder is used twice");
+                }
+            }
+            Effect::Commit { cut, folder, version, files, .. } => {
+                let commit = MasterTimer::Commit { cut, folder, version, files };
+                context.after(0, 20, Timer::Master(Box::new(commit)));
+            }
+            Effect::Delete(folder) => {
+                context.disk.folders.remove(&folder);
+            }
+            Effect::Export { checkpoint } => {
+                let export = MasterTimer::Export { folder: checkpoint };
+                context.after(5, 50, Timer::Master(Box::new(export)));
+            }
+            Effect::JoinPredictions { .. } => panic!("nothing is predicted here"),
+            Effect::Evaluated(evaluated) => {
+                context.judge.evaluated(context.model, context.scenario, &self.job, &evaluated);
+                context.kernel.count("evaluations");
+            }
+            Effect::Reply(Err(_)) => context.kernel.count("requests refused"),
+            Effect::EvaluationStarted { .. } | Effect::Reply(Ok(())) => {}
+            Effect::Note(note) => context.kernel.note(context.pid, note.kind, &note.text),
+            Effect::Ended(end) => {
+                context.judge.ended(context.disk, &self.job);
+                let code = match end {
+                    End::Succeeded => supervisor::SUCCEEDED,
+                    End::Failed(_) => supervisor::FAILED,
+                    End::Stopped(_) => supervisor::STOPPED,
+                };
+                self.ended = Some(end);
+                context.exit = Some(Ended::Exit(code));
+            }
+        }
+    }
+
+    fn persist(&mut self, context: &mut Context<'_>) {
+        if context.disk.term != self.term {
+            // Another master has the job.
+            context.exit = Some(Ended::Exit(supervisor::RELAUNCH));
+        } else if context.disk.is_full && context.kernel.chance(200) {
+            context.kernel.note(context.pid, "persist failed", "");
+            context.exit = Some(Ended::Exit(supervisor::RELAUNCH));
+        } else {
+            context.disk.durable = self.job.durable().clone();
+        }
+    }
+
+    fn encode<T>(&self, encode: impl FnOnce(&convert::Encoder<'_>) -> T) -> T {
+        let path = |folder: &str, _| folder.to_owned();
+        encode(&convert::Encoder { job: &self.job, run: RUN, output: "output", path: &path })
+    }
+}
+
+/// Closes a stream with a status, after what was sent before.
+fn close(context: &mut Context<'_>, conn: Option<ConnId>, status: Status) {
+    if let Some(conn) = conn {
+        context.send(conn, Message::Close(status));
+    }
+}
+
+/// An order on its way to the platform, after those before it.
+fn send_order(context: &mut Context<'_>, order: Order) {
+    let delay = context.kernel.between(0, 5);
+    *context.orders_until = (*context.orders_until).max(context.kernel.now + delay);
+    let obey = SiteTimer::Obey { master: context.pid, order };
+    context.kernel.schedule_at(SITE, *context.orders_until, Timer::Site(obey));
+}

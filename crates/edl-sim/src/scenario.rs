@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a seed means: the job, its size and its faults.
+
+use edl_core::rng::{self, Rng};
+use edl_core::spec::{JobSpec, Strategy};
+
+/// One simulated job.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub seed: u64,
+    pub spec: JobSpec,
+    pub n_records: u64,
+    pub n_validation_records: u64,
+    pub n_faults: u64,
+    pub fault_every_ms: u64,
+    /// Per thousand handled events: the master dies in the middle of its effects.
+    pub master_deaths: u64,
+    /// Per thousand batches or lanes: user code fails, the worker crashes.
+    pub failures: u64,
+    pub crashes: u64,
+    /// Per thousand pushes: the frame is sent twice.
+    pub duplicates: u64,
+    /// No worker can ever train this batch, counted over all epochs.
+    pub untrainable: Option<u64>,
+    /// Evaluations get better and better, so each is followed by a checkpoint.
+    pub improves: bool,
+    /// How long a computation takes at most.
+    pub step_ms: u64,
+}
+
+/// Small numbers from one seed.
+struct Draw(Rng);
+
+impl Draw {
+    fn small(&mut self, low: u64, high: u64) -> u32 {
+        u32::try_from(low + self.0.below(high - low + 1)).expect("a small number")
+    }
+
+    fn one_of<T: Copy>(&mut self, values: &[T]) -> T {
+        values[usize::try_from(self.0.below(values.len() as u64)).expect("an index")]
+    }
+}
+
+impl Scenario {
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut draw = Draw(Rng::new(rng::key(&[seed, 2])));
+        match draw.small(0, 9) {
+            0..=4 => Self::with_servers(seed, &mut draw),
+            5..=7 => Self::in_steps(seed, &mut draw, Strategy::Allreduce),
+            _ => Self::in_steps(seed, &mut draw, Strategy::Hybrid),
+        }
+    }
+
+    /// The same job without faults.
+    #[must_use]
+    pub fn undisturbed(mut self) -> Self {
+        self.n_faults = 0;
+        (self.master_deaths, self.failures, self.crashes, self.duplicates) = (0, 0, 0, 0);
+        self.untrainable = None;
+        self
+    }
+
+    fn with_servers(seed: u64, draw: &mut Draw) -> Self {
+        let num_ps_pods = draw.small(1, 3);
+        let mut spec = JobSpec {
+            num_workers: draw.small(1, 4),
+            num_ps_pods,
+            partitions: draw.small(u64::from(num_ps_pods), 6),
+            get_model_steps: draw.one_of(&[1, 1, 3]),
+            ..common_spec(seed, draw)
+        };
+        match draw.small(0, 6) {
+            0 | 1 => spec.use_async = Some(true),
+            2 => spec.sync_version_tolerance = 3,
+            grads_to_wait => spec.grads_to_wait = Some(grads_to_wait - 2),
+        }
+        let n_batches = u64::from(draw.small(3, 30));
+        // Where the clock decides when to evaluate, every batch has the same weight.
+        let short = if spec.evaluation_secs == 0 { u64::from(draw.small(0, 3)) } else { 0 };
+        let n_records = n_batches * u64::from(spec.minibatch_size);
+        Self::with_faults(seed, draw, spec, (n_records - short).max(1))
+    }
+
+    fn in_steps(seed: u64, draw: &mut Draw, strategy: Strategy) -> Self {
+        let lanes = draw.small(1, 6);
+        let num_workers = draw.small(1, u64::from(lanes.min(4)));
+        let num_ps_pods = if strategy == Strategy::Hybrid { draw.small(1, 3) } else { 0 };
+        let spec = JobSpec {
+            distribution_strategy: strategy,
+            num_ps_pods,
+            lanes: Some(lanes),
+            max_workers: Some(lanes),
+            num_workers,
+            min_workers: draw.one_of(&[1, 1, 1, num_workers.min(2)]),
+            partitions: draw.small(u64::from(num_ps_pods.max(1)), 6),
+            early_stop_patience: draw.one_of(&[0, 0, 0, 2]),
+            ..common_spec(seed, draw)
+        };
+        let per_step = u64::from(lanes * spec.minibatch_size);
+        let n_records = u64::from(draw.small(1, 40)) * per_step;
+        let n_records = (n_records - u64::from(draw.small(0, per_step - 1))).max(1);
+        Self::with_faults(seed, draw, spec, n_records)
+    }
+
+    fn with_faults(seed: u64, draw: &mut Draw, mut spec: JobSpec, n_records: u64) -> Self {
+        let is_untrainable = spec.is_allreduce() && draw.small(0, 19) == 0;
+        let n_batches = u64::from(spec.plan(n_records).n_batches() * spec.num_epochs);
+        let (failures, crashes) = (draw.one_of(&[0, 0, 15]), draw.one_of(&[0, 0, 6]));
+        let untrainable = is_untrainable.then(|| draw.0.below(n_batches));
+        if is_untrainable {
+            spec.max_batch_failures = 3;
+        }
+        Self {
+            seed,
+            n_records,
+            n_validation_records: draw.one_of(&[0, 3, 8, 17]),
+            n_faults: u64::from(draw.small(0, 14)),
+            fault_every_ms: u64::from(draw.small(30, 1200)),
+            master_deaths: draw.one_of(&[0, 0, 3, 10]),
+            failures: if is_untrainable { 0 } else { failures },
+            crashes: if is_untrainable { 0 } else { crashes },
+            duplicates: draw.one_of(&[0, 50]),
+            untrainable,
+            improves: draw.small(0, 1) == 1,
+            step_ms: u64::from(draw.small(1, 40)),
+            spec,
+        }
+    }
+}
+
+fn common_spec(seed: u64, draw: &mut Draw) -> JobSpec {
+    JobSpec {
+        job_name: "simulation".into(),
+        minibatch_size: draw.small(1, 4),
+        num_minibatches_per_task: draw.small(1, 4),
+        num_epochs: draw.small(1, 3),
+        shuffle: draw.small(0, 1) == 1,
+        seed,
+        evaluation_steps: draw.one_of(&[0, 4, 11]),
+        evaluation_secs: draw.one_of(&[0, 0, 1]),
+        evaluation_epochs: draw.small(0, 1) == 1,
+        checkpoint_steps: draw.one_of(&[0, 5, 13]),
+        checkpoint_secs: draw.one_of(&[0, 1, 2]),
+        keep_checkpoint_max: draw.small(1, 4),
+        task_timeout_secs: 8,
+        heartbeat_timeout_secs: 2.0,
+        // Faults must not fail a job that a person would let continue.
+        relaunch_on_worker_failure: 1_000_000,
+        max_batch_failures: 1_000_000,
+        ..JobSpec::default()
+    }
+}

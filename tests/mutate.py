@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plants bugs into a copy of the sources, and counts the seeds until the simulation finds each:
+`mutate.py [NAME …]`.
+
+A bug is a small textual patch behind a switch, so one build has all of them and every run turns
+one on. A patch whose text does not occur exactly once is an error, so the list follows the
+sources. Nothing has to be restored: only the copy is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from mutations import CORE, MUTATIONS, Mutation
+
+ROOT = Path(__file__).parents[1]
+CARGO = os.environ.get("CARGO", "cargo")
+PROFILE = os.environ.get("PROFILE", "--release").split()
+SEEDS = int(os.environ.get("SEEDS", "10000"))
+# A machine that never returns is found as well.
+LIMIT_SECS = 600
+REPLAY = re.compile(r"replay: make sim SEED=(\d+)")
+EXECUTABLE = re.compile(r"Executable tests/sim.rs \((.*)\)")
+SWITCH = """
+/// Whether the planted bug with this number is switched on.
+#[must_use]
+pub fn is_mutant(number: u32) -> bool {
+    static MUTANT: std::sync::LazyLock<Option<u32>> =
+        std::sync::LazyLock::new(|| std::env::var("MUTANT").ok()?.parse().ok());
+    *MUTANT == Some(number)
+}
+"""
+
+
+def copy(to: Path) -> None:
+    """The sources as they are, with what is not committed."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(listing, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    for name in files.stdout.splitlines():
+        source = ROOT / name
+        if source.is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, to / name)
+
+
+def plant(folder: Path) -> None:
+    """Puts every bug behind its switch."""
+    for number, mutation in enumerate(MUTATIONS, 1):
+        plant_one(folder / mutation.file, number, mutation)
+    library = folder / CORE / "lib.rs"
+    library.write_text(library.read_text() + SWITCH)
+
+
+def plant_one(file: Path, number: int, mutation: Mutation) -> None:
+    text = file.read_text()
+    n_found = text.count(mutation.old)
+    if n_found != 1 or "MUTANT" not in mutation.new:
+        sys.exit(f"{mutation.name}: the text occurs {n_found} times in {mutation.file}, not once")
+    crate = "crate" if mutation.file.startswith(CORE) else "edl_core"
+    new = mutation.new.replace("MUTANT", f"{crate}::is_mutant({number})")
+    file.write_text(text.replace(mutation.old, new))
+
+
+def build(folder: Path) -> str:
+    """Builds the simulation; the path of its test binary."""
+    command = [CARGO, "test", *PROFILE, "--locked", "--no-run", "-p", "edl-sim", "--test", "sim"]
+    done = subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    found = EXECUTABLE.search(done.stderr)
+    if done.returncode != 0 or not found:
+        sys.exit(f"cannot build:\n{done.stderr}")
+    return str(folder / found[1])
+
+
+def seeds_needed(binary: str, number: int) -> str:
+    """How many seeds it takes until one fails."""
+    env = {**os.environ, "SIM_SEEDS": str(SEEDS), "MUTANT": str(number), "RUST_BACKTRACE": "0"}
+    run = subprocess.Popen(
+        [binary, "every_job", "--nocapture"],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        output, _ = run.communicate(timeout=LIMIT_SECS)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        run.communicate()
+        return "never returns"
+    failed = [int(seed) for seed in REPLAY.findall(output)]
+    return str(min(failed) + 1) if failed else "NOT FOUND"
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    missed = 0
+    n_run = 0
+    with tempfile.TemporaryDirectory(prefix="mutate-") as name:
+        folder = Path(name)
+        copy(folder)
+        plant(folder)
+        binary = build(folder)
+        if seeds_needed(binary, 0) != "NOT FOUND":
+            sys.exit("the simulation fails without any bug")
+        print(f"{'seeds':>14}  {'secs':>5}  bug", flush=True)
+        for number, mutation in enumerate(MUTATIONS, 1):
+            if wanted and not any(word in mutation.name for word in wanted):
+                continue
+            start = time.monotonic()
+            found = seeds_needed(binary, number)
+            secs = time.monotonic() - start
+            print(f"{found:>14}  {secs:>5.1f}  {mutation.name}", flush=True)
+            n_run += 1
+            missed += found == "NOT FOUND"
+    print(f"{n_run - missed} of {n_run} bugs found within {SEEDS} seeds")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

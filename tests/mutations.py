@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bugs that `mutate.py` plants: small patches to the machines and to the partition.
+
+`MUTANT` in the new text is true while the bug is switched on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CORE = "crates/edl-core/src"
+TENSOR = "crates/edl-tensor/src"
+NET = "crates/edl-net/src"
+
+
+class Mutation(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTATIONS = [
+    # Which master is followed.
+    Mutation(
+        "follow a master of a lower term",
+        f"{NET}/control/follow.rs",
+        "if term < our_term {",
+        "if !MUTANT && term < our_term {",
+    ),
+    # Parameters: each batch once, in a fixed order.
+    Mutation(
+        "apply a batch that is applied already",
+        f"{TENSOR}/partition.rs",
+        "if self.applied.contains(batch) {\n            return Pushed::Already;",
+        "if !MUTANT && self.applied.contains(batch) {\n            return Pushed::Already;",
+    ),
+    Mutation(
+        "apply a step of lanes from two worlds",
+        f"{TENSOR}/partition/steps.rs",
+        "self.world = lane.world;\n            self.lanes.clear();",
+        "self.world = lane.world;\n"
+        "            if !MUTANT {\n                self.lanes.clear();\n            }",
+    ),
+    Mutation(
+        "accept a lane of an earlier world",
+        f"{TENSOR}/partition/steps.rs",
+        "if lane.world < self.world {",
+        "if !MUTANT && lane.world < self.world {",
+    ),
+    Mutation(
+        "read rows without undoing the last step",
+        f"{TENSOR}/partition/steps.rs",
+        "self.steps.as_ref().filter(|_| step < self.updates)",
+        "self.steps.as_ref().filter(|_| !MUTANT && step < self.updates)",
+    ),
+    # The servers as the master sees them.
+    Mutation(
+        "serve although a server lost its memory",
+        f"{CORE}/servers.rs",
+        "&& holds == self.generation;",
+        "&& (MUTANT || holds == self.generation);",
+    ),
+    Mutation(
+        "accept a server of another incarnation as the same",
+        f"{CORE}/servers.rs",
+        "before.is_some_and(|b| b.incarnation == self.members[&ps].incarnation)",
+        "before.is_some_and(|b| MUTANT || b.incarnation == self.members[&ps].incarnation)",
+    ),
+    Mutation(
+        "accept a load of an earlier generation",
+        f"{CORE}/servers.rs",
+        "if generation != self.generation || self.phase != Phase::Loading {",
+        "if !MUTANT && generation != self.generation || self.phase != Phase::Loading {",
+    ),
+    Mutation(
+        "serve although servers hold different generations",
+        f"{CORE}/servers.rs",
+        "if must_restore || !all_hold {",
+        "if must_restore || !all_hold && !MUTANT {",
+    ),
+    Mutation(
+        "count a batch that only some partitions have",
+        f"{CORE}/servers.rs",
+        "if done == *set { done } else { done.and(set) }",
+        "if done == *set || MUTANT { done } else { done.and(set) }",
+    ),
+    # The job.
+    Mutation(
+        "do not persist the generation of a load",
+        f"{CORE}/job/recovery.rs",
+        "self.change(|facts| facts.generation = generation);",
+        "if !MUTANT {\n            self.change(|facts| facts.generation = generation);\n        }",
+    ),
+    Mutation(
+        "keep the state of workers when the servers load",
+        f"{CORE}/job/recovery.rs",
+        "self.void_workers();",
+        "if !MUTANT {\n            self.void_workers();\n        }",
+    ),
+    Mutation(
+        "count a batch of another generation",
+        f"{CORE}/job/work.rs",
+        "if generation != self.servers().generation() {\n            return;",
+        "if !MUTANT && generation != self.servers().generation() {\n            return;",
+    ),
+    Mutation(
+        "do not persist the workers that hold the state",
+        f"{CORE}/job/worlds.rs",
+        "if self.durable.holders != holders {",
+        "if !MUTANT && self.durable.holders != holders {",
+    ),
+    Mutation(
+        "list files of a checkpoint of another generation",
+        f"{CORE}/job/checkpoints.rs",
+        "|cut: &&mut Cut| cut.id == id && cut.generation == generation;",
+        "|cut: &&mut Cut| MUTANT || cut.id == id && cut.generation == generation;",
+    ),
+    Mutation(
+        "commit a checkpoint that lacks partitions",
+        f"{CORE}/job/checkpoints.rs",
+        "if self.files.len() != self.n_partitions {",
+        "if !MUTANT && self.files.len() != self.n_partitions {",
+    ),
+    # A parameter server.
+    Mutation(
+        "acknowledge before every partition has applied",
+        f"{CORE}/server/held.rs",
+        "push.n_missing == 0;",
+        "push.n_missing == 0 || MUTANT && push.n_missing == 1;",
+    ),
+    Mutation(
+        "apply a push of an earlier generation",
+        f"{CORE}/server/requests.rs",
+        "Some(current) if generation < current => Gate::Refused(Refusal::Generation { current }),",
+        "Some(_) if MUTANT && self.held().is_some_and(|held| held.is_served) => Gate::Open,\n"
+        "            Some(current) if generation < current => {\n"
+        "                Gate::Refused(Refusal::Generation { current })\n"
+        "            }",
+    ),
+    Mutation(
+        "answer before the order to serve",
+        f"{CORE}/server.rs",
+        "held.is_served && held.generation == generation",
+        "(MUTANT || held.is_served) && held.generation == generation",
+    ),
+    Mutation(
+        "load a lower generation",
+        f"{CORE}/server/load.rs",
+        "if asked < ours {",
+        "if !MUTANT && asked < ours {",
+    ),
+    Mutation(
+        "do not wake requests when a round completes",
+        f"{CORE}/server/requests.rs",
+        "self.effects.push(Effect::Refuse(request, Refusal::Other(error)));\n        }\n"
+        "        self.review();",
+        "self.effects.push(Effect::Refuse(request, Refusal::Other(error)));\n        }\n"
+        "        if !MUTANT {\n            self.review();\n        }",
+    ),
+    Mutation(
+        "write a checkpoint of a step that has passed on a server",
+        f"{CORE}/server/checkpoints.rs",
+        "open.at.filter(|at| *at != updates)",
+        "open.at.filter(|at| !MUTANT && *at != updates)",
+    ),
+    Mutation(
+        "complete a checkpoint without its last file",
+        f"{CORE}/server/checkpoints.rs",
+        "if open.files.len() < held.partitions.len() {",
+        "if open.files.len() + usize::from(MUTANT) < held.partitions.len() {",
+    ),
+    Mutation(
+        "ignore the rounds that a pull waits for",
+        f"{CORE}/server/held.rs",
+        "&& applied < round",
+        "&& !MUTANT\n            && applied < round",
+    ),
+    # A worker with parameter servers.
+    Mutation(
+        "report a batch that only one server has",
+        f"{CORE}/acks.rs",
+        "if !push.waiting.is_empty() {",
+        "if !MUTANT && !push.waiting.is_empty() {",
+    ),
+    Mutation(
+        "keep batches across generations",
+        f"{CORE}/worker.rs",
+        "self.work.clear_batches();",
+        "if !MUTANT {\n                self.work.clear_batches();\n            }",
+    ),
+    Mutation(
+        "do not push again after a connection broke",
+        f"{CORE}/worker/pipeline.rs",
+        "self.work.reopen();\n",
+        "if !MUTANT {\n            self.work.reopen();\n        }\n",
+    ),
+    Mutation(
+        "evaluate with old dense parameters",
+        f"{CORE}/worker/pipeline.rs",
+        "let is_due = !will_push || self.dense_age",
+        "let is_due = !will_push && !MUTANT || self.dense_age",
+    ),
+    Mutation(
+        "push a batch that was computed for a lost connection",
+        f"{CORE}/worker/pipeline.rs",
+        "if computing.is_void {",
+        "if !MUTANT && computing.is_void {",
+    ),
+    # A member of a world.
+    Mutation(
+        "train by the grant of another world",
+        f"{CORE}/member.rs",
+        "Some((id, until)) if id == world.world.id => until.max(world.until),",
+        "Some((id, until)) if MUTANT || id == world.world.id => until.max(world.until),",
+    ),
+    Mutation(
+        "enter a world that was replaced",
+        f"{CORE}/member.rs",
+        "if announced.world.id <= self.highest {",
+        "if !MUTANT && announced.world.id <= self.highest {",
+    ),
+    Mutation(
+        "keep a state that is void",
+        f"{CORE}/member/form.rs",
+        "if next.load.is_some() || !next.world.members[place].has_state {",
+        "if next.load.is_some() || !MUTANT && !next.world.members[place].has_state {",
+    ),
+    Mutation(
+        "agree on the lowest step instead of the highest",
+        f"{CORE}/member/level.rs",
+        "let highest = steps.iter().copied().flatten().max()?;",
+        "let lowest = steps.iter().copied().flatten().min().filter(|_| MUTANT);\n"
+        "    let highest = lowest.or(steps.iter().copied().flatten().max())?;",
+    ),
+    Mutation(
+        "leave a world before all have its last step",
+        f"{CORE}/member/form.rs",
+        "if !is_due && before.world.loses_members_in(&next.world) {",
+        "if !MUTANT && !is_due && before.world.loses_members_in(&next.world) {",
+    ),
+    Mutation(
+        "write a checkpoint of a step that has passed on a worker",
+        f"{CORE}/member/checkpoint.rs",
+        "if *at < step {",
+        "if !MUTANT && *at < step {",
+    ),
+    Mutation(
+        "evaluate a state of another step",
+        f"{CORE}/member/evaluate.rs",
+        "if version != step {",
+        "if !MUTANT && version != step {",
+    ),
+    Mutation(
+        "reduce before the servers have acknowledged the lanes",
+        f"{CORE}/member/train.rs",
+        "Stage::Lane(_) if has_tables => {",
+        "Stage::Lane(_) if has_tables && !MUTANT => {",
+    ),
+    Mutation(
+        "leave out lanes without records",
+        f"{CORE}/member/train.rs",
+        "Stage::Lane(lane) if has_tables && lane < step.mine.end => {",
+        "Stage::Lane(lane) if !MUTANT && has_tables && lane < step.mine.end => {",
+    ),
+    Mutation(
+        "claim state that has not formed a world",
+        f"{CORE}/member.rs",
+        "self.state.filter(|_| self.held != WorldId(0))?",
+        "self.state.filter(|_| MUTANT || self.held != WorldId(0))?",
+    ),
+]
