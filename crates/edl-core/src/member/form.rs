@@ -29,6 +29,7 @@ impl Member {
         let Some(next) = self.next.take() else { return false };
         // What interrupted the calls of the world before has closed these, too.
         self.hang_up();
+        self.reports.forget_news();
         if let Some(before) = self.world.take() {
             self.left = Some(now);
             let Config { worker, incarnation, .. } = self.config;

@@ -58,6 +58,12 @@ impl Reports {
         }
     }
 
+    /// The world that the last news was about is left for a later one, whose master needs no news
+    /// of it.
+    pub(super) fn forget_news(&mut self) {
+        self.last_news = None;
+    }
+
     /// Whether the last step must be reported before anything else; a worker that keeps training
     /// is `quiet` for a while.
     pub(super) fn is_due(&self, is_quiet: bool, now: Time) -> bool {
