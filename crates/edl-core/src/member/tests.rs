@@ -235,32 +235,36 @@ impl Bench {
     }
 
     fn news(&self) -> Vec<&News> {
-        let news = |report| match report {
-            &Report::Member(ref news) => Some(news),
-            _ => None,
-        };
-        self.reports.iter().filter_map(news).collect()
+        let mut found = Vec::new();
+        for report in &self.reports {
+            if let Report::Member(news) = report {
+                found.push(news);
+            }
+        }
+        found
     }
 }
 
 fn name(report: &Report) -> String {
-    match report {
-        Report::Member(News::Formed { world, step, .. }) => format!("formed {} at {step}", world.0),
-        Report::Member(News::Stepped { step, hash, .. }) => format!("stepped {step} ({hash})"),
-        Report::Member(news) => format!("{news:?}").split(' ').next().unwrap().to_lowercase(),
-        other => format!("{other:?}").split(' ').next().unwrap().to_lowercase(),
+    if let Report::Member(News::Formed { world, step, .. }) = report {
+        return format!("formed {} at {step}", world.0);
     }
+    if let Report::Member(News::Stepped { step, hash, .. }) = report {
+        return format!("stepped {step} ({hash})");
+    }
+    first_word(&format!("{report:?}").replace("Member(", ""))
 }
 
 fn activity_name(activity: &Activity) -> String {
-    match activity {
-        Activity::Train { step, lane } => format!("train {}.{lane}", step.number),
-        Activity::Skip { step, lane } => format!("skip {}.{lane}", step.number),
-        other => {
-            let text = format!("{other:?}").to_lowercase();
-            text.split([' ', '(']).next().unwrap().into()
-        }
+    let word = first_word(&format!("{activity:?}"));
+    if let Activity::Train { step, lane } | Activity::Skip { step, lane } = activity {
+        return format!("{word} {}.{lane}", step.number);
     }
+    word
+}
+
+fn first_word(text: &str) -> String {
+    text.split([' ', '(']).next().unwrap_or_default().to_lowercase()
 }
 
 #[test]
@@ -435,9 +439,9 @@ fn a_checkpoint_is_copied_at_its_step_and_one_is_written_at_a_time() {
     bench.feed(Event::Checkpoint(Order { partitions: 0..4, ..order(5, 2) }));
     bench.feed(Event::Go { world: WorldId(1), until: 5 });
     bench.run();
-    let refused = |report: &Report| match report {
-        Report::CheckpointFailed { cut, error, .. } => Some((cut.0, error.clone())),
-        _ => None,
+    let refused = |report: &Report| {
+        let Report::CheckpointFailed { cut, error, .. } = report else { return None };
+        Some((cut.0, error.clone()))
     };
     let refused: Vec<(u64, String)> = bench.reports.iter().filter_map(refused).collect();
     let expected = [
@@ -469,9 +473,9 @@ fn a_shard_is_evaluated_at_its_step_or_returned() {
     bench.feed(Event::Rejoined);
     bench.feed(Event::Go { world: WorldId(1), until: 4 });
     bench.run();
-    let done = |report: &Report| match report {
-        Report::EvalDone { lease, shard, .. } => Some((lease.0, *shard)),
-        _ => None,
+    let done = |report: &Report| {
+        let Report::EvalDone { lease, shard, .. } = report else { return None };
+        Some((lease.0, *shard))
     };
     assert_eq!(bench.reports.iter().filter_map(done).collect::<Vec<_>>(), [(1, 5)]);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One step with all members of a world: lane by lane, then the sum of all, then the update.
 
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use super::{Activity, Doing, Effect, Failure, Member, Outcome, Place, Reading, Records, Step};
@@ -220,8 +221,8 @@ impl Member {
     }
 
     pub(super) fn read(&mut self, place: Place, records: Records) {
-        if !self.reads.contains_key(&place) {
-            self.reads.insert(place, Reading::Asked);
+        if let Entry::Vacant(entry) = self.reads.entry(place) {
+            entry.insert(Reading::Asked);
             self.effects.push(Effect::Read { place, records });
         }
     }
