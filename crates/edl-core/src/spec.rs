@@ -18,7 +18,7 @@ mod template;
 pub use choices::{
     AllreduceDtype, Codec, ImagePullPolicy, JobType, LogLevel, RestartPolicy, SameBits, Strategy,
 };
-pub use field::{Field, FieldType, Fixed, Flag, Group, Kind, Seconds};
+pub use field::{Field, FieldType, Fixed, Flag, Group, Kind, Parsed, Seconds};
 pub use fields::{FIELDS, JobSpec};
 pub use template::template;
 

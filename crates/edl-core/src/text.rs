@@ -14,12 +14,6 @@ pub fn counted(n: impl Into<u64>, noun: &str) -> String {
     format!("{n} {}", plural(n, noun))
 }
 
-#[test]
-fn one_is_singular() {
-    let found = [0_u32, 1, 2].map(|n| counted(n, "worker"));
-    assert_eq!(found, ["0 workers", "1 worker", "2 workers"]);
-}
-
 /// The nearest of `known` to a word that is not among them.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// Below this similarity a suggestion puzzles more than it helps.
@@ -32,8 +26,19 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
-#[test]
-fn a_suggestion_is_made_only_for_a_near_word() {
-    assert_eq!(nearest("mnist_cn", ["deepfm", "mnist_cnn"]), Some("mnist_cnn"));
-    assert_eq!(nearest("zebra", ["deepfm", "mnist_cnn"]), None);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_singular() {
+        let found = [0_u32, 1, 2].map(|n| counted(n, "worker"));
+        assert_eq!(found, ["0 workers", "1 worker", "2 workers"]);
+    }
+
+    #[test]
+    fn a_suggestion_is_made_only_for_a_near_word() {
+        assert_eq!(nearest("mnist_cn", ["deepfm", "mnist_cnn"]), Some("mnist_cnn"));
+        assert_eq!(nearest("zebra", ["deepfm", "mnist_cnn"]), None);
+    }
 }

@@ -207,5 +207,5 @@ fn spec_of(config_map: &ConfigMap) -> Result<JobSpec, Error> {
     let name = config_map.metadata.name.clone().unwrap_or_default();
     let data = config_map.data.as_ref();
     let text = data.and_then(|data| data.get(names::JOB_FILE)).map_or("", String::as_str);
-    yaml::read_job(text).map_err(|source| Error::NoJob { name, source: source.into() })
+    yaml::read::<JobSpec>(text).map_err(|source| Error::NoJob { name, source: source.into() })
 }

@@ -77,7 +77,7 @@ pub fn owner(config_map: &ConfigMap) -> Option<OwnerReference> {
 
 /// What describes the job, to its own pods and to those who ask for it.
 pub fn config_map(spec: &JobSpec) -> Result<ConfigMap, Invalid> {
-    let text = crate::yaml::write_job(spec)
+    let text = crate::yaml::write(spec)
         .map_err(|error| Invalid(format!("cannot write the job as YAML: {error}")))?;
     Ok(ConfigMap {
         metadata: metadata(names::config_map(&spec.job_name), spec),

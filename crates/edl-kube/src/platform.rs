@@ -232,7 +232,8 @@ impl Platform {
         let is_high =
             |(id, attempt): (&InstanceId, &Attempt)| id.role == Role::Worker && attempt.is_high;
         let to_come = self.attempts.iter().filter(|attempt| is_high(*attempt)).count();
-        let there = self.roster.n_high(&self.config.spec.high_priority_class);
+        let high = self.config.spec.high_priority_class.name().unwrap_or_default();
+        let there = self.roster.n_high(high);
         to_come + there < self.n_high
     }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! YAML, read and written the same way everywhere.
 
-use edl_core::spec::JobSpec;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -37,16 +36,6 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Error> {
 pub fn write<T: Serialize>(value: &T) -> Result<String, Error> {
     let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
     serde_saphyr::to_string_with_options(value, options).map_err(|error| Error(error.to_string()))
-}
-
-/// Reads a job's description, as [`write_job`] has written it.
-pub fn read_job(text: &str) -> Result<JobSpec, Error> {
-    serde_json::from_value(read_value(text)?).map_err(|error| Error(error.to_string()))
-}
-
-/// Writes a job's description, in the order of its fields.
-pub fn write_job(spec: &JobSpec) -> Result<String, Error> {
-    write(spec)
 }
 
 #[cfg(test)]

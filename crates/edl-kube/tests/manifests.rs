@@ -50,7 +50,7 @@ fn folder() -> PathBuf {
 }
 
 fn demo(comment: &str, job: &str) -> String {
-    let spec = yaml::read_job(job).expect("a job");
+    let spec = yaml::read::<JobSpec>(job).expect("a job");
     spec.check().expect("a good job");
     spec.check_cluster().expect("a good job");
     let mut objects = manifest::job_objects(&spec, "").expect("objects");
@@ -90,11 +90,11 @@ fn read<T: DeserializeOwned>(name: &str, at: usize) -> T {
 fn the_priority_classes_are_the_ones_that_shares_of_workers_get() {
     let spec = JobSpec::default();
     for (file, name, value) in [
-        ("examples/high-prio.yaml", &spec.high_priority_class, 1_000_000),
-        ("examples/low-prio.yaml", &spec.low_priority_class, 1000),
+        ("examples/high-prio.yaml", spec.high_priority_class.name(), 1_000_000),
+        ("examples/low-prio.yaml", spec.low_priority_class.name(), 1000),
     ] {
         let class: PriorityClass = read(file, 0);
-        assert_eq!((class.metadata.name.as_ref(), class.value), (Some(name), value));
+        assert_eq!((class.metadata.name.as_deref(), class.value), (name, value));
     }
 }
 

@@ -264,7 +264,7 @@ fn variables_are_taken_over_whose_whole_name_fits() {
 fn the_configmap_describes_the_job_and_owns_the_rest() {
     let mut objects = job_objects(&job(), "secret").unwrap();
     let text = &objects.config_map.data.as_ref().unwrap()[names::JOB_FILE];
-    assert_eq!(yaml::read_job(text).unwrap(), job());
+    assert_eq!(yaml::read::<JobSpec>(text).unwrap(), job());
     objects.config_map.metadata.uid = Some("u".into());
     let owner = owner(&objects.config_map).unwrap();
     objects.own(&owner);

@@ -138,7 +138,7 @@ impl World {
     pub(crate) fn settle(&mut self) {
         for map in self.seen.config_maps.clone() {
             let text = &map.data.as_ref().unwrap()[names::JOB_FILE];
-            let spec = edl_kube::yaml::read_job(text).unwrap();
+            let spec = edl_kube::yaml::read::<JobSpec>(text).unwrap();
             let notes = map.metadata.annotations.clone().unwrap_or_default();
             if notes.get(names::STATUS_NOTE).is_some_and(|note| note.contains("succeeded")) {
                 continue;

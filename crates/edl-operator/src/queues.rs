@@ -81,9 +81,9 @@ impl Queues {
         let amount =
             |word: &Option<String>, free: Resources| -> Result<Option<Resources>, String> {
                 let Some(text) = word else { return Ok(None) };
-                let read = cluster::resources("quota", text);
-                let read = read.map_err(|invalid| format!("queue `{name}`: {invalid}"))?;
-                Ok(Some(amounts::limit(&read, free)))
+                let read: Result<cluster::Resources, String> = text.parse();
+                let read = read.map_err(|why| format!("queue `{name}`: {why}"))?;
+                Ok(Some(amounts::limit(&read.0, free)))
             };
         if words.weight == 0 {
             return Err(format!("queue `{name}`: weight must be at least 1"));

@@ -54,17 +54,17 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Train a model
     #[command(after_help = TRAIN_EXAMPLES)]
-    Train(Box<TrainArgs>),
+    Train(Box<SubmitArgs<{ CLUSTER | COMMON | TRAIN }>>),
     /// Evaluate a trained model
     #[command(
         after_help = "Example:\n  elasticdl evaluate --checkpoint_dir_for_init=~/.elasticdl/jobs/JOB/checkpoints"
     )]
-    Evaluate(Box<EvaluateArgs>),
+    Evaluate(Box<SubmitArgs<{ CLUSTER | COMMON }>>),
     /// Write a trained model's prediction for each record
     #[command(
         after_help = "Example:\n  elasticdl predict --checkpoint_dir_for_init=DIR --prediction_data=DATA --output=DIR"
     )]
-    Predict(Box<PredictArgs>),
+    Predict(Box<SubmitArgs<{ CLUSTER | COMMON | PREDICT }>>),
     /// Run your own training script (like torchrun)
     #[command(after_help = RUN_EXAMPLES)]
     Run(Box<ScriptArgs>),
@@ -163,28 +163,13 @@ Examples:
   elasticdl simulate --example > cluster.yaml && elasticdl simulate cluster.yaml --svg=run.svg
   elasticdl simulate adaptdl-1 adaptdl-2 --policy=tiresias,goodput --data=DIR";
 
+/// A command that runs a job, with the groups of flags that describe the job.
 #[derive(Args, Debug)]
-pub(crate) struct TrainArgs {
+pub(crate) struct SubmitArgs<const GROUPS: u8> {
     #[command(flatten)]
     pub(crate) run: RunFlags,
     #[command(flatten)]
-    pub(crate) job: JobFlags<{ CLUSTER | COMMON | TRAIN }>,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct EvaluateArgs {
-    #[command(flatten)]
-    pub(crate) run: RunFlags,
-    #[command(flatten)]
-    pub(crate) job: JobFlags<{ CLUSTER | COMMON }>,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct PredictArgs {
-    #[command(flatten)]
-    pub(crate) run: RunFlags,
-    #[command(flatten)]
-    pub(crate) job: JobFlags<{ CLUSTER | COMMON | PREDICT }>,
+    pub(crate) job: JobFlags<GROUPS>,
 }
 
 /// How a job is run, as opposed to what it is.

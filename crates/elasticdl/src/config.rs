@@ -79,7 +79,7 @@ fn settle_optimizer(spec: &mut JobSpec) {
 
 /// The job as YAML, in the form that `--config` reads.
 pub(crate) fn to_yaml(spec: &JobSpec) -> anyhow::Result<String> {
-    yaml::write_job(spec).context("cannot write the job as YAML")
+    yaml::write(spec).context("cannot write the job as YAML")
 }
 
 fn shown(path: &Path) -> String {

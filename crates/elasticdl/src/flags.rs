@@ -25,14 +25,13 @@ const AFTER: usize = 1000;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct JobFlags<const GROUPS: u8>(pub(crate) Given);
 
-/// The flags of some groups. Headings of `--help` have the order of the groups.
-fn flags(groups: u8) -> impl Iterator<Item = (usize, &'static Field, &'static Flag)> {
+/// The flags of some groups, in the order of `--help`.
+fn flags(groups: u8) -> impl Iterator<Item = (&'static Field, &'static Flag)> {
     let all = [(Group::Cluster, CLUSTER), (Group::Common, COMMON), (Group::Train, TRAIN)];
     let all = all.into_iter().chain([(Group::Predict, PREDICT)]);
     all.filter(move |(_, bit)| groups & bit != 0).flat_map(|(group, _)| {
-        let fields = FIELDS.iter().enumerate();
-        let flags = fields.filter_map(|(at, field)| Some((at, field, field.flag.as_ref()?)));
-        flags.filter(move |(.., flag)| flag.group == group)
+        let flags = FIELDS.iter().filter_map(|field| Some((field, field.flag.as_ref()?)));
+        flags.filter(move |(_, flag)| flag.group == group)
     })
 }
 
@@ -63,8 +62,8 @@ fn arg(at: usize, field: &'static Field, flag: &Flag, default: &Value) -> Arg {
 impl<const GROUPS: u8> Args for JobFlags<GROUPS> {
     fn augment_args(command: Command) -> Command {
         let defaults = serde_json::json!(JobSpec::default());
-        let args = flags(GROUPS);
-        command.args(args.map(|(at, field, flag)| arg(at, field, flag, &defaults[field.name])))
+        let args = flags(GROUPS).enumerate();
+        command.args(args.map(|(at, (field, flag))| arg(at, field, flag, &defaults[field.name])))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -74,7 +73,7 @@ impl<const GROUPS: u8> Args for JobFlags<GROUPS> {
 
 impl<const GROUPS: u8> FromArgMatches for JobFlags<GROUPS> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let given = flags(GROUPS).filter_map(|(_, field, _)| {
+        let given = flags(GROUPS).filter_map(|(field, _)| {
             let value = matches.get_one::<Value>(field.name)?;
             Some((field.name.to_owned(), value.clone()))
         });

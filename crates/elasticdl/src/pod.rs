@@ -157,7 +157,7 @@ impl Pod {
         let text = std::fs::read_to_string(&path).map_err(|error| {
             refuse(format!("cannot read `{}`: {error}; this command runs in pods", path.display()))
         })?;
-        let spec = edl_kube::yaml::read_job(&text)
+        let spec = edl_kube::yaml::read::<JobSpec>(&text)
             .map_err(|error| refuse(format!("invalid job in `{}`: {error}", path.display())))?;
         spec.check().map_err(|error| refuse(error.to_string()))?;
         let ip = variable("POD_IP")?;

@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn on_a_cluster_the_images_python_runs_the_script_as_many_times_as_was_said() {
         let script = |flags: &[&str]| {
-            let line = ["elasticdl", "run", "--image_name=i", "--volume=v"];
+            let line = ["elasticdl", "run", "--image_name=i", "--envs=A=b"];
             let cli = Cli::try_parse_from(line.iter().chain(flags)).unwrap();
             let Command::Run(args) = cli.command else { panic!() };
             *args
@@ -155,7 +155,7 @@ mod tests {
         let args = script(&["--workers=2:4", "/workspace/train.py", "--volume", "x"]);
         let given = given(&args).unwrap();
         assert_eq!(given["job_command"], "python3 /workspace/train.py --volume x");
-        assert_eq!((&given["image_name"], &given["volume"]), (&"i".into(), &"v".into()));
+        assert_eq!((&given["image_name"], &given["envs"]), (&"i".into(), &"A=b".into()));
         assert_eq!((&given["min_workers"], &given["num_workers"]), (&2.into(), &4.into()));
         let refused = workers(&script(&["--nproc_per_node=auto", "x.py"])).unwrap_err();
         assert!(refused.to_string().contains("--workers"), "{refused}");

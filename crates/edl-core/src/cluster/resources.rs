@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cpu=0.4,memory=1024Mi,gpu=1`: what a pod asks for, in Kubernetes' own words.
+//! `cpu=0.4,memory=1024Mi,gpu=1`: the resources of a pod, by the names that Kubernetes uses.
 
 use std::collections::BTreeMap;
-
-use crate::spec::Invalid;
+use std::str::FromStr;
 
 /// Quantities by the name of the resource, as Kubernetes writes both.
-pub type Resources = BTreeMap<String, String>;
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources(pub BTreeMap<String, String>);
 
 /// Suffixes of an amount of bytes, and what each stands for.
 const UNITS: [(&str, f64); 12] = [
@@ -24,33 +24,36 @@ const UNITS: [(&str, f64); 12] = [
     ("E", 1e18),
 ];
 
-/// Reads the resources of one flag.
-pub fn resources(flag: &str, text: &str) -> Result<Resources, Invalid> {
-    let mut found = Resources::new();
-    for piece in text.split(',').map(str::trim).filter(|piece| !piece.is_empty()) {
-        let Some((name, amount)) = piece.split_once('=') else {
-            return Err(Invalid(format!("--{flag}: `{piece}` is not in the form name=amount")));
-        };
-        let (name, amount) = (name.trim(), amount.trim());
-        let (resource, amount) = match name {
-            "cpu" => ("cpu", cpu(flag, amount)?),
-            "memory" => ("memory", bytes(flag, name, amount)?),
-            "disk" | "ephemeral-storage" => ("ephemeral-storage", bytes(flag, name, amount)?),
-            "gpu" => ("nvidia.com/gpu", whole(flag, name, amount)?),
-            // What a vendor's plugin offers is named with the vendor.
-            vendor if vendor.contains('/') => (vendor, whole(flag, name, amount)?),
-            _ => {
-                return Err(Invalid(format!(
-                    "--{flag}: unknown resource `{name}`; use cpu, memory, disk, \
-                     ephemeral-storage, gpu or VENDOR/NAME"
-                )));
+impl FromStr for Resources {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut found = BTreeMap::new();
+        for piece in text.split(',').map(str::trim).filter(|piece| !piece.is_empty()) {
+            let Some((name, amount)) = piece.split_once('=') else {
+                return Err(format!("`{piece}` is not in the form name=amount"));
+            };
+            let (name, amount) = (name.trim(), amount.trim());
+            let (resource, amount) = match name {
+                "cpu" => ("cpu", cpu(amount)?),
+                "memory" => ("memory", bytes(name, amount)?),
+                "disk" | "ephemeral-storage" => ("ephemeral-storage", bytes(name, amount)?),
+                "gpu" => ("nvidia.com/gpu", whole(name, amount)?),
+                // What a vendor's plugin offers is named with the vendor.
+                vendor if vendor.contains('/') => (vendor, whole(name, amount)?),
+                _ => {
+                    return Err(format!(
+                        "unknown resource `{name}`; use cpu, memory, disk, ephemeral-storage, gpu \
+                         or VENDOR/NAME"
+                    ));
+                }
+            };
+            if found.insert(resource.to_owned(), amount).is_some() {
+                return Err(format!("names {resource} twice"));
             }
-        };
-        if found.insert(resource.to_owned(), amount).is_some() {
-            return Err(Invalid(format!("--{flag} names {resource} twice")));
         }
+        Ok(Self(found))
     }
-    Ok(found)
 }
 
 /// An amount of bytes multiplied; what is no such amount stays as it is.
@@ -66,13 +69,13 @@ pub fn times(amount: &str, factor: f64) -> String {
 }
 
 /// `0.4` or `400m`.
-fn cpu(flag: &str, amount: &str) -> Result<String, Invalid> {
+fn cpu(amount: &str) -> Result<String, String> {
     let number = amount.strip_suffix('m').unwrap_or(amount);
-    check(flag, "cpu", amount, is_number(number), "0.5 or 500m")
+    check("cpu", amount, is_number(number), "0.5 or 500m")
 }
 
 /// `1024Mi`; the small `k` of SI is taken, too.
-fn bytes(flag: &str, name: &str, amount: &str) -> Result<String, Invalid> {
+fn bytes(name: &str, amount: &str) -> Result<String, String> {
     // Kubernetes spells thousand with a small letter.
     let unit = UNITS.iter().find_map(|(unit, _)| amount.strip_suffix(unit));
     let number = unit.or_else(|| amount.strip_suffix('k')).unwrap_or(amount);
@@ -80,11 +83,11 @@ fn bytes(flag: &str, name: &str, amount: &str) -> Result<String, Invalid> {
         Some(number) => format!("{number}k"),
         None => amount.to_owned(),
     };
-    check(flag, name, amount, is_number(number), "4096Mi or 4Gi").map(|_| written)
+    check(name, amount, is_number(number), "4096Mi or 4Gi").map(|_| written)
 }
 
-fn whole(flag: &str, name: &str, amount: &str) -> Result<String, Invalid> {
-    check(flag, name, amount, amount.parse::<u32>().is_ok(), "1")
+fn whole(name: &str, amount: &str) -> Result<String, String> {
+    check(name, amount, amount.parse::<u32>().is_ok(), "1")
 }
 
 fn is_number(text: &str) -> bool {
@@ -92,15 +95,9 @@ fn is_number(text: &str) -> bool {
         && text.parse::<f64>().is_ok_and(|number| number.is_finite() && number >= 0.0)
 }
 
-fn check(
-    flag: &str,
-    name: &str,
-    amount: &str,
-    fits: bool,
-    example: &str,
-) -> Result<String, Invalid> {
+fn check(name: &str, amount: &str, fits: bool, example: &str) -> Result<String, String> {
     if fits {
         return Ok(amount.to_owned());
     }
-    Err(Invalid(format!("--{flag}: invalid amount {name}=`{amount}`; write e.g. {name}={example}")))
+    Err(format!("invalid amount {name}=`{amount}`; write e.g. {name}={example}"))
 }

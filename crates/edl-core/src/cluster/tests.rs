@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests of the Kubernetes words.
 
+use std::collections::BTreeMap;
+
 use super::*;
 
 const WORKER: InstanceId = InstanceId { role: Role::Worker, id: 0 };
@@ -22,10 +24,29 @@ fn refusal(change: impl FnOnce(&mut JobSpec)) -> String {
     spec.check_cluster().expect_err("it is refused").0
 }
 
+/// Why this text of a field is refused.
+fn refused(name: &str, text: &str) -> String {
+    let given = [(name.to_owned(), text.into())].into_iter().collect();
+    job().with(given).expect_err("it is refused").0
+}
+
+fn resources(text: &str) -> BTreeMap<String, String> {
+    text.parse::<Resources>().unwrap().0
+}
+
+#[test]
+fn a_field_is_stored_as_the_text_it_was_read_from() {
+    let text = "gpu=1, memory=5K";
+    let spec = JobSpec { worker_resource_limit: text.into(), ..job() };
+    let stored = serde_json::to_value(&spec).unwrap();
+    assert_eq!(stored["worker_resource_limit"], text);
+    assert_eq!(serde_json::from_value::<JobSpec>(stored).unwrap(), spec);
+}
+
 #[test]
 fn resources_are_written_as_kubernetes_writes_them() {
     let text = "cpu=0.4, memory=1024Mi,disk=2G,gpu=1,amd.com/gpu=2";
-    let found = resources("worker_resource_request", text).unwrap();
+    let found = resources(text);
     let found: Vec<_> = found.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     assert_eq!(
         found,
@@ -37,13 +58,12 @@ fn resources_are_written_as_kubernetes_writes_them() {
             ("nvidia.com/gpu", "1")
         ]
     );
-    assert_eq!(resources("x", "memory=5K").unwrap()["memory"], "5k");
-    assert!(resources("x", "").unwrap().is_empty());
+    assert_eq!(resources("memory=5K")["memory"], "5k");
+    assert!(resources("").is_empty());
 }
 
 #[test]
 fn a_resource_that_is_none_is_refused_by_flag_and_word() {
-    let bad = |text: &str| refusal(|spec| spec.ps_resource_limit = text.into());
     for (text, says) in [
         ("cpu", "`cpu` is not in the form name=amount"),
         ("cpu=fast", "invalid amount cpu=`fast`"),
@@ -53,7 +73,7 @@ fn a_resource_that_is_none_is_refused_by_flag_and_word() {
         ("ram=1Gi", "unknown resource `ram`"),
         ("cpu=1,cpu=2", "names cpu twice"),
     ] {
-        let error = bad(text);
+        let error = refused("ps_resource_limit", text);
         assert!(error.starts_with("--ps_resource_limit") && error.contains(says), "{error}");
     }
 }
@@ -61,10 +81,11 @@ fn a_resource_that_is_none_is_refused_by_flag_and_word() {
 #[test]
 fn a_limit_that_is_not_given_is_the_request() {
     let spec = JobSpec { worker_resource_request: "cpu=2".into(), ..job() };
-    let (request, limit) = spec.resources(Role::Worker).unwrap();
-    assert_eq!((request["cpu"].as_str(), limit["cpu"].as_str()), ("2", "2"));
-    let (request, _) = JobSpec::default().resources(Role::Master).unwrap();
-    assert_eq!(request["memory"], "1024Mi");
+    let (request, limit) = spec.resources(Role::Worker);
+    assert_eq!((request.0["cpu"].as_str(), limit.0["cpu"].as_str()), ("2", "2"));
+    let spec = JobSpec::default();
+    let (request, _) = spec.resources(Role::Master);
+    assert_eq!(request.0["memory"], "1024Mi");
 }
 
 #[test]
@@ -77,18 +98,18 @@ fn memory_is_multiplied_whatever_its_unit() {
 
 #[test]
 fn volumes_come_from_claims_and_hosts_in_new_words_and_old() {
+    let volumes = |text: &str| text.parse::<Volumes>().unwrap().0;
     let found = volumes(
         "claim_name=c,mount_path=/a,sub_path=s; host_path=/h,mount_path=/b,type=Directory;",
-    )
-    .unwrap();
+    );
     assert_eq!(found.len(), 2);
     assert_eq!(found[0].source, Source::Claim("c".into()));
     assert_eq!(found[0].sub_path.as_deref(), Some("s"));
     let kind = Some("Directory".into());
     assert_eq!(found[1].source, Source::HostPath { path: "/h".into(), kind });
-    let old = volumes("volume_name=c,mount_path=/a").unwrap();
+    let old = volumes("volume_name=c,mount_path=/a");
     assert_eq!(old[0].source, Source::Claim("c".into()));
-    let named = volumes("volume_name=v,host_path=/h,mount_path=/a").unwrap();
+    let named = volumes("volume_name=v,host_path=/h,mount_path=/a");
     assert!(matches!(&named[0].source, Source::HostPath { path, .. } if path == "/h"));
 }
 
@@ -103,10 +124,10 @@ fn a_volume_that_cannot_be_mounted_is_refused() {
         ("claim_name=C!,mount_path=/a", "is not a valid name for a volume claim"),
         ("host_path=/h,mount_path=/a;host_path=/g,mount_path=/a", "mounts `/a` twice"),
     ] {
-        let error = refusal(|spec| spec.volume = text.into());
+        let error = refused("volume", text);
         assert!(error.starts_with("--volume") && error.contains(says), "{error}");
     }
-    let none = refusal(|spec| spec.volume.clear());
+    let none = refusal(|spec| spec.volume = "".into());
     assert!(none.contains("share no storage") && none.contains("--volume"), "{none}");
 }
 
@@ -121,35 +142,34 @@ fn a_jobs_folder_lies_on_its_first_volume_unless_said_otherwise() {
 #[test]
 fn a_value_of_a_variable_may_hold_commas_and_equal_signs() {
     let spec = JobSpec { envs: "A=1,B=x,y=z/,C=,D=a=b".into(), ..job() };
-    let envs = spec.envs().unwrap();
-    let envs: Vec<_> = envs.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    let envs: Vec<_> = spec.envs.0.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     assert_eq!(envs, [("A", "1"), ("B", "x"), ("C", ""), ("D", "a=b"), ("y", "z/")]);
-    assert!(refusal(|spec| spec.envs = "oops".into()).starts_with("--envs: `oops`"));
+    assert!(refused("envs", "oops").starts_with("--envs: `oops`"));
 }
 
 #[test]
 fn a_name_is_a_class_and_a_number_is_a_share_of_the_workers() {
     let spec = JobSpec { worker_pod_priority: "0.5".into(), num_workers: 4, ..job() };
-    let class = |id| spec.priority_class(InstanceId { id, ..WORKER }, None).unwrap();
+    let class = |id| spec.priority_class(InstanceId { id, ..WORKER }, None);
     let classes: Vec<_> = (0..4).map(|id| class(id) == Some("high-priority")).collect();
     assert_eq!(classes, [true, false, false, true], "from both ends in turn");
-    assert_eq!(spec.priority_class(WORKER, Some(false)).unwrap(), Some("low-priority"));
+    assert_eq!(spec.priority_class(WORKER, Some(false)), Some("low-priority"));
     let named = JobSpec { worker_pod_priority: "mine".into(), ..job() };
-    assert_eq!(named.priority_class(WORKER, None).unwrap(), Some("mine"));
-    assert_eq!(job().priority_class(WORKER, None).unwrap(), None);
+    assert_eq!(named.priority_class(WORKER, None), Some("mine"));
+    assert_eq!(job().priority_class(WORKER, None), None);
     assert_eq!((n_high(0.3, 10), n_high(0.31, 10), n_high(1.0, 3)), (3, 4, 3));
 }
 
 #[test]
 fn a_server_is_as_important_as_its_master_unless_said_otherwise() {
     let mut spec = JobSpec { master_pod_priority: "top".into(), ..job() };
-    assert_eq!(spec.priority_class(MASTER, None).unwrap(), Some("top"));
-    assert_eq!(spec.priority_class(PS, None).unwrap(), Some("top"));
+    assert_eq!(spec.priority_class(MASTER, None), Some("top"));
+    assert_eq!(spec.priority_class(PS, None), Some("top"));
     spec.ps_pod_priority = "own".into();
-    assert_eq!(spec.priority_class(PS, None).unwrap(), Some("own"));
-    let share = refusal(|spec| spec.master_pod_priority = "0.5".into());
+    assert_eq!(spec.priority_class(PS, None), Some("own"));
+    let share = refused("master_pod_priority", "0.5");
     assert!(share.starts_with("--master_pod_priority") && share.contains("fraction"), "{share}");
-    let more = refusal(|spec| spec.worker_pod_priority = "1.5".into());
+    let more = refused("worker_pod_priority", "1.5");
     assert!(more.contains("from 0 to 1"), "{more}");
 }
 
@@ -167,6 +187,6 @@ fn an_image_is_the_masters_unless_workers_or_servers_have_their_own() {
 fn names_are_checked() {
     job().check_cluster().unwrap();
     assert!(refusal(|spec| spec.namespace = "A b".into()).starts_with("--namespace"));
-    assert!(refusal(|spec| spec.image_pull_secrets = "a,B".into()).contains("`B`"));
+    assert!(refused("image_pull_secrets", "a,B").contains("`B`"));
     assert!(refusal(|spec| spec.job_name = "-x".into()).contains("begin and end"));
 }

@@ -2,8 +2,11 @@
 //! `claim_name=c,mount_path=/data;host_path=/d,mount_path=/e`: storage of a job's pods.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
-use crate::spec::Invalid;
+/// The volumes of every pod of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Volumes(pub Vec<Volume>);
 
 /// One place in a pod, and what is found there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,19 +26,22 @@ pub enum Source {
 const KEYS: [&str; 6] =
     ["claim_name", "host_path", "mount_path", "sub_path", "type", "volume_name"];
 
-/// Reads `--volume`.
-pub fn volumes(text: &str) -> Result<Vec<Volume>, Invalid> {
-    let parts = text.split(';').map(str::trim).filter(|part| !part.is_empty());
-    let volumes: Vec<Volume> = parts.map(volume).collect::<Result<_, _>>()?;
-    for (at, volume) in volumes.iter().enumerate() {
-        if volumes[..at].iter().any(|other| other.mount_path == volume.mount_path) {
-            return Err(Invalid(format!("--volume mounts `{}` twice", volume.mount_path)));
+impl FromStr for Volumes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split(';').map(str::trim).filter(|part| !part.is_empty());
+        let volumes: Vec<Volume> = parts.map(volume).collect::<Result<_, _>>()?;
+        for (at, volume) in volumes.iter().enumerate() {
+            if volumes[..at].iter().any(|other| other.mount_path == volume.mount_path) {
+                return Err(format!("mounts `{}` twice", volume.mount_path));
+            }
         }
+        Ok(Self(volumes))
     }
-    Ok(volumes)
 }
 
-fn volume(part: &str) -> Result<Volume, Invalid> {
+fn volume(part: &str) -> Result<Volume, String> {
     let mut words: BTreeMap<&str, &str> = BTreeMap::new();
     for piece in part.split(',').map(str::trim).filter(|piece| !piece.is_empty()) {
         let word = piece.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
@@ -44,39 +50,35 @@ fn volume(part: &str) -> Result<Volume, Invalid> {
                 words.insert(key, value);
             }
             Some(_) | None => {
-                return Err(Invalid(format!(
-                    "--volume: cannot parse `{piece}`; write claim_name=CLAIM,mount_path=PATH or \
+                return Err(format!(
+                    "cannot parse `{piece}`; write claim_name=CLAIM,mount_path=PATH or \
                      host_path=PATH,mount_path=PATH"
-                )));
+                ));
             }
         }
     }
     let word = |key: &str| words.get(key).map(|word| (*word).to_owned());
-    let mount_path = word("mount_path")
-        .ok_or_else(|| Invalid(format!("--volume: `{part}` has no mount_path=PATH")))?;
+    let mount_path =
+        word("mount_path").ok_or_else(|| format!("`{part}` has no mount_path=PATH"))?;
     if !mount_path.starts_with('/') || mount_path.contains(':') {
-        return Err(Invalid(format!(
-            "--volume: mount_path=`{mount_path}` must be an absolute path without `:`"
-        )));
+        return Err(format!("mount_path=`{mount_path}` must be an absolute path without `:`"));
     }
     // Before claims had a word of their own they were named by `volume_name`.
     let claim = word("claim_name")
         .or_else(|| word("volume_name").filter(|_| !words.contains_key("host_path")));
     let source = match (claim, word("host_path")) {
         (Some(claim), None) => {
-            super::check_name("volume", "a volume claim", &claim)?;
+            super::check_name("a volume claim", &claim)?;
             Source::Claim(claim)
         }
         (None, Some(path)) => Source::HostPath { path, kind: word("type") },
         (Some(_), Some(_)) => {
-            return Err(Invalid(format!(
-                "--volume: `{part}` has both a claim and a host path; separate two volumes with `;`"
-            )));
+            return Err(format!(
+                "`{part}` has both a claim and a host path; separate two volumes with `;`"
+            ));
         }
         (None, None) => {
-            return Err(Invalid(format!(
-                "--volume: `{part}` has neither claim_name=CLAIM nor host_path=PATH"
-            )));
+            return Err(format!("`{part}` has neither claim_name=CLAIM nor host_path=PATH"));
         }
     };
     Ok(Volume { source, mount_path, sub_path: word("sub_path") })

@@ -3,6 +3,8 @@
 //!
 //! Pure: it needs nothing of the engine, so that the master can decide the same.
 
+use std::str::FromStr;
+
 use crate::model::ModelSpec;
 use crate::optimizer::{Clip, OptimizerKind, OptimizerSpec, Schedule};
 use crate::spec::JobSpec;
@@ -24,8 +26,6 @@ pub enum Error {
     Name { name: String },
     #[error("{flag} `{value}` must be {needs}")]
     Number { flag: &'static str, value: String, needs: &'static str },
-    #[error("invalid --learning_rate_schedule `{0}`; use {SCHEDULES}")]
-    Schedule(String),
 }
 
 /// The optimizer of a job: the model's own unless `--optimizer` names another, which then starts
@@ -54,8 +54,8 @@ pub fn resolve(spec: &JobSpec, model: &ModelSpec) -> Result<OptimizerSpec, Error
         }
         chosen.weight_decay = decay;
     }
-    if let Some(text) = &spec.learning_rate_schedule {
-        chosen.schedule = schedule(text).ok_or_else(|| Error::Schedule(text.clone()))?;
+    if let Some(schedule) = &spec.learning_rate_schedule {
+        chosen.schedule = Schedule::clone(schedule);
     }
     if let Some(norm) = spec.clip_norm {
         chosen.clip = Some(Clip::GlobalNorm(norm));
@@ -143,6 +143,14 @@ fn kind_name(kind: &OptimizerKind) -> &'static str {
     }
 }
 
+impl FromStr for Schedule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        schedule(text).ok_or_else(|| format!("`{text}` is not a schedule; use {SCHEDULES}"))
+    }
+}
+
 /// Reads a schedule, none if the text is not one.
 fn schedule(text: &str) -> Option<Schedule> {
     let words: Vec<&str> = text.trim().split(':').collect();
@@ -189,6 +197,7 @@ fn positive(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{FieldType as _, Parsed};
 
     fn model(optimizer: OptimizerSpec) -> ModelSpec {
         let name = "test".into();
@@ -202,9 +211,10 @@ mod tests {
         }
     }
 
-    fn with_schedule(text: &str) -> Result<Schedule, Error> {
-        let spec = JobSpec { learning_rate_schedule: Some(text.into()), ..JobSpec::default() };
-        Ok(resolve(&spec, &model(OptimizerSpec::sgd(0.5)))?.schedule)
+    fn with_schedule(text: &str) -> Result<Schedule, String> {
+        let learning_rate_schedule = Some(Parsed::parse(text)?);
+        let spec = JobSpec { learning_rate_schedule, ..JobSpec::default() };
+        Ok(resolve(&spec, &model(OptimizerSpec::sgd(0.5))).unwrap().schedule)
     }
 
     #[test]
@@ -291,7 +301,11 @@ mod tests {
             "linear:5:four",
         ];
         for text in senseless {
-            assert_eq!(with_schedule(text), Err(Error::Schedule(text.into())));
+            let why = with_schedule(text).unwrap_err();
+            assert!(
+                why.starts_with(&format!("`{text}` is not a schedule; use constant, ")),
+                "{why}"
+            );
         }
     }
 }

@@ -2,7 +2,6 @@
 //! Fields with a fixed set of values.
 
 use serde::{Serialize, Serializer};
-use serde_json::Value;
 
 use super::field::{FieldType, Kind};
 use crate::text::nearest;
@@ -28,10 +27,6 @@ macro_rules! choices {
 
         impl FieldType for $type {
             const KIND: Kind = Kind::Choice(Self::NAMES);
-
-            fn read(value: Value) -> Result<Self, String> {
-                Self::parse(&String::read(value)?)
-            }
 
             fn parse(text: &str) -> Result<Self, String> {
                 match text {
@@ -134,10 +129,6 @@ pub enum LogLevel {
 
 impl FieldType for LogLevel {
     const KIND: Kind = Kind::Text;
-
-    fn read(value: Value) -> Result<Self, String> {
-        Self::parse(&String::read(value)?)
-    }
 
     fn parse(text: &str) -> Result<Self, String> {
         match text.to_ascii_uppercase().as_str() {

@@ -5,8 +5,10 @@
 //! through it, and [`FieldType::parse`] gives the same values for the text of a flag.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::JobSpec;
@@ -102,16 +104,10 @@ impl Field {
     /// The help text of its flag, with its default.
     #[must_use]
     pub fn help_with_default(&self, default: &Value) -> String {
-        let default = match default {
-            _ if self.help.contains("[default: ") => String::new(),
-            Value::String(text) => text.clone(),
-            Value::Number(number) if number.is_f64() => number.as_f64().unwrap_or(0.0).to_string(),
-            Value::Number(number) => number.to_string(),
-            Value::Bool(flag) => flag.to_string(),
-            Value::Null | Value::Array(_) | Value::Object(_) => String::new(),
-        };
-        match default.as_str() {
-            "" => self.help.into(),
+        let default = default.as_str().map_or_else(|| default.to_string(), Into::into);
+        match default.trim_end_matches(".0") {
+            _ if self.help.contains("[default: ") => self.help.into(),
+            "" | "null" | "{}" => self.help.into(),
             default => format!("{} [default: {default}]", self.help),
         }
     }
@@ -126,8 +122,10 @@ pub trait FieldType: Serialize + Sized {
     const KIND: Kind;
     const IS_OPTIONAL: bool = false;
 
-    /// Reads a value of a file, or returns what was expected.
-    fn read(value: Value) -> Result<Self, String>;
+    /// Reads a value of a file, or returns what was expected. Most types are written as text.
+    fn read(value: Value) -> Result<Self, String> {
+        Self::parse(&String::read(value)?)
+    }
 
     /// Reads the text of a flag, or returns what was expected.
     fn parse(text: &str) -> Result<Self, String>;
@@ -279,7 +277,7 @@ fn plain(value: &Value) -> String {
 }
 
 /// A time in seconds, also written as `10m` or `2h`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Seconds(pub u64);
 
@@ -312,58 +310,38 @@ impl FieldType for Seconds {
     }
 }
 
-/// `name: type = default, "help text" { what else is known }`; without a default, the type's.
-macro_rules! job_description {
-    ($(section $section:literal {
-        $($name:ident: $type:ty $(= $default:expr)?, $help:literal { $($key:ident: $value:expr),* })*
-    })*) => {
-        /// Everything that a user can specify about a job. `JobSpec::default()` is the job without
-        /// flags.
-        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-        #[serde(try_from = "serde_json::Map<String, serde_json::Value>")]
-        pub struct JobSpec { $($(#[doc = $help] pub $name: $type,)*)* }
-
-        impl Default for JobSpec {
-            fn default() -> Self {
-                Self { $($($name: $crate::spec::field::default!($($default)?),)*)* }
-            }
-        }
-
-        /// All fields, in the order of files.
-        pub const FIELDS: &[Field] = &[$($(
-            Field {
-                name: stringify!($name),
-                help: $help,
-                section: $section,
-                $($key: $value,)*
-                ..Field::of::<$type>()
-            },
-        )*)*];
-
-        impl JobSpec {
-            /// Sets a field that exists.
-            pub(super) fn set(
-                &mut self,
-                name: &str,
-                value: serde_json::Value,
-            ) -> Result<(), String> {
-                use $crate::spec::field::FieldType as _;
-                match name {
-                    $($(stringify!($name) => self.$name.update(value),)*)*
-                    _ => Err("no such field".into()),
-                }
-            }
-        }
-    };
+/// A value and the text that it was read from, which is how it is stored.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parsed<T> {
+    text: String,
+    value: T,
 }
 
-macro_rules! default {
-    () => {
-        Default::default()
-    };
-    ($value:expr) => {
-        $value
-    };
+impl<T: FromStr<Err = String>> FieldType for Parsed<T> {
+    const KIND: Kind = Kind::Text;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(Self { value: text.parse()?, text: text.into() })
+    }
 }
 
-pub(super) use {default, job_description};
+impl<T: FromStr<Err = String>> From<&'static str> for Parsed<T> {
+    /// The value of a text in the program itself, such as a default.
+    fn from(text: &'static str) -> Self {
+        Self::parse(text).expect("the text is valid")
+    }
+}
+
+impl<T> Deref for Parsed<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> Serialize for Parsed<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text)
+    }
+}

@@ -84,10 +84,11 @@ impl Cluster {
     async fn check(&self, spec: &JobSpec) -> Result<(), Error> {
         let claims: Api<PersistentVolumeClaim> =
             Api::namespaced(self.client.clone(), &self.namespace);
-        for volume in spec.volumes().unwrap_or_default() {
-            let Source::Claim(claim) = volume.source else { continue };
-            if let Ok(None) = claims.get_opt(&claim).await {
-                return Err(Error::NoClaim { claim, namespace: self.namespace.clone() });
+        for volume in &spec.volume.0 {
+            let Source::Claim(claim) = &volume.source else { continue };
+            if let Ok(None) = claims.get_opt(claim).await {
+                let (claim, namespace) = (claim.clone(), self.namespace.clone());
+                return Err(Error::NoClaim { claim, namespace });
             }
         }
         let classes: Api<PriorityClass> = Api::all(self.client.clone());
@@ -99,7 +100,7 @@ impl Cluster {
             (instance(Role::Worker), Some(false)),
         ];
         for (instance, is_high) in asked {
-            let Ok(Some(class)) = spec.priority_class(instance, is_high) else { continue };
+            let Some(class) = spec.priority_class(instance, is_high) else { continue };
             if let Ok(None) = classes.get_opt(class).await {
                 return Err(Error::NoClass { class: class.to_owned() });
             }

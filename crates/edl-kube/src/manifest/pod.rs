@@ -45,7 +45,7 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
     let mut metadata = super::metadata(names::pod(&spec.job_name, instance), spec);
     metadata.labels = Some(names::pod_labels(&spec.job_name, instance));
     metadata.owner_references = extras.owner.clone().map(|owner| vec![owner]);
-    let volumes = spec.volumes()?;
+    let volumes = &spec.volume.0;
     let tolerations = ["not-ready", "unreachable"].map(leaves_silent_node);
     let mut pod_spec = json!({
         "restartPolicy": match instance.role {
@@ -62,17 +62,17 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
             "fsGroup": USER,
             "seccompProfile": { "type": "RuntimeDefault" },
         },
-        "containers": [container(spec, instance, extras, &volumes)?],
-        "volumes": volume_list(spec, &volumes),
+        "containers": [container(spec, instance, extras)?],
+        "volumes": volume_list(spec, volumes),
     });
-    if let Some(class) = spec.priority_class(instance, extras.is_high)? {
+    if let Some(class) = spec.priority_class(instance, extras.is_high) {
         pod_spec["priorityClassName"] = class.into();
     }
     if !spec.service_account.is_empty() {
         pod_spec["serviceAccountName"] = spec.service_account.clone().into();
     }
     let secrets: Vec<Value> =
-        spec.pull_secrets()?.iter().map(|name| json!({ "name": name })).collect();
+        spec.image_pull_secrets.0.iter().map(|name| json!({ "name": name })).collect();
     if !secrets.is_empty() {
         pod_spec["imagePullSecrets"] = secrets.into();
     }
@@ -89,13 +89,9 @@ fn leaves_silent_node(taint: &str) -> Value {
     })
 }
 
-fn container(
-    spec: &JobSpec,
-    instance: InstanceId,
-    extras: &PodExtras,
-    volumes: &[Volume],
-) -> Result<Value, Invalid> {
-    let (mut request, mut limit) = spec.resources(instance.role)?;
+fn container(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<Value, Invalid> {
+    let (request, limit) = spec.resources(instance.role);
+    let (mut request, mut limit) = (request.0.clone(), limit.0.clone());
     if extras.memory_factor > 1.0 {
         for memory in [&mut request, &mut limit].into_iter().filter_map(|it| it.get_mut("memory")) {
             *memory = times(memory, extras.memory_factor);
@@ -113,7 +109,7 @@ fn container(
             "readOnlyRootFilesystem": true,
             "capabilities": { "drop": ["ALL"] },
         },
-        "volumeMounts": mounts(volumes),
+        "volumeMounts": mounts(&spec.volume.0),
     });
     if instance.role == Role::Master {
         container["ports"] = json!([
@@ -147,7 +143,7 @@ fn variables(
     let usual = WORKER_VARIABLES.into_iter().filter(|_| instance.role == Role::Worker);
     let usual = usual.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let mut said: BTreeMap<String, String> =
-        usual.chain(extras.env.iter().cloned()).chain(spec.envs()?).collect();
+        usual.chain(extras.env.iter().cloned()).chain(spec.envs.0.clone()).collect();
     said.retain(|name, _| !ours.iter().any(|(our, _)| our == name));
     let mut env: Vec<Value> = said.iter().map(|(name, value)| plain(name, value)).collect();
     env.extend(ours.iter().map(|(name, value)| plain(name, value)));

@@ -38,7 +38,7 @@ impl Readings {
             return known.clone();
         }
         let described = words::read(job).map(Arc::new);
-        let started = if text.is_empty() { None } else { yaml::read_job(text).ok() };
+        let started = if text.is_empty() { None } else { yaml::read::<JobSpec>(text).ok() };
         let edited = match (&described, &started) {
             (Ok(described), Some(started)) => words::edited(&described.spec, started),
             (_, _) => None,

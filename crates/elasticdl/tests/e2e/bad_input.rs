@@ -53,7 +53,8 @@ fn a_bad_flag_is_refused_by_name() {
         (&["train", "--num_ps_pods=99"], &["--num_ps_pods", "--partitions"]),
         (&["train", "--partitions=1000000"], &["--partitions"]),
         (&["train", "--distribution_strategy=Ring"], &["`Ring`", "AllreduceStrategy"]),
-        (&["train", "--volume=x"], &["--volume", "Kubernetes", "--image_name"]),
+        (&["train", "--volume=x"], &["--volume", "mount_path=PATH"]),
+        (&["train", "--envs=A=1"], &["--envs", "Kubernetes", "--image_name"]),
         (&["train", "--image_name=x", "--training_data=/d"], &["--volume", "storage"]),
         (&["top", "x", "--namespace=y"], &["`elasticdl top`", "elasticdl attach"]),
         (
