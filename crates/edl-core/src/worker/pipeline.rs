@@ -202,7 +202,7 @@ impl Worker {
     }
 
     pub(super) fn not_decoded(&mut self, item: Item, error: String) {
-        if self.pipeline.reading.remove(&item).is_some() {
+        if self.pipeline.reading.contains_key(&item) {
             self.fail(item, error);
         }
     }

@@ -367,7 +367,7 @@ fn failures_return_the_lease_with_a_reason() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..2));
     let effects = stage.take(Event::Decoded { item: item(1), result: Err(error()) });
-    assert_eq!(effects, [failed(7, 1), Effect::Forget(item(0))]);
+    assert_eq!(effects, [failed(7, 1), Effect::Forget(item(0)), Effect::Forget(item(1))]);
     stage.take(train(8, 3..4));
     stage.take(decoded(item(3)));
     let not_pulled = Event::NotPulled { connection: 1, item: item(3), error: error() };

@@ -32,6 +32,10 @@ enum Step {
     Acknowledge(usize),
     Finish,
     Wait,
+    /// Records cannot be read.
+    FailToDecode(usize),
+    /// The model cannot use the records.
+    FailToPull,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -49,6 +53,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (0..4_usize).prop_map(Step::Acknowledge),
         2 => Just(Step::Finish),
         4 => Just(Step::Wait),
+        1 => (0..3_usize).prop_map(Step::FailToDecode),
+        1 => Just(Step::FailToPull),
     ]
 }
 
@@ -165,7 +171,19 @@ impl Shell {
                 assert!(self.shards.remove(&lease));
                 assert_eq!(self.pieces.remove(&lease).map(u64::from), Some(n_records));
             }
-            other => panic!("never reported here: {other:?}"),
+            Report::Failed { lease, .. } => {
+                let n_held = self.assigned.len() + self.shards.len();
+                self.assigned.retain(|_, held| *held != lease);
+                self.shards.remove(&lease);
+                assert!(self.assigned.len() + self.shards.len() < n_held, "a lease that is held");
+            }
+            Report::PredictDone { .. }
+            | Report::Leaving
+            | Report::Heartbeat { .. }
+            | Report::Spending(_)
+            | Report::Member(_)
+            | Report::CheckpointDone { .. }
+            | Report::CheckpointFailed { .. } => panic!("never reported here"),
         }
     }
 
@@ -217,6 +235,21 @@ impl Shell {
                     self.take(Event::Connected { connection });
                 }
             }
+            Step::Revoke(_) => {}
+            Step::Decode(_)
+            | Step::Pull
+            | Step::Compute
+            | Step::Acknowledge(_)
+            | Step::Finish
+            | Step::Wait
+            | Step::FailToDecode(_)
+            | Step::FailToPull => self.answer(step),
+        }
+    }
+
+    /// Answers an effect.
+    fn answer(&mut self, step: Step) {
+        match step {
             Step::Decode(number) if number < self.reads.len() => {
                 let item = self.reads.remove(number);
                 self.records.insert(item);
@@ -235,19 +268,38 @@ impl Shell {
                 let generation = Generation(self.generation);
                 self.take(Event::Acknowledged { connection, batch, generation });
             }
-            Step::Finish => {
-                let Some(lease) = self.finishing.pop() else { return };
-                let n_records = self.pieces.get(&lease).copied().unwrap_or(0);
-                let measures = Box::new(Measures::new(&[]));
-                let finished = Finished::Evaluation { measures, n_records: n_records.into() };
-                self.take(Event::Finished { lease, result: Ok(finished) });
-            }
+            Step::Finish => self.finish(),
             Step::Wait => {
                 self.stage.now = self.stage.now + Duration::from_secs(1);
                 self.take(Event::Tick);
             }
-            Step::Revoke(_) | Step::Decode(_) | Step::Acknowledge(_) => {}
+            Step::FailToDecode(number) if number < self.reads.len() => {
+                let item = self.reads.remove(number);
+                self.take(Event::Decoded { item, result: Err("bad".into()) });
+            }
+            Step::FailToPull => {
+                if let Some((connection, item)) = self.pull.take() {
+                    let error = "bad".to_owned();
+                    self.take(Event::NotPulled { connection, item, error });
+                }
+            }
+            Step::Decode(_) | Step::Acknowledge(_) | Step::FailToDecode(_) => {}
+            Step::Assign { .. }
+            | Step::AssignShard { .. }
+            | Step::Revoke(_)
+            | Step::Rejoin
+            | Step::Restore
+            | Step::Break
+            | Step::Connect => unreachable!("not an answer"),
         }
+    }
+
+    fn finish(&mut self) {
+        let Some(lease) = self.finishing.pop() else { return };
+        let n_records = self.pieces.get(&lease).copied().unwrap_or(0);
+        let measures = Box::new(Measures::new(&[]));
+        let finished = Finished::Evaluation { measures, n_records: n_records.into() };
+        self.take(Event::Finished { lease, result: Ok(finished) });
     }
 
     fn compute(&mut self) {
