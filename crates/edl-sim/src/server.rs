@@ -189,7 +189,11 @@ impl Server {
                         self.session.transmit(context, report);
                     }
                 }
-                kind => {
+                kind @ (ps_command::Kind::Load(_)
+                | ps_command::Kind::Serve(_)
+                | ps_command::Kind::Cut(_)
+                | ps_command::Kind::Inspect(_)
+                | ps_command::Kind::Stop(_)) => {
                     let spec = &self.session.follow.job().expect("a master is followed").spec;
                     let event = convert::event(kind, spec).expect("an order can be read");
                     let is_stop = event == Event::Order(Order::Stop);

@@ -2,6 +2,8 @@
 //! Simulated jobs by seed. A failure prints how to replay it: `make sim SEED=…`.
 //! `SIM_SEEDS=…` sets the number of seeds, `SIM_FIRST=…` the first one.
 
+#![allow(clippy::print_stdout, reason = "a failure prints how to replay it")]
+
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;

@@ -194,14 +194,20 @@ impl State {
     }
 
     fn ask(&self, connection: u64, ask: Ask) {
-        let _ = self.channels.as_ref().map(|to| to.link.send((connection, ask)));
+        if let Some(to) = &self.channels {
+            let _ = to.link.send((connection, ask));
+        }
     }
 
     fn compute(&self, task: Task) {
-        let _ = self.channels.as_ref().map(|to| to.compute.send(task));
+        if let Some(to) = &self.channels {
+            let _ = to.compute.send(task);
+        }
     }
 
     fn output(&self, output: Output) {
-        let _ = self.channels.as_ref().map(|to| to.session.send(output));
+        if let Some(to) = &self.channels {
+            let _ = to.session.send(output);
+        }
     }
 }
