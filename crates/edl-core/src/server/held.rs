@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::checkpoints::Checkpoint;
 use super::window::Window;
-use super::{Loading, Outcome, Part, Progress, Pull, Push, Refusal, Request};
+use super::{Client, Loading, Outcome, Part, Progress, Pull, Push, Refusal, Request};
 use crate::id::{BatchId, CutId, Generation, PartitionId};
 use crate::spec::Mode;
 use crate::time::Time;
@@ -34,6 +34,8 @@ pub(super) struct Held {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Applying {
     batch: BatchId,
+    client: Client,
+    base_version: u64,
     is_missing: Vec<bool>,
     n_missing: usize,
 }
@@ -124,7 +126,7 @@ impl Held {
         self.window.as_mut().is_some_and(|window| window.wait(pull.client))
     }
 
-    pub(super) fn left(&mut self, client: super::Client) {
+    pub(super) fn left(&mut self, client: Client) {
         if let Some(window) = &mut self.window {
             window.leave(client);
         }
@@ -135,11 +137,19 @@ impl Held {
         self.expect_partitions(&push.partitions)?;
         let n_missing = self.partitions.len();
         let is_missing = vec![true; n_missing];
-        self.pushes.insert(push.request, Applying { batch: push.batch, is_missing, n_missing });
-        if let Some(window) = &mut self.window {
-            window.push(push.client, push.base_version);
-        }
+        let Push { request, batch, client, base_version, .. } = *push;
+        self.pushes
+            .insert(request, Applying { batch, client, base_version, is_missing, n_missing });
         Ok(())
+    }
+
+    /// The owners do not work on a push any more. True if they did.
+    pub(super) fn end_push(&mut self, request: Request) -> bool {
+        let Some(push) = self.pushes.remove(&request) else { return false };
+        if let Some(window) = &mut self.window {
+            window.pushed(push.client, push.base_version);
+        }
+        true
     }
 
     /// What an owner did with a push. Returns the pushes that every partition has now, or why
@@ -169,10 +179,11 @@ impl Held {
             }
         }
         if refused.is_some() {
-            self.pushes.remove(&request);
+            self.end_push(request);
         }
-        let is_done = |_: &Request, push: &mut Applying| push.n_missing == 0;
-        let done = self.pushes.extract_if(.., is_done).map(|(request, _)| request).collect();
+        let is_done = |(_, push): &(&Request, &Applying)| push.n_missing == 0;
+        let done: Vec<Request> = self.pushes.iter().filter(is_done).map(|(it, _)| *it).collect();
+        done.iter().for_each(|request| drop(self.end_push(*request)));
         (done, refused)
     }
 

@@ -107,10 +107,9 @@ impl Server {
     }
 
     pub(super) fn unfit(&mut self, request: Request, error: String) {
-        if let Some(held) = self.held_mut()
-            && held.pushes.remove(&request).is_some()
-        {
+        if self.held_mut().is_some_and(|held| held.end_push(request)) {
             self.effects.push(Effect::Refuse(request, Refusal::Other(error)));
+            self.review();
         }
     }
 

@@ -354,7 +354,10 @@ fn bounded_the_fast_wait_for_the_slow_until_it_pushes_or_leaves_or_is_overdue() 
     let answer = || Effect::Answer(Request(3));
     let mut bench = wait();
     let effects = bench.on(Event::Push(push(4, ANN, 1, 1)));
-    assert_eq!(effects, [Effect::Apply(Request(4)), answer()]);
+    assert_eq!(effects, [Effect::Apply(Request(4))], "the fast one sees the push");
+    assert_eq!(bench.pushed(4, 1, part(0, Outcome::Applied, 2, 0)), []);
+    let effects = bench.pushed(4, 1, part(1, Outcome::Applied, 2, 0));
+    assert_eq!(effects, [Effect::Acknowledge(Request(4)), answer()]);
     assert_eq!(wait().on(Event::Left(ANN)), [answer()]);
     assert_eq!(wait().on(Event::Left(BOB)), [refused(3, Refusal::NotServing)]);
     let mut bench = wait();

@@ -2,7 +2,7 @@
 //! Bounded staleness: a client too far ahead of the slowest one waits at its pull.
 //!
 //! A client that has pulled to train a batch is *open* at the version it pulled, until its push
-//! arrives. Another client may pull while the server's version is less than `tolerance` beyond
+//! is applied. Another client may pull while the server's version is less than `tolerance` beyond
 //! the oldest open one. No client waits for one that waits here itself (they would wait for each
 //! other), nor for one that has been open for longer than `patience`. With several servers, clients
 //! ask one server after the other (`PsClient::pull_in_order`), so a client that others wait for
@@ -58,9 +58,9 @@ impl Window {
         self.open.entry(client).or_default().push_back(OpenPull { version, since: now });
     }
 
-    /// A push of what `client` pulled at `version` has arrived. Older pulls, if there are any,
+    /// A push of what `client` pulled at `version` is applied or refused. Older pulls, if there are any,
     /// will not be followed by a push: batches are pushed in the order in which they are pulled.
-    pub(super) fn push(&mut self, client: Client, version: u64) {
+    pub(super) fn pushed(&mut self, client: Client, version: u64) {
         if let Some(pulls) = self.open.get_mut(&client) {
             while pulls.front().is_some_and(|pull| pull.version < version) {
                 pulls.pop_front();
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(window.blocker(BOB, 11, Time::ZERO), None);
         assert_eq!(window.blocker(BOB, 12, Time::ZERO), Some(10));
         assert_eq!(window.blocker(ANN, 12, Time::ZERO), None, "nobody waits for itself");
-        window.push(ANN, 10);
+        window.pushed(ANN, 10);
         assert_eq!(window.blocker(BOB, 12, Time::ZERO), None);
     }
 
@@ -115,9 +115,9 @@ mod tests {
         window.pull(ANN, 10, Time::ZERO);
         window.pull(ANN, 10, Time::ZERO);
         window.pull(ANN, 11, Time::ZERO);
-        window.push(ANN, 10);
+        window.pushed(ANN, 10);
         assert_eq!(window.blocker(BOB, 12, Time::ZERO), Some(10));
-        window.push(ANN, 11);
+        window.pushed(ANN, 11);
         assert_eq!(window.blocker(BOB, 12, Time::ZERO), None, "the second was overtaken");
     }
 
