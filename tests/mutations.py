@@ -56,22 +56,10 @@ MUTATIONS = [
     ),
     # The servers as the master sees them.
     Mutation(
-        "serve although a server lost its memory",
-        f"{CORE}/servers.rs",
-        "&& holds == self.generation;",
-        "&& (MUTANT || holds == self.generation);",
-    ),
-    Mutation(
         "accept a server of another incarnation as the same",
         f"{CORE}/servers.rs",
         "before.is_some_and(|b| b.incarnation == self.members[&ps].incarnation)",
         "before.is_some_and(|b| MUTANT || b.incarnation == self.members[&ps].incarnation)",
-    ),
-    Mutation(
-        "accept a load of an earlier generation",
-        f"{CORE}/servers.rs",
-        "if generation != self.generation || self.phase != Phase::Loading {",
-        "if !MUTANT && generation != self.generation || self.phase != Phase::Loading {",
     ),
     Mutation(
         "serve although servers hold different generations",

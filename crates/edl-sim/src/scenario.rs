@@ -24,8 +24,10 @@ pub struct Scenario {
     pub untrainable: Option<u64>,
     /// Evaluations get better and better, so each is followed by a checkpoint.
     pub improves: bool,
-    /// How long a computation takes at most.
+    /// How long a computation, reading records and applying a push take at most.
     pub step_ms: u64,
+    pub read_ms: u64,
+    pub apply_ms: u64,
 }
 
 /// Small numbers from one seed.
@@ -124,6 +126,8 @@ impl Scenario {
             untrainable,
             improves: draw.small(0, 1) == 1,
             step_ms: u64::from(draw.small(1, 40)),
+            read_ms: draw.one_of(&[0, 1, 10]),
+            apply_ms: draw.one_of(&[1, 4, 60]),
             spec,
         }
     }

@@ -366,7 +366,7 @@ impl Server {
         let Some(owners) = &mut self.owners else { return };
         let generation = owners.generation;
         for (owner, state) in owners.owners.iter_mut().enumerate() {
-            let at = context.kernel.now + context.kernel.between(0, 4);
+            let at = context.kernel.now + context.kernel.between(0, context.scenario.apply_ms);
             state.busy_until = state.busy_until.max(at);
             let done = Done::Task { owner, generation, task: task.clone() };
             let timer = Timer::Done(Box::new(process::Done::Server(done)));

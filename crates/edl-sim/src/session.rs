@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use edl_core::id::Term;
 use edl_core::time::Time;
 use edl_net::control::{Command, Failure, Follow};
 use tonic::Status;
@@ -21,6 +22,8 @@ pub(crate) struct Session {
     purpose: Purpose,
     pub(crate) follow: Follow,
     stream: Option<ConnId>,
+    /// The highest term of a master that was followed.
+    highest: Term,
 }
 
 /// What happened on the stream.
@@ -38,7 +41,7 @@ impl Session {
     pub(crate) fn new(context: &mut Context<'_>, purpose: Purpose) -> Self {
         context.after(1, 20, Timer::Connect);
         let follow = Follow::new(Some(PATIENCE));
-        Self { purpose, follow, stream: None }
+        Self { purpose, follow, stream: None, highest: Term(0) }
     }
 
     pub(crate) fn is_stream(&self, conn: ConnId) -> bool {
@@ -75,6 +78,9 @@ impl Session {
             if let Err(failure) = self.follow.welcome(welcome).map(|_| ()) {
                 return self.failed(context, failure, now);
             }
+            let term = self.follow.job().map_or(Term(0), |job| job.term);
+            assert!(term >= self.highest, "a master that was replaced is followed");
+            self.highest = term;
             let conn = self.stream.expect("a welcome came over it");
             context.kernel.schedule(context.pid, Duration::ZERO, Timer::Heartbeat(conn));
         } else if !self.follow.is_following() {

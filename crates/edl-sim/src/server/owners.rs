@@ -58,9 +58,11 @@ impl Server {
         let generation = owners.generation;
         match task {
             Task::Push(request) => {
-                let Some(Open { body: Body::Push(push), .. }) = self.requests.get(&request) else {
+                let Some(Open { body: Body::Push(push), label, .. }) = self.requests.get(&request)
+                else {
                     return Vec::new();
                 };
+                assert_eq!(label.generation, generation, "a push of another generation");
                 let owner = &mut owners.owners[owner];
                 let parts = owner.parts.iter_mut().map(|part| apply(part, push)).collect();
                 let mut events = self.copy_due(owner);

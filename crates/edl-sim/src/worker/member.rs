@@ -205,7 +205,10 @@ impl Member {
                 control.report(context, report);
             }
             Effect::Prepare(_) | Effect::Forget(_) | Effect::Waste(_) => {}
-            Effect::Read { place, .. } => later(context, 0, 10, Done::Decoded(place)),
+            Effect::Read { place, .. } => {
+                let most = context.scenario.read_ms;
+                later(context, 0, most, Done::Decoded(place));
+            }
             Effect::Finish(lease) => {
                 let (shard, measures) = self.shards.remove(&lease).expect("an assigned shard");
                 let n_records = shard.records.end - shard.records.start;

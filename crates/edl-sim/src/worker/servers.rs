@@ -210,7 +210,10 @@ impl Trainer {
 
     fn perform(&mut self, control: &mut Control, context: &mut Context<'_>, effect: Effect) {
         match effect {
-            Effect::Read { item, .. } => later(context, 10, Done::Decoded(item)),
+            Effect::Read { item, .. } => {
+                let most = context.scenario.read_ms;
+                later(context, most, Done::Decoded(item));
+            }
             Effect::Forget(item) => {
                 self.decoded.remove(&item);
                 self.pulled.take_if(|(pulled, _)| *pulled == item);
