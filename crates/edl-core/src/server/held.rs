@@ -183,7 +183,9 @@ impl Held {
         }
         let is_done = |(_, push): &(&Request, &Applying)| push.n_missing == 0;
         let done: Vec<Request> = self.pushes.iter().filter(is_done).map(|(it, _)| *it).collect();
-        done.iter().for_each(|request| drop(self.end_push(*request)));
+        for request in &done {
+            self.end_push(*request);
+        }
         (done, refused)
     }
 
