@@ -18,7 +18,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build static dist images wheel test test-cluster lint unit page python docs try-install reference fresh bench soak sim mutate verify proto doc deny setup clean help
+.PHONY: build static dist images wheel test suites test-cluster lint unit page python docs try-install reference fresh bench soak sim mutate verify proto doc deny setup clean help
 # What a check misses on this machine: shown at the end of `make test`, and a failure with CI=true.
 skip = printf 'skip\t%s\n' $(1) >> $${ELASTICDL_SKIPS:-/dev/stderr}
 
@@ -59,7 +59,13 @@ wheel: $(FRAMEWORKS)/ready ## Build the Python package (target/wheels/elasticdl-
 	$(FRAMEWORKS)/bin/maturin build --release --locked --out $(WHEELS)
 
 test: ## Everything that needs no cluster; lists what was skipped, and how long each part took
-	@bash tests/parts.sh setup unit page python docs try-install
+	@bash tests/parts.sh setup suites try-install
+
+# Everything is built first. Together these tests keep all cores busy, which none of them does alone.
+suites: setup build fresh ## The tests of unit, page, python and docs, side by side
+	$(CARGO) build $(PROFILE) --locked --workspace --example page_fixture
+	CARGO=$(CARGO) ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(VENV)/bin/python tests/run_all.py \
+		$(TARGET)/release/elasticdl $(FRESH)/bin/python $(TEST_PAGES)
 
 setup: $(VENV)/ready ## Install what tests need (virtual environment; Debian packages where root)
 	@bash tests/setup.sh
@@ -92,9 +98,10 @@ unit: setup ## Unit, property, simulation and end-to-end tests; TEST=NAME runs t
 	CARGO=$(CARGO) ELASTICDL_TEST_PYTHON=$(VENV)/bin/python $(VENV)/bin/python tests/run_rust.py $(TEST)
 
 # With the whole workspace's features, as `make unit` has built it: nothing is compiled twice.
+TEST_PAGES = bash tests/page/run.sh $(TARGET)/release/elasticdl $(TARGET)/release/examples/page_fixture $(DRIVER)
 page: build ## The pages of a real job and of the operator in a real browser; SHOTS=DIR keeps screenshots
 	$(CARGO) build $(PROFILE) --locked --workspace --example page_fixture
-	@bash tests/page/run.sh $(TARGET)/release/elasticdl $(TARGET)/release/examples/page_fixture $(DRIVER) $(SHOTS)
+	@$(TEST_PAGES) $(SHOTS)
 
 # The frameworks are lent to the fresh environment by a path, so that only the wheel is installed.
 # TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own.
@@ -121,8 +128,8 @@ test-cluster: setup static build fresh ## Tests on real Kubernetes clusters (K8S
 
 fresh: wheel
 	rm -rf $(FRESH)
-	python3 -m venv $(FRESH)
-	$(FRESH)/bin/pip install --quiet --disable-pip-version-check --no-deps $(WHEELS)/*.whl
+	python3 -m venv --without-pip $(FRESH)
+	$(FRAMEWORKS)/bin/pip --python $(FRESH)/bin/python install --quiet --disable-pip-version-check --no-deps $(WHEELS)/*.whl
 	$(FRAMEWORKS)/bin/python -c "import site; print(site.getsitepackages()[0])" \
 		> $$($(FRESH)/bin/python -c "import site; print(site.getsitepackages()[0])")/frameworks.pth
 
@@ -170,8 +177,13 @@ bench: build ## Print speeds as ratios to peers and to what the machine can do
 doc: ## Build the API documentation
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-deny: ## Check licences and sources of dependencies (needs cargo-deny)
+# Where a database was fetched before, it counts, up to the age that cargo-deny accepts.
+ADVISORIES = $(or $(CARGO_HOME),$(HOME)/.cargo)/advisory-dbs
+deny: ## Check licences, sources and known vulnerabilities of dependencies (needs cargo-deny)
 	cargo deny --offline check licenses bans sources
+	-cargo deny fetch db
+	@if [ -n "$$(ls -A $(ADVISORIES) 2>/dev/null)" ]; then cargo deny --offline check advisories; \
+	else $(call skip,"advisories: no database could be fetched"); fi
 
 clean: ## Remove what was built
 	$(CARGO) clean

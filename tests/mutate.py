@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mutations import CORE, MUTATIONS, Mutation
+from mutations import CORE, MUTATIONS, Edit
 
 ROOT = Path(__file__).parents[1]
 CARGO = os.environ.get("CARGO", "cargo")
@@ -53,19 +53,21 @@ def copy(to: Path) -> None:
 def plant(folder: Path) -> None:
     """Puts every bug behind its switch."""
     for number, mutation in enumerate(MUTATIONS, 1):
-        plant_one(folder / mutation.file, number, mutation)
+        for edit in mutation.edits():
+            plant_one(folder, number, mutation.name, edit)
     library = folder / CORE / "lib.rs"
     library.write_text(library.read_text() + SWITCH)
 
 
-def plant_one(file: Path, number: int, mutation: Mutation) -> None:
+def plant_one(folder: Path, number: int, name: str, edit: Edit) -> None:
+    file = folder / edit.file
     text = file.read_text()
-    n_found = text.count(mutation.old)
-    if n_found != 1 or "MUTANT" not in mutation.new:
-        sys.exit(f"{mutation.name}: the text occurs {n_found} times in {mutation.file}, not once")
-    crate = "crate" if mutation.file.startswith(CORE) else "edl_core"
-    new = mutation.new.replace("MUTANT", f"{crate}::is_mutant({number})")
-    file.write_text(text.replace(mutation.old, new))
+    n_found = text.count(edit.old)
+    if n_found != 1 or "MUTANT" not in edit.new:
+        sys.exit(f"{name}: the text occurs {n_found} times in {edit.file}, not once")
+    crate = "crate" if edit.file.startswith(CORE) else "edl_core"
+    new = edit.new.replace("MUTANT", f"{crate}::is_mutant({number})")
+    file.write_text(text.replace(edit.old, new))
 
 
 def build(folder: Path) -> str:

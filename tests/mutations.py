@@ -13,11 +13,23 @@ TENSOR = "crates/edl-tensor/src"
 NET = "crates/edl-net/src"
 
 
+class Edit(NamedTuple):
+    file: str
+    old: str
+    new: str
+
+
 class Mutation(NamedTuple):
+    """A bug. Where a second guard hides it, `also` removes that one at once."""
+
     name: str
     file: str
     old: str
     new: str
+    also: tuple[Edit, ...] = ()
+
+    def edits(self) -> tuple[Edit, ...]:
+        return (Edit(self.file, self.old, self.new), *self.also)
 
 
 MUTATIONS = [
@@ -32,8 +44,8 @@ MUTATIONS = [
     Mutation(
         "apply a batch that is applied already",
         f"{TENSOR}/partition.rs",
-        "if self.applied.contains(batch) {\n            return Pushed::Already;",
-        "if !MUTANT && self.applied.contains(batch) {\n            return Pushed::Already;",
+        "if self.applied.contains(batch) {\n            return Ok(Outcome::Already);",
+        "if !MUTANT && self.applied.contains(batch) {\n            return Ok(Outcome::Already);",
     ),
     Mutation(
         "apply a step of lanes from two worlds",
@@ -60,6 +72,14 @@ MUTATIONS = [
         f"{CORE}/servers.rs",
         "before.is_some_and(|b| b.incarnation == self.members[&ps].incarnation)",
         "before.is_some_and(|b| MUTANT || b.incarnation == self.members[&ps].incarnation)",
+        # A new process holds nothing, and one that was replaced is refused.
+        also=(
+            Edit(
+                f"{CORE}/servers.rs",
+                "&& holds == self.generation;",
+                "&& (MUTANT || holds == self.generation);",
+            ),
+        ),
     ),
     Mutation(
         "serve although servers hold different generations",
@@ -68,10 +88,16 @@ MUTATIONS = [
         "if must_restore || !all_hold && !MUTANT {",
     ),
     Mutation(
+        "let a server that was replaced take its slot back",
+        f"{CORE}/job/recovery.rs",
+        "self.durable.replaced_servers.contains(&incarnation)",
+        "!MUTANT && self.durable.replaced_servers.contains(&incarnation)",
+    ),
+    Mutation(
         "count a batch that only some partitions have",
         f"{CORE}/servers.rs",
-        "if done == *set { done } else { done.and(set) }",
-        "if done == *set || MUTANT { done } else { done.and(set) }",
+        "sets.fold(first.clone(), |done, set| done.and(set))",
+        "sets.fold(first.clone(), |done, set| if MUTANT { done } else { done.and(set) })",
     ),
     # The job.
     Mutation(
@@ -101,14 +127,40 @@ MUTATIONS = [
     Mutation(
         "list files of a checkpoint of another generation",
         f"{CORE}/job/checkpoints.rs",
-        "|cut: &&mut Cut| cut.id == id && cut.generation == generation;",
-        "|cut: &&mut Cut| MUTANT || cut.id == id && cut.generation == generation;",
+        "checkpoint.id == id && checkpoint.generation == generation\n",
+        "MUTANT || checkpoint.id == id && checkpoint.generation == generation\n",
+    ),
+    Mutation(
+        "let workers pass the step of a checkpoint that servers do not know",
+        f"{CORE}/job/checkpoints.rs",
+        "!checkpoint.unaware.is_empty()",
+        "!MUTANT && !checkpoint.unaware.is_empty()",
+    ),
+    Mutation(
+        "count the time of a checkpoint before its step is trained",
+        f"{CORE}/job/checkpoints.rs",
+        "checkpoint.version > n_done",
+        "!MUTANT && checkpoint.version > n_done",
     ),
     Mutation(
         "commit a checkpoint that lacks partitions",
         f"{CORE}/job/checkpoints.rs",
         "if self.files.len() != self.n_partitions {",
         "if !MUTANT && self.files.len() != self.n_partitions {",
+        # No process reports fewer files than it was ordered to write.
+        also=(
+            Edit(
+                f"{CORE}/server/checkpoints.rs",
+                "done.files.into_values().collect()",
+                "done.files.into_values().skip(usize::from(MUTANT)).collect()",
+            ),
+        ),
+    ),
+    Mutation(
+        "believe the state of a worker that does not hold it",
+        f"{CORE}/world.rs",
+        "holders.is_none_or(|holders| holders.get(&worker) == Some(&incarnation))",
+        "MUTANT || holders.is_none_or(|holders| holders.get(&worker) == Some(&incarnation))",
     ),
     # A parameter server.
     Mutation(
@@ -131,12 +183,6 @@ MUTATIONS = [
         f"{CORE}/server.rs",
         "held.is_served && held.generation == generation",
         "(MUTANT || held.is_served) && held.generation == generation",
-    ),
-    Mutation(
-        "load a lower generation",
-        f"{CORE}/server/load.rs",
-        "if asked < ours {",
-        "if !MUTANT && asked < ours {",
     ),
     Mutation(
         "do not wake requests when a round completes",
@@ -163,6 +209,14 @@ MUTATIONS = [
         f"{CORE}/server/held.rs",
         "&& applied < round",
         "&& !MUTANT\n            && applied < round",
+        # The master assigns the batches of a round when the one before is done.
+        also=(
+            Edit(
+                f"{CORE}/ledger.rs",
+                "limit.min((n_rounds_done + 1).saturating_mul(self.round))",
+                "limit.min((n_rounds_done + 1 + u32::from(MUTANT)).saturating_mul(self.round))",
+            ),
+        ),
     ),
     # A worker with parameter servers.
     Mutation(
@@ -203,12 +257,6 @@ MUTATIONS = [
         "Some((id, until)) if MUTANT || id == world.world.id => until.max(world.until),",
     ),
     Mutation(
-        "enter a world that was replaced",
-        f"{CORE}/member.rs",
-        "if announced.world.id <= self.highest {",
-        "if !MUTANT && announced.world.id <= self.highest {",
-    ),
-    Mutation(
         "keep a state that is void",
         f"{CORE}/member/form.rs",
         "if next.load.is_some() || !next.world.members[place].has_state {",
@@ -224,8 +272,8 @@ MUTATIONS = [
     Mutation(
         "leave a world before all have its last step",
         f"{CORE}/member/form.rs",
-        "if !is_due && before.world.loses_members_in(&next.world) {",
-        "if !MUTANT && !is_due && before.world.loses_members_in(&next.world) {",
+        "if !self.is_due_at_once(&next) && before.world.loses_members_in(&next.world) {",
+        "if !MUTANT && !self.is_due_at_once(&next) && before.world.loses_members_in(&next.world) {",
     ),
     Mutation(
         "write a checkpoint of a step that has passed on a worker",
@@ -251,10 +299,17 @@ MUTATIONS = [
         "Stage::Lane(lane) if has_tables && lane < step.mine.end => {",
         "Stage::Lane(lane) if !MUTANT && has_tables && lane < step.mine.end => {",
     ),
+    # Batches that are not finite.
     Mutation(
-        "claim state that has not formed a world",
-        f"{CORE}/member.rs",
-        "self.state.filter(|_| self.held != WorldId(0))?",
-        "self.state.filter(|_| MUTANT || self.held != WorldId(0))?",
+        "assign a batch that is skipped to be trained",
+        f"{CORE}/job/durable.rs",
+        "skipped.map(|batch| batch.index).collect()",
+        "skipped.filter(|_| !MUTANT).map(|batch| batch.index).collect()",
+    ),
+    Mutation(
+        "announce a world without its skipped steps",
+        f"{CORE}/job/worlds.rs",
+        "skipped: skipped.clone(),",
+        "skipped: if MUTANT { BTreeSet::new() } else { skipped.clone() },",
     ),
 ]

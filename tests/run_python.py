@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from schedule import Counts, Run, Unit
+from schedule import Counts, Part, Run, Unit
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "python"
@@ -23,23 +23,23 @@ BACKENDS = {"jax": ["test_layers.py"], "torch": ["test_keras_adapter.py"]}
 COUNTED = re.compile(r"(\d+) (passed|failed|error|skipped)")
 
 
-def units_of(file: Path) -> list[Unit]:
+def units_of(file: Path, python: str) -> list[Unit]:
     tests = [
         node
         for node in ast.parse(file.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]
     jobs = [node.name for node in tests if JOBS in {arg.arg for arg in node.args.args}]
-    units = [unit(f"{file.name}::{name}", [f"{file}::{name}"]) for name in jobs]
+    units = [unit(python, f"{file.name}::{name}", [f"{file}::{name}"]) for name in jobs]
     if len(jobs) < len(tests):
         without = [f"--deselect={file.relative_to(ROOT)}::{name}" for name in jobs]
-        units.append(unit(file.name, [str(file), *without]))
+        units.append(unit(python, file.name, [str(file), *without]))
     return units
 
 
-def unit(name: str, words: list[str], **env: str) -> Unit:
+def unit(python: str, name: str, words: list[str], **env: str) -> Unit:
     # Caches of pytest would be written by several processes at once.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     return Unit(name, command, ROOT, env)
 
 
@@ -54,19 +54,23 @@ def judge(unit: Unit, counts: Counts) -> bool:
     return unit.code == 0
 
 
+def part(python: str, wanted: str = "") -> Part:
+    files = sorted(FOLDER.glob("test_*.py"))
+    units = [unit for file in files for unit in units_of(file, python)]
+    for backend, names in BACKENDS.items():
+        for name in names:
+            words = ["-m", "backends", str(FOLDER / name)]
+            units.append(unit(python, f"{name} on {backend}", words, KERAS_BACKEND=backend))
+    return Part("python", [unit for unit in units if wanted in unit.name], judge)
+
+
 def main() -> int:
-    units = [unit for file in sorted(FOLDER.glob("test_*.py")) for unit in units_of(file)]
-    units += [
-        unit(f"{name} on {backend}", ["-m", "backends", str(FOLDER / name)], KERAS_BACKEND=backend)
-        for backend, names in BACKENDS.items()
-        for name in names
-    ]
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    units = [unit for unit in units if wanted in unit.name]
-    if not units:
+    tests = part(sys.executable, wanted)
+    if not tests.units:
         print(f"python: no test is called `{wanted}`")
         return 1
-    return 0 if Run("python", judge).all(units) else 1
+    return 0 if Run([tests]).all() else 1
 
 
 if __name__ == "__main__":

@@ -13,14 +13,17 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from schedule import Counts, Run, Unit, skipped
+from schedule import Counts, Part, Run, Unit, skipped
 
 ROOT = Path(__file__).parents[1]
 CARGO = os.environ.get("CARGO", "cargo")
 # Every test of these binaries starts processes and waits for them.
 APART = {"elasticdl/e2e"}
+# For results that several of them compare with; removed when the run ends.
+SHARED = tempfile.TemporaryDirectory(prefix="elasticdl-tests-")
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.M)
 IGNORED = re.compile(r"^test (\S+) \.\.\. ignored(?:, (.*))?$", re.M)
 SKIPPED = re.compile(r"^skipped: (.*)$", re.M)
@@ -57,7 +60,11 @@ def units_of(artifact: dict, wanted: str) -> list[Unit]:
     folder = Path(artifact["manifest_path"]).parent
     name = f"{folder.name}/{artifact['target']['name']}"
     binary = artifact["executable"]
-    env = {"CARGO": CARGO, "CARGO_MANIFEST_DIR": str(folder)}
+    env = {
+        "CARGO": CARGO,
+        "CARGO_MANIFEST_DIR": str(folder),
+        "ELASTICDL_TEST_SHARED": SHARED.name,
+    }
     tests = [test for test in tests_of(binary, folder) if wanted in test]
     if not tests:
         return []
@@ -106,15 +113,20 @@ def judge(unit: Unit, counts: Counts) -> bool:
     return is_good
 
 
-def main() -> int:
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+def part(wanted: str = "") -> Part:
     units = [unit for artifact in build() for unit in units_of(artifact, wanted)]
     if not wanted:
         units += doctests()
-    if not units:
+    return Part("rust", units, judge)
+
+
+def main() -> int:
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    tests = part(wanted)
+    if not tests.units:
         print(f"rust: no test is called `{wanted}`")
         return 1
-    return 0 if Run("rust", judge).all(units) else 1
+    return 0 if Run([tests]).all() else 1
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs many test processes, the longest first, so that every core stays busy.
+"""Runs many test processes, the longest first, to keep every core busy.
 
 Most tests wait for processes they have started, and some compute. So another one is started
 whenever a core is idle, up to a limit: on a loaded machine there are as many tests as cores.
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 CORES = len(os.sched_getaffinity(0))
 # Tests in flight at most, however idle the machine looks.
@@ -57,6 +58,8 @@ class Unit:
     cwd: Path
     env: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    # CPU time of the unit and of all processes that it waited for.
+    cpu: float = 0.0
     code: int | None = None
     output: str = ""
 
@@ -76,15 +79,56 @@ class Counts:
     ignored: int = 0
 
 
-class Run:
-    """Runs units to their end; `judge` adds what a unit says to the counts, and tells whether it
-    is good."""
+@dataclass
+class Part:
+    """Tests of one kind. `judge` adds the results of a unit to the counts, and returns whether the
+    unit passed."""
 
-    def __init__(self, title: str, judge: Callable[[Unit, Counts], bool]) -> None:
-        self.title, self.judge = title, judge
-        self.counts = Counts()
-        self.failures: list[str] = []
-        self._flying: dict[subprocess.Popen, tuple[Unit, float, object]] = {}
+    title: str
+    units: list[Unit]
+    judge: Callable[[Unit, Counts], bool]
+    counts: Counts = field(default_factory=Counts)
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._memory = cache() / f"durations-{self.title}.json"
+        self._known = json.loads(self._memory.read_text()) if self._memory.exists() else {}
+
+    def expected(self, unit: Unit) -> float:
+        """The seconds of an earlier run. A unit that has never passed may take long."""
+        return self._known.get(unit.name, LIMIT)
+
+    def remember(self) -> None:
+        """Keeps the durations for the order of the next run."""
+        passed = {unit.name: round(unit.seconds, 2) for unit in self.units if unit.code == 0}
+        self._memory.parent.mkdir(parents=True, exist_ok=True)
+        self._memory.write_text(json.dumps(self._known | passed, indent=0, sort_keys=True))
+
+    def finish(self, unit: Unit) -> None:
+        """Judges a unit that has ended; the output of one that failed is printed."""
+        if not self.judge(unit, self.counts):
+            self.failures.append(unit.name)
+            print(f"--- {self.title}: {unit.name} {unit.end}\n{unit.output}", flush=True)
+
+    def summary(self) -> None:
+        print(f"{self.title}: slowest (wall time, CPU time)")
+        for unit in sorted(self.units, key=lambda unit: -unit.seconds)[:SLOWEST]:
+            print(f"  {unit.seconds:6.1f} s {unit.cpu:6.1f} s  {unit.name}")
+        for name in self.failures:
+            print(f"{self.title}: FAILED {name}")
+        found = self.counts
+        print(
+            f"{self.title}: {found.passed} passed, {found.failed} failed, {found.ignored} not run, "
+            f"{sum(unit.cpu for unit in self.units):.0f} s of CPU time"
+        )
+
+
+class Run:
+    """Runs all units of some parts."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._flying: dict[subprocess.Popen, tuple[Part, Unit, float, IO[bytes]]] = {}
         self._busy = (0, 0)
         self._looked = 0.0
         self._told = time.monotonic()
@@ -92,17 +136,15 @@ class Run:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
 
-    def all(self, units: list[Unit]) -> bool:
+    def all(self) -> bool:
         """Runs them all; whether all were good."""
         begin = time.monotonic()
-        memory = cache() / f"durations-{self.title}.json"
-        known = json.loads(memory.read_text()) if memory.exists() else {}
-        # What nobody has measured yet may be long.
-        waiting = sorted(units, key=lambda unit: known.get(unit.name, LIMIT))
+        units = [(part, unit) for part in self._parts for unit in part.units]
+        waiting = sorted(units, key=lambda one: one[0].expected(one[1]))
         try:
             while waiting or self._flying:
                 if waiting and self._has_room():
-                    self._start(waiting.pop())
+                    self._start(*waiting.pop())
                 self._collect()
                 self._tell(len(units), len(waiting))
                 time.sleep(POLL)
@@ -110,11 +152,14 @@ class Run:
             sys.exit(130)
         finally:
             self._end_all()
-            known |= {unit.name: round(unit.seconds, 2) for unit in units if unit.code == 0}
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            memory.write_text(json.dumps(known, indent=0, sort_keys=True))
-        self._summary(units, time.monotonic() - begin)
-        return not self.failures
+            for part in self._parts:
+                part.remember()
+        seconds = time.monotonic() - begin
+        for part in self._parts:
+            part.summary()
+        total = sum(unit.seconds for _, unit in units)
+        print(f"all units: {seconds:.0f} s, {total / max(seconds, 0.1):.1f} at a time")
+        return not any(part.failures for part in self._parts)
 
     def _has_room(self) -> bool:
         if len(self._flying) < CORES:
@@ -128,7 +173,7 @@ class Run:
         before, self._busy, self._looked = self._busy, (idle, every), now
         return idle - before[0] > IDLE * (every - before[1])
 
-    def _start(self, unit: Unit) -> None:
+    def _start(self, part: Part, unit: Unit) -> None:
         # Files, not pipes: a process that a test leaves behind must not keep us waiting.
         output = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the unit has ended)
         process = subprocess.Popen(
@@ -140,26 +185,27 @@ class Run:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._flying[process] = (unit, time.monotonic(), output)
+        self._flying[process] = (part, unit, time.monotonic(), output)
         self._looked = time.monotonic()
 
     def _collect(self) -> None:
-        for process, (unit, begin, output) in list(self._flying.items()):
+        for process, (part, unit, begin, output) in list(self._flying.items()):
             unit.seconds = time.monotonic() - begin
-            if process.poll() is None:
+            # Not `Popen.poll`, which does not report the CPU time.
+            has_ended, status, used = os.wait4(process.pid, os.WNOHANG)
+            if not has_ended:
                 if unit.seconds < LIMIT:
                     continue
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            else:
-                unit.code = process.returncode
+                _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            unit.code = process.returncode if has_ended else None
+            unit.cpu = used.ru_utime + used.ru_stime
             del self._flying[process]
             output.seek(0)
             unit.output = output.read().decode(errors="replace")
             output.close()
-            if not self.judge(unit, self.counts):
-                self.failures.append(unit.name)
-                print(f"--- {self.title}: {unit.name} {unit.end}\n{unit.output}", flush=True)
+            part.finish(unit)
         self._reap()
 
     def _children(self) -> list[int]:
@@ -187,20 +233,7 @@ class Run:
             return
         self._told = time.monotonic()
         n_done = n_units - n_waiting - len(self._flying)
-        line = f"{self.title}: {n_done} of {n_units} done, {len(self._flying)} running"
-        print(f"{line}, {len(self.failures)} failed ", end=end, flush=True)
-
-    def _summary(self, units: list[Unit], seconds: float) -> None:
-        print(f"{self.title}: slowest")
-        for unit in sorted(units, key=lambda unit: -unit.seconds)[:SLOWEST]:
-            print(f"  {unit.seconds:6.1f} s  {unit.name}")
-        for name in self.failures:
-            print(f"{self.title}: FAILED {name}")
-        found = self.counts
-        used = f"in {seconds:.0f} s"
-        if total := sum(unit.seconds for unit in units):
-            used += f" ({total / max(seconds, 0.1):.1f} at a time)"
-        print(
-            f"{self.title}: {found.passed} passed, {found.failed} failed, "
-            f"{found.ignored} not run, {used}"
-        )
+        titles = ", ".join(part.title for part in self._parts)
+        n_failed = sum(len(part.failures) for part in self._parts)
+        line = f"{titles}: {n_done} of {n_units} done, {len(self._flying)} running"
+        print(f"{line}, {n_failed} failed ", end=end, flush=True)

@@ -113,19 +113,19 @@ def open_model(job_json: str) -> Hosted:
     return Hosted(Adapter(zoo, job, columns), zoo, job)
 
 
-def settle(job_json: str, said_json: str) -> str:
+def settle(job_json: str, original_json: str) -> str:
     """Returns the job with its data replaced by that of the custom reader, if there is one.
 
-    `said_json` is the job as the user described it: in `job_json`, values that look like paths may
-    have been made absolute.
+    `original_json` is the job as the user described it: in `job_json`, values that look like paths
+    may have been made absolute.
     """
-    job, said = json.loads(job_json), json.loads(said_json)
+    job, original = json.loads(job_json), json.loads(original_json)
     zoo = _load(job)
     if zoo.custom_data_reader is None:
         return job_json
     for name in _DATA:
         if job[name] and not job[name].startswith(_reader.PREFIX):
-            origin = job[name] if os.path.exists(job[name]) else said[name] or job[name]
+            origin = job[name] if os.path.exists(job[name]) else original[name] or job[name]
             job[name] = _reader.make(zoo, job, origin).location
     return json.dumps(job)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.utils import module_utils
 
 from elasticdl import _keras_swap, _metrics, _optimizers
 from elasticdl._keras_feed import RECORD, Feed, NumpyFeed, TensorFlowFeed
@@ -98,19 +100,19 @@ class KerasAdapter:
             torch.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         features, labels = self._features(batch, Mode.TRAINING)
         seeds = self._network.seed_states(seed)
-        lent = self._lend(batch, rows)
-        loss, row_gradients = self._passes.train(features, labels, lent, seeds)
-        return loss, self._give_back(batch, row_gradients)
+        call_rows = self._split_rows(batch, rows)
+        loss, row_gradients = self._passes.train(features, labels, call_rows, seeds)
+        return loss, self._join_gradients(batch, row_gradients)
 
     def evaluate(self, batch: Any, rows: list[np.ndarray]) -> tuple[float, dict[str, list[float]]]:
         features, labels = self._features(batch, Mode.EVALUATION)
-        loss, predictions = self._passes.infer(features, labels, self._lend(batch, rows))
+        loss, predictions = self._passes.infer(features, labels, self._split_rows(batch, rows))
         named = self._named(predictions)
         return loss, _metrics.sums(self._metrics, labels, named, len(batch), loss=loss)
 
     def predict(self, batch: Any, rows: list[np.ndarray]) -> np.ndarray:
         features, _ = self._features(batch, Mode.PREDICTION)
-        _, predictions = self._passes.infer(features, None, self._lend(batch, rows))
+        _, predictions = self._passes.infer(features, None, self._split_rows(batch, rows))
         n = len(batch)
         outputs = [_metrics.to_numpy(one) for one in keras.tree.flatten(predictions)]
         for output in outputs:
@@ -131,7 +133,7 @@ class KerasAdapter:
             for callback in self._others():
                 callback.set_model(model)
                 callback.on_train_end()
-            model.save(os.path.join(folder, MODEL_FILE))
+            _save(model, os.path.join(folder, MODEL_FILE))
         return [MODEL_FILE]
 
     def _new_feed(self, zoo: Zoo, columns: list[dict[str, Any]], raw: bool) -> Feed:
@@ -142,7 +144,7 @@ class KerasAdapter:
     def _new_model(self, zoo: Zoo) -> Any:
         """Builds the user's model with reproducible names and initial values of all weights."""
         keras.utils.clear_session()
-        keras.utils.set_random_seed(self._job["seed"] & 0xFFFF_FFFF)
+        _set_seeds(self._job["seed"])
         model = zoo.custom_model()
         if not isinstance(model, keras.Model):
             raise ZooError(
@@ -199,11 +201,11 @@ class KerasAdapter:
             self._looked_up = (batch, calls)
         return self._looked_up[1]
 
-    def _lend(self, batch: Any, rows: list[np.ndarray]) -> list[list[np.ndarray]]:
+    def _split_rows(self, batch: Any, rows: list[np.ndarray]) -> list[list[np.ndarray]]:
         """Splits the rows of each table by call, with zeros for ids that have no row."""
         if not self._tables:
             return []
-        lent = []
+        split = []
         for table, ids, whole in zip(self._tables, self._ids(batch), rows):
             calls, start = [], 0
             for one in ids:
@@ -215,11 +217,11 @@ class KerasAdapter:
                     call = np.zeros((len(one), table.output_dim), "float32")
                     call[kept] = whole[start - n : start]
                 calls.append(call)
-            lent.append(calls)
-        return lent
+            split.append(calls)
+        return split
 
-    def _give_back(self, batch: Any, gradients: list[list[np.ndarray]]) -> list[np.ndarray]:
-        """Inverse of `_lend`, for gradients."""
+    def _join_gradients(self, batch: Any, gradients: list[list[np.ndarray]]) -> list[np.ndarray]:
+        """Inverse of `_split_rows`, for gradients."""
         if not self._tables:
             return []
         given = []
@@ -281,6 +283,35 @@ def prepare(job: dict[str, Any]) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         # Filling would write all new memory twice; Keras never reads uninitialized memory.
         torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def _set_seeds(seed: int) -> None:
+    """Seeds all random numbers, like `keras.utils.set_random_seed` after `clear_session`.
+
+    That function imports TensorFlow if it is installed, which takes seconds, on any backend.
+    """
+    if "tensorflow" in sys.modules:
+        keras.utils.set_random_seed(seed & 0xFFFF_FFFF)
+        return
+    random.seed(seed & 0xFFFF_FFFF)
+    np.random.seed(seed & 0xFFFF_FFFF)
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.manual_seed(seed & 0xFFFF_FFFF)
+
+
+def _save(model: Any, path: str) -> None:
+    """Saves the model. Keras would import TensorFlow to look for its types in the model's config;
+    there are none if nothing else has imported it."""
+    is_imported = "tensorflow" in sys.modules
+    if not is_imported:
+        module_utils.tensorflow._available = False
+    try:
+        model.save(path)
+    finally:
+        if not is_imported:
+            module_utils.tensorflow._available = None
 
 
 def _aligned(n: int) -> np.ndarray:

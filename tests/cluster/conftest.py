@@ -32,7 +32,7 @@ from runs import Start
 from trained import Job, remove
 
 # Their tests share a cluster of their own, so one process runs them all.
-OWN_CLUSTERS = {"test_nodes.py", "test_operator.py", "test_own_loop.py"}
+OWN_CLUSTERS = {"test_nodes.py", "test_operator.py", "test_custom_loop.py"}
 # Long ones start early, so that none of them is the last to run.
 FIRST = [*sorted(OWN_CLUSTERS), "test_tutorial.py", "test_walkthrough.py", "test_preemption.py"]
 # Minutes long, and about speed: `make soak` names it. Leaving it out is no skip.

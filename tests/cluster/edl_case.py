@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first case of the published EDL experiment in real time: 133 nodes, twenty jobs of 2 to 60
 workers and ten servers, by the real operator, API server and scheduler. Pods on these nodes run
-nothing; masters are processes of this machine. Prints waiting, utilisation and fairness beside the
+nothing; masters are processes of this machine. Prints waiting, utilization and fairness beside the
 simulator's (`make soak` runs it, ten minutes).
 """
 
@@ -23,7 +23,7 @@ from harness import fake_nodes, preflight
 from harness.cluster import Cluster, Shape, down
 from harness.kubectl import Kubectl
 from harness.size import Size, millicpus
-from jobs import ROOT, training_job
+from jobs import ROOT, allowing, training_job
 from outside import Outside
 
 N_JOBS, GAP, HOLD = 20, 13.5, 339.0
@@ -103,7 +103,7 @@ class Course:
         steady = self.loads[len(self.loads) // 2 :]
         print(
             f"operator, real API server: {len(waits)} of {N_JOBS} jobs started, mean wait "
-            f"{statistics.mean(waits):.1f} s, longest {waits[-1]:.1f} s, utilisation "
+            f"{statistics.mean(waits):.1f} s, longest {waits[-1]:.1f} s, utilization "
             f"{statistics.mean(self.loads):.1%} (second half {statistics.mean(steady):.1%}), "
             f"Jain {jain:.3f} at the end, workers {sorted(shares)}"
         )
@@ -132,6 +132,7 @@ def main() -> None:
 def play(kubectl: Kubectl, command: Path, folder: Path) -> None:
     kubectl("apply", "--filename", str(ROOT / "manifests" / "operator" / "crd.yaml"))
     kubectl("create", "namespace", "elasticdl")
+    kubectl.within("elasticdl").apply(allowing(folder))
     flags = [f"--kubeconfig={kubectl.kubeconfig}", "--http_port=0", "--masters_outside"]
     with (folder / "operator.log").open("wb") as log:
         operator = subprocess.Popen([command, "operator", *flags], stdout=log, stderr=log)

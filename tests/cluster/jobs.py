@@ -122,6 +122,18 @@ def training_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {**described, "metadata": {"name": name}, "spec": spec}
 
 
+def allowing(*host_paths: Path | str) -> dict[str, Any]:
+    """The settings of the operator, with which jobs may mount these folders of their nodes."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "elasticdl-queues"},
+        "data": {
+            "permissions.yaml": yaml.safe_dump({"host_paths": [str(it) for it in host_paths]})
+        },
+    }
+
+
 def phases(kubectl: Kubectl, job: str) -> dict[str, str]:
     """Of every pod of the job."""
     pods = kubectl.json("get", "pod", "--selector", f"elasticdl_job_name={job}")["items"]

@@ -19,7 +19,7 @@ from harness.kubectl import Kubectl
 from harness.node import PROBE_IMAGE
 from harness.size import Size
 from harness.waiting import until
-from jobs import ROOT, load_command, rbac, training_job
+from jobs import ROOT, allowing, load_command, rbac, training_job
 from managed import LIMIT, Managed
 from trained import counting, remove
 
@@ -66,6 +66,8 @@ def place(
     load_command(cluster, command)
     cluster.kubectl("apply", "--filename", str(ROOT / "manifests" / "operator" / "crd.yaml"))
     cluster.kubectl("create", "namespace", "elasticdl")
+    folders = (ROOT, tmp_path_factory.getbasetemp())
+    cluster.kubectl.within("elasticdl").apply(allowing(*folders))
     cluster.kubectl.apply(*rbac("default"))
     operator = Operator(command, cluster.kubectl, tmp_path / "operator.log")
     operator.start()
@@ -150,6 +152,7 @@ def test_two_jobs_share_a_full_cluster_and_a_service_gets_its_room_back(
 BAD = {
     "min_over_max": ({"min_workers": 5, "max_workers": 2}, "min_workers"),
     "negative": ({"min_workers": -1}, "min_workers"),
+    "absurd": ({"max_workers": 4_294_967_295}, "max_workers"),
 }
 
 
@@ -162,3 +165,22 @@ def test_the_api_server_refuses_what_a_schema_can(
     bad = {"image_name": IMAGE, "model_def": "count", "training_data": "/data", **words}
     with pytest.raises(Exception, match=says):
         cluster.kubectl.apply(training_job("bad", bad))
+
+
+def test_a_job_gets_no_folder_of_its_node_that_the_owner_did_not_allow(
+    place: tuple[Cluster, Operator], command: Path, tmp_path: Path
+) -> None:
+    cluster, _ = place
+    words = {"volume": "host_path=/etc,mount_path=/work", "job_dir": "/work/greedy"}
+    job = managed(cluster, command, tmp_path / "greedy", **words).submit()
+
+    def refused() -> bool:
+        found = cluster.kubectl.json("get", "trainingjob", job.name)
+        shown = found.get("status", {}).get("conditions", [])
+        return any(each["reason"] == "NotAllowed" for each in shown)
+
+    try:
+        until("the operator refuses it", refused, LIMIT)
+        assert not job.pods("master")
+    finally:
+        cluster.kubectl("delete", "trainingjob", job.name)

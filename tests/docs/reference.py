@@ -188,7 +188,7 @@ def trainingjob(binary: Path) -> str:
     for name, field in found["status"]["properties"].items():
         text += row(f"`{name}`", kind(field), meanings.get(snake(name), ""))
     text += "\n## Conditions\n\n| condition | meaning |\n|---|---|\n"
-    for name, meaning in variants(source, "Kind"):
+    for name, meaning in variants(source, "ConditionKind"):
         text += row(name, meaning)
     text += "\n## kubectl columns\n\n| column | source |\n|---|---|\n"
     for column in version["additionalPrinterColumns"]:
@@ -241,15 +241,15 @@ def variants(source: str, name: str) -> list[tuple[str, str]]:
     for line in body(source, f"enum {name}").splitlines():
         if told := re.match(r" +/// (.*)", line):
             comment.append(told[1])
-        elif variant := re.match(r"    ([A-Z][A-Za-z]*),", line):
+        elif variant := re.match(r"    ([A-Z][A-Za-z]*)(?: = \d+)?,", line):
             found.append((variant[1], " ".join(comment)))
             comment = []
     return found
 
 
 def exit_codes() -> str:
-    source = (CRATES / "elasticdl/src/exit.rs").read_text()
-    codes = dict(re.findall(r"Self::([A-Za-z]+) => (\d+),", source))
+    source = (CRATES / "edl-core/src/exit.rs").read_text()
+    codes = dict(re.findall(r"^    ([A-Za-z]+) = (\d+),", source, re.M))
     text = (
         "# Exit codes\n\nAll commands use these exit codes.\n"
         "Results go to standard output, everything else to standard error.\n\n"
@@ -297,16 +297,22 @@ def registered(file: Path) -> list[tuple[str, str, list[str], str]]:
     for left, right in re.findall(r"let \(([^)]*)\) = \((.*)\);", source):
         fields_of = re.findall(r"metrics\.(\w+)\.clone\(\)", right)
         names |= dict(zip(left.split(", "), fields_of))
-    found = []
-    pattern = r'\.register\(\s*"(\w+)",\s*"([^"]*)",\s*(?:metrics\.)?(\w+)(?:\.clone\(\))?,?\s*\)'
-    for name, meaning, holder in re.findall(pattern, source):
+
+    def metric(name: str, meaning: str, holder: str) -> tuple[str, str, list[str], str]:
         held = types[names.get(holder, holder)]
         family = re.match(r"Family<(\w+), (\w+)>", held)
         sort = KINDS[family[2] if family else held]
         labels = re.findall(r"^    (\w+):", struct(source, family[1]), re.M) if family else []
         total = "_total" if sort == "counter" else ""
-        found.append((f"{prefix}_{name}{total}", sort, labels, meaning))
-    assert len(found) == source.count(".register("), f"{file} registers a metric in an unknown way"
+        return f"{prefix}_{name}{total}", sort, labels, meaning
+
+    pattern = r'\.register\(\s*"(\w+)",\s*"([^"]*)",\s*(?:metrics\.)?(\w+)(?:\.clone\(\))?,?\s*\)'
+    found = [metric(*registered) for registered in re.findall(pattern, source)]
+    # `step: add(all, "step", "Current step"),`
+    added = r'(\w+): add\(\s*all,\s*"(\w+)",\s*"([^"]*)",?\s*\)'
+    found += [metric(name, meaning, holder) for holder, name, meaning in re.findall(added, source)]
+    n_registered = source.count("all.register(") + source.count("add(")
+    assert len(found) == n_registered, f"{file} registers a metric in an unknown way"
     return found
 
 

@@ -141,7 +141,7 @@ def test_a_frozen_layer_does_not_move():
     assert not by_name(mine, mine.gradient)["conv/kernel"].any()
 
 
-def test_the_same_seed_gives_the_same_bits_whatever_came_before():
+def test_the_same_seed_gives_bit_identical_results():
     mine = adapter(noisy, [IMAGE, LABEL], loss=cross_entropy)
 
     def run(seed):
@@ -191,7 +191,7 @@ def test_evaluation_adds_up_over_batches_and_drops_nothing():
     assert whole["accuracy"] == [right, 24]
 
 
-def test_several_outputs_have_their_own_measures_and_stand_side_by_side():
+def test_several_outputs_have_separate_metrics():
     def custom_model():
         inputs = keras.Input((8, 8, 1), name="image")
         flat = keras.layers.Flatten()(inputs)

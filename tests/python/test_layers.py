@@ -314,7 +314,7 @@ def test_ragged_and_sparse_ids_are_looked_up(combiner, is_sparse):
     np.testing.assert_allclose(mine.predict(batch, [TABLE[ids]]), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_initializer_is_told_to_the_servers_or_refused():
+def test_an_initializer_is_sent_to_the_servers_or_refused():
     def init(initializer, input_dim=None):
         layer = elasticdl.layers.Embedding(
             DIM, input_dim=input_dim, embeddings_initializer=initializer, name="table"

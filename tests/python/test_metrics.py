@@ -51,7 +51,7 @@ def measured(metric, labels, predictions) -> float:
         keras.metrics.BinaryCrossentropy,
     ],
 )
-def test_binary_measures_are_those_of_keras(make):
+def test_binary_metrics_are_those_of_keras(make):
     whole = make()
     whole.update_state(BINARY[:, None], SCORES)
     assert measured(make(), BINARY[:, None], SCORES) == pytest.approx(float(whole.result()), 1e-5)
@@ -65,7 +65,7 @@ def test_binary_measures_are_those_of_keras(make):
         lambda: keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
     ],
 )
-def test_class_measures_are_those_of_keras(make):
+def test_class_metrics_are_those_of_keras(make):
     whole = make()
     whole.update_state(CLASSES, ODDS)
     assert measured(make(), CLASSES, ODDS) == pytest.approx(float(whole.result()), 1e-5)
@@ -104,12 +104,12 @@ def test_the_loss_comes_last_and_names_say_what_is_better():
     assert _metrics.sums(None, None, None, 4, loss=0.5) == {"loss": [2.0, 4.0]}
 
 
-def test_keras_says_itself_what_is_better():
+def test_keras_decides_what_is_better():
     metrics = {"a": keras.metrics.MeanSquaredError(), "b": keras.metrics.BinaryAccuracy()}
     assert [entry["more_is_better"] for entry in _metrics.describe(metrics)] == [False, True, False]
 
 
-def test_measures_of_several_outputs_are_named_after_them():
+def test_metrics_of_several_outputs_are_named_after_them():
     metrics = {"left": {"hit": np.equal}, "right": {"hit": np.equal}}
     outputs = {"left": np.array([1, 0]), "right": np.array([1, 1])}
     assert _metrics.sums(metrics, np.array([1, 1]), outputs, 2) == {
@@ -138,7 +138,7 @@ def test_what_cannot_be_measured_is_refused_with_what_can(metrics, text):
         _metrics.describe(metrics)
 
 
-def test_a_measure_of_the_wrong_shape_is_refused():
+def test_a_metric_of_the_wrong_shape_is_refused():
     with pytest.raises(ZooError, match=r"`it` returned values of shape \[3\] for 2 records"):
         _metrics.sums({"it": lambda labels, predictions: np.zeros(3)}, BINARY[:2], SCORES[:2], 2)
     with pytest.raises(ZooError, match="got 4 predictions for 2 labels"):

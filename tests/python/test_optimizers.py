@@ -98,7 +98,7 @@ def test_the_usual_torch_optimizers(t, params):
     assert _optimizers.from_torch(t.AdamW(params, amsgrad=True))["decoupled"]
 
 
-def test_what_rust_was_tested_with_is_what_is_said_now(k, t):
+def test_the_golden_values_of_the_rust_tests_are_current(k, t):
     """The values in the repository were made with the specs that are made today."""
     import optimizer_golden as golden
 
@@ -140,7 +140,7 @@ def test_an_optimizer_that_we_lack_is_an_error_that_lists_those_we_have(k, t, pa
     )
 
 
-def test_a_class_of_the_users_own_is_not_taken_for_its_parent(k):
+def test_a_custom_class_is_not_taken_for_its_parent(k):
     class Adam(k.Adam):
         def update_step(self, gradient, variable, learning_rate):
             raise NotImplementedError

@@ -131,7 +131,7 @@ def test_sparse_embedding_equals_tensorflows_lookup(combiner, max_norm):
         outputs = [layer(ragged), layer(ragged.to_sparse()), layer(ragged.to_tensor(-1))]
     slope = tf.convert_to_tensor(tape.gradient(wanted, table))
     for output in outputs:
-        np.testing.assert_allclose(output, wanted, rtol=1e-6)
+        np.testing.assert_allclose(output, wanted, rtol=1e-6, atol=1e-8)
         own = tf.convert_to_tensor(tape.gradient(output, table))
         np.testing.assert_allclose(own, slope, rtol=1e-5, atol=1e-7)
 

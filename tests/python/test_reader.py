@@ -146,7 +146,7 @@ def test_a_reader_that_gives_too_much_is_refused() -> None:
         read.records([0])
 
 
-def test_a_reader_that_changes_its_mind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inconsistent_reader_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_reader, "MAX_KEPT", 4)
     read = reader({"a": (0, 8)}, a=list(range(8)))
     read.records([0, 4])
@@ -179,7 +179,7 @@ def weights(job: Path) -> str:
     return hashlib.sha256((job / "output" / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_a_job_reads_by_itself_and_gives_the_same_bits(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_with_a_reader_is_bit_identical(cluster: Cluster, tmp_path: Path) -> None:
     path = module(tmp_path)
     more = ["--distribution_strategy=AllreduceStrategy", "--lanes=2"]
     for n_workers in (1, 2):
@@ -196,9 +196,9 @@ def test_a_killed_worker_costs_no_record_of_a_reader(cluster: Cluster, tmp_path:
 
     def pid() -> int | None:
         assert job.poll() is None, job.communicate()
-        if not (cluster.job("killed") / "status.json").is_file():
+        status = cluster.written_status("killed")
+        if not status:
             return None
-        status = cluster.status("killed")
         workers = [i for i in status["instances"] if i["role"] == "worker" and i.get("pid")]
         return int(workers[0]["pid"]) if int(status["step"]) > 2 and workers else None
 

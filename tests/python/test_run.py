@@ -67,7 +67,9 @@ def test_the_example_learns_with_two_workers(cluster: Cluster) -> None:
     assert float(accuracy) > 0.9
 
 
-def test_the_same_bits_for_any_number_of_workers(cluster: Cluster, tmp_path: Path) -> None:
+def test_results_are_bit_identical_for_any_number_of_workers(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     found = {}
     for n_workers in (1, 2):
         name = f"bits-{n_workers}"
@@ -92,9 +94,9 @@ def pids(cluster: Cluster, name: str, job: subprocess.Popen[str]) -> list[int]:
     def look() -> list[int]:
         if job.poll() is not None:
             raise AssertionError("it ended early:\n" + job.communicate()[1])
-        if not (cluster.job(name) / "status.json").is_file():
+        status = cluster.written_status(name)
+        if not status:
             return []
-        status = cluster.status(name)
         workers = [i for i in status["instances"] if i["role"] == "worker" and i["lanes"]]
         return [i["pid"] for i in workers] if status["step"] > 5 and len(workers) == 2 else []
 
@@ -110,7 +112,7 @@ def test_a_killed_worker_costs_no_record(cluster: Cluster, tmp_path: Path) -> No
     cluster.run("audit", "killed")
 
 
-def test_a_worker_that_leaves_does_not_go_on_after_its_loop(
+def test_a_removed_worker_does_not_continue_after_its_loop(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     command = script(tmp_path, n_records=6400, epochs=15)
@@ -148,7 +150,7 @@ def test_an_exception_before_the_loop_fails_the_job_once(cluster: Cluster, tmp_p
     assert status["state"] == "failed" and max(restarts) <= 1, status
 
 
-def test_to_leave_the_loop_early_is_a_failure(cluster: Cluster, tmp_path: Path) -> None:
+def test_leaving_the_loop_early_is_a_failure(cluster: Cluster, tmp_path: Path) -> None:
     command = script(tmp_path, after="if job.step == 3: break")
     failed = cluster.run("run", "--workers=1", "--job_name=left", *command, code=1)
     assert "iterate over `job.batches(…)` to its end" in failed.stderr, failed.stderr
@@ -162,7 +164,7 @@ def test_a_script_that_fails_at_once_starts_nothing(cluster: Cluster, tmp_path: 
     assert not cluster.job("bad").exists()
 
 
-def test_a_script_alone_says_how_to_start_it() -> None:
+def test_a_script_alone_prints_how_to_start_it() -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLE], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
     )

@@ -153,7 +153,7 @@ def test_a_pass_that_failed_leaves_nothing_behind():
     assert np.array_equal(model.gradient, expected)
 
 
-def test_a_pass_on_another_thread_gives_the_same_bits():
+def test_a_pass_on_another_thread_is_bit_identical():
     model = adapter(cnn, cross_entropy)
     batch = images(16)
     model.train(batch, [], 3)

@@ -327,7 +327,7 @@ def test_wrong_use_is_refused(call, error, message):
         call()
 
 
-def test_a_missing_torch_is_said_in_one_sentence():
+def test_a_missing_torch_is_reported_in_one_sentence():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "try:\n    import elasticdl.torch\n"

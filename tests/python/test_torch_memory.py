@@ -48,7 +48,7 @@ def behind_its_back(model: Clipping) -> None:
     model.linear.weight.data.clamp_(-0.01, 0.01)
 
 
-def test_a_pass_reads_what_was_written_and_makes_the_same_bits():
+def test_a_pass_reads_what_was_written_and_is_bit_identical():
     ours, copied = adapter(normed, cross_entropy), adapter(normed, cross_entropy)
     memory = ours.memory()
     memory[:] = ours.dense
@@ -81,7 +81,7 @@ def test_a_module_that_changes_its_parameters_gets_copies(change):
     assert not np.array_equal(own, before), "its own it may change"
 
 
-def test_a_change_that_comes_later_is_told():
+def test_a_change_that_comes_later_is_reported():
     def later(model: Clipping) -> None:
         if model.n_passes > 2:
             by_torch(model)

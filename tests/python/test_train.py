@@ -17,8 +17,6 @@ import pytest
 from conftest import DATA, ZOO, Cluster
 from elasticdl._export import read_safetensors
 
-# Steps after which the model of the tutorial must have learned.
-ENOUGH = 250
 KERAS = "mnist.mnist_functional_api.custom_model"
 TORCH = "mnist.mnist_torch.custom_model"
 
@@ -54,24 +52,26 @@ def kill_a_worker(cluster: Cluster, job: subprocess.Popen[str], name: str) -> No
     def pid() -> int | None:
         if job.poll() is not None:
             raise AssertionError("it ended early:\n" + job.communicate()[1])
-        if not (cluster.job(name) / "status.json").is_file():
+        if not cluster.written_status(name):
             return None
-        status = cluster.status(name)
+        status = cluster.status(name)  # A short job may have ended since its master wrote.
         workers = [i for i in status["instances"] if i["role"] == "worker" and i.get("pid")]
         return int(workers[0]["pid"]) if int(status["step"]) > 5 and workers else None
 
     os.kill(cluster.wait("training", pid), signal.SIGKILL)
 
 
+# `enough` is a step early in the second epoch, by which the model must have learned. With two
+# workers, a step trains twice as many records.
 @pytest.mark.parametrize(
-    "strategy",
+    ("strategy", "enough"),
     [
-        ["--distribution_strategy=ParameterServerStrategy", "--num_ps_pods=1", "--num_workers=1"],
-        ["--distribution_strategy=AllreduceStrategy", "--num_workers=2"],
+        ("--distribution_strategy=ParameterServerStrategy --num_ps_pods=1 --num_workers=1", 170),
+        ("--distribution_strategy=AllreduceStrategy --num_workers=2", 100),
     ],
     ids=["servers", "allreduce"],
 )
-def test_the_tutorials_command_learns(cluster: Cluster, strategy: list[str]) -> None:
+def test_the_tutorials_command_learns(cluster: Cluster, strategy: str, enough: int) -> None:
     cluster.run(
         "train",
         f"--model_zoo={ZOO}",
@@ -79,17 +79,17 @@ def test_the_tutorials_command_learns(cluster: Cluster, strategy: list[str]) -> 
         f"--training_data={DATA / 'train'}",
         f"--validation_data={DATA / 'test'}",
         "--num_epochs=2",
-        f"--max_step={ENOUGH}",
+        f"--max_step={enough}",
         "--minibatch_size=64",
         "--num_minibatches_per_task=2",
         "--evaluation_steps=50",
         "--job_name=test-mnist",
-        *strategy,
+        *strategy.split(),
     )
     log = cluster.log("test-mnist", "master")
     found = accuracies(log)
     assert found, log
-    assert max(value for version, value in found.items() if version <= ENOUGH) >= 0.77, found
+    assert max(value for version, value in found.items() if version <= enough) >= 0.77, found
     assert "Loss = " in cluster.log("test-mnist", "worker-0")
     assert (cluster.job("test-mnist") / "output" / "model.keras").is_file()
     cluster.run("audit", "test-mnist")
@@ -99,7 +99,7 @@ def test_the_tutorials_command_learns(cluster: Cluster, strategy: list[str]) -> 
 @pytest.mark.parametrize(
     ("model", "numbers"), [(KERAS, (1, 2)), (TORCH, (1, 2, 4))], ids=["keras", "torch"]
 )
-def test_the_same_bits_for_any_number_of_workers(
+def test_results_are_bit_identical_for_any_number_of_workers(
     cluster: Cluster, model: str, numbers: tuple[int, ...]
 ) -> None:
     found = {}
@@ -194,7 +194,7 @@ FEEDS = {
     "nan": (
         "images = batch['image'].reshape(-1, 784).astype(np.float32)\n"
         "    return images * np.float32('nan'), batch['label']",
-        ["not a number"],
+        ["the loss is not finite"],
     ),
 }
 
@@ -230,7 +230,7 @@ HANGING = FAILING.replace(
 
 
 @pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllreduceStrategy"])
-def test_a_worker_that_holds_the_interpreter_for_ever_is_replaced(
+def test_a_worker_that_holds_the_interpreter_forever_is_replaced(
     cluster: Cluster, tmp_path: Path, strategy: str
 ) -> None:
     (tmp_path / "hanging.py").write_text(HANGING)
@@ -309,7 +309,7 @@ def test_embeddings_live_on_the_servers_and_come_back_at_export(
     cluster.run("audit", "odd")
 
 
-def test_hybrid_trains_the_same_bits_with_a_worker_killed(cluster: Cluster, tmp_path: Path) -> None:
+def test_hybrid_is_bit_identical_with_a_worker_killed(cluster: Cluster, tmp_path: Path) -> None:
     data = tmp_path / "odd.csv"
     data.write_text("id,label\n" + "".join(f"{n % 500},{n % 500 % 2}\n" for n in range(8000)))
     (tmp_path / "odd.py").write_text(EMBEDDING)

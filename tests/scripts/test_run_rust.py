@@ -115,6 +115,16 @@ def test_end_to_end_tests_run_in_a_process_each(fake: Fake) -> None:
     assert "rust: 2 passed" in said
 
 
+def test_end_to_end_tests_share_a_folder_that_is_removed_with_the_run(fake: Fake) -> None:
+    folder = "$ELASTICDL_TEST_SHARED"
+    script = f"test -d {folder} || exit 1\necho {folder} >> {fake.folder}/shared\n{OK}"
+    fake.binary("elasticdl/e2e", script, "first", "second")
+    code, said = fake.run()
+    assert code == 0, said
+    first, second = (fake.folder / "shared").read_text().splitlines()
+    assert first == second and not Path(first).exists()
+
+
 def test_skips_are_noted_with_their_reason_and_do_not_count_as_passed(fake: Fake) -> None:
     fake.binary(
         "a/a",

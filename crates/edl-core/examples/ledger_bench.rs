@@ -6,13 +6,16 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
+use edl_core::activity::WaitingFor;
 use edl_core::applied::AppliedSet;
-use edl_core::id::{BatchId, Generation, Incarnation, LeaseId, PartitionId, PsId, Term, WorkerId};
+use edl_core::id::{
+    BatchId, Generation, Incarnation, LeaseId, PartitionId, PsId, RunId, Term, WorkerId,
+};
 use edl_core::job::{Command, Config, Durable, Effect, Event, Job, Work};
 use edl_core::ledger::Ledger;
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::OptimizerSpec;
-use edl_core::servers::{Member, PartitionState};
+use edl_core::servers::{PartitionState, ServerMember};
 use edl_core::spec::{JobSpec, Mode};
 use edl_core::time::Time;
 
@@ -31,7 +34,13 @@ fn main() -> io::Result<()> {
         }
     }
     let time = restore();
-    writeln!(out, "restore of {N_BATCHES} batches in 32 uneven partitions: {time:.1?}")
+    writeln!(out, "restore of {N_BATCHES} batches in 32 uneven partitions: {time:.1?}")?;
+    let (n_bytes, time) = restart();
+    writeln!(
+        out,
+        "master restart at 10^9 records in 128 partitions of 4 servers, 1000 workers: {time:.1?}, \
+         {n_bytes} bytes of sets"
+    )
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a number for people")]
@@ -59,8 +68,8 @@ fn ledger(n_workers: u32) -> (usize, Duration) {
                 assert!(ledger.done(batch));
             }
             let worker = WorkerId(u32::try_from(number).expect("few batches") % n_workers);
-            let lent = ledger.lend(LeaseId(number), worker, n_workers, u64::MAX, Time::ZERO);
-            let Some((epoch, range)) = lent else { break };
+            let assigned = ledger.assign(LeaseId(number), worker, n_workers, u64::MAX, Time::ZERO);
+            let Some((epoch, range)) = assigned else { break };
             held.extend(range.map(|index| (worker, BatchId { epoch, index })));
             n_leases += 1;
         }
@@ -68,7 +77,7 @@ fn ledger(n_workers: u32) -> (usize, Duration) {
     })
 }
 
-/// Every batch is reported as soon as it is lent; each report is one event.
+/// Every batch is reported as soon as it is assigned; each report is one event.
 fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
     let spec = JobSpec {
         job_name: "bench".into(),
@@ -86,31 +95,34 @@ fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
     };
     let config = Config {
         spec,
+        run: RunId::default(),
         term: Term(1),
         n_records: u64::from(N_BATCHES),
         n_validation_records: 0,
         n_prediction_records: 0,
     };
     let mut job = Job::new(config, Durable::default(), Time::ZERO);
-    let mut lent = VecDeque::new();
-    start(&mut job, n_workers, &mut lent);
+    let mut assigned = VecDeque::new();
+    start(&mut job, n_workers, &mut assigned);
     timed(|| {
         for number in 0..N_EVENTS {
             // Twenty thousand events are a second, so that ticks are part of the price.
             let now = Time::since_origin(Duration::from_micros(100 * number as u64));
-            let (worker, batch) = lent.pop_front().expect("there is always work");
+            let (worker, batch) = assigned.pop_front().expect("there is always work");
             let generation = Generation(1);
             let done = Event::BatchDone { worker, batch, generation, loss: 0.5 };
-            take_leases(job.handle(done, now), &mut lent);
+            take_leases(job.handle(done, now), &mut assigned);
             let incarnation = Incarnation(u64::from(worker.0));
-            let waiting_for = String::new();
-            job.handle(Event::WorkerHeard { worker, incarnation, waiting_for }, now);
+            let waiting_for = WaitingFor::Nothing;
+            let heard =
+                Event::WorkerHeard { worker, incarnation, waiting_for, progress: number as u64 };
+            job.handle(heard, now);
         }
         2 * N_EVENTS
     })
 }
 
-fn start(job: &mut Job, n_workers: u32, lent: &mut VecDeque<(WorkerId, BatchId)>) {
+fn start(job: &mut Job, n_workers: u32, assigned: &mut VecDeque<(WorkerId, BatchId)>) {
     let model = ModelSpec {
         name: "none".into(),
         params: Vec::new(),
@@ -127,7 +139,7 @@ fn start(job: &mut Job, n_workers: u32, lent: &mut VecDeque<(WorkerId, BatchId)>
             Event::WorkerReady { worker, incarnation, model, capacity: 2, held, peer: None };
         job.handle(ready, Time::ZERO);
     }
-    let member = Member {
+    let member = ServerMember {
         incarnation: Incarnation(1),
         address: String::new(),
         unix_path: String::new(),
@@ -139,15 +151,15 @@ fn start(job: &mut Job, n_workers: u32, lent: &mut VecDeque<(WorkerId, BatchId)>
     let applied = AppliedSet::new(N_BATCHES);
     let state = PartitionState { partition: PartitionId(0), applied, updates: 0, n_rows: 0 };
     let loaded = Event::Loaded { ps, generation: Generation(1), sets: vec![state] };
-    take_leases(job.handle(loaded, Time::ZERO), lent);
+    take_leases(job.handle(loaded, Time::ZERO), assigned);
 }
 
-fn take_leases(effects: Vec<Effect>, lent: &mut VecDeque<(WorkerId, BatchId)>) {
+fn take_leases(effects: Vec<Effect>, assigned: &mut VecDeque<(WorkerId, BatchId)>) {
     for effect in effects {
         if let Effect::ToWorker(worker, Command::Lease { work, .. }) = effect
-            && let Work::Train { epoch, range } = work
+            && let Work::Train { epoch, range, .. } = work
         {
-            lent.extend(range.map(|index| (worker, BatchId { epoch, index })));
+            assigned.extend(range.map(|index| (worker, BatchId { epoch, index })));
         }
     }
 }
@@ -164,6 +176,64 @@ fn restore() -> Duration {
     });
     assert!(n_done > 0);
     time
+}
+
+/// What a new master does with the sets of servers that kept their memory: half of 10^9 batches of
+/// one record, of which 1000 workers have eight each in progress.
+fn restart() -> (usize, Duration) {
+    const N_RECORDS: u32 = 1_000_000_000;
+    let set = |partition: u32| {
+        let mut set = AppliedSet::of_first(u64::from(N_RECORDS) / 2, N_RECORDS);
+        let first = |worker: u32| N_RECORDS / 2 + 16 * worker + partition % 8;
+        let some = (0..1_000).flat_map(|worker| first(worker)..N_RECORDS / 2 + 16 * worker + 8);
+        some.for_each(|index| assert!(set.insert(BatchId { epoch: 0, index })));
+        set
+    };
+    let servers: Vec<Vec<AppliedSet>> =
+        (0..4).map(|ps| (32 * ps..32 * ps + 32).map(set).collect()).collect();
+    let (n_bytes, time) = timed(|| {
+        let mut n_bytes = 0;
+        let spec = JobSpec {
+            job_name: "bench".into(),
+            minibatch_size: 1,
+            num_ps_pods: 4,
+            partitions: 128,
+            ..JobSpec::default()
+        };
+        let config = Config {
+            spec,
+            run: RunId::default(),
+            term: Term(2),
+            n_records: N_RECORDS.into(),
+            n_validation_records: 0,
+            n_prediction_records: 0,
+        };
+        let durable = Durable { generation: Generation(1), ..Durable::default() };
+        let mut job = Job::new(config, durable, Time::ZERO);
+        for (ps, sets) in (0..).zip(&servers) {
+            let mut before: Option<AppliedSet> = None;
+            let states = sets.iter().zip(32 * ps..).map(|(set, partition)| {
+                let bytes = set.to_bytes(before.as_ref());
+                n_bytes += bytes.len();
+                let applied = AppliedSet::from_bytes(&bytes, before.as_ref()).expect("its bytes");
+                before = Some(applied.clone());
+                let updates = applied.len();
+                PartitionState { partition: PartitionId(partition), applied, updates, n_rows: 0 }
+            });
+            let member = ServerMember {
+                incarnation: Incarnation(u64::from(ps)),
+                address: String::new(),
+                unix_path: String::new(),
+                generation: Generation(1),
+                sets: states.collect(),
+            };
+            let member = Box::new(member);
+            job.handle(Event::PsConnected { ps: PsId(ps), pid: 1, member }, Time::ZERO);
+        }
+        assert!(job.ledger().n_done() > u64::from(N_RECORDS) / 2, "no server is lost");
+        n_bytes
+    });
+    (n_bytes, time)
 }
 
 /// Half of an epoch, but for a few batches.

@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which batches a partition has applied. It never forgets.
 //!
-//! "All epochs below `closed`", plus one bit per batch of each open epoch. An epoch closes by
-//! itself when its last bit is set, so the set stays small for ever.
+//! "All epochs below `closed`", plus the runs of batches of each open epoch. An epoch closes by
+//! itself when its last batch is in. Batches are applied roughly in order, so there are about as
+//! many runs as workers, no matter how large the data is.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
+use crate::batch::batch_of;
 use crate::id::BatchId;
+use crate::runs::Runs;
+
+mod bytes;
 
 /// A set of batches, of a plan with a fixed number of batches per epoch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AppliedSet {
     n_batches: u32,
     closed: u32,
-    open: BTreeMap<u32, Bits>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-struct Bits {
-    n_set: u32,
-    words: Vec<u64>,
+    /// Never empty.
+    open: BTreeMap<u32, Runs>,
 }
 
 impl AppliedSet {
@@ -33,6 +32,18 @@ impl AppliedSet {
     pub fn new(n_batches: u32) -> Self {
         assert!(n_batches > 0, "an epoch has at least one batch");
         Self { n_batches, closed: 0, open: BTreeMap::new() }
+    }
+
+    /// The first `n` batches of all epochs.
+    ///
+    /// # Panics
+    /// If an epoch has no batches, or there are more epochs than 32 bits count.
+    #[must_use]
+    pub fn of_first(n: u64, n_batches: u32) -> Self {
+        let BatchId { epoch, index } = batch_of(n, n_batches);
+        let runs = Runs::from(0..index);
+        let open = [(epoch, runs)].into_iter().filter(|(_, runs)| !runs.is_empty()).collect();
+        Self { n_batches, closed: epoch, open }
     }
 
     #[must_use]
@@ -49,7 +60,7 @@ impl AppliedSet {
     #[must_use]
     pub fn contains(&self, batch: BatchId) -> bool {
         batch.epoch < self.closed
-            || self.open.get(&batch.epoch).is_some_and(|bits| bits.get(batch.index))
+            || self.open.get(&batch.epoch).is_some_and(|runs| runs.contains(batch.index))
     }
 
     /// Adds `batch`; false if it was in already.
@@ -58,24 +69,18 @@ impl AppliedSet {
     /// If the batch is not of the plan.
     pub fn insert(&mut self, batch: BatchId) -> bool {
         assert!(batch.index < self.n_batches, "batch {batch} is not of this plan");
-        if self.contains(batch) {
+        if batch.epoch < self.closed {
             return false;
         }
-        let n_words = self.n_batches.div_ceil(64) as usize;
-        let bits = self
-            .open
-            .entry(batch.epoch)
-            .or_insert_with(|| Bits { n_set: 0, words: vec![0; n_words] });
-        bits.words[batch.index as usize / 64] |= 1 << (batch.index % 64);
-        bits.n_set += 1;
+        let is_new = self.open.entry(batch.epoch).or_default().insert(batch.index);
         self.close_full();
-        true
+        is_new
     }
 
     /// How many batches are in.
     #[must_use]
     pub fn len(&self) -> u64 {
-        let open: u64 = self.open.values().map(|bits| u64::from(bits.n_set)).sum();
+        let open: u64 = self.open.values().map(|runs| u64::from(runs.len())).sum();
         u64::from(self.closed) * u64::from(self.n_batches) + open
     }
 
@@ -84,13 +89,27 @@ impl AppliedSet {
         self.len() == 0
     }
 
+    /// The batches of `epoch` that are in, by their index.
+    #[must_use]
+    pub fn runs(&self, epoch: u32) -> Cow<'_, Runs> {
+        if epoch < self.closed {
+            return Cow::Owned(Runs::from(0..self.n_batches));
+        }
+        self.open.get(&epoch).map_or_else(Cow::default, Cow::Borrowed)
+    }
+
     /// How many batches of `epoch` are in.
     #[must_use]
     pub fn n_in_epoch(&self, epoch: u32) -> u32 {
-        if epoch < self.closed {
-            return self.n_batches;
-        }
-        self.open.get(&epoch).map_or(0, |bits| bits.n_set)
+        self.runs(epoch).len()
+    }
+
+    /// The last batch that is in.
+    #[must_use]
+    pub fn last(&self) -> Option<BatchId> {
+        let epoch = self.open.keys().next_back().copied().or(self.closed.checked_sub(1))?;
+        let index = self.runs(epoch).end().checked_sub(1)?;
+        Some(BatchId { epoch, index })
     }
 
     /// What is in both sets.
@@ -99,82 +118,45 @@ impl AppliedSet {
     /// If the sets are of different plans.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
-        assert_eq!(self.n_batches, other.n_batches, "sets of different plans");
-        let closed = self.closed.min(other.closed);
-        let last = self.last_epoch().max(other.last_epoch());
-        let mut both = Self { n_batches: self.n_batches, closed, open: BTreeMap::new() };
-        for epoch in closed..=last {
-            for index in 0..self.n_batches {
-                let batch = BatchId { epoch, index };
-                if self.contains(batch) && other.contains(batch) {
-                    both.insert(batch);
-                }
-            }
-        }
-        both
+        // An epoch that is closed in one set is in both as far as it is in the other.
+        self.combine(other, self.closed.min(other.closed), Runs::and)
     }
 
-    fn last_epoch(&self) -> u32 {
-        self.open.keys().next_back().copied().unwrap_or(self.closed)
+    /// Adds all of `other`; returns how many batches are new.
+    ///
+    /// # Panics
+    /// If the sets are of different plans.
+    pub fn add(&mut self, other: &Self) -> u64 {
+        let before = self.len();
+        *self = self.combine(other, self.closed.max(other.closed), Runs::or);
+        self.len() - before
+    }
+
+    fn combine(&self, other: &Self, closed: u32, both: fn(&Runs, &Runs) -> Runs) -> Self {
+        let open = self.combine_open(other, closed, both);
+        let mut combined = Self { n_batches: self.n_batches, closed, open };
+        combined.close_full();
+        combined
+    }
+
+    /// `both` of every epoch from `closed` on that is open in either set.
+    fn combine_open(
+        &self,
+        other: &Self,
+        closed: u32,
+        both: fn(&Runs, &Runs) -> Runs,
+    ) -> BTreeMap<u32, Runs> {
+        assert_eq!(self.n_batches, other.n_batches, "sets of different plans");
+        let epochs = self.open.keys().chain(other.open.keys()).filter(|epoch| **epoch >= closed);
+        let open = epochs.map(|epoch| (*epoch, both(&self.runs(*epoch), &other.runs(*epoch))));
+        open.filter(|(_, runs)| !runs.is_empty()).collect()
     }
 
     fn close_full(&mut self) {
-        while self.open.get(&self.closed).is_some_and(|bits| bits.n_set == self.n_batches) {
+        while self.open.get(&self.closed).is_some_and(|runs| runs.len() == self.n_batches) {
             self.open.remove(&self.closed);
             self.closed += 1;
         }
-    }
-
-    /// A compact form for the wire and for files: all numbers little-endian `u32`.
-    #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let n_open = u32::try_from(self.open.len()).expect("few epochs are open");
-        let mut bytes = Vec::new();
-        for word in [self.n_batches, self.closed, n_open] {
-            bytes.extend(word.to_le_bytes());
-        }
-        for (epoch, bits) in &self.open {
-            bytes.extend(epoch.to_le_bytes());
-            bits.words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
-        }
-        bytes
-    }
-
-    /// Reads what `to_bytes` wrote; `None` if it is anything else.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut words = bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]]));
-        let (n_batches, closed, n_open) = (words.next()?, words.next()?, words.next()?);
-        let n_words = n_batches.div_ceil(64) as usize;
-        let expected = 12 + n_open as usize * (4 + n_words * 8);
-        // No job sees a billion epochs; a number near the end of its range is damage.
-        if n_batches == 0 || closed > u32::MAX / 2 || bytes.len() != expected {
-            return None;
-        }
-        let mut set = Self::new(n_batches);
-        set.closed = closed;
-        for _ in 0..n_open {
-            let epoch = words.next()?;
-            let mut bits = Bits { n_set: 0, words: Vec::with_capacity(n_words) };
-            for _ in 0..n_words {
-                let (low, high) = (words.next()?, words.next()?);
-                bits.words.push(u64::from(low) | u64::from(high) << 32);
-            }
-            bits.n_set = bits.words.iter().map(|word| word.count_ones()).sum();
-            let spare = n_words * 64 - n_batches as usize;
-            let is_clean = spare == 0 || bits.words[n_words - 1] >> (64 - spare) == 0;
-            if epoch < closed || !is_clean || set.open.insert(epoch, bits).is_some() {
-                return None;
-            }
-        }
-        set.close_full();
-        Some(set)
-    }
-}
-
-impl Bits {
-    fn get(&self, index: u32) -> bool {
-        self.words.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
 }
 
@@ -199,6 +181,52 @@ mod tests {
         (set, naive)
     }
 
+    /// The set as earlier versions wrote it.
+    fn bitmaps(set: &AppliedSet) -> Vec<u8> {
+        let n_open = u32::try_from(set.open.len()).unwrap();
+        let mut bytes = [set.n_batches, set.closed, n_open].map(u32::to_le_bytes).concat();
+        for (epoch, runs) in &set.open {
+            bytes.extend(epoch.to_le_bytes());
+            let bit = |index: u32| u64::from(runs.contains(index)) << (index % 64);
+            for word in 0..set.n_batches.div_ceil(64) {
+                let bits: u64 = (word * 64..word * 64 + 64).map(bit).sum();
+                bytes.extend(bits.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_set_of_an_earlier_version_can_be_read() {
+        let bytes = [[3, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [5, 0, 0, 0], [0; 4]];
+        let set = AppliedSet::from_bytes(&bytes.concat(), None).unwrap();
+        assert_eq!((set.n_batches(), set.epoch(), set.len()), (3, 1, 5));
+        assert!(set.contains(BatchId { epoch: 1, index: 2 }));
+    }
+
+    #[test]
+    fn its_bytes_do_not_grow_with_the_data() {
+        // A million and a billion batches, of which a thousand workers have some in progress.
+        let set = |n_batches: u32, partition: u32| {
+            let mut set = AppliedSet::new(n_batches);
+            let mut runs = Runs::from(0..n_batches / 2);
+            let in_progress = (1..1_000).map(|worker| n_batches / 2 - 8 * worker);
+            in_progress.for_each(|index| assert!(runs.remove(index - partition % 2)));
+            set.open.insert(0, runs);
+            set
+        };
+        let size = |n_batches| {
+            let sets: Vec<AppliedSet> =
+                (0..128).map(|partition| set(n_batches, partition)).collect();
+            let first = sets[0].to_bytes(None).len();
+            let second = sets[1].to_bytes(Some(&sets[0])).len();
+            let third = sets[2].to_bytes(Some(&sets[0])).len();
+            assert!(first < 2_100 && second < 4_100 && third < 16, "{first}, {second}, {third}");
+            first
+        };
+        assert!(size(1_000_000_000) <= size(1_000_000) + 4);
+    }
+
     proptest! {
         #[test]
         fn it_equals_a_plain_set((n, a, b) in (1..80u32).prop_flat_map(|n| (Just(n), batches(n), batches(n)))) {
@@ -214,13 +242,24 @@ mod tests {
                     prop_assert_eq!(both.contains(batch), naive_a.contains(&batch) && naive_b.contains(&batch));
                 }
             }
-            prop_assert_eq!(AppliedSet::from_bytes(&a.to_bytes()), Some(a));
+            prop_assert_eq!(a.last(), naive_a.last().copied());
+            let mut either = a.clone();
+            prop_assert_eq!(either.add(&b), naive_b.difference(&naive_a).count() as u64);
+            prop_assert_eq!(either.len(), naive_a.union(&naive_b).count() as u64);
+            prop_assert_eq!(AppliedSet::from_bytes(&a.to_bytes(None), None), Some(a.clone()));
+            prop_assert_eq!(AppliedSet::from_bytes(&b.to_bytes(Some(&a)), Some(&a)), Some(b));
+            prop_assert_eq!(AppliedSet::from_bytes(&bitmaps(&a), None), Some(a));
         }
 
         #[test]
-        fn foreign_bytes_are_refused_not_believed(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            if let Some(set) = AppliedSet::from_bytes(&bytes) {
+        fn foreign_bytes_are_refused_not_believed(
+            bytes in proptest::collection::vec(any::<u8>(), 0..64),
+            is_marked: bool,
+        ) {
+            let bytes = if is_marked { [&[0; 4], &bytes[..]].concat() } else { bytes };
+            if let Some(set) = AppliedSet::from_bytes(&bytes, None) {
                 prop_assert!(set.n_in_epoch(set.epoch()) < set.n_batches());
+                prop_assert_eq!(AppliedSet::from_bytes(&set.to_bytes(None), None), Some(set));
             }
         }
     }

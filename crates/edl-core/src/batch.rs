@@ -3,19 +3,31 @@
 //!
 //! Records are numbered through all files of the data set. Consecutive records form shards;
 //! an epoch visits the shards in a seeded order and, inside a shard, the records in a seeded
-//! order. Only the last shard can be short, and it always comes last, so that batch numbers
+//! order. Only the last shard can be short, and it always comes last, so batch numbers
 //! map to shards by division.
+//!
+//! A job keeps the version of the plan that it was started with. Version 1 shuffles tables of all
+//! shards and of all records of a shard; version 2 computes each place by itself, so a batch costs
+//! the same however many records there are.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use crate::id::BatchId;
+use crate::permutation::Permutation;
 use crate::rng;
+use crate::runs::Runs;
+
+/// The version of the plan of new jobs.
+pub const NEWEST: u32 = 2;
+/// The version of the plan of jobs whose description names none.
+pub const OLDEST: u32 = 1;
 
 /// Everything that decides the content of batches.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BatchPlan {
+    pub version: u32,
     pub n_records: u64,
     pub minibatch_size: u32,
     /// Batches per shard: what one lease usually lends, and how far records are shuffled.
@@ -58,17 +70,24 @@ impl BatchPlan {
         u32::try_from(left).unwrap_or(u32::MAX).min(self.minibatch_size)
     }
 
-    /// The shard that holds a batch's records, as a range of record numbers.
+    /// Records of some batches of an epoch.
     #[must_use]
-    pub fn shard(&self, batch: BatchId) -> Range<u64> {
-        let slot = batch.index / self.batches_per_shard;
+    pub fn n_records_in(&self, batches: &Runs) -> u64 {
+        let size = u64::from(self.minibatch_size);
+        // Only the last batch of an epoch can be short.
+        let before = u64::from(batches.len().saturating_sub(1)) * size;
+        batches.end().checked_sub(1).map_or(0, |last| before + u64::from(self.n_records_of(last)))
+    }
+
+    /// The shard that holds a batch's records, as a range of record numbers.
+    fn shard(&self, batch: BatchId) -> Range<u64> {
+        let slot = u64::from(batch.index / self.batches_per_shard);
         let n_full = self.n_records / self.records_per_shard();
-        let shard = if self.shuffle && u64::from(slot) < n_full {
-            let n_full = usize::try_from(n_full).expect("shards are counted in 32 bits");
-            let order = rng::permutation(n_full, rng::key(&[self.seed, 1, u64::from(batch.epoch)]));
-            u64::from(order[slot as usize])
+        let shard = if slot < n_full {
+            let key = rng::key(&[self.seed, 1, u64::from(batch.epoch)]);
+            self.order(n_full, key, slot..slot + 1)[0]
         } else {
-            u64::from(slot)
+            slot
         };
         let start = shard * self.records_per_shard();
         start..self.n_records.min(start + self.records_per_shard())
@@ -80,17 +99,42 @@ impl BatchPlan {
     /// If the batch is not of this plan.
     #[must_use]
     pub fn records(&self, batch: BatchId) -> Vec<u64> {
-        assert!(batch.index < self.n_batches(), "batch {batch} is not of this plan");
+        self.records_at(batch, 0..self.n_records_of(batch.index) as usize)
+    }
+
+    /// The numbers of the records at `places` of `batch`.
+    ///
+    /// # Panics
+    /// If the batch or a place is not of this plan.
+    #[must_use]
+    pub fn records_at(&self, batch: BatchId, places: Range<usize>) -> Vec<u64> {
+        let n_records = self.n_records_of(batch.index) as usize;
+        let is_planned = batch.index < self.n_batches() && places.end <= n_records;
+        assert!(is_planned, "places {places:?} of batch {batch} are not of this plan");
         let shard = self.shard(batch);
-        let n = usize::try_from(shard.end - shard.start).expect("a shard fits in memory");
-        let first = (batch.index % self.batches_per_shard) as usize * self.minibatch_size as usize;
-        let places = first..n.min(first + self.minibatch_size as usize);
+        let in_shard = batch.index % self.batches_per_shard;
+        let first = u64::from(in_shard) * u64::from(self.minibatch_size);
+        let places = first + places.start as u64..first + places.end as u64;
+        let key = rng::key(&[self.seed, 2, u64::from(batch.epoch), shard.start]);
+        let order = self.order(shard.end - shard.start, key, places);
+        order.into_iter().map(|place| shard.start + place).collect()
+    }
+
+    /// The numbers at `places` when those below `n` are shuffled.
+    fn order(&self, n: u64, key: u64, places: Range<u64>) -> Vec<u64> {
         if !self.shuffle {
-            return places.map(|place| shard.start + place as u64).collect();
+            return places.collect();
         }
-        let seed = rng::key(&[self.seed, 2, u64::from(batch.epoch), shard.start]);
-        let order = rng::permutation(n, seed);
-        order[places].iter().map(|place| shard.start + u64::from(*place)).collect()
+        if self.version == OLDEST {
+            let index = |number: u64| usize::try_from(number).expect("a table fits in memory");
+            let table = rng::permutation(index(n), key);
+            return table[index(places.start)..index(places.end)]
+                .iter()
+                .map(|n| (*n).into())
+                .collect();
+        }
+        let order = Permutation::new(n, key);
+        places.map(|place| order.at(place)).collect()
     }
 }
 
@@ -98,11 +142,16 @@ impl BatchPlan {
 mod tests {
     use super::*;
 
+    fn plan(version: u32, n_records: u64, shuffle: bool) -> BatchPlan {
+        BatchPlan { version, n_records, minibatch_size: 10, batches_per_shard: 8, seed: 3, shuffle }
+    }
+
     #[test]
     fn every_epoch_names_every_record_once_in_an_order_of_its_own() {
-        for (n_records, shuffle) in [(1, true), (640, true), (1003, true), (1003, false)] {
-            let plan =
-                BatchPlan { n_records, minibatch_size: 10, batches_per_shard: 8, seed: 3, shuffle };
+        for (version, (n_records, shuffle)) in (OLDEST..=NEWEST).flat_map(|version| {
+            [(1, true), (640, true), (1003, true), (1003, false)].map(|case| (version, case))
+        }) {
+            let plan = plan(version, n_records, shuffle);
             let epoch = |epoch| -> Vec<u64> {
                 (0..plan.n_batches())
                     .flat_map(|index| plan.records(BatchId { epoch, index }))
@@ -115,6 +164,32 @@ mod tests {
             assert_eq!(sorted, (0..n_records).collect::<Vec<_>>());
         }
     }
+
+    #[test]
+    fn a_version_of_the_plan_never_changes() {
+        #[derive(Deserialize)]
+        struct Example {
+            plan: BatchPlan,
+            epoch: u32,
+            index: u32,
+            records: Vec<u64>,
+        }
+        // Computed by tests/python/test_batch_plan.py.
+        let examples: Vec<Example> =
+            serde_json::from_str(include_str!("batch/plans.json")).unwrap();
+        for Example { plan, epoch, index, records } in examples {
+            assert_eq!(plan.records(BatchId { epoch, index }), records, "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn places_of_a_batch_are_a_part_of_it() {
+        let plan = plan(NEWEST, 1003, true);
+        let batch = BatchId { epoch: 0, index: 100 };
+        assert_eq!(plan.records(batch).len(), 3);
+        assert_eq!(plan.records_at(batch, 1..3), plan.records(batch)[1..3]);
+    }
+
     #[test]
     fn steps_visit_the_batches_of_one_epoch_after_another() {
         let batch = |epoch, index| BatchId { epoch, index };

@@ -12,7 +12,7 @@ mod resources;
 mod volumes;
 
 pub use priority::{PriorityClass, WorkerPriority, is_high, n_high};
-pub use resources::{Resources, times};
+pub use resources::{Resources, UNITS, times};
 pub use volumes::{Source, Volume, Volumes};
 
 /// Longer ones do not fit into a label.
@@ -106,7 +106,7 @@ impl JobSpec {
         }
     }
 
-    /// The PriorityClass of a process. `is_high` tells whether a worker is one of the share that
+    /// The PriorityClass of a process. `is_high`: a worker is one of the share that
     /// gets the high class; unset, its number decides.
     #[must_use]
     pub fn priority_class(&self, instance: InstanceId, is_high: Option<bool>) -> Option<&str> {

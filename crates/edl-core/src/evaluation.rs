@@ -27,6 +27,7 @@ pub struct Evaluation {
 pub struct Evaluated {
     pub version: u64,
     pub epoch: u32,
+    #[serde(deserialize_with = "crate::nonfinite::map")]
     pub metrics: BTreeMap<String, f64>,
     pub is_best: bool,
 }
@@ -67,7 +68,7 @@ impl Evaluation {
         is_news
     }
 
-    /// The values over all shards, merged in their order, whoever was first.
+    /// The values over all shards, merged in the order of shards.
     #[must_use]
     pub fn values(&self, metrics: &[Metric]) -> BTreeMap<String, f64> {
         let mut all = Measures::new(metrics);
@@ -84,6 +85,7 @@ pub fn shard_records(shard: u32, n_records: u64, records_per_shard: u64) -> Rang
 }
 
 /// Whether `metrics` beat everything in `history`, judged by the first of `order` that both have.
+/// Only finite values are compared.
 #[must_use]
 pub fn is_best(order: &[Metric], metrics: &BTreeMap<String, f64>, history: &[Evaluated]) -> bool {
     let Some((metric, value)) = order.iter().find_map(|m| Some((m, *metrics.get(&m.name)?))) else {
@@ -91,7 +93,7 @@ pub fn is_best(order: &[Metric], metrics: &BTreeMap<String, f64>, history: &[Eva
     };
     let earlier = history.iter().filter_map(|evaluated| evaluated.metrics.get(&metric.name));
     let beats = |other: &f64| if metric.more_is_better { value > *other } else { value < *other };
-    earlier.into_iter().all(beats)
+    value.is_finite() && earlier.filter(|other| other.is_finite()).all(beats)
 }
 
 /// Whether the last `patience` evaluations brought nothing better.
@@ -124,6 +126,26 @@ mod tests {
         assert!(is_stalled(2, &history));
         assert!(!is_stalled(3, &history));
         assert!(!is_stalled(0, &history));
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_is_never_the_best_and_every_finite_one_beats_it() {
+        let mut history = Vec::new();
+        for accuracy in [f64::NAN, f64::INFINITY, 0.5, f64::NEG_INFINITY, f64::NAN, 0.6] {
+            evaluated(&mut history, accuracy);
+        }
+        let best: Vec<bool> = history.iter().map(|evaluated| evaluated.is_best).collect();
+        assert_eq!(best, [false, false, true, false, false, true]);
+        assert!(is_stalled(2, &history[..5]));
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_survives_a_file() {
+        let mut history = Vec::new();
+        evaluated(&mut history, f64::INFINITY);
+        let json = serde_json::to_string(&history).unwrap();
+        let read: Vec<Evaluated> = serde_json::from_str(&json).unwrap();
+        assert!(read[0].metrics["accuracy"].is_nan());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the time went: every second of every worker and server belongs to exactly one [`Kind`].
+//! Where the time went: every second of every worker and server belongs to exactly one [`TimeKind`].
 //!
-//! Processes measure themselves and tell their totals once in a while; what nobody can measure
-//! (a process that is gone, one that starts) is booked here. An account always adds up to the
-//! time from its opening to now, whatever is told: a told share is a share of the time that has
-//! passed on the master's clock, so clocks that differ cannot make seconds appear or vanish.
+//! Processes measure themselves and report their totals regularly. Time that no process can measure
+//! (one that is gone, one that starts) is counted here. An account always adds up to the time from
+//! its opening to now: reports only divide the time that has passed on the master's clock, so
+//! different clocks cannot make seconds appear or vanish.
 
 mod spent;
 
@@ -13,17 +13,17 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::spent::{Kind, Spent, nanos};
+pub use self::spent::{Spent, TimeKind, nanos};
 use crate::id::Incarnation;
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;
 
-/// Silence up to this long before an end was work like that before it; longer, nobody was there.
+/// Silence up to this long before an end counts as the work before it; longer silence as down.
 const SHORT_SILENCE: Duration = Duration::from_secs(2);
 /// Losses that may wait for their replacement; older ones are forgotten.
 const MAX_VACANCIES: usize = 10_000;
 
-/// The books of one job.
+/// The time accounting of one job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Goodput {
     #[serde(with = "spent::pairs")]
@@ -44,35 +44,35 @@ struct Account {
     /// Everything up to here is in `spent`, but for `owed`.
     #[serde(skip)]
     at: Time,
-    /// Time before `at` that is not in `spent`: it passed while no master kept books.
+    /// Time before `at` that is not in `spent`: it passed while no master ran.
     owed: Duration,
     presence: Presence,
     /// It stands for one that was lost, and has not worked yet.
     is_mending: bool,
     incarnation: Incarnation,
-    told: Spent,
-    /// What it was at when it last told.
-    last: Kind,
+    reported: Spent,
+    /// What it was doing at its last report.
+    last: TimeKind,
     step: u64,
-    /// Batches that it finished since it last told, and those of them that were done before.
+    /// Batches that it finished since its last report, and those of them that were done before.
     n_finished: u64,
     n_repeated: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Presence {
-    /// Its process is gone, and nobody has started the next.
+    /// Its process is gone, and the next one is not started.
     Gone,
     Starting,
     Here,
 }
 
-/// What a process tells about itself.
+/// What a process reports about its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Told {
+pub struct TimeReport {
     /// Since the start of the process.
     pub spent: Spent,
-    pub last: Kind,
+    pub last: TimeKind,
     /// Under AllReduce, the job's step that it holds.
     pub step: u64,
 }
@@ -93,31 +93,30 @@ impl Goodput {
         self.accounts.insert(instance, account);
     }
 
-    /// A process says who it is: from now on it tells what it spends.
+    /// A process connected: from now on it reports its time.
     pub fn connected(&mut self, instance: InstanceId, incarnation: Incarnation, now: Time) {
         let account = self.accounts.entry(instance).or_insert_with(|| Account::open(now));
         if account.incarnation != incarnation {
             account.settle(now);
             account.incarnation = incarnation;
-            account.told = Spent::default();
-            account.last = Kind::Idle;
+            account.reported = Spent::default();
+            account.last = TimeKind::Idle;
         }
         account.presence = Presence::Here;
     }
 
-    /// Takes a process's own measure. `redo` are the steps that were taken before, and are taken
-    /// again since.
-    pub fn tell(
+    /// Takes the report of a process. `redo` are the steps that are trained again.
+    pub fn report(
         &mut self,
         instance: InstanceId,
         incarnation: Incarnation,
-        told: Told,
+        report: TimeReport,
         redo: &std::ops::Range<u64>,
         now: Time,
     ) {
         let Some(account) = self.accounts.get_mut(&instance) else { return };
         if account.incarnation == incarnation && account.presence == Presence::Here {
-            account.tell(told, redo, now);
+            account.report(report, redo, now);
         }
     }
 
@@ -131,18 +130,18 @@ impl Goodput {
         }
     }
 
-    /// Work that was finished without a word to this master.
+    /// Work that was finished without a report to this master.
     pub fn found(&mut self, n_batches: u64) {
         self.trained += n_batches;
     }
 
-    /// Finished work that was lost, and will be done again by everybody together.
+    /// Finished steps that were lost; all workers repeat them.
     pub fn lost_work(&mut self, n_steps: u64) {
         self.trained += n_steps;
         self.repeated += n_steps;
     }
 
-    /// A process is gone that shall be replaced.
+    /// A process is gone that will be replaced.
     pub fn lost(&mut self, instance: InstanceId, now: Time) {
         let Some(account) = self.accounts.get_mut(&instance) else { return };
         account.end(now);
@@ -173,7 +172,7 @@ impl Goodput {
         }
     }
 
-    /// Those whose books are open.
+    /// The processes with an open account.
     pub fn instances(&self) -> impl Iterator<Item = InstanceId> + '_ {
         self.accounts.keys().copied()
     }
@@ -193,7 +192,7 @@ impl Goodput {
         }
         if role == Role::Worker {
             for lost in &self.vacancies {
-                total.add(Kind::Down, now.since(*lost));
+                total.add(TimeKind::Down, now.since(*lost));
             }
         }
         total
@@ -211,12 +210,12 @@ impl Goodput {
         self.repeated
     }
 
-    /// The books as the next master of the job can go on with.
+    /// The accounting in the form that the next master of the job continues.
     #[must_use]
     pub fn saved(&self, now: Time) -> Self {
         let mut saved = self.clone();
         for lost in std::mem::take(&mut saved.vacancies) {
-            saved.closed.entry(Role::Worker).or_default().add(Kind::Down, now.since(lost));
+            saved.closed.entry(Role::Worker).or_default().add(TimeKind::Down, now.since(lost));
         }
         for account in saved.accounts.values_mut() {
             account.owed += now.since(account.at);
@@ -225,7 +224,7 @@ impl Goodput {
         saved
     }
 
-    /// Goes on with the books of a master before, which were saved so long ago.
+    /// Continues the accounting of an earlier master, which was saved `gap` ago.
     #[must_use]
     pub fn resumed(mut self, gap: Duration, now: Time) -> Self {
         // What counts of the rest is found where the parameters are.
@@ -237,7 +236,7 @@ impl Goodput {
         self
     }
 
-    /// Everybody is gone: a job that is resumed has new processes.
+    /// All processes are gone: a job that is resumed has new ones.
     #[must_use]
     pub fn all_gone(mut self) -> Self {
         for instance in self.instances().collect::<Vec<_>>() {
@@ -256,8 +255,8 @@ impl Account {
             presence: Presence::Gone,
             is_mending: false,
             incarnation: Incarnation(0),
-            told: Spent::default(),
-            last: Kind::Idle,
+            reported: Spent::default(),
+            last: TimeKind::Idle,
             step: 0,
             n_finished: 0,
             n_repeated: 0,
@@ -268,18 +267,18 @@ impl Account {
         self.owed + now.since(self.at)
     }
 
-    /// What time is that nobody measures.
-    fn unmeasured(&self) -> Kind {
+    /// The kind of time that is not measured.
+    fn unmeasured(&self) -> TimeKind {
         match self.presence {
-            Presence::Gone => Kind::Down,
-            Presence::Starting if self.is_mending => Kind::Heal,
-            Presence::Here if self.is_mending && self.last == Kind::Idle => Kind::Heal,
-            Presence::Starting => Kind::Idle,
+            Presence::Gone => TimeKind::Down,
+            Presence::Starting if self.is_mending => TimeKind::Heal,
+            Presence::Here if self.is_mending && self.last == TimeKind::Idle => TimeKind::Heal,
+            Presence::Starting => TimeKind::Idle,
             Presence::Here => self.last,
         }
     }
 
-    /// Books what has passed, without a measure.
+    /// Accounts the time that has passed without a report.
     fn settle(&mut self, now: Time) {
         self.spent = self.up_to(now);
         (self.at, self.owed) = (self.at.max(now), Duration::ZERO);
@@ -291,29 +290,29 @@ impl Account {
         spent
     }
 
-    fn tell(&mut self, told: Told, redo: &std::ops::Range<u64>, now: Time) {
-        let share = told.spent.since(&self.told);
+    fn report(&mut self, report: TimeReport, redo: &std::ops::Range<u64>, now: Time) {
+        let share = report.spent.since(&self.reported);
         let mut share = share.scaled_to(self.pending(now)).unwrap_or_else(|| {
             let mut all = Spent::default();
             all.add(self.unmeasured(), self.pending(now));
             all
         });
-        let works = share.get(Kind::Compute) > Duration::ZERO;
+        let works = share.get(TimeKind::Compute) > Duration::ZERO;
         if self.is_mending {
-            share.shift(Kind::Idle, Kind::Heal, 1, 1);
+            share.shift(TimeKind::Idle, TimeKind::Heal, 1, 1);
             self.is_mending = !works;
         }
-        let steps = told.step.saturating_sub(self.step);
-        let again = redo.end.min(told.step).saturating_sub(redo.start.max(self.step));
+        let steps = report.step.saturating_sub(self.step);
+        let again = redo.end.min(report.step).saturating_sub(redo.start.max(self.step));
         share.shift(
-            Kind::Compute,
-            Kind::Redo,
+            TimeKind::Compute,
+            TimeKind::Redo,
             self.n_repeated + again.min(steps),
             self.n_finished + steps,
         );
         self.spent += share;
         (self.at, self.owed) = (self.at.max(now), Duration::ZERO);
-        (self.told, self.last, self.step) = (told.spent, told.last, told.step);
+        (self.reported, self.last, self.step) = (report.spent, report.last, report.step);
         (self.n_finished, self.n_repeated) = (0, 0);
     }
 

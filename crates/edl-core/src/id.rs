@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Identities: newtypes, so that a worker can never be taken for a server.
+//! Identities as newtypes: a worker cannot be mistaken for a server.
 
 use std::fmt;
 
@@ -75,7 +75,7 @@ number! {
     PsId(u32)
 }
 number! {
-    /// One of the fixed pieces that all parameter state is cut into.
+    /// One of the fixed pieces that all parameter state is divided into.
     PartitionId(u32)
 }
 number! {
@@ -87,12 +87,12 @@ number! {
     Term(u64)
 }
 number_of_term! {
-    /// One loan of work to one worker; never reused within a term.
+    /// One assignment of work to one worker; never reused within a term.
     LeaseId
 }
 number_of_term! {
     /// One try to write a checkpoint.
-    CutId
+    CheckpointId
 }
 number_of_term! {
     /// One set of workers that train together, under AllReduce; later ones are higher.
@@ -103,7 +103,7 @@ number_of_term! {
     EvalId
 }
 number! {
-    /// Told apart by every start of a process, so that a late message of a dead one is known.
+    /// Differs for every start of a process, so late messages of a dead one are recognized.
     Incarnation(u64)
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who shall run: starts what is missing, stops what is too many, and gives up on what keeps
+//! The processes of a job: starts missing ones, stops surplus ones, and gives up on those that keep
 //! crashing.
 //!
 //! A process that was killed from outside is replaced at once, for ever, without counting it; one
@@ -9,12 +9,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::platform::{Ended, InstanceId, Order, Report, Role};
+use crate::platform::{Ended, InstanceId, Order, Process, Report, Role};
 use crate::pod::Wait;
 use crate::time::Time;
 
-/// How long a process that shall leave may take: under AllReduce it trains on to a step that the
-/// others can go on from.
+/// How long a leaving process may take: under AllReduce it trains on to a step from which the others
+/// can continue.
 const GRACE: Duration = Duration::from_secs(12);
 /// After a crash the next try waits this long, doubled by each further crash.
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
@@ -39,9 +39,9 @@ pub struct Instances {
     n_memory_raises: BTreeMap<Role, usize>,
     max_crashes: u32,
     not_before: Time,
-    /// The platform has told what runs.
+    /// The platform has reported what runs.
     is_known: bool,
-    /// Workers whose room others wait for.
+    /// Workers on resources that other jobs wait for.
     first_to_leave: BTreeSet<u32>,
 }
 
@@ -76,7 +76,7 @@ impl Instance {
 pub enum Cause {
     /// It was asked to go, or its work was over.
     Left,
-    /// Somebody or something outside ended it: not its fault.
+    /// It was stopped from outside: not its fault.
     Killed,
     /// It ended by itself without a reason: its work is under suspicion.
     Crashed,
@@ -101,15 +101,16 @@ impl Instances {
         }
     }
 
-    /// Takes note of a platform's report; tells what the end of a process means.
+    /// Records a platform's report; returns what the end of a process means.
     pub fn report(&mut self, report: &Report, now: Time) -> Option<(InstanceId, Cause)> {
         match report {
             Report::Running(list) => {
                 self.is_known = true;
-                self.running =
-                    list.iter().map(|(id, pid)| (*id, Instance::new(Some(*pid)))).collect();
-                let used = list.iter().filter(|(id, _)| id.role == Role::Worker);
-                let used = used.map(|(id, _)| id.id + 1).max().unwrap_or(0);
+                let running =
+                    |process: &Process| (process.instance, Instance::new(Some(process.pid)));
+                self.running = list.iter().map(running).collect();
+                let workers = list.iter().filter(|process| process.instance.role == Role::Worker);
+                let used = workers.map(|process| process.instance.id + 1).max().unwrap_or(0);
                 self.next_worker = self.next_worker.max(used);
                 None
             }
@@ -154,10 +155,10 @@ impl Instances {
         }
     }
 
-    /// What an end that nobody asked for means.
+    /// The meaning of an end that was not requested.
     fn cause(&mut self, role: Role, how: Ended) -> Cause {
         match how {
-            Ended::Exit(0) => Cause::Left,
+            Ended::CLEAN => Cause::Left,
             Ended::Signal(signal) if SIGNALS_FROM_OUTSIDE.contains(&signal) => Cause::Killed,
             Ended::Exit(_) | Ended::Signal(_) => Cause::Crashed,
             Ended::Preempted | Ended::Evicted | Ended::Deleted | Ended::NodeLost => Cause::Killed,
@@ -237,8 +238,8 @@ impl Instances {
         is_ours.then_some(Order::Stop { instance, grace_ms: 0 })
     }
 
-    /// The workers that nobody asked to leave; those that may go first come last: who is in
-    /// somebody's way, then who does not run, then the youngest.
+    /// The workers that were not asked to leave. Those to remove first come last: workers on
+    /// contended resources, then workers that do not run, then the youngest.
     fn staying_workers(&self) -> Vec<InstanceId> {
         let stays = |(id, instance): &(&InstanceId, &Instance)| {
             id.role == Role::Worker && !instance.is_leaving
@@ -252,8 +253,8 @@ impl Instances {
 
     /// A reason to give the job up: something crashes again and again.
     #[must_use]
-    pub fn hopeless(&self) -> Option<String> {
-        let hopeless = |n: u32, what: &str| {
+    pub fn give_up_reason(&self) -> Option<String> {
+        let give_up_reason = |n: u32, what: &str| {
             (n > self.max_crashes).then(|| {
                 let times = if n == 1 { "once".to_owned() } else { format!("{n} times") };
                 format!(
@@ -263,8 +264,8 @@ impl Instances {
                 )
             })
         };
-        hopeless(self.n_ps_crashes, "parameter servers")
-            .or_else(|| hopeless(self.n_worker_crashes, "workers"))
+        give_up_reason(self.n_ps_crashes, "parameter servers")
+            .or_else(|| give_up_reason(self.n_worker_crashes, "workers"))
     }
 
     /// Progress pardons crashes of workers: only those without work in between add up.
@@ -299,7 +300,7 @@ impl Instances {
         Some(self.not_before)
     }
 
-    /// Whether the platform has told what runs.
+    /// Whether the platform has reported what runs.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.is_known
@@ -316,7 +317,7 @@ impl Instances {
         self.restarts.get(&instance).copied().unwrap_or(0).saturating_sub(1)
     }
 
-    /// A worker came that no platform started: its number is used up too.
+    /// A worker connected that no platform started: its number is used up, too.
     pub fn seen_worker(&mut self, id: u32) {
         self.next_worker = self.next_worker.max(id.saturating_add(1));
     }

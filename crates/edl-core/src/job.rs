@@ -6,42 +6,52 @@
 //! that holds the parameters, checkpoints and stages. It reads no clock and does no I/O: the shell
 //! around it (`edl-master`) turns messages into events and performs the effects.
 
-mod books;
+mod accounting;
+mod assignments;
+mod checkpointing;
 mod checkpoints;
-mod course;
-mod cuts;
 mod durable;
 mod effect;
 mod event;
+mod event_kind;
+mod frozen;
 mod hybrid;
-mod lending;
+mod lifecycle;
 mod membership;
+mod nonfinite;
+mod pace;
 mod recovery;
 mod refusal;
 mod roster;
 mod stages;
-mod steps;
+mod state;
+mod step_control;
 mod strategy;
 mod work;
 mod worlds;
 
 use std::time::Duration;
 
-use self::books::Books;
+use self::accounting::Accounting;
+use self::assignments::Assignments;
 use self::checkpoints::Checkpoints;
-pub use self::checkpoints::{CheckpointRef, CutFile, Holder};
-pub use self::course::OWN_LOOP_GRACE;
-use self::durable::Facts;
-pub use self::durable::{Durable, Failure, Suspect};
-pub use self::effect::{Command, Effect, End, LoadFrom, Note, PsOrder, Work};
-pub use self::event::{Event, Held, News, Peer};
-use self::lending::Lending;
+pub use self::checkpoints::{CheckpointFile, CheckpointRef, CheckpointWriter};
+use self::durable::Persisted;
+pub use self::durable::{Durable, Failure, FoundCheckpoint, Suspect};
+pub use self::effect::{Command, Effect, LoadFrom, Note, PsOrder, Work};
+pub use self::event::{Event, HeldLease, MemberReport, Peer};
+pub use self::event_kind::EventKind;
+pub use self::lifecycle::CUSTOM_LOOP_GRACE;
+use self::nonfinite::Losses;
+use self::pace::Pace;
 pub use self::refusal::Refusal;
 use self::roster::Roster;
+pub use self::stages::STOP_TIMEOUT;
 use self::stages::{Stage, Stages};
+pub use self::state::{End, JobState};
 use self::strategy::Strategy;
 use self::worlds::GATHERING;
-use crate::id::Term;
+use crate::id::{RunId, Term};
 use crate::instances::Instances;
 use crate::ledger::Ledger;
 use crate::pod::Wait;
@@ -54,13 +64,14 @@ use crate::time::Time;
 const TICK: Duration = Duration::from_millis(200);
 /// A longer time between two checks means that the master itself was stopped.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
-/// A job without any deadline is looked at this often.
+/// A job without any deadline is checked this often.
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
 /// What a job is made of when its master starts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub spec: JobSpec,
+    pub run: RunId,
     pub term: Term,
     pub n_records: u64,
     pub n_validation_records: u64,
@@ -87,9 +98,9 @@ impl Config {
 #[derive(Clone, Debug)]
 pub struct Job {
     config: Config,
-    durable: Facts,
+    durable: Persisted,
     stages: Stages,
-    lending: Lending,
+    assignments: Assignments,
     strategy: Strategy,
     instances: Instances,
     roster: Roster,
@@ -97,13 +108,14 @@ pub struct Job {
     trouble: Option<Wait>,
     checkpoints: Checkpoints,
     next_number: u64,
-    loss: Option<f32>,
+    losses: Losses,
+    pace: Pace,
     last_tick: Time,
     /// Nothing has happened since the last tick, and that tick changed nothing.
     is_quiet: bool,
     /// The most batches that were ever done.
     furthest: u64,
-    books: Books,
+    accounting: Accounting,
     effects: Vec<Effect>,
 }
 
@@ -120,21 +132,22 @@ impl Job {
         let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
         let mut job = Self {
             stages: Stages::new(&config, now),
-            lending: Lending::new(&config),
+            assignments: Assignments::new(&config),
             strategy,
             instances,
             roster,
             trouble: None,
             checkpoints,
             next_number: 0,
-            loss: None,
+            losses: Losses::default(),
+            pace: Pace::default(),
             last_tick: now,
             is_quiet: false,
             furthest: 0,
-            books: Books::new(config.n_batches()),
+            accounting: Accounting::new(config.n_batches()),
             effects: Vec::new(),
             config,
-            durable: Facts::new(durable),
+            durable: Persisted::new(durable),
         };
         job.set_limits();
         job
@@ -143,6 +156,10 @@ impl Job {
     /// Takes one event and returns what is to be done, in order.
     pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
         if matches!(self.stages.stage(), Stage::Ended) {
+            // Processes report how they spent their time until they leave.
+            if matches!(event, Event::TimeReport { .. }) {
+                self.account(&event, now);
+            }
             return reply_after_end(&event).into_iter().collect();
         }
         self.forgive_pause(now);
@@ -153,55 +170,53 @@ impl Job {
         let n_done = self.ledger().n_done();
         let is_sign_of_life = matches!(
             event,
-            Event::Tick | Event::WorkerHeard { .. } | Event::PsHeard { .. } | Event::Told { .. }
+            Event::Tick
+                | Event::WorkerHeard { .. }
+                | Event::PsHeard { .. }
+                | Event::TimeReport { .. }
         );
-        self.book(&event, now);
+        self.account(&event, now);
         self.take(event, now);
         if is_tick && !self.is_ended() {
             self.last_tick = now;
             self.check_silence(now);
-            self.lending.add_idle(self.roster.workers().keys().copied());
+            self.check_frozen(now);
+            self.assignments.add_idle(self.roster.worker_ids());
         }
         if is_about_processes {
             self.reconcile(now);
         }
         self.advance(now);
-        self.book_after(n_done, is_tick, now);
+        self.account_after(n_done, is_tick, now);
         let effects = std::mem::take(&mut self.effects);
         self.is_quiet = is_sign_of_life && effects.is_empty() && (is_tick || self.is_quiet);
         effects
     }
 
     fn take(&mut self, event: Event, now: Time) {
+        if let Some((worker, incarnation)) = event.sender()
+            && !self.roster.hears_worker(worker, incarnation, now)
+        {
+            return;
+        }
         match event {
-            // Already recorded in the books.
-            Event::Tick | Event::Told { .. } => {}
+            // Already accounted.
+            Event::Tick | Event::TimeReport { .. } => {}
             Event::Platform(report) => self.platform(&report, now),
             Event::WorkerConnected { worker, incarnation, pid } => {
                 self.worker_connected(worker, incarnation, pid, now);
             }
-            Event::WorkerReady { worker, incarnation, model, capacity, held, peer } => {
-                if self.roster.hears_worker(worker, incarnation, now) {
-                    let peer = peer.map(|peer| *peer);
-                    self.worker_ready(worker, *model, capacity, held, peer, now);
-                }
+            Event::WorkerReady { worker, model, capacity, held, peer, .. } => {
+                let peer = peer.map(|peer| *peer);
+                self.worker_ready(worker, *model, capacity, held, peer, now);
             }
             Event::WorkerGone { worker, incarnation } => self.worker_gone(worker, incarnation),
-            Event::WorkerLeaving { worker, incarnation } => {
-                if self.roster.hears_worker(worker, incarnation, now) {
-                    self.worker_leaving(worker);
-                }
+            Event::WorkerLeaving { worker, .. } => self.worker_leaving(worker),
+            Event::WorkerHeard { worker, waiting_for, progress, .. } => {
+                self.roster.worker_waits(worker, waiting_for);
+                self.worker_progressed(worker, progress, now);
             }
-            Event::WorkerHeard { worker, incarnation, waiting_for } => {
-                if self.roster.hears_worker(worker, incarnation, now) {
-                    self.roster.worker_waits(worker, waiting_for);
-                }
-            }
-            Event::Member { worker, incarnation, news } => {
-                if self.roster.hears_worker(worker, incarnation, now) {
-                    self.world_news(worker, news, now);
-                }
-            }
+            Event::Member { worker, report, .. } => self.member_reported(worker, report, now),
             Event::BatchDone { worker, batch, generation, loss } => {
                 self.batch_done(worker, batch, generation, loss, now);
             }
@@ -209,24 +224,28 @@ impl Job {
                 self.eval_done(worker, (eval, shard), generation, *measures, now);
             }
             Event::PredictDone { worker, shard } => self.predict_done(worker, shard, now),
-            Event::Failed { worker, incarnation, lease, item, error } => {
-                if self.roster.hears_worker(worker, incarnation, now) {
-                    self.work_failed(worker, lease, item, &error, now);
-                }
+            Event::Failed { worker, lease, item, error, .. } => {
+                self.work_failed(worker, lease, item, &error, now);
+            }
+            Event::NonFinite { worker, lease, item, error, .. } => {
+                self.batch_nonfinite(worker, lease, item, &error, now);
             }
             Event::PsConnected { ps, pid, member } => self.ps_connected(ps, pid, *member, now),
             Event::PsGone { ps, incarnation } => self.roster.server_disconnected(ps, incarnation),
             Event::PsHeard { ps, incarnation } => self.roster.hears_server(ps, incarnation, now),
             Event::Loaded { ps, generation, sets } => self.ps_loaded(ps, generation, sets, now),
             Event::LoadFailed { ps, generation, error } => self.load_failed(ps, generation, &error),
-            Event::CutDone { holder, cut, generation, files } => {
-                self.cut_done(holder, cut, generation, files, now);
+            Event::CheckpointStarted { ps, checkpoint } => self.checkpoints.started(ps, checkpoint),
+            Event::CheckpointDone { holder, checkpoint, generation, files } => {
+                self.checkpoint_done(holder, checkpoint, generation, files, now);
             }
-            Event::CutFailed { cut, error } => self.cut_failed(cut, &error, now),
-            Event::Committed { cut } => self.committed(cut, now),
+            Event::CheckpointFailed { checkpoint, error } => {
+                self.checkpoint_failed(checkpoint, &error, now)
+            }
+            Event::Committed { checkpoint } => self.committed(checkpoint, now),
             Event::Exported => self.end(End::Succeeded),
-            Event::ExportFailed { error } => {
-                self.end(End::Failed(format!("cannot write the result: {error}")));
+            Event::ExportFailed { error, is_disk_full } => {
+                self.export_failed(&error, is_disk_full, now);
             }
             Event::Scale { workers } => {
                 let result = self.scale(workers);
@@ -234,16 +253,20 @@ impl Job {
             }
             Event::Stop { reason, with_checkpoint } => {
                 self.stop(&reason, with_checkpoint, now);
-                // After what makes it durable, but the end comes last.
-                let end = self.effects.pop_if(|effect| matches!(effect, Effect::Ended(_)));
-                self.effects.push(Effect::Reply(Ok(())));
-                self.effects.extend(end);
+                self.reply_before_end();
             }
-            Event::Harm { instance, harm } => {
-                let result = self.harm(instance, harm);
+            Event::Chaos { instance, action } => {
+                let result = self.chaos(instance, action);
                 self.effects.push(Effect::Reply(result));
             }
         }
+    }
+
+    /// Replies after what makes the stop durable, but the end comes last.
+    fn reply_before_end(&mut self) {
+        let end = self.effects.pop_if(|effect| matches!(effect, Effect::Ended(_)));
+        self.effects.push(Effect::Reply(Ok(())));
+        self.effects.extend(end);
     }
 
     /// Makes every decision that has become possible.
@@ -256,6 +279,9 @@ impl Job {
             return;
         }
         self.begin_load(now);
+        if self.is_ended() {
+            return;
+        }
         self.advance_world(now);
         if self.is_ended() {
             return;
@@ -272,10 +298,23 @@ impl Job {
         }
     }
 
-    /// Why the platform can start nothing at all, if so.
+    /// What keeps the job from working as it should, if anything: the platform can start nothing at
+    /// all, or something cannot be written.
     #[must_use]
-    pub fn trouble_of_platform(&self) -> Option<&Wait> {
-        self.trouble.as_ref()
+    pub fn trouble(&self) -> Option<String> {
+        let unwritten = || {
+            let why = self.checkpoints.failure()?;
+            let is_last = *self.stages.stage() == Stage::Finishing;
+            let is_result = self.config.spec.job_type == JobType::Predict
+                || *self.stages.stage() == Stage::Exporting
+                || is_last && self.is_exportable();
+            Some(match (is_result, is_last) {
+                (true, _) => format!("cannot write the result: {why}; retrying"),
+                (false, true) => format!("cannot write the final checkpoint: {why}; retrying"),
+                (false, false) => format!("cannot write checkpoints: {why}; retrying"),
+            })
+        };
+        self.trouble.as_ref().map(ToString::to_string).or_else(unwritten)
     }
 
     /// Starts and stops processes until those that run are those that are wanted.
@@ -283,7 +322,7 @@ impl Job {
         if self.is_ended() {
             return;
         }
-        if let Some(reason) = self.instances.hopeless() {
+        if let Some(reason) = self.instances.give_up_reason() {
             return self.end(End::Failed(reason));
         }
         for order in self.instances.reconcile(now) {
@@ -299,7 +338,7 @@ impl Job {
             // The last tick has dealt with everything before it.
             self.deadlines().filter(|deadline| *deadline > self.last_tick).min()
         } else {
-            self.lending.deadlines().chain([self.last_tick + TICK]).min()
+            self.assignments.deadlines().chain([self.last_tick + TICK]).min()
         };
         first.unwrap_or(now + MAX_SLEEP).max(now)
     }
@@ -308,17 +347,20 @@ impl Job {
     fn deadlines(&self) -> impl Iterator<Item = Time> + '_ {
         let timeout = self.config.spec.heartbeat_timeout();
         let before = Duration::from_secs_f64(self.durable.elapsed_secs.max(0.0));
-        // Whether a process is silent can be told only by a master that was not stopped itself.
+        // Only a master that was not stopped itself can detect silent processes.
         let listens = (!self.roster.is_empty()).then(|| self.last_tick + self.max_pause() / 2);
-        (self.lending.deadlines())
+        (self.assignments.deadlines())
             .chain(self.roster.deadlines())
             .chain(self.instances.next_deadline())
             .chain(self.checkpoints.deadlines())
             .chain(self.stages.deadlines(before))
             .chain(self.strategy.group().next_deadline())
-            .chain(self.strategy.steps().into_iter().flat_map(move |steps| {
-                steps.deadlines(self.config.spec.task_timeout(), [GATHERING, timeout])
-            }))
+            .chain(
+                self.strategy.steps().into_iter().flat_map(move |steps| {
+                    steps.deadlines(self.hang_timeout(), [GATHERING, timeout])
+                }),
+            )
+            .chain(self.freeze_timeout().map(|_| self.last_tick + TICK))
             .chain(listens)
     }
 
@@ -337,7 +379,7 @@ impl Job {
         if let Some(steps) = self.strategy.steps_mut() {
             steps.progressed(now);
         }
-        self.lending.extend_all(now);
+        self.assignments.extend_all(now);
     }
 
     /// A number that this master has not used before.
@@ -346,7 +388,7 @@ impl Job {
         self.next_number
     }
 
-    fn note(&mut self, kind: &'static str, text: impl Into<String>) {
+    fn note(&mut self, kind: EventKind, text: impl Into<String>) {
         self.effects.push(Effect::Note(Note { kind, text: text.into() }));
     }
 
@@ -383,12 +425,12 @@ impl Job {
 
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
-        self.lending.ledger()
+        self.assignments.ledger()
     }
 
     #[must_use]
     pub fn loss(&self) -> Option<f32> {
-        self.loss
+        self.losses.smoothed()
     }
 
     #[must_use]
@@ -396,28 +438,27 @@ impl Job {
         matches!(self.stages.stage(), Stage::Ended)
     }
 
-    /// The state in one word.
     #[must_use]
-    pub fn state(&self) -> &'static str {
-        match (self.stages.stage(), &self.durable.end) {
-            (Stage::Ended, Some(End::Succeeded)) => "succeeded",
-            (Stage::Ended, Some(End::Failed(_))) => "failed",
-            (Stage::Ended, _) => "stopped",
-            _ if !self.is_serving() && !self.stages.has_started() => "starting",
-            _ if !self.is_serving() => "recovering",
-            (Stage::Evaluating { .. }, _) => "evaluating",
-            (Stage::Working, _) => "running",
-            (Stage::BestCut | Stage::Finishing | Stage::Exporting | Stage::Stopping { .. }, _) => {
-                "finishing"
-            }
+    pub fn state(&self) -> JobState {
+        match self.stages.stage() {
+            Stage::Ended => self.durable.end.as_ref().map_or(JobState::Stopped, End::state),
+            _ if !self.is_serving() && !self.stages.has_started() => JobState::Starting,
+            _ if !self.is_serving() => JobState::Recovering,
+            Stage::Evaluating { .. } => JobState::Evaluating,
+            Stage::Working => JobState::Running,
+            Stage::BestCheckpoint
+            | Stage::Finishing
+            | Stage::Exporting
+            | Stage::Stopping { .. } => JobState::Finishing,
         }
     }
 
     /// Records trained (or predicted) so far, and in all (none: no end).
     #[must_use]
     pub fn progress(&self) -> (u64, Option<u64>) {
-        let in_shards = |n_shards: u32, total: u64| {
-            (total.min(u64::from(n_shards) * self.config.records_per_shard()), Some(total))
+        let in_shards = |total: u64| {
+            let n_shards = u64::from(self.assignments.shards().map_or(0, Pool::n_done));
+            (total.min(n_shards * self.config.records_per_shard()), Some(total))
         };
         match self.config.spec.job_type {
             JobType::Train => {
@@ -426,15 +467,10 @@ impl Job {
             }
             JobType::Evaluate => {
                 let total = self.config.n_validation_records;
-                if self.durable.end == Some(End::Succeeded) {
-                    return (total, Some(total));
-                }
-                in_shards(self.lending.evaluation().map_or(0, |e| e.shards.n_done()), total)
+                let has_succeeded = self.durable.end == Some(End::Succeeded);
+                if has_succeeded { (total, Some(total)) } else { in_shards(total) }
             }
-            JobType::Predict => {
-                let n_shards = self.lending.predictions().map_or(0, Pool::n_done);
-                in_shards(n_shards, self.config.n_prediction_records)
-            }
+            JobType::Predict => in_shards(self.config.n_prediction_records),
         }
     }
 
@@ -447,7 +483,7 @@ impl Job {
 
     /// Panics if the components contradict each other.
     pub fn check_invariants(&self) {
-        self.lending.check_invariants();
+        self.assignments.check_invariants();
         self.strategy.check_invariants(self.durable.generation);
         assert_eq!(self.durable.end.is_some(), self.is_ended());
     }
@@ -458,7 +494,7 @@ impl Job {
 fn reply_after_end(event: &Event) -> Option<Effect> {
     match event {
         Event::Stop { .. } => Some(Effect::Reply(Ok(()))),
-        Event::Scale { .. } | Event::Harm { .. } => Some(Effect::Reply(Err(Refusal::Ended))),
+        Event::Scale { .. } | Event::Chaos { .. } => Some(Effect::Reply(Err(Refusal::Ended))),
         _ => None,
     }
 }

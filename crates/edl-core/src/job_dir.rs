@@ -52,6 +52,8 @@ entries! {
     loop_model: "model.json",
     /// What a custom training loop trains on.
     loop_plan: "loop.json",
+    /// Indexes of the data sets.
+    indexes: "index",
     logs: "logs",
     supervisor_log: "logs/supervisor.log",
     /// Unix sockets of the processes.

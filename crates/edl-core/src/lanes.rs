@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Lanes: how one step's records are shared out, and in which order its gradients are added.
 //!
-//! A step trains a fixed number of lanes, whoever runs them. Sums of floating-point numbers
+//! A step trains a fixed number of lanes, no matter which worker runs them. Sums of floating-point numbers
 //! depend on their order, so the order is one canonical binary tree over the lanes: a member adds
 //! up the subtrees that it owns whole, others add the rest, and the bits are always the same.
 
@@ -21,7 +21,7 @@ pub fn assign(n_lanes: u32, n_members: u32) -> Vec<Span> {
 }
 
 /// The lanes of each member when they differ in speed: the slowest member's time is as short as
-/// it can be. `secs` is what a lane takes each of them; everybody gets at least one.
+/// it can be. `secs` is what a lane takes each of them; every member gets at least one.
 ///
 /// # Panics
 /// If there are more members than lanes.
@@ -31,7 +31,7 @@ pub fn assign_by_speed(n_lanes: u32, secs: &[f64]) -> Vec<Span> {
     assert!(n_members <= n_lanes, "every member gets a lane");
     let mut n_of = vec![1_u32; secs.len()];
     for _ in n_members..n_lanes {
-        // The next lane goes where it is done soonest; the first of equals, so that all agree.
+        // The next lane goes where it is done soonest; the first of equals, so all agree.
         let done_at = |member: &usize| f64::from(n_of[*member] + 1) * secs[*member];
         let soonest = (0..secs.len()).min_by(|a, b| done_at(a).total_cmp(&done_at(b)));
         if let Some(member) = soonest {
@@ -58,9 +58,16 @@ pub fn step_secs(spans: &[Span], secs: &[f64]) -> f64 {
 /// no statistics; lanes behind those get nothing and are left out of the sum.
 #[must_use]
 pub fn share_out(n_records: usize, n_lanes: u32, minibatch: u32) -> Vec<Range<usize>> {
-    let n_active = n_active(n_records, n_lanes, minibatch) as usize;
-    let cut = |lane: usize| n_records * lane / n_active;
-    (0..n_active).map(|lane| cut(lane)..cut(lane + 1)).collect()
+    let share = |lane| share_of(lane, n_records, n_lanes, minibatch);
+    (0..n_lanes).map_while(share).collect()
+}
+
+/// The places of one lane's records; none for a lane without records.
+#[must_use]
+pub fn share_of(lane: u32, n_records: usize, n_lanes: u32, minibatch: u32) -> Option<Range<usize>> {
+    let n_active = n_active(n_records, n_lanes, minibatch);
+    let cut = |lane: u32| n_records * lane as usize / n_active as usize;
+    (lane < n_active).then(|| cut(lane)..cut(lane + 1))
 }
 
 /// Lanes that have records, in a step of `n_records`.

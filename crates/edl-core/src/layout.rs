@@ -3,7 +3,7 @@
 //!
 //! The flat dense vector is cut into equal, contiguous segments, whatever the tensors'
 //! borders; embedding rows go by hash of their id. Partitions, too, lie contiguously on
-//! servers, so that what one server holds of the dense vector is one range.
+//! servers, so one server holds one range of the dense vector.
 //!
 //! Where workers hold the dense vector and servers the rows, each of the two has partitions of its
 //! own: the first half of all holds the segments, the second half the rows.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which batches of a job are todo, lent and done, epoch by epoch.
+//! Which batches of a job are todo, assigned and done, epoch by epoch.
 //!
 //! Epochs do not overlap: the next one opens when the last batch of this one is done. A batch
-//! has a position, counted over all epochs; a barrier is a position that nobody is lent past
-//! until everything before it is done, so that the model there is that of an exact version.
+//! has a position, counted over all epochs; no batch after a barrier is
+//! assigned until all batches before it are done, so the model there has an exact version.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -13,13 +13,14 @@ use crate::applied::AppliedSet;
 use crate::batch::batch_of;
 use crate::id::{BatchId, LeaseId, WorkerId};
 use crate::pool::{Lease, Pool};
+use crate::runs::Runs;
 use crate::spec::Mode;
 use crate::time::Time;
 
-/// What a worker only says it works on goes to others unless something of it is done by then.
+/// Work that a worker only claims goes to others unless some of it is done by then.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The books of the training data.
+/// The state of all batches of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ledger {
     n_batches: u32,
@@ -34,7 +35,7 @@ pub struct Ledger {
     /// Below this position some partitions may have applied what others have not.
     touched: u64,
     /// Batches of the open epoch that a worker held when it was lost, one of which may be why.
-    /// Each is lent alone, so that the next loss tells which.
+    /// Each is assigned alone, so the next loss shows which one.
     isolated: BTreeSet<u32>,
 }
 
@@ -64,14 +65,9 @@ impl Ledger {
     /// Starts again from what all partitions hold. All leases are void. `last` is the last batch
     /// that any partition holds.
     pub fn restore(&mut self, applied: &AppliedSet, last: Option<BatchId>) {
-        let after = |batch: BatchId| {
-            u64::from(batch.epoch) * u64::from(self.n_batches) + u64::from(batch.index) + 1
-        };
-        self.touched = last.map_or(0, after);
+        self.touched = last.map_or(0, |batch| self.position(batch) + 1);
         self.epoch = applied.epoch();
-        let epoch = self.epoch;
-        self.pool =
-            Pool::with_done(self.n_batches, |index| applied.contains(BatchId { epoch, index }));
+        self.pool = Pool::with_done(self.n_batches, &applied.runs(self.epoch));
         self.isolated.clear();
     }
 
@@ -83,8 +79,14 @@ impl Ledger {
         let n_batches = u64::from(self.n_batches);
         self.epoch = u32::try_from(n_done / n_batches).expect("epochs are counted in 32 bits");
         self.touched = n_done;
-        self.pool = Pool::with_done(self.n_batches, |index| u64::from(index) < n_done % n_batches);
+        let in_epoch = u32::try_from(n_done % n_batches).expect("fewer than `n_batches`");
+        self.pool = Pool::with_done(self.n_batches, &Runs::from(0..in_epoch));
         self.isolated.clear();
+    }
+
+    /// A lease without progress for so long is overdue.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
     /// The batch at `position` among those of all epochs.
@@ -96,8 +98,14 @@ impl Ledger {
         batch_of(position, self.n_batches)
     }
 
-    /// Lends the next batches before `barrier` to one of `n_workers` workers.
-    pub fn lend(
+    /// The position of `batch` among those of all epochs.
+    #[must_use]
+    pub fn position(&self, batch: BatchId) -> u64 {
+        u64::from(batch.epoch) * u64::from(self.n_batches) + u64::from(batch.index)
+    }
+
+    /// Assigns the next batches before `barrier` to one of `n_workers` workers.
+    pub fn assign(
         &mut self,
         lease: LeaseId,
         worker: WorkerId,
@@ -108,7 +116,7 @@ impl Ledger {
         let limit = self.limit_in_epoch(barrier);
         let left = limit.saturating_sub(self.pool.n_done());
         let deadline = now + self.timeout;
-        // Towards a barrier leases get smaller, so that nobody waits long for the last worker.
+        // Towards a barrier leases get smaller, so no worker waits long for the last one.
         let fair = left.div_ceil(4 * n_workers.max(1)).max(1);
         let (shard, is_sync) = (self.batches_per_shard, self.is_sync);
         let isolated = &self.isolated;
@@ -118,12 +126,12 @@ impl Ledger {
             Some(&index) => fair.min(shard - start % shard).min(index - start),
             None => fair.min(shard - start % shard),
         };
-        let range = self.pool.lend(lease, worker, limit, most, deadline)?;
+        let range = self.pool.assign(lease, worker, limit, most, deadline)?;
         Some((self.epoch, range))
     }
 
-    /// The items of the open epoch that may be lent: below the barrier and, in synchronous mode,
-    /// of the round that is open, so that nobody waits for a round that nobody works on.
+    /// The items of the open epoch that may be assigned: below the barrier and, in synchronous mode,
+    /// of the open round, so no worker waits for a round that has not begun.
     fn limit_in_epoch(&self, barrier: u64) -> u32 {
         let limit = barrier.saturating_sub(self.start()).min(u64::from(self.n_batches));
         let limit = u32::try_from(limit).expect("at most n_batches");
@@ -134,7 +142,7 @@ impl Ledger {
         limit.min((n_rounds_done + 1).saturating_mul(self.round))
     }
 
-    /// Lends these batches alone from now on. A round needs all its batches at once, maybe by
+    /// Assigns these batches alone from now on. A round needs all its batches at once, maybe by
     /// one worker, so there it cannot be.
     pub fn isolate(&mut self, indices: impl IntoIterator<Item = u32>) {
         if !self.is_sync {
@@ -161,7 +169,7 @@ impl Ledger {
         self.pool.has_todo(self.limit_in_epoch(barrier))
     }
 
-    /// Notes that every partition has applied `batch`; false if that is no news.
+    /// Records that every partition has applied `batch`; false if that is not new.
     pub fn done(&mut self, batch: BatchId) -> bool {
         if batch.epoch != self.epoch || !self.pool.done(batch.index) {
             return false;
@@ -174,7 +182,7 @@ impl Ledger {
         true
     }
 
-    /// Notes what a worker says it still works on.
+    /// Records what a worker claims to work on.
     pub fn adopt(
         &mut self,
         lease: LeaseId,
@@ -205,12 +213,12 @@ impl Ledger {
         self.pool.extend(worker, now, self.timeout);
     }
 
-    /// For some time nobody could be heard: all leases get their full time again.
+    /// The master did not listen for some time: all leases get their full time again.
     pub fn extend_all(&mut self, now: Time) {
         self.pool.extend_all(now, self.timeout);
     }
 
-    /// Whether everything before `barrier` is done and nothing is under way, so that the model
+    /// Whether everything before `barrier` is done and nothing is in progress: the model
     /// is exactly that of `n_done` batches.
     #[must_use]
     pub fn is_reached(&self, barrier: u64) -> bool {
@@ -286,7 +294,7 @@ impl Ledger {
         epoch.saturating_mul(u64::from(self.n_batches)).saturating_add(in_epoch)
     }
 
-    /// The first position that nothing lent or applied anywhere so far lies behind, at a
+    /// The first position that nothing assigned or applied anywhere so far lies behind, at a
     /// version's border: the next one at which the model can be that of an exact version.
     #[must_use]
     pub fn frontier(&self) -> u64 {
@@ -318,22 +326,22 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lent_past_a_barrier_until_all_before_it_is_done() {
+    fn nothing_is_assigned_past_a_barrier_until_all_before_it_is_done() {
         let mut ledger = ledger(20, Mode::Async);
         let worker = WorkerId(0);
-        let mut lent = Vec::new();
+        let mut assigned = Vec::new();
         for lease in 0.. {
-            let Some((_, range)) = ledger.lend(LeaseId(lease), worker, 1, 7, Time::ZERO) else {
+            let Some((_, range)) = ledger.assign(LeaseId(lease), worker, 1, 7, Time::ZERO) else {
                 break;
             };
-            lent.extend(range);
+            assigned.extend(range);
         }
-        assert_eq!(lent, (0..7).collect::<Vec<_>>());
-        for index in lent {
+        assert_eq!(assigned, (0..7).collect::<Vec<_>>());
+        for index in assigned {
             ledger.done(BatchId { epoch: 0, index });
         }
         assert_eq!(ledger.n_done(), 7);
-        assert!(ledger.lend(LeaseId(99), worker, 1, 14, Time::ZERO).is_some());
+        assert!(ledger.assign(LeaseId(99), worker, 1, 14, Time::ZERO).is_some());
     }
 
     #[test]
@@ -344,7 +352,7 @@ mod tests {
         while ledger.epoch() == 0 {
             let mut round = Vec::new();
             while let Some((epoch, range)) =
-                ledger.lend(LeaseId(lease), WorkerId(0), 1, u64::MAX, Time::ZERO)
+                ledger.assign(LeaseId(lease), WorkerId(0), 1, u64::MAX, Time::ZERO)
             {
                 lease += 1;
                 round.extend(range.map(|index| BatchId { epoch, index }));
@@ -360,21 +368,27 @@ mod tests {
     #[test]
     fn a_synchronous_round_of_one_is_a_round_too() {
         let mut ledger = ledger(5, Mode::Sync { grads_to_wait: 1 });
-        let mut lend = |lease| ledger.lend(LeaseId(lease), WorkerId(0), 1, u64::MAX, Time::ZERO);
-        assert_eq!((lend(0), lend(1)), (Some((0, 0..1)), None), "the next would wait for this one");
+        let mut assign =
+            |lease| ledger.assign(LeaseId(lease), WorkerId(0), 1, u64::MAX, Time::ZERO);
+        assert_eq!(
+            (assign(0), assign(1)),
+            (Some((0, 0..1)), None),
+            "the next would wait for this one"
+        );
     }
 
     #[test]
-    fn an_isolated_batch_is_lent_alone_until_it_is_done() {
+    fn an_isolated_batch_is_assigned_alone_until_it_is_done() {
         let mut ledger = ledger(60, Mode::Async);
         let [first, second] = [WorkerId(0), WorkerId(1)];
-        assert_eq!(ledger.lend(LeaseId(0), first, 1, u64::MAX, Time::ZERO), Some((0, 0..8)));
+        assert_eq!(ledger.assign(LeaseId(0), first, 1, u64::MAX, Time::ZERO), Some((0, 0..8)));
         let lost = ledger.release_worker(first);
         ledger.isolate(lost.iter().flat_map(|lease| &lease.open).copied().skip(2).take(2));
-        let mut lend =
-            |lease, worker| ledger.lend(LeaseId(lease), worker, 1, u64::MAX, Time::ZERO).unwrap().1;
-        assert_eq!((lend(1, first), lend(2, second)), (0..2, 2..3));
-        assert_eq!((lend(3, first), lend(4, first)), (3..4, 4..8));
+        let mut assign = |lease, worker| {
+            ledger.assign(LeaseId(lease), worker, 1, u64::MAX, Time::ZERO).unwrap().1
+        };
+        assert_eq!((assign(1, first), assign(2, second)), (0..2, 2..3));
+        assert_eq!((assign(3, first), assign(4, first)), (3..4, 4..8));
         assert!(ledger.must_finish_first(second), "it holds one");
         assert!(ledger.must_finish_first(first));
         for index in 2..4 {
@@ -392,7 +406,10 @@ mod tests {
         }
         ledger.restore(&applied, None);
         assert_eq!((ledger.epoch(), ledger.n_done()), (1, 5));
-        assert_eq!(ledger.lend(LeaseId(0), WorkerId(0), 1, u64::MAX, Time::ZERO), Some((1, 0..1)),);
+        assert_eq!(
+            ledger.assign(LeaseId(0), WorkerId(0), 1, u64::MAX, Time::ZERO),
+            Some((1, 0..1)),
+        );
         ledger.check_invariants();
         // A partition that is ahead of the others moves the next exact version.
         assert_eq!((ledger.frontier(), ledger.can_be_exact(6)), (7, true));

@@ -21,11 +21,17 @@ mod train;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::batch::BatchPlan;
-use crate::id::{CutId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
+use crate::id::{CheckpointId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
+use crate::job::Peer;
+use crate::machine::Machine;
+use crate::model::ModelSpec;
 use crate::route::Route;
+use crate::spec::JobSpec;
 use crate::time::Time;
+use crate::worker::Report;
 use crate::world::Announced;
 
 pub use self::effect::{Activity, Effect, Records, Step};
@@ -56,6 +62,42 @@ pub struct Config {
     pub has_tables: bool,
     /// The number of a member's lanes follows its speed.
     pub is_balanced: bool,
+    /// Leases to hold at once.
+    pub capacity: u32,
+    pub limits: Limits,
+}
+
+/// How long a worker that exits waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Until the activity that is under way has ended.
+    pub finish: Duration,
+    /// Until the master has announced a world without this worker, which takes over its lanes.
+    pub hand_over: Duration,
+}
+
+impl Config {
+    #[must_use]
+    pub fn new(
+        spec: &JobSpec,
+        n_records: u64,
+        (worker, incarnation): (WorkerId, Incarnation),
+        limits: Limits,
+    ) -> Self {
+        Self {
+            worker,
+            incarnation,
+            plan: spec.plan(n_records),
+            n_lanes: spec.n_lanes(),
+            num_epochs: spec.num_epochs,
+            minibatch_size: spec.minibatch_size,
+            n_partitions: spec.partitions,
+            has_tables: spec.n_servers() > 0,
+            is_balanced: spec.lane_balance,
+            capacity: crate::worker::capacity(spec.mode()),
+            limits,
+        }
+    }
 }
 
 /// A worker that trains with other workers.
@@ -63,6 +105,8 @@ pub struct Config {
 pub struct Member {
     config: Config,
     effects: Vec<Effect>,
+    /// What it announces, once its model is built.
+    announcement: Option<Announcement>,
     doing: Option<Doing>,
     is_cancelled: bool,
 
@@ -80,13 +124,15 @@ pub struct Member {
     left: Option<Time>,
 
     training: Option<Training>,
+    /// Lanes, sums, updates and minibatches computed by this process.
+    n_computed: u64,
     pace: Pace,
     /// Records that were requested and are not used yet.
     reads: BTreeMap<Place, Reading>,
     shards: BTreeMap<LeaseId, Assigned>,
     /// Checkpoints whose step has not come.
     orders: Vec<Order>,
-    writing: Option<(CutId, Generation)>,
+    writing: Option<(CheckpointId, Generation)>,
     reports: Reports,
 
     route: Option<Route>,
@@ -97,7 +143,16 @@ pub struct Member {
 
     is_leaving: bool,
     is_over: bool,
+    /// When a worker that was asked to exit stops waiting for anything.
+    exit_by: Option<Time>,
     is_ended: bool,
+}
+
+/// Its model, and how other workers reach it.
+#[derive(Clone, Debug, PartialEq)]
+struct Announcement {
+    model: Box<ModelSpec>,
+    peer: Box<Peer>,
 }
 
 /// The parameters that the shell holds.
@@ -145,46 +200,25 @@ enum Next {
     End,
 }
 
-impl Member {
-    #[must_use]
-    pub fn new(config: Config, now: Time) -> Self {
-        Self {
-            pace: Pace::new(config.is_balanced, now),
-            config,
-            effects: Vec::new(),
-            doing: None,
-            is_cancelled: false,
-            state: None,
-            held: WorldId(0),
-            world: None,
-            next: None,
-            highest: WorldId(0),
-            go: None,
-            left: None,
-            training: None,
-            reads: BTreeMap::new(),
-            shards: BTreeMap::new(),
-            orders: Vec::new(),
-            writing: None,
-            reports: Reports::default(),
-            route: None,
-            connected: None,
-            retry_at: None,
-            is_leaving: false,
-            is_over: false,
-            is_ended: false,
-        }
-    }
+impl Machine for Member {
+    type Event = Event;
+    type Effect = Effect;
 
     /// Takes in what happened, and returns what to do about it.
     ///
     /// # Panics
     /// If an activity ends that was not started, or with the outcome of another one.
-    #[must_use]
-    pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
+    fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
+        if self.is_ended {
+            return Vec::new();
+        }
         self.retry_at.take_if(|at| *at <= now);
         match event {
             Event::Tick => {}
+            Event::Built { model, peer } => {
+                self.announcement = Some(Announcement { model, peer });
+                self.announce();
+            }
             Event::World(announced) => self.announced(announced),
             Event::Go { world, until } => self.go = self.go.max(Some((world, until))),
             Event::Checkpoint(order) => self.orders.push(order),
@@ -198,29 +232,132 @@ impl Member {
                     self.route = Some(route);
                 }
             }
-            Event::Leave => self.is_leaving = true,
-            Event::Stop => self.is_over = true,
-            Event::Decoded { place, result } => {
-                if let Some(reading) = self.reads.get_mut(&place) {
+            Event::Leave => self.leave_job(now),
+            Event::Stop => {
+                self.is_over = true;
+                self.exit_within(self.config.limits.finish, now);
+            }
+            // Only a master can announce a world without this worker.
+            Event::MasterLost if self.is_leaving => {
+                self.exit_within(self.config.limits.finish, now);
+            }
+            Event::MasterLost => {}
+            Event::Decoded { place, result } => match self.reads.get_mut(&place) {
+                Some(reading) => {
                     *reading = result.map_or_else(Reading::Failed, |()| Reading::Decoded);
                 }
-            }
+                None => self.effects.push(Effect::Forget(place)),
+            },
             Event::Finished { lease, result } => self.finished(lease, result),
-            Event::Written { cut, result } => self.written(cut, result),
+            Event::Written { checkpoint, result } => self.written(checkpoint, result),
             Event::Ended(result) => self.ended(result, now),
         }
         self.cancel();
-        while self.doing.is_none() && !self.is_ended && self.decide(now) {}
+        if self.exit_by.is_some_and(|at| at <= now) {
+            self.is_ended = true;
+            self.effects.push(Effect::ExitNow);
+        }
+        let is_built = self.announcement.is_some();
+        while is_built && self.doing.is_none() && !self.is_ended && self.decide(now) {}
         std::mem::take(&mut self.effects)
     }
 
+    fn next_deadline(&self) -> Option<Time> {
+        if self.is_ended {
+            return None;
+        }
+        let retry_at = self.retry_at.filter(|_| self.doing.is_none());
+        self.exit_by.into_iter().chain(retry_at).min()
+    }
+
+    fn check_invariants(&self) {
+        assert!(self.effects.is_empty(), "every effect was returned");
+        assert!(self.held == WorldId(0) || self.state.is_some(), "it claims state that is there");
+        if let Some(world) = &self.world {
+            assert!(self.place_in(world).is_some(), "it is in its world");
+            assert_eq!(self.held, world.world.id, "it holds the state of its world");
+            assert_eq!(self.state.map(|state| state.generation), Some(world.generation));
+            assert!(world.world.id <= self.highest);
+            let is_forming = matches!(self.doing, Some(Doing::Parting(_) | Doing::Forming(..)));
+            assert!(!is_forming, "it leaves before it enters");
+        }
+        if let Some(training) = &self.training {
+            training.check(self.world.as_ref().expect("it trains in a world"));
+            assert_eq!(self.step(), Some(training.step.number), "it trains the next step");
+        }
+        assert!(self.training.is_some() || self.doing != Some(Doing::Training));
+        if let Some(next) = &self.next {
+            assert_eq!(next.world.id, self.highest, "only the highest world counts");
+            assert!(self.held < self.highest, "a world is entered once");
+        }
+        assert!(self.connected.is_none() || self.config.has_tables);
+        let is_forced = self.exit_by.is_some();
+        assert!(!self.is_ended || is_forced || self.doing.is_none() && self.writing.is_none());
+    }
+}
+
+impl Member {
+    #[must_use]
+    pub fn new(config: Config, now: Time) -> Self {
+        Self {
+            pace: Pace::new(config.is_balanced, now),
+            config,
+            effects: Vec::new(),
+            announcement: None,
+            doing: None,
+            is_cancelled: false,
+            state: None,
+            held: WorldId(0),
+            world: None,
+            next: None,
+            highest: WorldId(0),
+            go: None,
+            left: None,
+            training: None,
+            n_computed: 0,
+            reads: BTreeMap::new(),
+            shards: BTreeMap::new(),
+            orders: Vec::new(),
+            writing: None,
+            reports: Reports::default(),
+            route: None,
+            connected: None,
+            retry_at: None,
+            is_leaving: false,
+            is_over: false,
+            exit_by: None,
+            is_ended: false,
+        }
+    }
+
+    fn announce(&mut self) {
+        let Some(Announcement { model, peer }) = self.announcement.clone() else { return };
+        let peer = Peer { step: self.claim().map(|claim| claim.step), ..*peer };
+        let (capacity, held) = (self.config.capacity, Vec::new());
+        self.report(Report::Ready { model, capacity, held, peer: Some(Box::new(peer)) });
+    }
+
+    /// Asked to exit. Members of a world wait until the others have taken over their lanes.
+    fn leave_job(&mut self, now: Time) {
+        if std::mem::replace(&mut self.is_leaving, true) {
+            return;
+        }
+        let Limits { finish, hand_over } = self.config.limits;
+        self.exit_within(if self.claim().is_some() { hand_over } else { finish }, now);
+        self.report(Report::Leaving);
+    }
+
+    fn exit_within(&mut self, limit: Duration, now: Time) {
+        let at = now + limit;
+        self.exit_by = Some(self.exit_by.map_or(at, |before| before.min(at)));
+    }
+
     fn announced(&mut self, announced: Announced) {
-        let Config { worker, incarnation, .. } = self.config;
         if announced.world.id <= self.highest {
             return;
         }
         self.highest = announced.world.id;
-        if announced.world.place_of(worker, incarnation).is_some() {
+        if self.place_in(&announced).is_some() {
             self.effects.push(Effect::Prepare(announced.world.clone()));
         }
         self.next = Some(announced);
@@ -228,6 +365,8 @@ impl Member {
 
     fn ended(&mut self, result: Result<Outcome, Failure>, now: Time) {
         self.is_cancelled = false;
+        let is_computed = matches!(self.doing, Some(Doing::Training | Doing::Evaluating(_)));
+        self.n_computed += u64::from(is_computed && result.is_ok());
         match self.doing.take().expect("an activity is under way") {
             Doing::Parting(next) => self.parted(next),
             Doing::Forming(next, forming) => self.form_on(next, forming, result, now),
@@ -247,6 +386,12 @@ impl Member {
         }
     }
 
+    /// Lanes, sums, updates and minibatches computed by this process.
+    #[must_use]
+    pub fn progress(&self) -> u64 {
+        self.n_computed
+    }
+
     fn start(&mut self, doing: Doing, activity: Activity) {
         assert!(self.doing.is_none(), "one activity at a time");
         self.doing = Some(doing);
@@ -257,15 +402,23 @@ impl Member {
     fn cancel(&mut self) {
         if self.doing.is_some() && !self.is_cancelled && self.is_interrupted() {
             self.is_cancelled = true;
-            self.effects.push(Effect::Cancel);
+            let next = self.next.as_ref().filter(|_| !self.is_over).map(|next| next.world.id);
+            self.effects.push(Effect::Cancel(next));
         }
     }
 
     /// Whether what is under way is pointless.
     fn is_interrupted(&self) -> bool {
-        let Config { worker, incarnation, .. } = self.config;
-        let is_due = |next: &Announced| next.world.is_due_at_once(worker, incarnation);
-        self.is_over || self.next.as_ref().is_some_and(is_due)
+        self.is_over || self.next.as_ref().is_some_and(|next| self.is_due_at_once(next))
+    }
+
+    /// This worker's place among the members of a world, if it is one.
+    fn place_in(&self, announced: &Announced) -> Option<usize> {
+        announced.world.place_of(self.config.worker, self.config.incarnation)
+    }
+
+    fn is_due_at_once(&self, next: &Announced) -> bool {
+        next.world.is_due_at_once(self.config.worker, self.config.incarnation)
     }
 
     /// Begins something, if there is something to do; whether to decide again.
@@ -361,43 +514,10 @@ impl Member {
         self.state.map(|state| state.step)
     }
 
-    /// What peers and master are told that it holds. State that has not formed a world yet is
-    /// not mentioned.
+    /// The state that it announces. State that has not formed a world yet does not count.
     #[must_use]
     pub fn claim(&self) -> Option<Claim> {
         let state = self.state.filter(|_| self.held != WorldId(0))?;
         Some(Claim { world: self.held, step: state.step })
-    }
-
-    /// When to call again if nothing happens.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Time> {
-        self.retry_at.filter(|_| self.doing.is_none())
-    }
-
-    /// Panics if it is in a state that no event leads to.
-    pub fn check_invariants(&self) {
-        assert!(self.effects.is_empty(), "every effect was returned");
-        assert!(self.held == WorldId(0) || self.state.is_some(), "it claims state that is there");
-        if let Some(world) = &self.world {
-            let Config { worker, incarnation, .. } = self.config;
-            assert!(world.world.place_of(worker, incarnation).is_some(), "it is in its world");
-            assert_eq!(self.held, world.world.id, "it holds the state of its world");
-            assert_eq!(self.state.map(|state| state.generation), Some(world.generation));
-            assert!(world.world.id <= self.highest);
-            let is_forming = matches!(self.doing, Some(Doing::Parting(_) | Doing::Forming(..)));
-            assert!(!is_forming, "it leaves before it enters");
-        }
-        if let Some(training) = &self.training {
-            training.check(self.world.as_ref().expect("it trains in a world"));
-            assert_eq!(self.step(), Some(training.step.number), "it trains the next step");
-        }
-        assert!(self.training.is_some() || self.doing != Some(Doing::Training));
-        if let Some(next) = &self.next {
-            assert_eq!(next.world.id, self.highest, "only the highest world counts");
-            assert!(self.held < self.highest, "a world is entered once");
-        }
-        assert!(self.connected.is_none() || self.config.has_tables);
-        assert!(!self.is_ended || self.doing.is_none() && self.writing.is_none());
     }
 }

@@ -1,90 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures of a model that can be taken in pieces and merged in a fixed order.
+//! Metrics of a model that are computed in pieces and merged in a fixed order.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::named::named;
+
 /// Score buckets of the AUC: fine enough that the error stays below 1e-4 on real data.
 const AUC_BUCKETS: usize = 4096;
 
-/// What is measured. A model names its own metrics; the constructors are those that
-/// [`Measures`] can take record by record.
+/// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Written")]
 pub struct Metric {
     pub name: String,
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Whether a larger value is a better one.
     pub more_is_better: bool,
 }
 
-/// How a metric's value follows from its sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// The first sum divided by the second.
-    Ratio,
-    /// The square root of that.
-    RootRatio,
-    /// Counts of negatives per bucket of their scores, then those of positives.
-    Auc,
+named! {
+    /// How a metric's value follows from its sums.
+    MetricKind {
+        /// The first sum divided by the second.
+        #[default]
+        Ratio = "ratio",
+        /// The square root of that.
+        RootRatio = "root_ratio",
+        /// Counts of negatives per bucket of their scores, then those of positives.
+        Auc = "auc",
+    }
 }
 
-/// A metric as it may be written: before metrics had names of their own it was one of six words.
+/// A metric as it may be written; older builds wrote only the name of a built-in one.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Written {
-    Word(String),
-    Whole { name: String, kind: Kind, more_is_better: bool },
+    Name(String),
+    Whole { name: String, kind: MetricKind, more_is_better: bool },
 }
 
 /// The running sums of some metrics over the records seen so far.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Measures {
     sums: BTreeMap<String, Sums>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Sums {
-    kind: Kind,
-    sums: Vec<f64>,
+/// The running sums of one metric.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sums {
+    pub kind: MetricKind,
+    pub sums: Vec<f64>,
 }
 
-impl Metric {
-    fn new(name: &str, kind: Kind, more_is_better: bool) -> Self {
-        Self { name: name.to_owned(), kind, more_is_better }
-    }
+/// The metrics that [`Measures`] can take record by record.
+macro_rules! built_in {
+    ($($name:ident: $kind:ident, more_is_better: $more_is_better:literal;)*) => {
+        impl Metric {
+            $(#[must_use]
+            pub fn $name() -> Self {
+                let (name, kind) = (stringify!($name).to_owned(), MetricKind::$kind);
+                Self { name, kind, more_is_better: $more_is_better }
+            })*
 
-    #[must_use]
-    pub fn accuracy() -> Self {
-        Self::new("accuracy", Kind::Ratio, true)
-    }
+            fn built_in(name: &str) -> Option<Self> {
+                [$(Self::$name()),*].into_iter().find(|metric| metric.name == name)
+            }
+        }
+    };
+}
 
-    #[must_use]
-    pub fn auc() -> Self {
-        Self::new("auc", Kind::Auc, true)
-    }
-
-    #[must_use]
-    pub fn precision() -> Self {
-        Self::new("precision", Kind::Ratio, true)
-    }
-
-    #[must_use]
-    pub fn recall() -> Self {
-        Self::new("recall", Kind::Ratio, true)
-    }
-
-    #[must_use]
-    pub fn mse() -> Self {
-        Self::new("mse", Kind::Ratio, false)
-    }
-
-    #[must_use]
-    pub fn loss() -> Self {
-        Self::new("loss", Kind::Ratio, false)
-    }
+built_in! {
+    accuracy: Ratio, more_is_better: true;
+    auc: Auc, more_is_better: true;
+    precision: Ratio, more_is_better: true;
+    recall: Ratio, more_is_better: true;
+    mse: Ratio, more_is_better: false;
+    loss: Ratio, more_is_better: false;
 }
 
 impl TryFrom<Written> for Metric {
@@ -95,20 +88,13 @@ impl TryFrom<Written> for Metric {
             Written::Whole { name, kind, more_is_better } => {
                 Ok(Self { name, kind, more_is_better })
             }
-            Written::Word(word) => match word.as_str() {
-                "accuracy" => Ok(Self::accuracy()),
-                "auc" => Ok(Self::auc()),
-                "precision" => Ok(Self::precision()),
-                "recall" => Ok(Self::recall()),
-                "mse" => Ok(Self::mse()),
-                "loss" => Ok(Self::loss()),
-                other => Err(format!("unknown metric `{other}`; give name, kind and direction")),
-            },
+            Written::Name(name) => Self::built_in(&name)
+                .ok_or_else(|| format!("unknown metric `{name}`; give name, kind and direction")),
         }
     }
 }
 
-impl Kind {
+impl MetricKind {
     /// How many sums a metric of this kind has.
     #[must_use]
     pub fn n_sums(self) -> usize {
@@ -120,11 +106,11 @@ impl Kind {
 }
 
 impl Sums {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: MetricKind) -> Self {
         Self { kind, sums: vec![0.0; kind.n_sums()] }
     }
 
-    fn has_form(&self, kind: Kind) -> bool {
+    fn has_form(&self, kind: MetricKind) -> bool {
         self.kind == kind && self.sums.len() == kind.n_sums()
     }
 
@@ -134,11 +120,12 @@ impl Sums {
         }
     }
 
-    fn value(&self) -> f64 {
+    /// None if no record counts.
+    fn value(&self) -> Option<f64> {
         match self.kind {
-            Kind::Ratio => self.sums[0] / self.sums[1],
-            Kind::RootRatio => (self.sums[0] / self.sums[1]).sqrt(),
-            Kind::Auc => auc(&self.sums),
+            MetricKind::Ratio => ratio(self.sums[0], self.sums[1]),
+            MetricKind::RootRatio => ratio(self.sums[0], self.sums[1]).map(f64::sqrt),
+            MetricKind::Auc => auc(&self.sums),
         }
     }
 }
@@ -166,7 +153,7 @@ impl Measures {
         if is_positive {
             self.ratio("recall", hit, 1.0);
         }
-        if let Some(Sums { kind: Kind::Auc, sums }) = self.sums.get_mut("auc") {
+        if let Some(Sums { kind: MetricKind::Auc, sums }) = self.sums.get_mut("auc") {
             #[expect(clippy::cast_possible_truncation, reason = "clamped to the buckets")]
             #[expect(clippy::cast_sign_loss, reason = "clamped to the buckets")]
             let bucket = ((probability.clamp(0.0, 1.0) * 4096.0) as usize).min(AUC_BUCKETS - 1);
@@ -185,7 +172,7 @@ impl Measures {
         self.ratio("loss", mean * f64::from(n_records), f64::from(n_records));
     }
 
-    /// Sums that a model took itself, of the metric called `name`; says whether there is such a
+    /// Sums that a model took itself, of the metric `name`; whether there is such a
     /// metric and they have the form of its kind.
     #[must_use]
     pub fn add_sums(&mut self, name: &str, sums: &[f64]) -> bool {
@@ -196,7 +183,7 @@ impl Measures {
     }
 
     fn ratio(&mut self, name: &str, above: f64, below: f64) {
-        if let Some(ours) = self.sums.get_mut(name).filter(|ours| ours.kind == Kind::Ratio) {
+        if let Some(ours) = self.sums.get_mut(name).filter(|ours| ours.kind == MetricKind::Ratio) {
             ours.add(&[above, below]);
         }
     }
@@ -209,11 +196,11 @@ impl Measures {
         }
     }
 
-    /// The values; a metric that saw nothing is left out.
+    /// The values, finite or not; a metric that saw nothing is left out.
     #[must_use]
     pub fn values(&self) -> BTreeMap<String, f64> {
-        let values = self.sums.iter().map(|(name, sums)| (name.clone(), sums.value()));
-        values.filter(|(_, value)| value.is_finite()).collect()
+        let value = |(name, sums): (&String, &Sums)| Some((name.clone(), sums.value()?));
+        self.sums.iter().filter_map(value).collect()
     }
 
     /// Whether these sums have the form of `metrics`: pieces from the wire are checked by it.
@@ -224,15 +211,34 @@ impl Measures {
     }
 }
 
+impl FromIterator<(String, Sums)> for Measures {
+    fn from_iter<T: IntoIterator<Item = (String, Sums)>>(sums: T) -> Self {
+        Self { sums: sums.into_iter().collect() }
+    }
+}
+
+impl IntoIterator for Measures {
+    type Item = (String, Sums);
+    type IntoIter = std::collections::btree_map::IntoIter<String, Sums>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.sums.into_iter()
+    }
+}
+
+fn ratio(above: f64, below: f64) -> Option<f64> {
+    (below != 0.0).then(|| above / below)
+}
+
 /// The chance that a positive scores above a negative; ties inside a bucket count half.
-fn auc(sums: &[f64]) -> f64 {
+fn auc(sums: &[f64]) -> Option<f64> {
     let (negatives, positives) = sums.split_at(AUC_BUCKETS);
     let (mut below, mut pairs) = (0.0, 0.0);
     for (negative, positive) in negatives.iter().zip(positives) {
         pairs += positive * (below + negative / 2.0);
         below += negative;
     }
-    pairs / (below * positives.iter().sum::<f64>())
+    ratio(pairs, below * positives.iter().sum::<f64>())
 }
 
 #[cfg(test)]
@@ -262,7 +268,8 @@ mod tests {
 
     #[test]
     fn a_model_that_measures_itself_names_its_metrics() {
-        let rmse = Metric { name: "rmse".into(), kind: Kind::RootRatio, more_is_better: false };
+        let rmse =
+            Metric { name: "rmse".into(), kind: MetricKind::RootRatio, more_is_better: false };
         let mut own_auc = Metric::auc();
         own_auc.name = "clicked_auc".into();
         let metrics = [rmse, own_auc, Metric::loss()];
@@ -281,11 +288,19 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_is_not_finite_is_kept_and_one_without_records_is_left_out() {
+        let mut measures = Measures::new(&[Metric::loss(), Metric::auc(), Metric::precision()]);
+        assert_eq!(measures.values(), BTreeMap::new());
+        measures.add_loss(f64::NAN, 2);
+        assert!(measures.values()["loss"].is_nan());
+        assert_eq!(measures.values().len(), 1);
+    }
+
+    #[test]
     fn sums_of_another_form_do_not_fit() {
-        let json = r#"{"sums":{"loss":{"kind":"ratio","sums":[1.0]}}}"#;
-        let short: Measures = serde_json::from_str(json).unwrap();
-        assert!(!short.fits(&[Metric::loss()]));
-        let root = Metric { kind: Kind::RootRatio, ..Metric::loss() };
+        let short = Sums { kind: MetricKind::Ratio, sums: vec![1.0] };
+        assert!(!Measures::from_iter([("loss".to_owned(), short)]).fits(&[Metric::loss()]));
+        let root = Metric { kind: MetricKind::RootRatio, ..Metric::loss() };
         assert!(!Measures::new(&[root]).fits(&[Metric::loss()]));
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a model is made of, as far as anybody but the model itself must know.
+//! What a model is made of, as far as other parts must know.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::metric::Metric;
 use crate::optimizer::OptimizerSpec;
 
 /// The parameters, tables, inputs and measures of a model. Workers announce it, the master keeps
-/// it, parameter servers make room by it.
+/// it, parameter servers allocate by it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     pub name: String,
@@ -36,7 +36,7 @@ pub struct ParamSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// By the optimizer; `decay` says whether weight decay touches it.
+    /// By the optimizer; `decay`: weight decay applies to it.
     Trainable { decay: bool },
     /// The pushed value is a difference that is added: batch-norm statistics.
     MovingAverage,
@@ -114,7 +114,7 @@ impl ParamSpec {
 }
 
 impl ModelSpec {
-    /// Says what no job could train or measure.
+    /// Rejects what no job could train or measure.
     pub fn check(&self) -> Result<(), String> {
         if let Some(table) = self.tables.iter().find(|table| table.init == Init::Given) {
             return Err(format!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a master and the platform under it say to each other: who shall run, and who ended.
+//! Messages between a master and its platform: which processes to run, and how they ended.
 //!
 //! On one machine the platform is the supervisor process, and these messages are JSON lines on
 //! the master's standard output and input. On Kubernetes it is a task beside the master.
@@ -8,7 +8,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::exit::Exit;
 use crate::id::{PsId, WorkerId};
+use crate::job::JobState;
+use crate::named::named;
 use crate::pod::Wait;
 use crate::rng;
 
@@ -36,12 +39,33 @@ impl From<PsId> for InstanceId {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    Master,
-    Ps,
-    Worker,
+named! {
+    Role {
+        #[default]
+        Master = "master",
+        Ps = "ps",
+        Worker = "worker",
+    }
+
+    /// The state of a process, as the job's status shows it.
+    InstanceState {
+        #[default]
+        Starting = "starting",
+        /// It cannot be started yet.
+        Waiting = "waiting",
+        Running = "running",
+        Loading = "loading",
+        Serving = "serving",
+        Joining = "joining",
+        Working = "working",
+        Leaving = "leaving",
+        Gone = "gone",
+        /// The phases of a pod whose master does not respond.
+        Pending = "pending",
+        Succeeded = "succeeded",
+        Failed = "failed",
+        Unknown = "unknown",
+    }
 }
 
 /// Variables that a worker is started with, unless its user sets them. A step's memory is freed
@@ -59,22 +83,22 @@ pub enum Order {
         /// Of the memory that the job asks for: more after a process ran out of it.
         memory_percent: u32,
     },
-    /// Asks it to leave, and ends it for good after the grace.
+    /// Asks it to exit, and kills it after the grace.
     Stop { instance: InstanceId, grace_ms: u64 },
-    /// The job is over and it has been told so: it is ended if it is still there after the grace.
+    /// The job is over and the process knows it: it is killed if it is still there after the grace.
     Dismiss { instance: InstanceId, grace_ms: u64 },
-    /// Does it harm on purpose, to see the job heal.
-    Harm { instance: InstanceId, harm: Harm },
+    /// A chaos action, to test how the job recovers.
+    Chaos { instance: InstanceId, action: ChaosAction },
 }
 
 /// What can be done to a process on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Harm {
+pub enum ChaosAction {
     Kill,
     /// It stands still, as if its machine did.
-    Stop,
-    Wake,
+    Pause,
+    Resume,
     /// It neither hears the others nor is heard by them for a while.
     Partition {
         millis: u64,
@@ -86,26 +110,26 @@ pub enum Harm {
     },
 }
 
-impl Harm {
-    /// Unless somebody says for how long: longer than a process may be silent by default.
+impl ChaosAction {
+    /// The default duration: longer than a process may be silent by default.
     pub const DEFAULT_MILLIS: u64 = 15_000;
     pub const MAX_MILLIS: u64 = 3_600_000;
-    /// Unless somebody says how much slower.
+    /// The default of how much slower.
     pub const DEFAULT_FACTOR: u32 = 4;
     pub const FACTORS: std::ops::RangeInclusive<u32> = 2..=100;
 
-    /// By its word on the command line. For the harms that end by themselves `millis` says when,
-    /// and `factor` how slow; zero leaves that to the defaults.
-    pub fn parse(word: &str, millis: u64, factor: u32) -> Result<Self, String> {
-        let is_over_by_itself = matches!(word, "partition" | "slow");
+    /// By its name on the command line. `millis` is how long partition and slow last, and `factor`
+    /// how slow; zero is the default.
+    pub fn parse(name: &str, millis: u64, factor: u32) -> Result<Self, String> {
+        let is_over_by_itself = matches!(name, "partition" | "slow");
         if millis != 0 && !is_over_by_itself {
-            return Err(format!("{word} takes no duration; only partition and slow do"));
+            return Err(format!("{name} takes no duration; only partition and slow do"));
         }
         if millis > Self::MAX_MILLIS {
             return Err("duration must be at most 1h".to_owned());
         }
-        if factor != 0 && word != "slow" {
-            return Err(format!("{word} takes no factor; only slow does"));
+        if factor != 0 && name != "slow" {
+            return Err(format!("{name} takes no factor; only slow does"));
         }
         if factor != 0 && !Self::FACTORS.contains(&factor) {
             let (least, most) = (Self::FACTORS.start(), Self::FACTORS.end());
@@ -113,24 +137,26 @@ impl Harm {
         }
         let millis = if millis == 0 { Self::DEFAULT_MILLIS } else { millis };
         let factor = if factor == 0 { Self::DEFAULT_FACTOR } else { factor };
-        match word {
+        match name {
             "kill" => Ok(Self::Kill),
-            "stop" => Ok(Self::Stop),
-            "wake" => Ok(Self::Wake),
+            "pause" | "stop" => Ok(Self::Pause),
+            "resume" | "wake" => Ok(Self::Resume),
             "partition" => Ok(Self::Partition { millis }),
             "slow" => Ok(Self::Slow { factor, millis }),
-            _ => Err(format!("unknown action `{word}`; use kill, stop, wake, partition or slow")),
+            _ => {
+                Err(format!("unknown action `{name}`; use kill, pause, resume, partition or slow"))
+            }
         }
     }
 }
 
-impl fmt::Display for Harm {
-    /// What happens to somebody, as the end of a sentence about it.
+impl fmt::Display for ChaosAction {
+    /// What happens to a process, as the end of a sentence about it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kill => f.write_str("is being killed (chaos)"),
-            Self::Stop => f.write_str("is being paused (chaos)"),
-            Self::Wake => f.write_str("is being resumed (chaos)"),
+            Self::Pause => f.write_str("is being paused (chaos)"),
+            Self::Resume => f.write_str("is being resumed (chaos)"),
             Self::Partition { millis } => {
                 write!(f, "is disconnected from the others for {} s (chaos)", secs(*millis))
             }
@@ -145,12 +171,21 @@ fn secs(millis: u64) -> f64 {
     std::time::Duration::from_millis(millis).as_secs_f64()
 }
 
+/// A process that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Process {
+    pub instance: InstanceId,
+    pub pid: u32,
+    /// How long it has run; zero if that is not known.
+    pub age_ms: u64,
+}
+
 /// Platform → master.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
     /// Everything that is there now: the first report to every new master.
-    Running(Vec<(InstanceId, u32)>),
+    Running(Vec<Process>),
     /// It is wanted, but does not run yet.
     Waiting {
         instance: InstanceId,
@@ -164,7 +199,7 @@ pub enum Report {
         instance: InstanceId,
         error: String,
     },
-    /// Somebody else has asked it to leave, which it is about to do.
+    /// It is shutting down at the request of others.
     Leaving {
         instance: InstanceId,
         pid: u32,
@@ -177,10 +212,10 @@ pub enum Report {
     },
     /// Why the platform can do nothing at all just now; `None` when it can again.
     Trouble(Option<Wait>),
-    /// Who shares out the cluster lets the job have so many workers.
+    /// The operator grants the job this number of workers.
     Granted {
         workers: u32,
-        /// Those that go first if they are too many: others wait for the room that they take.
+        /// Workers to remove first if they are too many: other jobs wait for their resources.
         leave: Vec<u32>,
     },
 }
@@ -191,20 +226,20 @@ pub enum Report {
 pub enum Ended {
     Exit(i32),
     Signal(i32),
-    /// The scheduler took its place for somebody more important.
+    /// The scheduler removed it for a pod of higher priority.
     Preempted,
-    /// Its node had no room for it any more, or was drained.
+    /// Its node ran short of resources, or was drained.
     Evicted,
     /// It wanted more memory than it may have.
     OutOfMemory,
-    /// Somebody deleted it.
+    /// It was deleted.
     Deleted,
     /// The node under it is gone.
     NodeLost,
 }
 
-/// The number that stands for a process of the platform in reports, for one that has an id in
-/// words, such as a pod. Its process says the same number when it calls its master.
+/// The number in reports for a process whose platform knows it by text, such as a pod. The process
+/// sends the same number when it connects to its master.
 #[must_use]
 pub fn pid_of(uid: &str) -> u32 {
     let word = rng::mix(rng::name_key(uid));
@@ -212,10 +247,41 @@ pub fn pid_of(uid: &str) -> u32 {
     u32::try_from(word >> 32).unwrap_or(u32::MAX).max(1)
 }
 
+impl Ended {
+    /// It exited without an error.
+    pub const CLEAN: Self = Self::Exit(Exit::Ok as i32);
+
+    /// Its exit code, if it exited with one of ours.
+    #[must_use]
+    pub fn exit(self) -> Option<Exit> {
+        match self {
+            Self::Exit(code) => Exit::from_code(code),
+            Self::Signal(_)
+            | Self::Preempted
+            | Self::Evicted
+            | Self::OutOfMemory
+            | Self::Deleted
+            | Self::NodeLost => None,
+        }
+    }
+
+    /// How the job of a master that ended like this ended; none if another master continues it.
+    #[must_use]
+    pub fn job_end(self) -> Option<JobState> {
+        self.exit().and_then(Exit::job_end)
+    }
+}
+
+impl From<Exit> for Ended {
+    fn from(exit: Exit) -> Self {
+        Self::Exit(exit.code().into())
+    }
+}
+
 impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exit(0) => f.write_str("exited"),
+        match *self {
+            Self::CLEAN => f.write_str("exited"),
             Self::Exit(code) => write!(f, "exited with code {code}"),
             Self::Signal(9) => f.write_str("was killed (SIGKILL)"),
             Self::Signal(15) => f.write_str("was terminated (SIGTERM)"),
@@ -226,16 +292,6 @@ impl fmt::Display for Ended {
             Self::Deleted => f.write_str("was deleted"),
             Self::NodeLost => f.write_str("was lost with its node"),
         }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Master => "master",
-            Self::Ps => "ps",
-            Self::Worker => "worker",
-        })
     }
 }
 
@@ -254,10 +310,19 @@ mod tests {
 
     #[test]
     fn a_harm_is_meant_by_its_word_and_refused_with_a_reason() {
-        assert_eq!(Harm::parse("kill", 0, 0), Ok(Harm::Kill));
-        assert_eq!(Harm::parse("partition", 0, 0), Ok(Harm::Partition { millis: 15_000 }));
-        assert_eq!(Harm::parse("slow", 1500, 0), Ok(Harm::Slow { factor: 4, millis: 1500 }));
-        assert_eq!(Harm::parse("slow", 0, 9), Ok(Harm::Slow { factor: 9, millis: 15_000 }));
+        assert_eq!(ChaosAction::parse("kill", 0, 0), Ok(ChaosAction::Kill));
+        assert_eq!(
+            ChaosAction::parse("partition", 0, 0),
+            Ok(ChaosAction::Partition { millis: 15_000 })
+        );
+        assert_eq!(
+            ChaosAction::parse("slow", 1500, 0),
+            Ok(ChaosAction::Slow { factor: 4, millis: 1500 })
+        );
+        assert_eq!(
+            ChaosAction::parse("slow", 0, 9),
+            Ok(ChaosAction::Slow { factor: 9, millis: 15_000 })
+        );
         let refused = [
             ("burn", 0, 0, "unknown action `burn`"),
             ("kill", 1, 0, "takes no duration"),
@@ -266,10 +331,10 @@ mod tests {
             ("slow", 0, 1, "from 2 to 100"),
         ];
         for (word, millis, factor, why) in refused {
-            let error = Harm::parse(word, millis, factor).unwrap_err();
+            let error = ChaosAction::parse(word, millis, factor).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
-        let told = Harm::Slow { factor: 3, millis: 1500 }.to_string();
-        assert_eq!(told, "runs 3 times slower for 1.5 s (chaos)");
+        let text = ChaosAction::Slow { factor: 3, millis: 1500 }.to_string();
+        assert_eq!(text, "runs 3 times slower for 1.5 s (chaos)");
     }
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a pod's facts mean: whether it waits and for what, runs, is about to leave, or has ended
-//! and how.
+//! The state of a pod: whether it waits and for what, runs, is being removed, or has ended and how.
 //!
-//! The words are those of Kubernetes, held in tables; nothing here speaks to a cluster.
+//! The reasons are those of Kubernetes, in tables; nothing here connects to a cluster.
 //!
 //! | state | seen by | what follows |
 //! |---|---|---|
-//! | waiting | phase Pending, or the API server refuses to make it | it is shown with its reason; the job goes on with what it has |
+//! | waiting | phase Pending, or the API server rejects it | it is shown with its reason; the job continues with the pods it has |
 //! | running | phase Running | it is expected to call |
 //! | leaving | a deletion that is under way | a replacement is asked for at once |
 //! | preempted, evicted, deleted, node lost | condition DisruptionTarget, reason, absence | replaced at once, never counted |
@@ -20,10 +19,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::Ended;
 
-/// What the API server says about a pod, as far as it matters.
+/// What the API server reports about a pod, as far as it matters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Facts {
-    pub phase: Phase,
+pub struct PodFacts {
+    pub phase: PodPhase,
     /// Why the pod as a whole is in its phase: `Evicted`, for example.
     pub reason: String,
     pub message: String,
@@ -41,7 +40,7 @@ pub struct Facts {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
+pub enum PodPhase {
     #[default]
     Pending,
     Running,
@@ -67,23 +66,23 @@ pub enum Container {
     },
 }
 
-/// Where a pod is in its life.
+/// The state of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum PodState {
     Waiting(Wait),
     Running,
-    /// It still runs, but has been told to go: so it will have ended.
+    /// It still runs, but is being removed: this is how it will end.
     Leaving(Ended),
     Ended(Ended),
 }
 
-/// What keeps a process from running, with the platform's own sentence.
+/// What keeps a process from running, with the platform's message.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wait {
     /// Nothing is wrong: it is on its way.
     Starting,
-    /// No node has room, or what it needs.
+    /// No node has the resources that it needs.
     Unschedulable(String),
     Image(String),
     /// The node cannot make its container.
@@ -116,7 +115,7 @@ const REASONS: [(&str, Ended); 10] = [
     ("NodeShutdown", Ended::NodeLost),
     ("Shutdown", Ended::NodeLost),
     ("Terminated", Ended::NodeLost),
-    // The node refused what the scheduler had sent it: somebody else was quicker.
+    // The node rejected what the scheduler had sent it: another pod was faster.
     ("NodeAffinity", Ended::Evicted),
     ("UnexpectedAdmissionError", Ended::Evicted),
     ("OutOfcpu", Ended::Evicted),
@@ -143,21 +142,23 @@ const HARMLESS_REASONS: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 /// How to get the rights that a master needs.
 const GRANT: &str = "to grant it, run `kubectl apply -f manifests/elasticdl-rbac.yaml`";
 
-impl Facts {
-    /// Where the pod is in its life.
+impl PodFacts {
+    /// The state of the pod.
     #[must_use]
-    pub fn state(&self) -> State {
-        let has_ended = matches!(self.phase, Phase::Succeeded | Phase::Failed);
+    pub fn state(&self) -> PodState {
+        let has_ended = matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed);
         if self.is_gone || has_ended {
-            return State::Ended(self.how());
+            return PodState::Ended(self.how());
         }
         if self.is_leaving {
-            return State::Leaving(self.how());
+            return PodState::Leaving(self.how());
         }
         match self.phase {
-            Phase::Pending => State::Waiting(self.wait()),
+            PodPhase::Pending => PodState::Waiting(self.wait()),
             // Whether it still lives on a node that does not answer is for its master to hear.
-            Phase::Running | Phase::Unknown | Phase::Succeeded | Phase::Failed => State::Running,
+            PodPhase::Running | PodPhase::Unknown | PodPhase::Succeeded | PodPhase::Failed => {
+                PodState::Running
+            }
         }
     }
 
@@ -181,7 +182,7 @@ impl Facts {
             Some(code @ 129..=159) => Ended::Signal(code - 128),
             Some(code) => Ended::Exit(code),
             None if self.is_gone => Ended::Deleted,
-            None if self.phase == Phase::Succeeded => Ended::Exit(0),
+            None if self.phase == PodPhase::Succeeded => Ended::CLEAN,
             // It failed without ever having run.
             None => Ended::Evicted,
         }
@@ -209,14 +210,13 @@ impl Facts {
 }
 
 impl Wait {
-    /// Why the API server does not do what it was asked, by the code and the sentence of its
-    /// answer.
+    /// Why the API server rejected a request, by the code and message of its response.
     #[must_use]
     pub fn of_refusal(code: u16, message: &str) -> Self {
         let text = message.to_owned();
         match code {
             403 if message.contains("exceeded quota") => Self::Quota(text),
-            // Only the lack of rights is told in this form; admission has its own sentences.
+            // Only missing permissions are reported in this form; admission has its own messages.
             403 if message.contains(" cannot ") => Self::Forbidden(text),
             401 => Self::Forbidden(text),
             429 | 500..=599 => Self::Unreachable(text),
@@ -230,7 +230,7 @@ impl Wait {
         *self == Self::Starting
     }
 
-    /// Whether the other one has the same cause, whatever its sentence says in numbers.
+    /// Whether the other one has the same cause, no matter which numbers its message contains.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)

@@ -1,80 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lends numbered items to workers under leases, and takes them back when a lease ends early.
+//! Assigns numbered items to workers under leases, and takes them back when a lease ends early.
 //!
-//! An item is *todo*, *lent* or *done*: exactly one of the three, at all times. Leases only share
-//! out work: that an item is done is a fact that anybody may report, at any time.
+//! An item is *todo*, *assigned* or *done*: exactly one of the three, at all times. Leases only share
+//! out work: any process may report at any time that an item is done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
 use crate::id::{LeaseId, WorkerId};
+use crate::runs::Runs;
 use crate::time::Time;
 
-/// The items `0..n`, and who holds them.
+/// The items `0..n`, and the workers that hold them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pool {
     n: u32,
-    /// Ranges of items that nobody holds, by their start; never adjacent, never empty.
-    todo: BTreeMap<u32, u32>,
+    todo: Runs,
     leases: BTreeMap<LeaseId, Lease>,
     holder: BTreeMap<u32, LeaseId>,
     by_worker: BTreeMap<WorkerId, BTreeSet<LeaseId>>,
     deadlines: BTreeSet<(Time, LeaseId)>,
-    done: Vec<bool>,
     n_done: u32,
-    /// One above the highest item ever lent or done.
+    /// One above the highest item ever assigned or done.
     frontier: u32,
 }
 
-/// A loan of some items to one worker.
+/// The assignment of some items to one worker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lease {
     pub worker: WorkerId,
     /// Not yet done.
     pub open: BTreeSet<u32>,
     pub deadline: Time,
-    /// Its worker says so, and nothing of it was done since: only progress proves it.
+    /// The worker claimed it, and has not proved it by finishing an item.
     pub is_adopted: bool,
 }
 
 impl Pool {
     #[must_use]
     pub fn new(n: u32) -> Self {
-        Self::with_done(n, |_| false)
+        Self::with_done(n, &Runs::default())
     }
 
     /// A pool in which some items are done already.
-    pub fn with_done(n: u32, is_done: impl Fn(u32) -> bool) -> Self {
-        let mut pool = Self {
+    #[must_use]
+    pub fn with_done(n: u32, done: &Runs) -> Self {
+        Self {
             n,
-            todo: BTreeMap::new(),
+            todo: Runs::from(0..n).xor(done),
             leases: BTreeMap::new(),
             holder: BTreeMap::new(),
             by_worker: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            done: vec![false; n as usize],
-            n_done: 0,
-            frontier: 0,
-        };
-        let mut todo_from = 0;
-        for item in (0..n).filter(|item| is_done(*item)) {
-            pool.done[item as usize] = true;
-            pool.n_done += 1;
-            pool.frontier = item + 1;
-            if todo_from < item {
-                pool.todo.insert(todo_from, item);
-            }
-            todo_from = item + 1;
+            n_done: done.len(),
+            frontier: done.end(),
         }
-        if todo_from < n {
-            pool.todo.insert(todo_from, n);
-        }
-        pool
     }
 
-    /// Lends up to `most` consecutive items below `limit`, the lowest first.
-    pub fn lend(
+    /// Assigns up to `most` consecutive items below `limit`, the lowest first.
+    pub fn assign(
         &mut self,
         lease: LeaseId,
         worker: WorkerId,
@@ -82,23 +67,17 @@ impl Pool {
         most: impl FnOnce(u32) -> u32,
         deadline: Time,
     ) -> Option<Range<u32>> {
-        let (&start, &end) = self.todo.first_key_value()?;
-        if start >= limit {
-            return None;
-        }
-        let stop = end.min(limit).min(start.saturating_add(most(start).max(1)));
-        self.todo.remove(&start);
-        if stop < end {
-            self.todo.insert(stop, end);
-        }
-        self.hold(lease, worker, start..stop, deadline);
-        Some(start..stop)
+        let start = self.first_todo().filter(|start| *start < limit)?;
+        let stop = limit.min(start.saturating_add(most(start).max(1)));
+        let items = self.todo.take_first(stop);
+        self.hold(lease, worker, items.clone(), deadline);
+        Some(items)
     }
 
-    /// The item that is lent next.
+    /// The next item to assign.
     #[must_use]
     pub fn first_todo(&self) -> Option<u32> {
-        self.todo.first_key_value().map(|(start, _)| *start)
+        self.todo.first().map(|run| run.start)
     }
 
     /// Whether an item below `limit` waits for a worker.
@@ -107,16 +86,14 @@ impl Pool {
         self.first_todo().is_some_and(|start| start < limit)
     }
 
-    /// Notes that `worker` already works on `items`, as far as nobody else does.
+    /// Records that `worker` already works on those of `items` that are todo.
     pub fn adopt(&mut self, lease: LeaseId, worker: WorkerId, items: &[u32], deadline: Time) {
         if self.leases.contains_key(&lease) {
-            return; // Told twice, or not its own.
+            return; // Claimed twice, or by another worker.
         }
-        let free: Vec<u32> = items.iter().copied().filter(|item| self.is_todo(*item)).collect();
-        for item in free {
-            if self.is_todo(item) {
-                self.remove_todo(item);
-                self.hold(lease, worker, item..item + 1, deadline);
+        for item in items {
+            if self.todo.remove(*item) {
+                self.hold(lease, worker, *item..item + 1, deadline);
             }
         }
         if let Some(held) = self.leases.get_mut(&lease) {
@@ -140,7 +117,7 @@ impl Pool {
 
     /// Notes that `item` is done; false if it was, or is not of this pool.
     pub fn done(&mut self, item: u32) -> bool {
-        if item >= self.n || self.done[item as usize] {
+        if item >= self.n || self.is_done(item) {
             return false;
         }
         match self.holder.remove(&item) {
@@ -152,9 +129,8 @@ impl Pool {
                     self.forget(lease);
                 }
             }
-            None => self.remove_todo(item),
+            None => _ = self.todo.remove(item),
         }
-        self.done[item as usize] = true;
         self.n_done += 1;
         self.frontier = self.frontier.max(item + 1);
         true
@@ -165,7 +141,7 @@ impl Pool {
         let ended = self.forget(lease)?;
         for item in &ended.open {
             self.holder.remove(item);
-            self.add_todo(*item);
+            self.todo.insert(*item);
         }
         Some(ended)
     }
@@ -195,8 +171,8 @@ impl Pool {
         ids.into_iter().filter_map(|id| Some((id, self.release(id)?))).collect()
     }
 
-    /// Moves the deadline of all leases of `worker`: it has shown progress. What it only says it
-    /// holds must show its own.
+    /// Moves the deadline of all leases of `worker`: it has made progress. A lease that
+    /// it only claims must make progress itself.
     pub fn extend(&mut self, worker: WorkerId, now: Time, timeout: Duration) {
         for id in self.by_worker.get(&worker).into_iter().flatten() {
             let lease = self.leases.get_mut(id).expect("a worker's lease exists");
@@ -209,7 +185,7 @@ impl Pool {
         }
     }
 
-    /// Moves every deadline: for some time nobody could be heard.
+    /// Moves every deadline: the master did not listen for some time.
     pub fn extend_all(&mut self, now: Time, timeout: Duration) {
         for (id, lease) in &mut self.leases {
             self.deadlines.remove(&(lease.deadline, *id));
@@ -249,7 +225,7 @@ impl Pool {
 
     #[must_use]
     pub fn is_done(&self, item: u32) -> bool {
-        self.done.get(item as usize).copied().unwrap_or(false)
+        item < self.n && !self.todo.contains(item) && !self.holder.contains_key(&item)
     }
 
     #[must_use]
@@ -267,60 +243,25 @@ impl Pool {
         self.leases.len()
     }
 
-    fn is_todo(&self, item: u32) -> bool {
-        self.todo.range(..=item).next_back().is_some_and(|(_, end)| item < *end)
-    }
-
-    fn remove_todo(&mut self, item: u32) {
-        let Some((&start, &end)) = self.todo.range(..=item).next_back() else { return };
-        if item >= end {
-            return;
-        }
-        self.todo.remove(&start);
-        if start < item {
-            self.todo.insert(start, item);
-        }
-        if item + 1 < end {
-            self.todo.insert(item + 1, end);
-        }
-    }
-
-    fn add_todo(&mut self, item: u32) {
-        let (mut start, mut end) = (item, item + 1);
-        if let Some((&before, &before_end)) = self.todo.range(..item).next_back()
-            && before_end == item
-        {
-            start = before;
-        }
-        if let Some(after_end) = self.todo.remove(&end) {
-            end = after_end;
-        }
-        self.todo.insert(start, end);
-    }
-
-    /// Panics unless every item is exactly one of todo, lent and done.
+    /// Panics unless every item is exactly one of todo, assigned and done.
     ///
     /// # Panics
-    /// If the books are wrong.
+    /// If the state is inconsistent.
     pub fn check_invariants(&self) {
-        let n_todo: u32 = self.todo.iter().map(|(start, end)| end - start).sum();
-        let n_lent: usize = self.leases.values().map(|lease| lease.open.len()).sum();
-        assert_eq!(n_lent, self.holder.len(), "each assigned item has one holder");
+        self.todo.check_invariants();
+        assert!(self.todo.end() <= self.n);
+        let n_assigned: usize = self.leases.values().map(|lease| lease.open.len()).sum();
+        assert_eq!(n_assigned, self.holder.len(), "each assigned item has one holder");
         assert_eq!(self.deadlines.len(), self.leases.len());
         let n_by_worker: usize = self.by_worker.values().map(BTreeSet::len).sum();
         assert_eq!(n_by_worker, self.leases.len());
-        assert_eq!(n_todo as usize + n_lent + self.n_done as usize, self.n as usize);
+        assert_eq!(self.todo.len() as usize + n_assigned + self.n_done as usize, self.n as usize);
         for (lease, held) in &self.leases {
             assert!(!held.open.is_empty(), "an empty lease is gone");
             for item in &held.open {
                 assert_eq!(self.holder.get(item), Some(lease));
-                assert!(!self.is_todo(*item) && !self.is_done(*item));
+                assert!(!self.todo.contains(*item));
             }
-        }
-        let mut last_end = None;
-        for (start, end) in &self.todo {
-            assert!(start < end && *end <= self.n && last_end.is_none_or(|last| last < *start));
-            last_end = Some(*end);
         }
     }
 }
@@ -335,13 +276,13 @@ mod tests {
     #[derive(Clone, Copy, PartialEq, Debug)]
     enum Naive {
         Todo,
-        Lent(LeaseId, WorkerId),
+        Assigned(LeaseId, WorkerId),
         Done,
     }
 
     #[derive(Clone, Debug)]
     enum Step {
-        Lend { worker: u32, most: u32, limit: u32 },
+        Assign { worker: u32, most: u32, limit: u32 },
         Done(u32),
         Release(u64),
         Lose(u32),
@@ -350,7 +291,7 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             4 => (0..4u32, 1..6u32, 0..40u32)
-                .prop_map(|(worker, most, limit)| Step::Lend { worker, most, limit }),
+                .prop_map(|(worker, most, limit)| Step::Assign { worker, most, limit }),
             6 => (0..40u32).prop_map(Step::Done),
             1 => (0..30u64).prop_map(Step::Release),
             1 => (0..4u32).prop_map(Step::Lose),
@@ -364,15 +305,15 @@ mod tests {
             let mut pool = Pool::new(n);
             let mut naive = vec![Naive::Todo; n as usize];
             let free = |state: &mut Naive, which: &dyn Fn(LeaseId, WorkerId) -> bool| {
-                if let Naive::Lent(lease, worker) = *state && which(lease, worker) {
+                if let Naive::Assigned(lease, worker) = *state && which(lease, worker) {
                     *state = Naive::Todo;
                 }
             };
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
-                    Step::Lend { worker, most, limit } => {
+                    Step::Assign { worker, most, limit } => {
                         let (lease, worker) = (LeaseId(number as u64), WorkerId(worker));
-                        let lent = pool.lend(lease, worker, limit, |_| most, Time::ZERO);
+                        let assigned = pool.assign(lease, worker, limit, |_| most, Time::ZERO);
                         let first = naive.iter().position(|state| *state == Naive::Todo);
                         let first = first.map(|first| u32::try_from(first).expect("a small pool"));
                         let expected = first.filter(|first| *first < limit.min(n)).map(|first| {
@@ -381,8 +322,8 @@ mod tests {
                             let run = u32::try_from(run.count()).expect("a small pool");
                             first..(first + run).min(limit)
                         });
-                        prop_assert_eq!(&lent, &expected);
-                        lent.into_iter().flatten().for_each(|i| naive[i as usize] = Naive::Lent(lease, worker));
+                        prop_assert_eq!(&assigned, &expected);
+                        assigned.into_iter().flatten().for_each(|i| naive[i as usize] = Naive::Assigned(lease, worker));
                     }
                     Step::Done(item) => {
                         let is_news = item < n && naive[item as usize] != Naive::Done;
@@ -405,14 +346,17 @@ mod tests {
     }
 
     #[test]
-    fn a_late_report_finishes_an_item_that_was_lent_again() {
+    fn a_late_report_finishes_an_item_that_was_assigned_again() {
         let (ann, bob) = (WorkerId(0), WorkerId(1));
         let mut pool = Pool::new(2);
         let late = Time::ZERO + Duration::from_secs(1);
-        assert_eq!(pool.lend(LeaseId(0), ann, 2, |_| 2, late), Some(0..2));
+        assert_eq!(pool.assign(LeaseId(0), ann, 2, |_| 2, late), Some(0..2));
         assert_eq!(pool.expire(late).len(), 1);
-        assert_eq!(pool.lend(LeaseId(1), bob, 2, |_| 2, late), Some(0..2));
-        assert!(pool.done(0), "the parameter servers say so, whoever brings the news");
+        assert_eq!(pool.assign(LeaseId(1), bob, 2, |_| 2, late), Some(0..2));
+        assert!(
+            pool.done(0),
+            "the parameter servers have applied it, no matter which worker reports it"
+        );
         assert!(pool.done(1));
         assert!(!pool.done(1), "and Bob's report of the same batch changes nothing");
         assert!(pool.is_finished() && pool.n_leases() == 0);

@@ -4,7 +4,7 @@
 //! Own code because seeds must replay for ever, and general-purpose generators promise no
 //! stability between versions.
 
-/// Mixes one word so that every input bit touches every output bit.
+/// Mixes 64 bits: every input bit affects every output bit.
 #[must_use]
 pub fn mix(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -26,7 +26,9 @@ pub use self::event::{
 use self::held::Held;
 pub use self::load::Load;
 use self::requests::Waiting;
-use crate::id::{CutId, Generation, PartitionId};
+use crate::activity::{self, WaitingFor};
+use crate::id::{CheckpointId, Generation, PartitionId};
+use crate::machine::Machine;
 use crate::servers::PartitionState;
 use crate::spec::Mode;
 use crate::time::Time;
@@ -102,37 +104,32 @@ pub enum Activity {
 
 impl Activity {
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn phase(self) -> activity::Phase {
         match self {
-            Self::Empty | Self::Failed => "empty",
-            Self::Loading => "loading",
-            Self::Loaded => "loaded",
-            Self::Serving => "serving",
-            Self::Stopped => "closed",
+            Self::Empty | Self::Failed => activity::Phase::Empty,
+            Self::Loading => activity::Phase::Loading,
+            Self::Loaded => activity::Phase::Loaded,
+            Self::Serving => activity::Phase::Serving,
+            Self::Stopped => activity::Phase::Closed,
         }
     }
 
-    /// What the server waits for; empty if for nothing.
     #[must_use]
-    pub fn waiting_for(self) -> &'static str {
+    pub fn waiting_for(self) -> WaitingFor {
         match self {
-            Self::Empty => "a load",
-            Self::Failed => "a successful load",
-            Self::Loaded => "the order to serve",
-            Self::Loading | Self::Serving | Self::Stopped => "",
+            Self::Empty => WaitingFor::Load,
+            Self::Failed => WaitingFor::SuccessfulLoad,
+            Self::Loaded => WaitingFor::ServeOrder,
+            Self::Loading | Self::Serving | Self::Stopped => WaitingFor::Nothing,
         }
     }
 }
 
-impl Server {
-    /// A server that holds nothing.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
+impl Machine for Server {
+    type Event = Event;
+    type Effect = Effect;
 
-    /// Takes one event and returns what to do.
-    pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
+    fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
         self.now = self.now.max(now);
         match event {
             Event::Tick => self.review(),
@@ -165,11 +162,28 @@ impl Server {
     }
 
     /// When `Tick` is due; `None` while nothing waits.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Time> {
+    fn next_deadline(&self) -> Option<Time> {
         let due = |waiting: &Waiting| waiting.due(self.is_serving(waiting.generation()));
         let expiry = self.held().and_then(|held| held.window_expiry(self.now));
         self.waiting.values().map(due).chain(expiry).min()
+    }
+
+    fn check_invariants(&self) {
+        assert!(self.effects.is_empty(), "every effect was returned");
+        if let Phase::Held(held) = &self.phase {
+            held.check_invariants();
+        }
+        for (request, waiting) in &self.waiting {
+            assert!(!self.could_go_on(waiting), "{request:?} waits for nothing: {waiting:?}");
+        }
+    }
+}
+
+impl Server {
+    /// A server that holds nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// What is held, served or not; generation 0 is nothing.
@@ -210,19 +224,8 @@ impl Server {
 
     /// Whether the copies of this checkpoint are still needed.
     #[must_use]
-    pub fn is_writing(&self, checkpoint: CutId) -> bool {
+    pub fn is_writing(&self, checkpoint: CheckpointId) -> bool {
         self.held().is_some_and(|held| held.checkpoints.contains_key(&checkpoint))
-    }
-
-    /// Panics where the state contradicts itself.
-    pub fn check_invariants(&self) {
-        assert!(self.effects.is_empty(), "every effect was returned");
-        if let Phase::Held(held) = &self.phase {
-            held.check_invariants();
-        }
-        for (request, waiting) in &self.waiting {
-            assert!(!self.could_go_on(waiting), "{request:?} waits for nothing: {waiting:?}");
-        }
     }
 
     fn serve(&mut self, generation: Generation) {
@@ -248,7 +251,7 @@ impl Server {
         let pushes = held.pushes.keys();
         self.effects.extend(pushes.map(|push| Effect::Refuse(*push, Refusal::NotServing)));
         for checkpoint in held.checkpoints.keys() {
-            self.report_checkpoint_failed(*checkpoint, held.generation, &Error::Overtaken);
+            self.report_checkpoint_failed(*checkpoint, &Error::Overtaken);
         }
         self.effects.push(Effect::Drop(held.generation));
     }

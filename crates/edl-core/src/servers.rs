@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The group of parameter servers: who is there, which generation they serve, when to restore.
+//! The group of parameter servers: its members, the generation they serve, when to restore.
 //!
-//! A generation is one load of all partitions from one cut. As long as every server keeps its
+//! A generation is one load of all partitions from one checkpoint. As long as every server keeps its
 //! memory the generation stays; when one loses it, all of them load the last checkpoint and the
 //! generation goes up, which voids every acknowledgement of before.
 
@@ -18,13 +18,13 @@ pub struct Servers {
     /// Those that servers hold.
     partitions: Range<u32>,
     generation: Generation,
-    phase: Phase,
-    members: BTreeMap<PsId, Member>,
+    phase: ServersPhase,
+    members: BTreeMap<PsId, ServerMember>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// Waiting until all are there. They go on as they are only if none has lost its memory.
+pub enum ServersPhase {
+    /// Waiting until all are there. They continue as they are only if none has lost its memory.
     Gathering { must_restore: bool },
     /// All load `generation`.
     Loading,
@@ -33,7 +33,7 @@ pub enum Phase {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Member {
+pub struct ServerMember {
     pub incarnation: Incarnation,
     pub address: String,
     pub unix_path: String,
@@ -42,7 +42,7 @@ pub struct Member {
     pub sets: Vec<PartitionState>,
 }
 
-/// What a server says of one partition.
+/// The state of one partition, as its server reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartitionState {
     pub partition: PartitionId,
@@ -56,11 +56,11 @@ pub struct PartitionState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Nothing,
-    /// Everybody is there and something is lost, or nothing was ever loaded.
+    /// All servers are there, and state was lost or never loaded.
     MustLoad,
     /// Send this server the load that is under way.
     LoadOne(PsId),
-    /// All hold the generation. `restored` tells whether work was taken back.
+    /// All hold the generation. `restored`: they loaded it, so later work is lost.
     Serving {
         done: AppliedSet,
         restored: bool,
@@ -71,25 +71,25 @@ impl Servers {
     /// `generation` is the last one that was made durable; zero if there was none.
     #[must_use]
     pub fn new(n_ps: u32, partitions: Range<u32>, generation: Generation) -> Self {
-        let phase = Phase::Gathering { must_restore: generation == Generation(0) };
+        let phase = ServersPhase::Gathering { must_restore: generation == Generation(0) };
         Self { n_ps, partitions, generation, phase, members: BTreeMap::new() }
     }
 
     /// A server came, or came back after its stream broke.
-    pub fn connected(&mut self, ps: PsId, member: Member) -> Outcome {
+    pub fn connected(&mut self, ps: PsId, member: ServerMember) -> Outcome {
         let holds = member.generation;
         let before = self.members.insert(ps, member);
         match self.phase {
-            Phase::Gathering { .. } => self.gathered(),
-            Phase::Loading if holds == self.generation => self.check_loaded(),
-            Phase::Loading => Outcome::LoadOne(ps),
-            Phase::Serving => {
+            ServersPhase::Gathering { .. } => self.gathered(),
+            ServersPhase::Loading if holds == self.generation => self.check_loaded(),
+            ServersPhase::Loading => Outcome::LoadOne(ps),
+            ServersPhase::Serving => {
                 let kept = before.is_some_and(|b| b.incarnation == self.members[&ps].incarnation)
                     && holds == self.generation;
                 if kept {
                     return Outcome::Nothing;
                 }
-                self.phase = Phase::Gathering { must_restore: true };
+                self.phase = ServersPhase::Gathering { must_restore: true };
                 self.gathered()
             }
         }
@@ -98,35 +98,35 @@ impl Servers {
     /// A server's memory is gone. True if the job's work was touched by it.
     pub fn lost(&mut self, ps: PsId) -> bool {
         let was_member = self.members.remove(&ps).is_some();
-        if was_member && self.phase == Phase::Serving {
-            self.phase = Phase::Gathering { must_restore: true };
+        if was_member && self.phase == ServersPhase::Serving {
+            self.phase = ServersPhase::Gathering { must_restore: true };
             return true;
         }
         false
     }
 
-    /// What the servers hold is void, though none of them is lost: all load anew.
+    /// The state of the servers is void, though none of them is lost: all load again.
     pub fn restore(&mut self) {
-        self.phase = Phase::Gathering { must_restore: true };
+        self.phase = ServersPhase::Gathering { must_restore: true };
     }
 
     fn gathered(&mut self) -> Outcome {
-        let Phase::Gathering { must_restore } = self.phase else { return Outcome::Nothing };
+        let ServersPhase::Gathering { must_restore } = self.phase else { return Outcome::Nothing };
         if self.members.len() < self.n_ps as usize {
             return Outcome::Nothing;
         }
         let all_hold = self.members.values().all(|member| member.generation == self.generation);
         if must_restore || !all_hold {
-            self.phase = Phase::Gathering { must_restore: true };
+            self.phase = ServersPhase::Gathering { must_restore: true };
             return Outcome::MustLoad;
         }
         self.serve(false)
     }
 
-    /// Whether a load can begin: everybody is there and must restore.
+    /// Whether a load can begin: all servers are there and must restore.
     #[must_use]
     pub fn must_load(&self) -> bool {
-        self.phase == Phase::Gathering { must_restore: true }
+        self.phase == ServersPhase::Gathering { must_restore: true }
             && self.members.len() == self.n_ps as usize
     }
 
@@ -137,7 +137,7 @@ impl Servers {
     pub fn load(&mut self, generation: Generation) {
         assert!(generation > self.generation, "generations only go up");
         self.generation = generation;
-        self.phase = Phase::Loading;
+        self.phase = ServersPhase::Loading;
     }
 
     /// A server has loaded.
@@ -148,7 +148,7 @@ impl Servers {
         sets: Vec<PartitionState>,
     ) -> Outcome {
         let Some(member) = self.members.get_mut(&ps) else { return Outcome::Nothing };
-        if generation != self.generation || self.phase != Phase::Loading {
+        if generation != self.generation || self.phase != ServersPhase::Loading {
             return Outcome::Nothing;
         }
         member.generation = generation;
@@ -158,9 +158,9 @@ impl Servers {
 
     /// The checkpoint cannot be loaded: gather again, to load another.
     pub fn load_failed(&mut self, generation: Generation) -> bool {
-        let concerns_us = generation == self.generation && self.phase == Phase::Loading;
+        let concerns_us = generation == self.generation && self.phase == ServersPhase::Loading;
         if concerns_us {
-            self.phase = Phase::Gathering { must_restore: true };
+            self.phase = ServersPhase::Gathering { must_restore: true };
         }
         concerns_us
     }
@@ -171,7 +171,7 @@ impl Servers {
         if all_hold { self.serve(true) } else { Outcome::Nothing }
     }
 
-    /// Goes on with what is in all partitions: the AND of their applied sets.
+    /// Continues with the batches that all partitions have applied.
     fn serve(&mut self, restored: bool) -> Outcome {
         let states: Vec<&PartitionState> =
             self.members.values().flat_map(|member| &member.sets).collect();
@@ -180,29 +180,21 @@ impl Servers {
         let is_whole = partitions.iter().map(|partition| partition.0).eq(self.partitions.clone());
         let mut sets = states.iter().map(|state| &state.applied);
         let (true, Some(first)) = (is_whole, sets.next()) else {
-            // Somebody holds other partitions than it should: only a load can mend that.
-            self.phase = Phase::Gathering { must_restore: true };
+            // A server holds the wrong partitions: only a load can repair that.
+            self.phase = ServersPhase::Gathering { must_restore: true };
             return Outcome::MustLoad;
         };
-        let done =
-            sets.fold(first.clone(), |done, set| if done == *set { done } else { done.and(set) });
-        self.phase = Phase::Serving;
+        let done = sets.fold(first.clone(), |done, set| done.and(set));
+        self.phase = ServersPhase::Serving;
         Outcome::Serving { done, restored }
     }
 
-    /// The last batch that any partition had applied when its server told. In a cut some
+    /// The last batch that any partition had applied at its server's last report. In a checkpoint some
     /// partitions may be ahead of what is in all of them.
     #[must_use]
     pub fn last_applied(&self) -> Option<BatchId> {
-        let sets = || self.members.values().flat_map(|member| &member.sets).map(|s| &s.applied);
-        let n_batches = sets().map(AppliedSet::n_batches).max()?;
-        let has_any = |epoch: u32| sets().any(|set| set.n_in_epoch(epoch) > 0);
-        let mut epoch = sets().map(AppliedSet::epoch).max()?;
-        if !has_any(epoch) {
-            epoch = epoch.checked_sub(1)?;
-        }
-        let ids = (0..n_batches).rev().map(|index| BatchId { epoch, index });
-        ids.into_iter().find(|batch| sets().any(|set| set.contains(*batch)))
+        let states = self.members.values().flat_map(|member| &member.sets);
+        states.filter_map(|state| state.applied.last()).max()
     }
 
     #[must_use]
@@ -211,17 +203,17 @@ impl Servers {
     }
 
     #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> ServersPhase {
         self.phase
     }
 
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        self.phase == Phase::Serving
+        self.phase == ServersPhase::Serving
     }
 
     #[must_use]
-    pub fn members(&self) -> &BTreeMap<PsId, Member> {
+    pub fn members(&self) -> &BTreeMap<PsId, ServerMember> {
         &self.members
     }
 
@@ -229,18 +221,13 @@ impl Servers {
     pub fn n_ps(&self) -> u32 {
         self.n_ps
     }
-
-    #[must_use]
-    pub fn is_current(&self, ps: PsId, incarnation: Incarnation) -> bool {
-        self.members.get(&ps).is_some_and(|member| member.incarnation == incarnation)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn member(incarnation: u64, generation: u64, partitions: Range<u32>, n: u32) -> Member {
+    fn member(incarnation: u64, generation: u64, partitions: Range<u32>, n: u32) -> ServerMember {
         let mut applied = AppliedSet::new(10);
         for index in 0..n {
             applied.insert(BatchId { epoch: 0, index });
@@ -251,7 +238,7 @@ mod tests {
             updates: u64::from(n),
             n_rows: 0,
         };
-        Member {
+        ServerMember {
             incarnation: Incarnation(incarnation),
             address: String::new(),
             unix_path: String::new(),
@@ -291,6 +278,13 @@ mod tests {
         servers.load(Generation(2));
         let late = servers.loaded(PsId(0), Generation(1), Vec::new());
         assert_eq!(late, Outcome::Nothing, "a load of an older generation counts for nothing");
+    }
+
+    #[test]
+    #[should_panic(expected = "generations only go up")]
+    fn no_server_is_ever_ordered_to_load_an_earlier_generation() {
+        let mut servers = Servers::new(2, 0..4, Generation(5));
+        servers.load(Generation(4));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::batch::BatchPlan;
+use crate::batch::{self, BatchPlan};
 use crate::layout::Layout;
 use crate::text::nearest;
 
@@ -16,14 +16,17 @@ mod fields;
 mod template;
 
 pub use choices::{
-    AllreduceDtype, Codec, ImagePullPolicy, JobType, LogLevel, RestartPolicy, SameBits, Strategy,
+    AllreduceDtype, Codec, ImagePullPolicy, JobType, LogLevel, OnNonfinite, RestartPolicy,
+    SameBits, Strategy,
 };
-pub use field::{Field, FieldType, Fixed, Flag, Group, Kind, Parsed, Seconds};
+pub use field::{Field, FieldKind, FieldType, Fixed, Flag, Group, Parsed, Seconds};
 pub use fields::{FIELDS, JobSpec};
 pub use template::template;
 
 /// Every checkpoint has one file per partition.
 const MAX_PARTITIONS: u32 = 4096;
+/// More than a cluster of thousands of nodes gives one job, and few enough to plan in no time.
+pub const MAX_WORKERS: u32 = 10_000;
 
 /// How gradients of several workers are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -81,6 +84,20 @@ impl TryFrom<Map<String, Value>> for JobSpec {
     }
 }
 
+/// The fields of a job that was started before, as its folder, its ConfigMap or its master has them.
+#[derive(Deserialize)]
+struct Stored(Map<String, Value>);
+
+impl TryFrom<Stored> for JobSpec {
+    type Error = Invalid;
+
+    fn try_from(Stored(mut given): Stored) -> Result<Self, Invalid> {
+        // A job from before there were versions.
+        given.entry("batch_plan").or_insert_with(|| batch::OLDEST.into());
+        given.try_into()
+    }
+}
+
 impl JobSpec {
     /// The job with these fields changed.
     pub fn with(mut self, given: Map<String, Value>) -> Result<Self, Invalid> {
@@ -120,10 +137,10 @@ impl JobSpec {
         }
     }
 
-    /// Strategy and number of servers say the same thing twice; here they are made to agree.
+    /// Makes strategy and number of servers agree.
     pub fn settle_strategy(&mut self) {
         if self.job_type != JobType::Train {
-            // Whatever trained a model, servers hold it while it is used.
+            // Servers hold a model while it is used, no matter how it was trained.
             self.distribution_strategy = Strategy::ParameterServer;
             self.num_ps_pods = self.num_ps_pods.max(1);
             return;
@@ -148,13 +165,20 @@ impl JobSpec {
         self.distribution_strategy == Strategy::Hybrid && self.job_type == JobType::Train
     }
 
-    /// Whether there are parameter servers.
+    /// Number of parameter servers.
     #[must_use]
-    pub fn has_servers(&self) -> bool {
-        !self.is_allreduce() || self.is_hybrid()
+    pub fn n_servers(&self) -> u32 {
+        if self.is_allreduce() && !self.is_hybrid() { 0 } else { self.num_ps_pods }
     }
 
-    /// How the state of a model with `dense_len` dense numbers is cut.
+    /// Lanes of a step; none if workers push batches to parameter servers instead of training in
+    /// steps.
+    #[must_use]
+    pub fn step_lanes(&self) -> Option<u32> {
+        self.is_allreduce().then(|| self.n_lanes())
+    }
+
+    /// How the state of a model with `dense_len` dense numbers is divided.
     #[must_use]
     pub fn layout(&self, dense_len: usize) -> Layout {
         match self.is_hybrid() {
@@ -165,7 +189,7 @@ impl JobSpec {
 
     /// Whether the job runs a custom training loop.
     #[must_use]
-    pub fn is_own_loop(&self) -> bool {
+    pub fn is_custom_loop(&self) -> bool {
         !self.job_command.is_empty()
     }
 
@@ -175,7 +199,7 @@ impl JobSpec {
         self.lanes.or(self.max_workers).unwrap_or(self.num_workers).max(1)
     }
 
-    /// Lanes of a job without other workers: one, unless said otherwise.
+    /// Lanes of a job without other workers: one by default.
     #[must_use]
     pub fn n_lanes_of_local(&self) -> u32 {
         self.lanes.or(self.max_workers).unwrap_or(1).max(1)
@@ -185,8 +209,9 @@ impl JobSpec {
     /// it: `lanes::share_out` cuts it into lanes.
     #[must_use]
     pub fn plan(&self, n_records: u64) -> BatchPlan {
-        let lanes = if self.is_allreduce() { self.n_lanes() } else { 1 };
+        let lanes = self.step_lanes().unwrap_or(1);
         BatchPlan {
+            version: self.batch_plan,
             n_records,
             minibatch_size: self.minibatch_size.saturating_mul(lanes),
             batches_per_shard: self.num_minibatches_per_task,
@@ -198,6 +223,18 @@ impl JobSpec {
     #[must_use]
     pub fn task_timeout(&self) -> Duration {
         Duration::from_secs(u64::from(self.task_timeout_secs))
+    }
+
+    /// How long a process waits for the other parts of a round or a step. One worker may have to
+    /// compute all of them, one after the other.
+    #[must_use]
+    pub fn round_timeout(&self) -> Duration {
+        let n_parts = match self.mode() {
+            Mode::Async | Mode::Bounded { .. } => 1,
+            Mode::Sync { grads_to_wait } => grads_to_wait,
+            Mode::Steps { lanes } => lanes,
+        };
+        self.task_timeout() * n_parts.max(1)
     }
 
     #[must_use]
@@ -228,18 +265,29 @@ impl JobSpec {
     /// Refuses what no job can run with; the platform's own checks come after.
     pub fn check(&self) -> Result<(), Invalid> {
         let invalid = |text: &str| Err(Invalid(text.into()));
+        self.check_limits()?;
         let name_fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if self.job_name.is_empty()
             || !self.job_name.chars().all(name_fits)
+            || self.job_name.starts_with('-')
+            || self.job_name.ends_with('-')
             || self.job_name.len() > 50
         {
             return Err(Invalid(format!(
-                "job name `{}` must be 1 to 50 characters of a-z, 0-9 and `-`; set --job_name",
+                "job name `{}` must be 1 to 50 characters of a-z, 0-9 and `-`, and `-` cannot be \
+                 the first or the last; set --job_name",
                 self.job_name
             )));
         }
         if self.minibatch_size == 0 || self.num_minibatches_per_task == 0 {
             return invalid("--minibatch_size and --num_minibatches_per_task must be at least 1");
+        }
+        if !(batch::OLDEST..=batch::NEWEST).contains(&self.batch_plan) {
+            return Err(Invalid(format!(
+                "this version of elasticdl does not know batch_plan {}; use the version that \
+                 started the job",
+                self.batch_plan
+            )));
         }
         if self.partitions == 0 || self.num_ps_pods > self.partitions {
             return invalid("--num_ps_pods must not exceed --partitions, which must be at least 1");
@@ -249,9 +297,6 @@ impl JobSpec {
         }
         if self.is_hybrid() {
             self.check_hybrid()?;
-        }
-        if self.partitions > MAX_PARTITIONS {
-            return Err(Invalid(format!("--partitions must be at most {MAX_PARTITIONS}")));
         }
         if self.clip_norm.is_some_and(|norm| !norm.is_finite() || norm <= 0.0) {
             return invalid("--clip_norm must be a number above 0; leave it out for no clipping");
@@ -273,6 +318,18 @@ impl JobSpec {
         }
         if self.task_timeout_secs == 0 {
             return invalid("--task_timeout_secs must be at least 1");
+        }
+        Ok(())
+    }
+
+    /// Refuses numbers above the limits of the table.
+    fn check_limits(&self) -> Result<(), Invalid> {
+        let values = json!(self);
+        for Field { name, most, .. } in FIELDS {
+            let is_more = |most: &u32| values[*name].as_u64() > Some((*most).into());
+            if let Some(most) = most.filter(is_more) {
+                return Err(Invalid(format!("--{name} must be at most {most}")));
+            }
         }
         Ok(())
     }
@@ -357,6 +414,22 @@ mod tests {
     }
 
     #[test]
+    fn a_stored_job_keeps_the_plan_of_batches_that_it_was_started_with() {
+        let version = |spec: &JobSpec| spec.plan(100).version;
+        let before_versions = read(json!({"job_name": "x", "seed": 7})).unwrap();
+        assert_eq!(version(&before_versions), batch::OLDEST);
+        let described = json!({"job_name": "x", "seed": 7}).as_object().cloned().unwrap();
+        let new = JobSpec::try_from(described).unwrap();
+        assert_eq!((version(&new), new.batch_plan), (batch::NEWEST, batch::NEWEST));
+        assert_eq!(read(json!(new)).unwrap(), new);
+        assert!(new.check_resumed(&before_versions).unwrap_err().0.contains("--batch_plan"));
+        let unknown = JobSpec { batch_plan: 3, ..new };
+        let expected = "this version of elasticdl does not know batch_plan 3; use the version that \
+                        started the job";
+        assert_eq!(unknown.check().unwrap_err().0, expected);
+    }
+
+    #[test]
     fn what_is_unknown_or_mistyped_is_refused_by_name() {
         for (given, expected) in [
             (json!({"num_worker": 4}), "unknown field `num_worker`; did you mean `num_workers`?"),
@@ -420,7 +493,9 @@ mod tests {
             assert_eq!(lines.count(), 1, "{}", field.name);
         }
         assert!(
-            text.contains("\nminibatch_size: 64              # Records per batch.\n"),
+            text.contains(
+                "\nminibatch_size: 64              # Records per batch; with AllReduce, records per lane.\n"
+            ),
             "{text}"
         );
     }

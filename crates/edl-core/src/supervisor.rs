@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::exit::Exit;
 use crate::platform::Ended;
 use crate::time::Time;
 
@@ -15,13 +16,6 @@ const WINDOW: Duration = Duration::from_secs(30);
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// The exit codes of a master that say how its job ended; after any other it is started again.
-pub const SUCCEEDED: i32 = 0;
-pub const FAILED: i32 = 1;
-pub const STOPPED: i32 = 3;
-/// The master cannot continue, but the next one may.
-pub const RELAUNCH: i32 = 70;
-
 /// Remembers the deaths that count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Relaunch {
@@ -30,34 +24,18 @@ pub struct Relaunch {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The job is over.
-    Over(End),
+    /// The job is over, with the exit of its master.
+    Over(Exit),
     After(Duration),
     GiveUp,
-}
-
-/// How the job of a master ended, by its exit code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    Succeeded,
-    Failed,
-    Stopped,
 }
 
 impl Relaunch {
     /// The master exited.
     pub fn master_ended(&mut self, how: Ended, now: Time) -> Next {
-        match how {
-            Ended::Exit(SUCCEEDED) => Next::Over(End::Succeeded),
-            Ended::Exit(FAILED) => Next::Over(End::Failed),
-            Ended::Exit(STOPPED) => Next::Over(End::Stopped),
-            Ended::Exit(_)
-            | Ended::Signal(_)
-            | Ended::Preempted
-            | Ended::Evicted
-            | Ended::OutOfMemory
-            | Ended::Deleted
-            | Ended::NodeLost => self.died(now),
+        match how.exit() {
+            Some(exit) if exit.job_end().is_some() => Next::Over(exit),
+            Some(_) | None => self.died(now),
         }
     }
 
@@ -95,10 +73,10 @@ mod tests {
     #[test]
     fn a_master_that_says_how_its_job_ended_is_not_started_again() {
         let mut relaunch = Relaunch::default();
-        for (code, end) in [(0, End::Succeeded), (1, End::Failed), (3, End::Stopped)] {
-            assert_eq!(relaunch.master_ended(Ended::Exit(code), Time::ZERO), Next::Over(end));
+        for (code, exit) in [(0, Exit::Ok), (1, Exit::Failed), (3, Exit::Stopped)] {
+            assert_eq!(relaunch.master_ended(Ended::Exit(code), Time::ZERO), Next::Over(exit));
         }
-        let next = relaunch.master_ended(Ended::Exit(RELAUNCH), Time::ZERO);
+        let next = relaunch.master_ended(Exit::Relaunch.into(), Time::ZERO);
         assert_eq!(next, Next::After(Duration::ZERO));
     }
 

@@ -14,6 +14,19 @@ pub fn counted(n: impl Into<u64>, noun: &str) -> String {
     format!("{n} {}", plural(n, noun))
 }
 
+/// A loss or metric: `0.7712`, `1.0000e30`, `nan`, `inf`.
+#[must_use]
+pub fn decimal(value: f64) -> String {
+    /// A number with more digits before the point is written with an exponent.
+    const LARGE: f64 = 1e9;
+    let text = if value.is_finite() && value.abs() >= LARGE {
+        format!("{value:.4e}")
+    } else {
+        format!("{value:.4}")
+    };
+    text.to_lowercase()
+}
+
 /// The nearest of `known` to a word that is not among them.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// Below this similarity a suggestion puzzles more than it helps.
@@ -26,6 +39,17 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
+/// The error about a value that is not one of `known`.
+pub(crate) fn unknown(text: &str, known: &[&str]) -> String {
+    match (nearest(text, known.iter().copied()), known) {
+        (Some(near), _) => format!("unknown value `{text}`; did you mean `{near}`?"),
+        (None, [first @ .., last]) => {
+            format!("unknown value `{text}`; use {} or {last}", first.join(", "))
+        }
+        (None, []) => format!("unknown value `{text}`"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,6 +58,12 @@ mod tests {
     fn one_is_singular() {
         let found = [0_u32, 1, 2].map(|n| counted(n, "worker"));
         assert_eq!(found, ["0 workers", "1 worker", "2 workers"]);
+    }
+
+    #[test]
+    fn numbers_that_are_large_or_not_finite_are_short() {
+        let found = [0.77123, -1.5, 1e30, f64::NAN, f64::NEG_INFINITY].map(decimal);
+        assert_eq!(found, ["0.7712", "-1.5000", "1.0000e30", "nan", "-inf"]);
     }
 
     #[test]

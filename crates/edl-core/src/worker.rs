@@ -20,13 +20,15 @@ use std::time::Duration;
 
 use self::connection::Connection;
 pub use self::effect::{Effect, Records, Wants};
-pub use self::event::{Computed, Event, Finished, Item, Pass, Shard, Task};
+pub use self::event::{Computed, Event, Fault, Finished, Item, Pass, Shard, Task};
 use self::exit::Exit;
 use self::pipeline::Pipeline;
 pub use self::report::{Outbox, Priority, Report};
-use self::work::{Trained, Work};
-use crate::goodput;
-use crate::id::{BatchId, Generation, LeaseId, WorldId};
+use self::work::Work;
+use crate::activity::{Activity, Phase, WaitingFor};
+use crate::goodput::TimeKind;
+use crate::id::{BatchId, Generation, LeaseId};
+use crate::machine::Machine;
 use crate::model::ModelSpec;
 use crate::route::Route;
 use crate::spec::{JobSpec, Mode};
@@ -68,18 +70,11 @@ pub struct Worker {
     connection: Connection,
     /// Batches trained by this process.
     n_trained: u64,
+    /// Items computed by this process.
+    n_computed: u64,
     exit: Option<Exit>,
     is_over: bool,
     effects: Vec<Effect>,
-}
-
-/// What a worker is doing, for heartbeats and time accounting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Activity {
-    pub phase: &'static str,
-    /// Empty while the worker itself is busy.
-    pub waiting_for: &'static str,
-    pub spends: goodput::Kind,
 }
 
 impl Config {
@@ -110,25 +105,11 @@ pub fn capacity(mode: Mode) -> u32 {
     }
 }
 
-impl Worker {
-    /// A worker whose first master has described the job; its model is being built.
-    #[must_use]
-    pub fn new(config: Config) -> Self {
-        Self {
-            pipeline: Pipeline::default(),
-            config,
-            model: None,
-            work: Work::default(),
-            connection: Connection::new(),
-            n_trained: 0,
-            exit: None,
-            is_over: false,
-            effects: Vec::new(),
-        }
-    }
+impl Machine for Worker {
+    type Event = Event;
+    type Effect = Effect;
 
-    /// Takes one event and returns what is to be done, in order.
-    pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
+    fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
         if self.is_over {
             return Vec::new();
         }
@@ -170,9 +151,7 @@ impl Worker {
         std::mem::take(&mut self.effects)
     }
 
-    /// When `Event::Tick` is due, if no other event comes before.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Time> {
+    fn next_deadline(&self) -> Option<Time> {
         if self.is_over {
             return None;
         }
@@ -182,47 +161,75 @@ impl Worker {
         }
     }
 
+    fn check_invariants(&self) {
+        self.work.check_invariants();
+        self.pipeline.check_invariants();
+        assert!(self.effects.is_empty(), "effects are left over");
+        let is_up = self.connection.is_up();
+        assert!(is_up || self.work.n_pushed() == 0, "a pushed batch without a connection");
+        assert!(is_up || self.pipeline.pull.is_none(), "a pull without a connection");
+    }
+}
+
+impl Worker {
+    /// A worker whose first master has described the job; its model is being built.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            pipeline: Pipeline::default(),
+            config,
+            model: None,
+            work: Work::default(),
+            connection: Connection::new(),
+            n_trained: 0,
+            n_computed: 0,
+            exit: None,
+            is_over: false,
+            effects: Vec::new(),
+        }
+    }
+
     /// What the worker is doing or waiting for.
     #[must_use]
     pub fn activity(&self) -> Activity {
-        use goodput::Kind::{Communicate, Compute, DataWait, Heal, Idle};
+        use TimeKind::{Communicate, Compute, DataWait, Heal, Idle};
         let activity = |phase, waiting_for, spends| Activity { phase, waiting_for, spends };
         if self.model.is_none() {
-            return activity("building the model", "", Idle);
+            return activity(Phase::BuildingModel, WaitingFor::Nothing, Idle);
         }
         if let Some(phase) = self.computing_phase() {
-            return activity(phase, "", Compute);
+            return activity(phase, WaitingFor::Nothing, Compute);
         }
         if self.exit.is_some() {
-            return activity("leaving", "acknowledgements", Communicate);
+            return activity(Phase::Leaving, WaitingFor::Acknowledgements, Communicate);
         }
         let (is_idle, n_pushed) = (self.work.upcoming().next().is_none(), self.work.n_pushed());
         if is_idle && n_pushed == 0 {
-            return activity("idle", "work", Idle);
+            return activity(Phase::Idle, WaitingFor::Work, Idle);
         }
         if !is_idle && !self.connection.is_up() {
             // Before the first work there is nothing to recover from.
             let spends = if self.pipeline.has_computed { Heal } else { Idle };
-            return activity("waiting for servers", self.connection.waiting_for(), spends);
+            return activity(Phase::WaitingForServers, self.connection.waiting_for(), spends);
         }
         if !is_idle && self.pipeline.pull.is_some() {
-            return activity("pulling", "parameters", Communicate);
+            return activity(Phase::Pulling, WaitingFor::Parameters, Communicate);
         }
         if is_idle || n_pushed >= pipeline::MAX_UNANSWERED {
-            return activity("pushed", "acknowledgements", Communicate);
+            return activity(Phase::Pushed, WaitingFor::Acknowledgements, Communicate);
         }
-        activity("reading", "", DataWait)
+        activity(Phase::Reading, WaitingFor::Nothing, DataWait)
     }
 
-    fn computing_phase(&self) -> Option<&'static str> {
+    fn computing_phase(&self) -> Option<Phase> {
         let phase = |shard: &Shard| match shard.pass {
-            Pass::Evaluate { .. } => "evaluating",
-            Pass::Predict { .. } => "predicting",
+            Pass::Evaluate { .. } => Phase::Evaluating,
+            Pass::Predict { .. } => Phase::Predicting,
         };
         match self.pipeline.computing_item() {
-            Some(Item::Batch(_)) => Some("training"),
+            Some(Item::Batch(_)) => Some(Phase::Training),
             Some(Item::Piece { lease, .. }) => {
-                Some(self.work.shard(lease).map_or("evaluating", phase))
+                Some(self.work.shard(lease).map_or(Phase::Evaluating, phase))
             }
             None => self.work.finishing().map(phase),
         }
@@ -232,6 +239,12 @@ impl Worker {
     #[must_use]
     pub fn n_trained(&self) -> u64 {
         self.n_trained
+    }
+
+    /// Batches and minibatches computed by this process.
+    #[must_use]
+    pub fn progress(&self) -> u64 {
+        self.n_computed
     }
 
     fn advance(&mut self, now: Time) {
@@ -250,7 +263,6 @@ impl Worker {
             capacity: capacity(self.config.mode),
             held: self.work.announce(),
             peer: None,
-            world: WorldId::default(),
         }));
     }
 
@@ -271,11 +283,11 @@ impl Worker {
 
     fn assign(&mut self, lease: LeaseId, task: Task) {
         match task {
-            Task::Train { epoch, indices } => {
+            Task::Train { epoch, indices, skipped } => {
                 if self.work.shard(lease).is_some() {
                     self.release(lease);
                 }
-                self.work.assign_batches(lease, epoch, indices);
+                self.work.assign_batches(lease, epoch, indices, &skipped);
             }
             Task::Shard(shard) => {
                 self.release(lease);
@@ -294,9 +306,8 @@ impl Worker {
         if !is_current {
             return;
         }
-        let Some((lease, trained)) = self.work.acknowledged(batch) else { return };
-        let Trained { loss, n_records } = trained;
-        let done = Report::BatchDone { lease, batch, generation, loss, n_records };
+        let Some((lease, loss)) = self.work.acknowledged(batch) else { return };
+        let done = Report::BatchDone { lease, batch, generation, loss };
         self.effects.push(Effect::Report(done));
     }
 
@@ -311,11 +322,11 @@ impl Worker {
             (Finished::Evaluation { measures, n_records }, Pass::Evaluate { eval, .. }) => {
                 Report::EvalDone { lease, eval, shard: number, generation, measures, n_records }
             }
-            (Finished::Prediction { file, n_records }, Pass::Predict { .. }) => {
-                Report::PredictDone { lease, shard: number, file, n_records }
+            (Finished::Prediction, Pass::Predict { .. }) => {
+                Report::PredictDone { lease, shard: number }
             }
             (Finished::Evaluation { .. }, Pass::Predict { .. })
-            | (Finished::Prediction { .. }, Pass::Evaluate { .. }) => {
+            | (Finished::Prediction, Pass::Evaluate { .. }) => {
                 unreachable!("the result of a shard fits its pass")
             }
         };
@@ -341,6 +352,14 @@ impl Worker {
         }
     }
 
+    /// Returns the lease of a batch that the master may decide to skip.
+    fn nonfinite(&mut self, item: Item, error: String) {
+        let (Item::Batch(batch), Some(lease)) = (item, self.work.lease_of(item)) else { return };
+        self.release(lease);
+        let report = Report::NonFinite { lease, index: batch.index, error };
+        self.effects.push(Effect::Report(report));
+    }
+
     /// Forgets a lease and what was prepared for it.
     fn release(&mut self, lease: LeaseId) {
         if self.work.release(lease).is_some() {
@@ -357,15 +376,5 @@ impl Worker {
     fn drop_shard(&mut self, lease: LeaseId) {
         self.pipeline.void_pieces(lease);
         self.effects.push(Effect::Drop(lease));
-    }
-
-    /// Panics if the state is impossible.
-    pub fn check_invariants(&self) {
-        self.work.check_invariants();
-        self.pipeline.check_invariants();
-        assert!(self.effects.is_empty(), "effects are left over");
-        let is_up = self.connection.is_up();
-        assert!(is_up || self.work.n_pushed() == 0, "a pushed batch without a connection");
-        assert!(is_up || self.pipeline.pull.is_none(), "a pull without a connection");
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The world: which workers train together under AllReduce, and how far they may go.
 //!
-//! There is one path for every change of members. A world that lost somebody is replaced at once;
-//! one that somebody shall join or leave is replaced after a step that nobody has passed yet, so
-//! that nothing is trained twice for it. A worker's state is a function of its step alone: it
-//! does not matter who had finished a step, and the member that is furthest hands its state on.
+//! There is one path for every change of members. A world that lost a member is replaced at once.
+//! If a worker joins or leaves, the world is replaced after a step that no worker has passed yet, so
+//! nothing is trained twice. A worker's state is a function of its step alone: it does not matter
+//! which worker finished a step, and the most advanced member passes its state on.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use crate::id::{Generation, Incarnation, WorkerId, WorldId};
 use crate::job::LoadFrom;
 use crate::lanes::{self, Span};
 
-/// Lanes are shared out anew if that makes a step shorter than this share of what it is.
+/// Lanes are assigned again if that shortens a step to less than this share of its time.
 const WORTH_IT: f64 = 0.8;
 
 /// Members in the order of their lanes.
@@ -43,6 +43,8 @@ pub struct Announced {
     pub generation: Generation,
     /// Set if no member has state: every member loads it.
     pub load: Option<LoadFrom>,
+    /// Steps, counted from zero, that change no parameters.
+    pub skipped: BTreeSet<u64>,
 }
 
 impl World {
@@ -76,18 +78,18 @@ pub struct Candidate {
     pub incarnation: Incarnation,
     /// The step whose state it holds.
     pub step: Option<u64>,
-    /// It may stay where it is, but shall not be in another world.
+    /// It may stay where it is, but must not join another world.
     pub is_unfit: bool,
-    /// Others have lost it lately: it is taken only if there is nobody else.
-    pub is_shunned: bool,
+    /// Others have lost it lately: it is used only if there is no other worker.
+    pub is_banned: bool,
 }
 
-/// What should become of the world.
+/// A change of the world.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
     /// It is as it should be, or a change is under way.
     Nothing,
-    /// These shall train, from now or after a step. Nobody at all: too few are there.
+    /// These workers train, from now or after a step. Empty: there are too few workers.
     Form { workers: Vec<WorkerId>, after: Option<u64> },
 }
 
@@ -101,20 +103,20 @@ pub struct Worlds {
     previous: Option<World>,
     /// Members that hold the state the current world begins with.
     formed: BTreeSet<WorkerId>,
-    /// Whose state counts. What anybody else holds may be torn: the members that it read from
-    /// train on without waiting for it. None before a job's first world: everybody is believed.
+    /// The workers whose state counts. The state of others may be inconsistent: the members that it
+    /// was read from train on without waiting. None before a job's first world: all state counts.
     holders: Option<BTreeMap<WorkerId, Incarnation>>,
     is_broken: bool,
-    /// The highest step that anybody was ever allowed to train.
+    /// The highest step that any worker was ever allowed to train.
     until: u64,
-    /// Shifts the lanes among the members, so that work that failed is tried elsewhere.
+    /// Shifts the lanes among the members, so another one tries work that failed.
     rotation: usize,
     /// Nanoseconds that a lane takes each worker, where lanes follow speed.
     speeds: Option<BTreeMap<WorkerId, u64>>,
 }
 
 impl Worlds {
-    /// The world of a job, with those whose state counted under an earlier master.
+    /// The world of a job, with the workers whose state counted under an earlier master.
     #[must_use]
     pub fn new(
         n_lanes: u32,
@@ -165,7 +167,7 @@ impl Worlds {
         lanes::step_secs(&best, &secs) < WORTH_IT * lanes::step_secs(&spans, &secs)
     }
 
-    /// What should become of the world, given who is there.
+    /// The change that the world needs, given the workers that are there.
     #[must_use]
     pub fn next(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Change {
         let wanted = self.wanted(candidates);
@@ -181,7 +183,7 @@ impl Worlds {
         if self.is_broken || !current.members.iter().all(is_there) {
             let is_kept = candidates.values().any(|c| c.step.is_some() && !c.is_unfit);
             let workers = match wanted.is_empty() && !is_kept {
-                // Those who leave are the last to hold the state: first it must be safe.
+                // Leaving members are the last that hold the state: it must be saved first.
                 true => self.able_members(candidates),
                 false => wanted,
             };
@@ -195,18 +197,18 @@ impl Worlds {
         Change::Form { workers: wanted, after: Some(self.until) }
     }
 
-    /// Who should be in a world, in order.
+    /// The workers that should be in a world, in order.
     fn wanted(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Vec<WorkerId> {
         let fit = candidates.iter().filter(|(_, candidate)| !candidate.is_unfit);
-        // One that trains well where it is need not go again.
+        // A member that trains well stays.
         let settled = self.current.iter().filter(|_| self.is_settled());
         let settled: Vec<&Member> = settled.flat_map(|world| &world.members).collect();
         let is_settled = |worker: &WorkerId| settled.iter().any(|member| member.worker == *worker);
-        let welcome = fit.clone().filter(|(worker, c)| !c.is_shunned || is_settled(worker));
+        let welcome = fit.clone().filter(|(worker, c)| !c.is_banned || is_settled(worker));
         let mut wanted: Vec<WorkerId> =
             welcome.map(|(worker, _)| *worker).take(self.n_lanes as usize).collect();
         if wanted.is_empty() {
-            // One of those that others have lost can at least train alone.
+            // A worker that others have lost can at least train alone.
             let alone = fit.max_by_key(|(worker, candidate)| (candidate.step, Reverse(**worker)));
             wanted.extend(alone.map(|(worker, _)| *worker));
         }
@@ -215,7 +217,7 @@ impl Worlds {
         }
         let has_state = |worker: &WorkerId| candidates[worker].step.is_some();
         if !wanted.is_empty() && !wanted.iter().any(has_state) {
-            // Those who leave hand over what nobody else has before they go.
+            // Leaving members first pass on state that no other worker has.
             wanted.extend(self.able_members(candidates));
             wanted.sort_unstable();
             wanted.dedup();
@@ -223,18 +225,18 @@ impl Worlds {
         wanted
     }
 
-    /// Who trains, and who is to train.
+    /// The workers that train, and those that train next.
     #[must_use]
     pub fn involved(&self) -> BTreeSet<WorkerId> {
         let worlds = self.current.iter().chain(&self.previous);
         worlds.flat_map(|world| &world.members).map(|member| member.worker).collect()
     }
 
-    /// Members that can still hand over what they hold.
+    /// Members that can still pass on their state.
     fn able_members(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Vec<WorkerId> {
         let is_able = |member: &&Member| {
             let known = candidates.get(&member.worker);
-            let known = known.filter(|c| c.step.is_some() && !c.is_shunned);
+            let known = known.filter(|c| c.step.is_some() && !c.is_banned);
             known.is_some_and(|c| c.incarnation == member.incarnation)
         };
         let members = self.current.iter().chain(&self.previous).flat_map(|world| &world.members);
@@ -242,32 +244,32 @@ impl Worlds {
         able.into_iter().collect()
     }
 
-    /// Whose state counts; everybody's if none is named.
+    /// The workers whose state counts; none: all of them.
     #[must_use]
     pub fn holders(&self) -> Option<&BTreeMap<WorkerId, Incarnation>> {
         self.holders.as_ref()
     }
 
-    /// Whether what this worker holds counts.
+    /// Whether the state of this worker counts.
     #[must_use]
     pub fn is_holder(&self, worker: WorkerId, incarnation: Incarnation) -> bool {
         let holders = self.holders.as_ref();
         holders.is_none_or(|holders| holders.get(&worker) == Some(&incarnation))
     }
 
-    /// What `worker` holds does not count any more.
+    /// The state of `worker` does not count any more.
     pub fn disown(&mut self, worker: WorkerId) {
         if let Some(holders) = &mut self.holders {
             holders.remove(&worker);
         }
     }
 
-    /// What anybody holds does not count any more.
+    /// No worker's state counts any more.
     pub fn void(&mut self) {
         self.holders = Some(BTreeMap::new());
     }
 
-    /// Puts a world of `workers` in the current one's place.
+    /// Replaces the current world by one of `workers`.
     pub fn form(
         &mut self,
         id: WorldId,
@@ -293,14 +295,14 @@ impl Worlds {
         };
         let members: Vec<Member> = order.into_iter().zip(spans).filter_map(member).collect();
         if members.is_empty() {
-            // Nobody trains, so everybody's state stays what it is.
+            // No worker trains, so all state stays as it is.
             (self.current, self.previous) = (None, None);
             return None;
         }
         let with_state = members.iter().filter(|member| member.has_state);
         let with_state = with_state.map(|member| (member.worker, member.incarnation));
         match &mut self.holders {
-            // Until the new world is there the one before trains on.
+            // The world before trains on until the new one has formed.
             Some(holders) if after.is_some() => holders.extend(with_state),
             holders => *holders = Some(with_state.collect()),
         }
@@ -308,7 +310,7 @@ impl Worlds {
         self.current.as_ref()
     }
 
-    /// A member holds the state that `world` begins with; tells whether it is the first to say so.
+    /// A member holds the state that `world` begins with.
     pub fn formed(&mut self, world: WorldId, worker: WorkerId) -> Option<Formed> {
         let current = self.current.as_ref().filter(|current| current.id == world)?;
         if self.is_broken || !current.members.iter().any(|member| member.worker == worker) {
@@ -331,14 +333,14 @@ impl Worlds {
         Some(Formed { is_first, is_last })
     }
 
-    /// Whether a report from `world` is of those who train now.
+    /// Whether a report from `world` comes from workers that train now.
     #[must_use]
     pub fn is_heard(&self, world: WorldId) -> bool {
         self.current.as_ref().is_some_and(|current| current.id == world)
             || self.previous.as_ref().is_some_and(|previous| previous.id == world)
     }
 
-    /// Somebody cannot go on in `world`: it must be replaced. False if it was already.
+    /// A member cannot continue in `world`, which must be replaced. False if it was already.
     pub fn broken(&mut self, world: WorldId) -> bool {
         if !self.is_heard(world) || self.is_broken {
             return false;
@@ -347,7 +349,7 @@ impl Worlds {
         true
     }
 
-    /// Work failed: next time others shall try it.
+    /// Work failed: another member tries it next.
     pub fn rotate(&mut self) {
         self.rotation += 1;
     }
@@ -357,7 +359,7 @@ impl Worlds {
         self.until = self.until.max(until);
     }
 
-    /// All state is loaded anew: nobody holds anything past `until`.
+    /// All state is loaded again: no worker holds a step after `until`.
     pub fn start_over(&mut self, until: u64) {
         self.until = until;
     }
@@ -370,7 +372,7 @@ impl Worlds {
         is_whole && self.previous.is_none() && !self.is_broken
     }
 
-    /// Somebody trains.
+    /// Whether any worker trains.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.current.is_some()
@@ -394,12 +396,7 @@ impl Worlds {
         self.until
     }
 
-    #[must_use]
-    pub fn n_lanes(&self) -> u32 {
-        self.n_lanes
-    }
-
-    /// Panics if a lane would be trained twice or by nobody.
+    /// Panics if a lane would be trained twice or not at all.
     pub fn check_invariants(&self) {
         let Some(world) = &self.current else {
             assert!(self.formed.is_empty() && self.previous.is_none());
@@ -433,7 +430,7 @@ mod tests {
             let incarnation = Incarnation(u64::from(*worker));
             (
                 WorkerId(*worker),
-                Candidate { incarnation, step: *step, is_unfit: false, is_shunned: false },
+                Candidate { incarnation, step: *step, is_unfit: false, is_banned: false },
             )
         };
         workers.iter().map(candidate).collect()
@@ -452,6 +449,17 @@ mod tests {
             worlds.formed(world.id, member.worker);
         }
         assert!(worlds.is_settled());
+    }
+
+    #[test]
+    fn what_a_worker_has_loaded_does_not_count_before_it_has_formed_a_world() {
+        let mut worlds = Worlds::new(4, 1, None);
+        let first = form(&mut worlds, 1, &candidates(&[(0, None), (1, None)]));
+        worlds.formed(first.id, WorkerId(0));
+        worlds.broken(first.id);
+        let second = form(&mut worlds, 2, &candidates(&[(0, Some(0)), (1, Some(0))]));
+        let has_state: Vec<bool> = second.members.iter().map(|member| member.has_state).collect();
+        assert_eq!(has_state, [true, false], "the second worker only claims it");
     }
 
     #[test]
@@ -556,13 +564,13 @@ mod tests {
     fn one_that_others_lost_trains_if_nobody_else_can_and_stays_when_others_come() {
         let mut worlds = Worlds::new(4, 1, None);
         let mut there = candidates(&[(0, Some(3)), (1, Some(5)), (2, None)]);
-        there.values_mut().for_each(|candidate| candidate.is_shunned = true);
+        there.values_mut().for_each(|candidate| candidate.is_banned = true);
         worlds.allow(8);
         let world = form(&mut worlds, 1, &there);
         assert_eq!(world.members.len(), 1, "together they would only lose each other again");
         assert_eq!(world.members[0].worker, WorkerId(1), "the furthest of them");
         settle(&mut worlds);
-        there.get_mut(&WorkerId(2)).unwrap().is_shunned = false;
+        there.get_mut(&WorkerId(2)).unwrap().is_banned = false;
         let next = Change::Form { workers: vec![WorkerId(1), WorkerId(2)], after: Some(8) };
         assert_eq!(worlds.next(&there), next);
     }

@@ -7,12 +7,16 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use ::csv::{ByteRecord, Reader, ReaderBuilder, Trim};
+use edl_core::spec::Codec;
 
 use crate::error::{BLOCK, Error, Place};
 use crate::format::Params;
 use crate::index::{
-    CUT_BYTES, CUT_RECORDS, ChunkEntry, FileIndex, changed, file_len, read_chunk, short_hash,
+    ChunkEntry, FileIndex, MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, changed, file_len, read_chunk,
+    short_hash,
 };
+use crate::row::{Records, Row};
+use crate::scan::FileProgress;
 
 /// The rows of one chunk.
 #[derive(Debug)]
@@ -32,18 +36,24 @@ impl Rows {
     pub(crate) fn columns(&self) -> &[String] {
         &self.columns
     }
+}
 
-    pub(crate) fn len(&self) -> usize {
+impl Records for Rows {
+    fn n_records(&self) -> usize {
         self.rows.len()
     }
 
-    pub(crate) fn line(&self, row: usize) -> Option<u64> {
-        self.lines.get(row).copied()
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         let cells = |row: &ByteRecord| row.as_slice().len() + row.len() * size_of::<usize>();
         self.rows.iter().map(cells).sum()
+    }
+
+    fn row(&self, row: usize, _codec: Codec) -> Result<Row<'_>, String> {
+        Ok(Row::Csv { rows: self, row })
+    }
+
+    fn line(&self, row: usize) -> Option<u64> {
+        self.lines.get(row).copied()
     }
 }
 
@@ -72,10 +82,14 @@ fn corrupt(place: Place, line: Option<u64>, error: &::csv::Error) -> Error {
 }
 
 /// Walks through a file once, checking that every row has all cells, and cuts it into chunks.
-pub(crate) fn scan(path: &Path, params: &Params) -> Result<FileIndex, Error> {
+pub(crate) fn scan(
+    path: &Path,
+    params: &Params,
+    progress: &FileProgress<'_>,
+) -> Result<FileIndex, Error> {
     let bytes = file_len(path)?;
     let file = File::open(path).map_err(Error::io("open", path))?;
-    let mut reader = reader(file, path, params);
+    let mut reader = reader(progress.watch(file), path, params);
     let mut row = ByteRecord::new();
     let mut columns = Vec::new();
     let mut chunks: Vec<ChunkEntry> = Vec::new();
@@ -97,7 +111,7 @@ pub(crate) fn scan(path: &Path, params: &Params) -> Result<FileIndex, Error> {
             continue;
         };
         let full = |chunk: &ChunkEntry| {
-            offset - chunk.offset >= CUT_BYTES || chunk.n_records >= CUT_RECORDS
+            offset - chunk.offset >= MAX_CHUNK_BYTES || chunk.n_records >= MAX_CHUNK_RECORDS
         };
         if chunks.last().is_none_or(full) {
             chunks.push(ChunkEntry { offset, len: 0, n_records: 0, check: 0, line });

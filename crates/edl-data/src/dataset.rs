@@ -4,6 +4,7 @@
 mod cache;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use edl_core::model::{DType, FieldSpec};
@@ -11,17 +12,15 @@ use edl_core::spec::Codec;
 use edl_tensor::batch::Batch;
 use prost::bytes::Bytes;
 
-use crate::csv::{self, Rows};
 use crate::decode::Builder;
 use crate::error::{Error, Place};
-use crate::example::Example;
 use crate::format::{Format, Params};
 use crate::index::{ChunkEntry, FileIndex};
-use crate::jsonl::{self, Lines};
 use crate::location::{Bare, DataFile, bare, resolve};
-use crate::recordio::RawRecords;
-use crate::row::Row;
-use crate::{recordio, tfrecord};
+use crate::row::{Records, Row};
+use crate::saved_index::{self, Stamp};
+use crate::scan::{self, Progress};
+use crate::{csv, jsonl, recordio, tfrecord};
 
 use cache::Cache;
 
@@ -44,15 +43,18 @@ pub struct Dataset {
     /// All chunks of all files; sorted by their first record.
     chunks: Vec<ChunkPlace>,
     n_records: u64,
-    /// The location, where models read the records by themselves.
+    /// The location, if the model reads the records itself.
     source: Option<Arc<str>>,
     fingerprint: String,
-    cache: Cache<Records>,
+    cache: Cache<dyn Records>,
+    is_index_saved: bool,
 }
 
 #[derive(Debug)]
 struct IndexedFile {
     file: DataFile,
+    /// From before it was indexed.
+    stamp: Stamp,
     index: FileIndex,
 }
 
@@ -63,97 +65,41 @@ struct ChunkPlace {
     chunk: usize,
 }
 
-/// The records of one chunk, unpacked and ready to be decoded.
-#[derive(Debug)]
-enum Records {
-    Raw(RawRecords),
-    Rows(Rows),
-    Lines(Lines),
-    #[cfg(feature = "parquet")]
-    Table(crate::parquet::Table),
-}
-
-impl Records {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Raw(records) => records.bytes(),
-            Self::Rows(rows) => rows.bytes(),
-            Self::Lines(lines) => lines.records.bytes(),
-            #[cfg(feature = "parquet")]
-            Self::Table(table) => table.bytes(),
-        }
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::Raw(records) => records.len(),
-            Self::Rows(rows) => rows.len(),
-            Self::Lines(lines) => lines.records.len(),
-            #[cfg(feature = "parquet")]
-            Self::Table(table) => table.len(),
-        }
-    }
-
-    fn line(&self, record: usize) -> Option<u64> {
-        match self {
-            Self::Rows(rows) => rows.line(record),
-            Self::Lines(lines) => lines.lines.get(record).copied(),
-            Self::Raw(_) => None,
-            #[cfg(feature = "parquet")]
-            Self::Table(_) => None,
-        }
-    }
-
-    /// Decodes a record; the caller has checked that there is one of this number.
-    fn row(&self, record: usize, codec: Codec) -> Result<Row<'_>, String> {
-        match self {
-            Self::Raw(records) => {
-                let bytes = records.get(record).unwrap_or_default();
-                match codec {
-                    Codec::Bytes => Ok(Row::Raw(bytes)),
-                    Codec::TfExample => Example::parse(bytes.clone())
-                        .map(|example| Row::Example { example, record: bytes })
-                        .map_err(|error| format!("not a tf.train.Example: {error}")),
-                }
-            }
-            Self::Rows(rows) => Ok(Row::Csv { rows, row: record }),
-            Self::Lines(lines) => {
-                let bytes = lines.records.get(record).unwrap_or_default();
-                serde_json::from_slice(&bytes)
-                    .map(Row::Json)
-                    .map_err(|error| format!("not a JSON object: {error}"))
-            }
-            #[cfg(feature = "parquet")]
-            Self::Table(table) => Ok(Row::Table { table, row: record }),
-        }
-    }
-}
-
 impl Dataset {
     /// Lists the files, finds their format and indexes their chunks.
     pub fn open(location: &str, options: &OpenOptions) -> Result<Self, Error> {
+        Self::open_indexed(location, options, None, &Progress::default())
+    }
+
+    /// Like `open`, but reads the index from the folder `indexes` if `save_index` has left it there.
+    /// Otherwise `progress` shows how far the new index is.
+    pub fn open_indexed(
+        location: &str,
+        options: &OpenOptions,
+        indexes: Option<&Path>,
+        progress: &Progress,
+    ) -> Result<Self, Error> {
         if let Some(bare) = bare(location)? {
-            // The parameters of a reader of the user's own are its own, too.
+            // The parameters belong to the custom data reader.
             let none = BTreeMap::new();
             let params = if bare.is_read_by_model { &none } else { &options.params };
             return Ok(Self::of_range(location, options.codec, Params::parse(params)?, &bare));
         }
         let params = Params::parse(&options.params)?;
         let files = resolve(location, &params)?;
-        let format = common_format(&files, &params)?.ok_or_else(|| no_records(location))?;
-        let mut indexed = Vec::with_capacity(files.len());
-        let mut chunks = Vec::new();
-        let mut n_records = 0;
-        for (number, file) in files.into_iter().enumerate() {
-            let index = scan(format, &file, &params)?;
-            for (chunk, entry) in index.chunks.iter().enumerate() {
-                if entry.n_records > 0 {
-                    chunks.push(ChunkPlace { first: n_records, file: number, chunk });
-                    n_records += entry.n_records;
-                }
-            }
-            indexed.push(IndexedFile { file, index });
-        }
+        let stamps = Stamp::all(&files)?;
+        let saved = indexes.and_then(|dir| saved_index::load(dir, location, &params, &stamps));
+        let is_index_saved = saved.is_some();
+        let (format, indices) = if let Some(saved) = saved {
+            saved
+        } else {
+            let format = common_format(&files, &params)?.ok_or_else(|| no_records(location))?;
+            (format, scan::all(format, &files, &params, progress)?)
+        };
+        let indexed = files.into_iter().zip(stamps).zip(indices);
+        let indexed = indexed.map(|((file, stamp), index)| IndexedFile { file, stamp, index });
+        let files: Vec<IndexedFile> = indexed.collect();
+        let (chunks, n_records) = number_records(&files);
         if n_records == 0 {
             return Err(no_records(location));
         }
@@ -163,15 +109,25 @@ impl Dataset {
             cache: Cache::new(params.cache_bytes),
             params,
             format,
-            fingerprint: fingerprint(&indexed),
-            files: indexed,
+            fingerprint: fingerprint(&files),
+            files,
             chunks,
             n_records,
             source: None,
+            is_index_saved,
         })
     }
 
-    /// Records without files: their numbers are all there is.
+    /// Saves the index for `open_indexed`, unless it comes from there.
+    pub fn save_index(&self, indexes: &Path) -> Result<(), Error> {
+        if self.files.is_empty() || self.is_index_saved {
+            return Ok(());
+        }
+        let files = self.files.iter().map(|file| (&file.stamp, &file.index));
+        saved_index::save(indexes, &self.location, &self.params, self.format, files)
+    }
+
+    /// Records without files, which have only numbers.
     fn of_range(location: &str, codec: Codec, params: Params, bare: &Bare<'_>) -> Self {
         let n_records = bare.n_records;
         let mut hasher = blake3::Hasher::new();
@@ -187,6 +143,7 @@ impl Dataset {
             chunks: Vec::new(),
             n_records,
             source: bare.is_read_by_model.then(|| location.into()),
+            is_index_saved: false,
         }
     }
 
@@ -205,8 +162,8 @@ impl Dataset {
         self.format
     }
 
-    /// Stands for the data: names, sizes and counts of the files and the checks of their chunks,
-    /// hashed. Equal wherever the data set lies.
+    /// A hash of the names, sizes, counts and chunk hashes of the files. It does not depend on where
+    /// the data set is.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
@@ -220,7 +177,7 @@ impl Dataset {
     /// Decodes some records into columns, in the order given.
     pub fn batch(&self, records: &[u64], fields: &[FieldSpec]) -> Result<Batch, Error> {
         self.check_fields(fields)?;
-        // Who asks for nothing but the whole record may have a codec of their own.
+        // A model that needs only the whole record decodes it itself.
         let is_whole = |field: &FieldSpec| field.dtype == DType::Record;
         let is_raw = !fields.is_empty() && fields.iter().all(is_whole);
         let codec = if is_raw { Codec::Bytes } else { self.codec };
@@ -243,14 +200,8 @@ impl Dataset {
         if self.format == Format::Range {
             return self.number(record).map(|_| None);
         }
-        let (_, at, chunk) = self.chunk_of(record)?;
-        Ok(match &*chunk {
-            Records::Raw(records) => records.get(at),
-            Records::Lines(lines) => lines.records.get(at),
-            Records::Rows(_) => None,
-            #[cfg(feature = "parquet")]
-            Records::Table(_) => None,
-        })
+        let (chunk, at) = self.find(record)?;
+        Ok(self.chunk(chunk)?.raw(at))
     }
 
     /// Names the file, the chunk and the place in the chunk of a record.
@@ -261,7 +212,7 @@ impl Dataset {
         }
         match self.find(record) {
             Ok((chunk, at)) => {
-                // A line number is worth reading the chunk again; without it the rest is true.
+                // The chunk is read again for the line number.
                 let records = self.chunk(chunk).ok();
                 self.place(chunk, at, records.as_deref()).to_string()
             }
@@ -274,8 +225,8 @@ impl Dataset {
         self.files.iter().map(|indexed| (&indexed.file, &indexed.index))
     }
 
-    /// Decodes records, chunk by chunk, so that each chunk is unpacked once however the records
-    /// are ordered. `see` gets the position in `records`, the place for errors and the record.
+    /// Decodes records chunk by chunk, so each chunk is unpacked once in any order of the records.
+    /// `see` gets the position in `records`, the place for errors and the record.
     pub(crate) fn visit(
         &self,
         records: &[u64],
@@ -307,7 +258,7 @@ impl Dataset {
             let Some((chunk, _, _)) = group.first() else { continue };
             let unpacked = self.chunk(*chunk)?;
             for (_, at, position) in group {
-                let place = || self.place(*chunk, *at, Some(&unpacked));
+                let place = || self.place(*chunk, *at, Some(&*unpacked));
                 let row = unpacked.row(*at, codec);
                 let row = row.map_err(|problem| Error::corrupt(place(), problem))?;
                 see(*position, &place, &row)?;
@@ -316,7 +267,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// Refuses what no record of this format can give.
+    /// Refuses fields that no record of this format has.
     fn check_fields(&self, fields: &[FieldSpec]) -> Result<(), Error> {
         let (whole, decoded): (Vec<&FieldSpec>, Vec<&FieldSpec>) =
             fields.iter().partition(|field| field.dtype == DType::Record);
@@ -369,41 +320,49 @@ impl Dataset {
         Ok((number, at))
     }
 
-    fn chunk_of(&self, record: u64) -> Result<(usize, usize, Arc<Records>), Error> {
-        let (number, at) = self.find(record)?;
-        Ok((number, at, self.chunk(number)?))
-    }
-
-    fn chunk(&self, number: usize) -> Result<Arc<Records>, Error> {
+    fn chunk(&self, number: usize) -> Result<Arc<dyn Records>, Error> {
         if let Some(records) = self.cache.get(number) {
             return Ok(records);
         }
         let place = self.chunks[number];
-        let IndexedFile { file, index } = &self.files[place.file];
+        let IndexedFile { file, index, .. } = &self.files[place.file];
         let entry = &index.chunks[place.chunk];
         let records = load(self.format, file, place.chunk, entry, index, &self.params)?;
-        if records.len() as u64 != entry.n_records {
+        if records.n_records() as u64 != entry.n_records {
             let place = self.place(number, 0, None);
             return Err(Error::corrupt(place, "the chunk does not match the index"));
         }
-        let records = Arc::new(records);
         self.cache.put(number, Arc::clone(&records), records.bytes());
         Ok(records)
     }
 
-    fn place(&self, chunk: usize, at: usize, records: Option<&Records>) -> Place {
+    fn place(&self, chunk: usize, at: usize, records: Option<&dyn Records>) -> Place {
         let ChunkPlace { file, chunk, .. } = self.chunks[chunk];
-        let place = Place::chunk(&self.files[file].file.path, self.format.chunk_word(), chunk);
+        let place = Place::chunk(&self.files[file].file.path, self.format.chunk_name(), chunk);
         let line = records.and_then(|records| records.line(at));
         Place { line, ..place.record(at) }
     }
+}
+
+/// The first record of each chunk that has some, and the number of all records.
+fn number_records(files: &[IndexedFile]) -> (Vec<ChunkPlace>, u64) {
+    let (mut chunks, mut n_records) = (Vec::new(), 0);
+    for (file, IndexedFile { index, .. }) in files.iter().enumerate() {
+        for (chunk, entry) in index.chunks.iter().enumerate() {
+            if entry.n_records > 0 {
+                chunks.push(ChunkPlace { first: n_records, file, chunk });
+                n_records += entry.n_records;
+            }
+        }
+    }
+    (chunks, n_records)
 }
 
 fn no_records(location: &str) -> Error {
     Error::NoRecords { location: location.to_owned() }
 }
 
-/// The one format of all files; files without content have any.
+/// The common format of all files; empty files match any format.
 fn common_format(files: &[DataFile], params: &Params) -> Result<Option<Format>, Error> {
     if params.format.is_some() {
         return Ok(params.format);
@@ -427,20 +386,6 @@ fn common_format(files: &[DataFile], params: &Params) -> Result<Option<Format>, 
     Ok(common.map(|(format, _)| format))
 }
 
-fn scan(format: Format, file: &DataFile, params: &Params) -> Result<FileIndex, Error> {
-    match format {
-        Format::RecordIo => recordio::scan(&file.path),
-        Format::TfRecord => tfrecord::scan(&file.path),
-        Format::Csv => csv::scan(&file.path, params),
-        Format::Jsonl => jsonl::scan(&file.path),
-        #[cfg(feature = "parquet")]
-        Format::Parquet => crate::parquet::scan(&file.path),
-        #[cfg(not(feature = "parquet"))]
-        Format::Parquet => Err(no_parquet(file)),
-        Format::Range => Err(no_range(file)),
-    }
-}
-
 fn load(
     format: Format,
     file: &DataFile,
@@ -448,47 +393,47 @@ fn load(
     entry: &ChunkEntry,
     index: &FileIndex,
     params: &Params,
-) -> Result<Records, Error> {
+) -> Result<Arc<dyn Records>, Error> {
     let path = &file.path;
-    match format {
-        Format::RecordIo => recordio::load(path, number, entry).map(Records::Raw),
-        Format::TfRecord => tfrecord::load(path, number, entry).map(Records::Raw),
-        Format::Csv => csv::load(path, number, entry, &index.columns, params).map(Records::Rows),
-        Format::Jsonl => jsonl::load(path, number, entry).map(Records::Lines),
+    Ok(match format {
+        Format::RecordIo => Arc::new(recordio::load(path, number, entry)?),
+        Format::TfRecord => Arc::new(tfrecord::load(path, number, entry)?),
+        Format::Csv => Arc::new(csv::load(path, number, entry, &index.columns, params)?),
+        Format::Jsonl => Arc::new(jsonl::load(path, number, entry)?),
         #[cfg(feature = "parquet")]
-        Format::Parquet => crate::parquet::load(path, number, entry).map(Records::Table),
+        Format::Parquet => Arc::new(crate::parquet::load(path, number, entry)?),
         #[cfg(not(feature = "parquet"))]
-        Format::Parquet => Err(no_parquet(file)),
-        Format::Range => Err(no_range(file)),
-    }
+        Format::Parquet => return Err(no_parquet(path)),
+        Format::Range => return Err(no_range(path)),
+    })
 }
 
-fn no_range(file: &DataFile) -> Error {
-    Error::Refused(format!("`{}` is a file, but a range has no files", file.path.display()))
+pub(crate) fn no_range(path: &Path) -> Error {
+    Error::Refused(format!("`{}` is a file, but a range has no files", path.display()))
 }
 
 #[cfg(not(feature = "parquet"))]
-fn no_parquet(file: &DataFile) -> Error {
+pub(crate) fn no_parquet(path: &Path) -> Error {
     Error::Refused(format!(
         "`{}` is a Parquet file, but this binary was built without Parquet; rebuild it \
          with `cargo build --release --features parquet`",
-        file.path.display()
+        path.display()
     ))
 }
 
 fn fingerprint(files: &[IndexedFile]) -> String {
     let mut hasher = blake3::Hasher::new();
-    let word = |hasher: &mut blake3::Hasher, word: u64| {
-        hasher.update(&word.to_le_bytes());
+    let add = |hasher: &mut blake3::Hasher, number: u64| {
+        hasher.update(&number.to_le_bytes());
     };
-    for IndexedFile { file, index } in files {
-        word(&mut hasher, file.name.len() as u64);
+    for IndexedFile { file, index, .. } in files {
+        add(&mut hasher, file.name.len() as u64);
         hasher.update(file.name.as_bytes());
-        word(&mut hasher, index.bytes);
-        word(&mut hasher, index.chunks.len() as u64);
+        add(&mut hasher, index.bytes);
+        add(&mut hasher, index.chunks.len() as u64);
         for chunk in &index.chunks {
             for part in [chunk.offset, chunk.len, chunk.n_records, chunk.check] {
-                word(&mut hasher, part);
+                add(&mut hasher, part);
             }
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `tf.train.Example`: named lists of bytes, floats or integers, as a protobuf message.
 //!
-//! The messages are written out here, so that neither TensorFlow nor a proto compiler is needed.
+//! The messages are written out here, so neither TensorFlow nor a proto compiler is needed.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ pub struct Example {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Features {
-    /// Ordered, so that equal examples have equal bytes.
+    /// Ordered, so equal examples have equal bytes.
     #[prost(btree_map = "string, message", tag = "1")]
     pub feature: BTreeMap<String, Feature>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Feature {
-    #[prost(oneof = "Kind", tags = "1, 2, 3")]
-    pub kind: Option<Kind>,
+    #[prost(oneof = "FeatureKind", tags = "1, 2, 3")]
+    pub kind: Option<FeatureKind>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Kind {
+pub enum FeatureKind {
     #[prost(message, tag = "1")]
     Bytes(BytesList),
     #[prost(message, tag = "2")]
@@ -66,28 +66,28 @@ impl Example {
 
     #[must_use]
     pub fn bytes(self, name: &str, value: impl Into<Bytes>) -> Self {
-        self.with(name, Kind::Bytes(BytesList { value: vec![value.into()] }))
+        self.with(name, FeatureKind::Bytes(BytesList { value: vec![value.into()] }))
     }
 
     #[must_use]
     pub fn floats(self, name: &str, value: impl Into<Vec<f32>>) -> Self {
-        self.with(name, Kind::Float(FloatList { value: value.into() }))
+        self.with(name, FeatureKind::Float(FloatList { value: value.into() }))
     }
 
     #[must_use]
     pub fn ints(self, name: &str, value: impl Into<Vec<i64>>) -> Self {
-        self.with(name, Kind::Int64(Int64List { value: value.into() }))
+        self.with(name, FeatureKind::Int64(Int64List { value: value.into() }))
     }
 
     #[must_use]
-    pub fn with(mut self, name: &str, kind: Kind) -> Self {
+    pub fn with(mut self, name: &str, kind: FeatureKind) -> Self {
         let features = self.features.get_or_insert_default();
         features.feature.insert(name.to_owned(), Feature { kind: Some(kind) });
         self
     }
 
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&Kind> {
+    pub fn get(&self, name: &str) -> Option<&FeatureKind> {
         self.features.as_ref()?.feature.get(name)?.kind.as_ref()
     }
 

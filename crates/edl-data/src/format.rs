@@ -41,13 +41,13 @@ impl Format {
         }
     }
 
-    /// Whether its records are pieces of bytes with a meaning of their own.
+    /// Whether its records are raw bytes.
     pub(crate) fn has_raw_records(self) -> bool {
         matches!(self, Self::RecordIo | Self::TfRecord)
     }
 
-    /// The format's word for a chunk.
-    pub(crate) fn chunk_word(self) -> &'static str {
+    /// The format's name for a chunk.
+    pub(crate) fn chunk_name(self) -> &'static str {
         match self {
             Self::RecordIo => CHUNK,
             Self::TfRecord | Self::Csv | Self::Jsonl | Self::Range => BLOCK,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! IDX: the format of MNIST, an array behind a header of its type and sizes. Gzip is seen through.
 
-use std::io::Read as _;
 use std::path::Path;
 
 use crate::error::{Error, Place};
+use crate::index::{MAX_UNPACKED, read_limited};
 
 /// An array as IDX files hold it.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +27,8 @@ pub enum IdxError {
     Magic,
     #[error("unknown IDX type {0:#04x}")]
     Type(u8),
+    #[error("it unpacks to more than {MAX_UNPACKED} bytes")]
+    TooLarge,
     #[error("the header declares {needs} bytes of values, but the file has {has}")]
     Size { needs: u128, has: usize },
 }
@@ -36,10 +38,10 @@ impl Idx {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
         let bytes = if bytes.starts_with(&[0x1f, 0x8b]) {
-            let mut unpacked = Vec::new();
-            let mut decoder = flate2::read::MultiGzDecoder::new(bytes.as_slice());
-            decoder.read_to_end(&mut unpacked).map_err(Error::io("unpack", path))?;
-            unpacked
+            let decoder = flate2::read::MultiGzDecoder::new(bytes.as_slice());
+            let unpacked =
+                read_limited(decoder, MAX_UNPACKED).map_err(Error::io("unpack", path))?;
+            unpacked.ok_or_else(|| Error::corrupt(Place::file(path), IdxError::TooLarge))?
         } else {
             bytes
         };

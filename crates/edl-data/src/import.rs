@@ -10,10 +10,10 @@ use serde::Serialize;
 use crate::dataset::{Dataset, OpenOptions};
 use crate::decode::{Value, number};
 use crate::error::{Error, Place};
-use crate::example::{BytesList, Example, Kind as Feature};
+use crate::example::{BytesList, Example, FeatureKind as Feature};
 use crate::format::Format;
 use crate::idx::{Idx, IdxValues};
-use crate::infer::{Columns, Kind};
+use crate::infer::{ColumnKind, Columns};
 use crate::recordio::{Compressor, WriterOptions};
 use crate::row::Row;
 
@@ -147,7 +147,7 @@ fn example_of(
     let mut example = Example::new();
     for (name, seen) in &columns.0 {
         let (Some(value), Some(kind)) = (row.get(name), seen.kind) else { continue };
-        if value == Value::Missing && kind != Kind::Text {
+        if value == Value::Missing && kind != ColumnKind::Text {
             continue;
         }
         let feature = feature_of(&value, kind).ok_or_else(|| {
@@ -160,34 +160,34 @@ fn example_of(
 }
 
 /// A value as a feature of its column's kind.
-pub(crate) fn feature_of(value: &Value<'_>, kind: Kind) -> Option<Feature> {
+pub(crate) fn feature_of(value: &Value<'_>, kind: ColumnKind) -> Option<Feature> {
     let floats = |value| Some(Feature::Float(crate::example::FloatList { value }));
     let ints = |value| Some(Feature::Int64(crate::example::Int64List { value }));
     let bytes = |value: Vec<u8>| Some(Feature::Bytes(BytesList { value: vec![value.into()] }));
     match (kind, value) {
-        (Kind::Int64, Value::Ints(values)) => ints(values.to_vec()),
-        (Kind::Int64, Value::Text(text)) => ints(vec![number(text)?]),
-        (Kind::Float, Value::Floats(values)) => floats(values.to_vec()),
+        (ColumnKind::Int64, Value::Ints(values)) => ints(values.to_vec()),
+        (ColumnKind::Int64, Value::Text(text)) => ints(vec![number(text)?]),
+        (ColumnKind::Float, Value::Floats(values)) => floats(values.to_vec()),
         #[expect(clippy::cast_possible_truncation, reason = "features are single floats")]
-        (Kind::Float, Value::Doubles(values)) => {
+        (ColumnKind::Float, Value::Doubles(values)) => {
             floats(values.iter().map(|value| *value as f32).collect())
         }
         #[expect(clippy::cast_precision_loss, reason = "features are single floats")]
-        (Kind::Float, Value::Ints(values)) => {
+        (ColumnKind::Float, Value::Ints(values)) => {
             floats(values.iter().map(|value| *value as f32).collect())
         }
-        (Kind::Float, Value::Text(text)) => floats(vec![number(text)?]),
-        (Kind::Text, Value::Missing) => bytes(Vec::new()),
-        (Kind::Text | Kind::Bytes, Value::Text(text)) => bytes(text.to_vec()),
-        (Kind::Text | Kind::Bytes, Value::Blobs(pieces)) => {
+        (ColumnKind::Float, Value::Text(text)) => floats(vec![number(text)?]),
+        (ColumnKind::Text, Value::Missing) => bytes(Vec::new()),
+        (ColumnKind::Text | ColumnKind::Bytes, Value::Text(text)) => bytes(text.to_vec()),
+        (ColumnKind::Text | ColumnKind::Bytes, Value::Blobs(pieces)) => {
             let value = pieces.iter().map(|piece| piece.to_vec().into()).collect();
             Some(Feature::Bytes(BytesList { value }))
         }
-        (Kind::Text, Value::Ints(values)) => match values.as_ref() {
+        (ColumnKind::Text, Value::Ints(values)) => match values.as_ref() {
             [one] => bytes(one.to_string().into_bytes()),
             _ => None,
         },
-        (Kind::Text, Value::Doubles(values)) => match values.as_ref() {
+        (ColumnKind::Text, Value::Doubles(values)) => match values.as_ref() {
             [one] => bytes(one.to_string().into_bytes()),
             _ => None,
         },

@@ -11,14 +11,14 @@ use crate::row::Row;
 /// What a column can be stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum ColumnKind {
     Int64,
     Float,
     Bytes,
     Text,
 }
 
-impl Kind {
+impl ColumnKind {
     /// The kind of one value, unless it is missing.
     fn of(value: &Value<'_>) -> Option<Self> {
         match value {
@@ -70,7 +70,7 @@ pub(crate) struct Seen {
     /// Place of the column among the others.
     pub(crate) order: usize,
     /// `None` while every value was missing.
-    pub(crate) kind: Option<Kind>,
+    pub(crate) kind: Option<ColumnKind>,
     pub(crate) min_len: usize,
     pub(crate) max_len: usize,
     pub(crate) present: u64,
@@ -86,7 +86,7 @@ impl Columns {
     pub(crate) fn see(&mut self, row: &Row<'_>) {
         for name in row.names() {
             let value = row.get(&name).unwrap_or(Value::Missing);
-            let (kind, len) = (Kind::of(&value), length(&value));
+            let (kind, len) = (ColumnKind::of(&value), length(&value));
             let order = self.0.len();
             let seen = self.0.entry(name).or_insert(Seen {
                 order,
@@ -128,12 +128,12 @@ mod tests {
     #[test]
     fn a_column_is_the_narrowest_type_that_holds_all_its_cells() {
         let join = |cells: &[&str]| {
-            cells.iter().map(|cell| Kind::of_text(cell.as_bytes())).reduce(Kind::join)
+            cells.iter().map(|cell| ColumnKind::of_text(cell.as_bytes())).reduce(ColumnKind::join)
         };
-        assert_eq!(join(&["1", " -2 ", "30"]), Some(Kind::Int64));
-        assert_eq!(join(&["1", "2.5", "1e3"]), Some(Kind::Float));
-        assert_eq!(join(&["1", "2.5", "?"]), Some(Kind::Text));
-        assert_eq!(join(&["inf", "nan"]), Some(Kind::Text));
+        assert_eq!(join(&["1", " -2 ", "30"]), Some(ColumnKind::Int64));
+        assert_eq!(join(&["1", "2.5", "1e3"]), Some(ColumnKind::Float));
+        assert_eq!(join(&["1", "2.5", "?"]), Some(ColumnKind::Text));
+        assert_eq!(join(&["inf", "nan"]), Some(ColumnKind::Text));
         assert_eq!(join(&[]), None);
     }
 }

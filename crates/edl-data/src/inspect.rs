@@ -12,7 +12,7 @@ use crate::infer::{Columns, Seen, readable};
 use crate::recordio;
 use crate::row::Row;
 
-pub use crate::infer::Kind;
+pub use crate::infer::ColumnKind;
 
 /// How many records are looked at to find out the fields.
 pub(crate) const SAMPLE: u64 = 1000;
@@ -45,7 +45,7 @@ pub struct FieldSummary {
     pub name: String,
     /// Absent where every value is missing.
     #[serde(rename = "type")]
-    pub kind: Option<Kind>,
+    pub kind: Option<ColumnKind>,
     /// Numbers of a list, or bytes of a piece.
     pub min_len: usize,
     pub max_len: usize,

@@ -5,24 +5,55 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 
+use edl_core::spec::Codec;
+use prost::bytes::Bytes;
+
 use crate::error::{BLOCK, Error, Place};
-use crate::index::{ChunkEntry, Cutter, FileIndex, changed, file_len, read_chunk, short_hash};
+use crate::index::{
+    ChunkBuilder, ChunkEntry, FileIndex, changed, file_len, read_chunk, short_hash,
+};
 use crate::recordio::RawRecords;
+use crate::row::{Records, Row};
+use crate::scan::FileProgress;
 
 /// The lines of one chunk.
 #[derive(Debug)]
 pub(crate) struct Lines {
-    pub(crate) records: RawRecords,
+    records: RawRecords,
     /// The number of each record's line.
-    pub(crate) lines: Vec<u64>,
+    lines: Vec<u64>,
+}
+
+impl Records for Lines {
+    fn n_records(&self) -> usize {
+        self.lines.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.records.bytes()
+    }
+
+    fn row(&self, record: usize, _codec: Codec) -> Result<Row<'_>, String> {
+        let text = self.records.get(record).unwrap_or_default();
+        let object = serde_json::from_slice(&text).map(Row::Json);
+        object.map_err(|error| format!("not a JSON object: {error}"))
+    }
+
+    fn line(&self, record: usize) -> Option<u64> {
+        self.lines.get(record).copied()
+    }
+
+    fn raw(&self, record: usize) -> Option<Bytes> {
+        self.records.get(record)
+    }
 }
 
 /// Walks through a file from line to line.
-pub(crate) fn scan(path: &Path) -> Result<FileIndex, Error> {
+pub(crate) fn scan(path: &Path, progress: &FileProgress<'_>) -> Result<FileIndex, Error> {
     let bytes = file_len(path)?;
     let file = File::open(path).map_err(Error::io("open", path))?;
-    let mut reader = BufReader::with_capacity(1 << 17, file);
-    let mut cutter = Cutter::default();
+    let mut reader = BufReader::with_capacity(1 << 17, progress.watch(file));
+    let mut chunks = ChunkBuilder::default();
     let mut text = Vec::new();
     let mut offset = 0;
     for line in 1.. {
@@ -31,10 +62,10 @@ pub(crate) fn scan(path: &Path) -> Result<FileIndex, Error> {
         if len == 0 {
             break;
         }
-        cutter.add(offset, len, &text, line, !text.trim_ascii().is_empty());
+        chunks.add(offset, len, &text, line, !text.trim_ascii().is_empty());
         offset += len;
     }
-    Ok(FileIndex { bytes, chunks: cutter.finish(), columns: Vec::new() })
+    Ok(FileIndex { bytes, chunks: chunks.finish(), columns: Vec::new() })
 }
 
 /// Reads one chunk; the lines are parsed when they are needed.

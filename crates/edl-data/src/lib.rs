@@ -2,9 +2,9 @@
 //! Data sets: record formats, readers and writers.
 //!
 //! A [`Dataset`] numbers the records of all its files from zero and decodes any of them into
-//! named, typed columns. Files are cut into chunks (the format's own where it has some); an index
-//! of them is built when a data set is opened, and a few decoded chunks stay in memory, so that
-//! shuffled records cost no chunk each.
+//! named, typed columns. Files are split into chunks, those of the format if it has any. Opening a
+//! data set builds an index of its chunks. A few decoded chunks stay in memory, so shuffled records
+//! do not need a chunk each.
 
 mod dataset;
 mod decode;
@@ -16,6 +16,8 @@ mod location;
 #[cfg(feature = "object_store")]
 mod remote;
 mod row;
+mod saved_index;
+mod scan;
 mod schema;
 
 pub mod csv;
@@ -36,4 +38,5 @@ pub use edl_core::spec::Codec;
 pub use error::{Error, Place};
 pub use format::Format;
 pub use inspect::{Summary, head, inspect};
+pub use scan::Progress;
 pub use schema::{Schema, schema};

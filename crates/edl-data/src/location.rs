@@ -14,39 +14,35 @@ pub(crate) struct DataFile {
     pub(crate) name: String,
 }
 
-/// What a location says that has records without files.
+/// A location whose records have no files.
 pub(crate) struct Bare<'a> {
     pub(crate) n_records: u64,
-    /// What else tells one data set from another.
+    /// Distinguishes data sets with the same number of records.
     pub(crate) digest: &'a str,
-    /// Whether the model reads the records by itself.
+    /// Whether the model reads the records itself.
     pub(crate) is_read_by_model: bool,
 }
 
-/// What `range:N` says, or `reader:N:DIGEST:ORIGIN`, which stands for the records that a reader of
-/// the user's own brings; none if the location is of another kind.
+/// Parses `range:N`, or `reader:N:DIGEST:ORIGIN` for the records of a custom data reader; none if the
+/// location has files.
 pub(crate) fn bare(location: &str) -> Result<Option<Bare<'_>>, Error> {
-    if let Some(text) = location.strip_prefix("reader:") {
-        let mut words = text.splitn(3, ':');
-        let (count, digest) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        return match count.parse::<u32>() {
-            Ok(n @ 1..) => Ok(Some(Bare { n_records: n.into(), digest, is_read_by_model: true })),
-            Ok(0) | Err(_) => Err(Error::Refused(format!(
-                "`{location}` is not a valid number of reader records; use 1 to {}",
-                u32::MAX
-            ))),
-        };
-    }
-    let n_records = range(location)?;
-    Ok(n_records.map(|n_records| Bare { n_records, digest: "", is_read_by_model: false }))
-}
-
-/// The number of records of `range:N`; none if the location is of another kind.
-fn range(location: &str) -> Result<Option<u64>, Error> {
-    let Some(text) = location.strip_prefix("range:") else { return Ok(None) };
+    let (count, digest, is_read_by_model) = if let Some(count) = location.strip_prefix("range:") {
+        (count, "", false)
+    } else if let Some(text) = location.strip_prefix("reader:") {
+        let mut parts = text.splitn(3, ':');
+        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default(), true)
+    } else {
+        return Ok(None);
+    };
     // An epoch has fewer than 2^32 batches, whatever their size.
-    match text.parse::<u32>() {
-        Ok(n_records @ 1..) => Ok(Some(n_records.into())),
+    match count.parse::<u32>() {
+        Ok(n_records @ 1..) => {
+            Ok(Some(Bare { n_records: n_records.into(), digest, is_read_by_model }))
+        }
+        Ok(0) | Err(_) if is_read_by_model => Err(Error::Refused(format!(
+            "`{location}` is not a valid number of reader records; use 1 to {}",
+            u32::MAX
+        ))),
         Ok(0) | Err(_) => Err(Error::Refused(format!(
             "`{location}` has no valid number of records; use a number from 1 to {}, e.g. \
              `range:1000`",
@@ -184,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_folders_says_which_ones_there_are() {
+    fn a_folder_of_folders_is_refused_with_their_names() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("train")).unwrap();
         let error = resolve(dir.path().to_str().unwrap(), &params()).unwrap_err().to_string();
@@ -201,7 +197,7 @@ mod tests {
 
     #[cfg(not(feature = "object_store"))]
     #[test]
-    fn a_url_without_the_feature_says_how_to_get_it() {
+    fn a_url_without_the_feature_is_refused_with_the_feature() {
         let error = resolve("s3://bucket/train", &params()).unwrap_err().to_string();
         assert!(error.contains("--features object_store"), "{error}");
     }

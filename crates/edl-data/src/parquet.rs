@@ -11,15 +11,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use ::parquet::basic::{ConvertedType, LogicalType};
+use ::parquet::column::page::PageReader;
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{AsBytes as _, DataType};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader as _, RowGroupReader, SerializedFileReader};
 use ::parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
+use edl_core::spec::Codec;
 
 use crate::decode::Value;
 use crate::error::{Error, Place, ROW_GROUP};
 use crate::index::{ChunkEntry, FileIndex, changed, file_len, short_hash};
+use crate::row::{Records, Row};
+
+/// The most values of a column in a row group; writers put at most 67 million rows into one.
+const MAX_VALUES: usize = 1 << 27;
 
 /// The rows of one row group.
 #[derive(Debug)]
@@ -56,13 +62,19 @@ impl Table {
     pub(crate) fn names(&self) -> Vec<String> {
         self.names.clone()
     }
+}
 
-    pub(crate) fn len(&self) -> usize {
+impl Records for Table {
+    fn n_records(&self) -> usize {
         self.n_rows
     }
 
-    pub(crate) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         self.columns.iter().map(TableColumn::bytes).sum()
+    }
+
+    fn row(&self, row: usize, _codec: Codec) -> Result<Row<'_>, String> {
+        Ok(Row::Table { table: self, row })
     }
 }
 
@@ -140,8 +152,11 @@ pub(crate) fn scan(path: &Path) -> Result<FileIndex, Error> {
     let reader = guarded(&place, || SerializedFileReader::new(file))?;
     let metadata = reader.metadata();
     let number = |count: i64| u64::try_from(count).unwrap_or(0);
-    let chunks = metadata.row_groups().iter().filter(|group| group.num_rows() > 0);
-    let chunks = chunks.map(|group| ChunkEntry {
+    let groups = metadata.row_groups();
+    if groups.iter().any(|group| number(group.num_rows()) > MAX_VALUES as u64) {
+        return Err(Error::corrupt(place, too_large("a row group", MAX_VALUES)));
+    }
+    let chunks = groups.iter().filter(|group| group.num_rows() > 0).map(|group| ChunkEntry {
         offset: number(group.file_offset().unwrap_or(0)),
         len: number(group.compressed_size()),
         n_records: number(group.num_rows()),
@@ -165,7 +180,7 @@ pub(crate) fn load(path: &Path, number: usize, entry: &ChunkEntry) -> Result<Tab
         let (group, _) = group.ok_or(ParquetError::General("the row group is missing".into()))?;
         read_table(&*reader.get_row_group(group)?)
     })?;
-    if table.len() as u64 != entry.n_records {
+    if table.n_rows as u64 != entry.n_records {
         return Err(changed(&place));
     }
     Ok(table)
@@ -188,17 +203,44 @@ fn column_names(schema: &SchemaDescriptor) -> Vec<String> {
 
 fn read_table(group: &dyn RowGroupReader) -> Result<Table, ParquetError> {
     let metadata = group.metadata();
-    let n_rows = usize::try_from(metadata.num_rows())
-        .map_err(|_| ParquetError::General("a row group has a negative length".into()))?;
+    let n_rows = usize::try_from(metadata.num_rows()).ok().filter(|n| *n <= MAX_VALUES);
+    let n_rows = n_rows.ok_or_else(|| too_large("a row group", MAX_VALUES))?;
     let schema = metadata.schema_descr();
     let mut columns = Vec::new();
     for number in 0..metadata.num_columns() {
+        check_pages(&mut *group.get_column_page_reader(number)?, MAX_VALUES)?;
         let reader = group.get_column_reader(number)?;
         columns.push(read_column(reader, &schema.column(number), n_rows)?);
     }
     let names = column_names(schema);
     let places = names.iter().cloned().zip(0..).collect();
     Ok(Table { names, places, columns, n_rows })
+}
+
+/// Refuses a column whose pages hold more than `most` values, before they are decoded: a page of a few
+/// bytes can stand for two billion.
+fn check_pages(pages: &mut dyn PageReader, most: usize) -> Result<(), ParquetError> {
+    let mut n_values = 0_usize;
+    while let Some(page) = pages.peek_next_page()? {
+        if page.is_dict {
+            let Some(dictionary) = pages.get_next_page()? else { break };
+            let bits = dictionary.buffer().len().saturating_mul(8);
+            if dictionary.num_values() as usize > bits {
+                return Err(too_large("a dictionary", bits));
+            }
+            continue;
+        }
+        n_values = n_values.saturating_add(page.num_levels.unwrap_or(usize::MAX));
+        if n_values > most {
+            return Err(too_large("a column of a row group", most));
+        }
+        pages.skip_next_page()?;
+    }
+    Ok(())
+}
+
+fn too_large(what: &str, most: usize) -> ParquetError {
+    ParquetError::General(format!("{what} has more than {most} values"))
 }
 
 fn read_column(
@@ -320,4 +362,37 @@ fn drain<T: DataType>(
         return Err(ParquetError::General(format!("column {} is inconsistent", column.path())));
     }
     Ok(TableColumn { values: make(values), starts, holes })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ::parquet::data_type::Int64Type;
+    use ::parquet::file::writer::SerializedFileWriter;
+    use ::parquet::schema::parser::parse_message_type;
+
+    use super::*;
+
+    #[test]
+    fn a_column_of_too_many_values_is_refused_before_it_is_decoded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.parquet");
+        let schema = Arc::new(parse_message_type("message m { required int64 x; }").unwrap());
+        let file = File::create(&path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema, Arc::default()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        // A dictionary of one value and a run of its number: a few bytes.
+        column.typed::<Int64Type>().write_batch(&[7; 5000], None, None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+        let reader = SerializedFileReader::new(File::open(&path).unwrap()).unwrap();
+        let group = reader.get_row_group(0).unwrap();
+        let check = |most| check_pages(&mut *group.get_column_page_reader(0).unwrap(), most);
+        check(5000).unwrap();
+        let error = check(4999).unwrap_err().to_string();
+        assert!(error.contains("a column of a row group has more than 4999 values"), "{error}");
+    }
 }

@@ -77,7 +77,7 @@ pub(crate) fn scan(path: &Path) -> Result<FileIndex, Error> {
     Ok(FileIndex { bytes, chunks, columns: Vec::new() })
 }
 
-/// The header's checksum stands for the body, so that the index need not read it.
+/// The header's checksum identifies the body, so the index does not read it.
 fn check(header: &Header) -> u64 {
     u64::from(header.checksum) | u64::from(header.compressor.code()) << 32
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Data sets on object stores: their files are fetched once and then read from this machine.
+//! Data sets on object stores: their files are downloaded once and then read from this machine.
 //!
-//! A file is kept under its address, size and version tag, so that a changed object is fetched
-//! anew and an unchanged one never again. Credentials come from the environment, under the names
-//! that the stores' own tools use.
+//! A file is cached by its address, size and version tag, so only a changed object is downloaded
+//! again. Credentials come from the environment variables of the stores' own tools.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -17,10 +16,10 @@ use url::Url;
 use crate::error::Error;
 use crate::location::{DataFile, is_data};
 
-/// Fetches what is not here yet, and lists the files.
+/// Downloads the files that are not cached, and lists all files.
 pub(crate) fn fetch(location: &str, cache_dir: Option<&Path>) -> Result<Vec<DataFile>, Error> {
     let cache = cache_dir.map_or_else(default_cache, Path::to_path_buf);
-    // A thread of its own: the caller may be inside an async runtime, which must not block.
+    // A separate thread: the caller may be inside an async runtime, which must not block.
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -41,16 +40,16 @@ fn default_cache() -> PathBuf {
 
 async fn fetch_all(location: &str, cache: &Path) -> Result<Vec<DataFile>, Error> {
     let refused = |error: object_store::Error| refuse(location, &error);
-    // Where the process has chosen a provider already, that one stays.
+    // A provider that was already installed stays.
     drop(rustls::crypto::ring::default_provider().install_default());
     let (folder, pattern) = split_pattern(location)?;
     let url = Url::parse(folder)
         .map_err(|error| Error::Refused(format!("`{location}` is not a valid URL: {error}")))?;
-    // The builders know their options in lower case and pass over what is not theirs.
+    // The builders expect lower-case names and ignore unknown ones.
     let environment = std::env::vars_os().filter_map(|(key, value)| {
         Some((key.into_string().ok()?.to_ascii_lowercase(), value.into_string().ok()?))
     });
-    // Who writes `http` means it.
+    // A URL with `http` allows plain HTTP.
     let plain = (url.scheme() == "http").then(|| ("allow_http".to_owned(), "true".to_owned()));
     let options = environment.chain(plain);
     let (store, root) = object_store::parse_url_opts(&url, options).map_err(refused)?;
@@ -65,7 +64,7 @@ async fn fetch_all(location: &str, cache: &Path) -> Result<Vec<DataFile>, Error>
     Ok(files)
 }
 
-/// Cuts a pattern off the end of an address.
+/// Splits a pattern off the end of an address.
 fn split_pattern(location: &str) -> Result<(&str, Option<glob::Pattern>), Error> {
     match location.rsplit_once('/') {
         Some((folder, last)) if last.contains(['*', '[']) => {
@@ -97,7 +96,7 @@ async fn list(
     };
     let found: Vec<ObjectMeta> = listed.objects.into_iter().filter(wanted).collect();
     match alone {
-        // Neither a file nor a folder: what the store said of the file is the better answer.
+        // Neither a file nor a folder: the error about the file says more.
         Some(Err(error)) if found.is_empty() => Err(error),
         _ => Ok(found),
     }
@@ -118,7 +117,7 @@ async fn fetch_one(
         return Ok(path);
     }
     std::fs::create_dir_all(&folder).map_err(Error::io("make", &folder))?;
-    // Several processes may fetch the same file at once; each one under a name of its own.
+    // Several processes may download the same file at once, so each uses a different name.
     let unfinished = folder.join(format!(".{name}.{}.tmp", std::process::id()));
     let file = File::create(&unfinished).map_err(Error::io("write", &unfinished))?;
     let mut out = BufWriter::new(file);
@@ -155,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Serves one file to whoever asks, until the process ends.
+    /// Serves one file to every client, until the process ends.
     fn serve(content: &'static [u8]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,19 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One record of any format, asked for its values by name.
+//! The records of one chunk in any format, and the values of a record by name.
 
 use std::borrow::Cow;
+use std::fmt;
 
+use edl_core::spec::Codec;
 use prost::bytes::Bytes;
 use serde_json::Value as Json;
 
 use crate::csv::Rows;
 use crate::decode::Value;
-use crate::example::{Example, Kind};
+use crate::example::{Example, FeatureKind};
 #[cfg(feature = "parquet")]
 use crate::parquet::Table;
 
 /// The name under which raw records are shown.
 pub(crate) const RAW: &str = "record";
+
+/// The records of one chunk, unpacked and ready to be decoded.
+pub(crate) trait Records: fmt::Debug + Send + Sync {
+    fn n_records(&self) -> usize;
+
+    /// What they take in memory.
+    fn bytes(&self) -> usize;
+
+    /// Decodes a record, which must exist.
+    fn row(&self, record: usize, codec: Codec) -> Result<Row<'_>, String>;
+
+    /// The line on which a record begins, in text formats.
+    fn line(&self, _record: usize) -> Option<u64> {
+        None
+    }
+
+    /// The undecoded record, in formats that have one.
+    fn raw(&self, _record: usize) -> Option<Bytes> {
+        None
+    }
+}
 
 /// A record that can be asked for its values.
 #[derive(Debug)]
@@ -81,11 +104,11 @@ impl Row<'_> {
     }
 }
 
-fn example_value(kind: &Kind) -> Value<'_> {
+fn example_value(kind: &FeatureKind) -> Value<'_> {
     match kind {
-        Kind::Bytes(list) => Value::Blobs(list.value.iter().map(AsRef::as_ref).collect()),
-        Kind::Float(list) => Value::Floats(Cow::Borrowed(&list.value)),
-        Kind::Int64(list) => Value::Ints(Cow::Borrowed(&list.value)),
+        FeatureKind::Bytes(list) => Value::Blobs(list.value.iter().map(AsRef::as_ref).collect()),
+        FeatureKind::Float(list) => Value::Floats(Cow::Borrowed(&list.value)),
+        FeatureKind::Int64(list) => Value::Ints(Cow::Borrowed(&list.value)),
     }
 }
 

@@ -6,7 +6,7 @@ use edl_core::model::{DType, FieldSpec};
 use crate::dataset::Dataset;
 use crate::decode::Builder;
 use crate::error::Error;
-use crate::infer::{Kind, Seen};
+use crate::infer::{ColumnKind, Seen};
 use crate::inspect::{SAMPLE, columns};
 
 /// Records that are decoded at once to try fields on them.
@@ -60,13 +60,13 @@ fn field(name: &str, seen: &Seen, n_records: u64) -> Result<FieldSpec, String> {
     };
     let (dtype, shape) = match kind {
         None => return Err(format!("it has no value in the first {n_records} records")),
-        Some(Kind::Int64) => number(DType::I64)?,
-        Some(Kind::Float) => number(DType::F32)?,
-        Some(Kind::Bytes) if is_piece && is_fixed && seen.present == n_records => {
+        Some(ColumnKind::Int64) => number(DType::I64)?,
+        Some(ColumnKind::Float) => number(DType::F32)?,
+        Some(ColumnKind::Bytes) if is_piece && is_fixed && seen.present == n_records => {
             (DType::U8, vec![max_len])
         }
         // An empty cell is an empty piece: it is a category, too.
-        Some(Kind::Bytes | Kind::Text) => (DType::Bytes, Vec::new()),
+        Some(ColumnKind::Bytes | ColumnKind::Text) => (DType::Bytes, Vec::new()),
     };
     Ok(FieldSpec { name: name.to_owned(), dtype, shape, is_label: false })
 }

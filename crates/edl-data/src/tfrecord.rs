@@ -9,7 +9,9 @@ use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
 use crate::error::{BLOCK, Error, Place};
-use crate::index::{ChunkEntry, Cutter, FileIndex, changed, file_len, read_chunk, short_hash};
+use crate::index::{
+    ChunkBuilder, ChunkEntry, FileIndex, changed, file_len, read_chunk, short_hash,
+};
 use crate::recordio::RawRecords;
 
 const HEADER_LEN: usize = 12;
@@ -26,8 +28,8 @@ pub enum RecordError {
     Data,
 }
 
-/// The checksum as TFRecord stores it: rotated and shifted, so that a checksum of data that holds
-/// checksums keeps its worth.
+/// The checksum as TFRecord stores it: rotated and shifted, so it also works for data that contains
+/// checksums.
 #[must_use]
 pub fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
@@ -52,14 +54,14 @@ pub(crate) fn parse_header(header: &[u8; HEADER_LEN]) -> Result<u64, RecordError
     Ok(u64::from_le_bytes(len))
 }
 
-/// Cuts bytes into records; an error names the record.
+/// Splits bytes into records; an error names the record.
 pub fn parse(bytes: Vec<u8>) -> Result<RawRecords, (usize, RecordError)> {
-    let spans = cut(&bytes)?;
+    let spans = spans(&bytes)?;
     Ok(RawRecords::new(bytes, spans))
 }
 
 /// Where the records' own bytes are.
-fn cut(bytes: &[u8]) -> Result<Vec<(usize, usize)>, (usize, RecordError)> {
+fn spans(bytes: &[u8]) -> Result<Vec<(usize, usize)>, (usize, RecordError)> {
     let mut spans = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
@@ -85,7 +87,7 @@ pub(crate) fn scan(path: &Path) -> Result<FileIndex, Error> {
     let bytes = file_len(path)?;
     let file = File::open(path).map_err(Error::io("open", path))?;
     let mut reader = BufReader::with_capacity(1 << 17, file);
-    let mut cutter = Cutter::default();
+    let mut chunks = ChunkBuilder::default();
     let mut offset = 0;
     let mut record = 0;
     while offset < bytes {
@@ -104,18 +106,18 @@ pub(crate) fn scan(path: &Path) -> Result<FileIndex, Error> {
         reader.seek_relative(skip).map_err(Error::io("read", path))?;
         let mut footer = [0; FOOTER_LEN];
         reader.read_exact(&mut footer).map_err(Error::io("read", path))?;
-        cutter.add(offset, whole, &[&header[..], &footer].concat(), 0, true);
+        chunks.add(offset, whole, &[&header[..], &footer].concat(), 0, true);
         offset += whole;
         record += 1;
     }
-    Ok(FileIndex { bytes, chunks: cutter.finish(), columns: Vec::new() })
+    Ok(FileIndex { bytes, chunks: chunks.finish(), columns: Vec::new() })
 }
 
 /// Reads and checks one chunk.
 pub(crate) fn load(path: &Path, number: usize, entry: &ChunkEntry) -> Result<RawRecords, Error> {
     let place = Place::chunk(path, BLOCK, number);
     let bytes = read_chunk(path, entry, &place)?;
-    let spans = cut(&bytes)
+    let spans = spans(&bytes)
         .map_err(|(record, error)| Error::corrupt(place.clone().record(record), error))?;
     let mut hasher = blake3::Hasher::new();
     for (start, end) in &spans {

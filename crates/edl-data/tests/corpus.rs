@@ -17,7 +17,7 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
     inputs
 }
 
-/// Changes some bytes, so that most checks are passed and the later ones are reached.
+/// Changes some bytes, so most checks are passed and the later ones are reached.
 fn damage(mut bytes: Vec<u8>, changes: &[(usize, u8)], cut: usize) -> Vec<u8> {
     let len = bytes.len();
     for (place, byte) in changes {
@@ -85,7 +85,7 @@ proptest! {
     }
 }
 
-/// Written out here so that the test does not share the checksum of what it tests.
+/// Written out here so the test does not share the checksum of what it tests.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc: u32, _| {

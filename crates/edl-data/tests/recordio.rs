@@ -76,7 +76,7 @@ fn files_of_another_implementation_are_read() {
 }
 
 #[test]
-fn the_writer_cuts_and_writes_as_another_implementation_does() {
+fn the_writer_splits_and_writes_as_another_implementation_does() {
     let expected = std::fs::read(fixture("none.rio")).unwrap();
     let chunks = fixture_records();
     let encoded = chunks.iter().flat_map(|chunk| encode(chunk, Compressor::None).unwrap());
@@ -154,7 +154,7 @@ fn a_flipped_bit_anywhere_is_an_error_and_never_other_data() {
 }
 
 #[test]
-fn a_file_cut_off_anywhere_but_between_chunks_is_refused_by_chunk() {
+fn a_file_truncated_inside_a_chunk_is_refused_by_chunk() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("short.recordio");
     let sound: Vec<Vec<u8>> = (0..9_u8).map(|i| vec![i; 20]).collect();

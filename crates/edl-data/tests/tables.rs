@@ -109,7 +109,7 @@ fn a_csv_error_names_file_line_and_column() {
 }
 
 #[test]
-fn long_csv_files_are_cut_into_blocks_that_keep_rows_and_lines_whole() {
+fn long_csv_files_are_split_into_blocks_of_whole_rows() {
     let mut text = String::from("n,text\r\n");
     for n in 0..10_000 {
         text += &format!("{n},\"a\r\nb \"\"{n}\"\"\"\r\n");
@@ -229,7 +229,7 @@ fn features_become_the_types_that_are_asked_for_where_nothing_is_lost() {
 }
 
 #[test]
-fn a_wrong_type_or_shape_says_what_is_needed_and_what_is_there() {
+fn a_wrong_type_or_shape_is_refused_with_what_is_needed() {
     let check = |example: Example, asked: FieldSpec, expected: &str| {
         let refusal = refusal(&example, &asked);
         assert!(refusal.contains("a.tfrecord`, block 0, record 0: field `x`: "), "{refusal}");
@@ -358,9 +358,9 @@ fn the_fields_of_a_data_set_are_found_in_its_records() {
     assert_eq!(found, Schema { fields: fields.to_vec(), has_raw_records: true, skipped });
 }
 
-fn two_pieces() -> edl_data::example::Kind {
+fn two_pieces() -> edl_data::example::FeatureKind {
     let value = vec![b"a".to_vec().into(), b"b".to_vec().into()];
-    edl_data::example::Kind::Bytes(edl_data::example::BytesList { value })
+    edl_data::example::FeatureKind::Bytes(edl_data::example::BytesList { value })
 }
 
 #[test]
@@ -415,7 +415,7 @@ fn what_is_no_data_set_is_refused_with_a_next_step() {
 }
 
 #[test]
-fn the_format_is_seen_in_the_first_bytes_where_the_name_says_nothing() {
+fn the_format_is_detected_by_the_first_bytes_without_a_known_extension() {
     let example = Example::new().ints("x", [1]).to_bytes();
     let recordio = edl_data::recordio::encode(&[&example], Default::default()).unwrap();
     let tfrecord = tfrecords(&[example]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Images as one file: what `ctr images import`, `docker load` and `podman load` take, and what
-//! `docker save` and `podman save` write.
+//! Images as one file, as `docker save` and `podman save` write it and `ctr images import`,
+//! `docker load` and `podman load` read it.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -13,11 +13,14 @@ use tar::{Archive, Builder, Header};
 use tempfile::NamedTempFile;
 
 use crate::image::{self, Config, Descriptor, Index, Manifest};
+use crate::inside;
 use crate::reference::Reference;
 use crate::store::{self, LAYOUT, Store};
 
-/// What docker's archives were before they were in the OCI layout.
+/// The index of docker's archives before version 25, which did not use the OCI layout.
 const DOCKER_LIST: &str = "manifest.json";
+/// The most that is read of an index, a manifest or a config.
+const MAX_JSON: u64 = 64 << 20;
 const PLAIN_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +39,7 @@ pub enum Error {
     Store(#[from] store::Error),
 }
 
-/// Writes one image with its name. The file appears whole or not at all.
+/// Writes one image with its name. The file is complete or does not exist.
 pub fn write(
     store: &Store,
     name: &Reference,
@@ -81,16 +84,15 @@ pub fn read(store: &Store, file: &Path) -> Result<Descriptor, Error> {
     let mut opened = BufReader::new(File::open(file).map_err(error)?);
     Archive::new(&mut opened).unpack(unpacked.path()).map_err(error)?;
     read_folder(store, unpacked.path()).map_err(|failed| {
-        // The folder is ours; the user knows the file.
+        // The folder is temporary, so the error names the user's file.
         if matches!(failed, Error::NoImage(_)) { Error::NoImage(file.into()) } else { failed }
     })
 }
 
 /// Reads the one image of a folder in the OCI layout, or of an unpacked archive.
 pub fn read_folder(store: &Store, folder: &Path) -> Result<Descriptor, Error> {
-    let index = folder.join("index.json");
-    if index.is_file() {
-        let index: Index = read_json(&index)?;
+    if folder.join("index.json").is_file() {
+        let index: Index = read_json(&within(folder, "index.json")?)?;
         let found = index.for_this_machine().or(index.manifests.first());
         let descriptor = found.ok_or_else(|| Error::NoImage(folder.into()))?.clone();
         return read_layout(store, folder, &descriptor);
@@ -116,10 +118,10 @@ fn read_layout(store: &Store, folder: &Path, descriptor: &Descriptor) -> Result<
     Ok(Descriptor { annotations: std::collections::BTreeMap::new(), ..descriptor.clone() })
 }
 
-/// Copies a blob, and checks that it is what its name says.
+/// Copies a blob and checks its digest.
 fn take(store: &Store, folder: &Path, wanted: &Descriptor) -> Result<(), Error> {
-    let path = folder.join("blobs/sha256").join(wanted.digest.hex());
-    let found = copy(store, &path, &wanted.media_type)?;
+    let path = format!("blobs/sha256/{}", wanted.digest.hex());
+    let found = copy(store, &within(folder, &path)?, &wanted.media_type)?;
     if found.digest == wanted.digest {
         Ok(())
     } else {
@@ -136,22 +138,26 @@ struct DockerImage {
 }
 
 fn read_docker(store: &Store, folder: &Path) -> Result<Descriptor, Error> {
-    let images: Vec<DockerImage> = read_json(&folder.join(DOCKER_LIST))?;
+    let images: Vec<DockerImage> = read_json(&within(folder, DOCKER_LIST)?)?;
     let image = images.first().ok_or_else(|| Error::NoImage(folder.into()))?;
-    let inside = |path: &str| folder.join(crate::base::clean(path));
-    let config = copy(store, &inside(&image.config), image::CONFIG)?;
+    let config = copy(store, &within(folder, &image.config)?, image::CONFIG)?;
     let parsed: Config = read_json(&store.path(&config.digest))?;
     let mut layers = Vec::new();
     for (path, diff_id) in image.layers.iter().zip(&parsed.rootfs.diff_ids) {
-        let layer = copy(store, &inside(path), PLAIN_LAYER)?;
+        let layer = copy(store, &within(folder, path)?, PLAIN_LAYER)?;
         if layer.digest != *diff_id {
             return Err(Error::Damaged(folder.into(), diff_id.to_string()));
         }
         layers.push(layer);
     }
-    let media_type = Some(image::MANIFEST.to_owned());
-    let manifest = Manifest { schema_version: 2, media_type, config, layers };
-    Ok(store.put_json(image::MANIFEST, &manifest)?)
+    Ok(store.put_manifest(config, layers)?)
+}
+
+/// A file of an image's folder; equal layers of an older docker are links to each other.
+fn within(folder: &Path, path: &str) -> Result<PathBuf, Error> {
+    let found = inside::resolve(folder, path);
+    let found = found.map_err(|error| Error::Read(folder.join(path), error))?;
+    Ok(folder.join(found))
 }
 
 fn copy(store: &Store, path: &Path, media_type: &str) -> Result<Descriptor, Error> {
@@ -163,7 +169,7 @@ fn copy(store: &Store, path: &Path, media_type: &str) -> Result<Descriptor, Erro
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Error> {
     let mut bytes = Vec::new();
-    let file = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    let file = File::open(path).and_then(|file| file.take(MAX_JSON).read_to_end(&mut bytes));
     file.map_err(|error| Error::Read(path.into(), error))?;
     serde_json::from_slice(&bytes).map_err(|error| Error::Json(path.into(), error))
 }
@@ -227,6 +233,20 @@ mod tests {
         assert_eq!(image.config, config);
         std::fs::write(folder.join("l.tar"), "other").unwrap();
         assert!(matches!(read_folder(&store, &folder), Err(Error::Damaged(..))));
+    }
+
+    #[test]
+    fn an_image_takes_no_files_from_outside_its_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("store")).unwrap();
+        let secret = dir.path().join("secret.json");
+        std::fs::write(&secret, serde_json::to_vec(&Config::empty()).unwrap()).unwrap();
+        let folder = dir.path().join("docker");
+        std::fs::create_dir(&folder).unwrap();
+        std::os::unix::fs::symlink(&secret, folder.join("c.json")).unwrap();
+        std::fs::write(folder.join(DOCKER_LIST), r#"[{"Config":"c.json","Layers":[]}]"#).unwrap();
+        let error = read_folder(&store, &folder).unwrap_err();
+        assert!(matches!(error, Error::Read(..)), "{error:?}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What lies below a new layer: the folders and links of a base image.
+//! The folders and links of a base image, below a new layer.
 //!
-//! A layer that says `lib/` is a folder would hide a link `lib -> usr/lib` and all behind it, so
-//! links are followed, and folders that are there are not said again.
+//! A layer with a folder `lib/` would hide a link `lib -> usr/lib` and everything behind it. So links
+//! are followed, and existing folders are not written again.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -15,10 +16,16 @@ use tar::{Archive, EntryType};
 use crate::image::{Descriptor, Manifest};
 use crate::store::Store;
 
-/// A file whose name starts so hides one of the layers below.
+/// Prefix of a file that hides a file of the layers below.
 const WHITEOUT: &str = ".wh.";
-/// Longest chain of links that is followed.
+/// The longest chain of links that is followed.
 const MAX_LINKS: usize = 40;
+
+/// The most that may stand between the contents of two files: headers, long names, attributes. They are
+/// read into memory, and a few packed bytes can claim gigabytes.
+const MAX_HEADERS: u64 = 1 << 20;
+/// The most folders and links of an image.
+const MAX_PATHS: usize = 4_000_000;
 
 /// Folders and links by path, without the first slash.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,7 +61,7 @@ impl Paths {
         self.folders.contains(path)
     }
 
-    /// Where a path leads when links among the folders above it are followed.
+    /// A path with all links in its parent folders followed.
     pub(crate) fn resolve(&self, path: &str) -> String {
         let mut path = clean(path);
         for _ in 0..MAX_LINKS {
@@ -71,8 +78,14 @@ impl Paths {
     }
 
     fn add(&mut self, layer: impl Read) -> io::Result<()> {
-        for entry in Archive::new(layer).entries()? {
+        let left = Cell::new(MAX_HEADERS);
+        for entry in Archive::new(Metered { inner: layer, left: &left }).entries()? {
             let entry = entry?;
+            // What is read up to the next entry.
+            left.set(entry.size().saturating_add(MAX_HEADERS));
+            if self.folders.len() + self.links.len() >= MAX_PATHS {
+                return Err(io::Error::other(format!("more than {MAX_PATHS} folders and links")));
+            }
             let path = clean(&entry.path()?.to_string_lossy());
             let name = path.rsplit('/').next().unwrap_or_default();
             if let Some(hidden) = name.strip_prefix(WHITEOUT) {
@@ -98,6 +111,25 @@ impl Paths {
     }
 }
 
+/// Reads no more than what is left.
+struct Metered<'a, R> {
+    inner: R,
+    left: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Metered<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.get();
+        if left == 0 {
+            return Err(io::Error::other(format!("a header longer than {MAX_HEADERS} bytes")));
+        }
+        let most = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
+        let n = self.inner.read(&mut buffer[..most])?;
+        self.left.set(left - n as u64);
+        Ok(n)
+    }
+}
+
 fn unpacked<'a>(layer: &Descriptor, file: impl Read + 'a) -> Result<Box<dyn Read + 'a>, Error> {
     let kind = layer.media_type.as_str();
     if kind.ends_with("gzip") {
@@ -109,7 +141,7 @@ fn unpacked<'a>(layer: &Descriptor, file: impl Read + 'a) -> Result<Box<dyn Read
     }
 }
 
-/// A path without its first slash, without `.`, and with `..` taken back.
+/// A path without its first slash, and with `.` and `..` resolved.
 pub(crate) fn clean(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -159,6 +191,28 @@ mod tests {
         assert!(paths.has_folder("usr/lib"));
         paths.add(tar(&[(".wh.lib", EntryType::Regular, "")]).as_slice()).unwrap();
         assert_eq!(paths.resolve("lib/x"), "lib/x");
+    }
+
+    #[test]
+    fn a_name_that_would_fill_the_memory_is_refused() {
+        let named = |n: u64| {
+            let mut tar = tar::Builder::new(Vec::new());
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(EntryType::GNULongName);
+            header.set_size(n);
+            header.set_cksum();
+            tar.append(&header, io::repeat(b'a').take(n)).unwrap();
+            let mut header = tar::Header::new_gnu();
+            header.set_size(3 << 20);
+            tar.append_data(&mut header, "large", io::repeat(0).take(3 << 20)).unwrap();
+            let mut header = tar::Header::new_gnu();
+            header.set_size(0);
+            tar.append_data(&mut header, "last", io::empty()).unwrap();
+            Paths::default().add(tar.into_inner().unwrap().as_slice())
+        };
+        named(5000).unwrap();
+        let error = named(2 << 20).unwrap_err().to_string();
+        assert!(error.contains("header longer than"), "{error}");
     }
 
     #[test]

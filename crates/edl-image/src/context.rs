@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The folder that an image is built from, without what `.dockerignore` leaves out.
+//! The folder that an image is built from, without the files that `.dockerignore` excludes.
 
 use std::fs;
 use std::io;
@@ -9,21 +9,22 @@ use std::path::{Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 
 use crate::base::clean;
+use crate::inside;
 use crate::layer::{Content, Entry};
 
-/// The folder of a context in which the command is, for `COPY .elasticdl/ /`.
+/// The folder of a context that contains the `elasticdl` program, for `COPY .elasticdl/ /`.
 pub const PROGRAM: &str = ".elasticdl";
 const IGNORE_FILE: &str = ".dockerignore";
-/// Never part of an image, whatever `.dockerignore` says.
+/// Never part of an image.
 const NEVER: [&str; 4] = [".git", "**/__pycache__", "**/*.pyc", PROGRAM];
 
 /// Files that may be copied into an image.
 #[derive(Clone, Debug)]
 pub struct Context {
     root: PathBuf,
-    /// Patterns, and whether they leave out or take in; the last that fits counts.
+    /// Patterns, and whether they exclude or include; the last match counts.
     patterns: Vec<(Pattern, bool)>,
-    /// What the folder [`PROGRAM`] holds, without being on the disk.
+    /// The contents of the folder [`PROGRAM`], which is not on disk.
     program: Vec<Entry>,
 }
 
@@ -46,20 +47,20 @@ impl Context {
         if !root.is_dir() {
             return Err(Error::NoFolder(root.into()));
         }
-        let file = root.join(IGNORE_FILE);
-        let text = match fs::read_to_string(&file) {
+        let file = inside::resolve(root, IGNORE_FILE);
+        let text = match file.and_then(|file| fs::read_to_string(root.join(file))) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(Error::Read(file, error)),
+            Err(error) => return Err(Error::Read(root.join(IGNORE_FILE), error)),
         };
         let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
         let mut patterns = Vec::new();
         for line in lines.filter(|line| !line.is_empty()).chain(NEVER) {
-            let (rest, leaves_out) =
+            let (rest, is_excluded) =
                 line.strip_prefix('!').map_or((line, true), |rest| (rest, false));
             let pattern = Pattern::new(&clean(rest));
             let pattern = pattern.map_err(|_| Error::Pattern { text: line.into() })?;
-            patterns.push((pattern, leaves_out));
+            patterns.push((pattern, is_excluded));
         }
         Ok(Self { root: root.into(), patterns, program })
     }
@@ -70,23 +71,29 @@ impl Context {
         &self.program
     }
 
-    /// What `COPY source target` puts into an image.
+    /// What `COPY source target` puts into an image. A source may be a link within the folder; links
+    /// below a source stay links.
     pub fn copy(&self, source: &str, target: &str) -> Result<Vec<Entry>, Error> {
         let from = clean(source);
         if from == PROGRAM {
             return Ok(self.program.iter().map(|entry| below(target, entry)).collect());
         }
-        let path = self.root.join(&from);
-        let is_there = fs::symlink_metadata(&path).is_ok() && !self.leaves_out(&from);
-        if !is_there {
-            return Err(Error::NoSource(source.into(), self.root.clone()));
+        let missing = || Error::NoSource(source.into(), self.root.clone());
+        let real = inside::resolve(&self.root, &from).map_err(|error| {
+            let is_missing = error.kind() == io::ErrorKind::NotFound;
+            if is_missing { missing() } else { Error::Read(self.root.join(&from), error) }
+        })?;
+        let path = self.root.join(&real);
+        let real = real.to_string_lossy();
+        if self.excludes(&from) || self.excludes(&real) {
+            return Err(missing());
         }
         let mut entries = Vec::new();
         if path.is_dir() {
             if !clean(target).is_empty() {
                 entries.push(Entry::folder(&clean(target), 0o755));
             }
-            self.walk(&from, target, &mut entries)?;
+            self.walk(&real, target, &mut entries)?;
         } else {
             let name = from.rsplit('/').next().unwrap_or_default();
             let is_folder = target.ends_with('/');
@@ -105,24 +112,24 @@ impl Context {
             let goal = clean(&format!("{target}/{name}"));
             let entry = entry(&self.root.join(&source), &goal)?;
             let is_folder = entry.content == Content::Folder;
-            let is_left_out = self.leaves_out(&source);
-            if !is_left_out {
+            let is_excluded = self.excludes(&source);
+            if !is_excluded {
                 entries.push(entry);
             }
-            // A file in a folder that is left out may be taken in again.
-            if is_folder && (!is_left_out || self.takes_in_again()) {
+            // A file in an excluded folder may be included again.
+            if is_folder && (!is_excluded || self.includes_again()) {
                 self.walk(&source, &goal, entries)?;
             }
         }
         Ok(())
     }
 
-    fn takes_in_again(&self) -> bool {
-        self.patterns.iter().any(|(_, leaves_out)| !leaves_out)
+    fn includes_again(&self) -> bool {
+        self.patterns.iter().any(|(_, is_excluded)| !is_excluded)
     }
 
-    /// Whether a pattern leaves out the path or a folder above it.
-    fn leaves_out(&self, path: &str) -> bool {
+    /// Whether a pattern excludes the path or a parent folder.
+    fn excludes(&self, path: &str) -> bool {
         let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
         let above = path.match_indices('/').map(|(at, _)| &path[..at]);
         let prefixes: Vec<_> = above.chain([path]).collect();
@@ -136,7 +143,7 @@ fn below(target: &str, entry: &Entry) -> Entry {
     Entry { path: clean(&format!("{target}/{}", entry.path)), ..entry.clone() }
 }
 
-/// Who may run a file counts; all else about its mode is this machine's business.
+/// Of a file's mode, only the executable bit is kept.
 fn entry(source: &Path, path: &str) -> Result<Entry, Error> {
     let error = |error| Error::Read(source.into(), error);
     let found = fs::symlink_metadata(source).map_err(error)?;
@@ -181,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_copied_without_what_is_left_out() {
+    fn a_folder_is_copied_without_what_is_excluded() {
         let (_dir, context) = zoo("# data\n**/*.csv\n!zoo/b.csv\n");
         assert_eq!(
             paths(&context, "zoo/", "/model_zoo"),
@@ -197,6 +204,32 @@ mod tests {
         assert_eq!(paths(&context, "zoo/a.py", "/m/"), ["m/a.py"]);
         assert_eq!(paths(&context, "zoo/a.py", "/m/b.py"), ["m/b.py"]);
         assert_eq!(paths(&context, ".elasticdl/", "/"), ["bin/x"]);
+    }
+
+    #[test]
+    fn links_out_of_the_folder_are_never_followed() {
+        use std::os::unix::fs::symlink;
+
+        let (dir, context) = zoo("zoo/data\n");
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("secret"), "secret").unwrap();
+        symlink(outside.path(), dir.path().join("folder")).unwrap();
+        symlink(outside.path().join("secret"), dir.path().join("file")).unwrap();
+        symlink("zoo", dir.path().join("same")).unwrap();
+        symlink("zoo/data", dir.path().join("excluded")).unwrap();
+        for source in ["folder", "folder/", "folder/secret", "file"] {
+            let error = context.copy(source, "/").unwrap_err();
+            assert!(matches!(error, Error::Read(..)), "{source}: {error:?}");
+        }
+        assert!(matches!(context.copy("excluded", "/"), Err(Error::NoSource(..))));
+        assert_eq!(paths(&context, "same", "/z"), ["z", "z/a.py", "z/b.csv"]);
+        // Below a source, links are copied as links.
+        let link = context.copy(".", "/").unwrap();
+        let link = link.iter().find(|entry| entry.path == "folder").unwrap();
+        assert!(matches!(link.content, Content::Link(_)), "{link:?}");
+        fs::remove_file(dir.path().join(IGNORE_FILE)).unwrap();
+        symlink(outside.path().join("secret"), dir.path().join(IGNORE_FILE)).unwrap();
+        assert!(matches!(Context::open(dir.path(), vec![]), Err(Error::Read(..))));
     }
 
     #[test]

@@ -15,7 +15,7 @@ const N_HEX_DIGITS: usize = 64;
 #[serde(transparent)]
 pub struct Digest(String);
 
-/// Something else stands where a digest should.
+/// Not a digest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a SHA-256 digest")]
 pub struct Error(String);
@@ -28,7 +28,7 @@ impl Digest {
         Self::finish(hasher)
     }
 
-    /// Reads `sha256:…`; other algorithms are refused.
+    /// Parses `sha256:…`; other algorithms are rejected.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let hex = text.strip_prefix(PREFIX).unwrap_or_default();
         let is_hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
@@ -71,7 +71,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// Passes bytes on, and knows at the end how many they were and what their digest is.
+/// A writer that counts and hashes what passes through.
 #[derive(Debug)]
 pub struct Hashed<W> {
     inner: W,

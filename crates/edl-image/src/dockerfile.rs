@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Dockerfiles, as far as they can be followed without running anything.
+//! Parses Dockerfiles, as far as they can be executed without running a command.
 
 use std::collections::BTreeMap;
 
-/// What a Dockerfile says to do, with every variable replaced.
+/// The steps of a Dockerfile, with all variables replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dockerfile {
     /// The image to start from; `scratch` is nothing.
@@ -28,7 +28,7 @@ pub enum Step {
     Run(Needed),
 }
 
-/// A line that only a tool which runs containers can follow.
+/// A line that only a tool that runs containers can execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needed {
     pub line: usize,
@@ -69,7 +69,7 @@ pub fn parse(text: &str, args: &BTreeMap<String, String>) -> Result<Dockerfile, 
                 base = Some(image.ok_or_else(|| error("FROM requires an image"))?);
                 continue;
             }
-            // A second stage takes what the first one made by running something.
+            // A second stage copies what the first one made by running a command.
             "FROM" | "RUN" | "ADD" => needed(),
             "COPY" if rest.starts_with("--") || rest.starts_with('[') => needed(),
             "COPY" => {
@@ -104,7 +104,7 @@ pub fn parse(text: &str, args: &BTreeMap<String, String>) -> Result<Dockerfile, 
 }
 
 impl Dockerfile {
-    /// The first line that asks for a tool.
+    /// The first line that needs a tool.
     #[must_use]
     pub fn needs_tool(&self) -> Option<&Needed> {
         self.steps
@@ -159,7 +159,7 @@ fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
     result + rest
 }
 
-/// Splits at blanks, but for those in quotes.
+/// Splits at white space outside quotes.
 fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -183,7 +183,7 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// `A=1 B="2 3"`, or `A 1` as docker once wanted it.
+/// `A=1 B="2 3"`, or the old form `A 1`.
 fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     let words = words(text);
     if words.first().is_some_and(|first| !first.contains('=')) {

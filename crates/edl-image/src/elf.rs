@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a program's file says: what loads it, which libraries it names, and where debug data starts.
+//! ELF files: the loader and libraries that a program needs, and where its debug data starts.
 
 use object::Endianness;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 
-/// Where the header says that the table of sections is, how many there are, and which names them.
+/// Header fields with the position, size and name index of the section table.
 const SECTION_FIELDS: [std::ops::Range<usize>; 2] = [0x28..0x30, 0x3c..0x40];
 
-/// What a program asks of the machine that it runs on.
+/// What a program needs from the machine that it runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Path of the dynamic loader; none: the program is static, or a library.
@@ -70,8 +70,8 @@ pub fn needs(file: &[u8]) -> Result<Needs, Error> {
     Ok(needs)
 }
 
-/// The file without symbols and debug data: what follows the last byte that is ever loaded goes,
-/// and with it the table of sections, which only linkers and debuggers read.
+/// The file without symbols and debug data: everything after the last loaded byte is removed, and
+/// with it the section table, which only linkers and debuggers read.
 pub fn strip(mut file: Vec<u8>) -> Result<Vec<u8>, Error> {
     let header = FileHeader64::<Endianness>::parse(file.as_slice())?;
     let endian = header.endian()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an image is made of, as the OCI image specification writes it down.
+//! The parts of an image, as the OCI image specification defines them.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 pub const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
-/// What docker called the same things before.
+/// Docker's older names for the same types.
 pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 pub const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// Stands in for every time: an image does not say when it was built, only from what.
+/// Replaces every time: an image depends on its contents, not on when it was built.
 pub const EPOCH: &str = "1970-01-01T00:00:00Z";
 
 /// Points to a blob.
@@ -61,8 +61,8 @@ pub struct Index {
     pub manifests: Vec<Descriptor>,
 }
 
-/// How a container of the image is started, and which layers it sees. What is not known here is
-/// kept as it came from the base image.
+/// How a container of the image is started, and its layers. Unknown fields are kept as they are in
+/// the base image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
     pub architecture: String,
@@ -120,7 +120,7 @@ impl Descriptor {
 }
 
 impl Config {
-    /// An image without layers for this machine's kind of processor.
+    /// An image without layers for this machine's architecture.
     #[must_use]
     pub fn empty() -> Self {
         Self {
@@ -135,7 +135,7 @@ impl Config {
 }
 
 impl Index {
-    /// The image for this machine's kind of processor; one without a platform fits all.
+    /// The image for this machine's architecture; one without a platform fits all.
     #[must_use]
     pub fn for_this_machine(&self) -> Option<&Descriptor> {
         let fits =
@@ -146,7 +146,7 @@ impl Index {
     }
 }
 
-/// This machine's kind of processor in the words of images.
+/// This machine's processor architecture, as images name it.
 #[must_use]
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_base_image_says_is_kept() {
+    fn unknown_fields_of_a_base_image_are_kept() {
         let text = format!(
             r#"{{"architecture":"amd64","os":"linux","variant":"v3","config":{{"Env":["A=1"],
             "Cmd":null,"StopSignal":"SIGINT"}},"rootfs":{{"type":"layers","diff_ids":["{}"]}}}}"#,

@@ -65,7 +65,7 @@ impl Entry {
     }
 }
 
-/// Writes a layer on top of `below`. Of two entries with one path the later counts.
+/// Writes a layer on top of `below`. Of two entries with the same path, the later one counts.
 pub fn write(store: &Store, below: &Paths, entries: Vec<Entry>) -> Result<Layer, Error> {
     let mut sorted = BTreeMap::new();
     for mut entry in entries {
@@ -115,7 +115,7 @@ fn append(tar: &mut Builder<impl Write>, entry: &Entry) -> Result<(), Error> {
             let file = File::open(source).map_err(error)?;
             let size = file.metadata().map_err(error)?.len();
             header.set_size(size);
-            // A file that grows meanwhile must not break the archive.
+            // A file that grows during the copy must not corrupt the archive.
             tar.append_data(&mut header, path, file.take(size)).map_err(error)
         }
     }

@@ -3,18 +3,19 @@
 //! and from registries and archives.
 //!
 //! The same input gives the same bytes: entries are sorted, times are zero, owners are root.
-//! Nothing is ever run: a Dockerfile that asks for it is refused (see [`dockerfile`]) or is given
-//! to a tool that can (see [`tool`]).
+//! No command is ever run: a Dockerfile with a `RUN` line is rejected (see [`dockerfile`]) or passed
+//! to a tool that can run it (see [`tool`]).
 
 pub mod archive;
 pub mod base;
+pub mod build;
 pub mod context;
 pub mod digest;
 pub mod dockerfile;
 pub mod elf;
 pub mod image;
+mod inside;
 pub mod layer;
-pub mod order;
 pub mod program;
 pub mod recipe;
 pub mod reference;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `elasticdl` command as it goes into an image: without debug data, and with the libraries
-//! that it needs where the image has none.
+//! The `elasticdl` program for an image: without debug data, and with its libraries if the image has
+//! none.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 use crate::elf::{self, Needs};
 use crate::layer::Entry;
 
-/// Where the command is in every image.
+/// The path of the program in every image.
 pub const PATH: &str = "usr/local/bin/elasticdl";
 const EXECUTABLE: u32 = 0o755;
 const READABLE: u32 = 0o644;
-/// Every library comes from beside this one: wherever it is, the loader looks.
+/// All libraries are put into the folder of this one, which the loader searches.
 const LIBC: &str = "libc.so.6";
 
-/// Where loaders look when nothing else is said; what `ld.so.conf` names comes first.
+/// The loader's default folders, searched after those of `ld.so.conf`.
 const FOLDERS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-/// Files that say where else.
+/// Files that name other folders.
 const LD_SO_CONF: [&str; 2] = ["/etc/ld.so.conf", "/etc/ld.so.conf.d/*.conf"];
 
-/// What a program expects of any Linux, for an image that has nothing: users, and that names of
-/// hosts are looked up in `/etc/hosts` and then by DNS.
+/// Files that programs expect on any Linux, for an empty image: users, and host lookup in
+/// `/etc/hosts` and then by DNS.
 const PASSWD: &str = "root:x:0:0:root:/:/sbin/nologin\nelasticdl:x:1000:1000::/tmp:/sbin/nologin\n";
 const GROUP: &str = "root:x:0:\nelasticdl:x:1000:\n";
 const NSSWITCH: &str = "passwd: files\ngroup: files\nhosts: files dns\n";
@@ -57,18 +57,13 @@ impl Program {
         Ok(Self { stripped, libraries })
     }
 
-    #[must_use]
-    pub fn is_static(&self) -> bool {
-        self.libraries.is_empty()
-    }
-
-    /// The program for an image that has libraries, users and folders already.
+    /// The program for an image that already has libraries, users and folders.
     #[must_use]
     pub fn alone(&self) -> Vec<Entry> {
         vec![Entry::bytes(PATH, EXECUTABLE, self.stripped.clone())]
     }
 
-    /// The program with all that it needs to run in an image that has nothing.
+    /// The program with everything it needs in an empty image.
     #[must_use]
     pub fn with_all(&self) -> Vec<Entry> {
         let mut entries = self.alone();
@@ -94,7 +89,7 @@ fn libraries(program: &Path, needs: &Needs) -> Result<BTreeMap<String, Vec<u8>>,
         }
         let is_here = |folder: &PathBuf| {
             let bytes = fs::read(folder.join(&name)).ok()?;
-            // A library of another machine is skipped, as the loader does.
+            // Like the loader, skip libraries for other architectures.
             let needs = elf::needs(&bytes).ok()?;
             Some((folder.clone(), bytes, needs))
         };
@@ -123,7 +118,7 @@ fn inside(path: &Path) -> String {
     path.to_string_lossy().trim_start_matches('/').into()
 }
 
-/// Where the loader of this machine looks for libraries.
+/// The folders that this machine's loader searches.
 fn folders(program: &Path, needs: &Needs) -> Vec<PathBuf> {
     let origin = program.parent().unwrap_or(program).to_string_lossy().into_owned();
     let named = needs.run_path.iter().map(|path| path.replace("$ORIGIN", &origin).into());
@@ -143,7 +138,7 @@ mod tests {
     #[test]
     fn a_dynamic_program_brings_its_loader_and_all_libraries() {
         let program = Program::read(&std::env::current_exe().unwrap()).unwrap();
-        assert!(!program.is_static());
+        assert!(!program.libraries.is_empty());
         let paths: Vec<_> = program.with_all().into_iter().map(|entry| entry.path).collect();
         assert!(paths.iter().any(|path| path.contains("ld-linux")), "{paths:?}");
         assert!(paths.iter().any(|path| path.ends_with("/libc.so.6")), "{paths:?}");

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Follows a Dockerfile without a daemon: every COPY is a layer on the base image.
+//! Executes a Dockerfile without a daemon: every COPY adds a layer to the base image.
 
 use serde_json::json;
 
 use crate::base::{self, Paths};
 use crate::context::{self, Context};
 use crate::dockerfile::{Dockerfile, Needed, Step};
-use crate::image::{self, Config, Descriptor, Manifest, Runtime};
+use crate::image::{self, Config, Descriptor, Runtime};
 use crate::layer;
 use crate::store::{self, Image, Store};
 
@@ -47,7 +47,7 @@ pub fn build(
     };
     config.other.insert("created".into(), image::EPOCH.into());
     for step in &file.steps {
-        let said = if let Step::Copy { sources, target } = step {
+        let line = if let Step::Copy { sources, target } = step {
             let mut entries = Vec::new();
             for source in sources {
                 entries.extend(context.copy(source, &absolute(&config.config, target))?);
@@ -62,15 +62,13 @@ pub fn build(
         let is_empty = !matches!(step, Step::Copy { .. });
         config
             .history
-            .push(json!({"created": image::EPOCH, "created_by": said, "empty_layer": is_empty}));
+            .push(json!({"created": image::EPOCH, "created_by": line, "empty_layer": is_empty}));
     }
     let config = store.put_json(image::CONFIG, &config)?;
-    let media_type = Some(image::MANIFEST.to_owned());
-    let manifest = Manifest { schema_version: 2, media_type, config, layers };
-    Ok(store.put_json(image::MANIFEST, &manifest)?)
+    Ok(store.put_manifest(config, layers)?)
 }
 
-/// Changes how the container is started, and says it in a line.
+/// Changes how the container is started. Returns the line for the image's history.
 fn apply(config: &mut Config, step: &Step) -> String {
     let runtime = &mut config.config;
     match step {
@@ -83,12 +81,12 @@ fn apply(config: &mut Config, step: &Step) -> String {
         Step::Label(pairs) => runtime.labels.extend(pairs.iter().cloned()),
         Step::User(user) => runtime.user.clone_from(user),
         Step::WorkingDir(path) => runtime.working_dir = absolute(runtime, path),
-        Step::Entrypoint(words) => {
-            runtime.entrypoint.clone_from(words);
-            // The base's arguments were for the base's command.
+        Step::Entrypoint(command) => {
+            runtime.entrypoint.clone_from(command);
+            // The base image's arguments were for its own entry point.
             runtime.cmd.clear();
         }
-        Step::Cmd(words) => runtime.cmd.clone_from(words),
+        Step::Cmd(command) => runtime.cmd.clone_from(command),
         Step::Expose(ports) => {
             let full = |port: &String| {
                 if port.contains('/') { port.clone() } else { format!("{port}/tcp") }
@@ -148,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_go_on_top_of_the_base_and_what_it_says_is_kept() {
+    fn layers_go_on_top_of_the_base_whose_settings_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let on_top = "FROM base\nCOPY zoo/model.py /model_zoo/other.py\nENV B=2\nCMD [\"train\"]\n";
         let (store, built) = build_in(dir.path(), on_top, Some(NATIVE));

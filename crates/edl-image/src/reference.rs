@@ -5,13 +5,12 @@ use std::fmt;
 
 use crate::digest::Digest;
 
-/// The registry of names without a host, and what it puts before names without a slash.
+/// The registry of names without a host, and its prefix of names without a slash.
 const DEFAULT_HOST: &str = "docker.io";
 const DEFAULT_FOLDER: &str = "library/";
-/// Where the default registry answers.
 const DEFAULT_ADDRESS: &str = "registry-1.docker.io";
 const DEFAULT_TAG: &str = "latest";
-/// Longest tag and longest name that registries take.
+/// The longest tag and name that registries accept.
 const MAX_TAG: usize = 128;
 const MAX_NAME: usize = 255;
 
@@ -23,11 +22,11 @@ pub struct Reference {
     /// The repository there, such as `library/python`.
     pub name: String,
     pub tag: String,
-    /// Which image exactly; wins over the tag.
+    /// Takes precedence over the tag.
     pub digest: Option<Digest>,
 }
 
-/// Why a text is no name of an image.
+/// Why a text is not a valid image name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid image name `{text}`: {why}; use NAME:TAG or HOST:PORT/NAME:TAG")]
 pub struct Error {
@@ -66,7 +65,7 @@ impl Reference {
         Ok(Self { host: host.into(), name: format!("{folder}{name}"), tag: tag.into(), digest })
     }
 
-    /// Where the registry answers: scheme, host and port. Only this machine's own is trusted
+    /// The registry's address: scheme, host and port. Only a registry on this machine is used
     /// without TLS.
     #[must_use]
     pub fn address(&self) -> String {
@@ -78,15 +77,10 @@ impl Reference {
     /// Whether the registry is on this machine.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
-        let bare = match self.host.strip_prefix('[') {
-            Some(v6) => v6.split(']').next().unwrap_or_default(),
-            None => self.host.split(':').next().unwrap_or_default(),
-        };
-        bare == "localhost"
-            || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        is_loopback(&self.host)
     }
 
-    /// What the registry is asked for: the digest if there is one, else the tag.
+    /// The version to request: the digest if there is one, or else the tag.
     #[must_use]
     pub fn version(&self) -> &str {
         self.digest.as_ref().map_or(&self.tag, Digest::as_str)
@@ -145,6 +139,16 @@ fn is_tag(tag: &str) -> bool {
     tag.starts_with(is_first)
         && tag.len() <= MAX_TAG
         && tag.chars().all(|c| is_first(c) || matches!(c, '.' | '-'))
+}
+
+/// Whether a host, with or without a port, is this machine.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let bare = match host.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    bare == "localhost"
+        || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Registries, by the OCI distribution protocol.
 //!
-//! Every byte that comes or goes is checked by its digest, and what a registry has is not sent again.
+//! Every blob sent or received is checked by its digest. Blobs that the registry has are not sent.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -10,10 +10,10 @@ use std::path::Path;
 
 use crate::digest::Digest;
 use crate::image::{self, Descriptor, Index, Manifest};
-use crate::reference::Reference;
+use crate::reference::{self, Reference};
 use crate::store::{self, Store};
 use auth::{Challenge, Credentials};
-use http::{Answer, Body, Http};
+use http::{Answer, Body, Http, Request};
 
 pub mod auth;
 mod http;
@@ -29,7 +29,7 @@ pub struct Registry {
     image: Reference,
     http: Http,
     credentials: Credentials,
-    /// The `Authorization` that the registry wanted last.
+    /// The `Authorization` header that the registry accepted last.
     authorization: RefCell<Option<String>>,
 }
 
@@ -38,7 +38,7 @@ pub struct Registry {
 pub struct Pushed {
     pub digest: Digest,
     pub n_sent: usize,
-    /// Blobs that the registry had.
+    /// Blobs that the registry already had.
     pub n_there: usize,
     pub n_bytes: u64,
 }
@@ -55,10 +55,14 @@ pub enum Error {
         "registry `{host}` denied access to `{name}`; ask its owner, or run `docker login {host}` as another user"
     )]
     Denied { host: String, name: String },
+    #[error(
+        "registry `{0}` asks for the password to be sent to `{1}`, without encryption; ask its owner for an https address"
+    )]
+    Realm(String, String),
     #[error("registry `{0}` has no image `{1}`")]
     NotFound(String, String),
-    #[error("registry `{host}` refused to {what}: {status}{said}")]
-    Refused { host: String, what: String, status: u16, said: String },
+    #[error("registry `{host}` refused to {what}: {status}{message}")]
+    Refused { host: String, what: String, status: u16, message: String },
     #[error("data from registry `{0}` does not match `{1}`; try again")]
     Digest(String, String),
     #[error("registry `{0}` has `{1}` only for other processor architectures")]
@@ -86,7 +90,7 @@ impl Registry {
         let authorization = RefCell::new(None);
         let registry = Self { image: image.clone(), http, credentials, authorization };
         let url = format!("{}/v2/", image.address());
-        let answer = registry.once("GET", &url, &[], Body::None)?;
+        let answer = registry.once(Request::new("GET", &url))?;
         match answer.status {
             200 | 401 | 403 => Ok(registry),
             status => Err(Error::NoRegistry(image.host.clone(), status)),
@@ -112,7 +116,7 @@ impl Registry {
         Ok(pushed)
     }
 
-    /// Fetches an image into the store; of several, that of this kind of processor.
+    /// Fetches an image into the store; of several, the one for this machine's architecture.
     pub fn pull(&self, store: &Store) -> Result<Descriptor, Error> {
         let mut descriptor = self.fetch_manifest(store, self.image.version())?;
         if descriptor.is_index() {
@@ -131,8 +135,8 @@ impl Registry {
     }
 
     fn has(&self, blob: &Descriptor) -> Result<bool, Error> {
-        let answer =
-            self.ask("HEAD", &self.url(&format!("blobs/{}", blob.digest)), &[], Body::None)?;
+        let url = self.url(&format!("blobs/{}", blob.digest));
+        let answer = self.ask(Request::new("HEAD", &url))?;
         match answer.status {
             200 => Ok(true),
             404 => Ok(false),
@@ -141,7 +145,7 @@ impl Registry {
     }
 
     fn send_blob(&self, path: &Path, blob: &Descriptor) -> Result<(), Error> {
-        let begun = self.ask("POST", &self.url("blobs/uploads/"), &[], Body::None)?;
+        let begun = self.ask(Request::new("POST", &self.url("blobs/uploads/")))?;
         let location = match (begun.status, &begun.location) {
             (202, Some(location)) => absolute(&self.image.address(), location),
             _ => return Err(self.refused("accept a blob", begun)),
@@ -151,7 +155,11 @@ impl Registry {
         let file =
             || File::open(path).map_err(|error| Error::Read(path.display().to_string(), error));
         let kind = [("Content-Type", "application/octet-stream")];
-        let answer = self.ask("PUT", &url, &kind, Body::File(&file))?;
+        let answer = self.ask(Request {
+            headers: &kind,
+            body: Body::File(&file),
+            ..Request::new("PUT", &url)
+        })?;
         if answer.status != 201 {
             return Err(self.refused("accept a blob", answer));
         }
@@ -161,7 +169,11 @@ impl Registry {
     fn send_manifest(&self, bytes: &[u8], descriptor: &Descriptor) -> Result<(), Error> {
         let url = self.url(&format!("manifests/{}", self.image.tag));
         let kind = [("Content-Type", descriptor.media_type.as_str())];
-        let answer = self.ask("PUT", &url, &kind, Body::Bytes(bytes))?;
+        let answer = self.ask(Request {
+            headers: &kind,
+            body: Body::Bytes(bytes),
+            ..Request::new("PUT", &url)
+        })?;
         if answer.status != 201 {
             return Err(self.refused("accept the image", answer));
         }
@@ -171,7 +183,8 @@ impl Registry {
     fn fetch_manifest(&self, store: &Store, version: &str) -> Result<Descriptor, Error> {
         let accepted = MANIFESTS.join(", ");
         let url = self.url(&format!("manifests/{version}"));
-        let answer = self.ask("GET", &url, &[("Accept", &accepted)], Body::None)?;
+        let answer =
+            self.ask(Request { headers: &[("Accept", &accepted)], ..Request::new("GET", &url) })?;
         match answer.status {
             200 => {}
             404 => return Err(Error::NotFound(self.host(), self.image.to_string())),
@@ -187,7 +200,7 @@ impl Registry {
 
     fn fetch_blob(&self, store: &Store, wanted: &Descriptor) -> Result<(), Error> {
         let url = self.url(&format!("blobs/{}", wanted.digest));
-        let answer = self.ask("GET", &url, &[], Body::None)?;
+        let answer = self.ask(Request::new("GET", &url))?;
         if answer.status != 200 {
             return Err(self.refused("send a blob", answer));
         }
@@ -201,7 +214,7 @@ impl Registry {
         }
     }
 
-    /// A registry that got other bytes than we sent says so by their digest.
+    /// Compares the digest of what the registry stored with that of what was sent.
     fn check(&self, answer: &Answer, sent: &Digest) -> Result<(), Error> {
         match &answer.digest {
             Some(stored) if stored != sent.as_str() => {
@@ -211,22 +224,16 @@ impl Registry {
         }
     }
 
-    /// Asks, and once more with what the registry wants to see of us.
-    fn ask(
-        &self,
-        method: &str,
-        url: &str,
-        headers: &[(&str, &str)],
-        body: Body<'_>,
-    ) -> Result<Answer, Error> {
-        let answer = self.once(method, url, headers, body)?;
+    /// Sends a request, and repeats it with credentials if the registry requires them.
+    fn ask(&self, request: Request<'_>) -> Result<Answer, Error> {
+        let answer = self.once(request)?;
         if answer.status != 401 {
             return self.admitted(answer);
         }
         let challenge = answer.challenges.iter().find_map(|header| Challenge::parse(header));
         let challenge = challenge.ok_or_else(|| Error::Unauthorized(self.host()))?;
         *self.authorization.borrow_mut() = Some(self.authorize(&challenge)?);
-        let answer = self.once(method, url, headers, body)?;
+        let answer = self.once(request)?;
         if answer.status == 401 {
             return Err(Error::Unauthorized(self.host()));
         }
@@ -240,28 +247,25 @@ impl Registry {
         Ok(answer)
     }
 
-    fn once(
-        &self,
-        method: &str,
-        url: &str,
-        headers: &[(&str, &str)],
-        body: Body<'_>,
-    ) -> Result<Answer, Error> {
+    fn once(&self, request: Request<'_>) -> Result<Answer, Error> {
         let authorization = self.authorization.borrow().clone();
-        // An upload may go to another host, which must not learn the token.
-        let is_ours = url.starts_with(&format!("{}/", self.image.address()));
+        // An upload may go to another host, which must not receive the token.
+        let is_ours = request.url.starts_with(&format!("{}/", self.image.address()));
         let shown = authorization.as_deref().filter(|_| is_ours);
-        let mut all = headers.to_vec();
+        let mut all = request.headers.to_vec();
         all.extend(shown.map(|value| ("Authorization", value)));
-        self.http.send(method, url, &all, body).map_err(|error| self.failed(error))
+        self.http.send(Request { headers: &all, ..request }).map_err(|error| self.failed(error))
     }
 
-    /// The `Authorization` that answers a challenge.
+    /// The `Authorization` header for a challenge.
     fn authorize(&self, challenge: &Challenge) -> Result<String, Error> {
         let unauthorized = || Error::Unauthorized(self.host());
         let Challenge::Bearer { realm, service, scope } = challenge else {
             return self.credentials.basic().ok_or_else(unauthorized);
         };
+        if !self.may_know(realm) {
+            return Err(Error::Realm(self.host(), realm.clone()));
+        }
         let query = [("service", service.as_str()), ("scope", scope.as_str())];
         let query = query.map(|(name, value)| (name, http::escaped(value)));
         let query = query.map(|(name, value)| format!("{name}={value}")).join("&");
@@ -271,13 +275,15 @@ impl Registry {
                 "grant_type=refresh_token&client_id=elasticdl&refresh_token={token}&{query}"
             );
             let kind = [("Content-Type", "application/x-www-form-urlencoded")];
-            self.http.send("POST", realm, &kind, Body::Bytes(form.as_bytes()))
+            let body = Body::Bytes(form.as_bytes());
+            self.http.send(Request { headers: &kind, body, ..Request::new("POST", realm) })
         } else {
             let basic = self.credentials.basic();
             let shown: Vec<_> =
                 basic.iter().map(|value| ("Authorization", value.as_str())).collect();
             let separator = if realm.contains('?') { '&' } else { '?' };
-            self.http.send("GET", &format!("{realm}{separator}{query}"), &shown, Body::None)
+            let url = format!("{realm}{separator}{query}");
+            self.http.send(Request { headers: &shown, ..Request::new("GET", &url) })
         };
         let answer = answer.map_err(|error| self.failed(error))?;
         if answer.status != 200 {
@@ -291,14 +297,26 @@ impl Registry {
         Ok(format!("Bearer {token}"))
     }
 
+    /// Whether the server at `realm` may get credentials: over TLS, or on this machine if the registry
+    /// is there, too.
+    fn may_know(&self, realm: &str) -> bool {
+        match http::scheme_and_host(realm) {
+            Some((scheme, _)) if scheme == "https" => true,
+            Some((scheme, host)) => {
+                scheme == "http" && self.image.is_loopback() && reference::is_loopback(&host)
+            }
+            None => false,
+        }
+    }
+
     fn parse<T: serde::de::DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, Error> {
         serde_json::from_slice(bytes).map_err(|error| Error::Json(self.host(), error))
     }
 
     fn refused(&self, what: &str, answer: Answer) -> Error {
         let status = answer.status;
-        let said = answer.sentence().map_or(String::new(), |said| format!(", {said}"));
-        Error::Refused { host: self.host(), what: what.into(), status, said }
+        let message = answer.message().map_or(String::new(), |message| format!(", {message}"));
+        Error::Refused { host: self.host(), what: what.into(), status, message }
     }
 
     fn failed(&self, error: http::Error) -> Error {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a new folder of models starts with: a Dockerfile, a `.dockerignore`, and a first model where
-//! there is none.
+//! The files of a new model folder: a Dockerfile, a `.dockerignore`, and a first model if there is
+//! none.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Component, Path, PathBuf};
 
-/// Built-in models need nothing below them; others need Python.
+/// Built-in models need no base image; others need Python.
 const RUST_BASE: &str = "scratch";
 const PYTHON_BASE: &str = "python:3.12-slim";
 const IGNORE: &str =
@@ -19,22 +19,22 @@ const RUST_JOB: &str = include_str!("skeleton/job.yaml");
 /// What models are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
-    /// Those that the command has built in.
+    /// Built-in models.
     Rust,
     Python,
 }
 
-/// What is wanted of the image.
+/// Options of the new folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skeleton {
     pub language: Language,
-    /// The image to start from; empty: a fitting one.
+    /// The base image; empty for the default.
     pub base_image: String,
     /// Folder of models, inside the folder of the Dockerfile.
     pub model_zoo: PathBuf,
-    /// Folder of wheels to install, instead of the package index's.
+    /// Folder of wheels to install instead of those of the package index.
     pub local_pkg_dir: Option<PathBuf>,
-    /// A file that changes pods for a site.
+    /// A file with patches for the job's pods.
     pub cluster_spec: Option<PathBuf>,
     /// Another package index to ask.
     pub extra_pypi_index: String,
@@ -59,7 +59,7 @@ pub enum Error {
 }
 
 impl Skeleton {
-    /// A skeleton for a folder of models, whatever they are written in.
+    /// A skeleton for a folder of models, in their language.
     #[must_use]
     pub fn for_models(model_zoo: &Path, base_image: &str) -> Self {
         let is_python = !files(model_zoo, &|name| name.ends_with(".py")).is_empty();
@@ -73,7 +73,7 @@ impl Skeleton {
         }
     }
 
-    /// Writes the files into `root`; the answer is their names.
+    /// Writes the files into `root`, and returns their names.
     pub fn write(&self, root: &Path, force: bool) -> Result<Vec<PathBuf>, Error> {
         let dockerfile = root.join("Dockerfile");
         if dockerfile.exists() && !force {
@@ -202,10 +202,10 @@ impl Skeleton {
     }
 }
 
-/// A path as one below `root`; one without a way out of it.
+/// A path relative to `root`, which must be inside it.
 fn inside(root: &Path, path: &Path, flag: &'static str) -> Result<PathBuf, Error> {
     let outside = |root: &Path| Error::Outside { path: path.into(), root: root.into(), flag };
-    // What is not there yet cannot be a link.
+    // A path that does not exist yet cannot be a link.
     let absolute = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     let root = absolute(root).map_err(|error| Error::Read(root.into(), error))?;
     let full = absolute(&root.join(path)).map_err(|error| Error::Read(path.into(), error))?;

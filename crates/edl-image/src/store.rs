@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A folder of images in the layout of the OCI image specification.
 //!
-//! Whoever has it open holds a lock, so that blobs which no image names any more can be removed.
+//! An open store holds a lock, so unused blobs can be removed safely.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use crate::digest::{Digest, Hashed};
 use crate::image::{self, Config, Descriptor, Index, Manifest};
 use crate::reference::Reference;
 
-/// The name that containerd gives to an image that it imports.
+/// The annotation by which containerd names an imported image.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 pub const LAYOUT: &str = r#"{"imageLayoutVersion":"1.0.0"}"#;
@@ -28,14 +28,14 @@ pub struct Store {
     _lock: File,
 }
 
-/// A blob under way; it is part of the store once it is finished.
+/// A blob being written; it becomes part of the store when it is finished.
 #[derive(Debug)]
 pub struct Blob<'a> {
     store: &'a Store,
     file: Hashed<NamedTempFile>,
 }
 
-/// An image with the two blobs that say all about it.
+/// An image with its manifest and configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     pub descriptor: Descriptor,
@@ -60,7 +60,7 @@ pub enum Error {
 }
 
 impl Store {
-    /// Opens the folder, and makes it if there is none. Waits for others that have it open.
+    /// Opens the folder, or creates it. Waits while another process has it open.
     pub fn open(root: &Path) -> Result<Self, Error> {
         let error = |error| Error::Open(root.into(), error);
         fs::create_dir_all(root.join("blobs/sha256")).map_err(error)?;
@@ -104,7 +104,17 @@ impl Store {
         self.put(media_type, &bytes.map_err(|error| Error::Json(self.root.clone(), error))?)
     }
 
-    /// Reads a small blob, and checks that it is the one that was asked for.
+    pub fn put_manifest(
+        &self,
+        config: Descriptor,
+        layers: Vec<Descriptor>,
+    ) -> Result<Descriptor, Error> {
+        let media_type = Some(image::MANIFEST.to_owned());
+        let manifest = Manifest { schema_version: 2, media_type, config, layers };
+        self.put_json(image::MANIFEST, &manifest)
+    }
+
+    /// Reads a small blob and checks its digest.
     pub fn read(&self, digest: &Digest) -> Result<Vec<u8>, Error> {
         let path = self.path(digest);
         let bytes = fs::read(&path).map_err(|error| Error::Read(path.clone(), error))?;
@@ -116,7 +126,7 @@ impl Store {
         serde_json::from_slice(&bytes).map_err(|error| Error::Json(self.path(digest), error))
     }
 
-    /// The image that a descriptor means; of several, that of this kind of processor.
+    /// The image of a descriptor; of several, the one for this machine's architecture.
     pub fn image(&self, descriptor: &Descriptor) -> Result<Image, Error> {
         let mut descriptor = descriptor.clone();
         if descriptor.is_index() {
@@ -131,7 +141,7 @@ impl Store {
         Ok(Image { descriptor, manifest, config })
     }
 
-    /// Every image of the folder by the name that it was given.
+    /// All named images of the store.
     pub fn index(&self) -> Result<Index, Error> {
         let path = self.root.join("index.json");
         match fs::read(&path) {
@@ -152,13 +162,13 @@ impl Store {
         Ok(self.index()?.manifests.into_iter().find(is_it))
     }
 
-    /// Gives a name to an image; the image that had it goes, unless it has another one.
+    /// Names an image. The image that had the name is removed, unless it has another one.
     pub fn name(&self, name: &Reference, image: &Descriptor) -> Result<(), Error> {
         let named = Descriptor { annotations: annotations(name), ..image.clone() };
         self.replace(name, Some(named))
     }
 
-    /// Takes a name away, because another tool has a newer image of it.
+    /// Removes a name, because a tool has a newer image of that name.
     pub fn forget(&self, name: &Reference) -> Result<(), Error> {
         self.replace(name, None)
     }
@@ -182,7 +192,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes blobs that no image needs; none where that cannot be told.
+    /// Removes blobs that no image needs; none if an image cannot be read.
     fn sweep(&self, index: &Index) -> Result<(), Error> {
         let mut needed = BTreeSet::new();
         for each in &index.manifests {
@@ -224,7 +234,7 @@ impl Write for Blob<'_> {
     }
 }
 
-/// How an index says what an image is called.
+/// The annotations by which an index names an image.
 #[must_use]
 pub fn annotations(name: &Reference) -> BTreeMap<String, String> {
     BTreeMap::from([

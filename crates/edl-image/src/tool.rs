@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tools that can run containers: docker, podman and buildah, where they answer.
+//! Tools that can run containers: docker, podman and buildah, if they are available.
 //!
-//! They find their daemons as always; docker heeds `DOCKER_HOST`, `DOCKER_TLS_VERIFY` and
+//! They find their daemons as usual; docker reads `DOCKER_HOST`, `DOCKER_TLS_VERIFY` and
 //! `DOCKER_CERT_PATH`.
 
 use std::collections::BTreeMap;
@@ -45,8 +45,8 @@ impl Tool {
         }
     }
 
-    /// The first tool that answers. A `DOCKER_HOST` that does not is no tool's absence: whoever
-    /// set it wants the image there.
+    /// The first available tool. It is an error if `DOCKER_HOST` is set but does not respond,
+    /// because then the user wants the image there.
     pub fn find() -> Result<Option<Self>, Error> {
         if let Ok(host) = std::env::var(DOCKER_HOST)
             && let Err(error) = Self::Docker.check()
@@ -57,7 +57,7 @@ impl Tool {
         Ok(ALL.into_iter().find(|tool| tool.check().is_ok()))
     }
 
-    /// Whether it answers; with docker that is its daemon.
+    /// Whether it is available; for docker, whether its daemon responds.
     pub fn check(self) -> Result<(), Error> {
         let args: &[&str] = match self {
             Self::Docker => &["version", "--format", "{{.Server.Version}}"],
@@ -70,7 +70,7 @@ impl Tool {
         if output.status.success() { Ok(()) } else { Err(silent(last_line(&output))) }
     }
 
-    /// Builds an image from a folder; what the tool says goes to standard error.
+    /// Builds an image from a folder; the tool's output goes to standard error.
     pub fn build(
         self,
         context: &Path,
@@ -97,7 +97,7 @@ impl Tool {
         output.is_ok_and(|output| output.status.success())
     }
 
-    /// Writes an image to a file that the other tools, and `ctr images import`, take.
+    /// Writes an image to a file that the other tools and `ctr images import` can read.
     pub fn save(self, image: &str, out: &Path) -> Result<(), Error> {
         match self {
             Self::Docker => self.run(self.command(&["save", "--output"]).arg(out).arg(image)),
@@ -124,7 +124,7 @@ impl Tool {
 
     fn run(self, command: &mut Command) -> Result<(), Error> {
         let verb = command.get_args().next().unwrap_or_default().to_string_lossy().into_owned();
-        // Results of our own are on standard output.
+        // Standard output is for our own results.
         let status = command.stdin(Stdio::null()).stdout(io::stderr()).status();
         let status = status.map_err(|error| Error::Start(self.program(), error))?;
         if status.success() { Ok(()) } else { Err(Error::Failed { program: self.program(), verb }) }

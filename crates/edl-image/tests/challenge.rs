@@ -48,7 +48,7 @@ fn http(status: &str, headers: &str, body: &str) -> String {
 }
 
 #[test]
-fn a_token_is_fetched_with_the_password_and_shown_to_the_registry_alone() {
+fn a_token_is_fetched_with_the_password_and_sent_only_to_the_registry() {
     let (address, requests) = serve(|own, first, shown| {
         if first.contains("/token?") {
             return http("200 OK", "", r#"{"token": "t0ken"}"#);
@@ -77,7 +77,7 @@ fn a_token_is_fetched_with_the_password_and_shown_to_the_registry_alone() {
 }
 
 #[test]
-fn a_server_that_is_no_registry_is_told_from_one() {
+fn a_server_that_is_not_a_registry_is_recognized() {
     let (address, _requests) = serve(|_, _, _| http("404 Not Found", "", "<html>"));
     let image = Reference::parse(&format!("{address}/a")).unwrap();
     let error = Registry::open_as(&image, Credentials::None).unwrap_err();
@@ -96,4 +96,31 @@ fn bytes_that_are_not_what_was_asked_for_are_refused() {
     let image = Reference::parse(&format!("{address}/a@{wanted}")).unwrap();
     let error = Registry::open_as(&image, Credentials::None).unwrap().pull(&store).unwrap_err();
     assert!(matches!(error, Error::Digest(..)), "{error}");
+}
+
+#[test]
+fn a_password_is_never_sent_without_encryption_to_another_machine() {
+    for realm in [
+        "http://registry.example/token",
+        "http://127.0.0.1@registry.example/token",
+        "HTTP://registry.example/token",
+        "ftp://127.0.0.1/token",
+        "/token",
+        "",
+    ] {
+        let header = format!("WWW-Authenticate: Bearer realm=\"{realm}\"\r\n");
+        let (address, requests) = serve(move |_, _, _| http("401 Unauthorized", &header, ""));
+        let dir = tempfile::tempdir().unwrap();
+        let image = Reference::parse(&format!("{address}/a:b")).unwrap();
+        for credentials in [
+            Credentials::Password { user: "ann".into(), password: "x".into() },
+            Credentials::Identity("t".into()),
+        ] {
+            let registry = Registry::open_as(&image, credentials).unwrap();
+            let error = registry.pull(&Store::open(dir.path()).unwrap()).unwrap_err();
+            assert!(matches!(error, Error::Realm(..)), "{realm}: {error}");
+        }
+        let seen: Vec<_> = requests.try_iter().collect();
+        assert!(seen.iter().all(|request| request.ends_with("HTTP/1.1 ")), "{realm}: {seen:?}");
+    }
 }

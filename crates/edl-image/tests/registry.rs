@@ -12,8 +12,8 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use edl_image::build::{self, BuildRequest, Builder};
 use edl_image::image::Descriptor;
-use edl_image::order::{self, Builder, Order};
 use edl_image::reference::Reference;
 use edl_image::registry::auth::Credentials;
 use edl_image::registry::{Error, Registry};
@@ -57,7 +57,7 @@ impl Running {
             let (_, rest) = line.split_once("listening on ")?;
             Some(rest.split('"').next().unwrap().to_owned())
         });
-        // The pipe is read to its end, so that the registry never blocks on it.
+        // Read the pipe to its end, so the registry never blocks on it.
         std::thread::spawn(move || lines.for_each(drop));
         Some(Self { child, address: address.expect("it listens"), _folder: folder })
     }
@@ -79,16 +79,16 @@ fn build(folder: &Path, image: &Reference, text: &str) -> Descriptor {
     fs::create_dir_all(folder.join("zoo")).unwrap();
     fs::write(folder.join("zoo/model.py"), "model").unwrap();
     fs::write(folder.join("Dockerfile"), text).unwrap();
-    let order = Order {
+    let request = BuildRequest {
         image: image.clone(),
         context: folder.into(),
         dockerfile: folder.join("Dockerfile"),
         args: BTreeMap::new(),
-        builder: Builder::Ourselves,
+        builder: Builder::BuiltIn,
         program: Some(std::env::current_exe().unwrap()),
         output: None,
     };
-    order.build(&folder.join("images")).unwrap();
+    request.build(&folder.join("images")).unwrap();
     let store = Store::open(&folder.join("images")).unwrap();
     store.find(image).unwrap().unwrap()
 }
@@ -102,9 +102,9 @@ fn an_image_comes_back_as_the_same_bytes_and_is_sent_once() {
     let image = registry.image("team/elasticdl:mnist");
     let built = build(dir.path(), &image, NATIVE);
     let images = dir.path().join("images");
-    let first = order::push(&images, &image).unwrap().unwrap();
+    let first = build::push(&images, &image).unwrap().unwrap();
     assert_eq!((first.n_sent, first.n_there, &first.digest), (3, 0, &built.digest));
-    let again = order::push(&images, &image).unwrap().unwrap();
+    let again = build::push(&images, &image).unwrap().unwrap();
     assert_eq!((again.n_sent, again.n_there, again.n_bytes), (0, 3, 0));
 
     let other = Store::open(&dir.path().join("other")).unwrap();
@@ -126,7 +126,7 @@ fn an_image_is_built_on_one_of_a_registry() {
     let dir = tempfile::tempdir().unwrap();
     let base = registry.image("base:1");
     build(dir.path(), &base, NATIVE);
-    order::push(&dir.path().join("images"), &base).unwrap();
+    build::push(&dir.path().join("images"), &base).unwrap();
 
     // Another machine, which has never seen the base.
     let other = tempfile::tempdir().unwrap();
@@ -137,12 +137,12 @@ fn an_image_is_built_on_one_of_a_registry() {
     let whole = Store::open(&images).unwrap().image(&built).unwrap();
     assert_eq!(whole.manifest.layers.len(), 3);
     assert_eq!(whole.config.config.user, "1000:1000");
-    let pushed = order::push(&images, &image).unwrap().unwrap();
+    let pushed = build::push(&images, &image).unwrap().unwrap();
     assert_eq!(pushed.digest, built.digest);
 }
 
 #[test]
-fn who_has_no_password_is_told_to_log_in() {
+fn without_a_password_the_error_suggests_to_log_in() {
     let Some(registry) = Running::start(true) else { return println!("{LEFT_OUT}") };
     let dir = tempfile::tempdir().unwrap();
     let image = registry.image("elasticdl:mnist");
@@ -160,7 +160,7 @@ fn who_has_no_password_is_told_to_log_in() {
 }
 
 #[test]
-fn what_is_not_there_is_said_by_name() {
+fn a_missing_image_is_named() {
     let Some(registry) = Running::start(false) else { return println!("{LEFT_OUT}") };
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(&dir.path().join("images")).unwrap();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a master makes for itself when its job was applied by hand: a file for `kubectl apply -f`
-//! holds no key.
+//! Objects that a master creates itself if its job was applied from a file, which contains no key.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use crate::calls::wait_of;
 use crate::manifest;
 use crate::names;
 
-/// What is refused is tried again after this, doubled up to the second one.
+/// The first and longest pause before a rejected call is retried; it doubles each time.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const LAST_BACKOFF: Duration = Duration::from_secs(8);
 
@@ -29,9 +28,8 @@ pub enum Error {
     Invalid(String),
 }
 
-/// The job's key, from its Secret; where there is none, `new_key` becomes it. The Service is made,
-/// too. Both belong to the job's ConfigMap. What is refused for want of rights is tried until they
-/// are granted.
+/// The job's key, from its Secret; if there is none, it is created with `new_key`. Also creates the
+/// Service. Both belong to the job's ConfigMap. Rejected calls are retried until they are allowed.
 pub fn key_and_service<'a>(
     client: &'a Client,
     namespace: &'a str,
@@ -70,7 +68,7 @@ async fn once(
     let name = names::secret(&spec.job_name);
     let kept = match secrets.create(&PostParams::default(), &secret).await {
         Ok(made) => made,
-        // A master of before made it.
+        // An earlier master created it.
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             secrets.get(&name).await.map_err(|error| refused("read", "secret", &name, &error))?
         }

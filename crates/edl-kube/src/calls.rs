@@ -1,21 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The calls to the API server, each with a deadline and an answer that says what it means.
+//! Calls to the API server, each with a deadline and a typed answer.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use edl_core::platform::InstanceId;
 use edl_core::pod::Wait;
 use edl_core::spec::JobSpec;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use crate::manifest::{self, PodExtras};
 use crate::names;
 
-/// An API server that takes longer does not answer.
+/// The deadline of a call.
 pub const CALL_LIMIT: Duration = Duration::from_secs(8);
+
+/// An object of a namespace.
+pub trait Object:
+    Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+    + Clone
+    + Debug
+    + Serialize
+    + DeserializeOwned
+{
+}
+
+impl<K> Object for K where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned
+{
+}
 
 /// The pods of one job.
 #[derive(Clone)]
@@ -24,10 +47,10 @@ pub(crate) struct Pods {
     spec: JobSpec,
 }
 
-/// What became of a call.
+/// The result of a call.
 pub(crate) enum Answer {
     Created(InstanceId, Box<Pod>),
-    /// A pod of this name is there.
+    /// A pod of this name exists.
     NameTaken(InstanceId),
     Refused(InstanceId, Wait),
     Deleted,
@@ -56,7 +79,7 @@ impl Pods {
         }
     }
 
-    /// Makes a pod; no reason means that its name is taken.
+    /// Creates a pod. An error without a reason means that its name is taken.
     pub(crate) async fn post(&self, pod: &Pod) -> Result<Pod, Option<Wait>> {
         let params = PostParams::default();
         match timeout(CALL_LIMIT, self.api.create(&params, pod)).await {
@@ -67,7 +90,7 @@ impl Pods {
         }
     }
 
-    /// Deletes this very pod, and never one of the same name that came after it.
+    /// Deletes this pod, and never a later one of the same name.
     pub(crate) async fn delete(self, instance: InstanceId, uid: String, grace: Duration) -> Answer {
         let secs = u32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
         let params = DeleteParams {
@@ -78,7 +101,7 @@ impl Pods {
         let name = names::pod(&self.spec.job_name, instance);
         let why = match timeout(CALL_LIMIT, self.api.delete(&name, &params)).await {
             Ok(Ok(_)) => return Answer::Deleted,
-            // It is gone, or another one has its name.
+            // It is gone, or another pod has its name.
             Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
                 return Answer::Deleted;
             }
@@ -98,7 +121,7 @@ impl Pods {
     }
 }
 
-/// What an error of a call means for what was asked for.
+/// The meaning of an error for the requested pod.
 pub(crate) fn wait_of(error: &kube::Error) -> Wait {
     if let kube::Error::Api(status) = error {
         return Wait::of_refusal(status.code, &status.message);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A user's side of a cluster: submits jobs, finds them again, reads their logs and reaches their
-//! masters. Every failure is one sentence with the name of the object.
+//! The client of users: submits and finds jobs, reads their logs and connects to their masters. Every
+//! error names the object.
 
+use std::path::Path;
 use std::time::Duration;
 
 use edl_core::spec::JobSpec;
@@ -9,7 +10,7 @@ use futures::future::BoxFuture;
 pub use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{DeleteParams, ListParams, PropagationPolicy};
-use kube::config::KubeConfigOptions;
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 
 use crate::{manifest, names, yaml};
@@ -17,16 +18,16 @@ use crate::{manifest, names, yaml};
 mod error;
 mod forward;
 mod logs;
-mod phase;
+mod pod_state;
 mod run;
 mod submit;
 
 pub use error::Error;
 pub use forward::Forward;
 pub use logs::{Log, LogStream};
-pub use phase::{Phase, Trouble, phase};
+pub use pod_state::{PodState, Trouble, pod_state};
 
-/// An API server that lives answers much quicker.
+/// The deadline for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One namespace of a cluster.
@@ -41,8 +42,29 @@ pub struct Cluster {
 pub struct Found {
     pub spec: JobSpec,
     pub config_map: ConfigMap,
-    /// The pods that there are now.
+    /// Its current pods.
     pub pods: Vec<Pod>,
+}
+
+/// How to reach a cluster: by the file `kubeconfig`; without it, the cluster around this process,
+/// unless `force_kube_config` is set; or else the default kubeconfig.
+pub fn config<'a>(
+    kubeconfig: Option<&'a Path>,
+    force_kube_config: bool,
+) -> BoxFuture<'a, Result<Config, Box<dyn std::error::Error + Send + Sync>>> {
+    Box::pin(async move {
+        let options = KubeConfigOptions::default();
+        let is_inside = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        let mut config = match kubeconfig {
+            Some(path) => {
+                Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?
+            }
+            None if is_inside && !force_kube_config => Config::incluster()?,
+            None => Config::from_kubeconfig(&options).await?,
+        };
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        Ok(config)
+    })
 }
 
 impl Cluster {
@@ -53,14 +75,8 @@ impl Cluster {
         force_kube_config: bool,
     ) -> BoxFuture<'a, Result<Self, Error>> {
         Box::pin(async move {
-            let is_inside = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-            let mut config = if is_inside && !force_kube_config {
-                Config::incluster().map_err(|source| Error::NoCluster { source: source.into() })?
-            } else {
-                let read = Config::from_kubeconfig(&KubeConfigOptions::default()).await;
-                read.map_err(|source| Error::NoCluster { source: source.into() })?
-            };
-            config.connect_timeout = Some(CONNECT_TIMEOUT);
+            let read = config(None, force_kube_config).await;
+            let mut config = read.map_err(|source| Error::NoCluster { source })?;
             if !namespace.is_empty() {
                 namespace.clone_into(&mut config.default_namespace);
             }
@@ -71,7 +87,7 @@ impl Cluster {
         })
     }
 
-    /// Whether there is a cluster to ask at all: a kubeconfig, or one around this process.
+    /// Whether there is a cluster: a kubeconfig, or one around this process.
     #[must_use]
     pub fn is_configured() -> bool {
         let has = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -81,7 +97,7 @@ impl Cluster {
             || home.is_some_and(|home| home.join(".kube/config").is_file())
     }
 
-    /// Where jobs are looked for.
+    /// The namespace of the jobs.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -103,7 +119,7 @@ impl Cluster {
     /// Every job of the namespace, the newest first.
     pub fn list<'a>(&'a self) -> BoxFuture<'a, Result<Vec<Found>, Error>> {
         Box::pin(async move {
-            let all = ListParams::default().labels(names::JOB_LABEL);
+            let all = ListParams::default().labels(names::OF_ALL_JOBS);
             let maps = self.config_maps().list(&all).await;
             let maps = maps.map_err(|error| self.refused("list", "configmaps", "", error))?.items;
             let pods = self.pods().list(&all).await;
@@ -111,7 +127,7 @@ impl Cluster {
             let mut found: Vec<Found> = Vec::new();
             for config_map in maps {
                 let Ok(spec) = spec_of(&config_map) else { continue };
-                let of_job = |pod: &&Pod| label(pod) == Some(&spec.job_name);
+                let of_job = |pod: &&Pod| names::job_of(&pod.metadata) == Some(&spec.job_name);
                 let pods = pods.iter().filter(of_job).cloned().collect();
                 found.push(Found { spec, config_map, pods });
             }
@@ -128,7 +144,7 @@ impl Cluster {
         Ok(Found { spec, config_map, pods })
     }
 
-    /// The job's key, for those who may read Secrets.
+    /// The job's key, if the user may read Secrets.
     pub fn key<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<String, Error>> {
         Box::pin(async move {
             let name = names::secret(job);
@@ -138,7 +154,7 @@ impl Cluster {
         })
     }
 
-    /// Deletes the job with everything that it owns.
+    /// Deletes the job and everything it owns.
     pub fn delete<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
             let name = names::config_map(job);
@@ -153,7 +169,7 @@ impl Cluster {
         })
     }
 
-    /// Ends all pods of the job, which can be resumed.
+    /// Deletes all pods of the job, which can be resumed.
     pub fn delete_pods<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
             let of_job = ListParams::default().labels(&names::selector(job));
@@ -198,14 +214,9 @@ fn created(config_map: &ConfigMap) -> Option<i64> {
     Some(config_map.metadata.creation_timestamp.as_ref()?.0.as_second())
 }
 
-fn label(pod: &Pod) -> Option<&String> {
-    pod.metadata.labels.as_ref()?.get(names::JOB_LABEL)
-}
-
 /// The description in a job's ConfigMap.
 fn spec_of(config_map: &ConfigMap) -> Result<JobSpec, Error> {
     let name = config_map.metadata.name.clone().unwrap_or_default();
-    let data = config_map.data.as_ref();
-    let text = data.and_then(|data| data.get(names::JOB_FILE)).map_or("", String::as_str);
+    let text = manifest::description(config_map);
     yaml::read::<JobSpec>(text).map_err(|source| Error::NoJob { name, source: source.into() })
 }

@@ -1,40 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads a pod's facts out of what the API server says.
+//! Converts a Kubernetes pod to the facts that the job's machines use.
 
 use std::time::Duration;
 
-use edl_core::pod::{Container, Facts, Phase};
-use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition};
+use edl_core::pod::{Container, PodFacts, PodPhase};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
 
 use crate::names;
 
-/// A node gets this much longer than a pod's grace to say that the pod is gone.
+/// How much longer than a pod's grace period its node may take to report that it is gone.
 pub(crate) const NODE_MARGIN: Duration = Duration::from_secs(10);
-/// Kubernetes' own, for pods that do not say.
+/// Kubernetes' default.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
-/// What `pod` gets between the wish that it leaves and its end.
+/// The grace period of a pod.
 pub(crate) fn grace(pod: &Pod) -> Duration {
     let spec_grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     let grace = pod.metadata.deletion_grace_period_seconds.or(spec_grace);
     grace.and_then(|secs| u64::try_from(secs).ok()).map_or(DEFAULT_GRACE, Duration::from_secs)
 }
 
-/// What `pod` says about itself.
+/// The facts about a pod.
 #[must_use]
-pub fn of(pod: &Pod) -> Facts {
+pub fn of(pod: &Pod) -> PodFacts {
     let is_leaving = pod.metadata.deletion_timestamp.is_some();
-    let Some(status) = &pod.status else { return Facts { is_leaving, ..Facts::default() } };
+    let Some(status) = &pod.status else { return PodFacts { is_leaving, ..PodFacts::default() } };
     let conditions = status.conditions.as_deref().unwrap_or_default();
     let find = |kind: &str, status: &str| {
         conditions.iter().find(|condition| condition.type_ == kind && condition.status == status)
     };
     let text = |condition: &PodCondition| condition.message.clone().unwrap_or_default();
-    let containers = status.container_statuses.as_deref().unwrap_or_default();
-    // Others, put there by a patch or the cluster, do not matter.
-    let ours = containers.iter().find(|container| container.name == names::CONTAINER);
-    let ours = ours.or_else(|| containers.first());
-    Facts {
+    let ours = container_status(pod);
+    PodFacts {
         phase: phase(status.phase.as_deref().unwrap_or_default()),
         reason: status.reason.clone().unwrap_or_default(),
         message: status.message.clone().unwrap_or_default(),
@@ -43,7 +40,7 @@ pub fn of(pod: &Pod) -> Facts {
         container: ours
             .and_then(|container| container.state.as_ref())
             .map_or(Container::Unknown, container),
-        // The node's own words say that all is well, but the control plane took them back.
+        // The node's last report was good, but the control plane has overridden it.
         is_node_silent: ours.is_some_and(|container| container.ready)
             && find("ContainersReady", "True").is_some()
             && find("Ready", "False").is_some(),
@@ -52,13 +49,20 @@ pub fn of(pod: &Pod) -> Facts {
     }
 }
 
-fn phase(word: &str) -> Phase {
-    match word {
-        "Running" => Phase::Running,
-        "Succeeded" => Phase::Succeeded,
-        "Failed" => Phase::Failed,
-        "Unknown" => Phase::Unknown,
-        _ => Phase::Pending,
+/// The status of our container, or of the first; others were added by a patch or the cluster.
+pub(crate) fn container_status(pod: &Pod) -> Option<&ContainerStatus> {
+    let containers = pod.status.as_ref()?.container_statuses.as_deref()?;
+    let ours = containers.iter().find(|container| container.name == names::CONTAINER);
+    ours.or_else(|| containers.first())
+}
+
+fn phase(name: &str) -> PodPhase {
+    match name {
+        "Running" => PodPhase::Running,
+        "Succeeded" => PodPhase::Succeeded,
+        "Failed" => PodPhase::Failed,
+        "Unknown" => PodPhase::Unknown,
+        _ => PodPhase::Pending,
     }
 }
 
@@ -79,26 +83,26 @@ fn container(state: &ContainerState) -> Container {
 #[cfg(test)]
 mod tests {
     use edl_core::platform::Ended;
-    use edl_core::pod::{State, Wait};
+    use edl_core::pod::{PodState, Wait};
     use serde_json::json;
 
     use super::*;
 
-    fn facts(pod: serde_json::Value) -> Facts {
+    fn facts(pod: serde_json::Value) -> PodFacts {
         of(&serde_json::from_value(pod).unwrap())
     }
 
     #[test]
-    fn a_pod_that_no_node_takes_says_why() {
+    fn an_unschedulable_pod_has_a_reason() {
         let pod = json!({"metadata": {"name": "a"}, "status": {"phase": "Pending", "conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
              "message": "0/3 nodes are available"}]}});
         let why = Wait::Unschedulable("0/3 nodes are available".into());
-        assert_eq!(facts(pod).state(), State::Waiting(why));
+        assert_eq!(facts(pod).state(), PodState::Waiting(why));
     }
 
     #[test]
-    fn a_pod_that_ran_out_of_memory_says_so() {
+    fn a_pod_that_ran_out_of_memory_is_recognized() {
         let pod = json!({"metadata": {"name": "a"}, "status": {"phase": "Failed",
             "containerStatuses": [
                 {"name": "sidecar", "image": "", "imageID": "", "ready": true, "restartCount": 0,
@@ -106,11 +110,11 @@ mod tests {
                 {"name": "elasticdl", "image": "", "imageID": "", "ready": false,
                  "restartCount": 0,
                  "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]}});
-        assert_eq!(facts(pod).state(), State::Ended(Ended::OutOfMemory));
+        assert_eq!(facts(pod).state(), PodState::Ended(Ended::OutOfMemory));
     }
 
     #[test]
-    fn a_node_that_fell_silent_is_seen_at_its_pods() {
+    fn a_silent_node_is_recognized_by_its_pods() {
         let pod = |ready: &str| {
             json!({"metadata": {"name": "a"}, "status": {"phase": "Running",
                 "conditions": [{"type": "Ready", "status": ready},

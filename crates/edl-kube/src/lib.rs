@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job on Kubernetes: what its objects look like, how they are submitted and found, and how a
-//! master in a pod gets its parameter servers and workers.
+//! Jobs on Kubernetes: their objects, the client that submits and finds them, and the platform of a
+//! master in a pod.
 //!
 //! Public futures are boxed: an `async fn` is compiled in the crate that awaits it, a boxed one
 //! here.
@@ -18,5 +18,5 @@ pub mod platform;
 pub mod rescue;
 pub mod yaml;
 
-pub use calls::CALL_LIMIT;
+pub use calls::{CALL_LIMIT, Object};
 pub use kube::Client;

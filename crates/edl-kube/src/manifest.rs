@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The objects of a job, as pure functions of its description. Nothing here speaks to a cluster.
+//! The objects of a job, as pure functions of its description.
 //!
-//! The ConfigMap owns all the others: whoever deletes it deletes the job.
+//! The ConfigMap owns all the others: deleting it deletes the job.
 
 use edl_core::platform::{InstanceId, Role};
 use edl_core::spec::{Invalid, JobSpec};
@@ -34,7 +34,7 @@ pub struct JobObjects {
     pub master: Pod,
 }
 
-/// The objects of a job. They have no owner yet: the ConfigMap has an identity only once it is
+/// The objects of a job. They have no owner yet, because the ConfigMap has no uid before it is
 /// created.
 pub fn job_objects(spec: &JobSpec, key: &str) -> Result<JobObjects, Invalid> {
     Ok(JobObjects {
@@ -63,7 +63,7 @@ impl JobObjects {
     }
 }
 
-/// The job's ConfigMap as an owner, once it is created.
+/// The job's ConfigMap as an owner, once it exists.
 #[must_use]
 pub fn owner(config_map: &ConfigMap) -> Option<OwnerReference> {
     Some(OwnerReference {
@@ -75,7 +75,7 @@ pub fn owner(config_map: &ConfigMap) -> Option<OwnerReference> {
     })
 }
 
-/// What describes the job, to its own pods and to those who ask for it.
+/// The job's description, for its pods and for the client.
 pub fn config_map(spec: &JobSpec) -> Result<ConfigMap, Invalid> {
     let text = crate::yaml::write(spec)
         .map_err(|error| Invalid(format!("cannot write the job as YAML: {error}")))?;
@@ -86,7 +86,14 @@ pub fn config_map(spec: &JobSpec) -> Result<ConfigMap, Invalid> {
     })
 }
 
-/// The job's key: who can read it is in the job.
+/// The job's description in its ConfigMap, as YAML; empty if there is none.
+#[must_use]
+pub fn description(config_map: &ConfigMap) -> &str {
+    let data = config_map.data.as_ref();
+    data.and_then(|data| data.get(names::JOB_FILE)).map_or("", String::as_str)
+}
+
+/// The job's key: a process that can read it belongs to the job.
 #[must_use]
 pub fn secret(spec: &JobSpec, key: &str) -> Secret {
     Secret {
@@ -97,21 +104,20 @@ pub fn secret(spec: &JobSpec, key: &str) -> Secret {
     }
 }
 
-/// The key in a job's Secret.
 #[must_use]
 pub fn key(secret: &Secret) -> Option<String> {
     let key = secret.data.as_ref()?.get(names::KEY_FILE)?;
     String::from_utf8(key.0.clone()).ok()
 }
 
-/// Where the master is found, whichever pod it is.
+/// The address of the master.
 pub fn service(spec: &JobSpec) -> Result<Service, Invalid> {
     let port = |name: &str, port: u16| json!({ "name": name, "port": port, "targetPort": port });
     let service = json!({
         "metadata": metadata(names::service(&spec.job_name), spec),
         "spec": {
-            "selector": selector(spec, Some(Role::Master)),
-            // A master that is about to be ready is waited for, not hidden.
+            "selector": names::selector_labels(&spec.job_name, Some(Role::Master)),
+            // Processes must find a master that is not ready yet.
             "publishNotReadyAddresses": true,
             "ports": [port("control", names::MASTER_PORT), port("http", names::HTTP_PORT)],
         },
@@ -119,9 +125,9 @@ pub fn service(spec: &JobSpec) -> Result<Service, Invalid> {
     read_patches(&spec.cluster_spec_json)?.apply_to_service(service)
 }
 
-/// Only the job's own pods may speak to each other.
+/// Only the job's own pods may connect to each other.
 fn network_policy(spec: &JobSpec) -> NetworkPolicy {
-    let pods = json!({ "matchLabels": selector(spec, None) });
+    let pods = json!({ "matchLabels": names::selector_labels(&spec.job_name, None) });
     object(json!({
         "metadata": metadata(names::config_map(&spec.job_name), spec),
         "spec": {
@@ -132,8 +138,8 @@ fn network_policy(spec: &JobSpec) -> NetworkPolicy {
     }))
 }
 
-/// A drain waits for those whose loss costs work. Bare pods can only be counted, not measured in
-/// per cent.
+/// A drain waits for pods whose loss costs work. Bare pods need an absolute number, not a
+/// percentage.
 fn budgets(spec: &JobSpec) -> Vec<PodDisruptionBudget> {
     let counts = [(Role::Master, 1), (Role::Ps, spec.num_ps_pods)];
     let counts = counts.into_iter().filter(|(_, count)| *count > 0);
@@ -142,14 +148,14 @@ fn budgets(spec: &JobSpec) -> Vec<PodDisruptionBudget> {
             "metadata": metadata(format!("elasticdl-{}-{role}", spec.job_name), spec),
             "spec": {
                 "minAvailable": count,
-                "selector": { "matchLabels": selector(spec, Some(role)) },
+                "selector": { "matchLabels": names::selector_labels(&spec.job_name, Some(role)) },
             },
         }))
     };
     counts.map(budget).collect()
 }
 
-/// Of these variables, those that `--populate_env_names` names: servers and workers get them.
+/// The variables that match `--populate_env_names`, for servers and workers.
 pub fn populated(
     spec: &JobSpec,
     variables: impl IntoIterator<Item = (String, String)>,
@@ -170,15 +176,7 @@ fn metadata(name: String, spec: &JobSpec) -> ObjectMeta {
     ObjectMeta { name: Some(name), namespace, labels, ..ObjectMeta::default() }
 }
 
-fn selector(spec: &JobSpec, role: Option<Role>) -> Value {
-    let mut labels = json!({ names::JOB_LABEL: spec.job_name });
-    if let Some(role) = role {
-        labels[names::ROLE_LABEL] = role.to_string().into();
-    }
-    labels
-}
-
-/// What was written here by hand is of its type; tests make every one of them.
+/// Converts JSON literals of this module, all of which tests create.
 fn object<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("the fields are the type's own")
 }

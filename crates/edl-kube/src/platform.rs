@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The platform under a master in a pod: does what the master orders by making and deleting pods,
-//! and tells it what becomes of them.
+//! The platform of a master in a pod: creates and deletes pods as the master orders, and reports what
+//! becomes of them.
 //!
-//! Nothing is decided here about the job. What cannot be made yet, for want of quota or rights, is
-//! tried again for as long as the master wants it.
+//! It makes no decisions about the job. A pod that cannot be created yet, because of a quota or
+//! missing permissions, is retried as long as the master needs it.
 
 mod roster;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use edl_core::platform::{Ended, Harm, InstanceId, Order, Report, Role};
-use edl_core::pod::{State, Wait};
+use edl_core::platform::{ChaosAction, Ended, InstanceId, Order, Report, Role};
+use edl_core::pod::{PodState, Wait};
 use edl_core::spec::JobSpec;
 use futures::future::BoxFuture;
 
@@ -25,47 +25,47 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::{Stream, StreamExt as _};
 
-use crate::board::{Board, Grant};
+use crate::board::Board;
 use crate::calls::{Answer, Pods, wait_of};
 use crate::manifest::PodExtras;
+use crate::note::Grant;
 use crate::{facts, names};
 use roster::{Roster, Seen};
 
-/// How often overdue pods, due tries and graces are looked at.
+/// How often overdue pods, retries and grace periods are checked.
 const TICK: Duration = Duration::from_millis(100);
-/// What cannot be made is tried again after this, doubled up to the second one.
+/// The first and longest pause before a failed call is retried; it doubles each time.
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 const LAST_BACKOFF: Duration = Duration::from_secs(8);
-/// The name of a pod that has ended is free in a moment.
+/// The pause until the name of an ended pod is free.
 const NAME_BACKOFF: Duration = Duration::from_millis(200);
-/// A node tells seconds later that a pod has ended; one that is deleted before is not seen as
-/// completed by those who look for it.
+/// A node reports the end of a pod seconds later. A pod that is deleted before would not be shown as
+/// completed.
 const DISMISSED_GRACE: Duration = Duration::from_secs(20);
 
-/// What a platform is told.
+/// The platform's settings.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub spec: JobSpec,
     pub namespace: String,
     /// The uid of the pod that this master runs in; none if it runs in no pod.
     pub master_uid: Option<String>,
-    /// Variables of the master's own that its pods get, too.
+    /// Variables of the master that its pods also get.
     pub env: Vec<(String, String)>,
-    /// Where an operator notes how many workers the job may have.
+    /// The operator's grants, if an operator manages the job.
     pub board: Option<Board>,
 }
 
-/// Why a platform ended.
+/// Why a platform stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The master wants nothing more.
+    /// The master has no more orders.
     Done,
-    /// Another master took this one's place, or will: this one must not say a word any more.
+    /// Another master has replaced this one, or will: this one must stop silently.
     Superseded,
 }
 
-/// Serves a master until it has no more orders and its pods have gone, or until its own pod is
-/// deleted.
+/// Serves a master until it has no more orders and its pods are gone, or its own pod is deleted.
 pub fn run(
     client: Client,
     config: Config,
@@ -97,18 +97,18 @@ struct Platform {
     pods: Pods,
     reports: mpsc::Sender<Report>,
     roster: Roster,
-    /// Pods that are to be made.
+    /// Pods to create.
     attempts: BTreeMap<InstanceId, Attempt>,
-    /// Pods that have been told that the job is over, and how long they may take.
+    /// Pods that know that the job is over, and their deadlines.
     dismissed: BTreeMap<InstanceId, Instant>,
     /// How many workers get the high class.
     n_high: usize,
-    /// What owns the master's pod owns the others, too.
+    /// The owner of the master's pod, and so of the others.
     owner: Vec<OwnerReference>,
     calls: JoinSet<Answer>,
-    /// Pods that are to be deleted again, because it did not work.
+    /// Failed deletions to retry.
     undeleted: Vec<Undeleted>,
-    /// The last trouble with the API server itself.
+    /// The last problem with the API server itself.
     trouble: Option<Wait>,
     end: Option<End>,
 }
@@ -125,9 +125,9 @@ struct Attempt {
     not_before: Instant,
     backoff: Duration,
     is_under_way: bool,
-    /// Whether it is to be one of the share of workers that get the high class.
+    /// Whether it gets the high priority class.
     is_high: bool,
-    told: Option<Wait>,
+    reported: Option<Wait>,
 }
 
 impl Platform {
@@ -163,12 +163,12 @@ impl Platform {
                     }
                 },
                 Some(answer) = self.calls.join_next() => {
-                    // A panic has been printed; the call is as good as lost, and tried again.
+                    // A panic has been logged; the call is lost, and retried.
                     if let Ok(answer) = answer {
                         self.answered(answer, Instant::now()).await;
                     }
                 }
-                // The first report of all is what runs.
+                // The first report must be what runs.
                 Some(Grant { workers, leave }) = grants.next(), if self.roster.is_listed() => {
                     self.report_all(vec![Report::Granted { workers, leave }]).await;
                 }
@@ -183,7 +183,7 @@ impl Platform {
         }
     }
 
-    /// Whether everybody who was told of the job's end has gone.
+    /// Whether all dismissed pods are gone.
     fn is_over(&self) -> bool {
         let is_there = |id: &InstanceId| self.roster.living(*id).is_some();
         self.calls.is_empty() && !self.dismissed.keys().any(is_there)
@@ -199,7 +199,7 @@ impl Platform {
                     backoff: FIRST_BACKOFF,
                     is_under_way: false,
                     is_high: self.is_high_next(),
-                    told: None,
+                    reported: None,
                 };
                 self.attempts.insert(instance, attempt);
                 self.try_all(now);
@@ -213,21 +213,21 @@ impl Platform {
                     let grace = Duration::from_millis(grace_ms).max(DISMISSED_GRACE);
                     self.dismissed.insert(instance, now + grace);
                 } else {
-                    // It would come when nobody waits for it any more.
+                    // It would start after the job is over.
                     self.stop(instance, Duration::ZERO);
                 }
             }
-            Order::Harm { instance, harm: Harm::Kill } => {
-                // Nobody asked it to leave: its end is told as that of any pod that was deleted.
+            Order::Chaos { instance, action: ChaosAction::Kill } => {
+                // It was not asked to leave, so its end is reported like that of any deleted pod.
                 if let Some(uid) = self.roster.living(instance).map(str::to_owned) {
                     self.delete(instance, uid, Duration::ZERO);
                 }
             }
-            Order::Harm { .. } => tracing::warn!("the only chaos action for pods is kill"),
+            Order::Chaos { .. } => tracing::warn!("the only chaos action for pods is kill"),
         }
     }
 
-    /// Whether the next worker makes the share of high ones full, by those that are there now.
+    /// Whether the next worker gets the high class: too few of the current ones have it.
     fn is_high_next(&self) -> bool {
         let is_high =
             |(id, attempt): (&InstanceId, &Attempt)| id.role == Role::Worker && attempt.is_high;
@@ -244,7 +244,7 @@ impl Platform {
             self.delete(instance, uid, grace);
         } else if was_to_come {
             self.roster.forget(instance);
-            // If it is just being made, it is a stray when it comes.
+            // If it is being created now, it will be a stray.
             self.report(Report::Ended { instance, pid: 0, how: Ended::Deleted });
         }
     }
@@ -253,14 +253,14 @@ impl Platform {
         self.calls.spawn(self.pods.clone().delete(instance, uid, grace));
     }
 
-    /// Makes every pod whose time has come.
+    /// Creates every pod that is due.
     fn try_all(&mut self, now: Instant) {
         for (instance, attempt) in &mut self.attempts {
             if attempt.is_under_way || attempt.not_before > now {
                 continue;
             }
             if let Some(uid) = self.roster.remains(*instance) {
-                // Its name is needed.
+                // Free its name.
                 let uid = uid.to_owned();
                 self.calls.spawn(self.pods.clone().delete(*instance, uid, Duration::ZERO));
                 attempt.not_before = now + NAME_BACKOFF;
@@ -298,7 +298,7 @@ impl Platform {
         self.try_all(now);
     }
 
-    /// Tries to make a pod again after a while, and tells why it takes so long.
+    /// Schedules a retry, and reports why the pod is delayed.
     fn try_later(&mut self, instance: InstanceId, why: Option<Wait>, now: Instant) {
         let Some(attempt) = self.attempts.get_mut(&instance) else { return };
         attempt.is_under_way = false;
@@ -308,8 +308,8 @@ impl Platform {
         };
         attempt.not_before = now + attempt.backoff;
         attempt.backoff = (attempt.backoff * 2).min(LAST_BACKOFF);
-        if attempt.told.as_ref() != Some(&why) {
-            attempt.told = Some(why.clone());
+        if attempt.reported.as_ref() != Some(&why) {
+            attempt.reported = Some(why.clone());
             self.report(Report::Waiting { instance, why });
         }
     }
@@ -339,11 +339,11 @@ impl Platform {
     fn seen(&mut self, pod: &Pod, now: Instant) -> Vec<Report> {
         let Some(seen) = seen(pod) else { return Vec::new() };
         if seen.instance.role == Role::Master {
-            self.look_at_master(pod, &seen);
+            self.check_master(pod, &seen);
             return Vec::new();
         }
-        // It was made, although the answer did not reach us.
-        if self.roster.wants(seen.instance) && !matches!(seen.facts.state(), State::Ended(_)) {
+        // It was created, although the answer was lost.
+        if self.roster.wants(seen.instance) && !matches!(seen.facts.state(), PodState::Ended(_)) {
             self.attempts.remove(&seen.instance);
         }
         self.roster.seen(seen, now)
@@ -361,11 +361,11 @@ impl Platform {
         self.roster.gone(seen)
     }
 
-    /// Our own pod. When it is deleted, perhaps with all the others, nothing new may be made: the
-    /// next master decides. Its deletion is seen before that of pods deleted after it.
-    fn look_at_master(&mut self, pod: &Pod, seen: &Seen) {
+    /// Checks the master's own pod. When it is deleted, perhaps with all others, no pod may be
+    /// created: the next master decides. Its deletion is seen before that of pods deleted after it.
+    fn check_master(&mut self, pod: &Pod, seen: &Seen) {
         let is_other = self.config.master_uid.is_some() && !self.is_my_pod(seen);
-        let has_ended = matches!(seen.facts.state(), State::Ended(_));
+        let has_ended = matches!(seen.facts.state(), PodState::Ended(_));
         if is_other && !has_ended || self.is_my_pod(seen) && seen.facts.is_leaving {
             self.end = Some(End::Superseded);
         }
@@ -381,7 +381,7 @@ impl Platform {
             watcher::Error::InitialListFailed(error)
             | watcher::Error::WatchStartFailed(error)
             | watcher::Error::WatchFailed(error) => wait_of(error),
-            // The list that follows makes good for it.
+            // The list that follows recovers from it.
             watcher::Error::WatchError(status) if status.code == 410 => return,
             watcher::Error::WatchError(status) => Wait::of_refusal(status.code, &status.message),
             watcher::Error::NoResourceVersion => Wait::Unreachable(error.to_string()),
@@ -414,7 +414,7 @@ impl Platform {
         }
     }
 
-    /// Reports from within an order; the master reads as fast as it orders.
+    /// Reports while executing an order; the master reads as fast as it orders.
     fn report(&self, report: Report) {
         if self.reports.try_send(report).is_err() {
             tracing::warn!("the master is not reading platform reports");
@@ -424,7 +424,7 @@ impl Platform {
     async fn report_all(&self, reports: Vec<Report>) {
         for report in reports {
             tracing::debug!(?report, "platform");
-            // A master that is gone needs no reports.
+            // The master may be gone.
             let _ = self.reports.send(report).await;
         }
     }
@@ -432,7 +432,7 @@ impl Platform {
 
 fn seen(pod: &Pod) -> Option<Seen> {
     Some(Seen {
-        instance: names::instance(pod.metadata.labels.as_ref()?)?,
+        instance: names::instance_of(&pod.metadata)?,
         uid: pod.metadata.uid.clone()?,
         facts: facts::of(pod),
         class: pod.spec.as_ref().and_then(|spec| spec.priority_class_name.clone()),

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A worker or parameter server that has lost its master makes the master's pod again.
+//! A worker or parameter server that has lost its master recreates the master's pod.
 //!
-//! Nothing is asked of the API server while the master answers. Several of them may try at once:
-//! a name can be given once, so one of them succeeds and the others find its pod.
+//! The API server is not queried while the master responds. Several processes may try at once: a pod
+//! name can exist only once, so one succeeds and the others find its pod.
 
 use std::time::{Duration, Instant};
 
-use edl_core::platform::{Ended, InstanceId};
-use edl_core::pod::{Facts, State};
+use edl_core::platform::InstanceId;
+use edl_core::pod::{PodFacts, PodState};
 use edl_core::spec::JobSpec;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
@@ -19,15 +19,13 @@ use crate::calls::{Answer, Pods};
 use crate::facts::{self, NODE_MARGIN};
 use crate::manifest::{self, PodExtras};
 
-/// A master that was away for less is on its way back by itself.
+/// A master that was unreachable for less may come back by itself.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two looks at the master's pod, while it does not answer.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The interval of checks of the master's pod, while it does not respond.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const MASTER: InstanceId = InstanceId::MASTER;
-/// How a master ends when its job is over: done, failed, stopped.
-const JOB_OVER: [i32; 3] = [0, 1, 3];
 
-/// Who may rescue a master.
+/// The process that rescues its master.
 #[derive(Clone, Debug)]
 pub struct Rescuer {
     pub spec: JobSpec,
@@ -35,21 +33,21 @@ pub struct Rescuer {
     pub me: InstanceId,
 }
 
-/// What is to be done about a master that does not answer.
+/// What to do about a master that does not respond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It is on its way, or will go by itself.
+    /// It is starting, or will end by itself.
     Wait,
-    /// There is none: make one.
+    /// There is none: create one.
     Make,
-    /// It will not come back: remove it and make another.
+    /// It will not come back: delete it and create another.
     Replace,
     /// It has ended together with its job.
     Over,
 }
 
-/// Rescues the master whenever it was not `reachable` for long, until `shutdown`, which it cancels
-/// itself if it finds that the job is over.
+/// Rescues the master whenever it was not `reachable` for a while, until `shutdown`, which it cancels
+/// itself when the job is over.
 pub fn run(
     client: Client,
     rescuer: Rescuer,
@@ -70,7 +68,7 @@ async fn watch_over(client: Client, rescuer: Rescuer, mut reachable: watch::Rece
     let pods = Pods::new(api, rescuer.spec.clone());
     loop {
         if reachable.wait_for(|is_reachable| !is_reachable).await.is_err() {
-            return std::future::pending().await; // Nobody is left who could lose it.
+            return std::future::pending().await; // The process is shutting down.
         }
         tokio::select! {
             _ = reachable.wait_for(|is_reachable| *is_reachable) => continue,
@@ -78,17 +76,17 @@ async fn watch_over(client: Client, rescuer: Rescuer, mut reachable: watch::Rece
         }
         let mut leaving_since = None;
         while !*reachable.borrow() {
-            if look(&pods, &rescuer, &mut leaving_since).await == Verdict::Over {
+            if check(&pods, &rescuer, &mut leaving_since).await == Verdict::Over {
                 tracing::info!("the master has finished; the job is over");
                 return;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 }
 
-/// Looks at the master's pod once, and does what is to be done.
-async fn look(pods: &Pods, rescuer: &Rescuer, leaving_since: &mut Option<Instant>) -> Verdict {
+/// Checks the master's pod once, and acts on the result.
+async fn check(pods: &Pods, rescuer: &Rescuer, leaving_since: &mut Option<Instant>) -> Verdict {
     let found = match pods.get(MASTER).await {
         Ok(found) => found,
         Err(why) => {
@@ -120,29 +118,23 @@ async fn look(pods: &Pods, rescuer: &Rescuer, leaving_since: &mut Option<Instant
     verdict
 }
 
-/// Whether a master that ended with this code has brought its job to an end.
-#[must_use]
-pub fn is_over(code: i32) -> bool {
-    JOB_OVER.contains(&code)
-}
-
-/// What the state of a master's pod means to those whom it does not answer.
-fn judge(facts: Option<&Facts>, is_overdue: bool) -> Verdict {
+/// What to do about a master's pod in this state.
+fn judge(facts: Option<&PodFacts>, is_overdue: bool) -> Verdict {
     let Some(facts) = facts else { return Verdict::Make };
     match facts.state() {
-        State::Ended(Ended::Exit(code)) if is_over(code) => Verdict::Over,
-        State::Ended(_) => Verdict::Replace,
-        State::Leaving(_) if is_overdue => Verdict::Replace,
-        State::Running if facts.is_node_silent => Verdict::Replace,
-        State::Leaving(_) | State::Running | State::Waiting(_) => Verdict::Wait,
+        PodState::Ended(how) if how.job_end().is_some() => Verdict::Over,
+        PodState::Ended(_) => Verdict::Replace,
+        PodState::Leaving(_) if is_overdue => Verdict::Replace,
+        PodState::Running if facts.is_node_silent => Verdict::Replace,
+        PodState::Leaving(_) | PodState::Running | PodState::Waiting(_) => Verdict::Wait,
     }
 }
 
 async fn make(pods: &Pods, rescuer: &Rescuer) {
-    // What owns us owns the master, too.
+    // The owner of this process's pod also owns the master.
     let owner = match pods.get(rescuer.me).await {
         Ok(Some(mine)) => mine.metadata.owner_references.unwrap_or_default().into_iter().next(),
-        Ok(None) => return, // We are being deleted ourselves.
+        Ok(None) => return, // This process's own pod is being deleted.
         Err(why) => {
             tracing::warn!(%why, "cannot read the pod of this process");
             return;
@@ -165,25 +157,28 @@ async fn make(pods: &Pods, rescuer: &Rescuer) {
 
 #[cfg(test)]
 mod tests {
-    use edl_core::pod::{Container, Phase};
+    use edl_core::pod::{Container, PodPhase};
 
     use super::*;
 
-    fn ended(code: i32, reason: &str) -> Facts {
+    fn ended(code: i32, reason: &str) -> PodFacts {
         let container = Container::Terminated { code, reason: reason.into() };
-        let phase = if code == 0 { Phase::Succeeded } else { Phase::Failed };
-        Facts { phase, container, ..Facts::default() }
+        let phase = if code == 0 { PodPhase::Succeeded } else { PodPhase::Failed };
+        PodFacts { phase, container, ..PodFacts::default() }
     }
 
     #[test]
     fn a_master_is_made_again_unless_it_comes_back_or_its_job_is_over() {
-        let running =
-            Facts { phase: Phase::Running, container: Container::Running, ..Facts::default() };
-        let leaving = Facts { is_leaving: true, ..running.clone() };
-        let silent = Facts { is_node_silent: true, ..running.clone() };
+        let running = PodFacts {
+            phase: PodPhase::Running,
+            container: Container::Running,
+            ..PodFacts::default()
+        };
+        let leaving = PodFacts { is_leaving: true, ..running.clone() };
+        let silent = PodFacts { is_node_silent: true, ..running.clone() };
         let table = [
             (None, false, Verdict::Make),
-            (Some(Facts::default()), false, Verdict::Wait),
+            (Some(PodFacts::default()), false, Verdict::Wait),
             (Some(running), false, Verdict::Wait),
             (Some(silent), false, Verdict::Replace),
             (Some(leaving.clone()), false, Verdict::Wait),

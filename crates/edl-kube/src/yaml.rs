@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::UserMessageFormatter;
 
-/// What is wrong with a text, and in which line.
+/// What is wrong, and in which line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(String);
@@ -14,14 +14,14 @@ pub struct Error(String);
 /// Reads one document. `yes` and `on` are text: only `true` and `false` are booleans.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
     serde_json::from_value(read_value(text)?).map_err(|error| {
-        // One reader says what it found and what it expected, the other one where.
+        // One parser reports what it found and expected, the other one where.
         let place = parse::<T>(text).err().and_then(|error| error.location());
         let place = place.map(|at| format!(" at line {}, column {}", at.line(), at.column()));
         Error(format!("{error}{}", place.unwrap_or_default()))
     })
 }
 
-/// Reads one document of any form.
+/// Parses one document of any form.
 pub fn read_value(text: &str) -> Result<Value, Error> {
     parse(text).map_err(|error| Error(error.render_with_formatter(&UserMessageFormatter)))
 }
@@ -31,8 +31,7 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Error> {
     serde_saphyr::from_str_with_options(text, options)
 }
 
-/// Writes one document. Text that any reader could take for something else is quoted; a line is
-/// never folded.
+/// Writes one document. Ambiguous text is quoted; lines are never folded.
 pub fn write<T: Serialize>(value: &T) -> Result<String, Error> {
     let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
     serde_saphyr::to_string_with_options(value, options).map_err(|error| Error(error.to_string()))

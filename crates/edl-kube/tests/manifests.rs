@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The files of `manifests/` are what the code makes, or what it relies on.
 //!
-//! `UPDATE_EXPECT=1 cargo test -p edl-kube` writes the demos anew.
+//! `UPDATE_EXPECT=1 cargo test -p edl-kube` rewrites the demos.
 
 use std::path::{Path, PathBuf};
 

@@ -160,7 +160,7 @@ fn every_pod_gives_up_all_power() {
 }
 
 #[test]
-fn what_the_flags_say_is_in_the_pod() {
+fn flags_are_in_the_pod() {
     let set = |spec: &mut JobSpec| {
         spec.worker_resource_request = "cpu=0.4,gpu=1".into();
         spec.worker_resource_limit = "cpu=1,memory=2048Mi,gpu=1".into();
@@ -223,7 +223,7 @@ ps_pod: {spec: {nodeName: other}}
 }
 
 #[test]
-fn elasticdls_words_for_patches_are_understood() {
+fn elasticdls_names_for_patches_are_understood() {
     let patch = r#"{"pod_spec": {"labels": {"a": "b"}, "tolerations": [{"key": "k"}],
         "env": [{"name": "E", "value": "v"}]}, "service_spec": {"type": "NodePort"}}"#;
     let spec = JobSpec { cluster_spec_json: patch.into(), ..job() };
@@ -274,7 +274,7 @@ fn the_configmap_describes_the_job_and_owns_the_rest() {
         assert_eq!((owners[0].name.as_str(), owners[0].uid.as_str()), ("elasticdl-x", "u"));
     }
     let labels = objects.network_policy.metadata.labels.unwrap();
-    assert_eq!(labels[names::JOB_LABEL], "x");
+    assert_eq!(labels["elasticdl_job_name"], "x");
 }
 
 #[test]

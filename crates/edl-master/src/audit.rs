@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use edl_core::audit::{Audit, audit};
 use edl_core::batch::BatchPlan;
-use edl_core::id::PsId;
+use edl_core::id::{BatchId, PsId};
 use edl_core::servers::PartitionState;
 use edl_core::spec::{JobSpec, Mode};
 use edl_net::proto::{self, PsCommand, ps_command};
-use edl_tensor::checkpoint::{self, Checkpoint};
+use edl_tensor::checkpoint::{self, Checkpoint, Manifest};
 use edl_tensor::partition::PartitionConfig;
 use tokio::sync::oneshot;
 use tonic::Status;
@@ -24,10 +24,10 @@ type Reply = oneshot::Sender<Result<proto::AuditReport, Status>>;
 #[derive(Default)]
 pub(crate) struct Audits {
     next: u64,
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, PendingAudit>,
 }
 
-struct Open {
+struct PendingAudit {
     reply: Reply,
     waiting: BTreeSet<PsId>,
     states: Vec<PartitionState>,
@@ -44,9 +44,9 @@ impl Audits {
 }
 
 impl Engine {
-    /// Asks every server for its books.
+    /// Asks every server for the state of its partitions.
     pub(crate) fn begin_audit(&mut self, reply: Reply) {
-        if self.config.spec.is_allreduce() {
+        if self.config.spec.step_lanes().is_some() {
             return self.audit_checkpoint(reply);
         }
         if !self.job.servers().is_serving() {
@@ -56,17 +56,17 @@ impl Engine {
         }
         self.audits.next += 1;
         let request = self.audits.next;
-        // Whoever asked may have hung up since.
+        // A caller may have hung up since.
         self.audits.open.retain(|_, open| !open.reply.is_closed());
         let waiting: BTreeSet<PsId> = self.servers.keys().collect();
         for ps in &waiting {
             let kind = ps_command::Kind::Inspect(proto::Inspect { request });
             self.servers.send(*ps, PsCommand { kind: Some(kind) });
         }
-        self.audits.open.insert(request, Open { reply, waiting, states: Vec::new() });
+        self.audits.open.insert(request, PendingAudit { reply, waiting, states: Vec::new() });
     }
 
-    /// Under AllReduce a checkpoint is the whole state after one step, so its books are those of
+    /// Under AllReduce a checkpoint is the whole state after one step, so its records are those of
     /// the job up to there.
     fn audit_checkpoint(&self, reply: Reply) {
         let checkpoints = &self.job.durable().checkpoints;
@@ -77,7 +77,7 @@ impl Engine {
         };
         let folder = self.checkpoints.path(&last.folder);
         let (spec, n_records) = (self.config.spec.clone(), self.data.n_records);
-        // Whoever asked waits for it; the loop does not.
+        // The caller waits for it; the loop does not.
         tokio::task::spawn_blocking(move || {
             let report = of_checkpoint(&spec, n_records, &folder);
             let _ = reply.send(report.map_err(|error| Status::unavailable(error.to_string())));
@@ -91,7 +91,7 @@ impl Engine {
         generation: u64,
         states: Vec<PartitionState>,
     ) {
-        // Whoever asked has hung up, or asked the master before this one.
+        // The caller has hung up, or asked an earlier master.
         let Some(open) = self.audits.open.get_mut(&request) else { return };
         open.states.extend(states);
         open.waiting.remove(&ps);
@@ -100,9 +100,13 @@ impl Engine {
         }
         let open = self.audits.open.remove(&request).expect("just seen");
         let plan = self.config.spec.plan(self.data.n_records);
-        let n_epochs = self.job.ledger().epoch();
-        let report = report(&self.config.spec.job_name, &plan, &open.states, n_epochs, generation);
-        let _ = open.reply.send(Ok(report));
+        let (name, n_epochs) = (self.config.spec.job_name.clone(), self.job.ledger().epoch());
+        let skipped = self.job.durable().skipped.clone();
+        // The caller waits for it; the loop does not.
+        tokio::task::spawn_blocking(move || {
+            let report = report(&name, &plan, &open.states, &skipped, n_epochs, generation);
+            let _ = open.reply.send(Ok(report));
+        });
     }
 }
 
@@ -137,13 +141,15 @@ pub fn of_checkpoint(
     }
     let plan = spec.plan(n_records);
     let n_epochs = states.iter().map(|state| state.applied.epoch()).min().unwrap_or(0);
-    Ok(report(&spec.job_name, &plan, &states, n_epochs, manifest.generation.0))
+    let Manifest { skipped, generation, .. } = &manifest;
+    Ok(report(&spec.job_name, &plan, &states, skipped, n_epochs, generation.0))
 }
 
 fn report(
     job: &str,
     plan: &BatchPlan,
     states: &[PartitionState],
+    skipped: &BTreeSet<BatchId>,
     n_epochs: u32,
     generation: u64,
 ) -> proto::AuditReport {
@@ -160,6 +166,13 @@ fn report(
         updates: state.updates,
         applied: state.applied.len(),
     };
+    // Those that a checkpoint does not include yet are not part of what is audited.
+    let is_applied = |batch: &&BatchId| states.iter().all(|state| state.applied.contains(**batch));
+    let skipped_batch = |batch: &BatchId| proto::SkippedBatch {
+        epoch: batch.epoch,
+        index: batch.index,
+        records: plan.n_records_of(batch.index).into(),
+    };
     proto::AuditReport {
         job: job.into(),
         n_records,
@@ -167,13 +180,14 @@ fn report(
         epochs: epochs.iter().map(epoch).collect(),
         partitions: states.iter().map(partition).collect(),
         clean: is_clean,
+        skipped: skipped.iter().filter(is_applied).map(skipped_batch).collect(),
     }
 }
 
 #[test]
 fn an_audit_is_answered_when_a_server_disconnects() {
     let (reply, mut answer) = oneshot::channel();
-    let open = Open { reply, waiting: [PsId(1)].into(), states: Vec::new() };
+    let open = PendingAudit { reply, waiting: [PsId(1)].into(), states: Vec::new() };
     let mut audits = Audits { next: 1, open: [(1, open)].into() };
     audits.lost(PsId(0));
     assert!(answer.try_recv().is_err(), "it has answered");

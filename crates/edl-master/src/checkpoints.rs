@@ -6,16 +6,17 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use edl_core::error::chain;
-use edl_core::id::{CutId, Generation, PartitionId, RunId, Term};
-use edl_core::job::{CheckpointRef, CutFile, Event, Job};
+use edl_core::error::{chain, is_disk_full};
+use edl_core::id::{CheckpointId, Generation, PartitionId, RunId, Term};
+use edl_core::job::{self, CheckpointFile, Event, FoundCheckpoint, Job};
 use edl_core::optimizer;
 use edl_core::spec::JobType;
-use edl_tensor::checkpoint::{self, FileEntry, Manifest};
+use edl_tensor::checkpoint::{self, Checkpoint, FileEntry, Manifest};
 
-use crate::{Config, Data};
+use crate::Config;
+use crate::data::Data;
 
-/// Where a job's checkpoints are, and what every manifest says.
+/// Where a job's checkpoints are, and what every manifest contains.
 pub(crate) struct Checkpoints {
     folder: PathBuf,
     run: RunId,
@@ -26,13 +27,14 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    pub(crate) fn new(config: &Config, run: RunId, data: &Data, term: Term) -> Self {
+    pub(crate) fn new(config: &Config, job: &job::Config, data: &Data) -> Self {
         let spec = &config.spec;
         let folder = config.job_dir.checkpoints(spec);
         let n_batches = match spec.job_type {
             JobType::Train => spec.plan(data.n_records).n_batches(),
             JobType::Evaluate | JobType::Predict => 1,
         };
+        let job::Config { run, term, .. } = *job;
         let (job, fingerprint) = (spec.job_name.clone(), data.fingerprint.clone());
         Self { folder, run, term, job, n_batches, fingerprint }
     }
@@ -46,17 +48,9 @@ impl Checkpoints {
         self.folder.join(folder)
     }
 
-    /// Removes what masters that were killed have left half written or half removed. Only for a
-    /// folder that no other job writes to.
-    pub(crate) fn sweep(&self, known: &[CheckpointRef]) {
-        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        for entry in entries {
-            let name = entry.file_name();
-            let is_ours = name.to_string_lossy().starts_with("version-");
-            if is_ours && !known.iter().any(|checkpoint| name == *checkpoint.folder) {
-                delete(&entry.path());
-            }
-        }
+    /// Removes what was given up half written or half removed. Only while nothing is being written.
+    pub(crate) fn sweep(&self) {
+        sweep(&self.folder, self.run, |_| true);
     }
 
     /// What a server loads from: an own folder, or one that the user named.
@@ -66,25 +60,28 @@ impl Checkpoints {
         }
         let path = Path::new(folder);
         // A folder of checkpoints means its newest one.
-        let newest = checkpoint::find(path).ok().and_then(|mut found| found.pop());
+        let newest = checkpoint::newest(path).unwrap_or_else(|error| {
+            tracing::warn!("{}", chain(&error));
+            None
+        });
         newest.map_or_else(|| path.into(), |newest| newest.path).to_string_lossy().into_owned()
     }
 
-    /// Makes the folder of a cut; an event if that fails.
-    pub(crate) fn prepare(&self, cut: CutId, folder: &str) -> Option<Event> {
+    /// Makes the folder of a checkpoint; an event if that fails.
+    pub(crate) fn prepare(&self, checkpoint: CheckpointId, folder: &str) -> Option<Event> {
         let path = self.path(folder);
         let error = fs::create_dir_all(&path).err()?;
         let error = format!("cannot create `{}`: {error}", path.display());
-        Some(Event::CutFailed { cut, error })
+        Some(Event::CheckpointFailed { checkpoint, error })
     }
 
     pub(crate) fn manifest(
         &self,
         job: &Job,
-        cut: CutId,
-        version: u64,
+        checkpoint: CheckpointId,
+        (version, exact): (u64, Option<u64>),
         generation: Generation,
-        files: Vec<CutFile>,
+        files: Vec<CheckpointFile>,
     ) -> Option<Manifest> {
         let spec = &job.config().spec;
         let model = job.durable().model.clone()?;
@@ -92,7 +89,7 @@ impl Checkpoints {
         let layout = spec.layout(model.dense_len());
         let metrics =
             job.durable().evaluations.last().map(|e| e.metrics.clone()).unwrap_or_default();
-        let entry = |file: CutFile| FileEntry {
+        let entry = |file: CheckpointFile| FileEntry {
             partition: PartitionId(file.partition),
             name: file.name,
             bytes: file.bytes,
@@ -102,8 +99,9 @@ impl Checkpoints {
         Some(Manifest {
             format: checkpoint::format(layout.is_apart),
             version,
+            exact,
             generation,
-            cut,
+            checkpoint,
             term: self.term,
             run: self.run.to_string(),
             job: self.job.clone(),
@@ -115,27 +113,59 @@ impl Checkpoints {
             fingerprint: self.fingerprint.clone(),
             files: files.into_iter().map(entry).collect(),
             metrics,
+            skipped: job.durable().skipped.clone(),
         })
     }
 }
 
-/// Makes a cut a checkpoint.
-pub(crate) fn commit(cut: CutId, folder: &Path, manifest: Option<Manifest>) -> Event {
+/// The complete checkpoints of `run` in a folder, the newest last; of any run if none is known, as in
+/// the job's own folder.
+pub(crate) fn find(folder: &Path, run: Option<RunId>) -> Vec<Checkpoint> {
+    let mut found = checkpoint::find(folder).unwrap_or_else(|error| {
+        tracing::warn!("{}", chain(&error));
+        Vec::new()
+    });
+    let run = run.map(|run| run.to_string());
+    found.retain(|it| run.as_ref().is_none_or(|run| *run == it.manifest.run));
+    found
+}
+
+/// What the job needs to know of a checkpoint to go on from it.
+pub(crate) fn describe(checkpoint: Checkpoint) -> FoundCheckpoint {
+    let folder = checkpoint.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let Manifest { generation, version, exact, model, skipped, .. } = checkpoint.manifest;
+    FoundCheckpoint { folder, generation, version, exact, model, skipped }
+}
+
+/// Completes a checkpoint with its manifest, and removes what is left of those that were given up.
+pub(crate) fn commit(
+    checkpoint: CheckpointId,
+    run: RunId,
+    folder: &Path,
+    manifest: Option<Manifest>,
+) -> Event {
     let Some(manifest) = manifest else {
-        return Event::CutFailed { cut, error: "the model is not known yet".into() };
+        return Event::CheckpointFailed { checkpoint, error: "the model is not known yet".into() };
     };
-    match checkpoint::commit_manifest(folder, &manifest) {
-        Ok(()) => Event::Committed { cut },
-        Err(error) => Event::CutFailed { cut, error: chain(&error) },
+    if let Err(error) = checkpoint::commit_manifest(folder, &manifest) {
+        return Event::CheckpointFailed { checkpoint, error: chain(&error) };
+    }
+    if let Some(all) = folder.parent() {
+        sweep(all, run, |other| other < checkpoint);
+    }
+    Event::Committed { checkpoint }
+}
+
+fn sweep(folder: &Path, run: RunId, is_over: impl Fn(CheckpointId) -> bool) {
+    if let Err(error) = checkpoint::sweep(folder, run, is_over) {
+        tracing::warn!("{}; it is tried again at the next checkpoint", chain(&error));
     }
 }
 
 /// Removes a checkpoint's folder. What cannot be removed is only litter.
 pub(crate) fn delete(folder: &Path) -> Event {
-    if let Err(error) = fs::remove_dir_all(folder)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!(folder = %folder.display(), %error, "cannot remove an old checkpoint");
+    if let Err(error) = checkpoint::remove(folder) {
+        tracing::warn!("{}; it is tried again at the next checkpoint", chain(&error));
     }
     Event::Tick
 }
@@ -144,7 +174,9 @@ pub(crate) fn delete(folder: &Path) -> Event {
 pub(crate) fn export(from: &Path, to: &Path) -> Event {
     match edl_tensor::export::export(from, to, &BTreeMap::new()) {
         Ok(_) => Event::Exported,
-        Err(error) => Event::ExportFailed { error: chain(&error) },
+        Err(error) => {
+            Event::ExportFailed { error: chain(&error), is_disk_full: is_disk_full(&error) }
+        }
     }
 }
 
@@ -152,7 +184,10 @@ pub(crate) fn export(from: &Path, to: &Path) -> Event {
 pub(crate) fn join_parts(output: &Path, n_shards: u32) -> Event {
     match try_join_parts(output, n_shards) {
         Ok(()) => Event::Exported,
-        Err(error) => Event::ExportFailed { error: format!("{}: {error}", output.display()) },
+        Err(error) => Event::ExportFailed {
+            is_disk_full: is_disk_full(&error),
+            error: format!("{}: {error}", output.display()),
+        },
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sends what workers and servers are told.
+//! Sends commands to workers and servers.
 
 use edl_core::id::{PsId, WorkerId};
 use edl_core::job::{Command, PsOrder};
@@ -8,12 +8,12 @@ use crate::convert::Encoder;
 use crate::engine::Engine;
 
 impl Engine {
-    pub(crate) fn tell_worker(&mut self, worker: WorkerId, command: Command) {
+    pub(crate) fn send_to_worker(&mut self, worker: WorkerId, command: Command) {
         let command = self.encode(|encoder| encoder.worker(command));
         self.workers.send(worker, command);
     }
 
-    pub(crate) fn tell_ps(&mut self, ps: PsId, order: PsOrder) {
+    pub(crate) fn send_to_ps(&mut self, ps: PsId, order: PsOrder) {
         if let Some(command) = self.encode(|encoder| encoder.ps(ps, order)) {
             self.servers.send(ps, command);
         }
@@ -23,6 +23,6 @@ impl Engine {
         let output = self.output();
         let path = |folder: &str, is_own| self.checkpoints.source(folder, is_own);
         let output = output.to_string_lossy();
-        encode(&Encoder { job: &self.job, run: self.run, output: &output, path: &path })
+        encode(&Encoder { job: &self.job, output: &output, path: &path })
     }
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loop around the machine: inputs one by one, effects in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use edl_core::id::{PsId, RunId, WorkerId};
-use edl_core::job::{self, Durable, Effect, End, Event, Job};
+use edl_core::id::{PsId, WorkerId};
+use edl_core::job::{self, Durable, Effect, End, Event, Job, JobState};
 use edl_core::platform::Order;
 use edl_core::time::Time;
 use edl_net::proto::master_server::MasterServer;
@@ -22,26 +22,27 @@ use tonic::Status;
 
 use crate::audit::Audits;
 use crate::checkpoints::Checkpoints;
-use crate::http::Doors;
+use crate::data::Data;
+use crate::http::HttpContext;
 use crate::journal::{Journal, unix_secs};
 use crate::metrics::Metrics;
 use crate::peers::Peers;
-use crate::service::{self, Input, Reply, Service};
+use crate::saving;
+use crate::service::{self, Input, Inputs, Reply, Service};
 use crate::spans::Spans;
 use crate::status::Progress;
 use crate::store::Store;
-use crate::{Addresses, Config, Data, Error, Port, http, page};
+use crate::{Addresses, Config, Error, Port, http, page};
 
 /// Inputs waiting for the machine; more of them make their senders wait.
-const INPUTS: usize = 1024;
+pub(crate) const INPUTS: usize = 1024;
 const STATUS_EVERY: Duration = Duration::from_millis(500);
-/// How long everybody may take to hear of the end.
-const FAREWELL: Duration = Duration::from_millis(700);
+/// How long the other processes may take to disconnect at the end.
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(700);
 
 /// A master at work.
 pub(crate) struct Engine {
     pub(crate) config: Config,
-    pub(crate) run: RunId,
     pub(crate) data: Data,
     pub(crate) addresses: Addresses,
     pub(crate) job: Job,
@@ -52,19 +53,26 @@ pub(crate) struct Engine {
     pub(crate) servers: Peers<PsId, PsCommand>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) audits: Audits,
-    /// What servers have told of their load.
+    /// The load of each server, as it reported last.
     pub(crate) loads: BTreeMap<PsId, proto::PsLoad>,
-    news: watch::Sender<Arc<str>>,
-    /// Grows whenever a process came or went.
-    lives: u64,
-    store: Store,
+    updates: watch::Sender<Arc<str>>,
+    /// Grows whenever a process came, went or changed.
+    n_process_changes: u64,
+    pub(crate) store: Store,
     origin: Instant,
     spans: Spans,
     /// Work on files that must not hold up the loop; each answers with an event.
     pub(crate) jobs: JoinSet<Event>,
     /// The request being handled: the number of workers before it, and where its reply goes.
-    asked: Option<(u32, Reply)>,
+    pending_reply: Option<(u32, Reply)>,
     ended: Option<End>,
+    /// What the loop takes next; `early` came while the state could not be saved.
+    pub(crate) queue: mpsc::Receiver<Input>,
+    inputs: Inputs,
+    pub(crate) early: VecDeque<Input>,
+    /// Why the state cannot be saved at present.
+    pub(crate) unsaved: Option<String>,
+    pub(crate) shutdown: CancellationToken,
 }
 
 impl Engine {
@@ -73,21 +81,19 @@ impl Engine {
         config: Config,
         job_config: job::Config,
         durable: Durable,
-        run: RunId,
         data: Data,
         store: Store,
         addresses: Addresses,
         origin: Instant,
+        shutdown: CancellationToken,
     ) -> Self {
-        let checkpoints = Checkpoints::new(&config, run, &data, job_config.term);
-        if config.spec.checkpoint_dir.is_empty() {
-            checkpoints.sweep(&durable.checkpoints);
-        }
+        let (inputs, queue) = mpsc::channel(INPUTS);
+        let checkpoints = Checkpoints::new(&config, &job_config, &data);
+        checkpoints.sweep();
         let journal = Journal::open(&config.job_dir, &config.spec.tensorboard_dir, config.resume);
         let mut job = Job::new(job_config, durable, Time::ZERO);
-        resume_books(&mut job, &journal, config.resume);
+        resume_accounting(&mut job, &journal, config.resume);
         Self {
-            run,
             data,
             addresses,
             journal,
@@ -98,14 +104,19 @@ impl Engine {
             checkpoints,
             audits: Audits::default(),
             loads: BTreeMap::new(),
-            news: watch::Sender::new("".into()),
-            lives: 0,
+            updates: watch::Sender::new("".into()),
+            n_process_changes: 0,
             spans: Spans::default(),
             store,
             origin,
             jobs: JoinSet::new(),
-            asked: None,
+            pending_reply: None,
             ended: None,
+            queue,
+            inputs: Inputs(inputs),
+            early: VecDeque::new(),
+            unsaved: None,
+            shutdown,
             job,
             config,
         }
@@ -121,15 +132,14 @@ impl Engine {
         listener: TcpListener,
         http_listener: TcpListener,
         Port { orders, mut reports }: Port,
-        shutdown: CancellationToken,
     ) -> Result<End, Error> {
-        let (inputs, mut queue) = mpsc::channel(INPUTS);
-        let (health, health_seen) = watch::channel("starting");
+        let inputs = self.inputs.clone();
+        let (health, health_seen) = watch::channel(JobState::Starting);
         let served = CancellationToken::new();
         let streams = TaskTracker::new();
-        let doors = self.doors(&inputs, health_seen, &streams);
+        let http_context = self.http_context(&inputs, health_seen, &streams);
         let mut pages = JoinSet::new();
-        pages.spawn(http::serve(http_listener, doors, served.clone()));
+        pages.spawn(http::serve(http_listener, http_context, served.clone()));
         let mut server = edl_net::tls::server(&self.config.key).map_err(Error::Tls)?;
         let service = MasterServer::new(Service::new(inputs.clone(), streams.clone()))
             .max_decoding_message_size(edl_net::MAX_MESSAGE);
@@ -142,17 +152,20 @@ impl Engine {
                     stop_serving.cancelled().await
                 }),
         );
-        self.journal.write_address(&self.addresses, self.job.config().term);
+        self.journal.write_address(&self.addresses, self.job.config());
         self.spans = self.start_spans();
         crate::evaluation::started(self.data.n_validation_records);
 
         let mut status_at = tokio::time::interval(STATUS_EVERY);
-        let stop =
-            || Event::Stop { reason: "the master was shut down".into(), with_checkpoint: false };
+        let stop = |with_checkpoint| Event::Stop {
+            reason: "the master was shut down".into(),
+            with_checkpoint,
+        };
+        let mut is_shut_down = false;
         while self.ended.is_none() {
             let deadline = self.origin + self.job.next_deadline(self.now()).since(Time::ZERO);
             let event = tokio::select! {
-                Some(input) = queue.recv() => self.input(input),
+                Some(input) = saving::next(&mut self.early, &mut self.queue) => self.input(input),
                 Some(done) = self.jobs.join_next() => done.ok(),
                 () = tokio::time::sleep_until(deadline) => {
                     tracing::trace!("a deadline has passed");
@@ -162,17 +175,23 @@ impl Engine {
                     self.publish(&health);
                     None
                 }
-                report = reports.recv() => Some(report.map_or_else(stop, Event::Platform)),
-                () = shutdown.cancelled() => Some(stop()),
+                report = reports.recv() => {
+                    Some(report.map_or_else(|| stop(false), Event::Platform))
+                }
+                () = self.shutdown.cancelled(), if !is_shut_down => {
+                    is_shut_down = true;
+                    Some(stop(true))
+                }
                 Some(Ok(Err(error))) = serving.join_next() => return Err(Error::Serve(error)),
             };
             if let Some(event) = event {
                 self.handle(event, &orders).await?;
             }
         }
-        self.farewell(&mut queue, &orders).await;
+        self.disconnect_all(&orders).await;
+        self.checkpoints.sweep();
         // Old checkpoints that are still being removed.
-        let _ = tokio::time::timeout(FAREWELL, async {
+        let _ = tokio::time::timeout(SHUTDOWN_GRACE, async {
             while self.jobs.join_next().await.is_some() {}
         })
         .await;
@@ -180,21 +199,21 @@ impl Engine {
         self.publish(&health);
         served.cancel();
         std::mem::take(&mut self.spans).close().await;
-        // Those who watch shall see the end.
-        let _ = tokio::time::timeout(FAREWELL, pages.join_next()).await;
+        // Watchers of the page see the end.
+        let _ = tokio::time::timeout(SHUTDOWN_GRACE, pages.join_next()).await;
         Ok(self.ended.take().expect("the loop ends with the job"))
     }
 
-    fn doors(
+    fn http_context(
         &self,
-        inputs: &mpsc::Sender<Input>,
-        health: watch::Receiver<&'static str>,
+        inputs: &Inputs,
+        health: watch::Receiver<JobState>,
         streams: &TaskTracker,
-    ) -> Doors {
-        Doors {
+    ) -> HttpContext {
+        HttpContext {
             registry: self.metrics.registry(),
             health,
-            news: self.news.subscribe(),
+            updates: self.updates.subscribe(),
             inputs: inputs.clone(),
             key: self.config.key.clone(),
             streams: streams.clone(),
@@ -202,20 +221,20 @@ impl Engine {
     }
 
     fn start_spans(&self) -> Spans {
-        let names = (self.run, self.job.config().term);
+        let names = (self.job.config().run, self.job.config().term);
         let counts = self.metrics.spans.clone();
         Spans::start(&self.config.spec, names, &self.journal.history, counts)
     }
 
     /// Takes one input; what concerns the machine becomes an event.
-    fn input(&mut self, input: Input) -> Option<Event> {
+    pub(crate) fn input(&mut self, input: Input) -> Option<Event> {
         match input {
             Input::WorkerOpened { number, worker, incarnation, pid, outbound } => {
                 self.workers.insert(worker, number, incarnation, outbound);
                 Some(Event::WorkerConnected { worker, incarnation, pid })
             }
-            Input::WorkerSaid { number, worker, event } => {
-                // Facts about batches count whoever brings them; the rest only from the living.
+            Input::WorkerMessage { number, worker, event } => {
+                // A report about a batch counts from any stream; the rest only from the current one.
                 let is_fact = matches!(event, Event::BatchDone { .. });
                 (is_fact || self.workers.is_current(worker, number)).then_some(event)
             }
@@ -223,11 +242,18 @@ impl Engine {
                 let incarnation = self.workers.closed(worker, number, refused)?;
                 Some(Event::WorkerGone { worker, incarnation })
             }
+            Input::PsOpened { incarnation, outbound, .. }
+                if self.job.is_replaced_server(incarnation) =>
+            {
+                // The queue of a new stream is empty, so there is room for the status.
+                let _ = outbound.try_send(Err(service::server_replaced()));
+                None
+            }
             Input::PsOpened { number, ps, incarnation, event, outbound } => {
                 self.servers.insert(ps, number, incarnation, outbound);
                 Some(event)
             }
-            Input::PsSaid { number, ps, event, load } => {
+            Input::PsMessage { number, ps, event, load } => {
                 let is_current = self.servers.is_current(ps, number);
                 self.loads.extend(load.filter(|_| is_current).map(|load| (ps, load)));
                 is_current.then_some(event)
@@ -247,11 +273,12 @@ impl Engine {
             }
             Input::Everything(reply) => {
                 let history = &self.journal.history;
-                let _ = reply.send(page::everything(&self.status(), history, self.lives));
+                let _ =
+                    reply.send(page::everything(&self.status(), history, self.n_process_changes));
                 None
             }
-            Input::Asked { event, reply } => {
-                self.asked = Some((self.job.instances().workers_wanted(), reply));
+            Input::Request { event, reply } => {
+                self.pending_reply = Some((self.job.instances().workers_wanted(), reply));
                 Some(event)
             }
             Input::Audit(reply) => {
@@ -269,9 +296,9 @@ impl Engine {
         for effect in effects {
             self.spans.effect(&effect);
             match effect {
-                Effect::Persist => self.persist()?,
-                Effect::ToWorker(worker, command) => self.tell_worker(worker, command),
-                Effect::ToPs(ps, order) => self.tell_ps(ps, order),
+                Effect::Persist => self.persist().await?,
+                Effect::ToWorker(worker, command) => self.send_to_worker(worker, command),
+                Effect::ToPs(ps, order) => self.send_to_ps(ps, order),
                 Effect::CloseWorker(worker, why) => {
                     self.workers.close(worker, Status::unavailable(why));
                 }
@@ -279,23 +306,25 @@ impl Engine {
                     self.workers.close(worker, Status::failed_precondition(why));
                 }
                 Effect::ClosePs(ps) => {
-                    self.servers.close(ps, Status::failed_precondition("this server was replaced"));
+                    self.servers.close(ps, service::server_replaced());
                 }
                 Effect::Platform(order) => {
                     // A platform that is gone stops the job by the end of its reports.
                     let _ = orders.send(order).await;
                 }
-                Effect::PrepareCut { cut, folder } => {
-                    if let Some(event) = self.checkpoints.prepare(cut, &folder) {
+                Effect::PrepareCheckpoint { checkpoint, folder } => {
+                    if let Some(event) = self.checkpoints.prepare(checkpoint, &folder) {
                         self.jobs.spawn(async move { event });
                     }
                 }
-                Effect::Commit { cut, folder, version, generation, files } => {
+                Effect::Commit { checkpoint, folder, version, exact, generation, files } => {
+                    let at = (version, exact);
                     let manifest =
-                        self.checkpoints.manifest(&self.job, cut, version, generation, files);
-                    let path = self.checkpoints.path(&folder);
-                    self.jobs
-                        .spawn_blocking(move || crate::checkpoints::commit(cut, &path, manifest));
+                        self.checkpoints.manifest(&self.job, checkpoint, at, generation, files);
+                    let (run, path) = (self.job.config().run, self.checkpoints.path(&folder));
+                    self.jobs.spawn_blocking(move || {
+                        crate::checkpoints::commit(checkpoint, run, &path, manifest)
+                    });
                 }
                 Effect::Delete(folder) => {
                     let path = self.checkpoints.path(&folder);
@@ -319,7 +348,7 @@ impl Engine {
                 Effect::Note(note) => self.journal.note(note.kind, &note.text),
                 Effect::Reply(result) => {
                     // A stop by signal awaits no reply.
-                    if let Some((before, reply)) = self.asked.take() {
+                    if let Some((before, reply)) = self.pending_reply.take() {
                         let _ = reply.send(result.map(|()| before).map_err(service::to_status));
                     }
                 }
@@ -332,66 +361,65 @@ impl Engine {
         Ok(())
     }
 
-    fn persist(&mut self) -> Result<(), Error> {
-        let mut durable = self.job.durable().clone();
-        durable.elapsed_secs = self.job.elapsed(self.now()).as_secs_f64();
-        self.store.persist(&durable).map_err(Error::Persist)
-    }
-
     async fn handle(&mut self, event: Event, orders: &mpsc::Sender<Order>) -> Result<(), Error> {
         let has_come = matches!(event, Event::WorkerConnected { .. });
         let effects = self.job.handle(event, self.now());
         self.perform(effects, orders).await?;
         if has_come {
-            self.note_lives();
+            self.record_processes();
         }
         Ok(())
     }
 
-    /// Takes down who is there at once: a worker may be gone before the next look.
-    fn note_lives(&mut self) {
+    /// Records processes at once: a worker may be gone before the next sample.
+    fn record_processes(&mut self) {
         let status = self.status();
-        self.lives += u64::from(self.journal.history.live(&status, unix_secs()));
-        self.spans.look(&status, &self.journal.history);
+        self.n_process_changes +=
+            u64::from(self.journal.history.record_processes(&status, unix_secs()));
+        self.spans.poll(&status, &self.journal.history);
     }
 
-    /// Writes what others may look at without asking.
-    fn publish(&mut self, health: &watch::Sender<&'static str>) {
+    /// Publishes the status to files, metrics and the page.
+    fn publish(&mut self, health: &watch::Sender<JobState>) {
         let now = self.now();
-        // Until the servers have said what they hold, nothing is known to be done.
+        // Until the servers have reported what they hold, no progress is known.
         if self.job.is_serving() {
             self.progress.sample(now, self.job.progress().0);
         }
         let status = self.status();
         self.metrics.publish(&status);
         self.journal.publish(&status);
-        self.lives += u64::from(self.journal.history.sample(&status, unix_secs()));
-        self.spans.look(&status, &self.journal.history);
+        self.n_process_changes += u64::from(self.journal.history.sample(&status, unix_secs()));
+        self.spans.poll(&status, &self.journal.history);
         let is_ended = self.job.is_ended();
         self.journal.keep_history(|| self.job.goodput().saved(now), is_ended);
         if is_ended {
             self.journal.write_report(&status);
         }
-        // The server itself always listens; nothing is made for nobody else.
-        if self.news.receiver_count() > 1 {
-            self.news.send_replace(page::news(&status, &self.journal.history, self.lives));
+        // The HTTP server itself always subscribes.
+        if self.updates.receiver_count() > 1 {
+            self.updates.send_replace(page::update(
+                &status,
+                &self.journal.history,
+                self.n_process_changes,
+            ));
         }
         health.send_replace(self.job.state());
     }
 
-    /// Gives everybody the time to hear of the end and to hang up.
-    async fn farewell(&mut self, queue: &mut mpsc::Receiver<Input>, orders: &mpsc::Sender<Order>) {
+    /// Gives all processes time to learn of the end and disconnect.
+    async fn disconnect_all(&mut self, orders: &mpsc::Sender<Order>) {
         let all_gone = async {
             while !(self.workers.is_empty() && self.servers.is_empty()) {
-                let Some(input) = queue.recv().await else { return };
+                let Some(input) = self.queue.recv().await else { return };
                 if let Some(event) = self.input(input) {
                     // A machine that has ended only replies, which cannot fail.
                     let _ = self.handle(event, orders).await;
                 }
             }
         };
-        // Those who stay away are ended by the platform.
-        let _ = tokio::time::timeout(FAREWELL, all_gone).await;
+        // The platform stops those that stay.
+        let _ = tokio::time::timeout(SHUTDOWN_GRACE, all_gone).await;
     }
 
     /// Where the result goes.
@@ -400,16 +428,16 @@ impl Engine {
     }
 }
 
-/// Goes on with the books of time that the master before has kept.
-fn resume_books(job: &mut Job, journal: &Journal, is_by_hand: bool) {
+/// Continues the time accounting of the master before.
+fn resume_accounting(job: &mut Job, journal: &Journal, is_manual: bool) {
     let before = journal.history.goodput.clone();
-    // By hand everybody is new; the time in between belongs to nobody.
-    if is_by_hand {
-        return job.resume_books(before.all_gone(), Duration::ZERO, Time::ZERO);
+    // After a manual resume all processes are new; the time in between is not counted.
+    if is_manual {
+        return job.resume_accounting(before.all_gone(), Duration::ZERO, Time::ZERO);
     }
     let gap = unix_secs() - journal.history.saved_at;
     let gap = Duration::try_from_secs_f64(gap).unwrap_or_default();
-    job.resume_books(before, gap, Time::ZERO);
+    job.resume_accounting(before, gap, Time::ZERO);
 }
 
 #[cfg(test)]

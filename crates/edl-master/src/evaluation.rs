@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use edl_core::evaluation::Evaluated;
+use edl_core::text::decimal;
 
 pub(crate) fn started(n_records: u64) {
     if n_records > 0 {
@@ -30,7 +31,7 @@ fn line(evaluated: &Evaluated) -> String {
     let mut values = String::new();
     for (name, value) in &evaluated.metrics {
         let comma = if values.is_empty() { "" } else { ", " };
-        write!(values, "{comma}'{name}': {value:.4}").expect("a string takes everything");
+        write!(values, "{comma}'{name}': {}", decimal(*value)).expect("a string takes everything");
     }
     format!("Evaluation metrics[v={}]: {{{values}}}", evaluated.version)
 }

@@ -1,31 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The story of a job, small enough to be kept whole: curves, who lived when, what happened.
+//! The history of a job, small enough to keep whole: curves, process timeline, events.
 //!
-//! It is written to `history.json` in the job's folder now and then, where the next master of the
-//! job finds it; so do the page and the report of a job that has ended.
+//! It is written to `history.json` in the job's folder now and then. The next master of the job, the
+//! page and the report of a job that has ended read it there.
 
 use std::collections::VecDeque;
 
-use edl_core::goodput::{Goodput, Kind};
+use edl_core::goodput::{Goodput, TimeKind};
 use edl_core::job_dir::JobDir;
+use edl_core::platform::{InstanceState, Role};
 use edl_core::series::Series;
 use edl_net::proto::{self, JobStatus};
 use serde::{Deserialize, Serialize};
 
 /// Points of a curve: more than a screen has pixels for.
 const MAX_POINTS: usize = 600;
-/// Lives of processes that are remembered, and changes within one.
-const MAX_LIVES: usize = 300;
+/// Processes that are remembered, and changes within one.
+const MAX_PROCESSES: usize = 300;
 const MAX_SPANS: usize = 60;
 const MAX_EVENTS: usize = 500;
 
-/// Everything that the page shows and a status does not say.
+/// Everything that the page shows and a status does not contain.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct History {
     /// When it was written, in Unix time.
     pub saved_at: f64,
     pub samples: Series<Sample>,
-    pub lives: VecDeque<Life>,
+    #[serde(rename = "lives")]
+    pub processes: VecDeque<ProcessRecord>,
     pub events: VecDeque<proto::Event>,
     pub goodput: Goodput,
 }
@@ -35,17 +37,18 @@ pub(crate) struct History {
 pub(crate) struct Sample {
     pub at_secs: f64,
     pub step: u64,
+    #[serde(deserialize_with = "edl_core::nonfinite::number")]
     pub loss: f32,
     pub learning_rate: f64,
     pub records_per_second: f64,
     pub workers: usize,
-    /// Seconds of all workers so far, in the order of [`Kind::ALL`].
-    pub spent: [f64; Kind::ALL.len()],
+    /// Seconds of all workers so far, in the order of [`TimeKind::ALL`].
+    pub spent: [f64; TimeKind::ALL.len()],
 }
 
-/// One process from its coming to its going.
+/// One process from its start to its end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Life {
+pub(crate) struct ProcessRecord {
     pub name: String,
     pub pid: u32,
     pub from: f64,
@@ -59,8 +62,8 @@ pub(crate) struct Life {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Span {
     pub from: f64,
-    pub state: String,
-    /// Under AllReduce the world that it trained in.
+    pub state: InstanceState,
+    /// Under AllReduce, the world that it trained in.
     pub world: u64,
 }
 
@@ -69,13 +72,13 @@ impl History {
         Self {
             saved_at: 0.0,
             samples: Series::new(MAX_POINTS),
-            lives: VecDeque::new(),
+            processes: VecDeque::new(),
             events: VecDeque::new(),
             goodput: Goodput::default(),
         }
     }
 
-    /// What the master before has written; a file that cannot be read is no loss to the job.
+    /// What the master before has written; a file that cannot be read is ignored.
     pub(crate) fn load(job_dir: &JobDir) -> Option<Self> {
         serde_json::from_slice(&std::fs::read(job_dir.history()).ok()?).ok()
     }
@@ -87,34 +90,26 @@ impl History {
         sample.into_iter().chain(event).min_by(f64::total_cmp)
     }
 
-    /// The job was started again by hand: whoever lived before does not any more.
+    /// The job was resumed manually: no process of before is left.
     pub(crate) fn close_all(&mut self) {
         let at = self.saved_at;
-        for life in self.lives.iter_mut().filter(|life| life.to.is_none()) {
-            life.to = Some(at);
-            if life.why.is_empty() {
-                life.why = "job stopped".into();
+        for process in self.processes.iter_mut().filter(|process| process.to.is_none()) {
+            process.to = Some(at);
+            if process.why.is_empty() {
+                process.why = "job stopped".into();
             }
         }
     }
 
     pub(crate) fn note(&mut self, event: proto::Event) {
-        // Notes about a process begin with its name; the last one before its end says why.
+        // An event about a process begins with its name; the last one before its end is the reason.
         let why = event.text.split_once(' ').map(|(name, _)| name);
-        let is_end = [
-            "worker_ended",
-            "worker_killed",
-            "worker_crashed",
-            "worker_silent",
-            "ps_lost",
-            "worker_left",
-            "chaos",
-        ]
-        .contains(&event.kind.as_str());
-        if is_end && let Some(name) = why {
-            let life = self.lives.iter_mut().rev().find(|life| life.name == name);
-            if let Some(life) = life {
-                life.why.clone_from(&event.text);
+        if event.kind().ends_process()
+            && let Some(name) = why
+        {
+            let process = self.processes.iter_mut().rev().find(|process| process.name == name);
+            if let Some(process) = process {
+                process.why.clone_from(&event.text);
             }
         }
         self.events.push_back(event);
@@ -123,9 +118,9 @@ impl History {
         }
     }
 
-    /// Takes down what is now; whether anybody's life has changed.
+    /// Records the current status; whether any process has changed.
     pub(crate) fn sample(&mut self, status: &JobStatus, at_secs: f64) -> bool {
-        let workers = status.instances.iter().filter(|i| i.role == "worker");
+        let workers = status.instances.iter().filter(|i| i.role() == Role::Worker);
         let goodput = status.goodput.as_ref();
         let spent = goodput.and_then(|goodput| goodput.workers).unwrap_or_default();
         self.samples.push(Sample {
@@ -134,36 +129,38 @@ impl History {
             loss: status.loss,
             learning_rate: status.learning_rate,
             records_per_second: status.records_per_second,
-            workers: workers.filter(|worker| worker.state == "working").count(),
+            workers: workers.filter(|worker| worker.state() == InstanceState::Working).count(),
             spent: spent.parts().map(|(_, secs)| secs),
         });
-        self.live(status, at_secs)
+        self.record_processes(status, at_secs)
     }
 
-    /// Takes down who is there; whether anybody has come, gone or changed.
-    pub(crate) fn live(&mut self, status: &JobStatus, now: f64) -> bool {
+    /// Records the processes that are there; whether any has come, gone or changed.
+    pub(crate) fn record_processes(&mut self, status: &JobStatus, now: f64) -> bool {
         let mut has_changed = false;
-        for life in self.lives.iter_mut().filter(|life| life.to.is_none()) {
-            let is_same = |i: &&proto::Instance| i.name() == life.name && i.pid == life.pid;
+        for process in self.processes.iter_mut().filter(|process| process.to.is_none()) {
+            let is_same = |i: &&proto::Instance| i.name() == process.name && i.pid == process.pid;
             if !status.instances.iter().any(|instance| is_same(&instance)) {
-                life.to = Some(now);
+                process.to = Some(now);
                 has_changed = true;
             }
         }
         for instance in status.instances.iter().filter(|instance| instance.pid != 0) {
             let world = if instance.lanes.is_empty() { 0 } else { status.world };
-            let span = Span { from: now, state: instance.state.clone(), world };
-            let is_its = |life: &&mut Life| {
-                life.to.is_none() && life.name == instance.name() && life.pid == instance.pid
+            let span = Span { from: now, state: instance.state(), world };
+            let is_its = |process: &&mut ProcessRecord| {
+                process.to.is_none()
+                    && process.name == instance.name()
+                    && process.pid == instance.pid
             };
-            match self.lives.iter_mut().rev().find(is_its) {
-                Some(life) => {
-                    let last = life.spans.last();
-                    if last.is_none_or(|l| (&l.state, l.world) != (&span.state, span.world)) {
-                        life.spans.push(span);
+            match self.processes.iter_mut().rev().find(is_its) {
+                Some(process) => {
+                    let last = process.spans.last();
+                    if last.is_none_or(|l| (l.state, l.world) != (span.state, span.world)) {
+                        process.spans.push(span);
                         has_changed = true;
-                        if life.spans.len() > MAX_SPANS {
-                            life.spans.remove(0);
+                        if process.spans.len() > MAX_SPANS {
+                            process.spans.remove(0);
                         }
                     }
                 }
@@ -171,22 +168,29 @@ impl History {
                     let (name, pid) = (instance.name(), instance.pid);
                     let spans = vec![span];
                     let why = String::new();
-                    self.lives.push_back(Life { name, pid, from: now, to: None, why, spans });
+                    self.processes.push_back(ProcessRecord {
+                        name,
+                        pid,
+                        from: now,
+                        to: None,
+                        why,
+                        spans,
+                    });
                     has_changed = true;
                 }
             }
         }
-        while self.lives.len() > MAX_LIVES {
-            self.lives.pop_front();
+        while self.processes.len() > MAX_PROCESSES {
+            self.processes.pop_front();
         }
         has_changed
     }
 
-    /// The curves and lives as the page reads them.
+    /// The curves and the process timeline, as the page reads them.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         serde_json::json!({
             "samples": self.samples.iter().collect::<Vec<_>>(),
-            "lives": self.lives,
+            "lives": self.processes,
             "events": self.events,
         })
     }
@@ -194,27 +198,29 @@ impl History {
 
 #[cfg(test)]
 mod tests {
+    use edl_core::job::EventKind;
+
     use super::*;
 
     fn status(pids: &[(u32, u32)]) -> JobStatus {
         let instance = |(id, pid): &(u32, u32)| proto::Instance {
-            role: "worker".into(),
+            role: Role::Worker.into(),
             id: *id,
             pid: *pid,
-            state: "working".into(),
+            state: InstanceState::Working.into(),
             ..proto::Instance::default()
         };
         JobStatus { instances: pids.iter().map(instance).collect(), ..JobStatus::default() }
     }
 
     #[test]
-    fn a_life_has_an_end_and_a_reason_and_survives_the_master() {
+    fn a_process_has_an_end_and_a_reason_and_survives_the_master() {
         let folder = tempfile::tempdir().unwrap();
         let mut history = History::new();
         assert!(history.sample(&status(&[(0, 7), (1, 8)]), 1.0));
         assert!(!history.sample(&status(&[(0, 7), (1, 8)]), 2.0));
         history.note(proto::Event {
-            kind: "worker_killed".into(),
+            kind: EventKind::WorkerKilled.into(),
             text: "worker-0 was killed (SIGKILL); reassigning its work".into(),
             ..proto::Event::default()
         });
@@ -222,10 +228,11 @@ mod tests {
         let job_dir = JobDir::new(folder.path());
         std::fs::write(job_dir.history(), serde_json::to_vec(&history).unwrap()).unwrap();
         let mut history = History::load(&job_dir).unwrap();
-        let names: Vec<_> = history.lives.iter().map(|life| (&*life.name, life.to)).collect();
+        let names: Vec<_> =
+            history.processes.iter().map(|process| (&*process.name, process.to)).collect();
         assert_eq!(names, [("worker-0", Some(3.0)), ("worker-1", None), ("worker-2", None)]);
-        assert!(history.lives[0].why.contains("SIGKILL"));
+        assert!(history.processes[0].why.contains("SIGKILL"));
         history.close_all();
-        assert!(history.lives.iter().all(|life| life.to.is_some()));
+        assert!(history.processes.iter().all(|process| process.to.is_some()));
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job's page with what it reads and writes, `/metrics` and `/healthz`.
 //!
-//! Everybody who reaches the port may look; to change something takes the page's token, which
-//! comes in a header that no foreign page can send. Nothing is decided here.
+//! Everyone who reaches the port may read. Changing something needs the page's token, in a header
+//! that no other page can send. No decisions are made here.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -15,42 +15,43 @@ use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use edl_core::job::Event;
+use edl_core::job::{Event, JobState};
+use edl_core::platform::Role;
 use edl_net::key::JobKey;
 use edl_net::proto;
 use prometheus_client::registry::Registry;
 use serde::Deserialize;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Status};
 
-use crate::service::{self, Input};
+use crate::service::{self, Input, Inputs};
 use crate::{convert, page};
 
 /// The longest body of a request, in bytes.
 const MAX_BODY: usize = 4096;
-/// Those who may watch at once.
+/// Watchers at once.
 const MAX_WATCHERS: usize = 32;
-/// News that may wait for a watcher, and for how long, before it is dropped.
+/// Updates that may wait for a watcher, and for how long, before it is dropped.
 const MAX_WAITING: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What lies behind the routes.
-pub(crate) struct Doors {
+/// What the routes use.
+pub(crate) struct HttpContext {
     pub(crate) registry: Arc<Mutex<Registry>>,
-    pub(crate) health: watch::Receiver<&'static str>,
-    pub(crate) news: watch::Receiver<Arc<str>>,
-    pub(crate) inputs: mpsc::Sender<Input>,
+    pub(crate) health: watch::Receiver<JobState>,
+    pub(crate) updates: watch::Receiver<Arc<str>>,
+    pub(crate) inputs: Inputs,
     pub(crate) key: JobKey,
     pub(crate) streams: TaskTracker,
 }
 
 struct Shared {
-    doors: Doors,
+    context: HttpContext,
     live: String,
     watchers: Arc<Semaphore>,
     shutdown: CancellationToken,
@@ -58,10 +59,14 @@ struct Shared {
 
 type App = State<Arc<Shared>>;
 
-pub(crate) async fn serve(listener: TcpListener, doors: Doors, shutdown: CancellationToken) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    context: HttpContext,
+    shutdown: CancellationToken,
+) {
     let watchers = Arc::new(Semaphore::new(MAX_WATCHERS));
     let live = page::live();
-    let shared = Arc::new(Shared { doors, live, watchers, shutdown: shutdown.clone() });
+    let shared = Arc::new(Shared { context, live, watchers, shutdown: shutdown.clone() });
     let router = Router::new()
         .route("/", get(root))
         .route("/api/all", get(all))
@@ -69,7 +74,7 @@ pub(crate) async fn serve(listener: TcpListener, doors: Doors, shutdown: Cancell
         .route("/api/token", post(check_token))
         .route("/api/scale", post(scale))
         .route("/api/stop", post(stop))
-        .route("/api/harm", post(harm))
+        .route("/api/chaos", post(chaos))
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -86,7 +91,7 @@ async fn root(State(shared): App) -> impl IntoResponse {
 }
 
 async fn all(State(shared): App) -> Response {
-    match shared.ask(Input::Everything).await {
+    match shared.context.inputs.ask(Input::Everything).await {
         Ok(everything) => json(everything),
         Err(status) => refused(&status),
     }
@@ -99,14 +104,14 @@ async fn news(State(shared): App) -> Response {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many clients are watching this job\n")
             .into_response();
     };
-    let mut news = shared.doors.news.clone();
+    let mut news = shared.context.updates.clone();
     let (send, frames) = mpsc::channel::<String>(MAX_WAITING);
     let shutdown = shared.shutdown.clone();
-    shared.doors.streams.spawn(async move {
+    shared.context.streams.spawn(async move {
         let _held_to_the_end = place;
         loop {
             tokio::select! {
-                // The last news come before the end.
+                // The last update comes before the end.
                 biased;
                 changed = news.changed() => if changed.is_err() { return },
                 () = send.closed() => return,
@@ -138,8 +143,8 @@ struct Scale {
     workers: u32,
 }
 
-async fn scale(State(shared): App, wish: Wish<Scale>) -> Response {
-    let Scale { workers } = wish.wish;
+async fn scale(State(shared): App, request: ChangeRequest<Scale>) -> Response {
+    let Scale { workers } = request.body;
     shared.request(Event::Scale { workers }).await
 }
 
@@ -147,15 +152,15 @@ async fn scale(State(shared): App, wish: Wish<Scale>) -> Response {
 #[serde(deny_unknown_fields)]
 struct Stop {}
 
-async fn stop(State(shared): App, _: Wish<Stop>) -> Response {
+async fn stop(State(shared): App, _: ChangeRequest<Stop>) -> Response {
     let reason = "stopped from the job page".into();
     shared.request(Event::Stop { reason, with_checkpoint: true }).await
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Harmed {
-    role: String,
+struct ChaosBody {
+    role: Role,
     id: u32,
     how: String,
     #[serde(default)]
@@ -164,10 +169,11 @@ struct Harmed {
     factor: u32,
 }
 
-async fn harm(State(shared): App, wish: Wish<Harmed>) -> Response {
-    let Wish { wish: Harmed { role, id, how, millis, factor }, from } = wish;
-    let request = proto::HarmRequest { role, id, how, millis, factor };
-    match convert::harm(&request) {
+async fn chaos(State(shared): App, request: ChangeRequest<ChaosBody>) -> Response {
+    let ChangeRequest { body: ChaosBody { role, id, how, millis, factor }, from } = request;
+    let role = role.into();
+    let request = proto::ChaosRequest { role, id, how, millis, factor };
+    match convert::chaos(&request) {
         Ok(event) => shared.request(event).await,
         Err(status) => refused(&service::refuse(from, status)),
     }
@@ -175,7 +181,7 @@ async fn harm(State(shared): App, wish: Wish<Harmed>) -> Response {
 
 async fn metrics(State(shared): App) -> impl IntoResponse {
     let mut text = String::new();
-    let registry = shared.doors.registry.lock();
+    let registry = shared.context.registry.lock();
     let encoded =
         registry.map(|registry| prometheus_client::encoding::text::encode(&mut text, &registry));
     match encoded {
@@ -190,16 +196,16 @@ async fn metrics(State(shared): App) -> impl IntoResponse {
 }
 
 async fn healthz(State(shared): App) -> String {
-    format!("{}\n", *shared.doors.health.borrow())
+    format!("{}\n", *shared.context.health.borrow())
 }
 
-/// What somebody wants who may, and his address.
-struct Wish<T> {
-    wish: T,
+/// A request to change the job, from a caller with the token.
+struct ChangeRequest<T> {
+    body: T,
     from: String,
 }
 
-impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for Wish<T> {
+impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for ChangeRequest<T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, Response> {
@@ -207,19 +213,19 @@ impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for Wish<T> {
         let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
         let from = service::sender(address.map(|address| address.0));
         let body = Bytes::from_request(request, shared).await.map_err(|error| unread(&error));
-        let wish = body.and_then(|body| {
+        let parsed = body.and_then(|body| {
             let invalid = |error| Status::invalid_argument(format!("invalid request: {error}"));
             serde_json::from_slice(&body).map_err(invalid)
         });
-        match wish {
-            Ok(wish) => Ok(Self { wish, from }),
+        match parsed {
+            Ok(body) => Ok(Self { body, from }),
             Err(why) => Err(refused(&service::refuse(from, why))),
         }
     }
 }
 
 impl Shared {
-    /// Lets in who holds the token. A browser also says which page it acts for: only ours may.
+    /// Admits callers with the token. A browser also names the page it acts for, which must be ours.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Box<Response>> {
         if let Some(origin) = headers.get(header::ORIGIN) {
             // Bytes: an origin that is no text is not ours.
@@ -230,9 +236,9 @@ impl Shared {
                 return Err(Box::new((StatusCode::FORBIDDEN, why).into_response()));
             }
         }
-        let word = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let token = word.and_then(|word| word.strip_prefix("Bearer "));
-        if token.is_some_and(|token| self.doors.key.is_page_token(token)) {
+        let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let token = header.and_then(|header| header.strip_prefix("Bearer "));
+        if token.is_some_and(|token| self.context.key.is_page_token(token)) {
             return Ok(());
         }
         let why =
@@ -240,19 +246,12 @@ impl Shared {
         Err(Box::new((StatusCode::UNAUTHORIZED, why).into_response()))
     }
 
-    /// Has the machine decide.
+    /// Lets the job decide.
     async fn request(&self, event: Event) -> Response {
-        match self.ask(|reply| Input::Asked { event, reply }).await {
-            Ok(Ok(_)) => json("{}".into()),
-            Ok(Err(status)) | Err(status) => refused(&status),
+        match self.context.inputs.request(event).await {
+            Ok(_) => json("{}".into()),
+            Err(status) => refused(&status),
         }
-    }
-
-    async fn ask<T>(&self, input: impl FnOnce(oneshot::Sender<T>) -> Input) -> Result<T, Status> {
-        let gone = || Status::unavailable("the master is stopping");
-        let (reply, answer) = oneshot::channel();
-        self.doors.inputs.send(input(reply)).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())
     }
 }
 

@@ -4,34 +4,36 @@
 //! Trouble with these files never stops a job; it is logged once.
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use edl_core::evaluation::Evaluated;
 use edl_core::goodput::Goodput;
-use edl_core::id::Term;
-use edl_core::job::End;
+use edl_core::job::{Config, End, EventKind};
 use edl_core::job_dir::JobDir;
 use edl_net::proto;
 use serde_json::json;
 
 use crate::Addresses;
 use crate::history::History;
+use crate::line_file::{LineFile, MAX_BYTES};
 use crate::page;
 use crate::tensorboard::EventFile;
 
 /// Events that `status` shows.
 const KEPT_EVENTS: usize = 50;
-/// What a master that dies may lose of the curves and of the books of time.
+/// How much of the curves and time accounting a master that dies may lose.
 const HISTORY_EVERY: Duration = Duration::from_secs(2);
 
-/// The files of one job that tell its story.
+/// The files that record the history of a job.
 pub(crate) struct Journal {
     job_dir: JobDir,
-    events_file: Option<File>,
-    metrics_file: Option<File>,
+    events_file: LineFile,
+    metrics_file: LineFile,
+    /// The address that is not written yet.
+    address: Option<String>,
     tensorboard: Option<EventFile>,
     events: VecDeque<proto::Event>,
     /// What is kept for the page.
@@ -48,11 +50,6 @@ impl Journal {
         if resume {
             history.close_all();
         }
-        let append = |path: PathBuf| {
-            OpenOptions::new().create(true).append(true).open(&path).inspect_err(|error| {
-                tracing::warn!(path = %path.display(), %error, "cannot open a journal file");
-            })
-        };
         let tensorboard = (!tensorboard_dir.is_empty())
             .then(|| EventFile::create(Path::new(tensorboard_dir), unix_secs()))
             .and_then(|created| {
@@ -64,8 +61,9 @@ impl Journal {
             });
         Self {
             job_dir: job_dir.clone(),
-            events_file: append(job_dir.events()).ok(),
-            metrics_file: append(job_dir.metrics()).ok(),
+            events_file: LineFile::new(job_dir.events(), MAX_BYTES),
+            metrics_file: LineFile::new(job_dir.metrics(), MAX_BYTES),
+            address: None,
             tensorboard,
             events: VecDeque::new(),
             history,
@@ -76,25 +74,31 @@ impl Journal {
         }
     }
 
-    /// Tells where this master is.
-    pub(crate) fn write_address(&mut self, addresses: &Addresses, term: Term) {
+    /// Writes the address of this master.
+    pub(crate) fn write_address(&mut self, addresses: &Addresses, job: &Config) {
         let content = json!({
             "address": addresses.control.to_string(),
             "http_address": addresses.http.to_string(),
             "pid": std::process::id(),
-            "term": term.0,
+            "term": job.term.0,
+            "run": job.run.to_string(),
         });
-        self.replace(&self.job_dir.master(), content.to_string().as_bytes());
+        self.address = Some(content.to_string());
+        self.write_pending_address();
     }
 
-    pub(crate) fn note(&mut self, kind: &str, text: &str) {
-        match kind {
-            "ps_lost" | "worker_crashed" | "worker_silent" | "checkpoint_failed"
-            | "checkpoint_bad" | "work_failed" | "not_started" | "not_heard" | "torn"
-            | "workers_lost" => {
-                tracing::warn!(kind, "{text}")
-            }
-            _ => tracing::info!(kind, "{text}"),
+    /// Writes the address until it is written: on a full disk that may take a while.
+    fn write_pending_address(&mut self) {
+        let Some(address) = self.address.take() else { return };
+        if !self.replace(&self.job_dir.master(), address.as_bytes()) {
+            self.address = Some(address);
+        }
+    }
+
+    pub(crate) fn note(&mut self, kind: EventKind, text: &str) {
+        match kind.is_warning() {
+            true => tracing::warn!(kind = kind.name(), "{text}"),
+            false => tracing::info!(kind = kind.name(), "{text}"),
         }
         let event = proto::Event {
             number: self.next_event,
@@ -103,7 +107,9 @@ impl Journal {
             text: text.into(),
         };
         self.next_event += 1;
-        write_line(self.events_file.as_mut(), &serde_json::to_value(&event).unwrap_or_default());
+        let line = serde_json::to_value(&event).unwrap_or_default();
+        let written = self.events_file.add(&line.to_string());
+        self.warn_once("events.jsonl", written);
         self.history.note(event.clone());
         self.events.push_back(event);
         if self.events.len() > KEPT_EVENTS {
@@ -120,25 +126,21 @@ impl Journal {
             "at_secs": unix_secs(), "kind": "evaluation", "version": evaluated.version,
             "epoch": evaluated.epoch, "metrics": evaluated.metrics, "best": evaluated.is_best,
         });
-        write_line(self.metrics_file.as_mut(), &point);
+        self.add_point(&point);
         for (name, value) in &evaluated.metrics {
             self.scalar(&format!("evaluation/{name}"), evaluated.version, *value);
         }
     }
 
     pub(crate) fn ended(&mut self, end: &End) {
-        let (kind, text) = match end {
-            End::Succeeded => ("succeeded", "job finished"),
-            End::Failed(why) => ("failed", why.as_str()),
-            End::Stopped(why) => ("stopped", why.as_str()),
-        };
-        self.note(kind, text);
+        self.note(end.event(), end.reason().unwrap_or("job finished"));
     }
 
     /// Writes the status file and, when training has moved, a point of the curves.
     pub(crate) fn publish(&mut self, status: &proto::JobStatus) {
+        self.write_pending_address();
         match serde_json::to_vec_pretty(status) {
-            Ok(content) => self.replace(&self.job_dir.status(), &content),
+            Ok(content) => _ = self.replace(&self.job_dir.status(), &content),
             Err(error) => tracing::warn!(%error, "cannot serialize the status"),
         }
         let point = (status.step, status.generation);
@@ -151,13 +153,13 @@ impl Journal {
             "loss": status.loss, "learning_rate": status.learning_rate,
             "records_done": status.records_done, "records_per_second": status.records_per_second,
         });
-        write_line(self.metrics_file.as_mut(), &line);
+        self.add_point(&line);
         self.scalar("training/loss", status.step, f64::from(status.loss));
         self.scalar("training/learning_rate", status.step, status.learning_rate);
         self.scalar("training/records_per_second", status.step, status.records_per_second);
     }
 
-    /// Writes the history if it is time. `goodput` are the books as of now.
+    /// Writes the history if it is time. `goodput` is the accounting as of now.
     pub(crate) fn keep_history(&mut self, goodput: impl FnOnce() -> Goodput, is_last: bool) {
         if !is_last && Instant::now() < self.history_due {
             return;
@@ -166,7 +168,7 @@ impl Journal {
         self.history.saved_at = unix_secs();
         self.history.goodput = goodput();
         match serde_json::to_vec(&self.history) {
-            Ok(content) => self.replace(&self.job_dir.history(), &content),
+            Ok(content) => _ = self.replace(&self.job_dir.history(), &content),
             Err(error) => tracing::warn!(%error, "cannot serialize the history"),
         }
     }
@@ -185,25 +187,39 @@ impl Journal {
         }
     }
 
-    /// Replaces a file as a whole, so that a reader never sees half of it.
-    fn replace(&mut self, path: &Path, content: &[u8]) {
+    /// Replaces a file; whether that succeeded.
+    fn replace(&mut self, path: &Path, content: &[u8]) -> bool {
+        let written = replace(path, content);
+        let is_written = written.is_ok();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let temporary = path.with_file_name(format!(".{name}.tmp"));
-        let written = fs::write(&temporary, content).and_then(|()| fs::rename(&temporary, path));
+        self.warn_once(&name, written);
+        is_written
+    }
+
+    fn add_point(&mut self, point: &serde_json::Value) {
+        let written = self.metrics_file.add(&point.to_string());
+        self.warn_once("metrics.jsonl", written);
+    }
+
+    fn warn_once(&mut self, name: &str, written: io::Result<()>) {
         if let Err(error) = written
-            && !self.has_warned
+            && !std::mem::replace(&mut self.has_warned, true)
         {
-            self.has_warned = true;
             tracing::warn!(%name, %error, "cannot write a journal file");
         }
     }
 }
 
-fn write_line(file: Option<&mut File>, value: &serde_json::Value) {
-    if let Some(file) = file {
-        // A full disk must not stop the job, and is said where checkpoints fail.
-        let _ = file.write_all(format!("{value}\n").as_bytes());
+/// Replaces a file as a whole: a reader never sees half of it.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.tmp"));
+    let written = fs::write(&temporary, content).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // On a full disk every byte counts.
+        let _ = fs::remove_file(&temporary);
     }
+    written
 }
 
 pub(crate) fn unix_secs() -> f64 {

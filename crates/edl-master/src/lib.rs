@@ -7,16 +7,19 @@
 mod audit;
 mod checkpoints;
 mod commands;
+mod data;
 mod engine;
 mod evaluation;
 mod history;
 mod http;
 mod journal;
+mod line_file;
 mod metrics;
 mod otlp;
 mod page;
 mod peers;
 mod platform;
+mod saving;
 mod service;
 mod spans;
 mod status;
@@ -30,12 +33,16 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
+use edl_core::error::{chain, is_full};
+use edl_core::id::{Generation, RunId, Term};
 use edl_core::job::{self, End};
 use edl_core::job_dir::JobDir;
-use edl_core::spec::{Invalid, JobSpec, JobType};
-use edl_data::{Dataset, OpenOptions};
+use edl_core::spec::{Invalid, JobSpec};
 use edl_net::convert::master as convert;
 use edl_net::key::JobKey;
+use edl_net::proto::JobStatus;
+use edl_tensor::checkpoint::Checkpoint;
+use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -43,10 +50,14 @@ pub use self::audit::of_checkpoint as audit_checkpoint;
 use self::engine::Engine;
 pub use self::page::report;
 pub use self::platform::{MAX_WAITING, Platform, Port, port};
-use self::store::Store;
+use self::store::{Earlier, Store};
 
-/// Between two tries to open a store that another master holds.
+/// Between two tries to open a store that another master holds, or a port.
 const STORE_PAUSE: Duration = Duration::from_millis(200);
+/// How long a port may be in use that the master before had.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(10);
+/// Between two tries to start on a full disk.
+const ROOM_PAUSE: Duration = Duration::from_secs(2);
 
 /// What a master is started with.
 #[derive(Clone, Debug)]
@@ -75,6 +86,8 @@ pub enum Error {
     Store(#[from] store::Error),
     #[error("cannot open the {which} data")]
     Data { which: &'static str, source: Box<edl_data::Error> },
+    #[error("cannot index the data")]
+    Index { source: io::Error },
     #[error("the {which} data has changed since the job started; restore it, or start a new job")]
     DataChanged { which: &'static str },
     #[error(transparent)]
@@ -87,13 +100,46 @@ pub enum Error {
     Persist(#[source] store::Error),
 }
 
-/// The data sets of a job, as the master needs to know them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Data {
-    pub n_records: u64,
-    pub n_validation_records: u64,
-    pub n_prediction_records: u64,
-    pub fingerprint: String,
+impl Error {
+    /// Whether the next master would find the same, so something has to be done first.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Listen { .. }
+            | Self::Data { .. }
+            | Self::DataChanged { .. }
+            | Self::Spec(_)
+            | Self::Tls(_) => true,
+            Self::Folder { source, .. } => is_denied(source.kind()),
+            Self::Store(store) => store.is_other_build() || store.io_kind().is_some_and(is_denied),
+            Self::Index { .. } | Self::Serve(_) | Self::Persist(_) => false,
+        }
+    }
+
+    fn is_disk_full(&self) -> bool {
+        match self {
+            Self::Folder { source, .. } | Self::Index { source } => is_full(source.kind()),
+            Self::Store(store) => store.is_disk_full(),
+            Self::Listen { .. }
+            | Self::Data { .. }
+            | Self::DataChanged { .. }
+            | Self::Spec(_)
+            | Self::Tls(_)
+            | Self::Serve(_)
+            | Self::Persist(_) => false,
+        }
+    }
+}
+
+/// Whether a file or folder cannot be used until it is changed.
+fn is_denied(kind: io::ErrorKind) -> bool {
+    matches!(
+        kind,
+        io::ErrorKind::PermissionDenied
+            | io::ErrorKind::ReadOnlyFilesystem
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::IsADirectory
+    )
 }
 
 /// Where this master can be reached.
@@ -105,8 +151,7 @@ pub(crate) struct Addresses {
 
 /// Runs a master to the end of its job. `port` leads to its platform.
 ///
-/// The future is boxed so that it is compiled in this crate, once, and not in every crate that
-/// awaits it.
+/// The future is boxed to compile it once in this crate, and not in every crate that awaits it.
 pub fn run(
     config: Config,
     port: Port,
@@ -118,10 +163,15 @@ pub fn run(
 async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Result<End, Error> {
     let job_dir = &config.job_dir;
     for folder in [job_dir.logs(), job_dir.own_checkpoints(), job_dir.own_output()] {
-        make_folder(&folder)?;
+        while let Err(error) = make_folder(&folder) {
+            wait_for_room(error).await?;
+        }
     }
-    let listener = bind(&config.listen).await?;
-    let http_listener = bind(&config.http_listen).await?;
+    // A master that replaces another one takes its ports, which may be in use for another moment.
+    let is_first = !job_dir.store().exists();
+    let patience = if is_first { Duration::ZERO } else { LISTEN_PATIENCE };
+    let listener = bind(&config.listen, patience).await?;
+    let http_listener = bind(&config.http_listen, patience).await?;
     let local = |listener: &TcpListener, address: &str| {
         let mut found = listener
             .local_addr()
@@ -135,13 +185,18 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
         control: local(&listener, &config.listen)?,
         http: local(&http_listener, &config.http_listen)?,
     };
-    let data = open_data(&config.spec)?;
-    let (store, opened) = open_store(&config).await?;
+    let Some(data) = data::open(&config, &addresses, &shutdown).await? else {
+        return Ok(End::Stopped("the master was shut down".into()));
+    };
+    let (mut store, mut opened) = open_store(&config).await?;
+    adopt_checkpoints(&config, &mut opened);
     opened.spec.as_ref().map_or(Ok(()), |before| config.spec.check_resumed(before))?;
     if opened.fingerprint.as_ref().is_some_and(|before| *before != data.fingerprint) {
         return Err(Error::DataChanged { which: "training" });
     }
-    store.pin(&config.spec, &data.fingerprint)?;
+    while let Err(error) = store.pin(&config.spec, &data.fingerprint) {
+        wait_for_room(error.into()).await?;
+    }
     let mut durable = opened.durable;
     if config.resume {
         durable.failures.clear();
@@ -150,6 +205,7 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
     }
     let job_config = job::Config {
         spec: config.spec.clone(),
+        run: opened.run,
         term: opened.term,
         n_records: data.n_records,
         n_validation_records: data.n_validation_records,
@@ -157,54 +213,114 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
     };
     tracing::info!(term = opened.term.0, address = %addresses.control, http = %addresses.http, "master started");
     let origin = tokio::time::Instant::now();
-    let engine =
-        Engine::new(config, job_config, durable, opened.run, data, store, addresses, origin);
-    Box::pin(engine.run(listener, http_listener, port, shutdown)).await
+    let engine = Engine::new(config, job_config, durable, data, store, addresses, origin, shutdown);
+    Box::pin(engine.run(listener, http_listener, port)).await
 }
 
-/// Opens the job's store, once nobody else has it open.
+/// Opens the job's store, once no other master has it open.
 async fn open_store(config: &Config) -> Result<(Store, store::Opened), Error> {
     let (path, start) = (config.job_dir.store(), Instant::now());
+    let earlier = earlier_masters(config);
     loop {
-        match Store::open(&path) {
+        match Store::open(&path, earlier) {
             Err(store::Error::InUse { .. }) if start.elapsed() < config.store_patience => {
                 tokio::time::sleep(STORE_PAUSE).await;
             }
-            opened => return Ok(opened?),
+            Err(error) => wait_for_room(error.into()).await?,
+            Ok(opened) => return Ok(opened),
         }
     }
 }
 
-async fn bind(address: &str) -> Result<TcpListener, Error> {
-    let listen = |source| Error::Listen { address: address.into(), source };
-    TcpListener::bind(address).await.map_err(listen)
+/// Waits a while if the disk is full; any other error is returned.
+async fn wait_for_room(error: Error) -> Result<(), Error> {
+    if !error.is_disk_full() {
+        return Err(error);
+    }
+    tracing::error!("{}; waiting until there is room on the disk", chain(&error));
+    tokio::time::sleep(ROOM_PAUSE).await;
+    Ok(())
+}
+
+/// What is known of earlier masters without their store.
+fn earlier_masters(config: &Config) -> Earlier {
+    #[derive(Deserialize)]
+    struct Master {
+        term: Term,
+        #[serde(default)]
+        run: String,
+    }
+    let text = std::fs::read(config.job_dir.master()).unwrap_or_default();
+    if let Ok(Master { term, run }) = serde_json::from_slice(&text)
+        && let Some(run) = RunId::parse(&run)
+    {
+        return Earlier { run: Some(run), term };
+    }
+    // The checkpoints in the job's own folder are its own.
+    let newest = checkpoints::find(&config.job_dir.own_checkpoints(), None).pop();
+    newest.map_or_else(Earlier::default, |Checkpoint { manifest, .. }| Earlier {
+        run: RunId::parse(&manifest.run),
+        term: manifest.term,
+    })
+}
+
+/// Takes in complete checkpoints that the store does not know.
+fn adopt_checkpoints(config: &Config, opened: &mut store::Opened) {
+    let found = checkpoints::find(&config.job_dir.checkpoints(&config.spec), Some(opened.run));
+    if opened.spec.is_none() {
+        opened.fingerprint = found.last().map(|newest| newest.manifest.fingerprint.clone());
+        // Servers may still hold a generation that no checkpoint has.
+        let status = std::fs::read(config.job_dir.status()).unwrap_or_default();
+        let status: JobStatus = serde_json::from_slice(&status).unwrap_or_default();
+        opened.durable.generation = Generation(status.generation);
+    }
+    let found = found.into_iter().map(checkpoints::describe).collect();
+    match opened.durable.adopt(found) {
+        0 => {}
+        n => tracing::warn!("{n} complete checkpoints were unknown to the store; using them"),
+    }
+}
+
+async fn bind(address: &str, patience: Duration) -> Result<TcpListener, Error> {
+    let start = Instant::now();
+    loop {
+        match TcpListener::bind(address).await {
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < patience =>
+            {
+                tokio::time::sleep(STORE_PAUSE).await;
+            }
+            bound => {
+                return bound.map_err(|source| Error::Listen { address: address.into(), source });
+            }
+        }
+    }
 }
 
 fn make_folder(path: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(path).map_err(|source| Error::Folder { path: path.into(), source })
 }
 
-fn open_data(spec: &JobSpec) -> Result<Data, Error> {
-    let open = |which: &'static str, location: &str| -> Result<Option<Dataset>, Error> {
-        if location.is_empty() {
-            return Ok(None);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_will_not_go_away_is_lasting() {
+        let path = PathBuf::from("job");
+        let listen = io::ErrorKind::AddrInUse.into();
+        let folder =
+            |kind: io::ErrorKind| Error::Folder { path: path.clone(), source: kind.into() };
+        let other_build = store::Error::Format { path: path.clone(), found: 9 };
+        let in_use = store::Error::InUse { path: path.clone() };
+        for (error, expected) in [
+            (Error::Listen { address: "x".into(), source: listen }, true),
+            (folder(io::ErrorKind::PermissionDenied), true),
+            (folder(io::ErrorKind::StorageFull), false),
+            (Error::Store(other_build), true),
+            (Error::Store(in_use), false),
+        ] {
+            assert_eq!(error.is_lasting(), expected, "{error}");
         }
-        let params = spec.data_reader_params.clone();
-        let options = OpenOptions { codec: spec.codec_type, params };
-        let dataset = Dataset::open(location, &options);
-        dataset.map(Some).map_err(|source| Error::Data { which, source: Box::new(source) })
-    };
-    let count = |dataset: &Option<Dataset>| dataset.as_ref().map_or(0, Dataset::n_records);
-    let mut data = Data::default();
-    if spec.job_type == JobType::Train {
-        let training = open("training", &spec.training_data)?;
-        data.n_records = count(&training);
-        data.fingerprint = training.map(|t| t.fingerprint().to_owned()).unwrap_or_default();
     }
-    if spec.job_type == JobType::Predict {
-        data.n_prediction_records = count(&open("prediction", &spec.prediction_data)?);
-    } else {
-        data.n_validation_records = count(&open("validation", &spec.validation_data)?);
-    }
-    Ok(data)
 }

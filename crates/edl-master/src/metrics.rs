@@ -5,12 +5,13 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use edl_core::evaluation::Evaluated;
+use edl_core::platform::Role;
 use edl_net::proto::{Goodput, JobStatus};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 use crate::otlp;
 
@@ -54,69 +55,36 @@ struct MetricLabel {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let metrics = Self {
-            registry: Arc::default(),
-            step: Gauge::default(),
-            epoch: Gauge::default(),
-            records: Gauge::default(),
-            records_per_second: Float::default(),
-            loss: Float::default(),
-            generation: Gauge::default(),
-            term: Gauge::default(),
-            workers_wanted: Gauge::default(),
-            instances: Family::default(),
-            spent: Family::default(),
-            batches_trained: Counter::default(),
-            batches_repeated: Counter::default(),
-            evaluation: Family::default(),
-            spans: otlp::Counts::default(),
-        };
-        {
-            let mut registry = metrics.registry.lock().expect("the registry is not shared yet");
-            let all = registry.sub_registry_with_prefix("elasticdl_master");
-            all.register("step", "Current step (version of the model)", metrics.step.clone());
-            all.register("epoch", "Completed epochs", metrics.epoch.clone());
-            all.register(
-                "records_done",
-                "Records trained, counted once per epoch",
-                metrics.records.clone(),
-            );
-            let speed = metrics.records_per_second.clone();
-            all.register("records_per_second", "Recent records trained per second", speed);
-            all.register("loss", "Smoothed training loss", metrics.loss.clone());
-            all.register(
-                "generation",
-                "Number of times the parameters were loaded",
-                metrics.generation.clone(),
-            );
-            all.register("term", "Number of times the master was started", metrics.term.clone());
-            all.register(
-                "workers_wanted",
-                "Target number of workers",
-                metrics.workers_wanted.clone(),
-            );
-            all.register("instances", "Processes of the job, by role", metrics.instances.clone());
-            all.register(
-                "spent_seconds",
-                "Process time by role and activity, in seconds",
-                metrics.spent.clone(),
-            );
-            all.register(
+        let mut registry = Registry::default();
+        let all = registry.sub_registry_with_prefix("elasticdl_master");
+        Self {
+            step: add(all, "step", "Current step (version of the model)"),
+            epoch: add(all, "epoch", "Completed epochs"),
+            records: add(all, "records_done", "Records trained, counted once per epoch"),
+            records_per_second: add(all, "records_per_second", "Recent records trained per second"),
+            loss: add(all, "loss", "Smoothed training loss"),
+            generation: add(all, "generation", "Number of times the parameters were loaded"),
+            term: add(all, "term", "Number of times the master was started"),
+            workers_wanted: add(all, "workers_wanted", "Target number of workers"),
+            instances: add(all, "instances", "Processes of the job, by role"),
+            spent: add(all, "spent_seconds", "Process time by role and activity, in seconds"),
+            batches_trained: add(
+                all,
                 "batches_trained",
                 "Batches (AllReduce: steps) trained in total",
-                metrics.batches_trained.clone(),
-            );
-            all.register(
+            ),
+            batches_repeated: add(
+                all,
                 "batches_repeated",
                 "Batches (AllReduce: steps) that were trained again",
-                metrics.batches_repeated.clone(),
-            );
-            all.register("evaluation", "Latest evaluation metrics", metrics.evaluation.clone());
-            let otlp::Counts { sent, dropped } = &metrics.spans;
-            all.register("spans_sent", "Spans accepted by the collector", sent.clone());
-            all.register("spans_dropped", "Spans that could not be delivered", dropped.clone());
+            ),
+            evaluation: add(all, "evaluation", "Latest evaluation metrics"),
+            spans: otlp::Counts {
+                sent: add(all, "spans_sent", "Spans accepted by the collector"),
+                dropped: add(all, "spans_dropped", "Spans that could not be delivered"),
+            },
+            registry: Arc::new(Mutex::new(registry)),
         }
-        metrics
     }
 
     pub(crate) fn registry(&self) -> Arc<Mutex<Registry>> {
@@ -141,9 +109,9 @@ impl Metrics {
         set(&self.workers_wanted, status.workers_wanted.into());
         self.records_per_second.set(status.records_per_second);
         self.loss.set(status.loss.into());
-        for role in ["ps", "worker"] {
-            let n = status.instances.iter().filter(|instance| instance.role == role).count();
-            set(&self.instances.get_or_create(&RoleLabel { role: role.into() }), n as u64);
+        for role in [Role::Ps, Role::Worker] {
+            let n = status.instances.iter().filter(|instance| instance.role() == role).count();
+            set(&self.instances.get_or_create(&RoleLabel { role: role.name().into() }), n as u64);
         }
         if let Some(goodput) = &status.goodput {
             self.publish_goodput(goodput);
@@ -163,6 +131,13 @@ impl Metrics {
         raise(&self.batches_trained, goodput.trained);
         raise(&self.batches_repeated, goodput.repeated);
     }
+}
+
+/// A new metric of the registry.
+fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Spans on their way to a collector: nobody waits for it but this task.
+//! Spans on their way to a collector: only this task waits for it.
 //!
 //! What does not fit the queue is dropped and counted. A collector that is away is called again,
 //! more and more seldom; a job that ends gives it a moment and goes.
@@ -46,7 +46,7 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    /// Calls `endpoint` when there is something to tell. Must be called in a runtime.
+    /// Calls `endpoint` when there are spans. Must be called in a runtime.
     pub(crate) fn start(endpoint: &str, resource: Resource, counts: Counts) -> Option<Self> {
         let channel = otlp::channel(endpoint, TIMEOUT).inspect_err(|error| {
             let error: &dyn std::error::Error = error;
@@ -74,7 +74,7 @@ impl Exporter {
         }
     }
 
-    /// Sends what is left, but for a dead collector nobody waits.
+    /// Sends what is left, without waiting for a dead collector.
     pub(crate) async fn close(self) {
         let Self { queue, closing, counts, mut tasks } = self;
         drop(queue);
@@ -94,7 +94,7 @@ struct Caller {
     client: TraceServiceClient<Channel>,
     resource: Resource,
     counts: Counts,
-    /// Said once per absence.
+    /// Logged once per absence.
     is_away: bool,
 }
 
@@ -157,7 +157,7 @@ async fn next_batch(spans: &mut mpsc::Receiver<Span>, batch: &mut Vec<Span>) -> 
     true
 }
 
-/// Whether the same call may succeed later, as the protocol says.
+/// Whether the same call may succeed later, by the protocol.
 fn is_passing(status: &Status) -> bool {
     matches!(
         status.code(),
@@ -168,7 +168,7 @@ fn is_passing(status: &Status) -> bool {
             | Code::Unavailable
             | Code::DataLoss
             | Code::ResourceExhausted
-            // What a connection that cannot be made is told as.
+            // The code of a connection that cannot be made.
             | Code::Unknown
     )
 }
@@ -183,7 +183,7 @@ fn request(resource: &Resource, spans: &[Span]) -> ExportTraceServiceRequest {
     ExportTraceServiceRequest { resource_spans: vec![ResourceSpans { resource, scope_spans }] }
 }
 
-/// Who tells: the master of a job, by the names that are usual for it.
+/// The sender of spans: the master of a job, by the usual attribute names.
 pub(crate) fn resource(job: &str, run: &str) -> Resource {
     Resource {
         attributes: vec![

@@ -18,18 +18,18 @@ const PAGE: Page = Page {
     script: include_str!("page/page.js"),
 };
 
-/// Evaluations that can be told apart on a plot; a browser slows down with many more.
+/// Evaluations that can be distinguished on a plot; a browser slows down with many more.
 const MAX_EVALUATIONS: usize = 60;
 
-/// What is new for those who look at the page. `lives` grows whenever somebody came or went, so
-/// that readers ask for the history again.
-pub(crate) fn news(status: &JobStatus, history: &History, lives: u64) -> Arc<str> {
+/// What is new for watchers of the page. `lives` grows whenever a process came or went, so readers
+/// request the history again.
+pub(crate) fn update(status: &JobStatus, history: &History, lives: u64) -> Arc<str> {
     json!({ "status": drawn(status), "sample": history.samples.last(), "lives": lives })
         .to_string()
         .into()
 }
 
-/// Everything, for somebody who looks for the first time.
+/// Everything, for a new watcher.
 pub(crate) fn everything(status: &JobStatus, history: &History, lives: u64) -> String {
     json!({ "status": drawn(status), "history": history.to_json(), "lives": lives }).to_string()
 }

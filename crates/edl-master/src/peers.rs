@@ -2,7 +2,7 @@
 //! The open streams to workers and parameter servers.
 //!
 //! A peer has at most one stream: a newer one of the same number takes its place. The older one
-//! is told so, and what it still says about its own end is ignored.
+//! is closed with that reason, and its own end is ignored.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use edl_core::id::Incarnation;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-/// Commands waiting for one peer; a peer that lets so many pile up is cut off.
+/// Commands waiting for one peer; a peer that lets so many pile up is disconnected.
 pub(crate) const QUEUE: usize = 4096;
 
 /// The sending half of a stream to a peer.
@@ -43,8 +43,8 @@ impl<K: Ord + Copy, C> Peers<K, C> {
         self.streams.insert(peer, Stream { number, incarnation, outbound });
     }
 
-    /// Ends the books of stream `number`, with a word if its peer is `refused`; its incarnation,
-    /// if it was the peer's current one.
+    /// Stream `number` has ended, with the reason if its peer is `refused`. Returns its incarnation if
+    /// it was the peer's current stream.
     pub(crate) fn closed(
         &mut self,
         peer: K,
@@ -73,7 +73,7 @@ impl<K: Ord + Copy, C> Peers<K, C> {
         }
     }
 
-    /// Ends a stream with a word.
+    /// Ends a stream with a reason.
     pub(crate) fn close(&mut self, peer: K, status: Status) {
         if let Some(stream) = self.streams.remove(&peer) {
             // A full queue ends the stream just as well: the sender is dropped here.

@@ -38,7 +38,7 @@ pub(crate) enum Input {
         pid: u32,
         outbound: Outbound<WorkerCommand>,
     },
-    WorkerSaid {
+    WorkerMessage {
         number: u64,
         worker: WorkerId,
         event: Event,
@@ -56,7 +56,7 @@ pub(crate) enum Input {
         event: Event,
         outbound: Outbound<PsCommand>,
     },
-    PsSaid {
+    PsMessage {
         number: u64,
         ps: PsId,
         event: Event,
@@ -77,11 +77,24 @@ pub(crate) enum Input {
     /// Status and history, as the page reads them.
     Everything(oneshot::Sender<String>),
     /// A request that the machine decides on.
-    Asked {
+    Request {
         event: Event,
         reply: Reply,
     },
     Audit(oneshot::Sender<Result<proto::AuditReport, Status>>),
+}
+
+impl Input {
+    /// Whether it says no more than that its sender lives.
+    pub(crate) fn is_sign_of_life(&self) -> bool {
+        let (Self::WorkerMessage { event, .. } | Self::PsMessage { event, .. }) = self else {
+            return false;
+        };
+        matches!(
+            event,
+            Event::WorkerHeard { .. } | Event::PsHeard { .. } | Event::TimeReport { .. }
+        )
+    }
 }
 
 /// Takes the number of workers requested before, or the reason of a refusal.
@@ -89,31 +102,44 @@ pub(crate) type Reply = oneshot::Sender<Result<u32, Status>>;
 
 /// The gRPC service of one master.
 pub(crate) struct Service {
-    inputs: mpsc::Sender<Input>,
+    inputs: Inputs,
     streams: AtomicU64,
     tasks: TaskTracker,
 }
 
 type Commands<C> = Pin<Box<dyn Stream<Item = Result<C, Status>> + Send>>;
 
-impl Service {
-    pub(crate) fn new(inputs: mpsc::Sender<Input>, tasks: TaskTracker) -> Self {
-        Self { inputs, streams: AtomicU64::new(0), tasks }
+/// The way to the engine, for everything that reaches it from outside.
+#[derive(Clone)]
+pub(crate) struct Inputs(pub(crate) mpsc::Sender<Input>);
+
+impl Inputs {
+    async fn send(&self, input: Input) -> Result<(), Status> {
+        self.0.send(input).await.map_err(|_| stopping())
     }
 
-    async fn input(&self, input: Input) -> Result<(), Status> {
-        self.inputs.send(input).await.map_err(|_| Status::unavailable("the master is stopping"))
-    }
-
-    async fn ask<T>(&self, input: impl FnOnce(oneshot::Sender<T>) -> Input) -> Result<T, Status> {
+    pub(crate) async fn ask<T>(
+        &self,
+        input: impl FnOnce(oneshot::Sender<T>) -> Input,
+    ) -> Result<T, Status> {
         let (reply, answer) = oneshot::channel();
-        self.input(input(reply)).await?;
-        answer.await.map_err(|_| Status::unavailable("the master is stopping"))
+        self.send(input(reply)).await?;
+        answer.await.map_err(|_| stopping())
     }
 
-    /// Has the machine decide; the number of workers wanted before.
-    async fn request(&self, event: Event) -> Result<u32, Status> {
-        self.ask(|reply| Input::Asked { event, reply }).await?
+    /// Lets the job decide; returns the number of workers wanted before.
+    pub(crate) async fn request(&self, event: Event) -> Result<u32, Status> {
+        self.ask(|reply| Input::Request { event, reply }).await?
+    }
+}
+
+fn stopping() -> Status {
+    Status::unavailable("the master is stopping")
+}
+
+impl Service {
+    pub(crate) fn new(inputs: Inputs, tasks: TaskTracker) -> Self {
+        Self { inputs, streams: AtomicU64::new(0), tasks }
     }
 
     fn next_stream(&self) -> u64 {
@@ -141,16 +167,17 @@ impl Master for Service {
         let number = self.next_stream();
         let (worker, incarnation) = (WorkerId(hello.worker), Incarnation(hello.incarnation));
         let (outbound, commands) = mpsc::channel(QUEUE);
-        self.input(Input::WorkerOpened { number, worker, incarnation, pid: hello.pid, outbound })
+        self.inputs
+            .send(Input::WorkerOpened { number, worker, incarnation, pid: hello.pid, outbound })
             .await?;
         let inputs = self.inputs.clone();
         self.tasks.spawn(async move {
             let refused = pass_on(messages, worker.into(), &inputs, |message| {
                 let event = convert::worker_event(worker, incarnation, message)?;
-                Ok(Input::WorkerSaid { number, worker, event })
+                Ok(Input::WorkerMessage { number, worker, event })
             });
             let closed = Input::WorkerClosed { number, worker, refused: refused.await };
-            // The engine may be gone already, and then nobody needs to know.
+            // The engine may be gone already.
             let _ = inputs.send(closed).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(commands))))
@@ -170,14 +197,14 @@ impl Master for Service {
         .await?;
         let number = self.next_stream();
         let (outbound, commands) = mpsc::channel(QUEUE);
-        self.input(Input::PsOpened { number, ps, incarnation, event, outbound }).await?;
+        self.inputs.send(Input::PsOpened { number, ps, incarnation, event, outbound }).await?;
         let inputs = self.inputs.clone();
         self.tasks.spawn(async move {
             let refused = pass_on(messages, ps.into(), &inputs, |message| {
                 Ok(match convert::ps_input(ps, incarnation, message)? {
-                    PsInput::Event(event) => Input::PsSaid { number, ps, event, load: None },
+                    PsInput::Event(event) => Input::PsMessage { number, ps, event, load: None },
                     PsInput::Load(event, load) => {
-                        Input::PsSaid { number, ps, event, load: Some(load) }
+                        Input::PsMessage { number, ps, event, load: Some(load) }
                     }
                     PsInput::Sets { request, generation, sets } => {
                         Input::PsSets { ps, request, generation, sets }
@@ -185,7 +212,7 @@ impl Master for Service {
                 })
             });
             let closed = Input::PsClosed { number, ps, refused: refused.await };
-            // The engine may be gone already, and then nobody needs to know.
+            // The engine may be gone already.
             let _ = inputs.send(closed).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(commands))))
@@ -195,7 +222,7 @@ impl Master for Service {
         &self,
         _request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::JobStatus>, Status> {
-        self.ask(Input::Status).await.map(Response::new)
+        self.inputs.ask(Input::Status).await.map(Response::new)
     }
 
     async fn scale(
@@ -203,7 +230,7 @@ impl Master for Service {
         request: Request<proto::ScaleRequest>,
     ) -> Result<Response<proto::ScaleReply>, Status> {
         let workers = request.into_inner().workers;
-        let before = self.request(Event::Scale { workers }).await?;
+        let before = self.inputs.request(Event::Scale { workers }).await?;
         Ok(Response::new(proto::ScaleReply { before, after: workers }))
     }
 
@@ -214,7 +241,7 @@ impl Master for Service {
         let reason = request.into_inner().reason;
         // Never refused. If the engine is gone, the job has ended and the process is about to exit;
         // an error would make the caller kill it.
-        let _ = self.request(Event::Stop { reason, with_checkpoint: true }).await;
+        let _ = self.inputs.request(Event::Stop { reason, with_checkpoint: true }).await;
         Ok(Response::new(proto::StopReply {}))
     }
 
@@ -222,17 +249,17 @@ impl Master for Service {
         &self,
         _request: Request<proto::AuditRequest>,
     ) -> Result<Response<proto::AuditReport>, Status> {
-        self.ask(Input::Audit).await?.map(Response::new)
+        self.inputs.ask(Input::Audit).await?.map(Response::new)
     }
 
-    async fn harm(
+    async fn chaos(
         &self,
-        request: Request<proto::HarmRequest>,
-    ) -> Result<Response<proto::HarmReply>, Status> {
-        let meant = convert::harm(request.get_ref());
+        request: Request<proto::ChaosRequest>,
+    ) -> Result<Response<proto::ChaosReply>, Status> {
+        let meant = convert::chaos(request.get_ref());
         let event = meant.map_err(|why| refuse(sender(request.remote_addr()), why))?;
-        self.request(event).await?;
-        Ok(Response::new(proto::HarmReply {}))
+        self.inputs.request(event).await?;
+        Ok(Response::new(proto::ChaosReply {}))
     }
 }
 
@@ -257,7 +284,7 @@ async fn hello<M, H>(
 async fn pass_on<M>(
     mut messages: Streaming<M>,
     from: InstanceId,
-    inputs: &mpsc::Sender<Input>,
+    inputs: &Inputs,
     read: impl Fn(M) -> Result<Input, Status>,
 ) -> Option<Status> {
     loop {
@@ -268,7 +295,7 @@ async fn pass_on<M>(
     }
 }
 
-/// The next message, if the stream goes on. What cannot be decoded is refused for good.
+/// The next message, if the stream continues. A message that cannot be decoded is refused.
 async fn next<M>(messages: &mut Streaming<M>) -> Result<Option<M>, Status> {
     match messages.message().await {
         // A connection that broke has a cause; a message that cannot be decoded has none.
@@ -285,6 +312,11 @@ async fn next<M>(messages: &mut Streaming<M>) -> Result<Option<M>, Status> {
 pub(crate) fn refuse(from: impl Display, why: Status) -> Status {
     tracing::warn!(sender = %from, reason = why.message(), "refused a message");
     why
+}
+
+/// Makes a parameter server exit whose slot another process has.
+pub(crate) fn server_replaced() -> Status {
+    Status::failed_precondition("this server was replaced")
 }
 
 /// The one place where the machine's refusals become gRPC codes.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tells a collector what the job does, if somebody wants that.
+//! Sends spans of what the job does to a collector, if one is configured.
 
 use edl_core::id::{RunId, Term};
 use edl_core::job::Effect;
@@ -11,7 +11,7 @@ use crate::journal::unix_secs;
 use crate::otlp::{self, Counts, Exporter};
 use crate::trace::{Recorder, nanos};
 
-/// Nobody for a job without a collector.
+/// Empty for a job without a collector.
 #[derive(Default)]
 pub(crate) struct Spans(Option<(Recorder, Exporter)>);
 
@@ -29,7 +29,7 @@ impl Spans {
         let resource = otlp::resource(&spec.job_name, &run.to_string());
         let exporter = Exporter::start(&spec.otlp_endpoint, resource, counts);
         let began = nanos(history.began().unwrap_or_else(unix_secs));
-        let recorder = Recorder::new(run, term, spec.is_allreduce(), began);
+        let recorder = Recorder::new(run, term, spec.step_lanes().is_some(), began);
         Self(exporter.map(|exporter| (recorder, exporter)))
     }
 
@@ -40,9 +40,9 @@ impl Spans {
         }
     }
 
-    pub(crate) fn look(&mut self, status: &JobStatus, history: &History) {
+    pub(crate) fn poll(&mut self, status: &JobStatus, history: &History) {
         if let Some((recorder, exporter)) = &mut self.0 {
-            recorder.look(status, history, nanos(unix_secs()));
+            recorder.poll(status, history, nanos(unix_secs()));
             exporter.send(recorder.take());
         }
     }

@@ -5,10 +5,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use edl_core::id::PsId;
-use edl_core::job::End;
 use edl_core::optimizer;
-use edl_core::platform::{InstanceId, Role};
-use edl_core::spec::JobType;
+use edl_core::platform::{InstanceId, InstanceState, Role};
 use edl_core::time::Time;
 use edl_net::proto;
 
@@ -25,7 +23,7 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn sample(&mut self, now: Time, records: u64) {
-        // After a restore less is done than before: the speed is measured anew.
+        // After a restore less is done than before: the speed is measured again.
         if self.samples.back().is_some_and(|(_, last)| *last > records) {
             self.samples.clear();
         }
@@ -61,14 +59,8 @@ impl Engine {
         let rate = durable.model.as_ref().and_then(|model| optimizer::resolve(spec, model).ok());
         let world = self.job.worlds().and_then(|worlds| worlds.current());
         let reason = match &durable.end {
-            Some(End::Failed(why) | End::Stopped(why)) => why.clone(),
-            Some(End::Succeeded) => String::new(),
-            None => self.job.trouble_of_platform().map(ToString::to_string).unwrap_or_default(),
-        };
-        let job_type = match spec.job_type {
-            JobType::Train => "train",
-            JobType::Evaluate => "evaluate",
-            JobType::Predict => "predict",
+            Some(end) => end.reason().unwrap_or_default().into(),
+            None => self.unsaved.clone().or_else(|| self.job.trouble()).unwrap_or_default(),
         };
         proto::JobStatus {
             job: spec.job_name.clone(),
@@ -100,11 +92,11 @@ impl Engine {
                 .unwrap_or_default(),
             best_checkpoint: durable.best.as_ref().map(path).unwrap_or_default(),
             output: self.output().to_string_lossy().into_owned(),
-            job_type: job_type.into(),
+            job_type: spec.job_type.into(),
             model_def: spec.model_def.clone(),
-            distribution_strategy: spec.distribution_strategy.name().into(),
-            lanes: if spec.is_allreduce() { spec.n_lanes() } else { 0 },
-            same_bits: spec.is_allreduce() && !durable.bits_differ,
+            distribution_strategy: spec.distribution_strategy.into(),
+            lanes: spec.step_lanes().unwrap_or(0),
+            same_bits: spec.step_lanes().is_some() && !durable.bits_differ,
             goodput: Some(self.goodput()),
             allow_chaos: spec.allow_chaos,
             world: world.map_or(0, |world| world.id.0),
@@ -115,26 +107,26 @@ impl Engine {
     }
 
     fn goodput(&self) -> proto::Goodput {
-        let (books, now) = (self.job.goodput(), self.now());
-        let workers = proto::Spent::from(books.total(Role::Worker, now));
+        let (goodput, now) = (self.job.goodput(), self.now());
+        let workers = proto::Spent::from(goodput.total(Role::Worker, now));
         let share = workers.compute / workers.total().max(f64::MIN_POSITIVE);
         proto::Goodput {
-            servers: Some(books.total(Role::Ps, now).into()),
+            servers: Some(goodput.total(Role::Ps, now).into()),
             workers: Some(workers),
             share,
-            trained: books.trained(),
-            repeated: books.repeated(),
+            trained: goodput.trained(),
+            repeated: goodput.repeated(),
         }
     }
 
     /// Those that hold a stream, and those that the platform runs for us.
     fn instances(&self) -> Vec<proto::Instance> {
         let mut all = vec![proto::Instance {
-            role: "master".into(),
+            role: Role::Master.into(),
             id: 0,
             pid: std::process::id(),
             address: self.addresses.control.to_string(),
-            state: "running".into(),
+            state: InstanceState::Running.into(),
             restarts: u32::try_from(self.job.config().term.0.saturating_sub(1)).unwrap_or(u32::MAX),
             lanes: Vec::new(),
             spent: None,
@@ -143,9 +135,9 @@ impl Engine {
         }];
         let now = self.now();
         let instances = self.job.instances();
-        let instance =
-            |role: Role, id: u32, pid: u32, address: String, state: &str| proto::Instance {
-                role: role.to_string(),
+        let instance = |role: Role, id: u32, pid: u32, address: String, state: InstanceState| {
+            proto::Instance {
+                role: role.into(),
                 id,
                 pid,
                 address,
@@ -155,10 +147,15 @@ impl Engine {
                 spent: Some(self.job.goodput().spent(InstanceId { role, id }, now).into()),
                 load: None,
                 why: String::new(),
-            };
+            }
+        };
         for (PsId(id), pid) in self.job.connected_servers() {
             let address = self.job.servers().members().get(&PsId(id)).map(|m| m.address.clone());
-            let state = if self.job.servers().is_serving() { "serving" } else { "loading" };
+            let state = if self.job.servers().is_serving() {
+                InstanceState::Serving
+            } else {
+                InstanceState::Loading
+            };
             let mut instance = instance(Role::Ps, id, pid, address.unwrap_or_default(), state);
             instance.load = self.loads.get(&PsId(id)).copied();
             all.push(instance);
@@ -173,10 +170,13 @@ impl Engine {
             all.push(instance);
         }
         for (id, running) in instances.running() {
-            let role = id.role.to_string();
-            if !all.iter().any(|known| known.role == role && known.id == id.id) {
+            let role = id.role;
+            if !all.iter().any(|known| known.role() == role && known.id == id.id) {
                 let pid = running.pid.unwrap_or(0);
-                let state = if running.is_stuck() { "waiting" } else { "starting" };
+                let state = match running.is_stuck() {
+                    true => InstanceState::Waiting,
+                    false => InstanceState::Starting,
+                };
                 let mut waiting = instance(id.role, id.id, pid, String::new(), state);
                 let why = running.waits.as_ref().filter(|why| !why.is_starting());
                 waiting.why = why.map(ToString::to_string).unwrap_or_default();

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What survives a master: a small transactional file in the job's folder.
 //!
-//! Opening it takes the file's lock and the next term, so that two masters can never both speak
-//! for a job on one machine.
+//! Opening it takes the file's lock and the next term, so two masters can never both speak
+//! for a job on one machine. A store that is missing or damaged is made again: what counts of it is
+//! also in the manifests of the checkpoints.
 
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use edl_core::error::{chain, is_full};
 use edl_core::id::{RunId, Term};
 use edl_core::job::Durable;
 use edl_core::spec::JobSpec;
@@ -16,11 +20,14 @@ use serde::de::DeserializeOwned;
 /// Raised when what is stored changes its meaning.
 const FORMAT: u32 = 1;
 const FACTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("facts");
+/// A store gets its name when it is whole. Until then its name is this and a random number.
+const DRAFT: &str = ".master.redb.";
 
-/// The open file.
+/// The file. It is closed after a failed write, and opened again by the next one.
 pub(crate) struct Store {
-    database: Database,
     path: PathBuf,
+    database: Option<Database>,
+    term: Term,
 }
 
 /// What was found in it.
@@ -33,12 +40,21 @@ pub(crate) struct Opened {
     pub(crate) fingerprint: Option<String>,
 }
 
+/// What other files say about earlier masters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Earlier {
+    pub(crate) run: Option<RunId>,
+    pub(crate) term: Term,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("another master has `{}` open; stop it first", path.display())]
     InUse { path: PathBuf },
     #[error("cannot {action} `{}`", path.display())]
     Database { action: &'static str, path: PathBuf, source: Box<redb::Error> },
+    #[error("cannot {action} `{}`", path.display())]
+    File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("`{}` contains an invalid `{key}`", path.display())]
     Broken { path: PathBuf, key: &'static str, source: serde_json::Error },
     #[error("`{}` has format {found}, this build reads format {FORMAT}; use the build that wrote it", path.display())]
@@ -47,116 +63,382 @@ pub enum Error {
     Random,
 }
 
-impl Store {
-    /// Opens or makes the file, and takes the next term.
-    pub(crate) fn open(path: &Path) -> Result<(Self, Opened), Error> {
-        let database = Database::create(path).map_err(|error| {
-            if matches!(error, redb::DatabaseError::DatabaseAlreadyOpen) {
-                Error::InUse { path: path.into() }
-            } else {
-                Error::Database {
-                    action: "open",
-                    path: path.into(),
-                    source: Box::new(error.into()),
+impl Error {
+    /// Whether the file can never be read again, by any build.
+    fn is_damage(&self) -> bool {
+        let is_damage =
+            |kind| matches!(kind, io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof);
+        match self {
+            Self::Broken { .. } => true,
+            Self::Database { source, .. } => {
+                matches!(
+                    **source,
+                    redb::Error::Corrupted(_) | redb::Error::TableTypeMismatch { .. }
+                ) || self.io_kind().is_some_and(is_damage)
+            }
+            Self::InUse { .. } | Self::File { .. } | Self::Format { .. } | Self::Random => false,
+        }
+    }
+
+    /// Whether another build has to read it.
+    pub(crate) fn is_other_build(&self) -> bool {
+        matches!(self, Self::Format { .. })
+    }
+
+    /// Whether the same may succeed when there is room on the disk.
+    pub(crate) fn is_disk_full(&self) -> bool {
+        self.io_kind().is_some_and(is_full)
+    }
+
+    /// What the system says to it.
+    pub(crate) fn io_kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Self::File { source, .. } => Some(source.kind()),
+            Self::Database { source, .. } => {
+                if let redb::Error::Io(error) = &**source {
+                    Some(error.kind())
+                } else {
+                    None
                 }
             }
-        })?;
-        let store = Self { database, path: path.into() };
-        let found = store.read("format")?.unwrap_or(FORMAT);
-        if found != FORMAT {
-            return Err(Error::Format { path: path.into(), found });
+            Self::InUse { .. } | Self::Broken { .. } | Self::Format { .. } | Self::Random => None,
         }
-        let term = store.read::<Term>("term")?.unwrap_or_default().next();
-        let run = match store.read::<String>("run")?.and_then(|text| RunId::parse(&text)) {
+    }
+}
+
+impl Store {
+    /// Opens or makes the file, and takes the next term.
+    pub(crate) fn open(path: &Path, earlier: Earlier) -> Result<(Self, Opened), Error> {
+        let mut database = match open(path) {
+            Ok(database) => database,
+            Err(error) if error.io_kind() == Some(io::ErrorKind::NotFound) => create(path)?,
+            Err(error) if error.is_damage() => replace(path, &error)?,
+            Err(error) => return Err(error),
+        };
+        let facts = match Facts::read(path, &database) {
+            Err(error) if error.is_damage() => {
+                // Its lock would be kept beside that of the new one.
+                drop(database);
+                database = replace(path, &error)?;
+                Facts::default()
+            }
+            facts => facts?,
+        };
+        let term = facts.term.max(earlier.term).next();
+        let run = match facts.run.or(earlier.run) {
             Some(run) => run,
-            None => new_run()?,
+            None => RunId(random()?),
         };
-        let opened = Opened {
-            term,
-            run,
-            durable: store.read("durable")?.unwrap_or_default(),
-            spec: store.read("spec")?,
-            fingerprint: store.read("fingerprint")?,
-        };
+        let Facts { durable, spec, fingerprint, .. } = facts;
+        let mut store = Self { path: path.into(), database: Some(database), term };
         store.write(&[
             ("format", json(&FORMAT)),
             ("term", json(&term)),
             ("run", json(&run.to_string())),
         ])?;
-        Ok((store, opened))
+        remove_drafts(path);
+        Ok((store, Opened { term, run, durable, spec, fingerprint }))
     }
 
     /// Remembers what the job may not change any more.
-    pub(crate) fn pin(&self, spec: &JobSpec, fingerprint: &str) -> Result<(), Error> {
+    pub(crate) fn pin(&mut self, spec: &JobSpec, fingerprint: &str) -> Result<(), Error> {
         self.write(&[("spec", json(spec)), ("fingerprint", json(&fingerprint))])
     }
 
-    pub(crate) fn persist(&self, durable: &Durable) -> Result<(), Error> {
+    pub(crate) fn persist(&mut self, durable: &Durable) -> Result<(), Error> {
         self.write(&[("durable", json(durable))])
     }
 
-    fn read<T: DeserializeOwned>(&self, key: &'static str) -> Result<Option<T>, Error> {
-        let failed = |source: redb::Error| self.failed("read", source);
-        let transaction = self.database.begin_read().map_err(|e| failed(e.into()))?;
-        let table = match transaction.open_table(FACTS) {
-            Ok(table) => table,
-            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
-            Err(error) => return Err(failed(error.into())),
+    fn write(&mut self, facts: &[(&str, Vec<u8>)]) -> Result<(), Error> {
+        let database = match self.database.take() {
+            Some(database) => database,
+            None => self.open_again()?,
         };
-        let Some(value) = table.get(key).map_err(|e| failed(e.into()))? else { return Ok(None) };
-        serde_json::from_slice(value.value()).map(Some).map_err(|source| Error::Broken {
-            path: self.path.clone(),
-            key,
-            source,
+        write(&database, facts).map_err(|error| failed("write", &self.path, error))?;
+        self.database = Some(database);
+        Ok(())
+    }
+
+    /// Opens the file after a failed write, unless another master has taken it meanwhile.
+    fn open_again(&self) -> Result<Database, Error> {
+        let database = open(&self.path)?;
+        match Facts::read(&self.path, &database)?.term == self.term {
+            true => Ok(database),
+            false => Err(Error::InUse { path: self.path.clone() }),
+        }
+    }
+}
+
+/// What a store contains; nothing while it is new.
+#[derive(Default)]
+struct Facts {
+    term: Term,
+    run: Option<RunId>,
+    durable: Durable,
+    spec: Option<JobSpec>,
+    fingerprint: Option<String>,
+}
+
+impl Facts {
+    fn read(path: &Path, database: &Database) -> Result<Self, Error> {
+        let found = read(path, database, "format")?.unwrap_or(FORMAT);
+        if found != FORMAT {
+            return Err(Error::Format { path: path.into(), found });
+        }
+        Ok(Self {
+            term: read(path, database, "term")?.unwrap_or_default(),
+            run: read::<String>(path, database, "run")?.and_then(|text| RunId::parse(&text)),
+            durable: read(path, database, "durable")?.unwrap_or_default(),
+            spec: read(path, database, "spec")?,
+            fingerprint: read(path, database, "fingerprint")?,
         })
     }
+}
 
-    fn write(&self, facts: &[(&str, Vec<u8>)]) -> Result<(), Error> {
-        let failed = |source: redb::Error| self.failed("write", source);
-        let transaction = self.database.begin_write().map_err(|e| failed(e.into()))?;
-        {
-            let mut table = transaction.open_table(FACTS).map_err(|e| failed(e.into()))?;
-            for (key, value) in facts {
-                table.insert(*key, value.as_slice()).map_err(|e| failed(e.into()))?;
-            }
+fn open(path: &Path) -> Result<Database, Error> {
+    Database::open(path).map_err(|error| {
+        let is_open = matches!(error, redb::DatabaseError::DatabaseAlreadyOpen);
+        if is_open {
+            Error::InUse { path: path.into() }
+        } else {
+            failed("open", path, error.into())
         }
-        transaction.commit().map_err(|e| failed(e.into()))
-    }
+    })
+}
 
-    fn failed(&self, action: &'static str, source: redb::Error) -> Error {
-        Error::Database { action, path: self.path.clone(), source: Box::new(source) }
+/// Makes a new file. Under its own name it is whole, whenever this process is killed.
+fn create(path: &Path) -> Result<Database, Error> {
+    let number = u64::from_le_bytes(random()?);
+    let draft = path.with_file_name(format!("{DRAFT}{number:x}"));
+    let created = create_as(&draft, path);
+    // The lock stays with the file, whatever its name.
+    let removed = fs::remove_file(&draft);
+    let database = created?;
+    removed.and_then(|()| sync_folder_of(path)).map_err(|source| Error::File {
+        action: "create",
+        path: path.into(),
+        source,
+    })?;
+    Ok(database)
+}
+
+fn create_as(draft: &Path, path: &Path) -> Result<Database, Error> {
+    let failed = |error: redb::Error| failed("create", path, error);
+    let database = Database::create(draft).map_err(|error| failed(error.into()))?;
+    write(&database, &[("format", json(&FORMAT))]).map_err(failed)?;
+    // A link, unlike a rename, fails if another master was faster.
+    match fs::hard_link(draft, path) {
+        Ok(()) => Ok(database),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(Error::InUse { path: path.into() })
+        }
+        Err(source) => Err(Error::File { action: "create", path: path.into(), source }),
     }
+}
+
+/// Sets a damaged file aside and makes a new one.
+fn replace(path: &Path, damage: &Error) -> Result<Database, Error> {
+    let aside = path.with_extension("redb.damaged");
+    fs::rename(path, &aside).map_err(|source| Error::File {
+        action: "set aside",
+        path: path.into(),
+        source,
+    })?;
+    let kept = aside.display();
+    tracing::warn!(
+        "{}; it is kept as `{kept}`, and the checkpoints are used instead",
+        chain(damage)
+    );
+    create(path)
+}
+
+/// Removes what masters that were killed have left of new files.
+fn remove_drafts(path: &Path) {
+    let folder = path.parent().map(fs::read_dir).and_then(Result::ok);
+    for entry in folder.into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(DRAFT) {
+            // It harms nobody; the next master tries again.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn sync_folder_of(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}
+
+fn read<T: DeserializeOwned>(
+    path: &Path,
+    database: &Database,
+    key: &'static str,
+) -> Result<Option<T>, Error> {
+    let failed = |source: redb::Error| failed("read", path, source);
+    let transaction = database.begin_read().map_err(|e| failed(e.into()))?;
+    let table = match transaction.open_table(FACTS) {
+        Ok(table) => table,
+        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
+        Err(error) => return Err(failed(error.into())),
+    };
+    let Some(value) = table.get(key).map_err(|e| failed(e.into()))? else { return Ok(None) };
+    serde_json::from_slice(value.value()).map(Some).map_err(|source| Error::Broken {
+        path: path.into(),
+        key,
+        source,
+    })
+}
+
+fn write(database: &Database, facts: &[(&str, Vec<u8>)]) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    {
+        let mut table = transaction.open_table(FACTS)?;
+        for (key, value) in facts {
+            table.insert(*key, value.as_slice())?;
+        }
+    }
+    Ok(transaction.commit()?)
+}
+
+fn failed(action: &'static str, path: &Path, source: redb::Error) -> Error {
+    Error::Database { action, path: path.into(), source: Box::new(source) }
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("our own types have a JSON form")
 }
 
-fn new_run() -> Result<RunId, Error> {
-    let mut bytes = [0; 16];
+fn random<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|_| Error::Random)?;
-    Ok(RunId(bytes))
+    Ok(bytes)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use redb::StorageBackend;
+    use redb::backends::FileBackend;
+
     use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
 
     #[test]
     fn each_start_takes_the_next_term_and_finds_what_was_persisted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("master.redb");
         let spec = JobSpec::default();
-        let (store, first) = Store::open(&path).unwrap();
+        let (mut store, first) = Store::open(&path, Earlier::default()).unwrap();
         assert_eq!(first.term, Term(1));
-        assert!(matches!(Store::open(&path), Err(Error::InUse { .. })), "two masters at once");
+        let second = Store::open(&path, Earlier::default());
+        assert!(matches!(second, Err(Error::InUse { .. })), "two masters at once");
         let durable = Durable { workers_wanted: Some(7), ..Durable::default() };
         store.persist(&durable).unwrap();
         store.pin(&spec, "abc").unwrap();
         drop(store);
-        let (_store, second) = Store::open(&path).unwrap();
+        let (_store, second) = Store::open(&path, Earlier::default()).unwrap();
         assert_eq!((second.term, second.run), (Term(2), first.run));
         assert_eq!(second.durable, durable);
         assert_eq!(second.fingerprint.as_deref(), Some("abc"));
+    }
+
+    #[test]
+    fn a_store_has_its_name_only_when_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master.redb");
+        // A master that was killed while it made the store.
+        fs::write(folder.path().join(".master.redb.1f"), "half").unwrap();
+        let (_store, opened) = Store::open(&path, Earlier::default()).unwrap();
+        assert_eq!(opened.term, Term(1));
+        assert_eq!(names(folder.path()), ["master.redb"]);
+    }
+
+    #[test]
+    fn a_damaged_store_is_set_aside_and_the_run_goes_on() {
+        let earlier = Earlier { run: Some(RunId([7; 16])), term: Term(4) };
+        let intact = tempfile::tempdir().unwrap();
+        let path = intact.path().join("master.redb");
+        drop(Store::open(&path, earlier).unwrap());
+        let whole = fs::read(&path).unwrap();
+        for damaged in [&b"half a store"[..], b"", &whole[..64], &whole[..whole.len() / 2]] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("master.redb");
+            fs::write(&path, damaged).unwrap();
+            let (_store, opened) = Store::open(&path, earlier).unwrap();
+            assert_eq!((opened.term, opened.run), (Term(5), RunId([7; 16])));
+            assert_eq!(names(folder.path()), ["master.redb", "master.redb.damaged"]);
+        }
+    }
+
+    /// A file on a disk that may be full.
+    #[derive(Debug)]
+    struct Disk {
+        file: FileBackend,
+        is_full: Arc<AtomicBool>,
+    }
+
+    impl StorageBackend for Disk {
+        fn len(&self) -> io::Result<u64> {
+            self.file.len()
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.file.read(offset, out)
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.file.set_len(len)
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            self.file.sync_data()
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            match self.is_full.load(Ordering::Relaxed) {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => self.file.write(offset, data),
+            }
+        }
+    }
+
+    #[test]
+    fn a_store_on_a_full_disk_works_again_when_there_is_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master.redb");
+        let (mut store, opened) = Store::open(&path, Earlier::default()).unwrap();
+        store.database = None;
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let is_full = Arc::new(AtomicBool::new(false));
+        let disk = Disk { file: FileBackend::new(file).unwrap(), is_full: Arc::clone(&is_full) };
+        store.database = Some(Database::builder().create_with_backend(disk).unwrap());
+        is_full.store(true, Ordering::Relaxed);
+        let durable = Durable { workers_wanted: Some(7), ..Durable::default() };
+        assert!(store.persist(&durable).unwrap_err().is_disk_full());
+        store.persist(&durable).unwrap();
+        drop(store);
+        let (_store, found) = Store::open(&path, Earlier::default()).unwrap();
+        assert_eq!((found.durable, found.term), (durable, opened.term.next()));
+    }
+
+    #[test]
+    fn a_master_whose_store_was_taken_cannot_write_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master.redb");
+        let (mut store, _) = Store::open(&path, Earlier::default()).unwrap();
+        // As after a write that failed on a full disk.
+        store.database = None;
+        store.persist(&Durable::default()).unwrap();
+        store.database = None;
+        drop(Store::open(&path, Earlier::default()).unwrap());
+        let taken = store.persist(&Durable::default());
+        assert!(matches!(taken, Err(Error::InUse { .. })));
     }
 }

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a job does, as spans of one trace: a pure function of effects and moments.
+//! What a job does, as spans of one trace: a pure function of effects and times.
 //!
-//! The trace is the job's run, so all masters of a run tell one story, and the span of the job
-//! itself, under which all others lie, has an id that each of them can name. Steps are far too
-//! many to be told one by one: a span covers all that were trained in some seconds.
+//! The trace is the job's run, so all masters of a run add to one trace. The span of the job is the
+//! root, and every master derives its id from the run. Steps are too many for a span each: one span
+//! covers all steps of some seconds.
 
 use std::collections::BTreeSet;
 
 use edl_core::id::{RunId, Term, WorldId};
-use edl_core::job::{Command, Effect, End, LoadFrom, Note, PsOrder};
+use edl_core::job::{Command, Effect, End, EventKind, JobState, LoadFrom, Note, PsOrder};
 use edl_core::rng::mix;
 use edl_core::world::World;
 use edl_net::otlp::{KeyValue, Span};
 use edl_net::proto::JobStatus;
 
-use self::open::Open;
-use crate::history::{History, Life};
+use self::open_span::OpenSpan;
+use crate::history::{History, ProcessRecord};
 
-mod open;
+mod open_span;
 
-/// One span of steps covers at least this much, so that their number does not grow with speed.
+/// One span of steps covers at least this much, so the number of spans does not grow with speed.
 const STEPS_NANOS: Nanos = 5_000_000_000;
 
 /// Unix time in nanoseconds.
 type Nanos = u64;
 
-/// Tells the spans of one master; those that are not over yet are kept here.
+/// Records the spans of one master, and holds those that have not ended.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     run: RunId,
@@ -33,14 +33,14 @@ pub(crate) struct Recorder {
     /// Numbers of spans of this master.
     next: u64,
     is_allreduce: bool,
-    job: Open,
-    world: Option<(WorldId, Open)>,
-    checkpoint: Option<Open>,
-    evaluation: Option<Open>,
-    heal: Option<(Healed, Open)>,
-    restore: Option<Open>,
-    steps: Option<(u64, Open)>,
-    /// Processes that were there when last looked at, by name and number.
+    job: OpenSpan,
+    world: Option<(WorldId, OpenSpan)>,
+    checkpoint: Option<OpenSpan>,
+    evaluation: Option<OpenSpan>,
+    heal: Option<(Healed, OpenSpan)>,
+    restore: Option<OpenSpan>,
+    steps: Option<(u64, OpenSpan)>,
+    /// Processes that were there at the last poll, by name and number.
     alive: BTreeSet<(String, u32)>,
     done: Vec<Span>,
 }
@@ -60,7 +60,7 @@ impl Recorder {
     /// `began` is when the job was first seen to run, if another master was there before.
     pub(crate) fn new(run: RunId, term: Term, is_allreduce: bool, began: Nanos) -> Self {
         // Its id is the same for every master of the run.
-        let job = Open::new("job", span_id(run, 0, 0), Vec::new(), began);
+        let job = OpenSpan::new("job", span_id(run, 0, 0), Vec::new(), began);
         Self {
             run,
             term,
@@ -83,19 +83,19 @@ impl Recorder {
         std::mem::take(&mut self.done)
     }
 
-    /// Takes down what the machine wants done.
+    /// Records an effect of the job.
     pub(crate) fn effect(&mut self, effect: &Effect, now: Nanos) {
         match effect {
             Effect::Note(note) => self.note(note, now),
-            Effect::ToWorker(_, Command::World { world, load, .. }) => {
-                self.world(world, load.as_ref(), now);
+            Effect::ToWorker(_, Command::World(announced)) => {
+                self.world(&announced.world, announced.load.as_ref(), now);
             }
             Effect::ToPs(_, PsOrder::Load { from, .. }) => self.load(from, now),
             Effect::ToPs(_, PsOrder::Serve { .. }) => {
                 self.restored(now, None);
                 self.healed(Healed::Servers, now);
             }
-            Effect::PrepareCut { folder, .. } => {
+            Effect::PrepareCheckpoint { folder, .. } => {
                 self.end_checkpoint(now, Some("abandoned".into()));
                 let open =
                     self.open("checkpoint", now, [KeyValue::text("elasticdl.folder", folder)]);
@@ -141,49 +141,59 @@ impl Recorder {
 
     fn note(&mut self, note: &Note, now: Nanos) {
         let Note { kind, text } = note;
+        #[expect(clippy::wildcard_enum_match_arm, reason = "few kinds begin or end a span")]
         match *kind {
-            "checkpoint" => self.end_checkpoint(now, None),
-            "checkpoint_failed" => self.end_checkpoint(now, Some(text.clone())),
-            "worker_killed" | "worker_crashed" | "worker_silent" | "peer_lost" | "ps_lost"
-            | "workers_lost" | "torn" => self.lost(kind, text, now),
-            "worker_joined" => self.healed(Healed::Worker, now),
-            "world" => {
+            EventKind::Checkpoint => self.end_checkpoint(now, None),
+            EventKind::CheckpointFailed => self.end_checkpoint(now, Some(text.clone())),
+            EventKind::WorkerKilled
+            | EventKind::WorkerCrashed
+            | EventKind::WorkerSilent
+            | EventKind::PeerLost
+            | EventKind::PsLost
+            | EventKind::WorkersLost
+            | EventKind::Torn => self.lost(*kind, text, now),
+            EventKind::WorkerJoined => self.healed(Healed::Worker, now),
+            EventKind::World => {
                 if let Some((_, open)) = &mut self.world {
-                    open.note(kind, text, now);
+                    open.note(*kind, text, now);
                 }
                 self.restored(now, None);
                 self.healed(Healed::World, now);
             }
-            "chaos" | "scaled" | "resumed" | "restored" | "checkpoint_bad" | "early_stop" => {
-                self.job.note(kind, text, now);
-            }
+            EventKind::Chaos
+            | EventKind::Scaled
+            | EventKind::Resumed
+            | EventKind::Restored
+            | EventKind::CheckpointBad
+            | EventKind::EarlyStop => self.job.note(*kind, text, now),
             _ => {}
         }
     }
 
-    fn lost(&mut self, kind: &str, text: &str, now: Nanos) {
-        let healed = match kind {
+    fn lost(&mut self, kind: EventKind, text: &str, now: Nanos) {
+        let healed = match kind == EventKind::PsLost {
             _ if self.is_allreduce => Healed::World,
-            "ps_lost" => Healed::Servers,
-            _ => Healed::Worker,
+            true => Healed::Servers,
+            false => Healed::Worker,
         };
         // A server that is lost while a worker is missing is the greater loss.
         let (by, mut open) = match self.heal.take() {
             Some((Healed::Worker, open)) => (healed, open),
             Some(healing) => healing,
-            None => (healed, self.open("heal", now, [KeyValue::text("elasticdl.cause", kind)])),
+            None => {
+                (healed, self.open("heal", now, [KeyValue::text("elasticdl.cause", kind.name())]))
+            }
         };
         open.note(kind, text, now);
         self.heal = Some((by, open));
     }
 
     fn healed(&mut self, by: Healed, now: Nanos) {
-        if let Some((_, open)) = self.heal.take_if(|(wanted, _)| *wanted == by) {
-            self.close(open, now, None);
-        }
+        let healed = self.heal.take_if(|(wanted, _)| *wanted == by);
+        self.close(healed.map(|(_, open)| open), now, None);
     }
 
-    /// Members are told of their world one by one; a world without any is the end of one.
+    /// Members are informed one by one. A world without members ends the one before.
     fn world(&mut self, world: &World, load: Option<&LoadFrom>, now: Nanos) {
         if self.world.as_ref().is_some_and(|(id, _)| *id == world.id) {
             return;
@@ -210,10 +220,10 @@ impl Recorder {
         }
     }
 
-    /// First values are no restore.
+    /// Loading initial values is not a restore.
     fn load(&mut self, from: &LoadFrom, now: Nanos) {
         let Some(checkpoint) = &from.checkpoint else { return };
-        // Servers are told one by one.
+        // Servers are informed one by one.
         if self.restore.is_some() {
             return;
         }
@@ -225,35 +235,31 @@ impl Recorder {
     }
 
     fn restored(&mut self, now: Nanos, error: Option<String>) {
-        if let Some(open) = self.restore.take() {
-            self.close(open, now, error);
-        }
+        let open = self.restore.take();
+        self.close(open, now, error);
     }
 
     fn end_checkpoint(&mut self, now: Nanos, error: Option<String>) {
-        if let Some(open) = self.checkpoint.take() {
-            self.close(open, now, error);
-        }
+        let open = self.checkpoint.take();
+        self.close(open, now, error);
     }
 
     fn end_evaluation(&mut self, now: Nanos, error: Option<String>) {
-        if let Some(open) = self.evaluation.take() {
-            self.close(open, now, error);
-        }
+        let open = self.evaluation.take();
+        self.close(open, now, error);
     }
 
     fn end_world(&mut self, now: Nanos) {
-        if let Some((_, open)) = self.world.take() {
-            self.close(open, now, None);
-        }
+        let world = self.world.take();
+        self.close(world.map(|(_, open)| open), now, None);
     }
 
-    /// Takes down how far the job is, and who came and went.
-    pub(crate) fn look(&mut self, status: &JobStatus, history: &History, now: Nanos) {
-        for life in &history.lives {
-            self.life(life);
+    /// Records the progress of the job, and processes that came and went.
+    pub(crate) fn poll(&mut self, status: &JobStatus, history: &History, now: Nanos) {
+        for process in &history.processes {
+            self.process(process);
         }
-        let is_running = status.state == "running";
+        let is_running = status.state() == JobState::Running;
         if let Some((from, open)) = &mut self.steps {
             let is_back = status.step < *from;
             if !is_back {
@@ -273,7 +279,7 @@ impl Recorder {
     }
 
     /// How far a span of steps is by now.
-    fn progress(open: &mut Open, from: u64, status: &JobStatus) {
+    fn progress(open: &mut OpenSpan, from: u64, status: &JobStatus) {
         open.attributes = vec![
             KeyValue::number("elasticdl.steps", status.step.saturating_sub(from)),
             KeyValue::number("elasticdl.step", status.step),
@@ -288,16 +294,15 @@ impl Recorder {
     }
 
     fn end_steps(&mut self, now: Nanos) {
-        // Of one that nobody has looked at again nothing is known.
-        if let Some((_, open)) = self.steps.take().filter(|(_, open)| !open.attributes.is_empty()) {
-            self.close(open, now, None);
-        }
+        // Nothing is known about a span that was not polled a second time.
+        let steps = self.steps.take().map(|(_, open)| open);
+        self.close(steps.filter(|open| !open.attributes.is_empty()), now, None);
     }
 
-    /// A process is told of when it is gone.
-    fn life(&mut self, life: &Life) {
-        let key = (life.name.clone(), life.pid);
-        let Some(to) = life.to else {
+    /// A process is recorded when it is gone.
+    fn process(&mut self, process: &ProcessRecord) {
+        let key = (process.name.clone(), process.pid);
+        let Some(to) = process.to else {
             self.alive.insert(key);
             return;
         };
@@ -306,36 +311,32 @@ impl Recorder {
         }
         let mut open = self.open(
             "process",
-            nanos(life.from),
+            nanos(process.from),
             [
-                KeyValue::text("elasticdl.instance", &life.name),
-                KeyValue::number("process.pid", u64::from(life.pid)),
+                KeyValue::text("elasticdl.instance", &process.name),
+                KeyValue::number("process.pid", u64::from(process.pid)),
             ],
         );
-        if !life.why.is_empty() {
-            open.add([KeyValue::text("elasticdl.why", &life.why)]);
+        if !process.why.is_empty() {
+            open.add([KeyValue::text("elasticdl.why", &process.why)]);
         }
-        self.close(open, nanos(to), None);
+        self.close(Some(open), nanos(to), None);
     }
 
     fn ended(&mut self, end: &End, now: Nanos) {
-        let (word, error) = match end {
-            End::Succeeded => ("succeeded", None),
-            End::Failed(why) => ("failed", Some(why.clone())),
-            End::Stopped(_) => ("stopped", None),
-        };
+        let has_failed = end.state() == JobState::Failed;
+        let error = end.reason().filter(|_| has_failed).map(Into::into);
         let over = || Some("the job ended first".to_owned());
         self.end_steps(now);
         self.end_world(now);
         self.end_checkpoint(now, over());
         self.end_evaluation(now, over());
         self.restored(now, over());
-        if let Some((_, open)) = self.heal.take() {
-            self.close(open, now, over());
-        }
+        let heal = self.heal.take().map(|(_, open)| open);
+        self.close(heal, now, over());
         let mut job = self.job.clone();
         job.add([
-            KeyValue::text("elasticdl.end", word),
+            KeyValue::text("elasticdl.end", end.state().name()),
             KeyValue::number("elasticdl.term", self.term.0),
         ]);
         self.done.push(job.end(self.run, now, error));
@@ -346,15 +347,16 @@ impl Recorder {
         name: &'static str,
         start: Nanos,
         attributes: [KeyValue; N],
-    ) -> Open {
+    ) -> OpenSpan {
         self.next += 1;
         let id = span_id(self.run, self.term.0, self.next);
-        let mut open = Open::new(name, id, self.job.id.clone(), start);
+        let mut open = OpenSpan::new(name, id, self.job.id.clone(), start);
         open.add(attributes);
         open
     }
 
-    fn close(&mut self, mut open: Open, now: Nanos, error: Option<String>) {
+    fn close(&mut self, open: Option<OpenSpan>, now: Nanos, error: Option<String>) {
+        let Some(mut open) = open else { return };
         open.add([KeyValue::number("elasticdl.term", self.term.0)]);
         self.done.push(open.end(self.run, now, error));
     }
@@ -367,7 +369,7 @@ fn span_id(run: RunId, term: u64, number: u64) -> Vec<u8> {
     mix(mix(mix(run) ^ term) ^ number).max(1).to_be_bytes().to_vec()
 }
 
-/// Of seconds.
+/// Nanoseconds of a time in seconds.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

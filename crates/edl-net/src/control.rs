@@ -5,7 +5,6 @@
 
 mod follow;
 
-use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -43,40 +42,12 @@ type Opening<C> = Boxed<'static, Result<Response<Streaming<C>>, Status>>;
 pub trait Command: Sized + Send + 'static {
     /// What the processes send to the master.
     type Message: Send + 'static;
-    /// Where messages wait for a stream.
-    type Outbox: Outgoing<Self::Message>;
 
     /// Opens the stream of this role.
     fn open(channel: Channel, messages: mpsc::Receiver<Self::Message>) -> Opening<Self>;
 
     /// The welcome, if this is one.
     fn welcome(&self) -> Option<Welcome<'_>>;
-}
-
-/// Messages that are not sent yet.
-pub trait Outgoing<M>: Default + Send {
-    fn pop(&mut self) -> Option<M>;
-    fn is_empty(&self) -> bool;
-}
-
-impl<M: Send> Outgoing<M> for VecDeque<M> {
-    fn pop(&mut self) -> Option<M> {
-        self.pop_front()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.is_empty()
-    }
-}
-
-impl<M: Send> Outgoing<M> for Outbox<M> {
-    fn pop(&mut self) -> Option<M> {
-        self.pop()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.is_empty()
-    }
 }
 
 /// Where the master is, and how to connect to it.
@@ -104,7 +75,7 @@ pub enum Event<C> {
 /// The session of one process, across all its streams.
 pub struct Session<C: Command> {
     /// Messages to the master, sent in order while a master is followed.
-    pub outbox: C::Outbox,
+    pub outbox: Outbox<C::Message>,
     config: Config,
     hello: Box<dyn Fn() -> Boxed<'static, C::Message> + Send>,
     started: Instant,
@@ -129,7 +100,7 @@ impl<C: Command> Session<C> {
     ) -> Self {
         let (hello, follow) = (Box::new(hello), Follow::new(config.patience));
         let connecting = connect(&config, hello(), &follow, Duration::ZERO);
-        let (started, outbox) = (Instant::now(), C::Outbox::default());
+        let (started, outbox) = (Instant::now(), Outbox::default());
         Self { outbox, config, hello, started, follow, stream: None, connecting }
     }
 
@@ -272,7 +243,6 @@ fn client(channel: Channel) -> MasterClient<Channel> {
 
 impl Command for proto::WorkerCommand {
     type Message = proto::WorkerMessage;
-    type Outbox = Outbox<Self::Message>;
 
     fn open(channel: Channel, messages: mpsc::Receiver<Self::Message>) -> Opening<Self> {
         Box::pin(async { client(channel).worker_session(ReceiverStream::new(messages)).await })
@@ -287,7 +257,6 @@ impl Command for proto::WorkerCommand {
 
 impl Command for proto::PsCommand {
     type Message = proto::PsMessage;
-    type Outbox = VecDeque<Self::Message>;
 
     fn open(channel: Channel, messages: mpsc::Receiver<Self::Message>) -> Opening<Self> {
         Box::pin(async { client(channel).ps_session(ReceiverStream::new(messages)).await })

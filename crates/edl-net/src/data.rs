@@ -6,7 +6,6 @@
 
 mod acks;
 pub mod client;
-mod route;
 pub mod server;
 pub(crate) mod session;
 mod split;

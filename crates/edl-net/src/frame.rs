@@ -5,6 +5,7 @@
 //! panics on foreign bytes. Every number sits at an explicit offset.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation, RunId, WorldId};
 use edl_core::server::Refusal;
@@ -54,8 +55,8 @@ pub enum Kind {
     Join = 10,
     /// Member: has left every world before this one.
     Enter = 11,
-    /// Member: its word in a small exchange.
-    Word = 12,
+    /// Member: its part of a small exchange.
+    Exchange = 12,
     /// Member: a blob of so many bytes follows.
     Blob = 13,
     /// Member: a block of the blob.
@@ -70,7 +71,7 @@ pub enum Kind {
     Ready = 18,
     /// Member: has read the nodes of others, and the sum of its chunk lies in its memory.
     Summed = 19,
-    /// Member: is alive, but waits for somebody.
+    /// Member: is alive, but waits for another member.
     Waiting = 20,
 }
 
@@ -120,7 +121,7 @@ impl Kind {
             Self::Refused,
             Self::Join,
             Self::Enter,
-            Self::Word,
+            Self::Exchange,
             Self::Blob,
             Self::Bytes,
             Self::Part,
@@ -146,7 +147,7 @@ impl Kind {
             | Self::Refused
             | Self::Join
             | Self::Enter
-            | Self::Word
+            | Self::Exchange
             | Self::Blob
             | Self::Region
             | Self::Ready
@@ -174,7 +175,7 @@ impl Header {
     }
 
     /// Reads a header and refuses lengths that no honest peer would send, so that the caller
-    /// may make room for the payload.
+    /// may allocate memory for the payload.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, Error> {
         if bytes[0..4] != MAGIC {
             return Err(Error::Magic);
@@ -209,7 +210,8 @@ pub struct PullHead {
     pub wants_dense: bool,
     /// A push of a batch trained on these parameters will follow.
     pub will_push: bool,
-    pub patience_ms: u32,
+    /// How long the client waits for a round; in milliseconds on the wire.
+    pub patience: Duration,
     pub min_round: Option<u64>,
     /// The rows are wanted as they are after so many steps; excludes `min_round`.
     pub step: Option<u64>,
@@ -231,7 +233,8 @@ impl PullHead {
         flags |= if self.step.is_some() { AT_STEP } else { 0 };
         let round = self.step.or(self.min_round).unwrap_or(NO_ROUND);
         bytes[0..4].copy_from_slice(&flags.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.patience_ms.to_le_bytes());
+        let patience_ms = u32::try_from(self.patience.as_millis()).unwrap_or(u32::MAX);
+        bytes[4..8].copy_from_slice(&patience_ms.to_le_bytes());
         bytes[8..16].copy_from_slice(&round.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.partitions.start.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.partitions.end.to_le_bytes());
@@ -251,7 +254,7 @@ impl PullHead {
         Ok(Self {
             wants_dense: flags & WANTS_DENSE != 0,
             will_push: flags & WILL_PUSH != 0,
-            patience_ms: u32::from_le_bytes(array(bytes, 4)),
+            patience: Duration::from_millis(u32::from_le_bytes(array(bytes, 4)).into()),
             min_round: round.filter(|_| !is_at_step),
             step: round.filter(|_| is_at_step),
             partitions: range(bytes, 16, Kind::Pull)?,
@@ -371,7 +374,7 @@ pub fn encode_refusal(refusal: &Refusal, sequence: u64) -> Vec<u8> {
         Refusal::NotServing => (2, 0, ""),
         Refusal::Waited(text) => (3, 0, text.as_str()),
         Refusal::Other(text) => (4, 0, text.as_str()),
-        Refusal::Torn(text) => (5, 0, text.as_str()),
+        Refusal::StepMismatch(text) => (5, 0, text.as_str()),
     };
     let mut bytes = code.to_le_bytes().to_vec();
     bytes.extend([0; 4]);
@@ -391,7 +394,7 @@ pub fn decode_refusal(bytes: &[u8]) -> Result<(Refusal, u64), Error> {
         2 => Refusal::NotServing,
         3 => Refusal::Waited(text()),
         4 => Refusal::Other(text()),
-        5 => Refusal::Torn(text()),
+        5 => Refusal::StepMismatch(text()),
         _ => return Err(Error::Parts(Kind::Refused)),
     };
     Ok((refusal, u64::from_le_bytes(array(head, 16))))
@@ -485,7 +488,7 @@ mod tests {
             let pull = PullHead {
                 wants_dense: flags[0],
                 will_push: flags[1],
-                patience_ms: numbers[0],
+                patience: Duration::from_millis(numbers[0].into()),
                 min_round: flags[2].then_some(base_version / 2),
                 step: (!flags[2]).then_some(base_version / 3),
                 partitions: partitions.clone(),
@@ -517,7 +520,7 @@ mod tests {
                 Refusal::Generation { current: Generation(sequence / 3) },
                 Refusal::NotServing,
                 Refusal::Waited(text.clone()),
-                Refusal::Torn(text.clone()),
+                Refusal::StepMismatch(text.clone()),
                 Refusal::Other(text),
             ] {
                 let read = decode_refusal(&encode_refusal(&refusal, sequence));

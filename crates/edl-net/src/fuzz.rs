@@ -60,7 +60,7 @@ pub fn frame(bytes: &[u8]) {
         | Kind::Accepted
         | Kind::Ack
         | Kind::Enter
-        | Kind::Word
+        | Kind::Exchange
         | Kind::Blob
         | Kind::Bytes
         | Kind::Part

@@ -24,7 +24,7 @@ use crate::seal::Seal;
 pub enum Role {
     Pull = 1,
     Push = 2,
-    /// A member of a world speaks to another one.
+    /// Two members of a world.
     Member = 3,
 }
 
@@ -34,7 +34,7 @@ pub struct ClientId(pub [u8; 16]);
 
 pub type Nonce = [u8; 32];
 
-/// The client's first words.
+/// The client's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub role: Role,
@@ -42,7 +42,7 @@ pub struct Hello {
     pub nonce: Nonce,
 }
 
-/// What members say to each other right after the handshake, sealed: the caller first.
+/// What members send each other right after the handshake, sealed: the caller first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
     pub from: (WorkerId, Incarnation),
@@ -183,7 +183,7 @@ impl Session {
         Self { auth: key.derive("data plane"), transcript, is_local }
     }
 
-    /// The proof that `side` holds the key and heard what was said.
+    /// The proof that `side` holds the key and has seen the same messages.
     #[must_use]
     pub fn proof(&self, side: Side) -> [u8; 32] {
         self.keyed(match side {

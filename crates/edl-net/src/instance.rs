@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A process of a job, as its status tells of it.
+//! Names of processes.
+
+use edl_core::platform::InstanceId;
 
 use crate::proto;
 
 impl proto::Instance {
-    /// What everybody calls it: `master`, `worker-3`.
+    /// The name of the process in logs and reports: `master`, `worker-3`.
     #[must_use]
     pub fn name(&self) -> String {
-        match self.role.as_str() {
-            "master" => "master".to_owned(),
-            role => format!("{role}-{}", self.id),
-        }
+        InstanceId { role: self.role(), id: self.id }.to_string()
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The job's key: 32 random bytes made when a job is submitted. Who holds it is in the job.
+//! The job's key: 32 random bytes made when a job is submitted. All processes of the job have it.
 
 use std::fmt;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// The one secret of a job. Everything that authenticates anybody is derived from it.
+/// The one secret of a job. All authentication is derived from it.
 #[derive(Clone)]
 pub struct JobKey([u8; 32]);
 
@@ -79,7 +79,7 @@ impl JobKey {
         self.derive("page").iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Whether somebody holds the page's token; takes as long for every wrong one.
+    /// Whether `token` is the page's token, in constant time.
     #[must_use]
     pub fn is_page_token(&self, token: &str) -> bool {
         blake3::hash(token.as_bytes()) == blake3::hash(self.page_token().as_bytes())

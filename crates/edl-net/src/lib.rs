@@ -3,29 +3,33 @@
 //!
 //! The only decision made here is which master a process follows ([`control::Follow`]).
 
+mod by_name;
 pub mod control;
 pub mod convert;
-pub mod cut;
 pub mod data;
 pub mod frame;
 pub mod fuzz;
 pub mod handshake;
 mod instance;
+pub mod isolation;
 pub mod key;
 pub mod mesh;
 pub mod otlp;
 pub mod place;
 pub mod seal;
+pub mod socket;
 mod spent;
 pub mod tls;
 pub mod wire;
 
-/// Version of the control plane: the `protocol` of every hello. Another one is refused by name.
-pub const CONTROL_PROTOCOL: u32 = 2;
+use self::by_name::ByName;
 
-/// Longest message of the control plane. The applied sets of thousands of partitions over millions
-/// of batches come in one, which is far more than gRPC's usual 4 MiB.
-pub const MAX_MESSAGE: usize = 1 << 30;
+/// Version of the control plane: the `protocol` of every hello. Another one is refused by name.
+pub const CONTROL_PROTOCOL: u32 = 3;
+
+/// Longest message of the control plane. None grows with the data; the applied sets of thousands of
+/// partitions, with thousands of workers in between, come in one.
+pub const MAX_MESSAGE: usize = 1 << 26;
 
 /// Messages and services of the control plane.
 #[allow(

@@ -5,64 +5,58 @@
 //! A [`Mesh`] is used by one thread and blocks it; an [`Abort`] ends its calls from others. Links
 //! live across worlds. Between processes of one host data is read straight from the peer's
 //! memory (`mesh/shm.rs`) or goes through a Unix socket, between hosts through TCP. The sums are those
-//! of the tree of [`edl_core::lanes`], whoever runs which lane and however data travels.
+//! of the tree of [`edl_core::lanes`], no matter which member runs which lane.
 //!
 //! All members make the same calls in the same order. After any error a member is done with its
-//! world: it must `enter` a later one (or the same again, if nobody else has got past its entry).
+//! world: it must `enter` a later one (or the same again, if no member has got past its entry).
 //! A peer that enters a later world ends our calls for this one with `Error::Aborted`, too.
-//!
-//! Beyond the contract that callers were written against: `enter` is also a barrier (shared
-//! memory needs it), `waiting_for` gives a [`WaitingFor`], `Transport::from_env` says what it
-//! does not understand, an item that is not accepted is `Error::Item`, and lanes that a member
-//! adds up itself are rounded by [`round_to_bf16`].
 
 mod abort;
 mod bf16;
+mod connector;
 mod dial;
 mod drive;
+mod entry;
 mod exchange;
 mod link;
 mod listen;
-mod meet;
 mod plan;
 mod reduce;
 mod shm;
 mod storage;
 mod sum;
 mod transfer;
-mod unite;
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use edl_core::id::{Incarnation, RunId, WorkerId, WorldId};
 use edl_core::lanes::Span;
 
-use self::drive::Crew;
+use self::connector::Connector;
+use self::drive::Members;
+use self::entry::Entry;
 use self::exchange::Exchange;
 use self::link::Link;
 use self::listen::Listener;
-use self::meet::Door;
 use self::plan::Plan;
 use self::reduce::{Phases, Reduce, Task};
 use self::storage::Storage;
 use self::transfer::Transfer;
-use self::unite::Entry;
 use crate::key::JobKey;
+use crate::socket::UnixSocket;
 
-pub use self::abort::{Abort, WaitingFor};
+pub use self::abort::{Abort, Blocked};
 pub use self::bf16::round_all as round_to_bf16;
 pub use edl_core::member::Move;
 
-/// The kernel allows 108 bytes for the path of a Unix socket, its end included.
-const MAX_SOCKET_PATH: usize = 107;
 /// Most members of a world.
 pub const MAX_MEMBERS: usize = 64;
-/// Longest word of an exchange.
-pub const MAX_WORD: usize = 4096;
+/// Most bytes of a member in an exchange.
+pub const MAX_EXCHANGE: usize = 4096;
 
 /// Called at the exact points of a sum, with its step.
 pub type PhaseHook = Box<dyn FnMut(Phase, u64) + Send>;
@@ -72,7 +66,7 @@ pub struct MeshConfig {
     pub run: RunId,
     pub worker: WorkerId,
     pub incarnation: Incarnation,
-    /// A private folder (0700) for the Unix socket.
+    /// For the Unix socket; created as a private one (0700) if it does not exist.
     pub folder: PathBuf,
     /// `127.0.0.1:0`, for example.
     pub listen: String,
@@ -138,17 +132,14 @@ pub enum Error {
     Item { item: u32, error: String },
     #[error("cannot {action}")]
     Io { action: String, source: io::Error },
-    #[error("the socket path is too long: `{}`", path.display())]
-    Path { path: PathBuf },
 }
 
 /// This process among the members of a world.
 pub struct Mesh {
     abort: Abort,
-    waiting: WaitingFor,
-    door: Arc<Door>,
+    blocked: Blocked,
+    connector: Arc<Connector>,
     listener: Listener,
-    unix_path: String,
     silence: Duration,
     on_phase: Option<PhaseHook>,
     world: Option<World>,
@@ -198,37 +189,43 @@ impl fmt::Display for Transport {
 impl Phase {
     pub const ALL: [Self; 5] =
         [Self::BeforeSend, Self::HalfSent, Self::Reducing, Self::BeforeGather, Self::After];
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BeforeSend => "before_send",
+            Self::HalfSent => "half_sent",
+            Self::Reducing => "reducing",
+            Self::BeforeGather => "before_gather",
+            Self::After => "after",
+        }
+    }
 }
 
 impl Mesh {
     /// Listens from now on.
     pub fn open(config: MeshConfig) -> Result<Self, Error> {
-        let path = config.folder.join(format!("mesh-{}.sock", config.worker));
-        if path.as_os_str().len() > MAX_SOCKET_PATH {
-            return Err(Error::Path { path });
-        }
-        let unix_path = path.to_str().map(String::from);
-        let unix_path = unix_path.ok_or_else(|| Error::Path { path: path.clone() })?;
         let failed = |action: &str| {
             let action = action.to_string();
             move |source| Error::Io { action, source }
         };
         let abort = Abort::new().map_err(failed("create an event"))?;
-        let door = Arc::new(Door::new(
+        let connector = Arc::new(Connector::new(
             (config.key, config.run),
             (config.worker, config.incarnation),
             config.transport,
             config.silence,
             abort.clone(),
         ));
-        let action = format!("listen on `{}` and `{unix_path}`", config.listen);
-        let listener = Listener::start(Arc::clone(&door), &config.listen, path);
+        let action = format!("listen on `{}` and in `{}`", config.listen, config.folder.display());
+        let name = format!("mesh-{}.sock", config.worker);
+        let listener = UnixSocket::bind(&config.folder, &name)
+            .and_then(|socket| Listener::start(Arc::clone(&connector), &config.listen, socket));
         Ok(Self {
             abort,
-            waiting: WaitingFor::default(),
-            door,
+            blocked: Blocked::default(),
+            connector,
             listener: listener.map_err(failed(&action))?,
-            unix_path,
             silence: config.silence,
             on_phase: config.on_phase,
             world: None,
@@ -244,8 +241,8 @@ impl Mesh {
     }
 
     #[must_use]
-    pub fn unix_path(&self) -> &str {
-        &self.unix_path
+    pub fn unix_path(&self) -> &Path {
+        &self.listener.unix_path
     }
 
     #[must_use]
@@ -253,16 +250,16 @@ impl Mesh {
         self.abort.clone()
     }
 
-    /// The members that a blocked call waits for, for other threads to read.
+    /// Whether a call waits for other members, for other threads to read.
     #[must_use]
-    pub fn waiting_for(&self) -> WaitingFor {
-        self.waiting.clone()
+    pub fn blocked(&self) -> Blocked {
+        self.blocked.clone()
     }
 
     /// Links with members of a world to come, in the background.
     pub fn prepare(&mut self, peers: &[Peer]) {
         let links = self.world.iter().flat_map(|world| world.links.iter().flatten());
-        unite::prepare(&self.door, links, peers);
+        entry::prepare(&self.connector, links, peers);
     }
 
     /// Enters a world: waits until all its members are linked and have left every world before
@@ -272,18 +269,22 @@ impl Mesh {
     /// If `peers[me]` is not this worker, or there are more than `MAX_MEMBERS`.
     pub fn enter(&mut self, world: WorldId, me: usize, peers: Vec<Peer>) -> Result<(), Error> {
         assert!(peers.len() <= MAX_MEMBERS, "a world has at most {MAX_MEMBERS} members");
-        assert_eq!((peers[me].worker, peers[me].incarnation), self.door.me, "one's own place");
+        assert_eq!(
+            (peers[me].worker, peers[me].incarnation),
+            self.connector.me,
+            "this worker's place"
+        );
         let old = self.world.take().map(|world| world.links).unwrap_or_default();
-        let mut links = unite::keep(&self.door, old.into_iter().flatten(), me, &peers);
-        let mut crew = Crew {
+        let mut links = entry::keep(&self.connector, old.into_iter().flatten(), me, &peers);
+        let mut members = Members {
             world,
             links: &mut links,
             abort: &self.abort,
-            waiting: &self.waiting,
+            blocked: &self.blocked,
             silence: self.silence,
         };
-        let entered = Entry::new(&self.door, me, &peers).pass(&mut crew);
-        self.waiting.set(Vec::new());
+        let entered = Entry::new(&self.connector, me, &peers).pass(&mut members);
+        self.blocked.set(false);
         // Also after an error: links that are there serve the next world.
         self.windows.resize_with(peers.len(), Vec::new);
         self.world = Some(World { id: world, me, members: peers, links });
@@ -307,16 +308,16 @@ impl Mesh {
         }
     }
 
-    /// Everybody tells everybody `mine`; all words in the order of members.
+    /// Sends `mine` to all members; returns what all of them sent, in the order of members.
     ///
     /// # Panics
-    /// If `mine` is longer than `MAX_WORD`, or no world was entered.
+    /// If `mine` is longer than `MAX_EXCHANGE`, or no world was entered.
     pub fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        assert!(mine.len() <= MAX_WORD, "a word has at most {MAX_WORD} bytes");
+        assert!(mine.len() <= MAX_EXCHANGE, "at most {MAX_EXCHANGE} bytes are exchanged");
         let world = self.world.as_mut().expect("a world was entered");
         let mut op = Exchange::new(world.id, number, mine, world.me, world.members.len());
-        world.crew(&self.abort, &self.waiting, self.silence)?.drive(&mut op)?;
-        Ok(op.into_words())
+        world.linked(&self.abort, &self.blocked, self.silence)?.drive(&mut op)?;
+        Ok(op.into_answers())
     }
 
     /// Moves blobs between members, who all call it with the same list. `encode` makes those that
@@ -333,7 +334,7 @@ impl Mesh {
         let world = self.world.as_mut().expect("a world was entered");
         let n_members = world.members.len();
         let mut op = Transfer::new(world.id, world.me, n_members, moves, encode, accept);
-        world.crew(&self.abort, &self.waiting, self.silence)?.drive(&mut op)?;
+        world.linked(&self.abort, &self.blocked, self.silence)?.drive(&mut op)?;
         Ok(op.n_bytes)
     }
 
@@ -353,7 +354,7 @@ impl Mesh {
         self.storage.nodes_mut(nodes.len(), len)
     }
 
-    /// Adds up all nodes in the tree's order, divides by `divisor`, and gives everybody all of
+    /// Adds up all nodes in the tree's order, divides by `divisor`, and gives every member all of
     /// it in `out`. The nodes are what was written into `buffers` of the same `n_active` and
     /// length; they are spent afterwards.
     ///
@@ -375,7 +376,7 @@ impl Mesh {
         let phases = Phases { hook: &mut self.on_phase, step, n_reached: 0 };
         let windows = &mut self.windows;
         let mut op = Reduce::new(task, &plan, mine, out, windows, &world.links, phases);
-        world.crew(&self.abort, &self.waiting, self.silence)?.drive(&mut op)?;
+        world.linked(&self.abort, &self.blocked, self.silence)?.drive(&mut op)?;
         op.finish();
         Ok(())
     }
@@ -384,10 +385,10 @@ impl Mesh {
 impl Drop for Mesh {
     fn drop(&mut self) {
         self.abort.close();
-        let mut meeting = self.door.meeting();
-        meeting.is_closed = true;
-        meeting.dialing.clear();
-        meeting.arrived.clear();
+        let mut pending = self.connector.pending();
+        pending.is_closed = true;
+        pending.dialing.clear();
+        pending.arrived.clear();
     }
 }
 
@@ -397,17 +398,17 @@ impl World {
     }
 
     /// All members but oneself must be there.
-    fn crew<'a>(
+    fn linked<'a>(
         &'a mut self,
         abort: &'a Abort,
-        waiting: &'a WaitingFor,
+        blocked: &'a Blocked,
         silence: Duration,
-    ) -> Result<Crew<'a>, Error> {
+    ) -> Result<Members<'a>, Error> {
         let is_there = |(member, link): (usize, &Option<Link>)| link.is_some() || member == self.me;
         if let Some(gone) = (0..self.links.len()).find(|i| !is_there((*i, &self.links[*i]))) {
             let error = "was already lost in this world".into();
             return Err(Error::Lost { peer: self.members[gone].worker, error });
         }
-        Ok(Crew { world: self.id, links: &mut self.links, abort, waiting, silence })
+        Ok(Members { world: self.id, links: &mut self.links, abort, blocked, silence })
     }
 }

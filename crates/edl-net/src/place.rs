@@ -15,15 +15,15 @@ pub struct Place {
     pub ip: Option<IpAddr>,
     /// A folder of its own for sockets; otherwise the job's folder, which all its processes see.
     pub sockets: Option<PathBuf>,
-    /// Told whether the master answers.
+    /// Gets whether the master answers.
     pub master_answers: Option<watch::Sender<bool>>,
 }
 
 impl Place {
-    /// Tells whether the master answers.
+    /// Publishes whether the master answers.
     pub fn master_answers(&self, answers: bool) {
-        if let Some(told) = &self.master_answers {
-            told.send_if_modified(|told| std::mem::replace(told, answers) != answers);
+        if let Some(watch) = &self.master_answers {
+            watch.send_if_modified(|before| std::mem::replace(before, answers) != answers);
         }
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Time by kind, between the machine's words and the wire's.
+//! Time accounting on the wire.
 
 use std::time::Duration;
 
-use edl_core::goodput::{Kind, Spent};
+use edl_core::goodput::{Spent, TimeKind, TimeReport};
 
 use crate::proto;
 
@@ -11,20 +11,26 @@ impl From<Spent> for proto::Spent {
     fn from(spent: Spent) -> Self {
         let secs = |kind| spent.get(kind).as_secs_f64();
         Self {
-            compute: secs(Kind::Compute),
-            communicate: secs(Kind::Communicate),
-            data_wait: secs(Kind::DataWait),
-            redo: secs(Kind::Redo),
-            heal: secs(Kind::Heal),
-            checkpoint: secs(Kind::Checkpoint),
-            idle: secs(Kind::Idle),
-            down: secs(Kind::Down),
+            compute: secs(TimeKind::Compute),
+            communicate: secs(TimeKind::Communicate),
+            data_wait: secs(TimeKind::DataWait),
+            redo: secs(TimeKind::Redo),
+            heal: secs(TimeKind::Heal),
+            checkpoint: secs(TimeKind::Checkpoint),
+            idle: secs(TimeKind::Idle),
+            down: secs(TimeKind::Down),
         }
     }
 }
 
+impl From<TimeReport> for proto::Spending {
+    fn from(TimeReport { spent, last, step }: TimeReport) -> Self {
+        Self { spent: Some(spent.into()), last: last.into(), step, load: None }
+    }
+}
+
 impl From<proto::Spent> for Spent {
-    /// What is no time is none.
+    /// Invalid durations count as zero.
     fn from(spent: proto::Spent) -> Self {
         let mut all = Self::default();
         for (kind, secs) in spent.parts() {
@@ -37,16 +43,16 @@ impl From<proto::Spent> for Spent {
 impl proto::Spent {
     /// Seconds by kind, in the order of reports.
     #[must_use]
-    pub fn parts(&self) -> [(Kind, f64); 8] {
+    pub fn parts(&self) -> [(TimeKind, f64); 8] {
         [
-            (Kind::Compute, self.compute),
-            (Kind::Communicate, self.communicate),
-            (Kind::DataWait, self.data_wait),
-            (Kind::Redo, self.redo),
-            (Kind::Heal, self.heal),
-            (Kind::Checkpoint, self.checkpoint),
-            (Kind::Idle, self.idle),
-            (Kind::Down, self.down),
+            (TimeKind::Compute, self.compute),
+            (TimeKind::Communicate, self.communicate),
+            (TimeKind::DataWait, self.data_wait),
+            (TimeKind::Redo, self.redo),
+            (TimeKind::Heal, self.heal),
+            (TimeKind::Checkpoint, self.checkpoint),
+            (TimeKind::Idle, self.idle),
+            (TimeKind::Down, self.down),
         ]
     }
 

@@ -21,7 +21,7 @@ use tonic::transport::{
 };
 use tower::service_fn;
 
-use crate::cut::Gate;
+use crate::isolation::Gate;
 use crate::key::JobKey;
 
 /// The name in the certificate. Addresses come and go; who answers is proven by the key.
@@ -133,7 +133,7 @@ pub fn connect<'a>(
     })
 }
 
-/// A connection that a process can be cut off from.
+/// A connection that stops while the process is isolated.
 async fn dial(uri: Uri) -> std::io::Result<TokioIo<Gate<TcpStream>>> {
     let address = uri.authority().map_or("", |authority| authority.as_str());
     let stream = TcpStream::connect(address).await?;

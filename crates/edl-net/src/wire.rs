@@ -18,8 +18,8 @@ use edl_core::id::{BatchId, Generation, RunId};
 use edl_core::server::Refusal;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
-use crate::cut;
 use crate::frame::{self, HEADER_LEN, Header, Kind, TAG_LEN};
+use crate::isolation;
 use crate::key;
 use crate::seal::{Hasher, Seal};
 
@@ -50,7 +50,7 @@ pub enum Error {
     #[error("refused: {0}")]
     Refused(String),
     #[error("the server is at a different step: {0}")]
-    Torn(String),
+    StepMismatch(String),
     #[error(
         "the peer uses version {theirs} of the data protocol, this build uses {ours}; run the same \
          build everywhere"
@@ -86,7 +86,7 @@ impl Error {
             Refusal::Generation { current } => Self::Generation { ours, theirs: current },
             Refusal::NotServing => Self::NotServing,
             Refusal::Waited(waiting_for) => Self::Deadline { waiting_for },
-            Refusal::Torn(text) => Self::Torn(text),
+            Refusal::StepMismatch(text) => Self::StepMismatch(text),
             Refusal::Other(text) => Self::Refused(text),
         }
     }
@@ -112,11 +112,11 @@ impl Stream {
 
     pub fn connect_unix(path: &Path, timeout: Duration) -> Result<Self, Error> {
         let connect = || -> io::Result<UnixStream> {
-            cut::hold(timeout)?;
+            isolation::hold(timeout)?;
             let flags = SocketFlags::CLOEXEC;
             let socket =
                 rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            // A stopped server with a full backlog would block a plain connect for ever.
+            // A stopped server with a full backlog would block a plain connect forever.
             sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
             rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
             Ok(UnixStream::from(socket))
@@ -130,7 +130,7 @@ impl Stream {
 
     pub fn connect_tcp(address: &str, timeout: Duration) -> Result<Self, Error> {
         let connect = || -> io::Result<TcpStream> {
-            cut::hold(timeout)?;
+            isolation::hold(timeout)?;
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
             for address in address.to_socket_addrs()? {
                 match TcpStream::connect_timeout(&address, timeout) {
@@ -180,7 +180,7 @@ impl Stream {
 
     /// Ends the connection: every call that is blocked on it returns.
     pub fn shutdown(&self) {
-        // An error says that the peer was quicker.
+        // An error means that the peer was quicker.
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
@@ -190,7 +190,7 @@ impl Stream {
     /// Whether the peer has closed its end, as far as can be seen without waiting.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        if cut::left().is_some() {
+        if isolation::remaining().is_some() {
             return false;
         }
         let mut byte = [0_u8; 1];
@@ -202,7 +202,7 @@ impl Stream {
     }
 
     fn read(&self, out: &mut [u8]) -> io::Result<usize> {
-        cut::hold(TICK)?;
+        isolation::hold(TICK)?;
         match self {
             Self::Unix(stream) => (&*stream).read(out),
             Self::Tcp(stream) => (&*stream).read(out),
@@ -210,7 +210,7 @@ impl Stream {
     }
 
     fn write_vectored(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        cut::hold(TICK)?;
+        isolation::hold(TICK)?;
         match self {
             Self::Unix(stream) => (&*stream).write_vectored(parts),
             Self::Tcp(stream) => (&*stream).write_vectored(parts),
@@ -319,7 +319,7 @@ impl Sender {
         self.write(&mut slices)
     }
 
-    /// The seal and the number of the next frame, for one who writes in another way.
+    /// The seal and the number of the next frame, for a caller that writes in another way.
     pub(crate) fn into_seal(self) -> (Option<Seal>, u64) {
         (self.seal, self.next)
     }
@@ -344,7 +344,7 @@ impl Sender {
 /// The receiving direction.
 pub struct Receiver {
     stream: Arc<Stream>,
-    /// `None` hears frames of any run.
+    /// `None` accepts frames of any run.
     run: Option<RunId>,
     seal: Option<Seal>,
     next: u64,
@@ -366,7 +366,7 @@ impl Receiver {
         Self { run: Some(run), ..Self::of_any_run(stream, patience) }
     }
 
-    /// For one who does not know its own run yet.
+    /// For a process that does not know its run yet.
     #[must_use]
     pub fn of_any_run(stream: Arc<Stream>, patience: Duration) -> Self {
         Self { stream, run: None, seal: None, next: 0, patience, open: None }
@@ -383,7 +383,7 @@ impl Receiver {
         &self.stream
     }
 
-    /// The seal and the number of the next frame, for one who reads in another way.
+    /// The seal and the number of the next frame, for a caller that reads in another way.
     pub(crate) fn into_seal(self) -> (Option<Seal>, u64) {
         (self.seal, self.next)
     }
@@ -421,7 +421,7 @@ impl Receiver {
         Ok(header)
     }
 
-    /// Reads the next part of the payload into `out`, which nobody may believe before `finish`.
+    /// Reads the next part of the payload into `out`, which must not be used before `finish`.
     pub fn fill<T: Pod>(&mut self, out: &mut [T]) -> Result<(), Error> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(out);
         let mut open = self.open.take().ok_or(Error::Closed)?;
@@ -446,7 +446,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Reads what is left of the frame, for nobody, and finishes it.
+    /// Discards what is left of the frame, and finishes it.
     pub fn skip(&mut self) -> Result<(), Error> {
         let mut scratch = [0_u8; 4096];
         while let Some(left) = self.open.as_ref().map(|open| open.left).filter(|left| *left > 0) {

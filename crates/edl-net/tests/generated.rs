@@ -4,6 +4,10 @@
 use std::fs;
 use std::path::Path;
 
+use edl_core::activity::{Phase, WaitingFor};
+use edl_core::job::{EventKind, JobState};
+use edl_core::platform::InstanceState;
+
 #[test]
 fn the_code_of_a_proto_is_written_again_when_the_proto_changes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -16,4 +20,36 @@ fn the_code_of_a_proto_is_written_again_when_the_proto_changes() {
         let expected = format!("//! Written by `make proto` from {proto}, BLAKE3 {hash}");
         assert_eq!(code.lines().nth(1), Some(expected.as_str()), "run `make proto`");
     }
+}
+
+#[test]
+fn the_enums_of_the_proto_have_the_values_of_edl_core_in_their_order() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let proto = fs::read_to_string(root.join("proto/elasticdl/v1/master.proto")).unwrap();
+    let check = |name: &str, values: Vec<String>| {
+        let (_, body) = proto.split_once(&format!("\nenum {name} {{\n")).unwrap();
+        let declared = body.split('}').next().unwrap().lines().map(str::trim);
+        let shout = |text: &str| {
+            let mut shouted = String::new();
+            for c in text.chars() {
+                if c.is_uppercase() && !shouted.is_empty() {
+                    shouted.push('_');
+                }
+                shouted.extend(c.to_uppercase());
+            }
+            shouted
+        };
+        let expected = values.iter().enumerate();
+        let expected =
+            expected.map(|(n, value)| format!("{}_{} = {n};", shout(name), shout(value)));
+        assert_eq!(declared.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    };
+    fn names<T: std::fmt::Debug>(values: &[T]) -> Vec<String> {
+        values.iter().map(|value| format!("{value:?}")).collect()
+    }
+    check("JobState", names(&JobState::ALL));
+    check("EventKind", names(&EventKind::ALL));
+    check("InstanceState", names(&InstanceState::ALL));
+    check("Phase", names(&Phase::ALL));
+    check("WaitingFor", names(&WaitingFor::ALL));
 }

@@ -1,33 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a plan to what is to be done: everything is decided here, so that whoever does it has
-//! nothing left to decide. What is done already is not done again.
+//! Turns a plan into actions. All decisions are made here; [`crate::apply`] only performs them. An
+//! action whose effect is already visible in the cluster is left out.
 
 mod status;
 #[cfg(test)]
 mod tests;
 
-use edl_core::platform::{Ended, Role as PodRole};
+use edl_core::platform::Role;
+use edl_core::pod::PodState;
 use edl_core::spec::JobSpec;
 use edl_core::text::counted;
+use edl_kube::note::Grant;
 use edl_sched::plan::{Change, Placing, Plan};
-use edl_sched::snapshot::{Job, Role};
+use edl_sched::snapshot::Job;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource as _;
 
 use crate::crd::Status;
-use crate::observe::{JobView, Life, Observed, Stage};
+use crate::observe::{JobStage, JobView, Observed};
 use status::Outcome;
 
-/// One thing to do, to one job.
+/// An action on one job.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Action {
+pub struct JobAction {
     pub job: Target,
-    pub deed: Deed,
+    pub action: Action,
 }
 
-/// The job that something is done to.
+/// The job of an action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     pub namespace: String,
@@ -37,50 +39,48 @@ pub struct Target {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Deed {
-    /// Makes what of its objects is missing, notes how many workers it may have, and makes its
-    /// master.
+pub enum Action {
+    /// Creates the job's missing objects, writes its grant, and creates its master.
     Admit {
         spec: Box<JobSpec>,
-        workers: u32,
+        grant: Grant,
         /// A master that has ended and will not come back: its name and uid.
         remove: Option<(String, String)>,
     },
-    /// Notes how many workers it may have, and which should rather leave.
-    Resize { workers: u32, leave: Vec<u32> },
-    /// Notes that it may have none, and ends these pods (names and uids). It can go on later.
-    Stop { pods: Vec<(String, String)> },
-    /// Says how it stands.
-    Show(Box<Status>),
-    /// Leaves a sentence for `kubectl describe`.
-    Tell(Told),
+    Resize(Grant),
+    /// Grants no workers, and deletes these pods (names and uids). The job can resume later.
+    Stop {
+        pods: Vec<(String, String)>,
+    },
+    UpdateStatus(Box<Status>),
+    RecordEvent(JobEvent),
 }
 
-/// An event of Kubernetes.
+/// A Kubernetes event, as `kubectl describe` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct JobEvent {
     pub is_warning: bool,
     /// One word.
     pub reason: &'static str,
     pub note: String,
 }
 
-/// Everything that is to be done, in this order.
+/// All actions, in the order in which they are performed.
 #[must_use]
-pub fn actions(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Action> {
-    let mut actions = Vec::new();
+pub fn actions(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<JobAction> {
+    let mut all = Vec::new();
     for view in observed.jobs.values() {
-        let mut deeds = Vec::new();
-        let outcome = decide(view, observed, plan, &mut deeds);
+        let mut actions = Vec::new();
+        let outcome = decide(view, observed, plan, &mut actions);
         let before = view.object.status.clone().unwrap_or_default();
         let after = status::status(view, &before, &outcome, now);
-        deeds.extend(status::news(&before, &after).into_iter().map(Deed::Tell));
-        if after != before && view.stage != Stage::Deleted {
-            deeds.push(Deed::Show(Box::new(after)));
+        actions.extend(status::events(&before, &after).into_iter().map(Action::RecordEvent));
+        if after != before && view.stage != JobStage::Deleted {
+            actions.push(Action::UpdateStatus(Box::new(after)));
         }
-        actions.extend(deeds.into_iter().map(|deed| Action { job: target(view), deed }));
+        all.extend(actions.into_iter().map(|action| JobAction { job: target(view), action }));
     }
-    actions
+    all
 }
 
 fn target(view: &JobView) -> Target {
@@ -92,81 +92,87 @@ fn target(view: &JobView) -> Target {
     }
 }
 
-/// What becomes of one job; what is to be done for it is added to `deeds`.
-fn decide(view: &JobView, observed: &Observed, plan: &Plan, deeds: &mut Vec<Deed>) -> Outcome {
+/// Decides about one job, and adds the actions for it to `actions`.
+fn decide(view: &JobView, observed: &Observed, plan: &Plan, actions: &mut Vec<Action>) -> Outcome {
     let change = plan.change_of(view.id);
     let why = change.map(|change| observed.names.reasons(&change.reasons)).unwrap_or_default();
     let waiting = plan.waiting.get(&view.id);
-    let waiting = waiting.map(|it| (crate::tell::word(*it), observed.names.waiting(*it)));
-    let mut outcome = Outcome { told: view.told, why, waiting };
-    if view.stage != Stage::Live {
+    let waiting = waiting.map(|it| (it.name(), observed.names.waiting(*it)));
+    let before = view.grant.workers;
+    let mut outcome = Outcome { workers: before, why, waiting };
+    if view.stage != JobStage::Live {
         return outcome;
     }
     let job = observed.snapshot.jobs.iter().find(|job| job.id == view.id);
-    let is_seated = !plan.state.options.policy.leaves_placing_to_kubernetes();
-    let shall = match (job.filter(|_| is_seated), change) {
+    let is_placed = !plan.state.options.policy.leaves_placing_to_kubernetes();
+    let workers = match (job.filter(|_| is_placed), change) {
         (_, Some(change)) => change.target.worker,
-        (Some(job), None) => n_seated(view, job),
-        (None, None) => view.told,
+        (Some(job), None) => n_placed(view, job),
+        (None, None) => before,
     };
-    outcome.told = shall;
-    if shall != view.told && outcome.why.is_empty() {
+    outcome.workers = workers;
+    if workers != before && outcome.why.is_empty() {
         outcome.why = "no node can run the remaining workers".into();
     }
-    let tell = |reason, note: String| Deed::Tell(Told { is_warning: false, reason, note });
+    let event =
+        |reason, note: String| Action::RecordEvent(JobEvent { is_warning: false, reason, note });
     let why = &outcome.why;
-    match (view.told, shall) {
-        (0, 0) => deeds.extend(stop(view)),
+    match (before, workers) {
+        (0, 0) => actions.extend(stop(view)),
         (0, n) => {
-            deeds.extend(admit(view, n));
-            deeds.push(tell("Admitted", format!("starting with {}: {why}", counted(n, "worker"))));
+            actions.extend(admit(view, n));
+            let note = format!("starting with {}: {why}", counted(n, "worker"));
+            actions.push(event("Admitted", note));
         }
         (_, 0) => {
-            deeds.push(stop(view).unwrap_or(Deed::Stop { pods: Vec::new() }));
-            deeds.push(tell("Stopped", format!("released all workers: {why}")));
+            actions.push(stop(view).unwrap_or(Action::Stop { pods: Vec::new() }));
+            actions.push(event("Stopped", format!("released all workers: {why}")));
         }
-        (told, n) if told != n => {
+        (before, n) if before != n => {
             let leave = leaving(view, observed, change);
-            deeds.push(Deed::Resize { workers: n, leave });
-            deeds.push(tell("Resized", format!("{told} → {}: {why}", counted(n, "worker"))));
+            actions.push(Action::Resize(Grant { workers: n, leave }));
+            actions.push(event("Resized", format!("{before} → {}: {why}", counted(n, "worker"))));
         }
-        (_, n) if !view.has_master() => deeds.extend(admit(view, n)),
+        (_, n) if !view.has_master() => actions.extend(admit(view, n)),
         (_, _) => {}
     }
     outcome
 }
 
-/// How many workers a job shall have that the plan leaves as it is. If some of its pods fit
-/// nowhere, it is told to have those that do, so that nobody waits for pods that cannot come; but
-/// only a plan may take its minimum away.
-fn n_seated(view: &JobView, job: &Job) -> u32 {
-    let seated = job.placed.iter().filter(|placed| placed.role == Role::Worker);
-    let seated: u32 = seated.map(|placed| placed.n).sum();
-    if seated >= job.roles.worker.min { seated } else { view.told }
+/// The workers of a job that the plan does not change. If some of its pods fit on no node, it gets
+/// only those that do, because the others would never start. Only a plan may take a job below its
+/// minimum.
+fn n_placed(view: &JobView, job: &Job) -> u32 {
+    let workers = job.placed.iter().filter(|placed| placed.role == Role::Worker);
+    let placed: u32 = workers.map(|placed| placed.n).sum();
+    if placed >= job.roles.worker.min { placed } else { view.grant.workers }
 }
 
-fn admit(view: &JobView, workers: u32) -> Option<Deed> {
-    // A job that ran before goes on with what it was started with.
+fn admit(view: &JobView, workers: u32) -> Option<Action> {
+    if !view.may_start {
+        return None;
+    }
+    // A job that ran before resumes with its original description.
     let started = view.started.as_deref();
     let spec = started.or_else(|| view.plannable().map(|it| &it.spec))?;
     let spec = Box::new(JobSpec { num_workers: workers, ..spec.clone() });
-    let ended = view.pods.iter().find(|pod| pod.role == PodRole::Master).filter(|pod| {
-        // How a master ends whose job is over; such a one is no reason to make another.
-        !matches!(pod.life, Life::Ended(Ended::Exit(0 | 1 | 3)))
-            && matches!(pod.life, Life::Ended(_))
+    let ended = view.pods.iter().find(|pod| pod.role == Role::Master).filter(|pod| {
+        // A master whose job is over is not recreated.
+        matches!(pod.state, PodState::Ended(how) if how.job_end().is_none())
     });
     let remove = ended.map(|pod| (pod.name.clone(), pod.uid.clone()));
-    Some(Deed::Admit { spec, workers, remove })
+    let grant = Grant { workers, leave: view.grant.leave.clone() };
+    Some(Action::Admit { spec, grant, remove })
 }
 
-/// Ends the pods of a job that shall have none, its master first: without it nobody makes more.
-fn stop(view: &JobView) -> Option<Deed> {
+/// Deletes the pods of a job that gets none, its master first: it would recreate the others.
+fn stop(view: &JobView) -> Option<Action> {
     let active = view.pods.iter().filter(|pod| pod.is_active());
     let pods: Vec<_> = active.map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
-    (!pods.is_empty()).then_some(Deed::Stop { pods })
+    (!pods.is_empty()).then_some(Action::Stop { pods })
 }
 
-/// The workers on nodes where others wait for their room.
+/// The workers on nodes whose capacity other jobs need.
 fn leaving(view: &JobView, observed: &Observed, change: Option<&Change>) -> Vec<u32> {
     let Some(Placing::Named { stop, .. }) = change.map(|change| &change.placing) else {
         return Vec::new();
@@ -174,9 +180,10 @@ fn leaving(view: &JobView, observed: &Observed, change: Option<&Change>) -> Vec<
     let mut leave = Vec::new();
     for placed in stop.iter().filter(|placed| placed.role == Role::Worker) {
         let node = observed.names.nodes.get(&placed.node);
-        let here = view.pods.iter().rev().filter(|pod| {
-            pod.role == PodRole::Worker && pod.is_active() && pod.node.as_ref() == node
-        });
+        let here =
+            view.pods.iter().rev().filter(|pod| {
+                pod.role == Role::Worker && pod.is_active() && pod.node.as_ref() == node
+            });
         leave.extend(here.take(placed.n as usize).map(|pod| pod.index));
     }
     leave.sort_unstable();

@@ -15,41 +15,41 @@
 
 use serde_json::{Map, Value};
 
-type Words = Map<String, Value>;
+type Fields = Map<String, Value>;
 
-/// Words by which a description is known to be EDL's.
+/// Fields that identify a description of EDL.
 const MARKERS: [&str; 7] =
     ["trainer", "pserver", "fault_tolerant", "passes", "ports_num", "VolumeMounts", "image"];
 
-/// Words that nothing here needs: processes find each other, and state is on disk.
+/// Fields that are not needed: processes find each other, and state is on disk.
 const NOT_NEEDED: [&str; 2] = ["ports_num", "ports_num_for_sparse"];
 
-/// What became of a description.
+/// A translated description.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Translated {
-    pub words: Words,
-    /// What has no counterpart, or means something else here; a sentence each.
+    pub fields: Fields,
+    /// Fields without a counterpart or with another meaning; a sentence each.
     pub notes: Vec<String>,
 }
 
-/// Turns EDL's words into ours; a word of ours that is said as well wins.
-pub fn translate(mut words: Words) -> Result<Translated, String> {
-    if !MARKERS.iter().any(|word| words.contains_key(*word)) {
-        return Ok(Translated { words, notes: Vec::new() });
+/// Translates EDL's fields to ours; our own fields take precedence.
+pub fn translate(mut fields: Fields) -> Result<Translated, String> {
+    if !MARKERS.iter().any(|field| fields.contains_key(*field)) {
+        return Ok(Translated { fields, notes: Vec::new() });
     }
-    let mut found = Words::new();
+    let mut found = Fields::new();
     let mut notes = Vec::new();
-    let is_edl = words.contains_key("trainer") || words.contains_key("pserver");
-    if let Some(image) = words.remove("image") {
+    let is_edl = fields.contains_key("trainer") || fields.contains_key("pserver");
+    if let Some(image) = fields.remove("image") {
         found.insert("image_name".into(), image);
     }
-    if let Some(passes) = words.remove("passes") {
+    if let Some(passes) = fields.remove("passes") {
         found.insert("num_epochs".into(), passes);
     }
-    let is_tolerant = words.remove("fault_tolerant");
-    let trainer = role(&mut words, "trainer")?;
-    let pserver = role(&mut words, "pserver")?;
-    let master = role(&mut words, "master")?;
+    let is_tolerant = fields.remove("fault_tolerant");
+    let trainer = role(&mut fields, "trainer")?;
+    let pserver = role(&mut fields, "pserver")?;
+    let master = role(&mut fields, "master")?;
     of_trainer(&trainer, &mut found, &mut notes)?;
     of_pserver(&pserver, &mut found, &mut notes)?;
     of_resources("master", &master, &mut found)?;
@@ -60,11 +60,11 @@ pub fn translate(mut words: Words) -> Result<Translated, String> {
                     fault_tolerant: jobs survive the loss of any process"
             .into());
     }
-    if is_edl && words.remove("port").is_some() {
+    if is_edl && fields.remove("port").is_some() {
         notes.push("port is not needed: the master uses a fixed port in a cluster".into());
     }
-    for word in NOT_NEEDED.iter().filter(|word| words.remove(**word).is_some()) {
-        notes.push(format!("{word} is not needed: each server has one port"));
+    for field in NOT_NEEDED.iter().filter(|field| fields.remove(**field).is_some()) {
+        notes.push(format!("{field} is not needed: each server has one port"));
     }
     let etcd = [&trainer, &pserver, &master].iter().any(|role| role.contains_key("etcd-endpoint"));
     if etcd {
@@ -72,24 +72,24 @@ pub fn translate(mut words: Words) -> Result<Translated, String> {
             "etcd-endpoint is not needed: the master keeps its state in the job's folder".into(),
         );
     }
-    of_volumes(&mut words, &mut found, &mut notes);
-    of_secrets(&mut words, &mut found);
-    for word in ["HostNetwork", "host_network"] {
-        if words.remove(word) == Some(Value::Bool(true)) {
+    of_volumes(&mut fields, &mut found, &mut notes);
+    of_secrets(&mut fields, &mut found);
+    for field in ["HostNetwork", "host_network"] {
+        if fields.remove(field) == Some(Value::Bool(true)) {
             notes.push(format!(
-                "{word} was not converted: if the pods need it, patch them with cluster_spec_json"
+                "{field} was not converted: if the pods need it, patch them with cluster_spec_json"
             ));
         }
     }
-    for (word, value) in found {
-        words.entry(word).or_insert(value);
+    for (field, value) in found {
+        fields.entry(field).or_insert(value);
     }
-    Ok(Translated { words, notes })
+    Ok(Translated { fields, notes })
 }
 
-fn role(words: &mut Words, name: &str) -> Result<Words, String> {
-    match words.remove(name) {
-        None | Some(Value::Null) => Ok(Words::new()),
+fn role(fields: &mut Fields, name: &str) -> Result<Fields, String> {
+    match fields.remove(name) {
+        None | Some(Value::Null) => Ok(Fields::new()),
         Some(Value::Object(role)) => Ok(role),
         Some(Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => {
             Err(format!("`{name}` must be a map with fields such as min-instance and resources"))
@@ -97,17 +97,17 @@ fn role(words: &mut Words, name: &str) -> Result<Words, String> {
     }
 }
 
-fn of_trainer(trainer: &Words, found: &mut Words, notes: &mut Vec<String>) -> Result<(), String> {
+fn of_trainer(trainer: &Fields, found: &mut Fields, notes: &mut Vec<String>) -> Result<(), String> {
     for (edl, ours) in [("min-instance", "min_workers"), ("max-instance", "max_workers")] {
         if let Some(count) = trainer.get(edl) {
             found.insert(ours.into(), count.clone());
         }
     }
     if let Some(passes) = trainer.get("passes") {
-        // Where EDL's own examples had it, and EDL did not read it.
+        // EDL's examples set it here, although EDL did not read it.
         found.entry("num_epochs").or_insert_with(|| passes.clone());
     }
-    let text = |word: &str| trainer.get(word).and_then(Value::as_str).filter(|it| !it.is_empty());
+    let text = |field: &str| trainer.get(field).and_then(Value::as_str).filter(|it| !it.is_empty());
     if let Some(entry) = text("entrypoint") {
         let command = match text("workspace") {
             Some(folder) => format!("sh -c {}", quoted(&format!("cd {folder} && exec {entry}"))),
@@ -121,7 +121,7 @@ fn of_trainer(trainer: &Words, found: &mut Words, notes: &mut Vec<String>) -> Re
     of_resources("worker", trainer, found)
 }
 
-fn of_pserver(pserver: &Words, found: &mut Words, notes: &mut Vec<String>) -> Result<(), String> {
+fn of_pserver(pserver: &Fields, found: &mut Fields, notes: &mut Vec<String>) -> Result<(), String> {
     let (min, max) = (pserver.get("min-instance"), pserver.get("max-instance"));
     if let Some(count) = min.or(max) {
         found.insert("num_ps_pods".into(), count.clone());
@@ -136,22 +136,22 @@ fn of_pserver(pserver: &Words, found: &mut Words, notes: &mut Vec<String>) -> Re
 }
 
 /// `{requests: {cpu: 200m}, limits: {…}}` becomes `cpu=200m`.
-fn of_resources(ours: &str, role: &Words, found: &mut Words) -> Result<(), String> {
+fn of_resources(ours: &str, role: &Fields, found: &mut Fields) -> Result<(), String> {
     let Some(resources) = role.get("resources") else { return Ok(()) };
     for (edl, end) in [("requests", "request"), ("limits", "limit")] {
         let Some(amounts) = resources.get(edl).and_then(Value::as_object) else { continue };
         let pairs: Result<Vec<String>, String> = amounts.iter().map(amount).collect();
         found.insert(format!("{ours}_resource_{end}"), pairs?.join(",").into());
     }
-    // A GPU was asked for by its limit alone.
+    // A GPU was requested by its limit only.
     let text = |end: &str| {
-        let words = found.get(&format!("{ours}_resource_{end}")).and_then(Value::as_str);
-        words.unwrap_or_default().to_owned()
+        let fields = found.get(&format!("{ours}_resource_{end}")).and_then(Value::as_str);
+        fields.unwrap_or_default().to_owned()
     };
     let (request, limit) = (text("request"), text("limit"));
     let is_missing = |pair: &&str| request.is_empty() || pair.starts_with("gpu=");
-    let is_asked = |pair: &&str| !request.split(',').any(|it| it == *pair);
-    let missing = limit.split(',').filter(is_missing).filter(is_asked);
+    let is_new = |pair: &&str| !request.split(',').any(|it| it == *pair);
+    let missing = limit.split(',').filter(is_missing).filter(is_new);
     let all: Vec<&str> = request.split(',').chain(missing).filter(|it| !it.is_empty()).collect();
     if !all.is_empty() {
         found.insert(format!("{ours}_resource_request"), all.join(",").into());
@@ -170,14 +170,14 @@ fn amount((name, amount): (&String, &Value)) -> Result<String, String> {
     }
 }
 
-fn of_volumes(words: &mut Words, found: &mut Words, notes: &mut Vec<String>) {
+fn of_volumes(fields: &mut Fields, found: &mut Fields, notes: &mut Vec<String>) {
     let list = |value: Option<Value>| match value {
         Some(Value::Array(list)) => list,
         _ => Vec::new(),
     };
-    let volumes = list(words.remove("volumes"));
+    let volumes = list(fields.remove("volumes"));
     let mut parts = Vec::new();
-    for mount in list(words.remove("VolumeMounts")) {
+    for mount in list(fields.remove("VolumeMounts")) {
         let name = mount["name"].as_str().unwrap_or_default();
         let path = mount["mountPath"].as_str().unwrap_or_default();
         let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]);
@@ -203,13 +203,13 @@ fn of_volumes(words: &mut Words, found: &mut Words, notes: &mut Vec<String>) {
     }
 }
 
-fn of_secrets(words: &mut Words, found: &mut Words) {
-    let Some(Value::Array(secrets)) = words.remove("imagePullSecrets") else { return };
+fn of_secrets(fields: &mut Fields, found: &mut Fields) {
+    let Some(Value::Array(secrets)) = fields.remove("imagePullSecrets") else { return };
     let names: Vec<&str> = secrets.iter().filter_map(|secret| secret["name"].as_str()).collect();
     found.insert("image_pull_secrets".into(), names.join(",").into());
 }
 
-/// A word of a shell command, whatever it holds.
+/// Quotes text for a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
@@ -221,21 +221,21 @@ mod tests {
 
     use super::*;
 
-    fn check(words: Value, expected: &Expect) {
-        let Value::Object(words) = words else { panic!("a map") };
-        let told = match translate(words) {
-            Ok(Translated { words, notes }) => {
-                let words = words.iter().map(|(word, value)| format!("{word}: {value}\n"));
+    fn check(fields: Value, expected: &Expect) {
+        let Value::Object(fields) = fields else { panic!("a map") };
+        let report = match translate(fields) {
+            Ok(Translated { fields, notes }) => {
+                let fields = fields.iter().map(|(field, value)| format!("{field}: {value}\n"));
                 let notes = notes.iter().map(|note| format!("# {note}\n"));
-                words.chain(notes).collect::<String>()
+                fields.chain(notes).collect::<String>()
             }
             Err(error) => error,
         };
-        expected.assert_eq(&told);
+        expected.assert_eq(&report);
     }
 
     #[test]
-    fn our_own_words_stay_as_they_are() {
+    fn our_own_fields_stay_as_they_are() {
         check(
             json!({"image_name": "a", "num_workers": 2, "port": 7}),
             &expect![[r#"

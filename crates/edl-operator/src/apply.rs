@@ -1,45 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Does what was decided. Every call has a deadline; what was done before is not done twice; what
-//! is not ours is never touched.
-
-use std::fmt::Debug;
+//! Performs actions. Every call has a deadline and can be repeated; objects of others are never
+//! changed.
 
 use edl_core::spec::JobSpec;
 use edl_kube::manifest::{self, JobObjects};
-use edl_kube::{CALL_LIMIT, names};
-use k8s_openapi::NamespaceResourceScope;
+use edl_kube::note::Grant;
+use edl_kube::{CALL_LIMIT, Object, names};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::{Api, Client, Resource, ResourceExt as _};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-use crate::act::{Action, Deed, Target, Told};
+use crate::act::{Action, JobAction, JobEvent, Target};
 use crate::crd::{API_VERSION, KIND, Status, TrainingJob};
 
-/// Whose fields they are that we write.
+/// The field manager of everything the operator writes.
 pub const FIELD_MANAGER: &str = "elasticdl-operator";
-/// Longer notes are refused.
+/// The API server rejects longer notes.
 const MAX_NOTE: usize = 1000;
 
 /// Makes the key of a new job.
 pub type NewKey = fn() -> Result<String, String>;
 
-/// Speaks to the API server.
+/// Performs actions through the API server.
 #[derive(Clone)]
-pub struct Hands {
+pub struct Executor {
     pub client: Client,
     pub masters_outside: bool,
     pub new_key: NewKey,
-    /// Who we are, for events.
+    /// The reporting instance of events.
     pub identity: String,
 }
 
-/// A ConfigMap that the watches will show in this version or a later one.
+/// A written ConfigMap, which the watches will show in this version or a later one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promise {
     pub namespace: String,
@@ -59,42 +55,33 @@ pub enum Error {
     Key(String),
 }
 
-impl Hands {
-    /// Performs one action; what the watches must show before the next plan is the answer.
-    pub async fn perform(&self, action: &Action) -> Result<Option<Promise>, Error> {
+impl Executor {
+    /// Performs one action. Returns what the watches must show before the next plan.
+    pub async fn perform(&self, action: &JobAction) -> Result<Option<Promise>, Error> {
         let job = &action.job;
-        match &action.deed {
-            Deed::Admit { spec, workers, remove } => {
+        match &action.action {
+            Action::Admit { spec, grant, remove } => {
                 if let Some((name, uid)) = remove {
                     self.delete_pod(job, name, uid, Some(0)).await?;
                 }
-                self.admit(job, spec, *workers).await.map(Some)
+                self.admit(job, spec, grant).await.map(Some)
             }
-            Deed::Resize { workers, leave } => {
-                let leave: Vec<String> = leave.iter().map(ToString::to_string).collect();
-                let leave = Some(leave.join(",")).filter(|leave| !leave.is_empty());
-                let notes =
-                    json!({ names::WORKERS_NOTE: workers.to_string(), names::LEAVE_NOTE: leave });
-                self.note(job, notes).await.map(Some)
-            }
-            Deed::Stop { pods } => {
-                // What a master said before it was stopped is not what it says when it goes on.
-                let notes = json!({ names::WORKERS_NOTE: "0", names::LEAVE_NOTE: null,
-                    names::STATUS_NOTE: null });
-                let promise = self.note(job, notes).await?;
+            Action::Resize(grant) => self.annotate(job, grant.patch()).await.map(Some),
+            Action::Stop { pods } => {
+                let promise = self.annotate(job, Grant::stop_patch()).await?;
                 for (name, uid) in pods {
                     self.delete_pod(job, name, uid, None).await?;
                 }
                 Ok(Some(promise))
             }
-            Deed::Show(status) => self.show(job, status).await.map(|()| None),
-            Deed::Tell(told) => self.tell(job, told).await.map(|()| None),
+            Action::UpdateStatus(status) => self.update_status(job, status).await.map(|()| None),
+            Action::RecordEvent(event) => self.record(job, event).await.map(|()| None),
         }
     }
 
-    /// The note comes before the master, which looks for it when it starts, and after all else,
-    /// so that a job that has it lacks nothing but its master.
-    async fn admit(&self, job: &Target, spec: &JobSpec, workers: u32) -> Result<Promise, Error> {
+    /// The grant is written before the master is created, which reads it when it starts, and after
+    /// everything else: a job with a grant lacks at most its master.
+    async fn admit(&self, job: &Target, spec: &JobSpec, grant: &Grant) -> Result<Promise, Error> {
         let key = (self.new_key)().map_err(Error::Key)?;
         let objects = manifest::job_objects(spec, &key);
         let mut objects = objects.map_err(|invalid| Error::Invalid(invalid.0))?;
@@ -104,35 +91,35 @@ impl Hands {
             objects.own(&owner);
         }
         let JobObjects { secret, service, network_policy, budgets, master, .. } = &objects;
-        // A key that is there stays: the job's processes have it.
+        // An existing key stays: the job's processes use it.
         self.create::<Secret>(job, "secret", secret).await?;
         self.apply(job, "service", service).await?;
         self.apply(job, "networkpolicy", network_policy).await?;
         for budget in budgets {
             self.apply(job, "poddisruptionbudget", budget).await?;
         }
-        let promise = self.note(job, json!({ names::WORKERS_NOTE: workers.to_string() })).await?;
+        let promise = self.annotate(job, grant.patch()).await?;
         if !self.masters_outside {
             self.create::<Pod>(job, "pod", master).await?;
         }
         Ok(promise)
     }
 
-    /// Writes notes on the job's ConfigMap; null takes one away.
-    async fn note(&self, job: &Target, notes: Value) -> Result<Promise, Error> {
+    /// Patches the annotations of the job's ConfigMap.
+    async fn annotate(&self, job: &Target, patch: Value) -> Result<Promise, Error> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &job.namespace);
         let name = names::config_map(&job.name);
-        let patch = Patch::Merge(json!({ "metadata": { "annotations": notes } }));
-        // A merge, not an apply: that would claim the description together with the note.
+        // A merge, not an apply, which would also claim the job's description.
         let params =
             PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let patch = Patch::Merge(patch);
         let call = api.patch(&name, &params, &patch);
         let map = within("annotate", what("configmap", job, &name), call).await?;
         let version = map.resource_version().unwrap_or_default();
         Ok(Promise { namespace: job.namespace.clone(), name, version })
     }
 
-    async fn show(&self, job: &Target, status: &Status) -> Result<(), Error> {
+    async fn update_status(&self, job: &Target, status: &Status) -> Result<(), Error> {
         let api: Api<TrainingJob> = Api::namespaced(self.client.clone(), &job.namespace);
         let patch = Patch::Apply(json!({
             "apiVersion": API_VERSION,
@@ -145,25 +132,25 @@ impl Hands {
         within("update the status of", what("trainingjob", job, &job.name), call).await.map(drop)
     }
 
-    async fn tell(&self, job: &Target, told: &Told) -> Result<(), Error> {
+    async fn record(&self, job: &Target, event: &JobEvent) -> Result<(), Error> {
         let now = Timestamp::now();
-        let event = Event {
+        let object = Event {
             metadata: ObjectMeta {
                 name: Some(format!("{}.{:x}", job.name, now.as_nanosecond())),
                 namespace: Some(job.namespace.clone()),
                 ..ObjectMeta::default()
             },
-            action: Some(told.reason.into()),
-            reason: Some(told.reason.into()),
-            note: Some(shortened(&told.note).to_owned()),
-            type_: Some(if told.is_warning { "Warning" } else { "Normal" }.into()),
+            action: Some(event.reason.into()),
+            reason: Some(event.reason.into()),
+            note: Some(shortened(&event.note).to_owned()),
+            type_: Some(if event.is_warning { "Warning" } else { "Normal" }.into()),
             regarding: Some(job.object.clone()),
             event_time: Some(MicroTime(now)),
             reporting_controller: Some(FIELD_MANAGER.into()),
             reporting_instance: Some(self.identity.clone()),
             ..Event::default()
         };
-        self.create::<Event>(job, "event", &event).await
+        self.create::<Event>(job, "event", &object).await
     }
 
     async fn delete_pod(
@@ -176,7 +163,7 @@ impl Hands {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
         let params = DeleteParams {
             grace_period_seconds: grace,
-            // This very pod, and never one of the same name that came after it.
+            // Never a later pod of the same name.
             preconditions: Some(Preconditions { uid: Some(uid.into()), resource_version: None }),
             ..DeleteParams::default()
         };
@@ -187,7 +174,7 @@ impl Hands {
         }
     }
 
-    async fn apply<K: Ours>(&self, job: &Target, kind: &str, object: &K) -> Result<K, Error> {
+    async fn apply<K: Object>(&self, job: &Target, kind: &str, object: &K) -> Result<K, Error> {
         let api: Api<K> = Api::namespaced(self.client.clone(), &job.namespace);
         let name = object.name_any();
         let params = PatchParams::apply(FIELD_MANAGER).force();
@@ -195,8 +182,8 @@ impl Hands {
         within("apply", what(kind, job, &name), api.patch(&name, &params, &patch)).await
     }
 
-    /// Makes an object; one of that name may be there.
-    async fn create<K: Ours>(&self, job: &Target, kind: &str, object: &K) -> Result<(), Error> {
+    /// Creates an object, unless one of that name exists.
+    async fn create<K: Object>(&self, job: &Target, kind: &str, object: &K) -> Result<(), Error> {
         let api: Api<K> = Api::namespaced(self.client.clone(), &job.namespace);
         let params =
             PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
@@ -206,25 +193,6 @@ impl Hands {
             done => done.map(drop),
         }
     }
-}
-
-/// What objects of a namespace are, to the client.
-trait Ours:
-    Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-    + Clone
-    + Debug
-    + Serialize
-    + DeserializeOwned
-{
-}
-
-impl<K> Ours for K where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned
-{
 }
 
 /// A call with a deadline.

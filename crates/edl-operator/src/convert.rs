@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `elasticdl job convert`: a TrainingJob of PaddlePaddle EDL in our words.
+//! `elasticdl job convert`: converts a TrainingJob of PaddlePaddle EDL.
 
 use edl_kube::yaml;
 use serde_json::{Map, Value, json};
 
 use crate::aliases::{self, Translated};
 use crate::crd::{API_VERSION, KIND, TrainingJob};
-use crate::words;
+use crate::description;
 
-/// Turns a manifest into one of ours. What has no counterpart, and what our own checks say, stands
-/// above it as comments.
+/// Converts a manifest. Fields without a counterpart, and errors of our own checks, are added as
+/// comments at the top.
 pub fn convert(text: &str) -> Result<String, String> {
     let manifest = yaml::read_value(text).map_err(|error| error.to_string())?;
     if manifest["kind"] != KIND {
@@ -21,15 +21,15 @@ pub fn convert(text: &str) -> Result<String, String> {
     let Value::Object(spec) = manifest["spec"].clone() else {
         return Err("spec is missing".into());
     };
-    let Translated { words, mut notes } = aliases::translate(spec)?;
+    let Translated { fields, mut notes } = aliases::translate(spec)?;
     let mut metadata = Map::new();
-    for word in ["name", "namespace", "labels", "annotations"] {
-        if let Some(value) = manifest["metadata"].get(word) {
-            metadata.insert(word.into(), value.clone());
+    for field in ["name", "namespace", "labels", "annotations"] {
+        if let Some(value) = manifest["metadata"].get(field) {
+            metadata.insert(field.into(), value.clone());
         }
     }
     let job = json!({
-        "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": words,
+        "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": fields,
     });
     notes.extend(trouble(&job).map(|trouble| format!("not accepted as is: {trouble}")));
     let body = yaml::write(&job).map_err(|error| error.to_string())?;
@@ -39,14 +39,14 @@ pub fn convert(text: &str) -> Result<String, String> {
     Ok(std::iter::once(head).chain(notes).chain([body]).collect())
 }
 
-/// What is wrong with the converted job, so that nobody has to submit it to find out.
+/// What is wrong with the converted job, found without submitting it.
 fn trouble(job: &Value) -> Option<String> {
     let mut job: TrainingJob = match serde_json::from_value(job.clone()) {
         Ok(job) => job,
         Err(error) => return Some(error.to_string()),
     };
     job.metadata.namespace.get_or_insert_with(|| "default".into());
-    words::read(&job).err().map(|trouble| trouble.message)
+    description::read(&job).err().map(|trouble| trouble.message)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `TrainingJob`: a job description as a Kubernetes object, and its status.
 //!
-//! `spec` is kept as the words that the user wrote. A description that cannot be understood must
-//! not keep the other jobs from being read, so it is read one by one, in [`crate::words`].
+//! `spec` is kept as the user wrote it, and parsed in [`crate::description`], so an invalid job does
+//! not affect the others.
 
 use std::borrow::Cow;
 
@@ -87,7 +87,7 @@ pub struct Condition {
 
 /// The types of conditions, in the order in which a job reaches them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ConditionKind {
     /// Waiting for its minimum number of workers, or for its owner to fix an error.
     Queued,
     /// The operator has assigned workers to the job.
@@ -102,7 +102,7 @@ pub enum Kind {
     Failed,
 }
 
-impl Kind {
+impl ConditionKind {
     pub const ALL: [Self; 6] = [
         Self::Queued,
         Self::Admitted,
@@ -127,12 +127,12 @@ impl Kind {
 
 impl Status {
     #[must_use]
-    pub fn condition(&self, kind: Kind) -> Option<&Condition> {
+    pub fn condition(&self, kind: ConditionKind) -> Option<&Condition> {
         self.conditions.iter().find(|condition| condition.kind == kind.name())
     }
 
     #[must_use]
-    pub fn is(&self, kind: Kind) -> bool {
+    pub fn is(&self, kind: ConditionKind) -> bool {
         self.condition(kind).is_some_and(Condition::holds)
     }
 }
@@ -160,14 +160,13 @@ impl TrainingJob {
         self.metadata.uid.as_deref().unwrap_or_default()
     }
 
-    /// Namespace and name: two jobs of one name in two namespaces are two jobs.
+    /// Namespace and name.
     #[must_use]
     pub fn key(&self) -> (String, String) {
         (self.namespace().into(), self.name().into())
     }
 
-    /// The job as the owner of its ConfigMap, which owns all else: the cluster clears away what a
-    /// deleted job leaves behind.
+    /// The job as the owner of its ConfigMap, which owns everything else and is deleted with it.
     #[must_use]
     pub fn owner(&self) -> OwnerReference {
         OwnerReference {
@@ -217,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_that_says_nonsense_can_still_be_read() {
+    fn an_invalid_spec_can_still_be_deserialized() {
         let job = json!({"apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": "a", "namespace": "n", "uid": "1"},
             "spec": {"min_workers": "many", "words": [1]}});

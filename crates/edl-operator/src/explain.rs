@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A plan for people: every job with what it has and gets, and why one is not at its maximum.
+//! A plan as text: every job with its current and planned size, and why it is not larger.
 
 use std::fmt::Write as _;
 
 use edl_sched::plan::Plan;
 
-use crate::observe::{JobView, Observed, Stage};
-use crate::room::Room;
+use crate::capacity::Capacity;
+use crate::observe::{JobStage, JobView, Observed};
 
 const HEAD: [&str; 5] = ["JOB", "WORKERS", "MIN", "MAX", "WHY"];
 
@@ -35,45 +35,46 @@ pub fn table(observed: &Observed, plan: &Plan) -> String {
     text
 }
 
-/// `2 → 4`, or `2` if it stays so.
+/// `2 → 4`, or `2` if it does not change.
 fn workers(view: &JobView, plan: &Plan) -> String {
     match planned(view, plan) {
-        planned if planned == view.told => planned.to_string(),
-        planned => format!("{} → {planned}", view.told),
+        planned if planned == view.grant.workers => planned.to_string(),
+        planned => format!("{} → {planned}", view.grant.workers),
     }
 }
 
-/// Workers that it has once the plan is carried out.
+/// Workers once the plan is carried out.
 pub(crate) fn planned(view: &JobView, plan: &Plan) -> u32 {
     match view.stage {
-        Stage::Live => plan.change_of(view.id).map_or(view.told, |change| change.target.worker),
-        Stage::Deleted | Stage::Succeeded | Stage::Failed(..) => 0,
+        JobStage::Live => {
+            plan.change_of(view.id).map_or(view.grant.workers, |change| change.target.worker)
+        }
+        JobStage::Deleted | JobStage::Succeeded | JobStage::Failed(..) => 0,
     }
 }
 
-/// What a plan says of a job: why it changes, why it waits, how it ended.
+/// Why a job changes, waits or has ended.
 pub(crate) fn why(view: &JobView, observed: &Observed, plan: &Plan) -> String {
     match &view.stage {
-        Stage::Succeeded => return "succeeded".into(),
-        Stage::Failed(_, why) => return why.clone(),
-        Stage::Deleted => return "being deleted".into(),
-        Stage::Live => {}
+        JobStage::Succeeded => return "succeeded".into(),
+        JobStage::Failed(_, why) => return why.clone(),
+        JobStage::Deleted => return "being deleted".into(),
+        JobStage::Live => {}
     }
-    let mut told = Vec::new();
+    let mut reasons = Vec::new();
     if let Some(trouble) = &view.trouble {
-        told.push(trouble.message.clone());
+        reasons.push(trouble.message.clone());
     }
     if let Some(change) = plan.change_of(view.id) {
-        told.push(observed.names.reasons(&change.reasons));
+        reasons.push(observed.names.reasons(&change.reasons));
     }
     if let Some(waiting) = plan.waiting.get(&view.id) {
-        told.push(observed.names.waiting(*waiting));
+        reasons.push(observed.names.waiting(*waiting));
     }
-    told.join("; ")
+    reasons.join("; ")
 }
 
-/// Why a job (`name` or `namespace/name`) has what it has, and not more. None if there is none of
-/// that name.
+/// Why a job (`name` or `namespace/name`) has its size, and not more. None if there is no such job.
 #[must_use]
 pub fn job(observed: &Observed, plan: &Plan, name: &str) -> Option<String> {
     let mut found = observed.jobs.values();
@@ -82,15 +83,16 @@ pub fn job(observed: &Observed, plan: &Plan, name: &str) -> Option<String> {
     if let Some((min, max)) = view.limits() {
         let _infallible = write!(text, ": {min} to {max} workers");
     }
-    let (told, runs, planned) = (view.told, view.running.worker, planned(view, plan));
-    let _infallible = writeln!(text, "\n  workers: {told} assigned, {runs} running");
+    let (assigned, running) = (view.grant.workers, view.running.worker);
+    let planned = planned(view, plan);
+    let _infallible = writeln!(text, "\n  workers: {assigned} assigned, {running} running");
     let why = why(view, observed, plan);
-    if planned != told {
+    if planned != assigned {
         let _infallible = writeln!(text, "  scaling to {planned}: {why}");
     } else if !why.is_empty() {
         let _infallible = writeln!(text, "  {why}");
     }
-    if let Some(more) = Room::new(observed, plan).not_more(view, planned) {
+    if let Some(more) = Capacity::new(observed, plan).not_more(view, planned) {
         let _infallible = writeln!(text, "  {more}");
     }
     Some(text)
@@ -102,25 +104,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::fixture::{World, job as training_job, node};
+    use crate::tests::fake_cluster::{FakeCluster, job as training_job, node};
 
-    fn world() -> World {
+    fn cluster() -> FakeCluster {
         let jobs = [
             training_job("a", &json!({"min_workers": 1, "max_workers": 6})),
             training_job("bad", &json!({"queue": "nowhere"})),
             training_job("big", &json!({"num_workers": 9})),
         ];
-        let mut world = World::new(&[node("n1", "4500m", "32Gi")], &jobs);
-        world.round();
-        world.settle();
-        world
+        let mut cluster = FakeCluster::new(&[node("n1", "4500m", "32Gi")], &jobs);
+        cluster.pass();
+        cluster.settle();
+        cluster
     }
 
     #[test]
     fn a_plan_is_a_table_of_jobs() {
-        let mut world = world();
-        world.seen.jobs.push(training_job("new", &json!({"max_workers": 2})).into());
-        let (observed, plan, _) = world.plan();
+        let mut cluster = cluster();
+        cluster.objects.jobs.push(training_job("new", &json!({"max_workers": 2})).into());
+        let (observed, plan, _) = cluster.plan();
         expect![[r#"
             JOB          WORKERS  MIN  MAX  WHY
             default/a    4 → 3    1    6    freeing capacity for job `default/new` to start
@@ -128,15 +130,15 @@ mod tests {
             default/big  0        9    9    not enough CPU for its minimum
             default/new  0 → 1    1    2    enough free capacity for its minimum
         "#]].assert_eq(&table(&observed, &plan));
-        let (observed, plan, _) = World::new(&[], &[]).plan();
+        let (observed, plan, _) = FakeCluster::new(&[], &[]).plan();
         assert_eq!(table(&observed, &plan), "no TrainingJobs found\n");
     }
 
     #[test]
-    fn a_job_is_told_why_it_does_not_get_more() {
-        let mut world = world();
-        let (observed, plan, _) = world.plan();
-        let told = ["a", "default/bad", "big"].map(|name| job(&observed, &plan, name).unwrap());
+    fn a_job_at_its_size_has_a_reason() {
+        let mut cluster = cluster();
+        let (observed, plan, _) = cluster.plan();
+        let texts = ["a", "default/bad", "big"].map(|name| job(&observed, &plan, name).unwrap());
         expect![[r#"
             job `default/a`: 1 to 6 workers
               workers: 4 assigned, 4 running
@@ -148,7 +150,7 @@ mod tests {
               workers: 0 assigned, 0 running
               not enough CPU for its minimum
         "#]]
-        .assert_eq(&told.join(""));
+        .assert_eq(&texts.join(""));
         assert_eq!(job(&observed, &plan, "other"), None);
     }
 }

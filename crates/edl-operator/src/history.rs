@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How many workers each job had over the last hour, and how full the cluster was.
 //!
-//! Only changes are kept, in one queue for all jobs; what falls out of it goes into the sizes at
-//! its beginning. So the picture is exact as far back as it goes, and what it takes is bounded. It
-//! begins anew with the operator: nothing here is needed to plan.
+//! Only changes are kept, in one bounded queue for all jobs; a change that is dropped updates the
+//! sizes at the beginning of the history, so the history is exact as far back as it goes. It starts
+//! empty with the operator: no plan needs it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,9 +14,9 @@ use edl_sched::snapshot::JobId;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::capacity::Sums;
 use crate::explain;
 use crate::observe::Observed;
-use crate::room::Sums;
 
 /// How far back it goes.
 pub const WINDOW_SECS: u64 = 3600;
@@ -29,12 +29,12 @@ const LOAD_GAP_SECS: u64 = WINDOW_SECS / MAX_LOADS as u64;
 /// How many workers a job has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Size {
-    /// As many as its master was told to have.
+    /// As granted to its master.
     pub wanted: u32,
     pub running: u32,
 }
 
-/// Which thousandths of a kind of resource pods ask for; none where the cluster has none of it.
+/// Requested thousandths of each kind of resource; none if the cluster has none of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     pub cpu: Option<u64>,
@@ -42,7 +42,7 @@ pub struct Load {
     pub gpu: Option<u64>,
 }
 
-/// All that is kept of one look and its plan.
+/// What is kept of one pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     pub at_secs: u64,
@@ -74,15 +74,15 @@ impl Load {
     }
 }
 
-/// What was, as far back as it is known.
+/// The sizes of jobs and the load of the cluster over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// When the operator looked for the first time.
+    /// When the operator made its first pass.
     since_secs: Option<u64>,
-    /// From when on all changes are known.
+    /// All changes since then are known.
     from_secs: u64,
     names: BTreeMap<JobId, String>,
-    /// Sizes at the beginning; who is missing had no worker.
+    /// Sizes at the beginning, of jobs that had workers.
     first: BTreeMap<JobId, Size>,
     changes: VecDeque<(u64, JobId, Size)>,
     last: BTreeMap<JobId, Size>,
@@ -90,8 +90,8 @@ pub struct History {
 }
 
 impl History {
-    /// Takes in one look.
-    pub fn note(&mut self, sample: &Sample) {
+    /// Adds one pass.
+    pub fn record(&mut self, sample: &Sample) {
         let at = sample.at_secs;
         if self.since_secs.is_none() {
             (self.since_secs, self.from_secs) = (Some(at), at);
@@ -106,7 +106,7 @@ impl History {
             self.last.remove(&job);
         }
         match self.loads.back_mut() {
-            // Within the gap the newest counts.
+            // Within the gap, only the newest is kept.
             Some((last, load)) if at < *last + LOAD_GAP_SECS => *load = sample.load,
             Some(_) | None => self.loads.push_back((at, sample.load)),
         }
@@ -168,7 +168,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::fixture::{World, job, node, other_pod};
+    use crate::tests::fake_cluster::{FakeCluster, job, node, other_pod};
 
     const A: JobId = JobId(0);
     const B: JobId = JobId(1);
@@ -184,7 +184,7 @@ mod tests {
     fn history(samples: &[Sample]) -> History {
         let mut history = History::default();
         for sample in samples {
-            history.note(sample);
+            history.record(sample);
         }
         history
     }
@@ -192,52 +192,52 @@ mod tests {
     #[test]
     fn a_sample_is_what_was_seen_and_planned() {
         let jobs = [job("a", &json!({"min_workers": 1, "max_workers": 6}))];
-        let mut world = World::new(&[node("n1", "4500m", "32Gi")], &jobs);
-        world.seen.pods.push(other_pod("web-1", "500m", Some("n1")).into());
-        let (observed, plan, _) = world.plan();
+        let mut cluster = FakeCluster::new(&[node("n1", "4500m", "32Gi")], &jobs);
+        cluster.objects.pods.push(other_pod("web-1", "500m", Some("n1")).into());
+        let (observed, plan, _) = cluster.plan();
         let before = Sample::new(&observed, &plan);
         assert_eq!(before.jobs[&A].1.running, 0);
-        world.round();
-        world.settle();
-        let (observed, plan, _) = world.plan();
+        cluster.pass();
+        cluster.settle();
+        let (observed, plan, _) = cluster.plan();
         let after = Sample::new(&observed, &plan);
         let (name, size) = &after.jobs[&A];
         assert_eq!((name.as_str(), size.running), ("default/a", before.jobs[&A].1.wanted));
         assert_eq!(after.load.gpu, None);
         assert!(after.load.cpu > before.load.cpu, "{before:?} {after:?}");
-        assert_eq!(after.at_secs, world.now_secs);
+        assert_eq!(after.at_secs, cluster.now_secs);
     }
 
     #[test]
     fn only_changes_are_kept() {
-        let told = history(&[
+        let json = history(&[
             sample(10, &[(A, 2)]),
             sample(11, &[(A, 2)]),
             sample(12, &[(A, 2), (B, 0)]),
             sample(13, &[(A, 1), (B, 1)]),
             sample(14, &[(B, 1)]),
-        ]);
+        ])
+        .to_json();
         let expected = json!([[10, 0, 2, 2], [13, 0, 1, 1], [13, 1, 1, 1], [14, 0, 0, 0]]);
-        let told = told.to_json();
-        assert_eq!(told["changes"], expected);
-        assert_eq!((&told["since_secs"], &told["from_secs"]), (&json!(10), &json!(10)));
-        assert_eq!(told["first"], json!([]));
+        assert_eq!(json["changes"], expected);
+        assert_eq!((&json["since_secs"], &json["from_secs"]), (&json!(10), &json!(10)));
+        assert_eq!(json["first"], json!([]));
     }
 
     #[test]
     fn what_is_older_than_the_window_is_where_the_picture_begins() {
         let end = 13 + WINDOW_SECS;
-        let told = history(&[
+        let json = history(&[
             sample(10, &[(A, 2), (B, 3)]),
             sample(12, &[(A, 4)]),
             sample(end, &[(A, 4)]),
             sample(end + 1, &[(A, 5)]),
-        ]);
-        let told = told.to_json();
-        assert_eq!(told["first"], json!([[0, 4, 4]]));
-        assert_eq!(told["changes"], json!([[end + 1, 0, 5, 5]]));
-        assert_eq!((&told["since_secs"], &told["from_secs"]), (&json!(10), &json!(14)));
-        assert_eq!(told["names"], json!({"0": "default/0"}));
+        ])
+        .to_json();
+        assert_eq!(json["first"], json!([[0, 4, 4]]));
+        assert_eq!(json["changes"], json!([[end + 1, 0, 5, 5]]));
+        assert_eq!((&json["since_secs"], &json["from_secs"]), (&json!(10), &json!(14)));
+        assert_eq!(json["names"], json!({"0": "default/0"}));
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         let mut history = History::default();
         for n in 0..MAX_CHANGES as u64 + 500 {
             let size = u32::from(n % 2 == 0);
-            history.note(&sample(n / 4, &[(A, size)]));
+            history.record(&sample(n / 4, &[(A, size)]));
         }
         assert_eq!(history.changes.len(), MAX_CHANGES);
         // What was dropped is not claimed to be known.
@@ -261,7 +261,7 @@ mod tests {
             Sample { at_secs, load, ..Sample::default() }
         };
         let later = 5 + LOAD_GAP_SECS;
-        let told = history(&[loaded(5, 100), loaded(6, 200), loaded(later, 300)]).to_json();
-        assert_eq!(told["loads"], json!([[5, 200, null, null], [later, 300, null, null]]));
+        let json = history(&[loaded(5, 100), loaded(6, 200), loaded(later, 300)]).to_json();
+        assert_eq!(json["loads"], json!([[5, 200, null, null], [later, 300, null, null]]));
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the operator serves: the page of the cluster with what it reads, `/metrics`, `/healthz`.
-//! Whoever reaches the port may look; nothing can be changed here.
+//! The operator's HTTP server: the cluster page and its data, `/metrics` and `/healthz`. It is
+//! read-only and needs no authentication.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,8 +13,9 @@ use edl_page::Page;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::health::Health;
 use crate::metrics::Metrics;
-use crate::window::Window;
+use crate::page_data::PageData;
 
 const PAGE: Page = Page {
     title: "elasticdl cluster",
@@ -23,25 +24,25 @@ const PAGE: Page = Page {
     script: include_str!("page/cluster.js"),
 };
 
-/// What lies behind the routes.
+/// What the handlers use.
 #[derive(Clone)]
-struct Doors {
+struct AppState {
     metrics: Metrics,
-    window: Window,
-    /// Tells this process from the one before, whose versions mean something else.
+    page_data: PageData,
+    health: Health,
+    /// Distinguishes this process from an earlier one, whose versions differ.
     started_nanos: u128,
 }
 
-/// Everything that is served.
-pub fn router(metrics: Metrics, window: Window) -> Router {
+pub fn router(metrics: Metrics, page_data: PageData, health: Health) -> Router {
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let doors = Doors { metrics, window, started_nanos: started.as_nanos() };
+    let app = AppState { metrics, page_data, health, started_nanos: started.as_nanos() };
     Router::new()
         .route("/", get(async || (edl_page::HEADERS, PAGE.with(""))))
         .route("/api/cluster", get(cluster))
         .route("/metrics", get(numbers))
-        .route("/healthz", get(async || "ok"))
-        .with_state(doors)
+        .route("/healthz", get(healthz))
+        .with_state(app)
 }
 
 /// Serves until `shutdown`.
@@ -52,29 +53,39 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: Cancellation
     }
 }
 
-/// The whole cluster as JSON. Who has it already is told so, and gets it no second time.
-async fn cluster(State(doors): State<Doors>, headers: HeaderMap) -> Response {
-    let Some(text) = doors.window.text().await else {
+/// The whole cluster as JSON, or `304 Not Modified` if the client has this version.
+async fn cluster(State(app): State<AppState>, request: HeaderMap) -> Response {
+    let Some(json) = app.page_data.json().await else {
         let why = "cluster state is unavailable; see the operator's log\n";
         return (StatusCode::INTERNAL_SERVER_ERROR, why).into_response();
     };
-    let tag = format!("\"{}-{}\"", doors.started_nanos, text.version);
-    let has = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
-    let told = [
+    let tag = format!("\"{}-{}\"", app.started_nanos, json.version);
+    let has = request.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    let headers = [
         (header::CONTENT_TYPE, "application/json".to_owned()),
         (header::CACHE_CONTROL, "no-cache".to_owned()),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
         (header::ETAG, tag.clone()),
     ];
     if has == Some(tag.as_str()) {
-        return (StatusCode::NOT_MODIFIED, told).into_response();
+        return (StatusCode::NOT_MODIFIED, headers).into_response();
     }
-    (told, text.json).into_response()
+    (headers, json.text).into_response()
 }
 
-async fn numbers(State(doors): State<Doors>) -> impl IntoResponse {
+/// Fails while a plan takes too long, so that Kubernetes restarts the operator.
+async fn healthz(State(app): State<AppState>) -> (StatusCode, &'static str) {
+    match app.health.is_stuck() {
+        true => {
+            (StatusCode::SERVICE_UNAVAILABLE, "planning takes too long; restart the operator\n")
+        }
+        false => (StatusCode::OK, "ok"),
+    }
+}
+
+async fn numbers(State(app): State<AppState>) -> impl IntoResponse {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match doors.metrics.text() {
+    match app.metrics.text() {
         Some(text) => (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text),
         None => {
             let kind = [(header::CONTENT_TYPE, "text/plain")];
@@ -91,8 +102,8 @@ mod tests {
     use tower::ServiceExt as _;
 
     use super::*;
-    use crate::fixture::{World, job, node};
-    use crate::overview::Look;
+    use crate::overview::Pass;
+    use crate::tests::fake_cluster::{FakeCluster, job, node};
 
     async fn ask(
         router: &Router,
@@ -109,14 +120,15 @@ mod tests {
         (head.status, head.headers, String::from_utf8(body.into()).unwrap())
     }
 
-    fn look(world: &mut World, window: &Window) {
-        let (observed, plan, actions) = world.plan();
-        window.show(Look::new(observed, plan, &actions));
+    fn show_pass(cluster: &mut FakeCluster, page_data: &PageData) {
+        let (observed, plan, actions) = cluster.plan();
+        page_data.show(Pass::new(observed, plan, &actions));
     }
 
     #[tokio::test]
     async fn the_page_is_one_file_that_loads_nothing_from_elsewhere() {
-        let router = router(Metrics::new(), Window::default());
+        let health = Health::default();
+        let router = router(Metrics::new(), PageData::default(), health.clone());
         let (code, headers, page) = ask(&router, "/", None).await;
         assert_eq!(
             (code, &headers[header::CONTENT_TYPE]),
@@ -133,37 +145,47 @@ mod tests {
         }
         assert_eq!(ask(&router, "/metrics", None).await.0, StatusCode::OK);
         assert_eq!(ask(&router, "/healthz", None).await.2, "ok");
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let planning = health.within(std::time::Duration::ZERO, move || ended.recv());
+        let asking = async {
+            health.watch().wait_for(|stuck| *stuck).await.unwrap();
+            let (code, _, why) = ask(&router, "/healthz", None).await;
+            drop(end);
+            (code, why)
+        };
+        let (code, why) = tokio::join!(planning, asking).1;
+        assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE, "{why}");
         assert_eq!(ask(&router, "/etc/passwd", None).await.0, StatusCode::NOT_FOUND);
     }
 
     #[tokio::test]
-    async fn the_cluster_is_told_anew_only_when_something_has_changed() {
-        let window = Window::default();
-        let router = router(Metrics::new(), window.clone());
+    async fn the_cluster_is_sent_again_only_after_a_change() {
+        let page_data = PageData::default();
+        let router = router(Metrics::new(), page_data.clone(), Health::default());
         let (_, headers, body) = ask(&router, "/api/cluster", None).await;
-        let told: Value = serde_json::from_str(&body).unwrap();
-        assert_eq!((&told["leads"], &told["cluster"]), (&json!(false), &Value::Null));
+        let json: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((&json["leads"], &json["cluster"]), (&json!(false), &Value::Null));
         let nothing = headers[header::ETAG].to_str().unwrap().to_owned();
 
-        window.leads(true);
+        page_data.leads(true);
         let jobs = [job("a", &json!({"min_workers": 1, "max_workers": 4}))];
-        let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
-        look(&mut world, &window);
+        let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &jobs);
+        show_pass(&mut cluster, &page_data);
         let (code, headers, body) = ask(&router, "/api/cluster", Some(&nothing)).await;
-        let told: Value = serde_json::from_str(&body).unwrap();
-        assert_eq!((code, &told["leads"]), (StatusCode::OK, &json!(true)));
-        assert_eq!(told["cluster"]["jobs"][0]["planned"], 4);
-        assert_eq!(told["history"]["changes"], json!([[world.now_secs, 0, 4, 0]]));
+        let json: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((code, &json["leads"]), (StatusCode::OK, &json!(true)));
+        assert_eq!(json["cluster"]["jobs"][0]["planned"], 4);
+        assert_eq!(json["history"]["changes"], json!([[cluster.now_secs, 0, 4, 0]]));
         let tag = headers[header::ETAG].to_str().unwrap().to_owned();
         let (code, _, body) = ask(&router, "/api/cluster", Some(&tag)).await;
         assert_eq!((code, body.as_str()), (StatusCode::NOT_MODIFIED, ""));
 
-        world.round();
-        world.settle();
-        look(&mut world, &window);
+        cluster.pass();
+        cluster.settle();
+        show_pass(&mut cluster, &page_data);
         let (code, _, body) = ask(&router, "/api/cluster", Some(&tag)).await;
-        let told: Value = serde_json::from_str(&body).unwrap();
-        assert_eq!((code, &told["cluster"]["jobs"][0]["running"]), (StatusCode::OK, &json!(4)));
-        assert_eq!(told["history"]["changes"].as_array().unwrap().len(), 2);
+        let json: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((code, &json["cluster"]["jobs"][0]["running"]), (StatusCode::OK, &json!(4)));
+        assert_eq!(json["history"]["changes"].as_array().unwrap().len(), 2);
     }
 }

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The line that users of PaddlePaddle EDL look for in the operator's log: what the cluster has,
-//! and what is asked for, in EDL's own form and with its rounding.
+//! The log line that users of PaddlePaddle EDL expect: the cluster's resources and requests, in EDL's
+//! format and with its rounding.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use edl_core::pod::State;
+use edl_core::pod::PodState;
 use edl_kube::facts;
 use k8s_openapi::api::core::v1::{Container, Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::observe::amounts;
 
-/// The sums of one look.
+/// The sums of one pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Inquiry {
     n_nodes: usize,
@@ -44,7 +44,7 @@ impl Inquiry {
             all.cpu_idle_milli.insert(name.clone(), has.cpu_milli);
             all.memory_free_mega.insert(name, mega(has.memory_bytes));
         }
-        for pod in pods.iter().filter(|pod| !matches!(facts::of(pod).state(), State::Ended(_))) {
+        for pod in pods.iter().filter(|pod| !matches!(facts::of(pod).state(), PodState::Ended(_))) {
             let Some(spec) = &pod.spec else { continue };
             let name = spec.node_name.as_deref().unwrap_or_default();
             let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
@@ -53,10 +53,10 @@ impl Inquiry {
                 all.request.add(request);
                 all.limit.add(limit);
                 if let Some(idle) = all.cpu_idle_milli.get_mut(name) {
-                    *idle -= request.cpu_milli;
+                    *idle = idle.saturating_sub(request.cpu_milli);
                 }
                 if let Some(free) = all.memory_free_mega.get_mut(name) {
-                    *free -= mega(request.memory_bytes);
+                    *free = free.saturating_sub(mega(request.memory_bytes));
                 }
             }
         }
@@ -66,8 +66,8 @@ impl Inquiry {
 
 impl Sums {
     fn add(&mut self, other: Self) {
-        self.gpu += other.gpu;
-        self.cpu_milli += other.cpu_milli;
+        self.gpu = self.gpu.saturating_add(other.gpu);
+        self.cpu_milli = self.cpu_milli.saturating_add(other.cpu_milli);
         self.memory_bytes += other.memory_bytes;
     }
 }
@@ -86,7 +86,7 @@ fn sums(amounts: &BTreeMap<String, Quantity>) -> Sums {
         match name.as_str() {
             "cpu" => sums.cpu_milli += whole(value * 1000.0),
             "memory" => sums.memory_bytes += value,
-            name if amounts::is_gpu(name) => sums.gpu += whole(value),
+            name if amounts::is_gpu(name) => sums.gpu = sums.gpu.saturating_add(whole(value)),
             _ => {}
         }
     }
@@ -135,7 +135,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::fixture::{node, other_pod};
+    use crate::tests::fake_cluster::{node, other_pod};
 
     #[test]
     fn the_line_is_the_one_of_edl() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One operator acts, the others stand by: whoever holds the Lease `training-job-controller`.
+//! Leader election: only the holder of the Lease `training-job-controller` acts.
 //!
-//! Clocks of different machines are never compared. A lease has run out when its record has not
-//! changed for its whole length as seen from here.
+//! Clocks of different machines are never compared. A lease has expired when its record has not
+//! changed for its whole duration by the local clock.
 
 use std::time::{Duration, Instant};
 
@@ -17,28 +17,29 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::{Error, is_code, within};
+use crate::health::Health;
 
 /// The Lease, and the Deployment that holds it.
 pub const NAME: &str = "training-job-controller";
 const DURATION: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(5);
-/// Whoever could not renew for this long stops acting, well before another may begin.
+/// A leader that could not renew for this long stops acting, well before another can start.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 
-/// What a candidate knows of the lease.
+/// What a candidate knows about the lease.
 #[derive(Clone, Debug)]
 struct Election {
     me: String,
-    /// The record that was seen last, and since when it is the same.
+    /// The last record, and when it was first seen.
     seen: Option<(LeaseSpec, Time)>,
 }
 
 /// What a candidate does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// It holds the lease, or nobody does.
+    /// It holds the lease, or the lease is free.
     Write,
-    /// Somebody else holds it.
+    /// Another candidate holds it.
     Wait,
 }
 
@@ -65,7 +66,7 @@ impl Election {
         if now.since(since) >= length { Step::Write } else { Step::Wait }
     }
 
-    /// The record with which it holds the lease from `now` on.
+    /// The record that claims the lease from `now` on.
     fn record(&self, before: Option<&LeaseSpec>, now: Timestamp) -> LeaseSpec {
         let is_mine = before.is_some_and(|it| it.holder_identity.as_ref() == Some(&self.me));
         let turns = before.and_then(|it| it.lease_transitions).unwrap_or(0);
@@ -81,24 +82,32 @@ impl Election {
     }
 }
 
-/// Holds the lease whenever it can, until `shutdown`; `leads` says whether it does. At the end the
-/// lease is given back, so that the next one need not wait for it to run out.
+/// Holds the lease whenever possible, until `shutdown`; `leads` is whether it does. At the end, and
+/// while the operator is stuck, the lease is released, so the next leader need not wait for it to
+/// expire.
 pub async fn hold(
     client: Client,
     namespace: String,
     me: String,
     leads: watch::Sender<bool>,
+    health: Health,
     shutdown: CancellationToken,
 ) {
     let api: Api<Lease> = Api::namespaced(client, &namespace);
     let started = Instant::now();
     let mut election = Election::new(&me);
     let mut renewed: Option<Instant> = None;
+    let mut stuck = health.watch();
     while !shutdown.is_cancelled() {
-        match attempt(&api, &mut election, Time::since_origin(started.elapsed())).await {
-            Ok(true) => renewed = Some(Instant::now()),
-            Ok(false) => renewed = None,
-            Err(error) => tracing::warn!("{}", chain(&error)),
+        if *stuck.borrow_and_update() {
+            renewed = None;
+            give_back(&api, &me, &leads).await;
+        } else {
+            match attempt(&api, &mut election, Time::since_origin(started.elapsed())).await {
+                Ok(true) => renewed = Some(Instant::now()),
+                Ok(false) => renewed = None,
+                Err(error) => tracing::warn!("{}", chain(&error)),
+            }
         }
         let is_leader = renewed.is_some_and(|at| at.elapsed() < GIVE_UP_AFTER);
         if leads.send_replace(is_leader) != is_leader {
@@ -106,17 +115,23 @@ pub async fn hold(
         }
         tokio::select! {
             () = shutdown.cancelled() => {}
+            _ = stuck.changed() => {}
             () = tokio::time::sleep(RENEW_EVERY) => {}
         }
     }
+    give_back(&api, &me, &leads).await;
+}
+
+/// Stops leading, and releases the lease.
+async fn give_back(api: &Api<Lease>, me: &str, leads: &watch::Sender<bool>) {
     if leads.send_replace(false)
-        && let Err(error) = give_back(&api, &me).await
+        && let Err(error) = release(api, me).await
     {
         tracing::warn!("{}", chain(&error));
     }
 }
 
-/// Looks at the lease and writes it if it may; says whether it holds it now.
+/// Reads the lease and writes it if allowed; returns whether it is held now.
 async fn attempt(api: &Api<Lease>, election: &mut Election, now: Time) -> Result<bool, Error> {
     let what = || format!("lease `{NAME}`");
     let found = within("read", what(), api.get_opt(NAME)).await?;
@@ -127,7 +142,7 @@ async fn attempt(api: &Api<Lease>, election: &mut Election, now: Time) -> Result
     let spec = Some(election.record(before.as_ref(), Timestamp::now()));
     let params = PostParams::default();
     let written = match found {
-        // It carries the version that was read: if somebody was quicker, it is refused.
+        // The write has the version that was read, so it fails if another candidate was faster.
         Some(lease) => {
             let lease = Lease { spec, ..lease };
             within("write", what(), api.replace(NAME, &params, &lease)).await
@@ -144,7 +159,7 @@ async fn attempt(api: &Api<Lease>, election: &mut Election, now: Time) -> Result
     }
 }
 
-async fn give_back(api: &Api<Lease>, me: &str) -> Result<(), Error> {
+async fn release(api: &Api<Lease>, me: &str) -> Result<(), Error> {
     let what = || format!("lease `{NAME}`");
     let Some(mut lease) = within("read", what(), api.get_opt(NAME)).await? else { return Ok(()) };
     let Some(spec) = lease.spec.as_mut() else { return Ok(()) };
@@ -159,7 +174,7 @@ async fn give_back(api: &Api<Lease>, me: &str) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake_api::FakeApi;
+    use crate::tests::fake_api::FakeApi;
 
     fn at(secs: u64) -> Time {
         Time::since_origin(Duration::from_secs(secs))
@@ -175,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_taken_when_its_holder_has_fallen_silent() {
+    fn an_expired_lease_is_taken_over() {
         let mut me = Election::new("me");
         assert_eq!(me.step(None, at(0)), Step::Write);
         assert_eq!(me.step(Some(&held("me", 1)), at(0)), Step::Write);
@@ -196,12 +211,36 @@ mod tests {
         assert!(!attempt(&leases, &mut you, at(1)).await.unwrap());
         assert!(attempt(&leases, &mut me, at(5)).await.unwrap());
         assert!(!attempt(&leases, &mut you, at(6)).await.unwrap(), "it was renewed");
-        give_back(&leases, "you").await.unwrap();
+        release(&leases, "you").await.unwrap();
         assert!(!attempt(&leases, &mut you, at(7)).await.unwrap(), "it is not theirs to give");
-        give_back(&leases, "me").await.unwrap();
+        release(&leases, "me").await.unwrap();
         assert!(attempt(&leases, &mut you, at(8)).await.unwrap());
         api.refuse(409, "the object has been modified");
         assert!(attempt(&leases, &mut me, at(9)).await.is_err(), "not even readable");
+    }
+
+    #[tokio::test]
+    async fn an_operator_that_is_stuck_gives_its_lease_to_another() {
+        let api = FakeApi::default();
+        let (health, shutdown) = (Health::default(), CancellationToken::new());
+        let (leads, mut led) = watch::channel(false);
+        let holding =
+            hold(api.client(), "n".into(), "me".into(), leads, health.clone(), shutdown.clone());
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let judge = async {
+            led.wait_for(|leads| *leads).await.unwrap();
+            let planning = health.within(Duration::ZERO, move || ended.recv());
+            let other = async {
+                led.wait_for(|leads| !*leads).await.unwrap();
+                let leases: Api<Lease> = Api::namespaced(api.client(), "n");
+                let mut you = Election::new("you");
+                while !attempt(&leases, &mut you, at(0)).await.unwrap() {}
+                drop(end);
+            };
+            tokio::join!(planning, other);
+            shutdown.cancel();
+        };
+        tokio::join!(holding, judge);
     }
 
     #[test]

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `TrainingJob` and its operator: looks at a cluster, asks the planner of `edl-sched` what every
-//! job should have, and does what it says.
+//! `TrainingJob` and its operator, which carries out the plans of `edl-sched`.
 //!
-//! [`observe`] turns what watches show into numbers, [`edl_sched::plan()`] decides, [`act`] turns the
-//! plan into actions, and [`apply`] performs them: it has nothing left to decide. All but
-//! `apply`, `lease`, `watch`, `run`, `metrics`, `window` and `http` is pure. The futures of `run`
-//! are boxed, so that they are compiled here and not in the crate that awaits them.
+//! [`observe`] converts watched objects to the planner's input, [`edl_sched::plan()`] decides, [`act`]
+//! turns the plan into actions, and [`apply`] performs them. All modules but `apply`, `lease`, `watch`,
+//! `run`, `metrics`, `page_data`, `health` and `http` are pure. The futures of `run` are boxed to be compiled
+//! here and not in the crate that awaits them.
 
 pub mod act;
 pub mod aliases;
 pub mod apply;
+mod capacity;
 pub mod convert;
 pub mod crd;
+pub mod description;
 pub mod explain;
-#[cfg(test)]
-mod fake_api;
-#[cfg(test)]
-mod fixture;
+pub mod health;
 pub mod history;
 pub mod http;
 pub mod inquiry;
@@ -26,11 +24,12 @@ pub mod metrics;
 mod numbers;
 pub mod observe;
 pub mod overview;
+pub mod page_data;
+pub mod permissions;
 pub mod queues;
-mod room;
 pub mod run;
 mod speed;
-pub mod tell;
 pub mod watch;
-pub mod window;
-pub mod words;
+
+#[cfg(test)]
+mod tests;

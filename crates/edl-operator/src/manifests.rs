@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What installs the operator: the definition of `TrainingJob`, the rights that it uses and no
-//! others, and its Deployment. `manifests/operator/` holds the same as files.
+//! The manifests that install the operator: the CRD, its permissions and its Deployment. The files in
+//! `manifests/operator/` are the same.
 
 use edl_kube::yaml;
-use serde_json::{Value, json};
 
 use crate::crd;
-use crate::lease::NAME;
 
-/// Where the operator runs unless it is told otherwise.
+/// The operator's default namespace.
 pub const NAMESPACE: &str = "elasticdl";
-/// Where it serves its page, `/metrics` and `/healthz`.
+/// The port of its page, `/metrics` and `/healthz`.
 pub const HTTP_PORT: u16 = 8080;
-/// As whom it runs.
-const USER: u32 = 1000;
 
 /// A file of manifests: its name and its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,152 +21,38 @@ pub struct File {
 /// The definition alone.
 #[must_use]
 pub fn definition() -> String {
-    document("TrainingJob fields: `kubectl explain trainingjob.spec`.", &[crd::definition()])
+    let body = yaml::write(&crd::definition()).unwrap_or_default();
+    format!(
+        "# SPDX-License-Identifier: Apache-2.0\n\
+         # TrainingJob fields: `kubectl explain trainingjob.spec`.\n\
+         # Printed by `elasticdl operator manifests`.\n{body}"
+    )
 }
 
-/// All files, in the order of their names, in which `kubectl apply -f FOLDER` applies them: the
-/// namespace comes with the Deployment, whose pods wait for their rights.
+/// All files, in the order in which `kubectl apply -f FOLDER` applies them: by name. The namespace is
+/// in the Deployment's file, whose pods wait for their permissions.
 #[must_use]
 pub fn files(namespace: &str, image: &str) -> Vec<File> {
+    let quoted = |text: &str| yaml::write(&text).unwrap_or_default().trim_end().to_owned();
+    let (namespace, image) = (quoted(namespace), quoted(image));
+    let filled = |text: &str| text.replace("{namespace}", &namespace).replace("{image}", &image);
+    let deployment = filled(include_str!("manifests/deployment.yaml"));
+    let rbac = filled(include_str!("manifests/rbac.yaml"));
     vec![
         File { name: "crd.yaml", text: definition() },
-        File { name: "deployment.yaml", text: document(DEPLOYMENT, &deployment(namespace, image)) },
-        File { name: "rbac.yaml", text: document(RBAC, &rights(namespace)) },
+        File { name: "deployment.yaml", text: deployment },
+        File { name: "rbac.yaml", text: rbac },
     ]
-}
-
-const RBAC: &str = "Permissions of the operator: only what it uses. It creates Secrets for its \
-                    jobs but cannot read them.\n# For the permissions of the jobs' pods, see \
-                    manifests/elasticdl-rbac.yaml.";
-
-const DEPLOYMENT: &str = "The operator. Several replicas can run; only one acts at a time.";
-
-fn rights(namespace: &str) -> Vec<Value> {
-    let rule = |group: &str, resources: &[&str], verbs: &[&str]| {
-        json!({
-            "apiGroups": [group], "resources": resources, "verbs": verbs,
-        })
-    };
-    let see = ["list", "watch"];
-    let make = ["create", "patch"];
-    let api = "rbac.authorization.k8s.io";
-    let subject = json!([{ "kind": "ServiceAccount", "name": NAME, "namespace": namespace }]);
-    let here = json!({ "name": NAME, "namespace": namespace });
-    let mut lease = rule("coordination.k8s.io", &["leases"], &["get", "update"]);
-    lease["resourceNames"] = json!([NAME]);
-    vec![
-        json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": here }),
-        json!({
-            "apiVersion": format!("{api}/v1"),
-            "kind": "ClusterRole",
-            "metadata": { "name": NAME },
-            "rules": [
-                rule("", &["nodes"], &see),
-                rule("", &["pods"], &["create", "delete", "list", "watch"]),
-                rule("", &["configmaps"], &["create", "list", "patch", "watch"]),
-                rule("", &["secrets"], &["create"]),
-                rule("", &["services"], &make),
-                rule("networking.k8s.io", &["networkpolicies"], &make),
-                rule("policy", &["poddisruptionbudgets"], &make),
-                rule("scheduling.k8s.io", &["priorityclasses"], &see),
-                rule("events.k8s.io", &["events"], &["create"]),
-                rule(crd::GROUP, &[crd::PLURAL], &see),
-                rule(crd::GROUP, &["trainingjobs/status"], &["patch"]),
-            ],
-        }),
-        json!({
-            "apiVersion": format!("{api}/v1"),
-            "kind": "ClusterRoleBinding",
-            "metadata": { "name": NAME },
-            "roleRef": { "apiGroup": api, "kind": "ClusterRole", "name": NAME },
-            "subjects": subject,
-        }),
-        json!({
-            "apiVersion": format!("{api}/v1"),
-            "kind": "Role",
-            "metadata": here,
-            // What is not there yet cannot be named.
-            "rules": [rule("coordination.k8s.io", &["leases"], &["create"]), lease],
-        }),
-        json!({
-            "apiVersion": format!("{api}/v1"),
-            "kind": "RoleBinding",
-            "metadata": here,
-            "roleRef": { "apiGroup": api, "kind": "Role", "name": NAME },
-            "subjects": subject,
-        }),
-    ]
-}
-
-fn deployment(namespace: &str, image: &str) -> Vec<Value> {
-    let labels = json!({ "app": NAME });
-    let field = |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
-    let probe = json!({ "httpGet": { "path": "/healthz", "port": "http" } });
-    let container = json!({
-        "name": "operator",
-        "image": image,
-        "command": ["elasticdl", "operator"],
-        "args": [
-            // Kubernetes puts it in: wherever the Deployment is moved to, it looks there.
-            "--namespace=$(POD_NAMESPACE)",
-            "--max_load_desired=0.97",
-            "--log_level=INFO",
-            format!("--http_port={HTTP_PORT}"),
-        ],
-        "env": [field("POD_NAME", "metadata.name"), field("POD_NAMESPACE", "metadata.namespace")],
-        "ports": [{ "name": "http", "containerPort": HTTP_PORT }],
-        "livenessProbe": probe,
-        "readinessProbe": probe,
-        "resources": {
-            "requests": { "cpu": "100m", "memory": "128Mi" },
-            "limits": { "memory": "1Gi" },
-        },
-        "securityContext": {
-            "allowPrivilegeEscalation": false,
-            "readOnlyRootFilesystem": true,
-            "capabilities": { "drop": ["ALL"] },
-        },
-    });
-    let home =
-        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } });
-    let deployment = json!({
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": { "name": NAME, "namespace": namespace, "labels": labels },
-        "spec": {
-            "replicas": 1,
-            "selector": { "matchLabels": labels },
-            "template": {
-                "metadata": { "labels": labels },
-                "spec": {
-                    "serviceAccountName": NAME,
-                    "securityContext": {
-                        "runAsNonRoot": true,
-                        "runAsUser": USER,
-                        "runAsGroup": USER,
-                        "seccompProfile": { "type": "RuntimeDefault" },
-                    },
-                    "containers": [container],
-                },
-            },
-        },
-    });
-    vec![home, deployment]
-}
-
-fn document(about: &str, objects: &[Value]) -> String {
-    let text = |object: &Value| yaml::write(object).unwrap_or_default();
-    let body: Vec<String> = objects.iter().map(text).collect();
-    let head = "# SPDX-License-Identifier: Apache-2.0";
-    let made = "# Printed by `elasticdl operator manifests`.";
-    format!("{head}\n# {about}\n{made}\n{}", body.join("---\n"))
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::lease::NAME;
 
     /// The image that `make images` builds.
     const IMAGE: &str = "elasticdl:native";
@@ -192,9 +74,12 @@ mod tests {
 
     #[test]
     fn nothing_is_allowed_but_what_is_used() {
-        let rules = rights("x");
-        let text = serde_json::to_string(&rules).unwrap();
-        assert!(!text.contains('*'), "{text}");
+        let [_, deployment, rbac] = files("x", IMAGE).try_into().unwrap();
+        let documents = rbac.text.split("---\n").map(|text| yaml::read_value(text).unwrap());
+        let rules: Vec<Value> = documents.collect();
+        assert!(!rbac.text.contains('*'), "{}", rbac.text);
+        assert!(deployment.text.contains(&format!("--http_port={HTTP_PORT}\n")));
+        assert_eq!(rules[0]["metadata"], json!({ "name": NAME, "namespace": "x" }));
         let of = |resource: &str| -> Vec<String> {
             let rules = rules[1]["rules"].as_array().unwrap();
             let named = rules.iter().filter(|rule| rule["resources"][0] == resource);

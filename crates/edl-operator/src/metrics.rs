@@ -12,8 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::act::{Action, Deed};
-use crate::crd::Kind;
+use crate::act::{Action, JobAction};
+use crate::crd::ConditionKind;
 use crate::observe::Observed;
 
 /// The operator's metrics. Labels are bounded: kinds of conditions and of changes, never jobs.
@@ -86,8 +86,8 @@ impl Metrics {
         self.failed_calls.inc();
     }
 
-    pub(crate) fn round(&self, observed: &Observed, plan: &Plan, actions: &[Action]) {
-        for kind in Kind::ALL {
+    pub(crate) fn round(&self, observed: &Observed, plan: &Plan, actions: &[JobAction]) {
+        for kind in ConditionKind::ALL {
             let is_in = |name: &str| name == kind.name();
             let states = observed.jobs.values().filter_map(|view| view.object.status.as_ref());
             let n_jobs = states.filter(|status| is_in(&status.state)).count();
@@ -96,16 +96,16 @@ impl Metrics {
         }
         let views = || observed.jobs.values();
         let planned = |view: &crate::observe::JobView| {
-            plan.change_of(view.id).map_or(view.told, |change| change.target.worker)
+            plan.change_of(view.id).map_or(view.grant.workers, |change| change.target.worker)
         };
         self.workers_wanted.set(views().map(|view| i64::from(planned(view))).sum());
         self.workers_running.set(views().map(|view| i64::from(view.running.worker)).sum());
         for action in actions {
-            let change = match &action.deed {
-                Deed::Admit { .. } => "admit",
-                Deed::Resize { .. } => "resize",
-                Deed::Stop { .. } => "stop",
-                Deed::Show(_) | Deed::Tell(_) => continue,
+            let change = match &action.action {
+                Action::Admit { .. } => "admit",
+                Action::Resize { .. } => "resize",
+                Action::Stop { .. } => "stop",
+                Action::UpdateStatus(_) | Action::RecordEvent(_) => continue,
             };
             self.changes.get_or_create(&ChangeLabel { change }).inc();
         }
@@ -115,7 +115,7 @@ impl Metrics {
         self.round_seconds.observe(time.as_secs_f64());
     }
 
-    /// All numbers in the form that Prometheus reads.
+    /// All metrics in the format of Prometheus.
     #[must_use]
     pub fn text(&self) -> Option<String> {
         let mut text = String::new();
@@ -132,18 +132,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::fixture::{World, job, node};
+    use crate::tests::fake_cluster::{FakeCluster, job, node};
 
     /// Two rounds: a job is admitted, another waits.
     fn text() -> String {
         let jobs = [job("a", &json!({"num_workers": 2})), job("b", &json!({"queue": "x"}))];
-        let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
+        let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &jobs);
         let metrics = Metrics::new();
-        let (observed, plan, actions) = world.plan();
+        let (observed, plan, actions) = cluster.plan();
         metrics.round(&observed, &plan, &actions);
-        world.round();
-        world.settle();
-        let (observed, plan, actions) = world.plan();
+        cluster.pass();
+        cluster.settle();
+        let (observed, plan, actions) = cluster.plan();
         metrics.round(&observed, &plan, &actions);
         metrics.took(Duration::from_millis(3));
         metrics.text().unwrap()

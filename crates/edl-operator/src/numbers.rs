@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers for names: a plan speaks of jobs and nodes by number, and remembers them by it.
+//! Numbers for names: plans refer to jobs and nodes by number.
 
 use std::collections::BTreeMap;
 
-/// A number for each name, the same for as long as the name is there.
+/// A number for each name, which stays the same while the name exists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Numbers {
     by_name: BTreeMap<String, u32>,
@@ -11,7 +11,7 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// The number of a name; new names get numbers that nobody had.
+    /// The number of a name; new names get unused numbers.
     pub(crate) fn of(&mut self, name: &str) -> u32 {
         if let Some(number) = self.by_name.get(name) {
             return *number;

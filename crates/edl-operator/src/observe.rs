@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what the API server shows to the numbers that a plan is made from. Nothing here asks,
-//! waits or decides; a job that cannot be planned says why and keeps nobody else from it.
+//! Converts watched objects to the planner's input. Nothing here makes requests or decisions. A job
+//! that cannot be planned gets a reason and does not affect the others.
 
 pub mod amounts;
 mod jobs;
 mod marks;
 mod nodes;
 mod online;
+mod placement;
 mod pods;
-mod readings;
-mod seats;
+mod spec_cache;
 #[cfg(test)]
 mod tests;
 
@@ -17,133 +17,134 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use edl_core::time::Time;
-use edl_sched::snapshot::{Counts, Job, JobId, NodeId, QueueId, ServiceId, Snapshot};
+use edl_sched::names::Names;
+use edl_sched::snapshot::{Counts, Job, JobId, NodeId, Snapshot};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 
 use crate::crd::TrainingJob;
 use crate::numbers::Numbers;
+use crate::permissions::Permissions;
 use crate::queues::Queues;
 use crate::speed::Measured;
-use marks::Book;
-use readings::Readings;
-use seats::Seats;
+use marks::MarkTable;
+use placement::Placement;
+use spec_cache::SpecCache;
 
-pub use jobs::{JobView, Stage};
-pub use pods::{JobPod, Life};
+pub use jobs::{JobStage, JobView};
+pub use pods::JobPod;
 
-/// Everything that the watches show at one moment.
+/// All watched objects at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct ClusterObjects {
     pub nodes: Vec<Arc<Node>>,
     pub pods: Vec<Arc<Pod>>,
     pub jobs: Vec<Arc<TrainingJob>>,
-    /// Those of all jobs.
     pub config_maps: Vec<Arc<ConfigMap>>,
     /// The values of PriorityClasses.
     pub classes: BTreeMap<String, i32>,
     pub queues: Queues,
-    /// Masters are not pods of the cluster.
+    pub permissions: Permissions,
+    /// Masters run outside the cluster.
     pub masters_outside: bool,
 }
 
-/// What is remembered from one look to the next.
+impl ClusterObjects {
+    /// What is wrong with the cluster owner's settings, if anything.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&String> {
+        self.queues.trouble.as_ref().or(self.permissions.trouble.as_ref())
+    }
+}
+
+/// What is remembered from one pass to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     jobs: Numbers,
     nodes: Numbers,
     services: Numbers,
-    readings: Readings,
+    specs: SpecCache,
     speeds: BTreeMap<JobId, Measured>,
 }
 
-/// What was seen, in numbers and with their names.
+/// The planner's input, and the names of what it numbers.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     pub snapshot: Snapshot,
-    /// Every job, those that cannot be planned included.
+    /// Every job, including those that cannot be planned.
     pub jobs: BTreeMap<JobId, JobView>,
     pub names: Names,
-    /// What is wrong with the queues, if anything.
+    /// What is wrong with the queues or the permissions, if anything.
     pub trouble: Option<String>,
 }
 
-/// What the numbers of a plan stand for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names {
-    pub jobs: BTreeMap<JobId, String>,
-    pub nodes: BTreeMap<NodeId, String>,
-    pub queues: BTreeMap<QueueId, String>,
-    pub services: BTreeMap<ServiceId, String>,
-}
-
-/// Looks at everything once.
-pub fn observe(seen: &Seen, memory: &mut Memory, now: Time) -> Observed {
-    let mut sorted_jobs = seen.jobs.clone();
+/// Converts all objects.
+pub fn observe(objects: &ClusterObjects, memory: &mut Memory, now: Time) -> Observed {
+    let mut sorted_jobs = objects.jobs.clone();
     sorted_jobs.sort_by_key(|job| (created(job), job.key()));
-    let maps = jobs::config_maps(&seen.config_maps);
+    let maps = jobs::config_maps(&objects.config_maps);
     let has_its_map =
         |job: &&Arc<TrainingJob>| maps.get(&job.key()).is_some_and(|map| jobs::is_owned(map, job));
     let ours: BTreeSet<_> = sorted_jobs.iter().filter(has_its_map).map(|job| job.key()).collect();
-    let mut pods = pods::sort(&seen.pods, |key| ours.contains(key));
+    let mut pods = pods::sort(&objects.pods, |key| ours.contains(key));
     let mut views: Vec<JobView> = Vec::with_capacity(sorted_jobs.len());
     for job in &sorted_jobs {
         let key = job.key();
         let id = JobId(memory.jobs.of(job.uid()));
         let pods = pods.of_jobs.remove(&key).unwrap_or_default();
         let map = maps.get(&key).copied();
-        let reading = memory.readings.read(job, jobs::description(map, job));
-        views.push(jobs::view(id, job.clone(), reading, map, pods, seen));
+        let parsed = memory.specs.read(job, jobs::description(map, job));
+        views.push(jobs::view(id, job.clone(), parsed, map, pods, objects));
     }
     let worker_pods = views.iter().filter_map(|view| Some(&*view.plannable()?.worker));
-    let book = Book::new(
-        seen.nodes.iter().map(|node| &**node),
+    let mark_table = MarkTable::new(
+        objects.nodes.iter().map(|node| &**node),
         worker_pods.chain(pods.waiting.iter().map(|pod| &**pod)),
     );
-    let (mut nodes, node_ids) = memory.nodes(&seen.nodes, &book);
-    let mut seats = Seats::new(&mut nodes, &node_ids);
+    let (mut nodes, node_ids) = memory.nodes(&objects.nodes, &mark_table);
+    let mut placement = Placement::new(&mut nodes, &node_ids);
     for other in &pods.others {
-        seats.book(&other.node, other.asks, other.is_leaving);
+        placement.occupy(&other.node, other.requests, other.is_leaving);
     }
     let mut planned: Vec<(Job, Counts)> = Vec::new();
     for view in &views {
         let measured = memory.speeds.entry(view.id).or_default();
-        match view.job(&seen.queues, &book, measured, now) {
+        match view.job(&objects.queues, &mark_table, measured, now) {
             Some(mut job) => {
                 let wanted = view.wanted(&job);
-                let missing = seats.seat(&mut job, &view.pods, &wanted);
+                let missing = placement.place(&mut job, &view.pods, &wanted);
                 planned.push((job, missing));
             }
-            None => view.leave(&mut seats),
+            None => view.leave(&mut placement),
         }
     }
-    seats.reserve(&mut planned);
-    let waiting = online::waiting(&pods.waiting, &book, &mut memory.services);
+    placement.reserve(&mut planned);
+    let waiting = online::waiting(&pods.waiting, &mark_table, &mut memory.services);
     memory.keep_only(&views);
     let names = Names {
         jobs: views.iter().map(|view| (view.id, view.title())).collect(),
         nodes: node_ids.into_iter().map(|(name, id)| (id, name)).collect(),
-        queues: seen.queues.names(),
+        queues: objects.queues.names(),
         services: waiting.names,
     };
     let snapshot = Snapshot {
         nodes,
         jobs: planned.into_iter().map(|(job, _)| job).collect(),
-        queues: seen.queues.all(),
+        queues: objects.queues.all(),
         waiting: waiting.pods,
     };
     let jobs = views.into_iter().map(|view| (view.id, view)).collect();
-    Observed { snapshot, jobs, names, trouble: seen.queues.trouble.clone() }
+    Observed { snapshot, jobs, names, trouble: objects.trouble().cloned() }
 }
 
 impl Memory {
     /// Nodes in order of their numbers, and the numbers by name.
     fn nodes(
         &mut self,
-        seen: &[Arc<Node>],
-        book: &Book,
+        observed: &[Arc<Node>],
+        mark_table: &MarkTable,
     ) -> (Vec<edl_sched::snapshot::Node>, BTreeMap<String, NodeId>) {
         let mut by_name: BTreeMap<&str, &Node> = BTreeMap::new();
-        for node in seen {
+        for node in observed {
             by_name.insert(node.metadata.name.as_deref().unwrap_or_default(), node);
         }
         self.nodes.keep_only(|name| by_name.contains_key(name));
@@ -152,7 +153,7 @@ impl Memory {
         for (name, node) in by_name {
             let id = NodeId(self.nodes.of(name));
             ids.insert(name.to_owned(), id);
-            nodes.push(nodes::node(id, node, book));
+            nodes.push(nodes::node(id, node, mark_table));
         }
         nodes.sort_by_key(|node| node.id);
         (nodes, ids)
@@ -162,7 +163,7 @@ impl Memory {
         let uids: BTreeSet<&str> = views.iter().map(|view| view.object.uid()).collect();
         let ids: BTreeSet<JobId> = views.iter().map(|view| view.id).collect();
         self.jobs.keep_only(|uid| uids.contains(uid));
-        self.readings.keep_only(|uid| uids.contains(uid));
+        self.specs.keep_only(|uid| uids.contains(uid));
         self.speeds.retain(|id, _| ids.contains(id));
     }
 }

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cluster on one page, as JSON: what it has, its queues, and every job with what it has, gets
-//! and why not more.
+//! The data of the cluster page, as JSON: resources, queues, and every job with its size, its planned
+//! size and why it is not larger.
 
 use std::collections::BTreeMap;
 
 use edl_core::platform::Role;
 use edl_core::time::Time;
 use edl_kube::names;
+use edl_sched::names::Names;
 use edl_sched::plan::Plan;
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::{JobId, NodeState, Queue, Snapshot};
 use serde::Serialize;
 
-use crate::act::{Action, Deed};
-use crate::crd::{Kind, Status};
+use crate::act::{Action, JobAction};
+use crate::capacity::{Capacity, Sums};
+use crate::crd::{ConditionKind, Status};
 use crate::explain;
-use crate::observe::{JobView, Names, Observed, Stage, amounts};
-use crate::room::{Room, Sums};
+use crate::observe::{JobStage, JobView, Observed, amounts};
 
-/// One look at the cluster with the plan that was made of it.
+/// One pass of the operator: what it observed, and its plan.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct Pass {
     pub observed: Observed,
     pub plan: Plan,
     /// The new status of jobs whose status changes.
@@ -29,7 +30,7 @@ pub struct Look {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Overview {
-    /// When the operator looked, in seconds since 1970.
+    /// The time of the pass, in seconds since 1970.
     at_secs: u64,
     policy: String,
     max_load: f64,
@@ -47,7 +48,6 @@ pub struct Overview {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Nodes {
     ready: usize,
-    /// They keep what they have.
     cordoned: usize,
     leaving: usize,
 }
@@ -64,7 +64,7 @@ struct QueueRow {
     n_waiting: usize,
 }
 
-/// Amounts, none where nothing binds.
+/// Limits; none if there is no limit.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Bound {
     gpu: Option<u64>,
@@ -72,7 +72,7 @@ struct Bound {
     memory_mib: Option<u64>,
 }
 
-/// An online service whose pods wait for room.
+/// An online service whose pods wait for capacity.
 #[derive(Clone, Debug, Serialize)]
 struct ServiceRow {
     name: String,
@@ -84,14 +84,14 @@ struct JobRow {
     id: JobId,
     namespace: String,
     name: String,
-    /// The condition that says most; empty before the first.
+    /// The most significant condition; empty before the first pass.
     state: String,
     queue: Option<String>,
     priority: Option<i32>,
     min: Option<u32>,
     max: Option<u32>,
-    /// Workers that its master was told to have before this plan, and after it.
-    told: u32,
+    /// Workers granted before this plan, and after it.
+    granted: u32,
     planned: u32,
     running: u32,
     servers: u32,
@@ -103,18 +103,18 @@ struct JobRow {
     records_per_second: Option<f64>,
     /// Why it changes, waits or has ended.
     why: String,
-    /// Why it does not get more.
+    /// Why it does not get more workers.
     not_more: Option<String>,
-    /// What opens its own page.
+    /// The command that opens its own page.
     page: Option<String>,
 }
 
-impl Look {
+impl Pass {
     #[must_use]
-    pub fn new(observed: Observed, plan: Plan, actions: &[Action]) -> Self {
+    pub fn new(observed: Observed, plan: Plan, actions: &[JobAction]) -> Self {
         let mut statuses = BTreeMap::new();
-        for Action { job, deed } in actions {
-            if let Deed::Show(status) = deed {
+        for JobAction { job, action } in actions {
+            if let Action::UpdateStatus(status) = action {
                 let key = (job.namespace.clone(), job.name.clone());
                 statuses.insert(key, Status::clone(status));
             }
@@ -126,7 +126,7 @@ impl Look {
     pub fn overview(&self) -> Overview {
         let Self { observed, plan, .. } = self;
         let sums = Sums::new(&observed.snapshot);
-        let room = Room::new(observed, plan);
+        let capacity = Capacity::new(observed, plan);
         let options = &plan.state.options;
         Overview {
             at_secs: plan.made.since(Time::ZERO).as_secs(),
@@ -139,7 +139,7 @@ impl Look {
             of_others: sums.of_others,
             queues: self.queues(&sums),
             services: services(&observed.snapshot, &observed.names),
-            jobs: observed.jobs.values().map(|view| self.job(view, &room)).collect(),
+            jobs: observed.jobs.values().map(|view| self.job(view, &capacity)).collect(),
         }
     }
 
@@ -162,7 +162,7 @@ impl Look {
         snapshot.queues.iter().map(row).collect()
     }
 
-    fn job(&self, view: &JobView, room: &Room<'_>) -> JobRow {
+    fn job(&self, view: &JobView, capacity: &Capacity<'_>) -> JobRow {
         let (object, note) = (&view.object, view.note.as_ref());
         let shown = self.statuses.get(&object.key()).or(object.status.as_ref());
         let planned = explain::planned(view, &self.plan);
@@ -180,7 +180,7 @@ impl Look {
             priority: self.planned_job(view.id).map(|job| job.priority),
             min: min.or(shown.and_then(|status| status.min_workers)),
             max: max.or(shown.and_then(|status| status.max_workers)),
-            told: view.told,
+            granted: view.grant.workers,
             planned,
             running: view.running.worker,
             servers: view.running.ps,
@@ -192,22 +192,22 @@ impl Look {
                 .and_then(|note| note.records_per_second)
                 .filter(|speed| speed.is_finite() && planned > 0),
             why: self.why(view, shown),
-            not_more: room.not_more(view, planned),
+            not_more: capacity.not_more(view, planned),
             page: has_page.then(|| page_of(object.namespace(), object.name())),
         }
     }
 
-    /// What the plan says of a job; if it says nothing, what keeps it from running as it should.
+    /// The plan's reasons for a job, or else what keeps it from running as described.
     fn why(&self, view: &JobView, shown: Option<&Status>) -> String {
         let why = explain::why(view, &self.observed, &self.plan);
-        if !why.is_empty() || view.stage != Stage::Live {
+        if !why.is_empty() || view.stage != JobStage::Live {
             return why;
         }
-        let said = |kind: Kind| shown.and_then(|status| status.condition(kind));
-        let starts = said(Kind::Running).filter(|condition| !condition.holds());
-        let edited = said(Kind::Admitted).filter(|_| view.edited.is_some());
-        let told = starts.into_iter().chain(edited).map(|condition| condition.message.clone());
-        told.filter(|message| !message.is_empty()).collect::<Vec<_>>().join("; ")
+        let condition = |kind: ConditionKind| shown.and_then(|status| status.condition(kind));
+        let starts = condition(ConditionKind::Running).filter(|condition| !condition.holds());
+        let edited = condition(ConditionKind::Admitted).filter(|_| view.edited.is_some());
+        let messages = starts.into_iter().chain(edited).map(|condition| condition.message.clone());
+        messages.filter(|message| !message.is_empty()).collect::<Vec<_>>().join("; ")
     }
 
     fn planned_job(&self, id: JobId) -> Option<&edl_sched::snapshot::Job> {
@@ -215,7 +215,7 @@ impl Look {
     }
 }
 
-/// A master's page is reached through the API server alone; a browser cannot follow a link there.
+/// A master's page is only reachable through the API server, where a browser cannot follow a link.
 fn page_of(namespace: &str, job: &str) -> String {
     let (pod, port) = (names::service(job), names::HTTP_PORT);
     format!("kubectl --namespace={namespace} port-forward pod/{pod} {port}")
@@ -256,8 +256,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::fixture::{World, job, node, other_pod};
     use crate::queues::Queues;
+    use crate::tests::fake_cluster::{FakeCluster, job, node, other_pod};
 
     fn queues(text: &str) -> Queues {
         let data = Some([(crate::queues::FILE.to_owned(), text.to_owned())].into());
@@ -265,9 +265,9 @@ mod tests {
         Queues::read(Some(&map))
     }
 
-    fn overview(world: &mut World) -> Value {
-        let (observed, plan, actions) = world.plan();
-        serde_json::to_value(Look::new(observed, plan, &actions).overview()).unwrap()
+    fn overview(cluster: &mut FakeCluster) -> Value {
+        let (observed, plan, actions) = cluster.plan();
+        serde_json::to_value(Pass::new(observed, plan, &actions).overview()).unwrap()
     }
 
     fn row<'a>(overview: &'a Value, name: &str) -> &'a Value {
@@ -282,17 +282,17 @@ mod tests {
             job("bad", &json!({"queue": "nowhere"})),
             job("big", &json!({"num_workers": 9})),
         ];
-        let mut world = World::new(&[node("n1", "4500m", "32Gi")], &jobs);
-        world.round();
-        world.settle();
-        let note = r#"{"state":"running","records_done":250,"records_total":1000,
-            "records_per_second":10,"workers":4,"eta_secs":75}"#;
-        world.note("a", names::STATUS_NOTE, note);
-        let seen = overview(&mut world);
+        let mut cluster = FakeCluster::new(&[node("n1", "4500m", "32Gi")], &jobs);
+        cluster.pass();
+        cluster.settle();
+        let status = json!({"state": "running", "records_done": 250, "records_total": 1000,
+            "records_per_second": 10, "workers": 4, "eta_secs": 75});
+        cluster.report("a", &status);
+        let seen = overview(&mut cluster);
         let a = row(&seen, "a");
-        for (word, value) in [
+        for (field, value) in [
             ("state", json!("Running")),
-            ("told", json!(4)),
+            ("granted", json!(4)),
             ("planned", json!(4)),
             ("running", json!(4)),
             ("min", json!(1)),
@@ -303,7 +303,7 @@ mod tests {
             ("eta", json!("80s")),
             ("page", json!("kubectl --namespace=default port-forward pod/elasticdl-a-master 8080")),
         ] {
-            assert_eq!(a[word], value, "{word} of {a:#}");
+            assert_eq!(a[field], value, "{field} of {a:#}");
         }
         let more = a["not_more"].as_str().unwrap();
         assert!(more.contains("CPU is at the 97 % load limit"), "{more}");
@@ -317,16 +317,16 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_does_not_run_yet_or_was_edited_says_so() {
+    fn a_starting_or_edited_job_has_a_reason() {
         let jobs = [job("a", &json!({"num_workers": 2}))];
-        let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
-        world.round();
-        let seen = overview(&mut world);
+        let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &jobs);
+        cluster.pass();
+        let seen = overview(&mut cluster);
         assert_eq!(row(&seen, "a")["why"], "0 of 2 required workers running");
-        world.settle();
-        assert_eq!(row(&overview(&mut world), "a")["why"], "");
-        world.edit("a", "minibatch_size", json!(77));
-        let seen = overview(&mut world);
+        cluster.settle();
+        assert_eq!(row(&overview(&mut cluster), "a")["why"], "");
+        cluster.edit("a", "minibatch_size", json!(77));
+        let seen = overview(&mut cluster);
         let why = row(&seen, "a")["why"].as_str().unwrap();
         assert!(why.starts_with("`minibatch_size` cannot change"), "{why}");
     }
@@ -337,12 +337,12 @@ mod tests {
             job("a", &json!({"num_workers": 2, "queue": "research"})),
             job("b", &json!({"num_workers": 2, "queue": "research"})),
         ];
-        let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
-        world.seen.queues = queues("research: {weight: 2, quota: cpu=3, borrow: cpu=0.5}");
-        world.seen.pods.push(other_pod("web-1", "20", None).into());
-        world.round();
-        world.settle();
-        let seen = overview(&mut world);
+        let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &jobs);
+        cluster.objects.queues = queues("research: {weight: 2, quota: cpu=3, borrow: cpu=0.5}");
+        cluster.objects.pods.push(other_pod("web-1", "20", None).into());
+        cluster.pass();
+        cluster.settle();
+        let seen = overview(&mut cluster);
         let queues = seen["queues"].as_array().unwrap();
         let research = queues.iter().find(|queue| queue["name"] == "research").unwrap();
         assert_eq!((&research["n_served"], &research["n_waiting"]), (&json!(1), &json!(1)));

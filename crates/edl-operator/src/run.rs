@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The operator as a process: watches, one leader, and a round whenever something has changed, at
-//! most one a second. A round is look, plan, do; nothing is decided here.
+//! The operator as a process: watches, leader election, and a reconcile pass after every change, at
+//! most one per second. A pass observes, plans and acts; nothing is decided here.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,52 +9,53 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use edl_core::error::chain;
 use edl_core::time::Time;
 use edl_sched::plan::Plan;
-use edl_sched::state::{Options, State};
+use edl_sched::state::{Options, PlannerState};
 use futures::StreamExt as _;
 use futures::future::{BoxFuture, LocalBoxFuture};
 use k8s_openapi::jiff::Timestamp;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config as KubeConfig};
+use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::act::{self, Action, Deed};
-use crate::apply::{Hands, NewKey, Promise};
+use crate::act::{self, Action, JobAction};
+use crate::apply::{Executor, NewKey, Promise};
+use crate::health::Health;
 use crate::inquiry::Inquiry;
 use crate::metrics::Metrics;
-use crate::observe::{self, Memory, Observed, Seen};
-use crate::overview::Look;
+use crate::observe::{self, ClusterObjects, Memory, Observed};
+use crate::overview::Pass;
+use crate::page_data::PageData;
 use crate::watch::Watches;
-use crate::window::Window;
 use crate::{explain, http, lease};
 
-/// Changes that come together are one round.
+/// Changes within this time are handled in one pass.
 const DEBOUNCE: Duration = Duration::from_millis(100);
-/// Rounds are not closer together than this.
-const ROUND_GAP: Duration = Duration::from_secs(1);
-/// Some of what a plan looks at is time itself.
+/// The least time between two passes.
+const PASS_GAP: Duration = Duration::from_secs(1);
+/// The most time between two passes: plans also depend on time.
 const IDLE_GAP: Duration = Duration::from_secs(5);
-/// A watch that does not show our own changes by then is planned with as it is.
+/// How long to wait until the watches show the operator's own changes.
 const PROMISE_LIMIT: Duration = Duration::from_secs(5);
-/// Jobs that are acted on at the same time.
+/// A plan for the largest cluster takes well under a second; one that takes longer than this would
+/// describe a cluster that has changed.
+const PLAN_LIMIT: Duration = Duration::from_secs(30);
+/// Jobs whose actions are performed at the same time.
 const MAX_AT_ONCE: usize = 8;
-/// An API server that lives answers much quicker.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long tasks may take to end.
+/// How long tasks may take to stop.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What an operator is told.
+/// The operator's settings.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where its Lease and the queues are.
+    /// The namespace of its Lease and of the queues.
     pub namespace: String,
     pub options: Options,
-    /// Masters are started by somebody else, outside the cluster.
+    /// Masters are started outside the cluster, not by the operator.
     pub masters_outside: bool,
     pub new_key: NewKey,
-    /// Its name among several operators.
+    /// Its name in the leader election.
     pub identity: String,
 }
 
@@ -66,33 +67,19 @@ pub enum Error {
     Call(#[from] crate::apply::Error),
 }
 
-/// The cluster of a kubeconfig; without one, the cluster around this process or the usual file's.
+/// Connects to the cluster of a kubeconfig; without one, as [`edl_kube::client::config`] finds it.
 pub fn connect<'a>(kubeconfig: Option<&'a Path>) -> BoxFuture<'a, Result<Client, Error>> {
     Box::pin(async move {
-        // What reads configurations names each cause in its own sentence.
-        let none = |error: &dyn std::error::Error| Error::NoCluster(error.to_string());
-        let mut config = match kubeconfig {
-            Some(path) => {
-                let file = Kubeconfig::read_from(path).map_err(|error| none(&error))?;
-                let options = KubeConfigOptions::default();
-                let read = KubeConfig::from_custom_kubeconfig(file, &options).await;
-                read.map_err(|error| none(&error))?
-            }
-            None if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() => {
-                KubeConfig::incluster().map_err(|error| none(&error))?
-            }
-            None => {
-                let read = KubeConfig::from_kubeconfig(&KubeConfigOptions::default()).await;
-                read.map_err(|error| none(&error))?
-            }
+        let connected = async {
+            let config = edl_kube::client::config(kubeconfig, false).await?;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Client::try_from(config)?)
         };
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
-        Client::try_from(config).map_err(|error| none(&error))
+        connected.await.map_err(|error| Error::NoCluster(error.to_string()))
     })
 }
 
-/// Runs until `shutdown`; `listener` serves the page, `/metrics` and `/healthz`. Jobs go on without
-/// it.
+/// Runs until `shutdown`; `listener` serves the page, `/metrics` and `/healthz`. Jobs keep running
+/// without it.
 pub fn run(
     client: Client,
     config: Config,
@@ -102,24 +89,27 @@ pub fn run(
     Box::pin(async move {
         let mut tasks = JoinSet::new();
         let watches = Watches::start(&client, &config.namespace, &mut tasks);
-        let (metrics, window) = (Metrics::new(), Window::default());
+        let (metrics, page_data) = (Metrics::new(), PageData::default());
+        let health = Health::default();
         let mut ending = JoinSet::new();
-        let router = http::router(metrics.clone(), window.clone());
+        let router = http::router(metrics.clone(), page_data.clone(), health.clone());
         ending.spawn(http::serve(listener, router, shutdown.clone()));
         let (leads, led) = watch::channel(false);
         let (namespace, me) = (config.namespace.clone(), config.identity.clone());
-        ending.spawn(lease::hold(client.clone(), namespace, me, leads, shutdown.clone()));
-        let hands = Hands {
+        let (client_of_lease, until) = (client.clone(), shutdown.clone());
+        ending.spawn(lease::hold(client_of_lease, namespace, me, leads, health.clone(), until));
+        let executor = Executor {
             client,
             masters_outside: config.masters_outside,
             new_key: config.new_key,
             identity: config.identity,
         };
-        let state = State::new(config.options);
-        let operator = Operator { watches, hands, led, metrics, window, promises: Vec::new() };
+        let memory = OperatorMemory::new(config.options);
+        let operator =
+            Operator { watches, executor, led, metrics, page_data, health, promises: Vec::new() };
         tokio::select! {
             () = shutdown.cancelled() => {}
-            () = operator.rounds(Mind { memory: Memory::default(), state }) => {}
+            () = operator.run(memory) => {}
         }
         let ended = async { while ending.join_next().await.is_some() {} };
         if tokio::time::timeout(GRACE, ended).await.is_err() {
@@ -130,32 +120,39 @@ pub fn run(
 
 struct Operator {
     watches: Watches,
-    hands: Hands,
+    executor: Executor,
     led: watch::Receiver<bool>,
     metrics: Metrics,
-    window: Window,
+    page_data: PageData,
+    health: Health,
     /// What the watches must show before the next plan.
     promises: Vec<Promise>,
 }
 
-/// What is remembered from one round to the next.
-struct Mind {
-    memory: Memory,
-    state: State,
+/// What is remembered from one pass to the next.
+struct OperatorMemory {
+    observer: Memory,
+    planner: PlannerState,
+}
+
+impl OperatorMemory {
+    fn new(options: Options) -> Self {
+        Self { observer: Memory::default(), planner: PlannerState::new(options) }
+    }
 }
 
 impl Operator {
-    async fn rounds(mut self, mut mind: Mind) {
+    async fn run(mut self, mut memory: OperatorMemory) {
         self.watches.ready().await;
         loop {
             let leads = *self.led.borrow_and_update();
             self.metrics.led(leads);
-            self.window.leads(leads);
+            self.page_data.leads(leads);
             if leads {
                 let began = Instant::now();
-                mind = self.round(mind).await;
+                memory = self.reconcile(memory).await;
                 self.metrics.took(began.elapsed());
-                tokio::time::sleep(ROUND_GAP.saturating_sub(began.elapsed())).await;
+                tokio::time::sleep(PASS_GAP.saturating_sub(began.elapsed())).await;
             }
             tokio::select! {
                 () = self.watches.changed.notified() => tokio::time::sleep(DEBOUNCE).await,
@@ -165,30 +162,30 @@ impl Operator {
         }
     }
 
-    async fn round(&mut self, mind: Mind) -> Mind {
+    async fn reconcile(&mut self, memory: OperatorMemory) -> OperatorMemory {
         self.keep_promises().await;
-        let seen = self.watches.seen(self.hands.masters_outside);
-        if let Some(trouble) = &seen.queues.trouble {
+        let objects = self.watches.objects(self.executor.masters_outside);
+        if let Some(trouble) = objects.trouble() {
             tracing::warn!("{trouble}");
         }
         // A plan for a large cluster takes tens of milliseconds.
-        let kept = (mind.memory.clone(), mind.state.clone());
-        let planned = tokio::task::spawn_blocking(move || plan(&seen, mind)).await;
-        let Ok(Planned { observed, plan, inquiry, mut mind }) = planned else {
-            // The panic has been printed; the next round starts from what was known before.
-            return Mind { memory: kept.0, state: kept.1 };
+        let (observer, planner) = (memory.observer.clone(), memory.planner.clone());
+        let planned = self.health.within(PLAN_LIMIT, move || plan(&objects, memory)).await;
+        let Some(Planned { observed, plan, inquiry, mut memory }) = planned else {
+            // Why has been logged; the next pass starts from the old memory.
+            return OperatorMemory { observer, planner };
         };
         tracing::info!("{inquiry}");
         let actions = act::actions(&observed, &plan, Timestamp::now());
         self.metrics.round(&observed, &plan, &actions);
-        mind.state = plan.state.clone();
-        self.window.show(Look::new(observed, plan, &actions));
+        memory.planner = plan.state.clone();
+        self.page_data.show(Pass::new(observed, plan, &actions));
         self.perform(&actions).await;
-        mind
+        memory
     }
 
-    /// Waits until the watches show what the last round has done: a plan made before would do it
-    /// again, or undo it.
+    /// Waits until the watches show what the last pass wrote: an earlier plan would repeat or undo
+    /// it.
     async fn keep_promises(&mut self) {
         let deadline = Instant::now() + PROMISE_LIMIT;
         loop {
@@ -201,28 +198,28 @@ impl Operator {
         self.promises.clear();
     }
 
-    /// Performs the actions of different jobs side by side, those of one job in order. What fails
-    /// is tried again in the next round, because the cluster still differs from the plan.
-    async fn perform(&mut self, actions: &[Action]) {
+    /// Performs the actions of different jobs concurrently, and those of one job in order. A failed
+    /// action is retried in the next pass, because the cluster still differs from the plan.
+    async fn perform(&mut self, actions: &[JobAction]) {
         let jobs: BTreeSet<(&str, &str)> = actions.iter().map(key).collect();
-        let (hands, led, metrics) = (&self.hands, &self.led, &self.metrics);
+        let (executor, led, metrics) = (&self.executor, &self.led, &self.metrics);
         let each = jobs.into_iter().map(|job| async move {
             let mut promises = Vec::new();
             for action in actions.iter().filter(|action| key(action) == job) {
-                // Another operator may act now.
+                // Another operator may lead now.
                 if !*led.borrow() {
                     break;
                 }
-                if let Deed::Tell(told) = &action.deed {
+                if let Action::RecordEvent(event) = &action.action {
                     tracing::info!(
                         job = job.1,
                         namespace = job.0,
                         "{}: {}",
-                        told.reason,
-                        told.note
+                        event.reason,
+                        event.note
                     );
                 }
-                match hands.perform(action).await {
+                match executor.perform(action).await {
                     Ok(promise) => promises.extend(promise),
                     Err(error) => {
                         metrics.failed();
@@ -239,7 +236,7 @@ impl Operator {
     }
 }
 
-fn key(action: &Action) -> (&str, &str) {
+fn key(action: &JobAction) -> (&str, &str) {
     (&action.job.namespace, &action.job.name)
 }
 
@@ -247,33 +244,32 @@ struct Planned {
     observed: Observed,
     plan: Plan,
     inquiry: Inquiry,
-    mind: Mind,
+    memory: OperatorMemory,
 }
 
-fn plan(seen: &Seen, mut mind: Mind) -> Planned {
+fn plan(objects: &ClusterObjects, mut memory: OperatorMemory) -> Planned {
     let now = now();
-    let observed = observe::observe(seen, &mut mind.memory, now);
-    let plan = edl_sched::plan(&observed.snapshot, &mind.state, now);
-    let inquiry = Inquiry::new(&seen.nodes, &seen.pods);
-    Planned { observed, plan, inquiry, mind }
+    let observed = observe::observe(objects, &mut memory.observer, now);
+    let plan = edl_sched::plan(&observed.snapshot, &memory.planner, now);
+    let inquiry = Inquiry::new(&objects.nodes, &objects.pods);
+    Planned { observed, plan, inquiry, memory }
 }
 
 fn now() -> Time {
     Time::since_origin(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// What the operator would do now, and why: of all jobs as a table, or of one in sentences. None
-/// if there is no such job.
-pub fn told<'a>(
+/// What the operator would do now, and why: a table of all jobs, or sentences about one. None if
+/// there is no such job.
+pub fn explain<'a>(
     client: &'a Client,
     namespace: &'a str,
     options: Options,
     job: Option<&'a str>,
 ) -> BoxFuture<'a, Result<Option<String>, Error>> {
     Box::pin(async move {
-        let seen = crate::watch::look(client, namespace).await?;
-        let mind = Mind { memory: Memory::default(), state: State::new(options) };
-        let Planned { observed, plan, .. } = plan(&seen, mind);
+        let objects = crate::watch::list_all(client, namespace).await?;
+        let Planned { observed, plan, .. } = plan(&objects, OperatorMemory::new(options));
         Ok(match job {
             Some(job) => explain::job(&observed, &plan, job),
             None => Some(explain::table(&observed, &plan)),

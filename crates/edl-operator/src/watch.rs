@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything that the operator knows comes from watches: nothing is asked for twice.
+//! The watches from which the operator knows the cluster.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -21,10 +21,11 @@ use tokio::task::JoinSet;
 
 use crate::apply::{Error, Promise, is_code, within};
 use crate::crd::{PLURAL, TrainingJob};
-use crate::observe::Seen;
+use crate::observe::ClusterObjects;
+use crate::permissions::Permissions;
 use crate::queues::{self, Queues};
 
-/// What the cluster shows, kept up to date.
+/// Watched objects, kept up to date.
 pub struct Watches {
     nodes: Store<Node>,
     pods: Store<Pod>,
@@ -32,16 +33,16 @@ pub struct Watches {
     config_maps: Store<ConfigMap>,
     classes: Store<PriorityClass>,
     queues: Store<ConfigMap>,
-    /// Told whenever something has changed.
+    /// JobEvent whenever something has changed.
     pub changed: Arc<Notify>,
 }
 
 impl Watches {
-    /// Starts to watch; `namespace` is where the queues are.
+    /// Starts the watches; `namespace` is that of the queues.
     pub fn start(client: &Client, namespace: &str, tasks: &mut JoinSet<()>) -> Self {
         let changed = Arc::new(Notify::new());
         let all = watcher::Config::default;
-        let of_jobs = all().labels(names::JOB_LABEL);
+        let of_jobs = all().labels(names::OF_ALL_JOBS);
         let of_queues = all().fields(&format!("metadata.name={}", queues::CONFIG_MAP));
         let here = Api::namespaced(client.clone(), namespace);
         let everywhere = || client.clone();
@@ -56,7 +57,7 @@ impl Watches {
         }
     }
 
-    /// Waits until everything has been seen once. Who stops watching has ended.
+    /// Waits until everything has been listed once.
     pub async fn ready(&self) {
         let _ended = self.nodes.wait_until_ready().await;
         let _ended = self.pods.wait_until_ready().await;
@@ -67,19 +68,21 @@ impl Watches {
     }
 
     #[must_use]
-    pub fn seen(&self, masters_outside: bool) -> Seen {
-        Seen {
+    pub fn objects(&self, masters_outside: bool) -> ClusterObjects {
+        let settings = self.queues.state().first().cloned();
+        ClusterObjects {
             nodes: self.nodes.state(),
             pods: self.pods.state(),
             jobs: self.jobs.state(),
             config_maps: self.config_maps.state(),
             classes: values(self.classes.state().iter().map(|class| &**class)),
-            queues: Queues::read(self.queues.state().first().map(|map| &**map)),
+            queues: Queues::read(settings.as_deref()),
+            permissions: Permissions::read(settings.as_deref()),
             masters_outside,
         }
     }
 
-    /// Whether the watches show what was done.
+    /// Whether the watches show a written ConfigMap.
     #[must_use]
     pub fn shows(&self, promise: &Promise) -> bool {
         let map = self.config_maps.find(|map| {
@@ -91,7 +94,7 @@ impl Watches {
     }
 }
 
-/// Versions are numbers that grow, whatever else they may be called.
+/// Compares resource versions, which are growing numbers in practice.
 fn is_as_new(seen: &str, promised: &str) -> bool {
     match (seen.parse::<u64>(), promised.parse::<u64>()) {
         (Ok(seen), Ok(promised)) => seen >= promised,
@@ -111,7 +114,7 @@ where
     let (store, writer) = reflector::store();
     let changed = changed.clone();
     tasks.spawn(async move {
-        // Who wrote which field is half of an object, and nobody here asks.
+        // Managed fields are half of an object, and unused.
         let bare = |object: &mut K| object.meta_mut().managed_fields = None;
         let events = watcher(api, config).default_backoff().modify(bare).reflect(writer);
         let mut events = pin!(events);
@@ -135,7 +138,7 @@ where
     store
 }
 
-/// What is missing on a cluster that does not know TrainingJobs.
+/// The missing step on a cluster without the CRD.
 fn hint<K: Resource<DynamicType = ()>>(error: &watcher::Error) -> &'static str {
     let is_unknown = match error {
         watcher::Error::InitialListFailed(error)
@@ -149,9 +152,9 @@ fn hint<K: Resource<DynamicType = ()>>(error: &watcher::Error) -> &'static str {
     }
 }
 
-/// Looks at everything once, for those who do not stay.
-pub async fn look(client: &Client, namespace: &str) -> Result<Seen, Error> {
-    let of_jobs = ListParams::default().labels(names::JOB_LABEL);
+/// Lists everything once, without a watch.
+pub async fn list_all(client: &Client, namespace: &str) -> Result<ClusterObjects, Error> {
+    let of_jobs = ListParams::default().labels(names::OF_ALL_JOBS);
     let all = ListParams::default();
     let queues: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let queues = within(
@@ -160,13 +163,15 @@ pub async fn look(client: &Client, namespace: &str) -> Result<Seen, Error> {
         queues.get_opt(queues::CONFIG_MAP),
     );
     let classes = list::<PriorityClass>(client, &all).await?;
-    Ok(Seen {
+    let settings = queues.await?;
+    Ok(ClusterObjects {
         nodes: list(client, &all).await?,
         pods: list(client, &all).await?,
         jobs: list(client, &all).await?,
         config_maps: list(client, &of_jobs).await?,
         classes: values(classes.iter().map(|class| &**class)),
-        queues: Queues::read(queues.await?.as_ref()),
+        queues: Queues::read(settings.as_ref()),
+        permissions: Permissions::read(settings.as_ref()),
         masters_outside: false,
     })
 }

@@ -7,7 +7,7 @@ const STYLE: &str = include_str!("style.css");
 const COMMON: &str = include_str!("common.js");
 const PLOT: &str = include_str!("plot.js");
 
-/// What goes with a page: it loads nothing from elsewhere, and nobody keeps or frames it.
+/// Headers of a page: it loads nothing from elsewhere, and must not be cached or framed.
 pub const HEADERS: [(&str, &str); 5] = [
     ("content-type", "text/html; charset=utf-8"),
     (

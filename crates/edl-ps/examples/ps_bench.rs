@@ -18,7 +18,7 @@ use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
 use edl_core::rng::Rng;
 use edl_core::server::{Event, Load, Order, Report};
 use edl_core::spec::Mode;
-use edl_net::data::{PsClient, Route, ServerRoute, Versions};
+use edl_net::data::{Limits, PsClient, Route, ServerRoute, Versions};
 use edl_net::key::JobKey;
 use edl_net::seal::Seal;
 use edl_net::wire::Stream;
@@ -152,7 +152,7 @@ fn pair(model: &ModelSpec, layout: Layout, by: By) -> Outcome<Pair> {
     let (address, unix_path) = listen(&front, folder.path(), by)?;
     let server = ServerRoute { ps: PsId(0), address, unix_path, partitions: 0..N_PARTITIONS };
     let route = Route { generation, servers: vec![server] };
-    let client = PsClient::connect(&route, &key, RUN, layout, model, DEADLINE)?;
+    let client = PsClient::connect(&route, &key, RUN, layout, model, Limits::all(DEADLINE))?;
     Ok(Pair { client, store, front, _folder: folder })
 }
 

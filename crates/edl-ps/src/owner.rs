@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
 
-use edl_core::id::{CutId, Generation};
+use edl_core::id::{CheckpointId, Generation};
 use edl_core::layout::Layout;
 use edl_core::server::{Event, Load, Part, Request};
 use edl_core::servers::PartitionState;
 use edl_net::data::server::{Piece, PullRequest};
+use edl_net::frame::PullHead;
 use edl_tensor::partition::Partition;
 use edl_tensor::push::{Push, span};
 
@@ -27,7 +28,7 @@ pub(crate) enum Task {
     Push(Request, Arc<Push>),
     /// Copies of all partitions: now, or after this many updates in place of an earlier order.
     Copy {
-        checkpoint: CutId,
+        checkpoint: CheckpointId,
         at: Option<u64>,
     },
     Inspect(mpsc::Sender<PartitionState>),
@@ -36,7 +37,7 @@ pub(crate) enum Task {
 
 /// The copies that are due after a step.
 struct CopyAt {
-    checkpoint: CutId,
+    checkpoint: CheckpointId,
     step: u64,
     /// Per partition: they come to the step one by one.
     is_copied: Vec<bool>,
@@ -97,7 +98,7 @@ impl Owner {
         }
     }
 
-    /// Works until told to stop or until no thread can ask any more.
+    /// Works until it is stopped, or until no thread can send tasks any more.
     pub(crate) fn run(mut self, tasks: &mpsc::Receiver<Task>) {
         for task in tasks {
             let started = Instant::now();
@@ -137,10 +138,10 @@ impl Owner {
         }
     }
 
-    /// Copies come before the report: when others hear that a step is over, the next one comes.
+    /// Copies come before the report: after the report, the next step may come.
     fn push(&mut self, request: Request, push: Arc<Push>) {
         let take = |partition: &mut Partition| {
-            let outcome = partition.push(&push).into();
+            let outcome = partition.push(&push);
             Part { partition: partition.id(), outcome, progress: partition.progress() }
         };
         let parts = self.partitions.iter_mut().map(take).collect();
@@ -155,7 +156,7 @@ impl Owner {
         // A step may have come since the machine decided: then there is no answer, and the client
         // asks again.
         let is_past = |step: u64| self.partitions.iter().any(|p| !p.has_step(step));
-        if pull.request.step.is_some_and(is_past) {
+        if pull.request.head.step.is_some_and(is_past) {
             return;
         }
         let n_tables = self.dims.len();
@@ -167,13 +168,13 @@ impl Owner {
         let mut counts = counts;
         let mut place = 0;
         while place < self.partitions.len() {
-            let (end, n_floats) = self.piece_end(place, counts, pull.request.wants_dense);
+            let (end, n_floats) = self.piece_end(place, counts, pull.request.head.wants_dense);
             let n_counts = (end - place) * n_tables;
             let n_ids = counts[..n_counts].iter().map(|count| *count as usize).sum();
             let (ids_here, ids_left) = ids.split_at(n_ids);
             let (counts_here, counts_left) = counts.split_at(n_counts);
             let floats = pull.spare.take(n_floats);
-            let piece = self.piece(place..end, &pull.request, counts_here, ids_here, floats);
+            let piece = self.piece(place..end, &pull.request.head, counts_here, ids_here, floats);
             if pull.out.send(piece).is_err() {
                 return;
             }
@@ -198,7 +199,7 @@ impl Owner {
     fn piece(
         &mut self,
         places: Range<usize>,
-        request: &PullRequest,
+        request: &PullHead,
         counts: &[u32],
         mut ids: &[u64],
         mut floats: Vec<f32>,

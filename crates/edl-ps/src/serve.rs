@@ -17,10 +17,10 @@ use edl_net::wire::{Receiver, Sender, Stream};
 
 use crate::store::{PullBuffers, PushBuffers, Reply, Spare, Store};
 
-/// Connections at once; more are closed at the door.
+/// Connections at once; further ones are rejected.
 const MAX_CONNECTIONS: usize = 4096;
 
-/// The door of a store: lets clients of its run in and serves them.
+/// Accepts the clients of the store's run and serves them.
 pub struct Front {
     store: Arc<Store>,
     key: JobKey,
@@ -49,7 +49,7 @@ impl Front {
         self.run.get_or_init(|| run);
     }
 
-    /// Serves a new connection on a thread of its own.
+    /// Serves a new connection on its own thread.
     pub fn admit(self: &Arc<Self>, stream: Stream) -> Result<(), Error> {
         let stream = Arc::new(stream);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl Front {
     }
 
     /// Ends all connections and waits for their threads. The store must be closed before, so
-    /// that nobody waits for an owner.
+    /// that no thread waits for an owner.
     pub fn close(&self) {
         let mut open = self.open();
         open.is_closed = true;
@@ -79,7 +79,7 @@ impl Front {
         let threads = std::mem::take(&mut open.threads);
         drop(open);
         for thread in threads {
-            // A panic was printed by its own thread and touched nobody else's state.
+            // A panic has been printed, and affected no other connection.
             let _ = thread.join();
         }
     }

@@ -8,8 +8,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use edl_core::goodput::Kind;
+use edl_core::goodput::{TimeKind, TimeReport};
 use edl_core::server::{Activity, Report};
+use edl_core::worker::Priority;
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::control::{self, Boxed, Event};
 use edl_net::convert;
@@ -80,7 +81,7 @@ async fn serve(config: Config, shutdown: CancellationToken) -> Result<(), Error>
     ended
 }
 
-/// Lets data connections in, for ever.
+/// Accepts data connections.
 async fn accept_all(front: Arc<Front>, listeners: Listeners) {
     loop {
         let stream = tokio::select! {
@@ -146,11 +147,14 @@ impl Session {
                     }
                     Event::Command(PsCommand { kind: Some(command) }) => self.obey(command),
                     Event::Command(_) => tracing::warn!("ignored an unknown order"),
-                    Event::Heartbeat => self.control.outbox.extend([self.beat(), self.spending()]),
+                    Event::Heartbeat => {
+                        self.send(self.heartbeat());
+                        self.send(self.spending());
+                    }
                     Event::Lost => {}
                 },
                 Some(report) = self.reports.recv() => {
-                    self.control.outbox.push_back(convert::server::message(report));
+                    self.send(convert::server::message(report));
                 }
             }
         }
@@ -165,26 +169,27 @@ impl Session {
         }
     }
 
-    fn beat(&self) -> PsMessage {
+    fn send(&mut self, message: PsMessage) {
+        self.control.outbox.push(Priority::Last, message);
+    }
+
+    fn heartbeat(&self) -> PsMessage {
         let activity = self.store.activity();
-        let beat = Heartbeat {
+        let heartbeat = Heartbeat {
             step: self.store.version(),
-            phase: activity.name().into(),
+            phase: activity.phase().into(),
             waiting_for: activity.waiting_for().into(),
+            progress: 0,
         };
-        PsMessage { kind: Some(ps_message::Kind::Heartbeat(beat)) }
+        PsMessage { kind: Some(ps_message::Kind::Heartbeat(heartbeat)) }
     }
 
     fn spending(&self) -> PsMessage {
         let (spent, pulls, pushes, rows) = self.store.load_of();
         let is_loading = self.store.activity() == Activity::Loading;
-        let last = if is_loading { Kind::Heal } else { Kind::Idle };
-        let spending = Spending {
-            spent: Some(spent.into()),
-            last: last.name().into(),
-            step: 0,
-            load: Some(PsLoad { pulls, pushes, rows }),
-        };
+        let last = if is_loading { TimeKind::Heal } else { TimeKind::Idle };
+        let load = Some(PsLoad { pulls, pushes, rows });
+        let spending = Spending { load, ..TimeReport { spent, last, step: 0 }.into() };
         PsMessage { kind: Some(ps_message::Kind::Spending(spending)) }
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use edl_core::goodput::{Kind, Spent, nanos};
+use edl_core::goodput::{Spent, TimeKind, nanos};
 
 /// Counted by all threads, read by the session.
 #[derive(Debug)]
@@ -51,13 +51,13 @@ impl Spending {
     pub(crate) fn read(&self) -> Spent {
         let mut spent = Spent::default();
         for (kind, total) in [
-            (Kind::Compute, &self.compute),
-            (Kind::Checkpoint, &self.checkpoint),
-            (Kind::Heal, &self.heal),
+            (TimeKind::Compute, &self.compute),
+            (TimeKind::Checkpoint, &self.checkpoint),
+            (TimeKind::Heal, &self.heal),
         ] {
             spent.add(kind, Duration::from_nanos(total.load(Ordering::Relaxed)));
         }
-        spent.add(Kind::Idle, self.origin.elapsed().saturating_sub(spent.total()));
+        spent.add(TimeKind::Idle, self.origin.elapsed().saturating_sub(spent.total()));
         spent
     }
 }

@@ -2,7 +2,7 @@
 //! The shell around [`Server`]: one lock, and the threads that do what the machine decides.
 //!
 //! A thread that brings an event takes the lock, and delivers the machine's answers after it has
-//! released it. Connections wait for the verdict on their request. Whatever may block goes to the
+//! released it. Connections wait for the verdict on their request. What may block goes to the
 //! keeper, one effect after the other, and copies of partitions go to the writer.
 
 mod keeper;
@@ -17,8 +17,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use edl_core::goodput::Spent;
-use edl_core::id::{BatchId, CutId, Generation};
+use edl_core::id::{BatchId, CheckpointId, Generation};
 use edl_core::layout::Layout;
+use edl_core::machine::Machine;
 use edl_core::server::{
     Activity, Client, Effect, Event, Inspection, Note, Order, Refusal, Report, Request, Server,
 };
@@ -27,14 +28,14 @@ use edl_core::time::Time;
 use edl_tensor::partition::Partition;
 use tokio::sync::{mpsc::UnboundedSender, oneshot, watch};
 
-use self::keeper::{Copy, Job, Keeper, write_copies};
+use self::keeper::{Copy, Guard, Job, Keeper, write_copies};
 pub use self::pull::{Pieces, PullBuffers};
 pub use self::push::{PushBuffers, Reply, Spare};
 use crate::owner::Task;
 use crate::spending::Spending;
 
 /// A connection that waits looks up this often, to see whether its client is still there.
-const LOOK_UP: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The partitions of one server, in owner threads.
 pub struct Store {
@@ -49,7 +50,7 @@ pub(crate) struct Shared {
     copies: mpsc::Sender<Option<Copy>>,
     start: Instant,
     pub(crate) spending: Spending,
-    /// Turns true when an owner panics: its partitions are broken, and the process must exit.
+    /// Turns true when a thread panics: its work is left undone, and the process must exit.
     is_broken: watch::Sender<bool>,
 }
 
@@ -125,6 +126,11 @@ impl Store {
             is_broken: watch::Sender::new(false),
         });
         let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            let guard = Guard(shared.is_broken.clone());
+            let run = move || {
+                let _guard = guard;
+                run();
+            };
             std::thread::Builder::new().name(name.into()).spawn(run)
         };
         let keeper = Keeper { shared: Arc::clone(&shared), threads, job_dir };
@@ -203,7 +209,7 @@ impl Shared {
     }
 
     /// Copies `partition` for a checkpoint, if the machine still needs it.
-    pub(crate) fn copy(&self, checkpoint: CutId, partition: &Partition) {
+    pub(crate) fn copy(&self, checkpoint: CheckpointId, partition: &Partition) {
         let (id, updates) = (partition.id(), partition.updates());
         let event = Event::Copied { checkpoint, partition: id, updates };
         let folder = self.state_and_deliver(|state, now| state.handle(event, now));
@@ -214,7 +220,7 @@ impl Shared {
         }
     }
 
-    pub(crate) fn is_writing(&self, checkpoint: CutId) -> bool {
+    pub(crate) fn is_writing(&self, checkpoint: CheckpointId) -> bool {
         self.state().server.is_writing(checkpoint)
     }
 
@@ -263,7 +269,7 @@ impl Shared {
             self.handle(Event::Tick);
             next = self.state().server.next_deadline();
         }
-        next.map_or(LOOK_UP, |next| next.since(now).min(LOOK_UP))
+        next.map_or(POLL_INTERVAL, |next| next.since(now).min(POLL_INTERVAL))
     }
 
     fn state_and_deliver(
@@ -389,6 +395,8 @@ fn log(report: &Report) {
         Report::CheckpointFailed { checkpoint, error, .. } => {
             tracing::warn!(%checkpoint, error, "cannot write a checkpoint");
         }
-        Report::CheckpointDone { .. } | Report::States { .. } => {}
+        Report::CheckpointStarted { .. }
+        | Report::CheckpointDone { .. }
+        | Report::States { .. } => {}
     }
 }

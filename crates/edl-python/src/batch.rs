@@ -6,7 +6,7 @@ use numpy::{Element, PyArray1, PyArrayMethods as _};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
-/// The columns as arrays of their own, which user code may keep and change.
+/// The columns as copies, which user code may keep and change.
 pub(crate) fn columns<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Bound<'py, PyDict>> {
     let columns = PyDict::new(py);
     for (name, column) in &batch.columns {

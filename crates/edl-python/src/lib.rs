@@ -5,9 +5,9 @@
 //! for one pass of the model at a time, so heartbeats, transfers and files never wait for Python.
 
 mod batch;
+mod custom_loop;
 mod model;
 mod numbers;
-mod own_loop;
 mod schema;
 mod thread_state;
 
@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 mod _elasticdl {
     #[pymodule_export]
-    use super::own_loop::Loop;
+    use super::custom_loop::Loop;
     #[pymodule_export]
     use super::schema::schema;
     #[pymodule_export]

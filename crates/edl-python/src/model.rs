@@ -2,8 +2,8 @@
 //! A model written in Python, behind the trait that the training loop knows.
 //!
 //! Python's half is an adapter (`elasticdl._host`). It owns the flat array of parameters that its
-//! framework computes with. A pass copies them in, unless they lie in memory that the adapter has
-//! lent out for them; the gradient is left where it was made, for whoever can read it there.
+//! framework computes with. A pass copies them in, unless they are in memory that the adapter shares.
+//! The gradient stays where the framework wrote it.
 
 use std::cell::{Cell, RefCell};
 
@@ -18,7 +18,7 @@ use numpy::{
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::numbers::{Lent, Numbers};
+use crate::numbers::{Numbers, SharedArray};
 use crate::{batch, thread_state};
 
 /// The module that opens the user's model.
@@ -33,7 +33,7 @@ pub(crate) struct PyModel {
     /// The adapter's own parameters, for those that lie where its framework cannot read.
     dense: Py<PyArray1<f32>>,
     /// Memory that others keep parameters in and the framework can read.
-    lent: RefCell<Vec<Lent>>,
+    shared: RefCell<Vec<SharedArray>>,
     /// Where the parameters are that the framework reads now.
     bound: Cell<usize>,
     /// The gradient of the last pass.
@@ -41,32 +41,32 @@ pub(crate) struct PyModel {
     spec: ModelSpec,
 }
 
-/// Opens the model that the job names; what is wrong with it is told in the user's own words.
+/// Opens the model that the job names. An error contains the user's traceback.
 pub(crate) fn open(spec: &JobSpec) -> Result<Box<dyn Model>, String> {
     let job = serde_json::to_string(spec).map_err(|error| error.to_string())?;
     thread_state::keep();
     Python::attach(|py| {
         let opened = py.import(HOST).and_then(|host| host.call_method1("open_model", (job,)));
-        let adapter = opened.map_err(|error| tell(py, &error))?;
-        let model = PyModel::new(&adapter).map_err(|error| tell(py, &error))?;
+        let adapter = opened.map_err(|error| explain(py, &error))?;
+        let model = PyModel::new(&adapter).map_err(|error| explain(py, &error))?;
         Ok(Box::new(model) as Box<dyn Model>)
     })
 }
 
 /// The job with its data as the user's own reader has it.
-pub(crate) fn settle(spec: &JobSpec, said: &JobSpec) -> Result<JobSpec, String> {
+pub(crate) fn settle(spec: &JobSpec, original: &JobSpec) -> Result<JobSpec, String> {
     let json = |spec| serde_json::to_string(spec).map_err(|error| error.to_string());
-    let (job, said) = (json(spec)?, json(said)?);
+    let (job, original) = (json(spec)?, json(original)?);
     thread_state::keep();
     let settled: String = Python::attach(|py| {
-        let settled = py.import(HOST).and_then(|host| host.call_method1("settle", (job, said)));
-        settled.and_then(|text| text.extract()).map_err(|error| tell(py, &error))
+        let settled = py.import(HOST).and_then(|host| host.call_method1("settle", (job, original)));
+        settled.and_then(|text| text.extract()).map_err(|error| explain(py, &error))
     })?;
     serde_json::from_str(&settled).map_err(|error| error.to_string())
 }
 
-/// The error in the words that `_host.explain` finds for it: a sentence, or the user's traceback.
-fn tell(py: Python<'_>, error: &PyErr) -> String {
+/// The error as `_host.explain` formats it: a sentence, or the user's traceback.
+fn explain(py: Python<'_>, error: &PyErr) -> String {
     let explained = py
         .import(HOST)
         // Its value has the traceback only when it leaves the error.
@@ -87,22 +87,22 @@ impl PyModel {
             bound: Cell::new(dense.data().addr()),
             dense: dense.unbind(),
             adapter: adapter.clone().unbind(),
-            lent: RefCell::default(),
+            shared: RefCell::default(),
             pieces: Vec::new(),
             spec,
         })
     }
 
-    /// Lets the framework read these parameters: in place if they are in memory that was lent.
+    /// Lets the framework read these parameters: in place if they are in memory that was shared.
     fn set(&self, py: Python<'_>, parameters: &[f32]) -> PyResult<()> {
         let at = parameters.as_ptr().addr();
         if at == self.bound.get() {
             return Ok(());
         }
-        let mut lent = self.lent.borrow_mut();
-        lent.retain(Lent::is_used);
-        if let Some(lent) = lent.iter().find(|lent| lent.addr() == at) {
-            self.adapter.bind(py).call_method1("bind", (lent.array(py),))?;
+        let mut shared = self.shared.borrow_mut();
+        shared.retain(SharedArray::is_used);
+        if let Some(shared) = shared.iter().find(|shared| shared.addr() == at) {
+            self.adapter.bind(py).call_method1("bind", (shared.array(py),))?;
             self.bound.set(at);
             return Ok(());
         }
@@ -117,13 +117,13 @@ impl PyModel {
     }
 
     /// Memory that the framework can read, if it is one that reads others' memory.
-    fn lend(&self, py: Python<'_>) -> PyResult<Option<Box<dyn Memory>>> {
+    fn share(&self, py: Python<'_>) -> PyResult<Option<Box<dyn Memory>>> {
         let memory = self.adapter.bind(py).call_method0("memory")?;
         if memory.is_none() {
             return Ok(None);
         }
-        let (lent, memory) = Lent::new(memory.cast::<PyArray1<f32>>()?)?;
-        self.lent.borrow_mut().push(lent);
+        let (shared, memory) = SharedArray::new(memory.cast::<PyArray1<f32>>()?)?;
+        self.shared.borrow_mut().push(shared);
         Ok(Some(Box::new(memory)))
     }
 
@@ -264,8 +264,8 @@ impl Model for PyModel {
 
     fn memory(&self) -> Box<dyn Memory> {
         // An adapter that cannot lend any gets its parameters as copies.
-        let lent = attached(|py| self.lend(py)).ok().flatten();
-        lent.unwrap_or_else(|| Box::new(vec![0.0; self.spec.dense_len()]))
+        let shared = attached(|py| self.share(py)).ok().flatten();
+        shared.unwrap_or_else(|| Box::new(vec![0.0; self.spec.dense_len()]))
     }
 
     fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error> {
@@ -277,9 +277,9 @@ impl Model for PyModel {
     }
 }
 
-/// Runs a pass with the interpreter; what goes wrong is told in the user's own words.
+/// Runs a pass with the interpreter. An error contains the user's traceback.
 fn attached<T>(pass: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, Error> {
-    Python::attach(|py| pass(py).map_err(|error| Error::Other(tell(py, &error))))
+    Python::attach(|py| pass(py).map_err(|error| Error::Other(explain(py, &error))))
 }
 
 fn value_error(error: impl ToString) -> PyErr {

@@ -34,7 +34,7 @@ impl Numbers {
 
     pub(crate) fn get(&self) -> &[f32] {
         // SAFETY: `new` has checked that `len` aligned numbers are there; `array` keeps them, and
-        // nobody writes between two passes.
+        // it is not written between two passes.
         #[expect(unsafe_code, reason = "see the module's comment")]
         unsafe {
             std::slice::from_raw_parts(self.start, self.len)
@@ -42,24 +42,24 @@ impl Numbers {
     }
 }
 
-/// Memory that the model has lent to whoever keeps its parameters.
-pub(crate) struct Lent {
+/// An array that the owner of the parameters writes and the framework reads: the framework's side.
+pub(crate) struct SharedArray {
     numbers: Numbers,
     used: Weak<()>,
 }
 
-/// The other side of it: the one that writes.
-pub(crate) struct Borrowed {
+/// The side of the owner, which writes.
+pub(crate) struct SharedMemory {
     numbers: Numbers,
     _used: Arc<()>,
 }
 
-impl Lent {
+impl SharedArray {
     /// Both sides of a new array.
-    pub(crate) fn new(array: &Bound<'_, PyArray1<f32>>) -> PyResult<(Self, Borrowed)> {
+    pub(crate) fn new(array: &Bound<'_, PyArray1<f32>>) -> PyResult<(Self, SharedMemory)> {
         let used = Arc::new(());
-        let lent = Self { numbers: Numbers::new(array)?, used: Arc::downgrade(&used) };
-        Ok((lent, Borrowed { numbers: Numbers::new(array)?, _used: used }))
+        let shared = Self { numbers: Numbers::new(array)?, used: Arc::downgrade(&used) };
+        Ok((shared, SharedMemory { numbers: Numbers::new(array)?, _used: used }))
     }
 
     /// Whether the other side still is.
@@ -76,7 +76,7 @@ impl Lent {
     }
 }
 
-impl Memory for Borrowed {
+impl Memory for SharedMemory {
     fn numbers(&self) -> &[f32] {
         self.numbers.get()
     }
@@ -84,7 +84,7 @@ impl Memory for Borrowed {
     fn numbers_mut(&mut self) -> &mut [f32] {
         let Numbers { start, len, .. } = self.numbers;
         // SAFETY: as in `Numbers::get`; the array was made to be written here, and the only other
-        // reference to it on this side, `Lent`, reads none of its numbers.
+        // reference to it on this side, `SharedArray`, reads none of its numbers.
         #[expect(unsafe_code, reason = "see the module's comment")]
         unsafe {
             std::slice::from_raw_parts_mut(start, len)

@@ -10,7 +10,7 @@ use edl_sched::resources::Resources;
 use edl_sched::snapshot::{
     Job, JobId, Marks, Node, NodeId, OnlinePods, QueueId, RoleSpec, Roles, ServiceId, Snapshot,
 };
-use edl_sched::state::{Policy, State};
+use edl_sched::state::{PlannerState, Policy};
 use edl_sched::{applied, plan};
 
 /// The best is taken: others may use the machine too.
@@ -44,7 +44,7 @@ fn measure(policy: Policy, n_jobs: u32, n_nodes: u32) -> [f64; 3] {
         jobs: (0..n_jobs).map(|id| job(id, &mut rng)).collect(),
         ..Snapshot::default()
     };
-    let state = State::of(policy);
+    let state = PlannerState::of(policy);
     let mut full = empty.clone();
     let mut last = state.clone();
     let mut now = Time::ZERO;
@@ -70,7 +70,7 @@ fn measure(policy: Policy, n_jobs: u32, n_nodes: u32) -> [f64; 3] {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
-fn best(snapshot: &Snapshot, state: &State, now: Time) -> f64 {
+fn best(snapshot: &Snapshot, state: &PlannerState, now: Time) -> f64 {
     let mut times: Vec<f64> = (0..N_ROUNDS)
         .map(|_| {
             let start = Instant::now();

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which jobs run at all: whole minimums, as many as can be, and nobody overtaken for ever.
+//! Which jobs run: as many whole minimums as possible, and no job is overtaken forever.
 
 use std::cmp::Reverse;
 
 use crate::board::{Board, JobIx};
-use crate::fairness::Sorted;
+use crate::fairness::OrderedF64;
 use crate::packing;
 use crate::plan::{Reason, Waiting};
 use crate::quota;
-use crate::resources::{Kind, Resources};
+use crate::resources::{ResourceKind, Resources};
 use crate::snapshot::{Counts, Job, NodeState, Role};
 use crate::victims;
 
-/// Starts every job whose minimum finds room, by taking surplus if need be, and stops those that
-/// lost pods and cannot be made whole.
+/// Starts every job whose minimum fits, taking surplus of others if necessary, and stops jobs that
+/// lost pods and cannot get them back.
 pub fn admit(board: &mut Board<'_>) {
-    // What a broken gang gives up may help a job that was looked at before it. A gang that is
-    // stopped has no pods left to give up, so there are not more passes than jobs.
+    // The pods of an incomplete job may help a job that was tried before it. A stopped job has no
+    // more pods, so there are at most as many passes as jobs.
     while admit_once(board) {}
 }
 
-/// One pass over the jobs that wait; says whether it stopped a broken gang.
+/// One pass over the waiting jobs; returns whether it stopped an incomplete one.
 fn admit_once(board: &mut Board<'_>) -> bool {
     let mut has_stopped = false;
     let mut behind: Option<(JobIx, i32)> = None;
@@ -37,44 +37,30 @@ fn admit_once(board: &mut Board<'_>) -> bool {
             _ => start(board, job, &mut order),
         };
         let Err(waiting) = outcome else { continue };
-        if board.jobs[job].counts.sum() > 0 {
-            board.take_all(job);
-            board.because(job, Reason::Incomplete);
-            has_stopped = true;
-        }
+        has_stopped |= suspend(board, job, waiting);
         let has_waited = board.now.since(spec.submitted) >= board.options.patience;
-        let could_run = matches!(waiting, Waiting::NoRoom(_) | Waiting::Fragmented);
+        let could_run = matches!(waiting, Waiting::NoCapacity(_) | Waiting::Fragmented);
         if has_waited && could_run && behind.is_none() {
             behind = Some((job, spec.priority));
         }
-        board.jobs[job].waiting = Some(waiting);
     }
     has_stopped
 }
 
-/// Jobs without their minimum: by priority, then those who waited too long, then those whose
-/// queue is within its quota, then the smallest, so that most jobs run.
+/// Jobs without their minimum: by priority, then those that waited too long, then those whose queue
+/// is within its quota, then the smallest, so most jobs run.
 fn order(board: &mut Board<'_>) -> Vec<JobIx> {
-    let mut order = Vec::new();
-    for job in 0..board.jobs.len() {
-        let seat = &mut board.jobs[job];
-        match seat.job.fault() {
-            Some(fault) if seat.counts.sum() == 0 => seat.waiting = Some(Waiting::Faulty(fault)),
-            // Whoever runs goes on as it was, until its owner mends what it edited.
-            Some(_) => {}
-            None if !seat.has_gang() => order.push(job),
-            None => {}
-        }
-    }
+    let mut order = board.sound_jobs();
+    order.retain(|job| !board.jobs[*job].has_gang());
     order.sort_by_cached_key(|job| {
-        let seat = &board.jobs[*job];
-        let spec = seat.job;
+        let entry = &board.jobs[*job];
+        let spec = entry.job;
         let gang = spec.resources(spec.gang());
         let has_waited = board.now.since(spec.submitted) >= board.options.patience;
         let waited_since = has_waited.then_some(spec.submitted);
-        let is_incomplete = seat.counts.sum() > 0;
+        let is_incomplete = entry.counts.sum() > 0;
         let is_own = quota::is_own(board, spec.queue, gang);
-        let size = Sorted(gang.dominant_share(board.total));
+        let size = OrderedF64(gang.dominant_share(board.total));
         (
             Reverse(spec.priority),
             Reverse(is_incomplete),
@@ -89,39 +75,60 @@ fn order(board: &mut Board<'_>) -> Vec<JobIx> {
     order
 }
 
-/// Makes one job whole, or says why not. Jobs that it displaces are added to `order`.
+/// Completes the minimum of one job, or returns why not. Jobs that it displaces are added to `order`.
 fn start(board: &mut Board<'_>, job: JobIx, order: &mut Vec<JobIx>) -> Result<(), Waiting> {
-    let spec = board.jobs[job].job;
-    let missing = missing(spec, board.jobs[job].counts);
-    if let Some(kind) = never_fits(board, spec) {
-        return Err(Waiting::NeverFits(kind));
-    }
-    if !quota::allows(board, spec.queue, spec.resources(missing)) {
-        return Err(Waiting::QuotaUsed(spec.queue));
-    }
-    let was_whole = board.jobs[job].before.is_empty();
-    let reason = if was_whole { Reason::Starts } else { Reason::Incomplete };
-    let fits = packing::put_gang(board, job, missing)
-        || (may_fit_by_taking(board, job, missing)
-            && victims::put_gang_by_taking(board, job, missing))
-        || displace(board, job, missing, order);
-    if fits {
-        board.because(job, reason);
-        board.jobs[job].waiting = None;
-        return Ok(());
-    }
-    Err(match spec.resources(missing).lacks(free(board)) {
-        Some(kind) => Waiting::NoRoom(kind),
-        None => Waiting::Fragmented,
+    let missing = missing(board.jobs[job].job, board.jobs[job].counts);
+    let is_new = board.jobs[job].before.is_empty();
+    let reason = if is_new { Reason::Starts } else { Reason::Incomplete };
+    try_start(board, job, missing, reason, |board| {
+        packing::put_gang(board, job, missing)
+            || (may_fit_by_taking(board, job, missing)
+                && victims::put_gang_by_taking(board, job, missing))
+            || displace(board, job, missing, order)
     })
 }
 
-/// Stops jobs of lower priority, the lowest and youngest first, until the minimum of `job` fits.
+/// Starts the pods `missing` of a job if `place` finds nodes for them, or returns why it waits.
+pub(crate) fn try_start<'a>(
+    board: &mut Board<'a>,
+    job: JobIx,
+    missing: Counts,
+    reason: Reason,
+    place: impl FnOnce(&mut Board<'a>) -> bool,
+) -> Result<(), Waiting> {
+    let spec = board.jobs[job].job;
+    let needed = spec.resources(missing);
+    if let Some(kind) = never_fits(board, spec) {
+        return Err(Waiting::NeverFits(kind));
+    }
+    if !quota::allows(board, spec.queue, needed) {
+        return Err(Waiting::QuotaUsed(spec.queue));
+    }
+    if !place(board) {
+        return Err(needed.lacks(free(board)).map_or(Waiting::Fragmented, Waiting::NoCapacity));
+    }
+    board.because(job, reason);
+    board.jobs[job].waiting = None;
+    Ok(())
+}
+
+/// Lets a job wait. If it has part of its minimum, these pods are stopped, and the result is true.
+pub(crate) fn suspend(board: &mut Board<'_>, job: JobIx, waiting: Waiting) -> bool {
+    let is_incomplete = board.jobs[job].counts.sum() > 0;
+    if is_incomplete {
+        board.take_all(job);
+        board.because(job, Reason::Incomplete);
+    }
+    board.jobs[job].waiting = Some(waiting);
+    is_incomplete
+}
+
+/// Stops jobs of lower priority, the lowest and newest first, until the minimum of `job` fits.
 fn displace(board: &mut Board<'_>, job: JobIx, missing: Counts, order: &mut Vec<JobIx>) -> bool {
     let spec = board.jobs[job].job;
     let is_lower = |other: &JobIx| {
-        let seat = &board.jobs[*other];
-        seat.job.priority < spec.priority && seat.counts.sum() > 0 && seat.job.fault().is_none()
+        let entry = &board.jobs[*other];
+        entry.job.priority < spec.priority && entry.counts.sum() > 0 && entry.job.fault().is_none()
     };
     let mut lower: Vec<JobIx> = (0..board.jobs.len()).filter(is_lower).collect();
     if lower.is_empty() {
@@ -160,13 +167,14 @@ pub fn missing(job: &Job, has: Counts) -> Counts {
     Counts { master: lacks(Role::Master), ps: lacks(Role::Ps), worker: lacks(Role::Worker) }
 }
 
-/// Whether what is free and what others have above their minimum is enough in all: a quick
-/// answer for the many jobs that wait in a full cluster.
+/// Whether free capacity and the surplus of others are enough in total: a quick check for the many
+/// waiting jobs of a full cluster.
 fn may_fit_by_taking(board: &Board<'_>, job: JobIx, missing: Counts) -> bool {
     let spec = board.jobs[job].job;
-    let gives = |seat: &&crate::board::Seat<'_>| seat.job.priority <= spec.priority;
-    let surplus =
-        |seat: &crate::board::Seat<'_>| seat.job.roles.worker.shape * u64::from(seat.surplus());
+    let gives = |entry: &&crate::board::JobEntry<'_>| entry.job.priority <= spec.priority;
+    let surplus = |entry: &crate::board::JobEntry<'_>| {
+        entry.job.roles.worker.shape * u64::from(entry.surplus())
+    };
     let surplus: Resources = board.jobs.iter().filter(gives).map(surplus).sum();
     surplus != Resources::ZERO && spec.resources(missing).fits_in(free(board) + surplus)
 }
@@ -176,13 +184,12 @@ fn free(board: &Board<'_>) -> Resources {
 }
 
 /// The kind of which no usable node has enough for one of the job's pods.
-#[must_use]
-pub fn never_fits(board: &Board<'_>, job: &Job) -> Option<Kind> {
+fn never_fits(board: &Board<'_>, job: &Job) -> Option<ResourceKind> {
     let needed = Role::ALL.into_iter().filter(|role| job.roles.of(*role).min > 0);
     for role in needed {
         let shape = job.roles.of(role).shape;
         let usable = board.nodes.iter().filter(|node| node.state == NodeState::Ready);
-        let mut lacks = Some(Kind::Cpu);
+        let mut lacks = Some(ResourceKind::Cpu);
         for node in usable.filter(|node| job.may_use(node)) {
             lacks = shape.lacks(node.capacity);
             if lacks.is_none() {

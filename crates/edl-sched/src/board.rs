@@ -1,62 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cluster while a plan is made: what is free on each node and who is where, with a way back.
+//! The cluster while a plan is made: the free capacity and pods of each node, with undo.
 //!
-//! Every change goes through [`Board::put`] and [`Board::take`], which keep the books and refuse
-//! what does not fit. So no policy can exceed a node, and the plan is the difference between the
-//! board at the end and at the beginning.
+//! Every change goes through [`Board::put`] and [`Board::take`], which reject pods that do not fit.
+//! So no policy can exceed a node, and the plan is the difference between the board at the end and at
+//! the beginning.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use edl_core::time::Time;
 
-use crate::plan::{OnlineRoom, Reason, Waiting};
+use crate::plan::{OnlinePlacement, Reason, Waiting};
 use crate::resources::Resources;
 use crate::snapshot::{
     Counts, Job, JobId, Marks, Node, NodeState, OnlinePods, Queue, QueueId, Role, Snapshot,
 };
-use crate::state::{Options, State};
+use crate::state::{Options, PlannerState};
 
-/// A node's place on the board.
+/// The index of a node on the board.
 pub type NodeIx = usize;
-/// A job's place on the board.
+/// The index of a job on the board.
 pub type JobIx = usize;
 
 #[derive(Clone, Debug)]
 pub struct Board<'a> {
     pub options: Options,
-    pub state: &'a State,
+    pub state: &'a PlannerState,
     pub now: Time,
-    /// In order of their ids, as are the jobs.
+    /// In order of their ids, like the jobs.
     pub nodes: Vec<&'a Node>,
-    pub jobs: Vec<Seat<'a>>,
+    pub jobs: Vec<JobEntry<'a>>,
     pub queues: BTreeMap<QueueId, QueueUse>,
     pub online: Vec<OnlinePods>,
-    pub room: Vec<OnlineRoom>,
-    /// All that nodes have which are there to stay.
+    pub online_placements: Vec<OnlinePlacement>,
+    /// The capacity of all nodes that are not being removed.
     pub total: Resources,
-    /// What is asked for on them: jobs, online pods and whatever else runs.
+    /// What all pods on them request.
     pub asked: Resources,
     free: Vec<Resources>,
     on_node: Vec<Vec<(JobIx, Counts)>>,
     index: FreeIndex,
-    journal: Vec<Entry>,
+    journal: Vec<JournalEntry>,
 }
 
 /// One job on the board.
 #[derive(Clone, Debug)]
-pub struct Seat<'a> {
+pub struct JobEntry<'a> {
     pub job: &'a Job,
     pub on: BTreeMap<NodeIx, Counts>,
     pub counts: Counts,
     pub before: BTreeMap<NodeIx, Counts>,
     pub reasons: Vec<Reason>,
     pub waiting: Option<Waiting>,
-    /// Whether it ran (had its whole minimum) before this plan.
+    /// Whether it had its whole minimum before this plan.
     pub ran_before: bool,
     /// Workers that it had before this plan.
     pub n_before: u32,
-    /// How many pods it shall have, where Kubernetes finds nodes and victims.
+    /// Its target, if Kubernetes chooses nodes and victims.
     pub wanted: Option<Counts>,
 }
 
@@ -65,7 +65,7 @@ pub struct Seat<'a> {
 pub struct QueueUse {
     pub queue: Queue,
     pub used: Resources,
-    /// False once it has had to return what it borrowed too often in this plan.
+    /// False once it had to return borrowed resources too often in this plan.
     pub may_borrow: bool,
 }
 
@@ -76,7 +76,7 @@ impl QueueUse {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct JournalEntry {
     job: JobIx,
     role: Role,
     node: NodeIx,
@@ -88,8 +88,8 @@ struct Entry {
 #[derive(Clone, Copy, Debug)]
 pub struct Bookmark(usize);
 
-/// Ready nodes by what is free on them, so that the tightest fit is found without a search.
-/// Nodes that are equal for every purpose share one entry.
+/// Ready nodes by their free capacity, to find the tightest fit without a search. Equivalent nodes
+/// share one entry.
 #[derive(Clone, Debug, Default)]
 struct FreeIndex {
     by_gpu: BTreeMap<u64, BTreeMap<ClassKey, BTreeSet<NodeIx>>>,
@@ -99,9 +99,10 @@ struct FreeIndex {
 struct ClassKey {
     cpu_milli: u64,
     memory_mib: u64,
+    pods: u64,
     taints: Marks,
     labels: Marks,
-    /// What the node has in all: equally free nodes may have different prospects.
+    /// The total capacity: equally free nodes may have different prospects.
     capacity: Resources,
 }
 
@@ -114,7 +115,7 @@ pub struct NodeClass {
 
 impl<'a> Board<'a> {
     #[must_use]
-    pub fn new(snapshot: &'a Snapshot, state: &'a State, now: Time) -> Self {
+    pub fn new(snapshot: &'a Snapshot, state: &'a PlannerState, now: Time) -> Self {
         let mut nodes: Vec<&Node> = snapshot.nodes.iter().collect();
         nodes.sort_by_key(|node| node.id);
         nodes.dedup_by_key(|node| node.id);
@@ -139,7 +140,7 @@ impl<'a> Board<'a> {
             jobs: Vec::with_capacity(jobs.len()),
             queues: snapshot.queues.iter().map(queue_use).collect(),
             online,
-            room: Vec::new(),
+            online_placements: Vec::new(),
             total,
             asked,
             free,
@@ -150,19 +151,19 @@ impl<'a> Board<'a> {
         for job in jobs {
             let unlisted = Queue { id: job.queue, weight: 1, quota: None, borrow: None };
             board.queues.entry(job.queue).or_insert(QueueUse::new(unlisted));
-            board.seat(job);
+            board.add_job(job);
         }
-        // Only now: most nodes change several times while jobs are seated.
+        // Indexed last, because most nodes change several times while jobs are added.
         for node in 0..board.nodes.len() {
             board.file(node);
         }
         board
     }
 
-    /// Puts a job where the snapshot says it is; pods on nodes that are not there are lost.
-    fn seat(&mut self, job: &'a Job) {
+    /// Adds a job with its pods; pods on missing nodes are lost.
+    fn add_job(&mut self, job: &'a Job) {
         let ix = self.jobs.len();
-        self.jobs.push(Seat {
+        self.jobs.push(JobEntry {
             job,
             on: BTreeMap::new(),
             counts: Counts::default(),
@@ -177,24 +178,16 @@ impl<'a> Board<'a> {
             let Ok(node) = self.nodes.binary_search_by_key(&placed.node, |node| node.id) else {
                 continue;
             };
-            // A snapshot may show more than fits (a node lost memory): what is over is not kept.
+            *self.jobs[ix].before.entry(node).or_default().of_mut(placed.role) += placed.n;
+            // A snapshot may show more than fits (a node lost memory); the rest is dropped.
             let shape = job.roles.of(placed.role).shape;
             let fits = u32::try_from(shape.times_in(self.free[node])).unwrap_or(u32::MAX);
             self.count_in(ix, placed.role, node, placed.n.min(fits));
         }
-        let seat = &mut self.jobs[ix];
-        seat.ran_before = seat.has_gang();
-        seat.n_before = job
-            .placed
-            .iter()
-            .filter(|placed| placed.role == Role::Worker)
-            .map(|placed| placed.n)
-            .sum();
-        for placed in &job.placed {
-            if let Ok(node) = self.nodes.binary_search_by_key(&placed.node, |node| node.id) {
-                *seat.before.entry(node).or_default().of_mut(placed.role) += placed.n;
-            }
-        }
+        let entry = &mut self.jobs[ix];
+        entry.ran_before = entry.has_gang();
+        let workers = job.placed.iter().filter(|placed| placed.role == Role::Worker);
+        entry.n_before = workers.map(|placed| placed.n).sum();
     }
 
     #[must_use]
@@ -202,9 +195,9 @@ impl<'a> Board<'a> {
         self.free[node]
     }
 
-    /// What a node has for pods that come and go: all but what masters and servers hold.
+    /// A node's capacity for workers: all but what masters and servers hold.
     #[must_use]
-    pub fn lasting_room(&self, node: NodeIx) -> Resources {
+    pub fn lasting_capacity(&self, node: NodeIx) -> Resources {
         let lasting = |(job, counts): &(JobIx, Counts)| {
             self.jobs[*job].job.resources(Counts { worker: 0, ..*counts })
         };
@@ -212,7 +205,7 @@ impl<'a> Board<'a> {
         self.nodes[node].capacity.saturating_sub(held)
     }
 
-    /// What others than training jobs have on a node, online pods of this plan included.
+    /// What pods of others hold on a node, including online pods of this plan.
     #[must_use]
     pub fn held_by_others(&self, node: NodeIx) -> Resources {
         let ours = self.on_node[node].iter();
@@ -232,13 +225,14 @@ impl<'a> Board<'a> {
         &self.on_node[node]
     }
 
-    /// The jobs that can run at all; one that cannot and has no pods says why it waits.
+    /// The jobs that can be planned. The others wait if they have no pods, and keep running if they
+    /// do, until their owner fixes their description.
     pub fn sound_jobs(&mut self) -> Vec<JobIx> {
         let mut sound = Vec::new();
-        for (job, seat) in self.jobs.iter_mut().enumerate() {
-            match seat.job.fault() {
-                Some(fault) if seat.counts.sum() == 0 => {
-                    seat.waiting = Some(Waiting::Faulty(fault));
+        for (job, entry) in self.jobs.iter_mut().enumerate() {
+            match entry.job.fault() {
+                Some(fault) if entry.counts.sum() == 0 => {
+                    entry.waiting = Some(Waiting::Faulty(fault));
                 }
                 Some(_) => {}
                 None => sound.push(job),
@@ -249,7 +243,7 @@ impl<'a> Board<'a> {
 
     #[must_use]
     pub fn job_ix(&self, id: JobId) -> Option<JobIx> {
-        self.jobs.binary_search_by_key(&id, |seat| seat.job.id).ok()
+        self.jobs.binary_search_by_key(&id, |entry| entry.job.id).ok()
     }
 
     /// Starts `n` pods of a job on a node.
@@ -257,12 +251,12 @@ impl<'a> Board<'a> {
     /// # Panics
     /// If they do not fit or the node takes none.
     pub fn put(&mut self, job: JobIx, role: Role, node: NodeIx, n: u32) {
-        assert!(self.nodes[node].state == NodeState::Ready, "pods start on ready nodes alone");
+        assert!(self.nodes[node].state == NodeState::Ready, "pods only start on ready nodes");
         if n == 0 {
             return;
         }
         self.put_anywhere(job, role, node, n);
-        self.journal.push(Entry { job, role, node, n, is_put: true });
+        self.journal.push(JournalEntry { job, role, node, n, is_put: true });
     }
 
     /// Stops `n` pods of a job on a node.
@@ -274,7 +268,7 @@ impl<'a> Board<'a> {
             return;
         }
         self.take_anywhere(job, role, node, n);
-        self.journal.push(Entry { job, role, node, n, is_put: false });
+        self.journal.push(JournalEntry { job, role, node, n, is_put: false });
     }
 
     /// Stops all pods of a job.
@@ -289,7 +283,7 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// Sets room aside for online pods.
+    /// Reserves capacity for online pods.
     pub fn put_online(&mut self, pods: &OnlinePods, node: NodeIx, n: u32) {
         let asked = pods.shape * u64::from(n);
         self.unfile(node);
@@ -297,9 +291,11 @@ impl<'a> Board<'a> {
         self.file(node);
         self.asked += asked;
         let id = self.nodes[node].id;
-        match self.room.last_mut() {
+        match self.online_placements.last_mut() {
             Some(last) if last.service == pods.service && last.node == id => last.n += n,
-            _ => self.room.push(OnlineRoom { service: pods.service, node: id, n }),
+            _ => {
+                self.online_placements.push(OnlinePlacement { service: pods.service, node: id, n })
+            }
         }
     }
 
@@ -317,7 +313,9 @@ impl<'a> Board<'a> {
     /// Undoes every `put` and `take` since the bookmark.
     pub fn rewind(&mut self, to: Bookmark) {
         while self.journal.len() > to.0 {
-            let Some(Entry { job, role, node, n, is_put }) = self.journal.pop() else { return };
+            let Some(JournalEntry { job, role, node, n, is_put }) = self.journal.pop() else {
+                return;
+            };
             if is_put {
                 self.take_anywhere(job, role, node, n);
             } else {
@@ -345,6 +343,7 @@ impl<'a> Board<'a> {
         let from = ClassKey {
             cpu_milli: need.cpu_milli,
             memory_mib: 0,
+            pods: 0,
             taints: Marks::NONE,
             labels: Marks::NONE,
             capacity: Resources::ZERO,
@@ -355,7 +354,8 @@ impl<'a> Board<'a> {
             range.map(move |(key, nodes)| (*gpu, key, nodes))
         });
         all.filter_map(move |(gpu, key, nodes)| {
-            let free = Resources::new(gpu, key.cpu_milli, key.memory_mib);
+            let ClassKey { cpu_milli, memory_mib, pods, .. } = *key;
+            let free = Resources { gpu, cpu_milli, memory_mib, pods };
             let first = *nodes.first()?;
             need.fits_in(free).then_some(NodeClass { first, free })
         })
@@ -367,16 +367,16 @@ impl<'a> Board<'a> {
         self.file(node);
     }
 
-    /// Keeps all books of pods that are put on a node but the index of free room.
+    /// Counts pods that are put on a node, everywhere but in the index.
     fn count_in(&mut self, job: JobIx, role: Role, node: NodeIx, n: u32) {
         if n == 0 {
             return;
         }
-        let seat = &mut self.jobs[job];
-        let asked = seat.job.roles.of(role).shape * u64::from(n);
-        *seat.counts.of_mut(role) += n;
-        *seat.on.entry(node).or_default().of_mut(role) += n;
-        let queue = seat.job.queue;
+        let entry = &mut self.jobs[job];
+        let asked = entry.job.roles.of(role).shape * u64::from(n);
+        *entry.counts.of_mut(role) += n;
+        *entry.on.entry(node).or_default().of_mut(role) += n;
+        let queue = entry.job.queue;
         self.free[node] -= asked;
         let here = &mut self.on_node[node];
         match here.binary_search_by_key(&job, |(job, _)| *job) {
@@ -399,21 +399,21 @@ impl<'a> Board<'a> {
         if n == 0 {
             return;
         }
-        let seat = &mut self.jobs[job];
-        let asked = seat.job.roles.of(role).shape * u64::from(n);
-        let on = seat.on.get_mut(&node).expect("a job has pods where they are taken");
+        let entry = &mut self.jobs[job];
+        let asked = entry.job.roles.of(role).shape * u64::from(n);
+        let on = entry.on.get_mut(&node).expect("a job has pods where they are taken");
         assert!(on.of(role) >= n, "a job has as many pods as are taken");
         *on.of_mut(role) -= n;
         if on.sum() == 0 {
-            seat.on.remove(&node);
+            entry.on.remove(&node);
         }
-        *seat.counts.of_mut(role) -= n;
-        let queue = seat.job.queue;
+        *entry.counts.of_mut(role) -= n;
+        let queue = entry.job.queue;
         self.unfile(node);
         self.free[node] += asked;
         self.file(node);
         let here = &mut self.on_node[node];
-        let at = here.binary_search_by_key(&job, |(job, _)| *job).expect("both books agree");
+        let at = here.binary_search_by_key(&job, |(job, _)| *job).expect("both indexes agree");
         *here[at].1.of_mut(role) -= n;
         if here[at].1.sum() == 0 {
             here.remove(at);
@@ -427,9 +427,9 @@ impl<'a> Board<'a> {
     }
 
     fn class_key(&self, node: NodeIx) -> (u64, ClassKey) {
-        let Resources { gpu, cpu_milli, memory_mib } = self.free[node];
+        let Resources { gpu, cpu_milli, memory_mib, pods } = self.free[node];
         let Node { taints, labels, capacity, .. } = *self.nodes[node];
-        (gpu, ClassKey { cpu_milli, memory_mib, taints, labels, capacity })
+        (gpu, ClassKey { cpu_milli, memory_mib, pods, taints, labels, capacity })
     }
 
     fn file(&mut self, node: NodeIx) {
@@ -451,7 +451,7 @@ impl<'a> Board<'a> {
     }
 }
 
-impl Seat<'_> {
+impl JobEntry<'_> {
     /// Whether every role has at least its minimum.
     #[must_use]
     pub fn has_gang(&self) -> bool {
@@ -459,7 +459,7 @@ impl Seat<'_> {
             && self.counts.worker > 0
     }
 
-    /// Workers above the minimum: what can be taken without stopping the job.
+    /// Workers above the minimum, which can be removed without stopping the job.
     #[must_use]
     pub fn surplus(&self) -> u32 {
         self.counts.worker.saturating_sub(self.job.roles.worker.min)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who has how much compared with others: shares of jobs and queues, and the index of fairness.
+//! Shares of jobs and queues compared with each other, and Jain's index of fairness.
 
 use std::cmp::Ordering;
 
@@ -7,16 +7,16 @@ use crate::board::{Board, JobIx};
 use crate::resources::Resources;
 use crate::snapshot::{Counts, QueueId};
 
-/// How much a job has is measured by…
+/// How the size of a job is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// … its dominant share of the cluster over its weight.
+    /// Its dominant share of the cluster over its weight.
     Share,
-    /// … how far it is between its minimum and its maximum (EDL).
-    Fulfilment,
+    /// Its position between its minimum and its maximum (EDL).
+    Fulfillment,
 }
 
-/// How much of its due a job has with `counts`.
+/// The size of a job with `counts`.
 #[must_use]
 pub fn level(board: &Board<'_>, job: JobIx, counts: Counts, measure: Measure) -> f64 {
     let spec = board.jobs[job].job;
@@ -24,7 +24,7 @@ pub fn level(board: &Board<'_>, job: JobIx, counts: Counts, measure: Measure) ->
         Measure::Share => {
             spec.resources(counts).dominant_share(board.total) / f64::from(spec.weight.max(1))
         }
-        Measure::Fulfilment => {
+        Measure::Fulfillment => {
             let worker = &spec.roles.worker;
             let span = worker.max.saturating_sub(worker.min);
             match span {
@@ -35,15 +35,15 @@ pub fn level(board: &Board<'_>, job: JobIx, counts: Counts, measure: Measure) ->
     }
 }
 
-/// How much of its due a queue has when it uses `used`.
+/// The size of a queue that uses `used`.
 #[must_use]
 pub fn queue_level(board: &Board<'_>, queue: QueueId, used: Resources) -> f64 {
     let weight = board.queues.get(&queue).map_or(1, |one| one.queue.weight.max(1));
     used.dominant_share(board.total) / f64::from(weight)
 }
 
-/// Whether giving one of `rich`'s workers to `poor` leaves the two more equal than they are:
-/// afterwards the giver still has at least as much as the taker.
+/// Whether moving a worker from `rich` to `poor` is fair: afterwards, the giver still has at least as
+/// much as the taker.
 #[must_use]
 pub fn is_fairer(board: &Board<'_>, rich: JobIx, poor: JobIx, measure: Measure) -> bool {
     let (giver, taker) = (&board.jobs[rich], &board.jobs[poor]);
@@ -68,25 +68,25 @@ pub fn jain(shares: &[f64]) -> f64 {
     if squares > 0.0 { sum * sum / (shares.len() as f64 * squares) } else { 1.0 }
 }
 
-/// A number that sorts; never NaN.
+/// A totally ordered number; never NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sorted(pub f64);
+pub struct OrderedF64(pub f64);
 
-impl Eq for Sorted {}
+impl Eq for OrderedF64 {}
 
-impl PartialOrd for Sorted {
+impl PartialOrd for OrderedF64 {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Sorted {
+impl Ord for OrderedF64 {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.total_cmp(&other.0)
     }
 }
 
-/// Equal shares must count as equal although they were added up in different orders.
+/// Ignores rounding differences between sums in different orders.
 fn at_least(a: f64, b: f64) -> bool {
     a >= b * (1.0 - 1e-9)
 }

@@ -1,49 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How room above the minimums is shared out: to those who have least, and no more than the
-//! load, the quotas and the freeze windows allow.
+//! Distributes capacity above the minimums: to the jobs with least, within the load limit, the quotas
+//! and the freeze windows.
 //!
-//! Both steps only ever raise the smallest share that they touch. There are finitely many ways to
-//! share out finitely many pods, so both end; and where they end, neither finds anything to do,
-//! so a plan made again changes nothing.
+//! Both steps only raise the smallest share that they touch. There are finitely many ways to
+//! distribute finitely many pods, so both terminate. At the end, neither finds anything to do, so
+//! planning again changes nothing.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::board::{Board, JobIx, NodeIx, Seat};
-use crate::fairness::{Measure, Sorted, is_fairer, level, queue_level};
+use crate::board::{Board, JobEntry, JobIx, NodeIx};
+use crate::fairness::{Measure, OrderedF64, is_fairer, level, queue_level};
 use crate::packing;
 use crate::plan::Reason;
 use crate::quota;
-use crate::resources::Resources;
+use crate::resources::{ResourceKind, Resources};
 use crate::snapshot::{NodeState, QueueId, Role};
 
 /// The rules of one policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     pub measure: Measure,
-    /// Whether lately resized jobs are left alone, and growth comes in steps.
+    /// Whether recently resized jobs are left alone, and growth comes in steps.
     pub has_hysteresis: bool,
 }
 
-/// Where another worker's room comes from.
-#[derive(Clone, Copy, Debug)]
-enum Source {
-    FreeRoom,
-    Others,
-}
-
-impl Source {
-    /// How long a resized job is left alone. Room that nobody uses is worth a resize sooner.
-    fn freeze(self, board: &Board<'_>) -> Duration {
-        match self {
-            Self::FreeRoom => board.options.freeze / 4,
-            Self::Others => board.options.freeze,
-        }
-    }
-}
-
-/// Gives free room to the job with the least, worker by worker, until nothing fits.
+/// Gives free capacity to the job with the least, worker by worker, until nothing fits.
 pub fn fill(board: &mut Board<'_>, rules: Rules) {
     let mut open = OpenJobs::new(board, rules);
     while let Some(job) = open.pop_least(board) {
@@ -51,27 +34,26 @@ pub fn fill(board: &mut Board<'_>, rules: Rules) {
             continue;
         }
         let reason = match rules.measure {
-            Measure::Share => Reason::FreeRoom,
-            Measure::Fulfilment => Reason::LeastFulfilled,
+            Measure::Share => Reason::FreeCapacity,
+            Measure::Fulfillment => Reason::LeastFulfilled,
         };
         board.because(job, reason);
         open.push(board, job, rules);
     }
 }
 
-/// Moves workers from jobs that have more to jobs that have less, one by one, as long as that
-/// leaves them more equal; and from lower to higher priority.
+/// Moves workers one by one from jobs with more to jobs with less, while that is fairer, and from
+/// lower to higher priority.
 pub fn rebalance(board: &mut Board<'_>, rules: Rules) {
-    // Each transfer is worth one worker, so there cannot be more than all workers squared; the
-    // limit only guards against a fault in the reasoning above.
-    let n_workers: u64 = board.jobs.iter().map(|seat| u64::from(seat.counts.worker)).sum();
+    // A safety limit, in case the argument above is wrong.
+    let n_workers: u64 = board.jobs.iter().map(|entry| u64::from(entry.counts.worker)).sum();
     let mut left = n_workers * n_workers + 1;
     loop {
         let mut has_moved = false;
         let mut givers = Givers::new(board, rules);
         for poor in poorest_first(board, rules) {
             while left > 0
-                && may_take_more(board, poor, rules, Source::Others)
+                && may_take_more(board, poor, rules, board.options.freeze)
                 && take_from_richest(board, poor, rules, &mut givers)
             {
                 has_moved = true;
@@ -84,14 +66,14 @@ pub fn rebalance(board: &mut Board<'_>, rules: Rules) {
     }
 }
 
-/// Lets the number of servers follow the number of workers.
+/// Scales servers with workers.
 pub fn follow_with_servers(board: &mut Board<'_>) {
     for job in 0..board.jobs.len() {
-        let seat = &board.jobs[job];
-        if seat.job.roles.ps.min >= seat.job.roles.ps.max || !seat.has_gang() {
+        let entry = &board.jobs[job];
+        if entry.job.roles.ps.min >= entry.job.roles.ps.max || !entry.has_gang() {
             continue;
         }
-        let wanted = seat.job.counts_at(seat.counts.worker).ps;
+        let wanted = entry.job.counts_at(entry.counts.worker).ps;
         while board.jobs[job].counts.ps > wanted {
             crate::trim::drop_one(board, job, Role::Ps);
             board.because(job, Reason::ServersFollow);
@@ -110,35 +92,40 @@ pub fn follow_with_servers(board: &mut Board<'_>) {
     }
 }
 
-/// Whether a job may have one more worker as far as rules go; room is another question.
+/// Whether the rules allow a job one more worker, apart from free capacity.
 fn may_grow(board: &Board<'_>, job: JobIx, rules: Rules) -> bool {
     let shape = board.jobs[job].job.roles.worker.shape;
-    may_take_more(board, job, rules, Source::FreeRoom)
+    may_take_more(board, job, rules, free_capacity_freeze(board))
         && is_below_load(board, shape)
         && quota::allows(board, board.jobs[job].job.queue, shape)
 }
 
-/// Whether its own limits let a job grow: maximum, freeze window, step and gain.
-fn may_take_more(board: &Board<'_>, job: JobIx, rules: Rules, source: Source) -> bool {
-    let seat = &board.jobs[job];
-    if !seat.can_grow() || seat.job.fault().is_some() {
+/// How long a resized job is left alone if capacity is unused, which justifies a resize sooner.
+fn free_capacity_freeze(board: &Board<'_>) -> Duration {
+    board.options.freeze / 4
+}
+
+/// Whether a job's own limits let it grow: maximum, freeze window, step and gain.
+fn may_take_more(board: &Board<'_>, job: JobIx, rules: Rules, freeze: Duration) -> bool {
+    let entry = &board.jobs[job];
+    if !entry.can_grow() || entry.job.fault().is_some() {
         return false;
     }
-    // A job that starts with this plan disturbs nobody by starting large.
-    if !rules.has_hysteresis || !seat.ran_before {
+    // A job that starts with this plan may start large: it has no work to interrupt.
+    if !rules.has_hysteresis || !entry.ran_before {
         return true;
     }
-    let n_before = seat.n_before;
-    // A job that gives workers to others in this plan takes none, and the other way about.
-    let has_shrunk = seat.counts.worker < n_before;
+    let n_before = entry.n_before;
+    // In one plan, a job either gives workers or takes them.
+    let has_shrunk = entry.counts.worker < n_before;
     let limit = n_before.saturating_mul(board.options.growth).max(n_before.saturating_add(4));
     !has_shrunk
-        && seat.counts.worker < limit
-        && !board.state.was_resized_within(source.freeze(board), seat.job.id, board.now)
+        && entry.counts.worker < limit
+        && !board.state.was_resized_within(freeze, entry.job.id, board.now)
         && is_worth_it(board, job, n_before, limit)
 }
 
-/// Whether growing as far as it may saves a job clearly more time than the resize costs.
+/// Whether growing to its limit saves a job clearly more time than the resize costs.
 fn is_worth_it(board: &Board<'_>, job: JobIx, n_before: u32, limit: u32) -> bool {
     let spec = board.jobs[job].job;
     let Some(speed) = &spec.speed else { return true };
@@ -152,31 +139,30 @@ fn is_worth_it(board: &Board<'_>, job: JobIx, n_before: u32, limit: u32) -> bool
     saved > spec.resize_cost.as_secs_f64() * f64::from(board.options.gain)
 }
 
-/// Whether `more` keeps what is asked for under the line, in every kind that it asks for.
+/// Whether the load limit allows `more`, in every shared kind that it requests.
 #[must_use]
 pub fn is_below_load(board: &Board<'_>, more: Resources) -> bool {
     let line = board.total.permille(board.options.max_load_permille);
     let after = board.asked + more;
-    (more.gpu == 0 || after.gpu <= line.gpu)
-        && (more.cpu_milli == 0 || after.cpu_milli <= line.cpu_milli)
-        && (more.memory_mib == 0 || after.memory_mib <= line.memory_mib)
+    let is_below = |kind| more.of(kind) == 0 || after.of(kind) <= line.of(kind);
+    ResourceKind::SHARED.into_iter().all(is_below)
 }
 
 fn poorest_first(board: &Board<'_>, rules: Rules) -> Vec<JobIx> {
     let mut poor: Vec<JobIx> = (0..board.jobs.len())
-        .filter(|job| may_take_more(board, *job, rules, Source::Others))
+        .filter(|job| may_take_more(board, *job, rules, board.options.freeze))
         .collect();
     poor.sort_by_cached_key(|job| {
-        let seat = &board.jobs[*job];
-        let queue = board.queues[&seat.job.queue].used;
-        let queue = Sorted(queue_level(board, seat.job.queue, queue));
-        let own = Sorted(level(board, *job, seat.counts, rules.measure));
-        (Reverse(seat.job.priority), queue, own, seat.job.id)
+        let entry = &board.jobs[*job];
+        let queue = board.queues[&entry.job.queue].used;
+        let queue = OrderedF64(queue_level(board, entry.job.queue, queue));
+        let own = OrderedF64(level(board, *job, entry.counts, rules.measure));
+        (Reverse(entry.job.priority), queue, own, entry.job.id)
     });
     poor
 }
 
-/// Moves one worker to `poor` from the job that can best spare it; says whether one was found.
+/// Moves one worker to `poor` from the job that can best spare it; returns whether there is one.
 fn take_from_richest(
     board: &mut Board<'_>,
     poor: JobIx,
@@ -199,7 +185,7 @@ fn take_from_richest(
     found.is_some()
 }
 
-/// The same among givers of one priority and queue; says who gave.
+/// The same among givers of one priority and queue; returns the giver.
 fn take_from_group(
     board: &mut Board<'_>,
     poor: JobIx,
@@ -209,13 +195,13 @@ fn take_from_group(
     refusals: &mut [bool],
 ) -> Option<JobIx> {
     let own_queue = board.jobs[poor].job.queue;
-    let own = Sorted(level(board, poor, board.jobs[poor].counts, rules.measure));
+    let own = OrderedF64(level(board, poor, board.jobs[poor].counts, rules.measure));
     let is_lower = priority < board.jobs[poor].job.priority;
     let goes_by_queue = rules.measure == Measure::Share && queue != own_queue;
     if !is_lower && goes_by_queue && !is_richer_queue(board, queue, own_queue) {
         return None;
     }
-    // Between queues the answer is the same for all givers of one shape.
+    // Between queues, fairness is the same for all givers of one shape.
     let mut unfair: Vec<Resources> = Vec::new();
     for (Reverse(has), rich) in givers {
         let shape = board.jobs[rich].job.roles.worker.shape;
@@ -245,23 +231,23 @@ fn is_richer_queue(board: &Board<'_>, one: QueueId, other: QueueId) -> bool {
     of(one) > of(other)
 }
 
-/// Whether a job must not give for fairness' sake: it was resized lately, or grows in this plan.
+/// Whether a job must not give workers: it was resized recently, or grows in this plan.
 fn is_left_alone(board: &Board<'_>, job: JobIx, rules: Rules) -> bool {
-    let seat = &board.jobs[job];
+    let entry = &board.jobs[job];
     rules.has_hysteresis
-        && seat.ran_before
-        && (seat.counts.worker > seat.n_before || board.state.is_frozen(seat.job.id, board.now))
+        && entry.ran_before
+        && (entry.counts.worker > entry.n_before || board.state.is_frozen(entry.job.id, board.now))
 }
 
-type Giver = (Reverse<Sorted>, JobIx);
+type Giver = (Reverse<OrderedF64>, JobIx);
 
-/// Jobs with workers above their minimum, by priority and queue, those with most first.
+/// Jobs with workers above their minimum, by priority and queue, the largest first.
 struct Givers {
     by_group: BTreeMap<(i32, QueueId), BTreeSet<Giver>>,
-    levels: Vec<Option<Sorted>>,
-    /// The kind of each taker: where one of a kind finds no place, none does.
+    levels: Vec<Option<OrderedF64>>,
+    /// The kind of each taker: if one of a kind finds no node, none does.
     kinds: Vec<usize>,
-    /// By kind of taker, givers with whom it found no place. Places change, so this holds for one
+    /// By kind of taker, givers on whose nodes it does not fit. Nodes change, so this holds for one
     /// round; the last round, in which nothing moves, is exact.
     refusals: Vec<Vec<bool>>,
 }
@@ -270,8 +256,8 @@ impl Givers {
     fn new(board: &Board<'_>, rules: Rules) -> Self {
         let n = board.jobs.len();
         let mut found = BTreeMap::new();
-        let kind = |seat: &Seat<'_>| {
-            let job = seat.job;
+        let kind = |entry: &JobEntry<'_>| {
+            let job = entry.job;
             let key = (job.roles.worker.shape, job.tolerates, job.selects, job.queue);
             let next = found.len();
             *found.entry(key).or_insert(next)
@@ -286,25 +272,25 @@ impl Givers {
     }
 
     fn update(&mut self, board: &Board<'_>, job: JobIx, rules: Rules) {
-        let seat = &board.jobs[job];
-        let group = self.by_group.entry((seat.job.priority, seat.job.queue)).or_default();
+        let entry = &board.jobs[job];
+        let group = self.by_group.entry((entry.job.priority, entry.job.queue)).or_default();
         if let Some(before) = self.levels[job].take() {
             group.remove(&(Reverse(before), job));
         }
-        if seat.surplus() > 0 && seat.has_gang() && seat.job.fault().is_none() {
-            let now = Sorted(level(board, job, seat.counts, rules.measure));
+        if entry.surplus() > 0 && entry.has_gang() && entry.job.fault().is_none() {
+            let now = OrderedF64(level(board, job, entry.counts, rules.measure));
             group.insert((Reverse(now), job));
             self.levels[job] = Some(now);
         }
     }
 
-    /// Who gives to jobs of a priority: the lowest first, then the queue with most.
+    /// Groups that give to jobs of a priority: the lowest priority first, then the largest queue.
     fn groups(&self, board: &Board<'_>, priority: i32) -> Vec<(i32, QueueId)> {
         let upto = self.by_group.range(..=(priority, QueueId(u32::MAX)));
         let mut groups: Vec<(i32, QueueId)> =
             upto.filter(|(_, jobs)| !jobs.is_empty()).map(|(group, _)| *group).collect();
         groups.sort_by_cached_key(|(priority, queue)| {
-            let used = Sorted(queue_level(board, *queue, board.queues[queue].used));
+            let used = OrderedF64(queue_level(board, *queue, board.queues[queue].used));
             (*priority, Reverse(used), *queue)
         });
         groups
@@ -315,7 +301,7 @@ impl Givers {
     }
 }
 
-/// Moves one worker from `rich` to `poor` on a node where it fits; says whether there is one.
+/// Moves one worker from `rich` to `poor` on a node where it fits; returns whether there is one.
 fn transfer(board: &mut Board<'_>, rich: JobIx, poor: JobIx) -> bool {
     let (giver, taker) = (board.jobs[rich].job, board.jobs[poor].job);
     let (given, taken) = (giver.roles.worker.shape, taker.roles.worker.shape);
@@ -350,10 +336,10 @@ fn transfer(board: &mut Board<'_>, rich: JobIx, poor: JobIx) -> bool {
     true
 }
 
-type ByQueue = BTreeMap<QueueId, BTreeSet<(Sorted, JobIx)>>;
+type ByQueue = BTreeMap<QueueId, BTreeSet<(OrderedF64, JobIx)>>;
 
-/// Jobs that may still grow, ready to yield the one with least: of the highest priority, of the
-/// queue with the smallest share, the job with the smallest share.
+/// Jobs that may still grow, in the order in which they do: the highest priority, then the queue with
+/// the smallest share, then the job with the smallest share.
 struct OpenJobs {
     measure: Measure,
     by_priority: BTreeMap<Reverse<i32>, ByQueue>,
@@ -369,11 +355,11 @@ impl OpenJobs {
     }
 
     fn push(&mut self, board: &Board<'_>, job: JobIx, rules: Rules) {
-        if may_take_more(board, job, rules, Source::FreeRoom) {
-            let seat = &board.jobs[job];
-            let own = Sorted(level(board, job, seat.counts, self.measure));
-            let queues = self.by_priority.entry(Reverse(seat.job.priority)).or_default();
-            queues.entry(seat.job.queue).or_default().insert((own, job));
+        if may_take_more(board, job, rules, free_capacity_freeze(board)) {
+            let entry = &board.jobs[job];
+            let own = OrderedF64(level(board, job, entry.counts, self.measure));
+            let queues = self.by_priority.entry(Reverse(entry.job.priority)).or_default();
+            queues.entry(entry.job.queue).or_default().insert((own, job));
         }
     }
 
@@ -383,7 +369,7 @@ impl OpenJobs {
             let queues = first.get_mut();
             let least = queues.keys().copied().min_by_key(|queue| {
                 let used = board.queues[queue].used;
-                (Sorted(queue_level(board, *queue, used)), *queue)
+                (OrderedF64(queue_level(board, *queue, used)), *queue)
             });
             let Some(queue) = least else {
                 first.remove();

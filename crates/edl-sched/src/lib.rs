@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who gets how many workers, and on which nodes: `plan(&Snapshot, &State, now) -> Plan`.
+//! How many workers each job gets, and on which nodes: `plan(&Snapshot, &PlannerState, now) -> Plan`.
 //!
-//! A plan is a pure function of what was observed. The operator and the simulator call
-//! the same one, so what is simulated is what ships. Nothing here does I/O, reads a clock, waits,
-//! logs or depends on hash order. Every change has a typed [`plan::Reason`].
+//! A plan is a pure function of what was observed. The operator and the simulator call the same
+//! function. Nothing here does I/O, reads a clock, waits, logs or depends on hash order. Every change
+//! has a typed [`plan::Reason`].
 //!
-//! [`board`] keeps the books while a plan is made; [`packing`], [`victims`], [`fairness`],
+//! [`board`] holds the cluster while a plan is made; [`packing`], [`victims`], [`fairness`],
 //! [`quota`], [`admission`], [`trim`] and [`growth`] are the pieces that [`policy`] puts together.
 
 pub mod admission;
 pub mod board;
 pub mod fairness;
 pub mod growth;
+pub mod names;
 pub mod packing;
 pub mod plan;
 pub mod policy;
@@ -19,6 +20,7 @@ pub mod quota;
 pub mod resources;
 pub mod sim;
 pub mod snapshot;
+pub mod speed;
 pub mod state;
 pub mod throughput;
 pub mod trim;
@@ -28,60 +30,60 @@ use std::collections::BTreeMap;
 
 use edl_core::time::Time;
 
-use crate::board::{Board, NodeIx, Seat};
+use crate::board::{Board, JobEntry, NodeIx};
 use crate::plan::{Change, Placing, Plan, Reason};
 use crate::snapshot::{Counts, Node, Placed, Role, Snapshot};
-use crate::state::{Memory, State};
+use crate::state::{JobMemory, PlannerState};
 
-/// Decides what every job should have now.
+/// Decides how many pods every job should have now.
 ///
-/// Applied to the cluster that `snapshot` shows, the plan exceeds no node, and planned again at
-/// the same time it changes nothing.
+/// The plan exceeds no node of the snapshot. Planning again at the same time, after the plan is
+/// applied, changes nothing.
 #[must_use]
-pub fn plan(snapshot: &Snapshot, state: &State, now: Time) -> Plan {
+pub fn plan(snapshot: &Snapshot, state: &PlannerState, now: Time) -> Plan {
     let mut board = Board::new(snapshot, state, now);
     let mut next = state.clone();
     policy::decide(&mut board, state.options.policy, &mut next);
     remember_only_present(&mut next, &board);
     let changes: Vec<Change> =
-        board.jobs.iter().filter_map(|seat| change(&board.nodes, seat)).collect();
+        board.jobs.iter().filter_map(|entry| change(&board.nodes, entry)).collect();
     for change in &changes {
         let is_first = board.job_ix(change.job).is_some_and(|job| !board.jobs[job].ran_before);
         remember_change(next.jobs.entry(change.job).or_default(), now, is_first);
     }
     let waiting: BTreeMap<_, _> =
-        board.jobs.iter().filter_map(|seat| Some((seat.job.id, seat.waiting?))).collect();
-    Plan { changes, waiting, room: board.room, state: next, made: now }
+        board.jobs.iter().filter_map(|entry| Some((entry.job.id, entry.waiting?))).collect();
+    Plan { changes, waiting, online: board.online_placements, state: next, made: now }
 }
 
-fn remember_only_present(state: &mut State, board: &Board<'_>) {
+fn remember_only_present(state: &mut PlannerState, board: &Board<'_>) {
     state.jobs.retain(|job, _| board.job_ix(*job).is_some());
 }
 
-fn remember_change(memory: &mut Memory, now: Time, is_first: bool) {
+fn remember_change(memory: &mut JobMemory, now: Time, is_first: bool) {
     memory.resized = Some(now);
     memory.n_resizes += u32::from(!is_first);
 }
 
-/// The difference between where a job's pods were and where they shall be; none if there is none.
-fn change(nodes: &[&Node], seat: &Seat<'_>) -> Option<Change> {
-    let job = seat.job.id;
-    if let Some(target) = seat.wanted {
-        let differs = target != seat.job.counts();
+/// The difference between a job's pods before and after the plan, if any.
+fn change(nodes: &[&Node], entry: &JobEntry<'_>) -> Option<Change> {
+    let job = entry.job.id;
+    if let Some(target) = entry.wanted {
+        let differs = target != entry.job.counts();
         let change = |target| Change {
             job,
             target,
             placing: Placing::Kubernetes,
-            reasons: seat.reasons.clone(),
+            reasons: entry.reasons.clone(),
         };
         return differs.then(|| change(target));
     }
     let (mut start, mut stop) = (Vec::new(), Vec::new());
     let places: std::collections::BTreeSet<NodeIx> =
-        seat.before.keys().chain(seat.on.keys()).copied().collect();
+        entry.before.keys().chain(entry.on.keys()).copied().collect();
     for place in places {
-        let before = seat.before.get(&place).copied().unwrap_or_default();
-        let after = seat.on.get(&place).copied().unwrap_or_default();
+        let before = entry.before.get(&place).copied().unwrap_or_default();
+        let after = entry.on.get(&place).copied().unwrap_or_default();
         for role in Role::ALL {
             let (had, has) = (before.of(role), after.of(role));
             let placed = |n| Placed { role, node: nodes[place].id, n };
@@ -95,15 +97,15 @@ fn change(nodes: &[&Node], seat: &Seat<'_>) -> Option<Change> {
     if start.is_empty() && stop.is_empty() {
         return None;
     }
-    let mut reasons = seat.reasons.clone();
+    let mut reasons = entry.reasons.clone();
     if reasons.is_empty() {
-        // The snapshot showed more on a node than the node has.
+        // The snapshot showed more pods on a node than fit.
         reasons.push(Reason::Incomplete);
     }
-    Some(Change { job, target: seat.counts, placing: Placing::Named { start, stop }, reasons })
+    Some(Change { job, target: entry.counts, placing: Placing::Named { start, stop }, reasons })
 }
 
-/// The snapshot as it is once a plan is carried out, with everything running.
+/// The snapshot after a plan is carried out, with all pods running.
 #[must_use]
 pub fn applied(snapshot: &Snapshot, plan: &Plan) -> Snapshot {
     let mut after = snapshot.clone();
@@ -114,13 +116,14 @@ pub fn applied(snapshot: &Snapshot, plan: &Plan) -> Snapshot {
         }
         job.running = job.counts();
     }
-    for room in &plan.room {
-        let Some(pods) = after.waiting.iter_mut().find(|pods| pods.service == room.service) else {
+    for placed in &plan.online {
+        let Some(pods) = after.waiting.iter_mut().find(|pods| pods.service == placed.service)
+        else {
             continue;
         };
-        pods.n -= room.n;
-        let taken = pods.shape * u64::from(room.n);
-        for node in after.nodes.iter_mut().filter(|node| node.id == room.node) {
+        pods.n -= placed.n;
+        let taken = pods.shape * u64::from(placed.n);
+        for node in after.nodes.iter_mut().filter(|node| node.id == placed.node) {
             node.taken += taken;
         }
     }

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which node a pod goes to: real vectors of real nodes, never sums over the cluster.
+//! Chooses the node of a pod, by the resources of each node.
 
 use crate::board::{Board, JobIx, NodeIx};
 use crate::resources::Resources;
 use crate::snapshot::{Counts, Job, NodeState, OnlinePods, Role};
 
-/// How many kinds of nodes are compared for a pod, the tightest first.
+/// How many classes of nodes are compared for a pod, the tightest first.
 const MOST_CLASSES: usize = 128;
 
-/// Places one more worker: beside the job's other pods if it fits there, else where the least
-/// room is left over. Says where.
+/// Places one more worker: beside the job's other pods if it fits there, or else where the least
+/// capacity is left over. Returns the node.
 pub fn put_worker(board: &mut Board<'_>, job: JobIx) -> Option<NodeIx> {
     let node = worker_spot(board, job)?;
     board.put(job, Role::Worker, node, 1);
     Some(node)
 }
 
-/// Where [`put_worker`] would go.
+/// The node that [`put_worker`] would choose.
 #[must_use]
 pub fn worker_spot(board: &Board<'_>, job: JobIx) -> Option<NodeIx> {
-    let seat = &board.jobs[job];
-    let shape = seat.job.roles.worker.shape;
+    let entry = &board.jobs[job];
+    let shape = entry.job.roles.worker.shape;
     let is_open = |node: &NodeIx| {
         board.nodes[*node].state == NodeState::Ready && shape.fits_in(board.free(*node))
     };
-    let beside = seat.on.keys().copied().filter(is_open);
+    let beside = entry.on.keys().copied().filter(is_open);
     let beside = beside.min_by_key(|node| (board.free(*node), *node));
-    beside.or_else(|| tightest(board, seat.job, shape))
+    beside.or_else(|| tightest(board, entry.job, shape))
 }
 
 /// The node that `shape` fills best.
@@ -54,6 +54,23 @@ pub fn put_gang(board: &mut Board<'_>, job: JobIx, wanted: Counts) -> bool {
     true
 }
 
+/// Places a job's workers by `put_workers`, and its other pods where they cost least; all or none.
+#[must_use]
+pub(crate) fn put_job<'a>(
+    board: &mut Board<'a>,
+    job: JobIx,
+    counts: Counts,
+    put_workers: impl FnOnce(&mut Board<'a>) -> bool,
+) -> bool {
+    let bookmark = board.bookmark();
+    let others = Counts { worker: 0, ..counts };
+    let is_placed = put_workers(board) && put_gang(board, job, others);
+    if !is_placed {
+        board.rewind(bookmark);
+    }
+    is_placed
+}
+
 /// Roles with the largest pods first: small ones fit into what is left.
 #[must_use]
 pub fn largest_first(job: &Job) -> [Role; 3] {
@@ -62,13 +79,12 @@ pub fn largest_first(job: &Job) -> [Role; 3] {
     roles
 }
 
-/// Where up to `n` pods of a role cost the fewest workers that could be there instead, and how
-/// many of them go there. Of equal places the one that costs fewest later on ([`Prospects`]),
-/// then the one with fewest masters and servers (what a lost node takes with it), then the
-/// tightest.
+/// The node where up to `n` pods of a role displace the fewest workers, and how many of the pods go
+/// there. Ties go to the node that costs the fewest workers later ([`Prospects`]), then to the one
+/// with the fewest masters and servers (which are lost with the node), then to the tightest.
 ///
-/// Four servers of 4 CPUs on a node of 28 leave room for fewer workers of 5 than three do: this
-/// is where a cluster of mixed pods is won or lost.
+/// For example, on a node of 28 CPUs, four servers of 4 leave space for two workers of 5, and three
+/// servers for three. This decides how well a cluster of mixed pods is used.
 #[must_use]
 pub fn cheapest_spot(board: &Board<'_>, job: JobIx, role: Role, n: u32) -> Option<(NodeIx, u32)> {
     let spec = board.jobs[job].job;
@@ -103,7 +119,7 @@ pub fn cheapest_spot(board: &Board<'_>, job: JobIx, role: Role, n: u32) -> Optio
     best.map(|(_, node, k)| (node, k))
 }
 
-/// Places online pods on free room; says how many found none.
+/// Places online pods on free capacity; returns how many are left.
 pub fn put_online(board: &mut Board<'_>, pods: &OnlinePods) -> u32 {
     let mut left = pods.n;
     while left > 0 {
@@ -121,8 +137,7 @@ pub fn put_online(board: &mut Board<'_>, pods: &OnlinePods) -> u32 {
     0
 }
 
-/// Places `n` workers from the node with most free room on, as Tiresias and Optimus do; all or
-/// none.
+/// Places `n` workers, starting with the emptiest node, as Tiresias and Optimus do; all or none.
 #[must_use]
 pub fn put_spread(board: &mut Board<'_>, job: JobIx, n: u32) -> bool {
     let bookmark = board.bookmark();
@@ -148,16 +163,16 @@ pub fn put_spread(board: &mut Board<'_>, job: JobIx, n: u32) -> bool {
     true
 }
 
-/// Places `n` workers on as few nodes as there is room for; all or none.
+/// Places `n` workers on as few nodes as possible; all or none.
 #[must_use]
 pub fn put_packed(board: &mut Board<'_>, job: JobIx, n: u32) -> bool {
     let bookmark = board.bookmark();
     let shape = board.jobs[job].job.roles.worker.shape;
     let mut left = n;
     while left > 0 {
-        // One node that holds the rest, the tightest; else as much as one holds, the roomiest.
+        // The tightest node that holds the rest, or else the emptiest node.
         let whole = tightest(board, board.jobs[job].job, shape * u64::from(left));
-        let Some((node, here)) = whole.map(|node| (node, left)).or_else(|| roomiest(board, job))
+        let Some((node, here)) = whole.map(|node| (node, left)).or_else(|| emptiest(board, job))
         else {
             board.rewind(bookmark);
             return false;
@@ -169,9 +184,9 @@ pub fn put_packed(board: &mut Board<'_>, job: JobIx, n: u32) -> bool {
     true
 }
 
-/// The node that holds most workers of a job now, and how many; the first of equals.
+/// The node that holds the most workers of a job now, and how many; the first of equals.
 #[must_use]
-pub fn roomiest(board: &Board<'_>, job: JobIx) -> Option<(NodeIx, u32)> {
+pub fn emptiest(board: &Board<'_>, job: JobIx) -> Option<(NodeIx, u32)> {
     let spec = board.jobs[job].job;
     let shape = spec.roles.worker.shape;
     let mut best: Option<(NodeIx, u64)> = None;
@@ -184,7 +199,7 @@ pub fn roomiest(board: &Board<'_>, job: JobIx) -> Option<(NodeIx, u32)> {
     best.map(|(node, n)| (node, u32::try_from(n).unwrap_or(u32::MAX)))
 }
 
-/// How many workers of a job the roomiest node would hold if it were empty; at least 1.
+/// How many workers of a job the largest empty node would hold; at least 1.
 #[must_use]
 pub fn most_on_a_node(board: &Board<'_>, job: JobIx) -> u32 {
     let shape = board.jobs[job].job.roles.worker.shape;
@@ -192,7 +207,7 @@ pub fn most_on_a_node(board: &Board<'_>, job: JobIx) -> u32 {
     u32::try_from(most.unwrap_or(1)).unwrap_or(u32::MAX).max(1)
 }
 
-/// Workers lost for each pod placed, now and later, compared without division.
+/// Workers lost per placed pod, now and later, compared without division.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     lost: u64,
@@ -209,31 +224,31 @@ impl Cost {
     }
 }
 
-/// What a node will have for workers as others (online services, mostly) leave it: as it is, by
-/// a quarter, a half and three quarters. Never altogether: every node has agents that stay.
+/// A node's capacity for workers as other pods (mostly online services) leave: now, and after a
+/// quarter, half and three quarters of them have left. Some agents always stay.
 ///
-/// Workers come and go with the room there is, but a job's servers stay where they start: a place
-/// that costs nothing in a full cluster may waste half a node as soon as others leave.
+/// Workers come and go with the free capacity, but a job's servers stay where they start. A node that
+/// costs nothing in a full cluster may waste half its capacity when other pods leave.
 #[derive(Clone, Copy, Debug)]
 pub struct Prospects {
-    rooms: [Resources; 4],
-    /// Masters and servers that are there.
+    capacities: [Resources; 4],
+    /// Masters and servers on the node.
     pub n_lasting: u32,
 }
 
 impl Prospects {
     #[must_use]
     pub fn of(board: &Board<'_>, node: NodeIx) -> Self {
-        let (room, taken) = (board.lasting_room(node), board.held_by_others(node));
+        let (capacity, taken) = (board.lasting_capacity(node), board.held_by_others(node));
         let still_taken = [1000, 750, 500, 250].map(|permille| taken.permille(permille));
-        let rooms = still_taken.map(|taken| room.saturating_sub(taken));
-        Self { rooms, n_lasting: board.n_lasting(node) }
+        let capacities = still_taken.map(|taken| capacity.saturating_sub(taken));
+        Self { capacities, n_lasting: board.n_lasting(node) }
     }
 
     /// How many workers `k` pods of `shape` cost, summed over those levels.
     #[must_use]
     pub fn workers_lost(&self, shape: Resources, worker: Resources, k: u32) -> u64 {
-        self.rooms.iter().map(|room| workers_lost(*room, shape, worker, k)).sum()
+        self.capacities.iter().map(|capacity| workers_lost(*capacity, shape, worker, k)).sum()
     }
 }
 

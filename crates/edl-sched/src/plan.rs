@@ -1,84 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What should change, and why: the answer of every policy.
+//! The result of every policy: what changes, and why.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use edl_core::time::Time;
 
-use crate::resources::Kind;
-use crate::snapshot::{Counts, Fault, JobId, NodeId, Placed, QueueId, ServiceId};
-use crate::state::State;
+use crate::resources::ResourceKind;
+use crate::snapshot::{Counts, JobFault, JobId, NodeId, Placed, QueueId, ServiceId};
+use crate::state::PlannerState;
 
-/// What to do next. Applying it leaves nothing to decide.
+/// What to do next. Applying it needs no further decisions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// One entry for each job whose pods change, in order of job.
     pub changes: Vec<Change>,
-    /// Why each job that has less than its minimum waits.
+    /// Why each job with less than its minimum waits.
     pub waiting: BTreeMap<JobId, Waiting>,
-    /// Where the waiting online pods can go once the plan is applied.
-    pub room: Vec<OnlineRoom>,
+    /// Nodes for waiting online pods once the plan is applied.
+    pub online: Vec<OnlinePlacement>,
     /// What the next plan must remember.
-    pub state: State,
+    pub state: PlannerState,
     pub made: Time,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub job: JobId,
-    /// How many pods it has then.
+    /// Its pods after the change.
     pub target: Counts,
     pub placing: Placing,
-    /// Never empty; in the order in which they came up.
+    /// Never empty; in the order in which they occurred.
     pub reasons: Vec<Reason>,
 }
 
-/// Who chooses nodes and victims.
+/// What chooses nodes and victims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placing {
     /// The plan: these pods are started and these are stopped.
     Named { start: Vec<Placed>, stop: Vec<Placed> },
-    /// Kubernetes: the plan gives numbers alone, as EDL did.
+    /// Kubernetes: the plan only gives numbers, as EDL did.
     Kubernetes,
 }
 
 /// Why a job's pods change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Its whole minimum fits: it starts.
+    /// Its whole minimum fits, so it starts.
     Starts,
     /// It is started with the size it asked for.
     StartsWhole,
-    /// Room that nobody needs.
-    FreeRoom,
+    /// There is unused capacity.
+    FreeCapacity,
     /// It has less than its fair share, and `from` has more.
     BelowFairShare { from: JobId },
     /// It has more than its fair share, and `to` has less.
     AboveFairShare { to: JobId },
-    /// Its surplus makes room for the minimum of a job that waits.
-    MakesRoomForJob(JobId),
-    /// Its surplus makes room for pods of an online service.
-    MakesRoomForService(ServiceId),
-    /// A job of higher priority takes its place.
+    /// Its surplus is needed for the minimum of a waiting job.
+    FreesCapacityForJob(JobId),
+    /// Its surplus is needed for pods of an online service.
+    FreesCapacityForService(ServiceId),
+    /// A job of higher priority needs its capacity.
     Preempted { by: JobId },
     /// It takes from a job of lower priority.
     HigherPriority { than: JobId },
-    /// The cluster is above the load that was asked for.
+    /// The cluster is above its load limit.
     AboveLoad,
-    /// Its queue uses more than it may.
+    /// Its queue exceeds its quota.
     AboveQuota(QueueId),
     /// It has more pods than its maximum.
     AboveMaximum,
-    /// It has fewer pods than its minimum (some were lost), and cannot run so.
+    /// It lost pods and cannot run with less than its minimum.
     Incomplete,
-    /// The node that some of its pods are on is going away.
+    /// The node of some of its pods is being removed.
     NodeLeaves(NodeId),
-    /// It cannot run as it was written.
-    Faulty(Fault),
-    /// Another worker helps it more than any other job.
+    /// Its description is invalid.
+    Faulty(JobFault),
+    /// It gains more from another worker than any other job.
     LargestGain,
-    /// Its workers help others more.
+    /// Other jobs gain more from its workers.
     SmallestLoss,
     /// It has had more GPU time than jobs that wait.
     LessServedFirst,
@@ -86,31 +85,48 @@ pub enum Reason {
     LeastFulfilled,
     /// Most fulfilled of all (EDL's rule for fewer).
     MostFulfilled,
-    /// Its servers keep step with its workers.
+    /// Its servers scale with its workers.
     ServersFollow,
 }
 
 /// Why a job has less than its minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Waiting {
-    Faulty(Fault),
-    /// One of its pods is larger than any node that it may use.
-    NeverFits(Kind),
-    /// Not enough of this, even with all surplus of others.
-    NoRoom(Kind),
-    /// There would be enough in all, but not on nodes that hold its pods.
+    Faulty(JobFault),
+    /// One of its pods is larger than every node that it may use.
+    NeverFits(ResourceKind),
+    /// Not enough of this, even with the surplus of other jobs.
+    NoCapacity(ResourceKind),
+    /// There is enough in total, but not on nodes that fit its pods.
     Fragmented,
     QuotaUsed(QueueId),
-    /// A job that has waited for long comes first.
+    /// A job that has waited longer goes first.
     Behind(JobId),
-    /// Others are to run first.
+    /// Other jobs go first.
     Outranked,
-    /// Its pods are made; Kubernetes has not placed them.
+    /// Its pods exist, but Kubernetes has not scheduled them.
     LeftToKubernetes,
 }
 
+impl Waiting {
+    /// The reason in one word, for conditions.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Faulty(_) => "Invalid",
+            Self::NeverFits(_) => "NeverFits",
+            Self::NoCapacity(_) => "NoRoom",
+            Self::Fragmented => "Fragmented",
+            Self::QuotaUsed(_) => "QuotaUsed",
+            Self::Behind(_) => "Behind",
+            Self::Outranked => "Outranked",
+            Self::LeftToKubernetes => "LeftToKubernetes",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OnlineRoom {
+pub struct OnlinePlacement {
     pub service: ServiceId,
     pub node: NodeId,
     pub n: u32,
@@ -118,58 +134,8 @@ pub struct OnlineRoom {
 
 impl Plan {
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.changes.is_empty()
-    }
-
-    #[must_use]
     pub fn change_of(&self, job: JobId) -> Option<&Change> {
         let at = self.changes.binary_search_by_key(&job, |change| change.job).ok()?;
         Some(&self.changes[at])
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Starts => f.write_str("enough free capacity for its minimum"),
-            Self::StartsWhole => f.write_str("enough free capacity for all its workers"),
-            Self::FreeRoom => f.write_str("free capacity available"),
-            Self::BelowFairShare { from } => {
-                write!(f, "below its fair share while {from} is above")
-            }
-            Self::AboveFairShare { to } => write!(f, "above its fair share while {to} is below"),
-            Self::MakesRoomForJob(job) => write!(f, "freeing capacity for {job} to start"),
-            Self::MakesRoomForService(service) => write!(f, "freeing capacity for {service}"),
-            Self::Preempted { by } => write!(f, "preempted by {by}, which has a higher priority"),
-            Self::HigherPriority { than } => write!(f, "higher priority than {than}"),
-            Self::AboveLoad => f.write_str("cluster load is above its limit"),
-            Self::AboveQuota(queue) => write!(f, "{queue} exceeds its quota"),
-            Self::AboveMaximum => f.write_str("above its maximum"),
-            Self::Incomplete => f.write_str("lost pods and fell below its minimum"),
-            Self::NodeLeaves(node) => write!(f, "{node} is being removed"),
-            Self::Faulty(fault) => fault.fmt(f),
-            Self::LargestGain => f.write_str("gains most from another worker"),
-            Self::SmallestLoss => f.write_str("other jobs gain more from its workers"),
-            Self::LessServedFirst => f.write_str("jobs with less accumulated GPU time go first"),
-            Self::LeastFulfilled => f.write_str("furthest below its maximum"),
-            Self::MostFulfilled => f.write_str("closest to its maximum"),
-            Self::ServersFollow => f.write_str("parameter servers scale with the workers"),
-        }
-    }
-}
-
-impl fmt::Display for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Faulty(fault) => fault.fmt(f),
-            Self::NeverFits(kind) => write!(f, "no node has enough {kind} for one of its pods"),
-            Self::NoRoom(kind) => write!(f, "not enough {kind} for its minimum"),
-            Self::Fragmented => f.write_str("free capacity is spread over too many nodes"),
-            Self::QuotaUsed(queue) => write!(f, "quota of {queue} exhausted"),
-            Self::Behind(job) => write!(f, "{job} has waited longer and goes first"),
-            Self::Outranked => f.write_str("other jobs go first"),
-            Self::LeftToKubernetes => f.write_str("waiting for Kubernetes to schedule its pods"),
-        }
     }
 }

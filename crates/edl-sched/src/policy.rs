@@ -12,10 +12,10 @@ pub mod pollux;
 pub mod tiresias;
 
 use crate::board::Board;
-use crate::state::{Policy, State};
+use crate::state::{PlannerState, Policy};
 
-/// Lets the chosen policy move pods on the board; says what is to be remembered.
-pub(crate) fn decide(board: &mut Board<'_>, policy: Policy, next: &mut State) {
+/// Runs a policy on the board; `next` is the state for the next plan.
+pub(crate) fn decide(board: &mut Board<'_>, policy: Policy, next: &mut PlannerState) {
     match policy {
         Policy::Off => off::decide(board),
         Policy::Fifo => fifo::decide(board),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What queues may use: their quota always, and beyond it what others leave unused.
+//! What queues may use: always their quota, and beyond it what other queues leave unused.
 
 use crate::board::Board;
 use crate::resources::Resources;
@@ -29,8 +29,8 @@ pub fn is_own(board: &Board<'_>, queue: QueueId, more: Resources) -> bool {
     mine.queue.quota.is_none_or(|quota| (mine.used + more).fits_in(quota))
 }
 
-/// Whether `taker` would go beyond its quota with something that `giver` has inside its own. It
-/// would have to give it back at once.
+/// Whether `taker` would exceed its quota with resources from within the quota of `giver`, and would
+/// have to return them at once.
 #[must_use]
 pub fn would_borrow_what_is_owned(
     board: &Board<'_>,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cluster that exists only in numbers: discrete events, one seed, the planner that ships.
+//! A deterministic discrete-event simulation of a cluster, with the real planner.
 //!
-//! [`run`] plays a [`Scenario`] under a policy and reports what happened. Kubernetes is there as
-//! far as it matters: pods take time to start and to leave, a scheduler places those that the
-//! plan does not, a job controller chooses victims where the plan does not. Nothing here does
-//! I/O: traces come in as text, tables, CSV and SVG go out as text.
+//! [`run`] simulates a [`Scenario`] under a policy and reports what happened. Kubernetes is modeled as
+//! far as it matters: pods take time to start and to leave, a scheduler places pods and a job
+//! controller chooses victims if the plan does not. Nothing here does I/O: traces, tables, CSV and SVG
+//! are text.
 
 pub mod adaptdl;
 pub mod bound;
@@ -25,7 +25,7 @@ pub use scenario::Scenario;
 
 use crate::state::Policy;
 
-/// Plays a scenario under a policy. The same three always give the same report.
+/// Simulates a scenario. The same arguments always give the same report.
 #[must_use]
 pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Report {
     engine::Engine::new(scenario, policy, seed).run()

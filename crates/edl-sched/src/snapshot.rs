@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a plan is made from: nodes, jobs, queues and the online pods that wait, as plain numbers.
+//! The input of a plan: nodes, jobs, queues and waiting online pods, as plain numbers.
 //!
-//! Whoever observes the cluster gives every node, job, queue and service a number and keeps the
-//! names. Plans depend on the numbers, never on the order of these lists.
+//! The observer of the cluster numbers every node, job, queue and service, and keeps their names.
+//! Plans depend on the numbers, never on the order of these lists.
 
 use std::fmt;
 use std::time::Duration;
 
+pub use edl_core::platform::Role;
 use edl_core::time::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::resources::Resources;
+use crate::speed::Speed;
 
 /// The whole cluster at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     pub nodes: Vec<Node>,
     pub jobs: Vec<Job>,
-    /// Jobs of a queue that is not listed are bound by nothing but room.
+    /// A queue that is not listed has no quota.
     pub queues: Vec<Queue>,
-    /// Pods of online services that found no node.
+    /// Pods of online services without a node.
     pub waiting: Vec<OnlinePods>,
 }
 
@@ -28,10 +30,10 @@ pub struct Node {
     pub id: NodeId,
     /// What pods can have (`allocatable`).
     pub capacity: Resources,
-    /// What pods that are not ours have. Pods that are leaving do not count: what is placed on
-    /// their room starts when they are gone.
+    /// Used by pods of others. Leaving pods do not count: pods placed on their capacity start when
+    /// they are gone.
     pub taken: Resources,
-    /// What pods that are leaving still hold, ours and others.
+    /// Still held by leaving pods of any kind.
     pub leaving: Resources,
     pub taints: Marks,
     pub labels: Marks,
@@ -44,7 +46,7 @@ pub enum NodeState {
     Ready,
     /// Keeps what it has and takes nothing new.
     Cordoned,
-    /// Going away (spot reclaim, drain): what is on it must move.
+    /// Being removed (spot reclaim, drain): its pods must move.
     Leaving,
 }
 
@@ -59,7 +61,7 @@ pub struct Marks(pub u64);
 pub struct Job {
     pub id: JobId,
     pub submitted: Time,
-    /// Higher goes first, and may take from lower.
+    /// Jobs of higher priority go first, and may take from lower ones.
     pub priority: i32,
     /// How much of a queue's share the job gets compared with others; at least 1.
     pub weight: u32,
@@ -67,26 +69,31 @@ pub struct Job {
     pub roles: Roles,
     pub tolerates: Marks,
     pub selects: Marks,
-    /// Where its pods are now, those on their way included.
+    /// The nodes of its pods, including pods that are being created.
     pub placed: Vec<Placed>,
     /// Pods that exist but have no node, by role (only where Kubernetes places them).
     pub unplaced: Counts,
-    /// How many of its pods run.
+    /// Its running pods.
     pub running: Counts,
     /// How long it has held workers, in all.
     pub ran: Duration,
-    /// What a change of size costs it, if that was measured.
+    /// The measured cost of a resize.
     pub resize_cost: Duration,
     pub speed: Option<Speed>,
 }
 
-/// What each role asks for and how many there may be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Roles {
-    pub master: RoleSpec,
-    pub ps: RoleSpec,
-    pub worker: RoleSpec,
+/// One value for each role.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PerRole<T> {
+    pub master: T,
+    pub ps: T,
+    pub worker: T,
 }
+
+/// What each role asks for and how many there may be.
+pub type Roles = PerRole<RoleSpec>;
+/// A number of pods for each role.
+pub type Counts = PerRole<u32>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoleSpec {
@@ -95,51 +102,23 @@ pub struct RoleSpec {
     pub max: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Role {
-    Master,
-    Ps,
-    Worker,
-}
-
-/// So many pods of one role on one node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// A number of pods of one role on one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Placed {
     pub role: Role,
     pub node: NodeId,
     pub n: u32,
 }
 
-/// A number of pods for each role.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Counts {
-    pub master: u32,
-    pub ps: u32,
-    pub worker: u32,
-}
-
-/// How quickly a job gets on, measured or foretold, in units of work a second.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Speed {
-    /// With 1, 2, … workers that share one node.
-    pub together: Vec<f64>,
-    /// With 1, 2, … workers on more than one node.
-    pub apart: Vec<f64>,
-    /// Units of work that are left.
-    pub remaining: f64,
-    /// The largest number of workers that was measured; beyond it the curve is a guess.
-    pub measured_to: u32,
-}
-
-/// What a team may use.
+/// What the jobs of a team may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
     pub id: QueueId,
     /// Its share beside other queues; at least 1.
     pub weight: u32,
-    /// What it is promised; none: as much as there is.
+    /// Guaranteed resources; none for no limit.
     pub quota: Option<Resources>,
-    /// What it may use beyond its quota while others do not need theirs; none: as much as is left.
+    /// What it may use beyond its quota while other queues do not need theirs; none for no limit.
     pub borrow: Option<Resources>,
 }
 
@@ -155,7 +134,7 @@ pub struct OnlinePods {
 }
 
 macro_rules! number {
-    ($(#[$doc:meta])* $name:ident, $word:literal) => {
+    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
         $(#[$doc])*
         #[derive(
             Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -165,7 +144,7 @@ macro_rules! number {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!($word, " {}"), self.0)
+                write!(f, concat!($kind, " {}"), self.0)
             }
         }
     };
@@ -179,43 +158,9 @@ number!(
 number!(QueueId, "queue");
 number!(ServiceId, "service");
 
-impl Role {
-    pub const ALL: [Self; 3] = [Self::Master, Self::Ps, Self::Worker];
-
+impl<T: Copy> PerRole<T> {
     #[must_use]
-    pub fn index(self) -> usize {
-        match self {
-            Self::Master => 0,
-            Self::Ps => 1,
-            Self::Worker => 2,
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Master => "master",
-            Self::Ps => "ps",
-            Self::Worker => "worker",
-        })
-    }
-}
-
-impl Roles {
-    #[must_use]
-    pub fn of(&self, role: Role) -> &RoleSpec {
-        match role {
-            Role::Master => &self.master,
-            Role::Ps => &self.ps,
-            Role::Worker => &self.worker,
-        }
-    }
-}
-
-impl Counts {
-    #[must_use]
-    pub fn of(&self, role: Role) -> u32 {
+    pub fn of(&self, role: Role) -> T {
         match role {
             Role::Master => self.master,
             Role::Ps => self.ps,
@@ -223,24 +168,19 @@ impl Counts {
         }
     }
 
-    pub fn of_mut(&mut self, role: Role) -> &mut u32 {
+    pub fn of_mut(&mut self, role: Role) -> &mut T {
         match role {
             Role::Master => &mut self.master,
             Role::Ps => &mut self.ps,
             Role::Worker => &mut self.worker,
         }
     }
+}
 
+impl Counts {
     #[must_use]
     pub fn sum(&self) -> u32 {
         self.master + self.ps + self.worker
-    }
-}
-
-impl fmt::Display for Counts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { master, ps, worker } = self;
-        write!(f, "{worker} workers, {ps} ps, {master} master")
     }
 }
 
@@ -270,7 +210,7 @@ impl Node {
 }
 
 impl Job {
-    /// A job that was just submitted: of no special rank, with no pods yet.
+    /// A new job with default priority and no pods.
     #[must_use]
     pub fn new(id: JobId, submitted: Time, roles: Roles) -> Self {
         Self {
@@ -301,13 +241,13 @@ impl Job {
         counts
     }
 
-    /// The smallest set of pods with which it can run.
+    /// The minimum set of pods with which it can run.
     #[must_use]
     pub fn gang(&self) -> Counts {
         self.counts_at(self.roles.worker.min)
     }
 
-    /// The pods it wants when it has so many workers: servers grow in step with workers.
+    /// Its pods with `n_workers` workers: servers scale with workers.
     #[must_use]
     pub fn counts_at(&self, n_workers: u32) -> Counts {
         let Roles { master, ps, worker } = &self.roles;
@@ -324,21 +264,21 @@ impl Job {
         Role::ALL.into_iter().map(of).sum()
     }
 
-    /// Whether it may have different numbers of workers.
+    /// Whether its number of workers can vary.
     #[must_use]
     pub fn is_elastic(&self) -> bool {
         self.roles.worker.min < self.roles.worker.max
     }
 
-    /// What is wrong with it, if it can never be planned.
+    /// Why it can never be planned, if so.
     #[must_use]
-    pub fn fault(&self) -> Option<Fault> {
+    pub fn fault(&self) -> Option<JobFault> {
         if Role::ALL.into_iter().any(|role| self.roles.of(role).min > self.roles.of(role).max) {
-            Some(Fault::MinAboveMax)
+            Some(JobFault::MinAboveMax)
         } else if self.roles.worker.min == 0 {
-            Some(Fault::NoWorkers)
-        } else if self.roles.worker.shape == Resources::ZERO {
-            Some(Fault::AsksForNothing)
+            Some(JobFault::NoWorkers)
+        } else if self.roles.worker.shape.is_nothing() {
+            Some(JobFault::AsksForNothing)
         } else {
             None
         }
@@ -352,30 +292,11 @@ impl Job {
 
 /// Why a job cannot be planned at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Fault {
+pub enum JobFault {
     #[error("minimum exceeds maximum; lower the minimum")]
     MinAboveMax,
     #[error("minimum number of workers is 0; it must be at least 1")]
     NoWorkers,
     #[error("workers request no resources; set their resource requests")]
     AsksForNothing,
-}
-
-impl Speed {
-    /// Units of work a second with `n` workers on one node, or on several.
-    #[must_use]
-    pub fn at(&self, n: u32, is_together: bool) -> f64 {
-        let curve = if is_together { &self.together } else { &self.apart };
-        let last = curve.last().copied().unwrap_or(0.0);
-        match n {
-            0 => 0.0,
-            n => curve.get(n as usize - 1).copied().unwrap_or(last),
-        }
-    }
-
-    /// The same when `n` workers are packed on nodes that hold `per_node` of them.
-    #[must_use]
-    pub fn packed(&self, n: u32, per_node: u32) -> f64 {
-        self.at(n, n <= per_node)
-    }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one plan tells the next: settings, and when each job was last resized.
+//! What is kept from one plan to the next: options, and when each job was last resized.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,42 +12,42 @@ use serde::{Deserialize, Serialize};
 use crate::snapshot::JobId;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct PlannerState {
     pub options: Options,
-    pub jobs: BTreeMap<JobId, Memory>,
+    pub jobs: BTreeMap<JobId, JobMemory>,
     /// How many jobs were demoted so far (Tiresias).
     pub n_demoted: u64,
-    /// When sizes were last shared out anew (goodput).
+    /// When sizes were last distributed (goodput).
     pub shared_out: Option<Time>,
 }
 
-/// What is remembered of a job.
+/// What is remembered about a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Memory {
+pub struct JobMemory {
     pub resized: Option<Time>,
     pub n_resizes: u32,
-    /// Its place among demoted jobs (Tiresias).
+    /// Its position among demoted jobs (Tiresias).
     pub demoted: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Options {
     pub policy: Policy,
-    /// Jobs grow until so many thousandths of each resource are asked for.
+    /// Jobs grow until this many thousandths of each resource are requested.
     pub max_load_permille: u32,
-    /// Jobs above their minimum shrink when this much more than `max_load_permille` is asked for:
-    /// the band keeps growth and shrinking from chasing each other.
+    /// Jobs above their minimum shrink when the load exceeds `max_load_permille` by this much. The
+    /// band keeps jobs from growing and shrinking in turn.
     pub load_band_permille: u32,
-    /// A job that was resized stays as it is for this long, unless its room is needed; a quarter
-    /// of it if there is room that nobody uses.
+    /// A resized job is not resized again for this long, unless its capacity is needed. Free
+    /// capacity can be used after a quarter of it.
     pub freeze: Duration,
-    /// A running job grows at most to this many times its size at once.
+    /// A running job grows at most by this factor at once.
     pub growth: u32,
-    /// A job that has waited for so long is not overtaken any more.
+    /// After waiting this long, a job is not overtaken any more.
     pub patience: Duration,
-    /// A job grows only if that saves so many times what the resize costs.
+    /// A job grows only if that saves this many times the cost of the resize.
     pub gain: u32,
-    /// Seed of policies that search at random.
+    /// Random seed of policies that search.
     pub seed: u64,
 }
 
@@ -56,25 +56,25 @@ pub struct Options {
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// No planner: every job's pods are made at once at full size, and Kubernetes places them.
+    /// No planner: all pods of every job are created at once, and Kubernetes schedules them.
     Off,
-    /// In order of arrival, whole jobs, at full size.
+    /// Whole jobs at full size, in order of arrival.
     Fifo,
-    /// The queue and job with the smallest dominant share first; nobody gives anything back.
+    /// The queue and job with the smallest dominant share first; no job gives workers back.
     Drf,
     /// Least attained service, two queues, at full size.
     Tiresias,
     /// Largest marginal gain of remaining time.
     Optimus,
-    /// PaddlePaddle EDL's rules, mended.
+    /// PaddlePaddle EDL's rules, with its faults fixed.
     Edl,
     /// PaddlePaddle EDL's rules as they were published, faults included; for calibration.
     EdlPublished,
-    /// Genetic search for the best mean of speed-ups.
+    /// Genetic search for the best mean speed-up.
     Pollux,
     #[default]
     ElasticFair,
-    /// Largest marginal gain of speed-up over fair share, by measured curves.
+    /// Largest marginal gain over the fair share, by measured speeds.
     Goodput,
 }
 
@@ -93,7 +93,7 @@ impl Default for Options {
     }
 }
 
-impl State {
+impl PlannerState {
     #[must_use]
     pub fn new(options: Options) -> Self {
         Self { options, ..Self::default() }
@@ -104,7 +104,7 @@ impl State {
         Self::new(Options { policy, ..Options::default() })
     }
 
-    /// Whether `job` was resized so lately that it should be left alone.
+    /// Whether `job` was resized too recently to be resized again.
     #[must_use]
     pub fn is_frozen(&self, job: JobId, now: Time) -> bool {
         self.was_resized_within(self.options.freeze, job, now)
@@ -147,7 +147,7 @@ impl Policy {
         }
     }
 
-    /// Whether the policy gives numbers alone and leaves nodes and victims to Kubernetes.
+    /// Whether the policy only gives numbers and leaves nodes and victims to Kubernetes.
     #[must_use]
     pub fn leaves_placing_to_kubernetes(self) -> bool {
         matches!(self, Self::Off | Self::EdlPublished)

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long a step takes, from a few measurements: the seven-parameter model of Pollux.
+//! Predicts the time of a step from a few measurements, by the seven-parameter model of Pollux.
 //!
-//! Computing grows with the local batch; the network with the number of workers, differently
-//! within one node and between nodes; the two overlap to a degree that is fitted as well. What
-//! was never measured is assumed to cost nothing, so that a job is tried at larger sizes.
+//! Compute time grows with the local batch. Network time grows with the number of workers, at
+//! different rates within a node and between nodes. The overlap of the two is fitted as well. What
+//! was never measured is assumed to cost nothing, so larger sizes are tried.
 
 /// The fitted model.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Model {
+pub struct ThroughputModel {
     params: [f64; N_PARAMS],
 }
 
 /// One measured configuration.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub struct StepSample {
     pub n_nodes: u32,
     pub n_workers: u32,
     pub local_batch: f64,
@@ -36,10 +36,10 @@ const MOST_OVERLAP: f64 = 10.0;
 const MOST_SWEEPS: usize = 120;
 const SMALLEST_STEP: f64 = 2e-3;
 
-impl Model {
+impl ThroughputModel {
     /// Fits the model to what was measured, starting from an earlier fit if there is one.
     #[must_use]
-    pub fn fit(samples: &[Sample], earlier: Option<Self>) -> Option<Self> {
+    pub fn fit(samples: &[StepSample], earlier: Option<Self>) -> Option<Self> {
         if samples.is_empty() {
             return None;
         }
@@ -65,7 +65,7 @@ impl Model {
                 }
                 steps[param] *= if has_improved { 1.3 } else { 0.5 };
             }
-            // Once more the way that the sweep went: parameters that go together move together.
+            // Repeat the whole sweep's move, because parameters are correlated.
             let mut tried = params;
             for param in 0..N_PARAMS {
                 let factor = if before[param] > 0.0 { params[param] / before[param] } else { 1.0 };
@@ -101,21 +101,21 @@ impl Model {
     }
 }
 
-/// Where the search begins, and which parameters the samples say anything about.
+/// The start of the search, and which parameters the samples determine.
 fn starting_point(
-    samples: &[Sample],
-    earlier: Option<Model>,
+    samples: &[StepSample],
+    earlier: Option<ThroughputModel>,
 ) -> ([f64; N_PARAMS], [bool; N_PARAMS]) {
     let mut params = [1e-1, 1e-2, 1e-1, 1e-2, 1e-1, 1e-2, 1.001];
     let mut is_free = [true; N_PARAMS];
-    if let Some(Model { params: before }) = earlier {
+    if let Some(ThroughputModel { params: before }) = earlier {
         params = before;
     }
     let first = samples[0].local_batch;
     let mean: f64 = samples.iter().map(|s| s.compute).sum::<f64>() / samples.len() as f64;
     let has_one_batch = samples.iter().all(|sample| (sample.local_batch - first).abs() < 0.5);
     if has_one_batch {
-        // Half of the time is taken as fixed: optimistic about larger batches.
+        // Half of the time is assumed to be constant: optimistic about larger batches.
         params[COMPUTE] = mean / 2.0;
         params[COMPUTE + 1] = mean / 2.0 / first.max(1.0);
         is_free[COMPUTE] = false;
@@ -139,7 +139,7 @@ fn starting_point(
         fix(BETWEEN + 1);
         fix(WITHIN + 1);
     }
-    // A parameter that was fixed before and is free now starts from a usual value.
+    // A parameter that was fixed before and is free now starts from a typical value.
     for param in BETWEEN..OVERLAP {
         if is_free[param] && params[param] <= LEAST * 2.0 {
             params[param] = if param % 2 == 0 { 0.1 * mean } else { 0.01 * mean };
@@ -156,8 +156,8 @@ fn moved(param: usize, value: f64, factor: f64) -> f64 {
     (value * factor).max(LEAST)
 }
 
-/// Errors of the logarithms, and a pull towards little overlap and a network that scales.
-fn error(params: &[f64; N_PARAMS], samples: &[Sample]) -> f64 {
+/// Errors of the logarithms, with a penalty for overlap and for a network that does not scale.
+fn error(params: &[f64; N_PARAMS], samples: &[StepSample]) -> f64 {
     let (mut of_compute, mut of_step) = (0.0, 0.0);
     for sample in samples {
         let compute = compute(params, sample.local_batch);
@@ -199,17 +199,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_measured_is_foretold() {
-        let truth = Model { params: [0.02, 0.001, 0.03, 0.002, 0.01, 0.001, 1.8] };
+    fn measurements_are_predicted() {
+        let truth = ThroughputModel { params: [0.02, 0.001, 0.03, 0.002, 0.01, 0.001, 1.8] };
         let mut samples = Vec::new();
         for (n_nodes, n_workers) in [(1, 1), (1, 2), (1, 4), (2, 8), (4, 16), (2, 5)] {
             for local_batch in [32.0, 64.0, 128.0] {
                 let compute = truth.compute(local_batch);
                 let step = truth.step(n_nodes, n_workers, local_batch);
-                samples.push(Sample { n_nodes, n_workers, local_batch, compute, step });
+                samples.push(StepSample { n_nodes, n_workers, local_batch, compute, step });
             }
         }
-        let model = Model::fit(&samples, None).unwrap();
+        let model = ThroughputModel::fit(&samples, None).unwrap();
         for sample in &samples {
             let step = model.step(sample.n_nodes, sample.n_workers, sample.local_batch);
             assert!((step / sample.step - 1.0).abs() < 0.06, "{sample:?}: {step}");
@@ -219,10 +219,10 @@ mod tests {
     #[test]
     fn a_job_seen_on_one_worker_is_thought_to_scale() {
         let sample =
-            Sample { n_nodes: 1, n_workers: 1, local_batch: 64.0, compute: 0.1, step: 0.1 };
-        let model = Model::fit(&[sample], None).unwrap();
+            StepSample { n_nodes: 1, n_workers: 1, local_batch: 64.0, compute: 0.1, step: 0.1 };
+        let model = ThroughputModel::fit(&[sample], None).unwrap();
         assert!((model.step(2, 8, 64.0) - 0.1).abs() < 1e-3);
         assert!(model.step(2, 8, 32.0) < 0.08, "a smaller batch is quicker");
-        assert_eq!(Model::fit(&[], None), None);
+        assert_eq!(ThroughputModel::fit(&[], None), None);
     }
 }

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What has to go whatever else happens: pods on leaving nodes, above a maximum, a quota or the
-//! load that was asked for.
+//! Removes pods that cannot stay: on leaving nodes, and above a maximum, a quota or the load limit.
 
 use std::cmp::Reverse;
 
 use crate::board::{Board, JobIx, NodeIx};
-use crate::fairness::{Measure, Sorted, level};
+use crate::fairness::{Measure, OrderedF64, level};
 use crate::packing;
 use crate::plan::Reason;
 use crate::quota;
-use crate::resources::Resources;
+use crate::resources::ResourceKind;
 use crate::snapshot::{NodeState, QueueId, Role};
 
-/// Moves pods off nodes that are going away, as far as there is free room for them.
+/// Moves pods off nodes that are being removed, as far as there is free capacity.
 pub fn leave_nodes(board: &mut Board<'_>) {
     for job in 0..board.jobs.len() {
         let leaving: Vec<(NodeIx, _)> = board.jobs[job]
@@ -26,7 +25,7 @@ pub fn leave_nodes(board: &mut Board<'_>) {
                 board.take(job, role, node, counts.of(role));
             }
             board.because(job, Reason::NodeLeaves(board.nodes[node].id));
-            // Its minimum is made whole by admission, which may also take from others.
+            // Admission completes its minimum, and may also take from others.
             for _ in 0..counts.worker.min(board.jobs[job].surplus() + counts.worker) {
                 if packing::put_worker(board, job).is_none() {
                     break;
@@ -39,8 +38,8 @@ pub fn leave_nodes(board: &mut Board<'_>) {
 /// Stops pods above a job's maximum.
 pub fn above_maximum(board: &mut Board<'_>) {
     for job in 0..board.jobs.len() {
-        let seat = &board.jobs[job];
-        if seat.job.fault().is_some() {
+        let entry = &board.jobs[job];
+        if entry.job.fault().is_some() {
             continue;
         }
         for role in Role::ALL {
@@ -53,7 +52,7 @@ pub fn above_maximum(board: &mut Board<'_>) {
     }
 }
 
-/// Stops surplus of queues that use more than they may (their quota was lowered, or others need
+/// Stops surplus of queues that exceed their limit (their quota was lowered, or other queues need
 /// theirs again), and returns these queues.
 pub fn above_quota(board: &mut Board<'_>) -> Vec<QueueId> {
     let beyond = |queue: &QueueId| quota::is_beyond(board, *queue);
@@ -69,27 +68,29 @@ pub fn above_quota(board: &mut Board<'_>) -> Vec<QueueId> {
     queues
 }
 
-/// Stops surplus while more is asked for than the load and its band allow.
+/// Stops surplus while the load exceeds its limit and band.
 pub fn above_load(board: &mut Board<'_>) {
     let options = board.options;
     let line = board.total.permille(options.max_load_permille + options.load_band_permille);
     loop {
         let over = board.asked.saturating_sub(line);
-        if over == Resources::ZERO {
+        if over.is_nothing() {
             return;
         }
-        let helps =
-            |board: &Board<'_>, job: JobIx| overlaps(board.jobs[job].job.roles.worker.shape, over);
+        let helps = |board: &Board<'_>, job: JobIx| {
+            let shape = board.jobs[job].job.roles.worker.shape;
+            ResourceKind::SHARED.into_iter().any(|kind| shape.of(kind) > 0 && over.of(kind) > 0)
+        };
         let Some(job) = most_surplus(board, helps) else { return };
         drop_one(board, job, Role::Worker);
         board.because(job, Reason::AboveLoad);
     }
 }
 
-/// Stops one pod of a job: on nodes that take nothing new first, then where the job has fewest.
+/// Stops one pod of a job: first on nodes that accept no new pods, then where the job has fewest.
 pub fn drop_one(board: &mut Board<'_>, job: JobIx, role: Role) {
-    let seat = &board.jobs[job];
-    let with_role = seat.on.iter().filter(|(_, counts)| counts.of(role) > 0);
+    let entry = &board.jobs[job];
+    let with_role = entry.on.iter().filter(|(_, counts)| counts.of(role) > 0);
     let worst = with_role.min_by_key(|(node, counts)| {
         (board.nodes[**node].state == NodeState::Ready, counts.sum(), Reverse(**node))
     });
@@ -101,18 +102,12 @@ pub fn drop_one(board: &mut Board<'_>, job: JobIx, role: Role) {
 /// The job with surplus that should give first: the lowest priority, then the largest share.
 fn most_surplus(board: &Board<'_>, may_give: impl Fn(&Board<'_>, JobIx) -> bool) -> Option<JobIx> {
     let gives = |job: &JobIx| {
-        let seat = &board.jobs[*job];
-        seat.surplus() > 0 && seat.has_gang() && may_give(board, *job)
+        let entry = &board.jobs[*job];
+        entry.surplus() > 0 && entry.has_gang() && may_give(board, *job)
     };
     (0..board.jobs.len()).filter(gives).min_by_key(|job| {
-        let seat = &board.jobs[*job];
-        let share = Sorted(level(board, *job, seat.counts, Measure::Share));
-        (seat.job.priority, Reverse(share), seat.job.id)
+        let entry = &board.jobs[*job];
+        let share = OrderedF64(level(board, *job, entry.counts, Measure::Share));
+        (entry.job.priority, Reverse(share), entry.job.id)
     })
-}
-
-fn overlaps(a: Resources, b: Resources) -> bool {
-    (a.gpu > 0 && b.gpu > 0)
-        || (a.cpu_milli > 0 && b.cpu_milli > 0)
-        || (a.memory_mib > 0 && b.memory_mib > 0)
 }

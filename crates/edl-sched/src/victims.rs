@@ -1,36 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whose surplus goes when room is needed: few pods, of those who have most, and on nodes where
-//! the newcomer then fits.
+//! Chooses surplus to stop when capacity is needed: few pods, of the largest jobs, on nodes where the
+//! newcomer then fits.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::board::{Board, Bookmark, JobIx, NodeIx};
-use crate::fairness::{Measure, Sorted, level};
+use crate::fairness::{Measure, OrderedF64, level};
 use crate::packing;
 use crate::plan::Reason;
 use crate::quota;
 use crate::resources::Resources;
-use crate::snapshot::{Counts, JobId, Marks, NodeState, OnlinePods, Role, ServiceId};
+use crate::snapshot::{Counts, JobId, Marks, NodeState, OnlinePods, Role};
 
-/// A claim of so many pods takes one node from each look at the cluster.
-const NODES_A_LOOK: u32 = 8;
+/// A claim clears one node per this many pods before nodes are compared again.
+const PODS_PER_CLEARED_NODE: u32 = 8;
 
-/// Who needs room.
-#[derive(Clone, Copy, Debug)]
-pub enum Newcomer {
-    Job(JobId),
-    Service(ServiceId),
-}
-
-/// Pods that need room, and whom they may take it from.
+/// Pods that need capacity, and what they may take it from.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
-    pub newcomer: Newcomer,
+    /// The job of the pods, which gives nothing to itself.
+    pub job: Option<JobId>,
     pub shape: Resources,
     pub n: u32,
-    /// A worker of the job and where its search began, if the pods are of another role and stay:
-    /// places are also judged by what they cost later on and whom they disturb.
+    /// For pods that stay (masters and servers): the shape of the job's workers, and where the search
+    /// began. Nodes are also compared by their long-term cost.
     pub staying: Option<(Resources, Bookmark)>,
     /// Jobs of a higher priority give nothing.
     pub priority: i32,
@@ -38,30 +32,29 @@ pub struct Claim {
     pub selects: Marks,
 }
 
-/// How one node could be cleared: whose workers go, and how many pods of the claim fit then.
+/// A way to clear one node: the workers to stop, and how many pods of the claim fit then.
 #[derive(Clone, Debug)]
 struct Clearing {
     node: NodeIx,
     victims: Vec<JobIx>,
     n: u32,
-    /// What pods that stay do there.
-    harm: Option<Harm>,
+    long_term: Option<LongTermCost>,
     /// How good a choice the victims are; lower is better.
     rank: usize,
 }
 
-/// What pods that stay where they are put do to others.
+/// What pods that stay cost other jobs.
 #[derive(Clone, Copy, Debug)]
-struct Harm {
-    /// Workers that they cost in the long run.
+struct LongTermCost {
+    /// Workers displaced in the long run.
     later: u64,
-    /// Masters and servers on the node then.
+    /// Masters and servers on the node afterwards.
     beside: u32,
-    /// Jobs that give for them and have given nothing to the same newcomer before.
+    /// Victims that have given nothing to the same newcomer before.
     disturbed: usize,
 }
 
-/// Places the whole minimum of `job`, taking surplus of others where it must; all or nothing.
+/// Places the whole minimum of `job`, taking surplus of others if necessary; all or nothing.
 #[must_use]
 pub fn put_gang_by_taking(board: &mut Board<'_>, job: JobIx, wanted: Counts) -> bool {
     let bookmark = board.bookmark();
@@ -75,7 +68,7 @@ pub fn put_gang_by_taking(board: &mut Board<'_>, job: JobIx, wanted: Counts) -> 
                 continue;
             }
             let claim = Claim {
-                newcomer: Newcomer::Job(spec.id),
+                job: Some(spec.id),
                 shape: spec.roles.of(role).shape,
                 n: left,
                 staying: (role != Role::Worker).then_some((spec.roles.worker.shape, bookmark)),
@@ -95,17 +88,17 @@ pub fn put_gang_by_taking(board: &mut Board<'_>, job: JobIx, wanted: Counts) -> 
         }
     }
     for victim in board.taken_since(bookmark) {
-        board.because(victim, Reason::MakesRoomForJob(spec.id));
+        board.because(victim, Reason::FreesCapacityForJob(spec.id));
     }
     true
 }
 
-/// Places online pods, taking surplus of training jobs where it must; says how many are left.
+/// Places online pods, taking surplus of training jobs if necessary; returns how many are left.
 pub fn put_online_by_taking(board: &mut Board<'_>, pods: &OnlinePods) -> u32 {
     let mut left = packing::put_online(board, pods);
     while left > 0 {
         let claim = Claim {
-            newcomer: Newcomer::Service(pods.service),
+            job: None,
             shape: pods.shape,
             n: left,
             staying: None,
@@ -119,7 +112,7 @@ pub fn put_online_by_taking(board: &mut Board<'_>, pods: &OnlinePods) -> u32 {
             return left;
         }
         for victim in board.taken_since(bookmark) {
-            board.because(victim, Reason::MakesRoomForService(pods.service));
+            board.because(victim, Reason::FreesCapacityForService(pods.service));
         }
         for (node, n) in cleared {
             board.put_online(pods, node, n);
@@ -129,10 +122,10 @@ pub fn put_online_by_taking(board: &mut Board<'_>, pods: &OnlinePods) -> u32 {
     0
 }
 
-/// Stops the fewest workers for each pod that then fits; says where, and how many fit there.
+/// Stops the fewest workers per pod that then fits; returns the nodes, and how many pods fit there.
 ///
-/// Whoever has most gives first, so the order changes with every worker that goes. For a large
-/// claim the best few nodes of one look are taken before the next look.
+/// The largest job gives first, so the order changes with every stopped worker. For a large claim,
+/// the best few nodes are cleared before the order is computed again.
 fn clear_nodes(board: &mut Board<'_>, claim: &Claim) -> Vec<(NodeIx, u32)> {
     let ranks = ranks(board, claim);
     if ranks.iter().all(Option::is_none) {
@@ -149,7 +142,7 @@ fn clear_nodes(board: &mut Board<'_>, claim: &Claim) -> Vec<(NodeIx, u32)> {
     let nodes = (0..board.nodes.len()).filter(may_use);
     let mut found: Vec<Clearing> =
         nodes.filter_map(|node| clearing(board, claim, &ranks, &given, node)).collect();
-    let n_nodes = (claim.n / NODES_A_LOOK).max(1) as usize;
+    let n_nodes = (claim.n / PODS_PER_CLEARED_NODE).max(1) as usize;
     if n_nodes < found.len() {
         found.select_nth_unstable_by(n_nodes - 1, Clearing::order);
         found.truncate(n_nodes);
@@ -158,7 +151,7 @@ fn clear_nodes(board: &mut Board<'_>, claim: &Claim) -> Vec<(NodeIx, u32)> {
     let mut left = claim.n;
     let mut cleared = Vec::new();
     for Clearing { node, victims, n, .. } in found {
-        // Somebody may have given its last surplus on the node before.
+        // A victim may have given its last surplus on an earlier node.
         let mut gives = victims.iter().fold(BTreeMap::new(), |mut gives, victim| {
             *gives.entry(*victim).or_insert(0_u32) += 1;
             gives
@@ -200,9 +193,9 @@ fn clearing(
     let prospects = claim.staying.map(|(worker, _)| (packing::Prospects::of(board, node), worker));
     let mut best: Option<Clearing> = None;
     for (rank, job, on_node) in candidates {
-        let seat = &board.jobs[job];
-        for _ in 0..on_node.min(seat.surplus()) {
-            free += seat.job.roles.worker.shape;
+        let entry = &board.jobs[job];
+        for _ in 0..on_node.min(entry.surplus()) {
+            free += entry.job.roles.worker.shape;
             victims.push(job);
             rank_sum += rank;
             let fit = claim.shape.times_in(free).min(u64::from(claim.n));
@@ -213,7 +206,7 @@ fn clearing(
             let found = Clearing {
                 node,
                 n,
-                harm: prospects.map(|(prospects, worker)| Harm {
+                long_term: prospects.map(|(prospects, worker)| LongTermCost {
                     later: prospects.workers_lost(claim.shape, worker, n),
                     beside: prospects.n_lasting + n,
                     disturbed: n_disturbed(given, &victims),
@@ -237,40 +230,40 @@ impl Clearing {
         self.order(other).is_lt()
     }
 
-    /// Fewer victims for each pod placed, without division; then less harm of pods that stay; then
-    /// the better victims; then the node.
+    /// Fewer victims per placed pod, without division; then the lower long-term cost; then the
+    /// better victims; then the node.
     fn order(&self, other: &Self) -> Ordering {
         let key = |one: &Self, n: u32| {
             let n = u64::from(n);
-            let harm = one.harm.map(|harm| (harm.later * n, harm.beside, harm.disturbed));
+            let cost = one.long_term.map(|cost| (cost.later * n, cost.beside, cost.disturbed));
             let rank = one.rank / one.victims.len().max(1);
-            (one.victims.len() as u64 * n, harm, rank, one.node)
+            (one.victims.len() as u64 * n, cost, rank, one.node)
         };
         key(self, other.n).cmp(&key(other, self.n))
     }
 }
 
-/// How many of the victims' jobs have given nothing to this newcomer so far. Victims of one job
-/// stand together.
+/// How many of the victims' jobs have given nothing to this newcomer so far. Victims of one job are
+/// adjacent.
 fn n_disturbed(given: &BTreeSet<JobIx>, victims: &[JobIx]) -> usize {
     victims.chunk_by(|a, b| a == b).filter(|same| !given.contains(&same[0])).count()
 }
 
-/// In which order jobs give surplus to a claim; none for those that give nothing.
+/// The rank in which jobs give surplus to a claim; none for jobs that give nothing.
 fn ranks(board: &Board<'_>, claim: &Claim) -> Vec<Option<usize>> {
     let gives = |job: &JobIx| {
-        let seat = &board.jobs[*job];
-        seat.surplus() > 0
-            && seat.has_gang()
-            && seat.job.priority <= claim.priority
-            && !matches!(claim.newcomer, Newcomer::Job(id) if id == seat.job.id)
+        let entry = &board.jobs[*job];
+        entry.surplus() > 0
+            && entry.has_gang()
+            && entry.job.priority <= claim.priority
+            && claim.job != Some(entry.job.id)
     };
     let mut order: Vec<JobIx> = (0..board.jobs.len()).filter(gives).collect();
     order.sort_by_cached_key(|job| {
-        let seat = &board.jobs[*job];
-        let borrows = !quota::is_own(board, seat.job.queue, Resources::ZERO);
-        let share = Sorted(level(board, *job, seat.counts, Measure::Share));
-        (seat.job.priority, Reverse(borrows), Reverse(share), seat.job.id)
+        let entry = &board.jobs[*job];
+        let borrows = !quota::is_own(board, entry.job.queue, Resources::ZERO);
+        let share = OrderedF64(level(board, *job, entry.counts, Measure::Share));
+        (entry.job.priority, Reverse(borrows), Reverse(share), entry.job.id)
     });
     let mut ranks = vec![None; board.jobs.len()];
     for (rank, job) in order.into_iter().enumerate() {

@@ -22,12 +22,12 @@ fn wait(report: &Report) -> f64 {
 }
 
 /// As the published averages have it.
-fn utilisation(report: &Report) -> f64 {
-    report.mean_utilisation(0.0, 550.0)
+fn utilization(report: &Report) -> f64 {
+    report.mean_utilization(0.0, 550.0)
 }
 
 fn off_peak(report: &Report) -> f64 {
-    report.mean_utilisation(300.0, 370.0)
+    report.mean_utilization(300.0, 370.0)
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn the_simulator_shows_the_same_sums() {
     let report = run(&scenario, Policy::Off, 0);
     let at = |secs: f64| {
         let row = report.rows.iter().find(|row| row.secs() >= secs).expect("a row");
-        (100.0 * report.utilisation(row)).round() / 100.0
+        (100.0 * report.utilization(row)).round() / 100.0
     };
     assert!((at(0.0) - 53.26).abs() < 1e-9, "{}", at(0.0));
     assert!((at(105.0) - 82.90).abs() < 1e-9, "{}", at(105.0));
@@ -60,10 +60,10 @@ fn the_simulator_shows_the_same_sums() {
 #[test]
 fn without_a_planner_case_1_is_as_published() {
     let reports = rounds(&edl_cases::case_1(Size::Fixed(60), Kubernetes::of_2017()), Policy::Off);
-    // Published rounds: waits 295–319 s, utilisation 75.09–79.83 %.
-    let (wait, used) = (mean_of(&reports, wait), mean_of(&reports, utilisation));
+    // Published rounds: waits 295–319 s, utilization 75.09–79.83 %.
+    let (wait, used) = (mean_of(&reports, wait), mean_of(&reports, utilization));
     assert!((295.0..=319.0).contains(&wait), "wait {wait}");
-    assert!((75.09..=79.83).contains(&used), "utilisation {used}");
+    assert!((75.09..=79.83).contains(&used), "utilization {used}");
     for report in &reports {
         let row = report.rows.last().expect("rows");
         // 346.8 trainers and 69 servers on average; 6 jobs run and 14 wait.
@@ -77,11 +77,11 @@ fn without_a_planner_case_1_is_as_published() {
 fn the_published_rules_give_the_published_figures_in_case_1() {
     let scenario = edl_cases::case_1(Size::Elastic, Kubernetes::of_2017());
     let reports = rounds(&scenario, Policy::EdlPublished);
-    // Published rounds: waits 24–85 s, utilisation 75.05–77.85 %; 86.35 % once stable.
-    let (wait, used) = (mean_of(&reports, wait), mean_of(&reports, utilisation));
+    // Published rounds: waits 24–85 s, utilization 75.05–77.85 %; 86.35 % once stable.
+    let (wait, used) = (mean_of(&reports, wait), mean_of(&reports, utilization));
     assert!((24.0..=85.0).contains(&wait), "wait {wait}");
-    assert!((75.05..=77.85).contains(&used), "utilisation {used}");
-    let stable = mean_of(&reports, |report| report.mean_utilisation(400.0, 500.0));
+    assert!((75.05..=77.85).contains(&used), "utilization {used}");
+    let stable = mean_of(&reports, |report| report.mean_utilization(400.0, 500.0));
     assert!((stable - 86.35).abs() < 1.0, "stable {stable}");
 }
 
@@ -89,24 +89,24 @@ fn the_published_rules_give_the_published_figures_in_case_1() {
 fn case_2_is_as_published() {
     let off = edl_cases::case_2(Size::Fixed(15), Kubernetes::of_2017());
     let off = rounds(&off, Policy::Off);
-    // Published rounds: waits 0–3 s, utilisation 61.44–62.37 %, off-peak 44.91 %.
-    let used = mean_of(&off, utilisation);
+    // Published rounds: waits 0–3 s, utilization 61.44–62.37 %, off-peak 44.91 %.
+    let used = mean_of(&off, utilization);
     assert!(mean_of(&off, wait) <= 3.0);
-    assert!((61.44..=62.37).contains(&used), "off: utilisation {used}");
+    assert!((61.44..=62.37).contains(&used), "off: utilization {used}");
     assert!((mean_of(&off, off_peak) - 44.91).abs() < 0.5);
     let on = edl_cases::case_2(Size::Elastic, Kubernetes::of_2017());
     let on = rounds(&on, Policy::EdlPublished);
-    // Published rounds: waits 9–101 s, utilisation 82.82–84.31 %; 332 (175–398) of 400 nginx pods
+    // Published rounds: waits 9–101 s, utilization 82.82–84.31 %; 332 (175–398) of 400 nginx pods
     // at the end.
-    let (wait, used) = (mean_of(&on, wait), mean_of(&on, utilisation));
+    let (wait, used) = (mean_of(&on, wait), mean_of(&on, utilization));
     assert!((9.0..=101.0).contains(&wait), "on: wait {wait}");
-    assert!((82.0..=84.31).contains(&used), "on: utilisation {used}");
+    assert!((82.0..=84.31).contains(&used), "on: utilization {used}");
     let nginx = mean_of(&on, |one| mean_over(&one.rows, 640.0..=690.0, |row| row.n_service.into()));
     assert!((175.0..=398.0).contains(&nginx), "on: {nginx} nginx pods");
 }
 
 #[test]
-fn elastic_fair_lets_nobody_wait_and_nothing_idle_in_case_1() {
+fn elastic_fair_leaves_no_job_waiting_and_no_capacity_idle_in_case_1() {
     let scenario = edl_cases::case_1(Size::Elastic, Kubernetes::of_today());
     for report in rounds(&scenario, Policy::ElasticFair) {
         let waits = report.whole_waits();
@@ -114,7 +114,7 @@ fn elastic_fair_lets_nobody_wait_and_nothing_idle_in_case_1() {
         let jain = mean_over(&report.rows, 500.0..=609.0, Row::jain);
         assert!(jain >= 0.98, "Jain {jain}");
         for (from, to) in [(400.0, 600.0), (0.0, 550.0)] {
-            let used = report.mean_utilisation(from, to);
+            let used = report.mean_utilization(from, to);
             let bound = report.mean_bound(from, to).expect("all jobs are alike");
             assert!(used >= 0.98 * bound, "{used} of a bound of {bound}");
         }
@@ -132,10 +132,10 @@ fn elastic_fair_gives_way_to_nginx_and_lets_nothing_idle_in_case_2() {
         assert!(mean(&waits) <= 10.0 && quantile(&waits, 0.99) <= 20.0, "{waits:?}");
         // Workers take two seconds to leave, at once; nginx pods wait for nothing else.
         assert!(report.deficit_unplanned() < 1e-6, "{}", report.deficit_unplanned());
-        assert!(report.deficit_without_room() <= 300.0 * 2.0, "{}", report.deficit_without_room());
+        assert!(report.deficit_without_node() <= 300.0 * 2.0, "{}", report.deficit_without_node());
         let last = report.rows.last().expect("rows");
         assert_eq!(last.n_service, 400);
-        let used = utilisation(report);
+        let used = utilization(report);
         let bound = report.mean_bound_by_staying(0.0, 550.0).expect("nothing ends or fails");
         assert!(used >= 88.0 && used >= 0.98 * bound, "{used} of a bound of {bound}");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use edl_core::time::Time;
 use edl_sched::sim::edl_cases::{self, Size};
 use edl_sched::sim::kubernetes::Kubernetes;
-use edl_sched::sim::scenario::FaultKind;
+use edl_sched::sim::scenario::NodeFaultKind;
 use edl_sched::sim::work::Work;
 use edl_sched::sim::{Scenario, run};
 use edl_sched::state::Policy;
@@ -29,8 +29,8 @@ fn every_job_ends_although_nodes_fail_and_are_reclaimed() {
     let until = Time::ZERO + Duration::from_secs(4 * 3600);
     let back_after = Duration::from_secs(300);
     let kinds = [
-        FaultKind::Loss { back_after },
-        FaultKind::Reclaim { notice: Duration::from_secs(120), back_after },
+        NodeFaultKind::Loss { back_after },
+        NodeFaultKind::Reclaim { notice: Duration::from_secs(120), back_after },
     ];
     for seed in 0..N_SEEDS {
         let kind = kinds[usize::from(seed % 2 == 0)];
@@ -46,7 +46,7 @@ fn every_job_ends_although_nodes_fail_and_are_reclaimed() {
 #[test]
 fn a_service_is_whole_again_after_nodes_were_lost() {
     let until = Time::ZERO + Duration::from_secs(300);
-    let kind = FaultKind::Loss { back_after: Duration::from_secs(60) };
+    let kind = NodeFaultKind::Loss { back_after: Duration::from_secs(60) };
     for seed in 0..N_SEEDS {
         let scenario = edl_cases::case_2(Size::Elastic, Kubernetes::of_today());
         let report =

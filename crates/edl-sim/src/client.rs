@@ -3,6 +3,7 @@
 //! request after another, answers to pushes in between.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use edl_core::acks::Acks;
@@ -10,11 +11,12 @@ use edl_core::id::{BatchId, Generation, PsId};
 use edl_core::route::Route;
 use edl_core::server::Refusal;
 use edl_net::frame::{Kind, PieceHead, PullHead};
-use edl_tensor::push::Lane;
+use edl_tensor::push::{Lane, Push};
 
 use crate::frames::{self, Content, Label};
 use crate::kernel::Pid;
 use crate::message::{Message, Timer};
+use crate::model::Model;
 use crate::network::{ConnId, Purpose};
 use crate::process::{Context, Done};
 use crate::worker;
@@ -28,7 +30,27 @@ const ANSWER_SLACK: Duration = Duration::from_secs(5);
 pub(crate) enum Ask {
     Connect(Route),
     Pull(Wish),
-    Push { batch: BatchId, base: Vec<u64>, lane: Option<Lane> },
+    Push {
+        batch: BatchId,
+        source: Source,
+    },
+    PushLane {
+        batch: BatchId,
+        lane: Lane,
+    },
+    /// A push without a gradient.
+    Skip {
+        batch: BatchId,
+        lane: Option<Lane>,
+    },
+}
+
+/// The parameters that a gradient was computed from: their generation, and the versions of the
+/// servers, in the order of the route.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) generation: Generation,
+    pub(crate) versions: Vec<u64>,
 }
 
 /// What a pull requests.
@@ -61,8 +83,7 @@ pub(crate) enum News {
 pub(crate) struct Pulled {
     pub(crate) dense: Vec<f32>,
     pub(crate) rows: Vec<f32>,
-    /// Per server, in the order of the route.
-    pub(crate) versions: Vec<u64>,
+    pub(crate) source: Source,
 }
 
 #[derive(Default)]
@@ -85,7 +106,7 @@ struct Line {
 
 struct Server {
     ps: PsId,
-    partitions: std::ops::Range<u32>,
+    partitions: Range<u32>,
     pull: ConnId,
     push: ConnId,
 }
@@ -153,7 +174,24 @@ impl Link {
             match ask {
                 Ask::Connect(_) => {}
                 Ask::Pull(wish) => line.pull(context, wish),
-                Ask::Push { batch, base, lane } => line.push(context, batch, &base, lane),
+                Ask::Push { batch, source } => {
+                    assert_eq!(
+                        source.generation, line.generation,
+                        "{batch} was computed from lost parameters"
+                    );
+                    let push = |model: &Model, place: usize, hosted| {
+                        model.push(batch, source.versions[place], hosted)
+                    };
+                    line.push(context, batch, push);
+                }
+                Ask::PushLane { batch, lane } => {
+                    line.push(context, batch, |model, _, hosted| {
+                        model.lane_push(batch, lane, hosted)
+                    });
+                }
+                Ask::Skip { batch, lane } => {
+                    line.push(context, batch, |model, _, hosted| model.skip(batch, lane, hosted));
+                }
             }
         }
     }
@@ -223,7 +261,7 @@ impl Link {
                 line.pull.as_ref().is_some_and(|pull| pull.sequence == sequence)
             }
             Wait::Acknowledge => {
-                let (patience, now) = (context.scenario.spec.task_timeout(), context.kernel.now);
+                let (patience, now) = (context.scenario.spec.round_timeout(), context.kernel.now);
                 let is_overdue = |s: &Server| line.open.overdue(s.ps, patience, now).is_some();
                 line.servers.iter().any(is_overdue)
             }
@@ -235,7 +273,7 @@ impl Link {
 }
 
 fn broken(refusal: &Refusal) -> News {
-    let is_other_step = matches!(refusal, Refusal::Torn(_));
+    let is_other_step = matches!(refusal, Refusal::StepMismatch(_));
     News::Broken { error: format!("{refusal:?}"), is_other_step }
 }
 
@@ -293,15 +331,17 @@ impl Line {
     fn pull(&mut self, context: &mut Context<'_>, wish: Wish) {
         self.n_sent += 1;
         let sequence = self.n_sent;
-        let patience = context.scenario.spec.task_timeout();
+        let patience = context.scenario.spec.round_timeout();
         self.limit(context, patience + ANSWER_SLACK, Wait::Pull(sequence));
+        let versions = vec![u64::MAX; self.servers.len()];
+        let source = Source { generation: self.generation, versions };
         self.pull = Some(Pulling {
             wish,
             sequence,
             n_asked: 0,
             n_answered: 0,
             n_left: self.servers.iter().map(|s| (s.ps, s.partitions.len())).collect(),
-            pulled: Pulled { versions: vec![u64::MAX; self.servers.len()], ..Pulled::default() },
+            pulled: Pulled { source, ..Pulled::default() },
             refused: None,
         });
         self.ask_next(context);
@@ -323,11 +363,10 @@ impl Line {
                 counts.push(u32::try_from(here.len()).expect("few ids"));
                 ids.extend(here);
             }
-            let patience = context.scenario.spec.task_timeout().as_millis();
             let head = PullHead {
                 wants_dense: wish.wants_dense,
                 will_push: wish.will_push,
-                patience_ms: u32::try_from(patience).expect("a short time"),
+                patience: context.scenario.spec.round_timeout(),
                 min_round: wish.min_round,
                 step: wish.step,
                 partitions: server.partitions.clone(),
@@ -358,7 +397,7 @@ impl Line {
         let (dense, rows) = numbers.split_at(n_dense);
         pull.pulled.dense.extend_from_slice(dense);
         pull.pulled.rows.extend_from_slice(rows);
-        let version = &mut pull.pulled.versions[place];
+        let version = &mut pull.pulled.source.versions[place];
         *version = head.version.min(*version);
         let n_left = pull.n_left.get_mut(&self.servers[place].ps)?;
         *n_left -= head.partitions.len();
@@ -402,20 +441,16 @@ impl Line {
         &mut self,
         context: &mut Context<'_>,
         batch: BatchId,
-        base: &[u64],
-        lane: Option<Lane>,
+        push: impl Fn(&Model, usize, Range<u32>) -> Push,
     ) {
         self.n_sent += 1;
         let sequence = self.n_sent;
         let servers = self.servers.iter().map(|server| server.ps).collect();
         self.open.sent(sequence, batch, servers, context.kernel.now);
-        let patience = context.scenario.spec.task_timeout();
+        let patience = context.scenario.spec.round_timeout();
         self.limit(context, patience, Wait::Acknowledge);
         for (place, server) in self.servers.iter().enumerate() {
-            let push = match lane {
-                Some(lane) => context.model.lane_push(batch, lane, server.partitions.clone()),
-                None => context.model.push(batch, base[place], server.partitions.clone()),
-            };
+            let push = push(context.model, place, server.partitions.clone());
             let frame = frames::push(self.label(sequence, batch), &push);
             let is_twice = context.kernel.chance(context.scenario.duplicates);
             for _ in 0..1 + u32::from(is_twice) {

@@ -1,12 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What survives every process: durable facts of the job, and checkpoint folders with files.
+//! What survives every process: the master's store, and checkpoint folders with files.
+//!
+//! A file is written under a temporary name and gets its own one when it is complete, as in
+//! production. If its writer dies first, part of it remains. Manifests and files of partitions are
+//! read by the code that production uses.
 
 use std::collections::BTreeMap;
+use std::io::Cursor;
+use std::path::Path;
 
-use edl_core::id::Term;
-use edl_core::job::{CutFile, Durable};
+use edl_core::checkpoint_name::CheckpointName;
+use edl_core::id::{PartitionId, Term};
+use edl_core::job::{CheckpointFile, Durable, FoundCheckpoint};
+use edl_tensor::checkpoint::{self, FileEntry, Manifest, Snapshot, codec};
 
-use crate::kernel::Pid;
+use crate::kernel::{Kernel, Pid};
+
+const MANIFEST: &str = "manifest.json";
 
 #[derive(Default)]
 pub(crate) struct Disk {
@@ -16,93 +26,182 @@ pub(crate) struct Disk {
     /// Where workers and servers look for the master, and where the one before was.
     pub(crate) master: Option<Pid>,
     pub(crate) former_master: Option<Pid>,
-    pub(crate) folders: BTreeMap<String, Folder>,
+    folders: BTreeMap<String, Folder>,
+    writes: BTreeMap<WriteId, Write>,
+    n_writes: u64,
     pub(crate) is_full: bool,
 }
 
-#[derive(Clone, Default)]
-pub(crate) struct Folder {
-    pub(crate) files: BTreeMap<u32, Vec<u8>>,
-    manifest: Option<Manifest>,
+/// Files by their names.
+#[derive(Default)]
+struct Folder(BTreeMap<String, Vec<u8>>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct WriteId(u64);
+
+/// A file that is being written.
+struct Write {
+    writer: Pid,
+    folder: String,
+    name: String,
+    bytes: Vec<u8>,
 }
 
-#[derive(Clone)]
-pub(crate) struct Manifest {
-    pub(crate) version: u64,
-    checksums: BTreeMap<u32, String>,
-}
-
-pub(crate) fn checksum(bytes: &[u8]) -> String {
-    let add = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, add))
+impl Write {
+    fn temporary(&self, WriteId(id): WriteId) -> String {
+        format!(".{}.{id}.tmp", self.name)
+    }
 }
 
 impl Disk {
-    /// Writes the file of a partition. On a full disk, part of it may remain.
-    pub(crate) fn write(
-        &mut self,
-        folder: &str,
-        partition: u32,
-        bytes: Vec<u8>,
-        updates: u64,
-    ) -> Result<CutFile, String> {
-        let place = self.folders.get_mut(folder).ok_or("no such folder")?;
-        if self.is_full {
-            // Files get their name when they are complete, so a torn one has none.
-            return Err("no space left on device".into());
-        }
-        let file = CutFile {
-            partition,
-            name: format!("partition-{partition:05}.edlp"),
-            bytes: bytes.len() as u64,
-            checksum: checksum(&bytes),
-            updates,
-        };
-        place.files.insert(partition, bytes);
-        Ok(file)
+    /// Stores what must survive the master, in one transaction.
+    pub(crate) fn persist(&mut self, durable: &Durable) {
+        let stored = serde_json::to_vec(durable).expect("it can be stored");
+        self.durable = serde_json::from_slice(&stored).expect("it can be read back");
     }
 
-    /// Writes the manifest, once, if every file that it names is there.
-    pub(crate) fn commit(
+    /// Removes the folders of checkpoints that were given up.
+    pub(crate) fn sweep(&mut self) {
+        self.folders.retain(|_, Folder(files)| files.contains_key(MANIFEST));
+    }
+
+    pub(crate) fn create(&mut self, folder: String) {
+        let before = self.folders.insert(folder, Folder::default());
+        assert!(before.is_none(), "no folder is used twice");
+    }
+
+    pub(crate) fn delete(&mut self, folder: &str) {
+        self.folders.remove(folder);
+    }
+
+    /// Begins to write a file.
+    fn begin(&mut self, writer: Pid, folder: &str, name: String, bytes: Vec<u8>) -> WriteId {
+        let id = WriteId(self.n_writes);
+        self.n_writes += 1;
+        let write = Write { writer, folder: folder.to_owned(), name, bytes };
+        let Folder(files) = self.folders.entry(folder.to_owned()).or_default();
+        files.insert(write.temporary(id), Vec::new());
+        self.writes.insert(id, write);
+        id
+    }
+
+    /// Begins to write the file of a partition.
+    pub(crate) fn begin_file(
         &mut self,
+        writer: Pid,
         folder: &str,
-        version: u64,
-        files: &[CutFile],
-    ) -> Result<(), String> {
+        snapshot: &Snapshot,
+    ) -> (WriteId, CheckpointFile) {
+        let mut bytes = Vec::new();
+        let (length, checksum) = codec::encode(snapshot, &mut bytes).expect("memory is enough");
+        let partition = snapshot.header.partition;
+        let file = CheckpointFile {
+            partition: partition.0,
+            name: checkpoint::file_name(partition),
+            bytes: length,
+            checksum: checkpoint::checksum_text(checksum),
+            updates: snapshot.header.updates,
+        };
+        (self.begin(writer, folder, file.name.clone(), bytes), file)
+    }
+
+    /// Begins to write a manifest, unless it is not whole.
+    pub(crate) fn begin_manifest(
+        &mut self,
+        writer: Pid,
+        folder: &str,
+        manifest: &Manifest,
+    ) -> Result<WriteId, String> {
+        manifest.check().map_err(|error| error.to_string())?;
+        let text = serde_json::to_vec(manifest).expect("a manifest has a JSON form");
+        Ok(self.begin(writer, folder, MANIFEST.into(), text))
+    }
+
+    /// All of a file is written: it gets its name.
+    pub(crate) fn finish(&mut self, id: WriteId) -> Result<(), String> {
+        let write = self.writes.remove(&id).expect("a file that is being written");
+        let Some(Folder(files)) = self.folders.get_mut(&write.folder) else {
+            return Err("the folder is gone".into());
+        };
+        if files.remove(&write.temporary(id)).is_none() {
+            return Err("the file is gone".into());
+        }
         if self.is_full {
             return Err("no space left on device".into());
         }
-        let folder = self.folders.get_mut(folder).ok_or("the folder is gone")?;
-        for file in files {
-            let bytes = folder.files.get(&file.partition).ok_or("a file is missing")?;
-            if checksum(bytes) != file.checksum {
-                return Err("a file changed".into());
-            }
-        }
-        assert!(folder.manifest.is_none(), "a manifest is never overwritten");
-        let checksums = files.iter().map(|f| (f.partition, f.checksum.clone())).collect();
-        folder.manifest = Some(Manifest { version, checksums });
+        let before = files.insert(write.name, write.bytes);
+        assert!(before.is_none(), "a file of a checkpoint is never overwritten");
         Ok(())
     }
 
-    pub(crate) fn manifest(&self, folder: &str) -> Option<&Manifest> {
-        self.folders.get(folder)?.manifest.as_ref()
+    /// A process dies: each file that it writes may have got its name, or lose its end.
+    pub(crate) fn crash(&mut self, writer: Pid, kernel: &mut Kernel) {
+        let torn: Vec<(WriteId, Write)> =
+            self.writes.extract_if(.., |_, write| write.writer == writer).collect();
+        for (id, mut write) in torn {
+            let Some(Folder(files)) = self.folders.get_mut(&write.folder) else { continue };
+            let temporary = write.temporary(id);
+            if files.remove(&temporary).is_none() {
+                continue;
+            }
+            kernel.count("torn writes");
+            let length = kernel.pick(write.bytes.len() + 1);
+            match kernel.pick(3) {
+                0 => drop(files.insert(write.name, write.bytes)),
+                1 => {
+                    write.bytes.truncate(length);
+                    files.insert(temporary, write.bytes);
+                }
+                _ => {
+                    write.bytes[length..].fill(0);
+                    files.insert(temporary, write.bytes);
+                }
+            }
+        }
     }
 
-    /// The file of a partition in a complete checkpoint.
-    pub(crate) fn read(&self, folder: &str, partition: u32) -> Result<&[u8], String> {
-        let folder = self.folders.get(folder).ok_or("no such folder")?;
-        let manifest = folder.manifest.as_ref().ok_or("the manifest is missing")?;
-        let expected =
-            manifest.checksums.get(&partition).ok_or("the manifest lacks a partition")?;
-        let bytes = folder.files.get(&partition).ok_or("a file is missing")?;
-        if checksum(bytes) == *expected { Ok(bytes) } else { Err("wrong checksum".into()) }
+    /// The complete checkpoints, the newest last.
+    pub(crate) fn complete(&self) -> Vec<FoundCheckpoint> {
+        let complete = self.folders.keys().filter_map(|folder| {
+            let manifest = self.manifest(folder).ok()?;
+            let Manifest { generation, version, exact, model, skipped, .. } = manifest;
+            let name = CheckpointName::parse(folder).expect("a name that a job gave");
+            let folder = folder.clone();
+            Some((name, FoundCheckpoint { folder, generation, version, exact, model, skipped }))
+        });
+        let by_age: BTreeMap<CheckpointName, FoundCheckpoint> = complete.collect();
+        by_age.into_values().collect()
     }
 
-    /// Changes one bit of the first file.
+    /// The store is gone. Checkpoints stay, and the status that was published last.
+    pub(crate) fn lose_store(&mut self) {
+        let generation = self.durable.generation;
+        self.durable = Durable { generation, ..Durable::default() };
+    }
+
+    pub(crate) fn manifest(&self, folder: &str) -> Result<Manifest, String> {
+        let Folder(files) = self.folders.get(folder).ok_or("no such folder")?;
+        let text = files.get(MANIFEST).ok_or("the manifest is missing")?;
+        Manifest::parse(text).map_err(|error| error.to_string())
+    }
+
+    /// The state of a partition in a complete checkpoint.
+    pub(crate) fn read(&self, folder: &str, partition: u32) -> Result<Snapshot, String> {
+        let manifest = self.manifest(folder)?;
+        let is_it = |entry: &&FileEntry| entry.partition == PartitionId(partition);
+        let entry = manifest.files.iter().find(is_it).ok_or("the manifest lacks a partition")?;
+        let Folder(files) = &self.folders[folder];
+        let bytes = files.get(&entry.name).ok_or("a file is missing")?;
+        let (path, length) = (Path::new(&entry.name), bytes.len() as u64);
+        checkpoint::decode_file(path, entry, length, &mut Cursor::new(bytes))
+            .map_err(|error| error.to_string())
+    }
+
+    /// Changes one bit of the first file of a partition.
     pub(crate) fn spoil(&mut self, folder: &str, place: usize) {
-        let Some(folder) = self.folders.get_mut(folder) else { return };
-        if let Some(bytes) = folder.files.values_mut().next() {
+        let Some(Folder(files)) = self.folders.get_mut(folder) else { return };
+        let is_partition = |(name, _): &(&String, &mut Vec<u8>)| name.starts_with("partition");
+        if let Some((_, bytes)) = files.iter_mut().find(is_partition) {
             let place = place % bytes.len();
             bytes[place] ^= 1;
         }

@@ -21,7 +21,7 @@ impl Site {
         self.n_faults_left -= 1;
         let delay = self.kernel.between(0, 2 * self.scenario.fault_every_ms);
         self.kernel.schedule(SITE, delay, Timer::Site(SiteTimer::Fault));
-        match self.kernel.rng.below(30) {
+        match self.kernel.rng.below(31) {
             0..=2 => self.kill_any(Role::Worker, "worker killed"),
             3 | 4 => self.kill_any(Role::Ps, "server killed"),
             5 | 6 => self.kill_furthest(),
@@ -29,7 +29,8 @@ impl Site {
             9..=11 => self.freeze_any(Role::Worker, "worker frozen"),
             12 | 13 => self.freeze_any(Role::Ps, "server frozen"),
             14 => self.freeze_master(),
-            15..=17 => self.break_any(),
+            15 | 16 => self.break_any(),
+            17 => self.disconnect_any(),
             18 => self.fill_disk(),
             19 | 20 => self.spoil_newest(),
             21 => self.scale(),
@@ -38,12 +39,17 @@ impl Site {
                 self.log_fault("two masters at once", &format!("for {time:?}"));
                 self.depose_master(time);
             }
+            23 if self.kernel.chance(300) => {
+                self.disk.lose_store();
+                self.stop_all("everything killed, store lost");
+            }
             23 => self.stop_all("everything killed"),
             24 => self.cut_off(Role::Master, "cut off from the master"),
             25 => self.cut_off(Role::Worker, "cut off from each other"),
             26 => self.dismiss_any(),
             27 => self.dismiss_all(),
             28 => self.stop_job(),
+            29 => self.isolate(),
             _ => self.get_stuck(),
         }
     }
@@ -122,6 +128,15 @@ impl Site {
         }
     }
 
+    /// Every connection of a process breaks at once.
+    fn disconnect_any(&mut self) {
+        let role = if self.kernel.chance(500) { Role::Ps } else { Role::Worker };
+        if let Some((instance, pid)) = self.any(role) {
+            self.log_fault("all connections broken", &instance.to_string());
+            self.kernel.hang_up_all(pid);
+        }
+    }
+
     fn fill_disk(&mut self) {
         let time = self.lasting(50, 2500);
         self.log_fault("disk full", &format!("for {time:?}"));
@@ -165,6 +180,22 @@ impl Site {
         if let Some(b) = other.filter(|b| *b != a) {
             self.log_fault(kind, &format!("{one} and process {b} for {time:?}"));
             self.kernel.block(a, b, time);
+        }
+    }
+
+    /// A worker and the other workers lose sight of each other, but not of the master. Another
+    /// worker may die, so a new world must be formed meanwhile.
+    fn isolate(&mut self) {
+        let time = self.lasting(300, 3000);
+        let Some((instance, pid)) = self.any(Role::Worker) else { return };
+        self.log_fault("isolated", &format!("{instance} for {time:?}"));
+        let others = self.running(Role::Worker).into_iter().filter(|(_, other)| *other != pid);
+        let others: Vec<Pid> = others.map(|(_, other)| other).collect();
+        others.iter().for_each(|other| self.kernel.block(pid, *other, time));
+        if self.kernel.chance(500)
+            && let Some(other) = others.first()
+        {
+            self.kill(*other);
         }
     }
 

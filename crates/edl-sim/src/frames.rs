@@ -60,21 +60,21 @@ pub(crate) fn pull(label: Label, pull: &Pull) -> Vec<u8> {
 
 pub(crate) fn push(label: Label, push: &Push) -> Vec<u8> {
     let head = PushHead {
-        n_records: push.n_records,
-        n_counts: u32::try_from(push.counts.len()).expect("few partitions"),
-        base_version: push.base_version,
-        n_dense: push.dense.len(),
-        n_ids: push.ids.len(),
-        partitions: push.partitions.clone(),
-        lane: push.lane,
-        n_grads: push.grads.len(),
+        n_records: push.head.n_records,
+        n_counts: u32::try_from(push.body.counts.len()).expect("few partitions"),
+        base_version: push.head.base_version,
+        n_dense: push.body.dense.len(),
+        n_ids: push.body.ids.len(),
+        partitions: push.head.partitions.clone(),
+        lane: push.head.lane,
+        n_grads: push.body.grads.len(),
     };
     let parts: [&[u8]; 5] = [
         &head.encode(),
-        &words(&push.counts),
-        &longs(&push.ids),
-        &floats(&push.dense),
-        &floats(&push.grads),
+        &words(&push.body.counts),
+        &longs(&push.body.ids),
+        &floats(&push.body.dense),
+        &floats(&push.body.grads),
     ];
     frame(Kind::Push, label, &parts)
 }
@@ -129,7 +129,7 @@ pub(crate) fn decode(bytes: &[u8]) -> (Label, Content) {
         | Kind::Proof
         | Kind::Join
         | Kind::Enter
-        | Kind::Word
+        | Kind::Exchange
         | Kind::Blob
         | Kind::Bytes
         | Kind::Part

@@ -3,10 +3,13 @@
 //! no other order of lanes, records or steps yields.
 
 use edl_core::batch::BatchPlan;
-use edl_core::id::BatchId;
+use edl_core::id::{BatchId, PartitionId};
 use edl_core::lanes::{self, Span};
+use edl_core::layout::Layout;
 use edl_core::rng;
 use edl_core::spec::JobSpec;
+use edl_tensor::checkpoint::Snapshot;
+use edl_tensor::checkpoint::codec::Header;
 
 /// The dense parameters of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,22 +27,31 @@ pub(crate) struct History {
 }
 
 impl State {
-    const LEN: usize = 16;
-
-    /// A partition's file.
-    pub(crate) fn encode(self) -> Vec<u8> {
-        [self.step.to_le_bytes(), self.digest.to_le_bytes()].concat()
+    /// What a worker writes of a partition: in place of parameters, the digest of all.
+    pub(crate) fn snapshot(self, partition: u32, layout: &Layout) -> Snapshot {
+        let header = Header {
+            partition: PartitionId(partition),
+            n_partitions: layout.n_partitions,
+            is_apart: layout.is_apart,
+            updates: self.step,
+            ..Header::default()
+        };
+        let applied = self.digest.to_le_bytes().to_vec();
+        Snapshot { header, applied, ..Snapshot::default() }
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Self {
-        let bytes: [u8; Self::LEN] = bytes.try_into().expect("a partition's file");
-        let number =
-            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        Self { step: number(0), digest: number(8) }
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        let digest = snapshot.applied[..].try_into().expect("the digest of a state");
+        Self { step: snapshot.header.updates, digest: u64::from_le_bytes(digest) }
     }
 
     pub(crate) fn apply(self, gradient: u64) -> Self {
         Self { step: self.step + 1, digest: rng::key(&[self.digest, gradient]) }
+    }
+
+    /// The same parameters after a step that is skipped.
+    pub(crate) fn pass(self) -> Self {
+        Self { step: self.step + 1, ..self }
     }
 
     /// What a shard of the validation data measures in this state.
@@ -50,7 +62,8 @@ impl State {
 
 impl History {
     /// Empty for a job whose servers hold all parameters.
-    pub(crate) fn new(spec: &JobSpec, plan: &BatchPlan) -> Self {
+    /// A step that is `skipped` changes nothing.
+    pub(crate) fn new(spec: &JobSpec, plan: &BatchPlan, skipped: Option<u64>) -> Self {
         let mut history = Self::default();
         if !spec.is_allreduce() {
             return history;
@@ -59,16 +72,24 @@ impl History {
         let n_steps = n_batches * u64::from(spec.num_epochs);
         let small = |n: u64| u32::try_from(n).expect("few steps");
         let mut state = State { step: 0, digest: rng::key(&[spec.seed]) };
+        let batch_of =
+            |step| BatchId { epoch: small(step / n_batches), index: small(step % n_batches) };
+        let untrained = skipped.map(|step| (step, plan.records(batch_of(step))));
         for step in 0..n_steps {
-            let batch = BatchId { epoch: small(step / n_batches), index: small(step % n_batches) };
+            let batch = batch_of(step);
             let records = plan.records(batch);
             let shares = lanes::share_out(records.len(), spec.n_lanes(), spec.minibatch_size);
-            // Every record was trained once in every epoch before.
-            let rows = |n: usize| n as u64 * u64::from(batch.epoch);
-            let rows = |n| if spec.is_hybrid() { rows(n) } else { 0 };
+            // Every record was trained once in every epoch before, unless its step was skipped.
+            let untrained = untrained.as_ref().filter(|(skipped, _)| *skipped < step);
+            let untrained = untrained.map_or(&[][..], |(_, records)| records);
+            let rows = |records: &[u64]| {
+                let n_untrained =
+                    records.iter().filter(|record| untrained.contains(record)).count();
+                records.len() as u64 * u64::from(batch.epoch) - n_untrained as u64
+            };
             let lane = |share: std::ops::Range<usize>| {
                 let records = &records[share];
-                lane_key(records, rows(records.len()))
+                lane_key(records, if spec.is_hybrid() { rows(records) } else { 0 })
             };
             history.lanes.push(shares.into_iter().map(lane).collect());
             history.states.push(state);
@@ -76,7 +97,7 @@ impl History {
             let nodes = history.nodes(state, &(0..u32::MAX), &all);
             let gradient = history.gradient(step, &nodes);
             history.gradients.push(gradient);
-            state = state.apply(gradient);
+            state = if skipped == Some(step) { state.pass() } else { state.apply(gradient) };
         }
         history.states.push(state);
         history
@@ -162,7 +183,7 @@ mod tests {
             ..JobSpec::default()
         };
         for (n_records, n_active) in [(1, 1), (2, 1), (5, 2), (8, 4), (9, 1), (13, 2)] {
-            let history = History::new(&spec, &spec.plan(n_records));
+            let history = History::new(&spec, &spec.plan(n_records), None);
             let last = history.n_steps() - 1;
             assert_eq!(last, (n_records - 1) / 8);
             let state = history.state(last);

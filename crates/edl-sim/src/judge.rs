@@ -4,11 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use edl_core::batch::batch_of;
 use edl_core::evaluation::Evaluated;
-use edl_core::id::{Generation, Term, WorkerId, WorldId};
-use edl_core::job::{End, Event, Job, News};
+use edl_core::id::{BatchId, Generation, Term, WorkerId, WorldId};
+use edl_core::job::{End, Event, Job, MemberReport};
 use edl_core::metric::{Measures, Metric};
+use edl_core::spec::OnNonfinite;
 
+use crate::client::Pulled;
 use crate::disk::Disk;
 use crate::history::State;
 use crate::kernel::Pid;
@@ -22,17 +25,63 @@ pub(crate) struct Judge {
     pub(crate) exported: Option<String>,
     /// What a worker held when it reported that it had formed a world.
     pub(crate) formed: BTreeMap<(WorkerId, WorldId), State>,
-    /// In which world a worker overwrites its shared memory, and the members of that world.
-    pub(crate) regions: BTreeMap<Pid, (WorldId, Vec<Pid>)>,
+    pub(crate) regions: BTreeMap<Pid, Region>,
+    /// Which process took the slot of which.
+    evictions: BTreeSet<(Pid, Pid)>,
+}
+
+/// The memory of a worker that other members of its world read.
+pub(crate) struct Region {
+    /// The world in which it is overwritten.
+    pub(crate) world: WorldId,
+    pub(crate) members: Vec<Pid>,
+    /// The last world that the worker entered without waiting for all members of the one before.
+    pub(crate) forced: WorldId,
+}
+
+/// In synchronous mode, a batch starts from parameters that hold every round before its own.
+pub(crate) fn started(model: &Model, batch: BatchId, pulled: &Pulled) {
+    let Some(n_records) = model.records_before_round(batch) else { return };
+    for dense in &pulled.dense {
+        expect_at_least("dense number", *dense, n_records, batch);
+    }
+    let n_epochs = u64::from(batch.epoch) - u64::from(model.lost_records(batch));
+    for row in &pulled.rows {
+        expect_at_least("row", *row, n_epochs, batch);
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts stay small")]
+fn expect_at_least(what: &str, value: f32, least: u64, batch: BatchId) {
+    let is_there = value + 0.01 > least as f32;
+    assert!(is_there, "{batch} starts from a {what} of {value}, before {least} records");
 }
 
 impl Judge {
+    /// Whether `owner` has overwritten what `reader` reads of it in a step of `world`.
+    ///
+    /// # Panics
+    /// If `owner` has left that world in order: then every member had its last step.
+    pub(crate) fn is_overwritten(&self, world: WorldId, owner: Pid, reader: Pid) -> bool {
+        let Some(region) = self.regions.get(&owner) else { return false };
+        let is_overwritten = region.world > world && !region.members.contains(&reader);
+        let is_excused = region.forced > world;
+        assert!(!is_overwritten || is_excused, "process {owner} left process {reader} behind");
+        is_overwritten
+    }
+
+    /// A process takes the slot of another one. The other must not take it back.
+    pub(crate) fn evicted(&mut self, old: Pid, new: Pid) {
+        assert!(!self.evictions.contains(&(new, old)), "{old} and {new} evict each other");
+        self.evictions.insert((old, new));
+    }
+
     /// What a member that counts holds is what a single worker would hold.
     pub(crate) fn received(&self, model: &Model, job: &Job, event: &Event) {
-        let Event::Member { worker, news, .. } = event else { return };
+        let Event::Member { worker, report: news, .. } = event else { return };
         let worlds = job.worlds().expect("workers are members of worlds");
         match news {
-            News::Formed { world, step, .. } => {
+            MemberReport::Formed { world, step, .. } => {
                 let current = worlds.current().filter(|current| current.id == *world);
                 if current.is_some_and(|c| c.members.iter().any(|m| m.worker == *worker)) {
                     let held = self.formed.get(&(*worker, *world));
@@ -40,15 +89,18 @@ impl Judge {
                     assert_eq!(held, Some(&expected), "{worker} formed a different state");
                 }
             }
-            News::Stepped { world, step, hash, .. } if worlds.is_heard(*world) && *hash != 0 => {
+            MemberReport::Stepped { world, step, hash, .. }
+                if worlds.is_heard(*world) && *hash != 0 =>
+            {
                 assert_eq!(*hash, model.history.gradient_of(*step), "step {step} on {worker}");
             }
-            News::Stepped { .. }
-            | News::Pace { .. }
-            | News::PeerLost { .. }
-            | News::StepFailed { .. }
-            | News::Torn { .. }
-            | News::NotLoaded { .. } => {}
+            MemberReport::Stepped { .. }
+            | MemberReport::Pace { .. }
+            | MemberReport::PeerLost { .. }
+            | MemberReport::StepFailed { .. }
+            | MemberReport::NonFinite { .. }
+            | MemberReport::StepMismatch { .. }
+            | MemberReport::NotLoaded { .. } => {}
         }
     }
 
@@ -67,15 +119,19 @@ impl Judge {
         }
     }
 
-    /// A checkpoint of workers holds one state, in all its partitions.
+    /// A checkpoint holds all partitions; where a job trains in steps, they are all of one step.
     pub(crate) fn committed(&self, model: &Model, disk: &Disk, folder: &str, version: u64) {
-        if model.history.n_steps() == 0 {
-            return;
-        }
-        for partition in model.layout.with_segments() {
-            let file = disk.read(folder, partition).expect("it is complete");
-            let state = State::decode(file);
-            assert_eq!(state, model.history.state(version), "partition {partition} of {folder}");
+        for partition in 0..model.layout.n_partitions {
+            let snapshot = disk.read(folder, partition).expect("it is complete");
+            if model.is_state(partition) {
+                let state = State::of(&snapshot);
+                let expected = model.history.state(version);
+                assert_eq!(state, expected, "partition {partition} of {folder}");
+            } else {
+                let n_updates = model.restore(snapshot).updates();
+                let is_exact = n_updates == version || model.history.n_steps() == 0;
+                assert!(is_exact, "partition {partition} of {folder} is of step {n_updates}");
+            }
         }
     }
 
@@ -138,12 +194,18 @@ impl Site {
             assert!(why.contains(&batch) && why.contains(" times, most recently on"), "{why}");
             return self.kernel.count("named failures");
         }
+        if let (Some(step), End::Failed(why)) = (self.scenario.nonfinite, end) {
+            let batch = batch_of(step, self.model.plan.n_batches());
+            assert_eq!(spec.on_nonfinite, OnNonfinite::Stop, "{why}");
+            assert!(why.starts_with(&format!("batch {batch} ")) && why.contains("finite"), "{why}");
+            return self.kernel.count("stopped because of a loss");
+        }
         assert_eq!(*end, End::Succeeded);
         let folder = self.judge.exported.as_ref().expect("a job that succeeds exports its model");
         let mut n_epochs = spec.num_epochs;
         if spec.is_allreduce() {
-            let file = self.disk.read(folder, 0).expect("the exported checkpoint is complete");
-            let state = State::decode(file);
+            let snapshot = self.disk.read(folder, 0);
+            let state = State::of(&snapshot.expect("the exported checkpoint is complete"));
             let is_early = spec.early_stop_patience > 0;
             if !is_early || self.scenario.untrainable.is_some_and(|step| state.step > step) {
                 assert_eq!(state.step, self.model.history.n_steps());
@@ -154,7 +216,7 @@ impl Site {
                 n_epochs = 0;
             }
         }
-        if spec.has_servers() && n_epochs > 0 {
+        if spec.n_servers() > 0 && n_epochs > 0 {
             self.model.expect_trained(&self.disk, folder, n_epochs);
         }
     }

@@ -9,6 +9,7 @@ use edl_core::time::Time;
 
 use crate::message::{Message, Timer};
 use crate::network::{ConnId, Network, Open, Purpose};
+use crate::script::MasterDeath;
 
 /// A process by its number, which is never used again.
 pub(crate) type Pid = u32;
@@ -16,8 +17,6 @@ pub(crate) type Pid = u32;
 /// The site itself, as a process.
 pub(crate) const SITE: Pid = 0;
 const LOG_LINES: usize = 120;
-/// Messages that take long, per thousand.
-const SLOW: u64 = 20;
 
 /// Something that happens to a process, or to the site.
 #[derive(Debug)]
@@ -31,9 +30,13 @@ pub(crate) struct Kernel {
     pub(crate) now: Time,
     pub(crate) rng: Rng,
     pub(crate) network: Network,
+    /// How the master is to die, in a script.
+    pub(crate) master_death: Option<MasterDeath>,
     queue: BTreeMap<(Time, u64), (Pid, Action)>,
     next: u64,
     trace: u64,
+    /// Messages that take long, per thousand.
+    slow_messages: u64,
     pub(crate) log_lines: usize,
     /// The last things that happened, and how often each kind did.
     pub(crate) log: VecDeque<String>,
@@ -45,14 +48,16 @@ pub(crate) fn millis(n: u64) -> Duration {
 }
 
 impl Kernel {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64, slow_messages: u64) -> Self {
         Self {
             now: Time::ZERO,
             rng: Rng::new(rng::key(&[seed, 1])),
             network: Network::default(),
+            master_death: None,
             queue: BTreeMap::new(),
             next: 0,
             trace: seed,
+            slow_messages,
             log_lines: LOG_LINES,
             log: VecDeque::new(),
             counts: BTreeMap::new(),
@@ -142,7 +147,8 @@ impl Kernel {
 
     /// Sends over a connection, which keeps the order of its messages.
     pub(crate) fn send(&mut self, conn: ConnId, from: Pid, message: Message) {
-        let delay = if self.chance(SLOW) { self.between(20, 300) } else { self.between(0, 3) };
+        let is_slow = self.chance(self.slow_messages);
+        let delay = if is_slow { self.between(20, 300) } else { self.between(0, 3) };
         if let Some((to, at, purpose)) = self.network.arrival(conn, from, self.now, delay) {
             self.enqueue(at, to, Action::Deliver { conn, purpose, from, message });
         }

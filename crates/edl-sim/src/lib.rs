@@ -20,10 +20,12 @@ mod model;
 mod network;
 mod process;
 mod scenario;
+mod script;
 mod server;
 mod session;
 mod site;
 mod worker;
 
 pub use scenario::Scenario;
+pub use script::{Hold, Script, Sent, What};
 pub use site::{Outcome, Site};

@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The shell of a master around the real job: streams, effects, and death in the middle of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use edl_core::id::{Incarnation, PsId, Term, WorkerId};
-use edl_core::job::{Config, Effect, End, Event, Job};
+use edl_core::exit::Exit;
+use edl_core::id::{CheckpointId, Generation, Incarnation, PartitionId, PsId, Term, WorkerId};
+use edl_core::job::{CheckpointFile, Config, Effect, End, Event, Job};
 use edl_core::platform::{Ended, Order};
-use edl_core::supervisor;
 use edl_net::convert::master::{self as convert, PsInput};
 use edl_net::proto::{PsMessage, WorkerMessage, ps_message, worker_message};
+use edl_tensor::checkpoint::{self, FileEntry, Manifest};
 use prost::Message as _;
 use tonic::Status;
 
 use crate::frames::RUN;
 use crate::kernel::{Action, SITE, millis};
+use crate::mesh::pid_of;
 use crate::message::{MasterTimer, Message, SiteTimer, Timer};
 use crate::network::{ConnId, Purpose};
 use crate::process::{Clock, Context};
+
+/// Between two tries to save the state on a full disk.
+const SAVE_PAUSE_MS: u64 = 500;
 
 pub(crate) struct Master {
     term: Term,
@@ -26,6 +31,9 @@ pub(crate) struct Master {
     workers: BTreeMap<WorkerId, ConnId>,
     servers: BTreeMap<PsId, ConnId>,
     pub(crate) ended: Option<End>,
+    /// Effects that wait until the state is saved, and events that came meanwhile.
+    held: VecDeque<Effect>,
+    early: VecDeque<Event>,
 }
 
 /// Who is at the other end of a stream.
@@ -40,10 +48,12 @@ impl Master {
     pub(crate) fn start(context: &mut Context<'_>) -> Self {
         let term = context.disk.term.next();
         context.disk.term = term;
+        context.disk.sweep();
         context.disk.former_master = context.disk.master.replace(context.pid);
         let scenario = context.scenario;
         let config = Config {
             spec: scenario.spec.clone(),
+            run: RUN,
             term,
             n_records: scenario.n_records,
             n_validation_records: scenario.n_validation_records,
@@ -51,9 +61,12 @@ impl Master {
         };
         let clock = Clock::new(context.kernel);
         let now = clock.now(context.kernel);
-        let job = Job::new(config, context.disk.durable.clone(), now);
+        let mut durable = context.disk.durable.clone();
+        durable.adopt(context.disk.complete());
+        let job = Job::new(config, durable, now);
         let (sessions, workers, servers) = Default::default();
-        let mut master = Self { term, job, clock, sessions, workers, servers, ended: None };
+        let (held, early, ended) = Default::default();
+        let mut master = Self { term, job, clock, sessions, workers, servers, ended, held, early };
         master.clock.wake_at(context, Some(now));
         master
     }
@@ -115,12 +128,26 @@ impl Master {
         let Some(Peer::Ps(ps, incarnation)) = self.sessions.get(&conn).copied() else {
             let Some(ps_message::Kind::Hello(hello)) = message.kind else { return };
             let (ps, incarnation) = (PsId(hello.ps), Incarnation(hello.incarnation));
+            if self.job.is_replaced_server(incarnation) {
+                context.kernel.count("replaced servers refused");
+                return close(context, Some(conn), server_replaced());
+            }
             self.sessions.insert(conn, Peer::Ps(ps, incarnation));
+            let mut evicted = None;
             if let Some(before) = self.servers.insert(ps, conn) {
                 context.kernel.hang_up(before);
+                evicted = self.sessions.get(&before).copied();
             }
             let event = convert::ps_hello(hello).expect("it can be read");
-            return self.handle(context, event);
+            self.handle(context, event);
+            // A master that dies at that point may leave no trace of it.
+            if let Some(Peer::Ps(_, old)) = evicted
+                && old != incarnation
+                && context.exit.is_none()
+            {
+                context.judge.evicted(pid_of(old), pid_of(incarnation));
+            }
+            return;
         };
         let input = convert::ps_input(ps, incarnation, message).expect("it makes sense");
         if self.servers.get(&ps) != Some(&conn) {
@@ -150,16 +177,24 @@ impl Master {
     fn on_timer(&mut self, context: &mut Context<'_>, timer: MasterTimer) {
         match timer {
             MasterTimer::Event(event) => self.handle(context, event),
-            MasterTimer::Commit { cut, folder, version, files } => {
-                let event = match context.disk.commit(&folder, version, &files) {
+            MasterTimer::Save => self.go_on(context),
+            MasterTimer::Commit { checkpoint, folder, version, write } => {
+                let event = match write.and_then(|write| context.disk.finish(write)) {
                     Ok(()) => {
-                        context.judge.committed(context.model, context.disk, &folder, version);
-                        Event::Committed { cut }
+                        // What a master writes that was replaced is unknown to the next one.
+                        if context.disk.term == self.term {
+                            context.judge.committed(context.model, context.disk, &folder, version);
+                        }
+                        Event::Committed { checkpoint }
                     }
-                    Err(error) => Event::CutFailed { cut, error },
+                    Err(error) => Event::CheckpointFailed { checkpoint, error },
                 };
                 // The manifest is there, but the master may die before it learns of it.
                 context.after(0, 5, Timer::Master(Box::new(MasterTimer::Event(event))));
+            }
+            MasterTimer::Export { .. } if context.disk.is_full => {
+                let error = "no space left on device".into();
+                self.handle(context, Event::ExportFailed { error, is_disk_full: true });
             }
             MasterTimer::Export { folder } => {
                 context.judge.exported = Some(folder);
@@ -172,14 +207,24 @@ impl Master {
         if self.ended.is_some() || context.exit.is_some() {
             return;
         }
+        if !self.held.is_empty() {
+            if event != Event::Tick {
+                self.early.push_back(event);
+            }
+            return;
+        }
         let now = self.clock.now(context.kernel);
         context.kernel.detail(context.pid, || format!("job <- {event:?}"));
         let before = (self.job.durable().generation, self.job.ledger().n_done());
+        let death = context.kernel.master_death.take_if(|death| (death.on)(&event));
         let effects = self.job.handle(event, now);
         self.job.check_invariants();
         context.judge.advanced(&self.job, before);
         let n_effects = effects.len();
-        let survives = self.survives(context, n_effects);
+        let survives = match death {
+            Some(death) => death.n_effects,
+            None => self.survives(context, n_effects),
+        };
         for (n, effect) in effects.into_iter().enumerate() {
             if n == survives {
                 context.kernel.note(context.pid, "master died in its effects", "");
@@ -188,10 +233,49 @@ impl Master {
             if context.exit.is_some() {
                 return;
             }
-            self.perform(context, effect);
+            // What follows a state that is not saved has to wait with it.
+            if !self.held.is_empty() || effect == Effect::Persist && !self.can_save(context) {
+                self.held.push_back(effect);
+            } else {
+                self.perform(context, effect);
+            }
+        }
+        if survives == n_effects {
+            context.exit.get_or_insert(Ended::Signal(9));
+            return;
         }
         let deadline = self.job.next_deadline(now).max(now + millis(1));
         self.clock.wake_at(context, Some(deadline));
+    }
+
+    /// Whether there is room for the state; otherwise it is tried again.
+    fn can_save(&mut self, context: &mut Context<'_>) -> bool {
+        let is_full = context.disk.is_full && context.kernel.chance(200);
+        if is_full && context.disk.term == self.term {
+            context.kernel.note(context.pid, "waits for room on the disk", "");
+            let save = Timer::Master(Box::new(MasterTimer::Save));
+            context.after(SAVE_PAUSE_MS, SAVE_PAUSE_MS, save);
+            return false;
+        }
+        true
+    }
+
+    /// Continues with what waited for room on the disk.
+    fn go_on(&mut self, context: &mut Context<'_>) {
+        if context.disk.is_full && !self.can_save(context) {
+            return;
+        }
+        for effect in std::mem::take(&mut self.held) {
+            if context.exit.is_none() {
+                self.perform(context, effect);
+            }
+        }
+        while self.held.is_empty()
+            && let Some(event) = self.early.pop_front()
+        {
+            self.handle(context, event);
+        }
+        self.handle(context, Event::Tick);
     }
 
     /// How many effects are performed before the master dies.
@@ -231,25 +315,27 @@ impl Master {
             }
             Effect::ClosePs(ps) => {
                 let conn = self.servers.remove(&ps);
-                close(context, conn, Status::failed_precondition("this server was replaced"));
+                close(context, conn, server_replaced());
             }
             Effect::Platform(order) => send_order(context, order),
-            Effect::PrepareCut { cut, folder } => {
+            Effect::PrepareCheckpoint { checkpoint, folder } => {
                 if context.disk.is_full {
                     let error = "no space left on device".into();
-                    let event = MasterTimer::Event(Event::CutFailed { cut, error });
+                    let event = MasterTimer::Event(Event::CheckpointFailed { checkpoint, error });
                     context.after(0, 1, Timer::Master(Box::new(event)));
                 } else {
-                    let before = context.disk.folders.insert(folder, Default::default());
-                    assert!(before.is_none(), "no folder is used twice");
+                    context.disk.create(folder);
                 }
             }
-            Effect::Commit { cut, folder, version, files, .. } => {
-                let commit = MasterTimer::Commit { cut, folder, version, files };
+            Effect::Commit { checkpoint, folder, version, exact, generation, files } => {
+                let facts = (checkpoint, version, exact, generation);
+                let manifest = self.manifest(context, facts, files);
+                let write = context.disk.begin_manifest(context.pid, &folder, &manifest);
+                let commit = MasterTimer::Commit { checkpoint, folder, version, write };
                 context.after(0, 20, Timer::Master(Box::new(commit)));
             }
             Effect::Delete(folder) => {
-                context.disk.folders.remove(&folder);
+                context.disk.delete(&folder);
             }
             Effect::Export { checkpoint } => {
                 let export = MasterTimer::Export { folder: checkpoint };
@@ -262,36 +348,71 @@ impl Master {
             }
             Effect::Reply(Err(_)) => context.kernel.count("requests refused"),
             Effect::EvaluationStarted { .. } | Effect::Reply(Ok(())) => {}
-            Effect::Note(note) => context.kernel.note(context.pid, note.kind, &note.text),
+            Effect::Note(note) => {
+                let is_unexpected = context.scenario.is_unexpected(note.kind);
+                assert!(!is_unexpected, "{} without a fault: {}", note.kind.name(), note.text);
+                context.kernel.note(context.pid, note.kind.name(), &note.text);
+            }
             Effect::Ended(end) => {
                 context.judge.ended(context.disk, &self.job);
-                let code = match end {
-                    End::Succeeded => supervisor::SUCCEEDED,
-                    End::Failed(_) => supervisor::FAILED,
-                    End::Stopped(_) => supervisor::STOPPED,
-                };
+                context.exit = Some(end.exit().into());
                 self.ended = Some(end);
-                context.exit = Some(Ended::Exit(code));
             }
+        }
+    }
+
+    fn manifest(
+        &self,
+        context: &Context<'_>,
+        (checkpoint, version, exact, generation): (CheckpointId, u64, Option<u64>, Generation),
+        files: Vec<CheckpointFile>,
+    ) -> Manifest {
+        let (spec, model) = (&context.scenario.spec, context.model);
+        let entry = |file: CheckpointFile| FileEntry {
+            partition: PartitionId(file.partition),
+            name: file.name,
+            bytes: file.bytes,
+            checksum: file.checksum,
+            updates: file.updates,
+        };
+        Manifest {
+            format: checkpoint::format(model.layout.is_apart),
+            version,
+            exact,
+            generation,
+            checkpoint,
+            term: self.term,
+            run: RUN.to_string(),
+            job: spec.job_name.clone(),
+            seed: spec.seed,
+            model: (*model.model).clone(),
+            optimizer: model.model.optimizer.clone(),
+            n_batches: model.plan.n_batches(),
+            n_partitions: model.layout.n_partitions,
+            fingerprint: String::new(),
+            files: files.into_iter().map(entry).collect(),
+            metrics: BTreeMap::new(),
+            skipped: self.job.durable().skipped.clone(),
         }
     }
 
     fn persist(&mut self, context: &mut Context<'_>) {
         if context.disk.term != self.term {
             // Another master has the job.
-            context.exit = Some(Ended::Exit(supervisor::RELAUNCH));
-        } else if context.disk.is_full && context.kernel.chance(200) {
-            context.kernel.note(context.pid, "persist failed", "");
-            context.exit = Some(Ended::Exit(supervisor::RELAUNCH));
+            context.exit = Some(Exit::Relaunch.into());
         } else {
-            context.disk.durable = self.job.durable().clone();
+            context.disk.persist(self.job.durable());
         }
     }
 
     fn encode<T>(&self, encode: impl FnOnce(&convert::Encoder<'_>) -> T) -> T {
         let path = |folder: &str, _| folder.to_owned();
-        encode(&convert::Encoder { job: &self.job, run: RUN, output: "output", path: &path })
+        encode(&convert::Encoder { job: &self.job, output: "output", path: &path })
     }
+}
+
+fn server_replaced() -> Status {
+    Status::failed_precondition("this server was replaced")
 }
 
 /// Closes a stream with a status, after what was sent before.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What processes send to each other, and what they wait for.
 
-use edl_core::id::CutId;
-use edl_core::job::{self, CutFile};
+use edl_core::id::CheckpointId;
+use edl_core::job;
 use edl_core::platform::{InstanceId, Order};
 
+use crate::disk::WriteId;
 use crate::kernel::Pid;
 use crate::mesh;
 use crate::network::ConnId;
@@ -53,11 +54,13 @@ pub(crate) enum Timer {
 pub(crate) enum MasterTimer {
     /// The answer to an effect, or a report of the platform.
     Event(job::Event),
+    /// A state that could not be saved is tried again.
+    Save,
     Commit {
-        cut: CutId,
+        checkpoint: CheckpointId,
         folder: String,
         version: u64,
-        files: Vec<CutFile>,
+        write: Result<WriteId, String>,
     },
     Export {
         folder: String,

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use edl_core::audit;
-use edl_core::batch::BatchPlan;
+use edl_core::batch::{BatchPlan, batch_of};
 use edl_core::id::{BatchId, PartitionId};
 use edl_core::lanes;
 use edl_core::layout::Layout;
@@ -18,7 +18,7 @@ use edl_core::model::{Init, ModelSpec, ParamSpec, Rule, TableSpec};
 use edl_core::optimizer::OptimizerSpec;
 use edl_core::servers::PartitionState;
 use edl_core::spec::{JobSpec, Mode};
-use edl_tensor::checkpoint::codec;
+use edl_tensor::checkpoint::Snapshot;
 use edl_tensor::partition::{Partition, PartitionConfig};
 use edl_tensor::push::{self, Body, Head, Lane, Push};
 
@@ -40,6 +40,9 @@ pub(crate) struct Model {
     pub(crate) model: Arc<ModelSpec>,
     pub(crate) layout: Layout,
     pub(crate) history: History,
+    /// Training this batch gives a loss that is not finite.
+    nonfinite: Option<BatchId>,
+    skipped: Option<BatchId>,
 }
 
 impl Model {
@@ -52,14 +55,25 @@ impl Model {
         let model = ModelSpec {
             name: "counter".into(),
             params: vec![dense],
-            tables: if spec.has_servers() { vec![rows] } else { Vec::new() },
+            tables: if spec.n_servers() > 0 { vec![rows] } else { Vec::new() },
             inputs: Vec::new(),
             metrics: vec![Metric::loss()],
             optimizer: OptimizerSpec::sgd(1.0),
         };
         let (layout, plan) = (spec.layout(DENSE_LEN), spec.plan(scenario.n_records));
-        let history = History::new(&spec, &plan);
-        Self { spec, plan, model: Arc::new(model), layout, history }
+        let batch = |position| batch_of(position, plan.n_batches());
+        let (nonfinite, skipped) = (scenario.nonfinite.map(batch), scenario.skipped().map(batch));
+        let history = History::new(&spec, &plan, scenario.skipped());
+        Self { spec, plan, model: Arc::new(model), layout, history, nonfinite, skipped }
+    }
+
+    pub(crate) fn is_finite(&self, batch: BatchId) -> bool {
+        self.nonfinite != Some(batch)
+    }
+
+    /// Records that are trained once less than the others.
+    fn skipped_records(&self) -> Vec<u64> {
+        self.skipped.map_or_else(Vec::new, |batch| self.plan.records(batch))
     }
 
     /// The batches of a round, by their index.
@@ -71,11 +85,34 @@ impl Model {
         first..self.plan.n_batches().min(first + grads_to_wait)
     }
 
+    /// Records of all rounds before that of `batch`, in synchronous mode.
+    pub(crate) fn records_before_round(&self, batch: BatchId) -> Option<u64> {
+        let Mode::Sync { .. } = self.spec.mode() else { return None };
+        let n_batches = u64::from(self.plan.n_batches());
+        let first = u64::from(batch.epoch) * n_batches + u64::from(self.round(batch).start);
+        Some(self.records_before(first))
+    }
+
+    /// Whether some records of a batch were in the batch that was skipped before.
+    pub(crate) fn lost_records(&self, batch: BatchId) -> bool {
+        let skipped = self.skipped_records();
+        self.skipped.is_some_and(|it| it < batch)
+            && self.plan.records(batch).iter().any(|record| skipped.contains(record))
+    }
+
+    /// Whether workers hold a partition; servers hold the others.
+    pub(crate) fn is_state(&self, partition: u32) -> bool {
+        self.spec.is_allreduce() && self.layout.with_segments().contains(&partition)
+    }
+
     /// The gradient of a batch, for one server. A round applies the mean, weighted by records, so
     /// gradients are scaled to add exactly one per record.
     pub(crate) fn push(&self, batch: BatchId, base_version: u64, hosted: Range<u32>) -> Push {
-        let n_records = |index| self.plan.records(BatchId { index, ..batch }).len();
-        let n_in_round: usize = self.round(batch).map(n_records).sum();
+        let in_round = self
+            .round(batch)
+            .filter(|index| self.skipped != Some(BatchId { index: *index, ..batch }));
+        let n_records = |index| self.plan.n_records_of(index) as usize;
+        let n_in_round: usize = in_round.map(n_records).sum();
         let records = self.plan.records(batch);
         let head = self.head(batch, records.len(), base_version, hosted, None);
         self.scaled(head, &records, n_in_round)
@@ -84,9 +121,15 @@ impl Model {
     /// The row gradients of one lane of a step, for one server.
     pub(crate) fn lane_push(&self, batch: BatchId, lane: Lane, hosted: Range<u32>) -> Push {
         let records = self.lane_records(batch, lane.number);
-        let n_in_step = self.plan.records(batch).len();
+        let n_in_step = self.plan.n_records_of(batch.index) as usize;
         let head = self.head(batch, records.len(), 0, hosted, Some(lane));
         self.scaled(head, &records, n_in_step)
+    }
+
+    /// A push without a gradient, for one server.
+    pub(crate) fn skip(&self, batch: BatchId, lane: Option<Lane>, hosted: Range<u32>) -> Push {
+        let head = self.head(batch, 0, 0, hosted, lane);
+        self.scaled(head, &[], 0)
     }
 
     pub(crate) fn lane_records(&self, batch: BatchId, lane: u32) -> Vec<u64> {
@@ -132,7 +175,10 @@ impl Model {
     pub(crate) fn records_before(&self, position: u64) -> u64 {
         let n_batches = u64::from(self.plan.n_batches());
         let in_epoch = position % n_batches * u64::from(self.plan.minibatch_size);
-        position / n_batches * self.plan.n_records + in_epoch.min(self.plan.n_records)
+        let all = position / n_batches * self.plan.n_records + in_epoch.min(self.plan.n_records);
+        let end = batch_of(position, self.plan.n_batches());
+        let is_before = self.skipped.is_some_and(|skipped| skipped < end);
+        all - if is_before { self.skipped_records().len() as u64 } else { 0 }
     }
 
     fn config(&self, id: u32) -> PartitionConfig {
@@ -148,30 +194,39 @@ impl Model {
         }
     }
 
+    /// A partition of servers from a complete checkpoint.
+    pub(crate) fn restore(&self, snapshot: Snapshot) -> Partition {
+        let config = self.config(snapshot.header.partition.0);
+        Partition::from_snapshot(config, snapshot, true).expect("a complete checkpoint fits")
+    }
+
     /// Panics unless the servers' partitions of a checkpoint hold exactly `n_epochs` of training.
     pub(crate) fn expect_trained(&self, disk: &Disk, folder: &str, n_epochs: u32) {
         let load = |id: u32| {
-            let bytes = disk.read(folder, id).expect("the exported checkpoint is complete");
-            let part = Partition::restore(self.config(id), &mut &*bytes, true);
-            (id, part.expect("the exported checkpoint can be read"))
+            let snapshot = disk.read(folder, id).expect("the exported checkpoint is complete");
+            (id, self.restore(snapshot))
         };
         let parts: Parts = self.layout.with_rows().map(load).collect();
         let states: Vec<PartitionState> = parts.values().map(Partition::state).collect();
         let audit = audit::audit(&self.plan, &states, n_epochs);
         assert!(audit.is_clean, "{audit:?}");
         assert_eq!(audit.epochs.len(), n_epochs as usize, "nothing was trained beyond");
+        let skipped = self.skipped_records();
         let mut n_rows = 0;
         for part in parts.values() {
             part.check_invariants();
             for dense in part.dense() {
-                expect_count("dense number", *dense, self.plan.n_records * u64::from(n_epochs));
+                let n_all = self.plan.n_records * u64::from(n_epochs);
+                expect_count("dense number", *dense, n_all - skipped.len() as u64);
             }
-            for (_, row) in part.tables()[0].slab().rows() {
-                expect_count("row", row[0], u64::from(n_epochs));
-                n_rows += 1;
+            for (id, row) in part.tables()[0].slab().rows() {
+                let is_skipped = skipped.contains(&id);
+                expect_count("row", row[0], u64::from(n_epochs) - u64::from(is_skipped));
+                n_rows += u64::from(!is_skipped);
             }
         }
-        assert_eq!(n_rows, self.plan.n_records, "every record has its row");
+        let n_trained = self.plan.n_records - skipped.len() as u64;
+        assert_eq!(n_rows, n_trained, "every record has its row");
     }
 }
 
@@ -179,11 +234,4 @@ fn expect_count(what: &str, value: f32, expected: u64) {
     #[expect(clippy::cast_precision_loss, reason = "counts stay small")]
     let error = (f64::from(value) - expected as f64).abs();
     assert!(error < 0.01, "a {what} is {value}, but {expected} records were trained into it");
-}
-
-/// A partition's file.
-pub(crate) fn encode(part: &Partition) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    codec::encode(&part.snapshot(), &mut bytes).expect("memory takes everything");
-    bytes
 }

@@ -119,7 +119,11 @@ impl Network {
         self.conns.get(&conn).map(|conn| conn.purpose)
     }
 
-    /// The open connection of this purpose between two processes, whoever opened it.
+    pub(crate) fn ends(&self, conn: ConnId) -> Option<[Pid; 2]> {
+        self.conns.get(&conn).map(|conn| conn.ends)
+    }
+
+    /// The open connection of this purpose between two processes, opened by either.
     pub(crate) fn between(&self, a: Pid, b: Pid, purpose: Purpose) -> Option<ConnId> {
         let is_it = |conn: &Conn| {
             conn.is_open && conn.purpose == purpose && pair(conn.ends) == pair([a, b])

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a seed means: the job, its size and its faults.
 
+use std::time::Duration;
+
+use edl_core::job::EventKind;
 use edl_core::rng::{self, Rng};
-use edl_core::spec::{JobSpec, Strategy};
+use edl_core::spec::{JobSpec, OnNonfinite, Strategy};
 
 /// One simulated job.
 #[derive(Clone, Debug)]
@@ -13,6 +16,8 @@ pub struct Scenario {
     pub n_validation_records: u64,
     pub n_faults: u64,
     pub fault_every_ms: u64,
+    /// Nothing goes wrong, so nothing may be lost.
+    pub is_undisturbed: bool,
     /// Per thousand handled events: the master dies in the middle of its effects.
     pub master_deaths: u64,
     /// Per thousand batches or lanes: user code fails, the worker crashes.
@@ -22,13 +27,25 @@ pub struct Scenario {
     pub duplicates: u64,
     /// No worker can ever train this batch, counted over all epochs.
     pub untrainable: Option<u64>,
+    /// The loss of this batch, counted over all epochs, is never finite.
+    pub nonfinite: Option<u64>,
     /// Evaluations get better and better, so each is followed by a checkpoint.
     pub improves: bool,
+    /// Per thousand lanes: the computation takes up to three seconds.
+    pub hiccups: u64,
     /// How long a computation, reading records and applying a push take at most.
     pub step_ms: u64,
     pub read_ms: u64,
     pub apply_ms: u64,
+    /// The same for a minibatch of the validation data, and for the file of a partition.
+    pub eval_ms: u64,
+    pub write_ms: u64,
+    /// Per thousand messages: it takes long.
+    pub slow_messages: u64,
 }
+
+/// Short enough to end often while a member computes.
+const SHORT_SILENCE_MS: u64 = 1200;
 
 /// Small numbers from one seed.
 struct Draw(Rng);
@@ -54,13 +71,51 @@ impl Scenario {
         }
     }
 
+    /// The batch that is skipped, counted over all epochs.
+    pub(crate) fn skipped(&self) -> Option<u64> {
+        self.nonfinite.filter(|_| self.spec.on_nonfinite != OnNonfinite::Stop)
+    }
+
     /// The same job without faults.
     #[must_use]
     pub fn undisturbed(mut self) -> Self {
-        self.n_faults = 0;
+        (self.n_faults, self.is_undisturbed) = (0, true);
         (self.master_deaths, self.failures, self.crashes, self.duplicates) = (0, 0, 0, 0);
-        self.untrainable = None;
+        (self.untrainable, self.nonfinite) = (None, None);
         self
+    }
+
+    /// How long one worker takes at most without faults: every step may be followed by an
+    /// evaluation and its checkpoint.
+    pub(crate) fn undisturbed_time(&self) -> Duration {
+        let spec = &self.spec;
+        let n_lanes = if spec.is_allreduce() { u64::from(spec.n_lanes()) } else { 1 };
+        let n_steps = u64::from(spec.plan(self.n_records).n_batches() * spec.num_epochs);
+        let evaluation_ms = self.n_validation_records * self.eval_ms;
+        let lanes_ms = n_lanes * (self.step_ms + self.apply_ms);
+        Duration::from_millis(n_steps * (lanes_ms + evaluation_ms + self.write_ms))
+    }
+
+    /// A member that owes something and sends nothing for this long is lost. Where nothing else goes
+    /// wrong, this is the limit of production, which no step reaches.
+    pub(crate) fn silence_ms(&self) -> u64 {
+        match self.is_undisturbed {
+            true => 1000 * u64::from(self.spec.task_timeout_secs),
+            false => SHORT_SILENCE_MS,
+        }
+    }
+
+    /// Whether an event means that something went wrong although nothing disturbs the job.
+    pub(crate) fn is_unexpected(&self, kind: EventKind) -> bool {
+        self.is_undisturbed
+            && matches!(
+                kind,
+                EventKind::CheckpointFailed
+                    | EventKind::PeerLost
+                    | EventKind::Restored
+                    | EventKind::Stuck
+                    | EventKind::WorkFailed
+            )
     }
 
     fn with_servers(seed: u64, draw: &mut Draw) -> Self {
@@ -113,22 +168,38 @@ impl Scenario {
         if is_untrainable {
             spec.max_batch_failures = 3;
         }
-        Self {
+        let mut draw_nonfinite = Draw(Rng::new(rng::key(&[seed, 3])));
+        let is_nonfinite = !is_untrainable && draw_nonfinite.small(0, 5) == 0;
+        let nonfinite = is_nonfinite.then(|| draw_nonfinite.0.below(n_batches));
+        spec.on_nonfinite = draw_nonfinite.one_of(&OnNonfinite::ALL);
+        let scenario = Self {
             seed,
             n_records,
             n_validation_records: draw.one_of(&[0, 3, 8, 17]),
             n_faults: u64::from(draw.small(0, 14)),
             fault_every_ms: u64::from(draw.small(30, 1200)),
+            is_undisturbed: false,
             master_deaths: draw.one_of(&[0, 0, 3, 10]),
             failures: if is_untrainable { 0 } else { failures },
             crashes: if is_untrainable { 0 } else { crashes },
             duplicates: draw.one_of(&[0, 50]),
             untrainable,
+            nonfinite,
             improves: draw.small(0, 1) == 1,
+            hiccups: 0,
             step_ms: u64::from(draw.small(1, 40)),
             read_ms: draw.one_of(&[0, 1, 10]),
             apply_ms: draw.one_of(&[1, 4, 60]),
+            eval_ms: draw.one_of(&[5, 40, 400]),
+            write_ms: draw.one_of(&[10, 150, 1000]),
+            slow_messages: draw.one_of(&[20, 20, 150]),
             spec,
+        };
+        match draw.small(0, 15) {
+            0 => scenario.undisturbed(),
+            // A member that computes for long seems silent to the others.
+            1 | 2 => Self { step_ms: u64::from(draw.small(40, 300)), ..scenario },
+            _ => scenario,
         }
     }
 }
@@ -144,7 +215,7 @@ fn common_spec(seed: u64, draw: &mut Draw) -> JobSpec {
         evaluation_steps: draw.one_of(&[0, 4, 11]),
         evaluation_secs: draw.one_of(&[0, 0, 1]),
         evaluation_epochs: draw.small(0, 1) == 1,
-        checkpoint_steps: draw.one_of(&[0, 5, 13]),
+        checkpoint_steps: draw.one_of(&[0, 3, 5, 13]),
         checkpoint_secs: draw.one_of(&[0, 1, 2]),
         keep_checkpoint_max: draw.small(1, 4),
         task_timeout_secs: 8,

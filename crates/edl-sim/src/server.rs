@@ -7,19 +7,23 @@ mod owners;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
-use edl_core::id::{CutId, Generation, Incarnation, PartitionId, PsId};
+use edl_core::exit::Exit;
+use edl_core::id::{CheckpointId, Generation, Incarnation, PartitionId, PsId};
+use edl_core::job::CheckpointFile;
+use edl_core::machine::Machine;
 use edl_core::platform::Ended;
 use edl_core::server::{self, Client, Effect, Event, Inspection, Load, Order, Request};
 use edl_core::time::Time;
 use edl_net::convert::server as convert;
 use edl_net::frame::Kind;
 use edl_net::proto::{self, PsCommand, PsMessage, ps_command, ps_message};
+use edl_tensor::checkpoint::Snapshot;
 use edl_tensor::partition::Partition;
 use edl_tensor::push::{Head, Push};
 use prost::Message as _;
 
+use crate::disk::WriteId;
 use crate::frames::{self, Content, Label, Pull};
 use crate::kernel::Action;
 use crate::message::{Message, Timer};
@@ -42,7 +46,7 @@ pub(crate) struct Server {
     clients: BTreeMap<ConnId, Client>,
     requests: BTreeMap<Request, Open>,
     owners: Option<Owners>,
-    copies: BTreeMap<(CutId, PartitionId), (Vec<u8>, u64)>,
+    copies: BTreeMap<(CheckpointId, PartitionId), Snapshot>,
     /// Reports that wait for a master.
     outbox: Vec<Vec<u8>>,
 }
@@ -77,7 +81,7 @@ struct Owner {
     parts: Vec<Partition>,
     busy_until: Time,
     /// The checkpoint that waits for a step, per partition.
-    copy_at: BTreeMap<PartitionId, (CutId, u64)>,
+    copy_at: BTreeMap<PartitionId, (CheckpointId, u64)>,
 }
 
 /// What an owner is asked to do, in the order in which it is asked.
@@ -85,7 +89,7 @@ struct Owner {
 pub(crate) enum Task {
     Push(Request),
     Pull(Request),
-    Copy(CutId, Option<u64>),
+    Copy(CheckpointId, Option<u64>),
     Inspect(Inspection),
 }
 
@@ -93,7 +97,7 @@ pub(crate) enum Task {
 pub(crate) enum Done {
     Load(Box<Load>),
     Task { owner: usize, generation: Generation, task: Task },
-    Write { checkpoint: CutId, folder: String, partition: PartitionId },
+    Write { checkpoint: CheckpointId, write: WriteId, file: CheckpointFile },
 }
 
 impl Server {
@@ -114,6 +118,14 @@ impl Server {
             copies: BTreeMap::new(),
             outbox: Vec::new(),
         }
+    }
+
+    pub(crate) fn generation(&self) -> Generation {
+        self.machine.generation()
+    }
+
+    pub(crate) fn partitions(&self) -> impl Iterator<Item = &Partition> {
+        self.owners.iter().flat_map(|owners| &owners.owners).flat_map(|owner| &owner.parts)
     }
 
     pub(crate) fn act(&mut self, context: &mut Context<'_>, action: Action) {
@@ -153,7 +165,7 @@ impl Server {
                     self.handle(context, Event::Tick);
                 }
             }
-            Timer::Terminate => context.exit = Some(Ended::Exit(0)),
+            Timer::Terminate => context.exit = Some(Ended::CLEAN),
             Timer::Connect => {
                 self.n_hellos += 1;
                 self.handle(context, Event::Inspect(Inspection::Hello(self.n_hellos)));
@@ -181,7 +193,7 @@ impl Server {
             Heard::Nothing | Heard::Lost => {}
             Heard::GivenUp(why) => {
                 context.kernel.note(context.pid, "server gave up", &why);
-                context.exit = Some(Ended::Exit(1));
+                context.exit = Some(Exit::Failed.into());
             }
             Heard::Command(command) => match command.kind.expect("a command has a kind") {
                 ps_command::Kind::Welcome(_) => {
@@ -191,7 +203,7 @@ impl Server {
                 }
                 kind @ (ps_command::Kind::Load(_)
                 | ps_command::Kind::Serve(_)
-                | ps_command::Kind::Cut(_)
+                | ps_command::Kind::Checkpoint(_)
                 | ps_command::Kind::Inspect(_)
                 | ps_command::Kind::Stop(_)) => {
                     let spec = &self.session.follow.job().expect("a master is followed").spec;
@@ -199,7 +211,7 @@ impl Server {
                     let is_stop = event == Event::Order(Order::Stop);
                     self.handle(context, event);
                     if is_stop {
-                        context.exit = Some(Ended::Exit(0));
+                        context.exit = Some(Ended::CLEAN);
                     }
                 }
             },
@@ -237,7 +249,7 @@ impl Server {
                     min_round: pull.head.min_round,
                     step: pull.head.step,
                     will_push: pull.head.will_push,
-                    patience: Duration::from_millis(u64::from(pull.head.patience_ms)),
+                    patience: pull.head.patience,
                 };
                 let body = Body::Pull { n_left: pull.head.partitions.len(), pull };
                 self.requests.insert(request, Open { conn, label, body });
@@ -305,7 +317,10 @@ impl Server {
             Effect::Refuse(request, refusal) => self.refuse(context, request, refusal),
             Effect::Copy { checkpoint, at } => self.ask(context, &Task::Copy(checkpoint, at)),
             Effect::Write { checkpoint, folder, partition } => {
-                later(context, 0, 60, Done::Write { checkpoint, folder, partition });
+                let copy = self.copies.remove(&(checkpoint, partition)).expect("it was copied");
+                let (write, file) = context.disk.begin_file(context.pid, &folder, &copy);
+                let done = Done::Write { checkpoint, write, file };
+                later(context, 0, context.scenario.write_ms, done);
             }
             Effect::Inspect(inspection, generation) => {
                 if self.owners.as_ref().is_some_and(|owners| owners.generation == generation) {
@@ -389,12 +404,9 @@ impl Server {
                     self.handle(context, event);
                 }
             }
-            Done::Write { checkpoint, folder, partition } => {
-                let Some((bytes, updates)) = self.copies.remove(&(checkpoint, partition)) else {
-                    return;
-                };
-                let event = match context.disk.write(&folder, partition.0, bytes, updates) {
-                    Ok(file) => Event::Written { checkpoint, file },
+            Done::Write { checkpoint, write, file } => {
+                let event = match context.disk.finish(write) {
+                    Ok(()) => Event::Written { checkpoint, file },
                     Err(error) => Event::WriteFailed { checkpoint, error },
                 };
                 self.handle(context, event);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use edl_core::job::{End, Event};
-use edl_core::platform::{Ended, InstanceId, Order, Report, Role};
+use edl_core::platform::{self, Ended, InstanceId, Order, Report, Role};
 use edl_core::supervisor::{Next, Relaunch};
 use edl_core::time::Time;
 
@@ -21,7 +21,7 @@ use crate::scenario::Scenario;
 use crate::server::Server;
 use crate::worker::Worker;
 
-/// How long a job may take after its last fault, whatever happened to it.
+/// How long a job may take after its last fault, in addition to what it takes without faults.
 const TIME_LIMIT: Duration = Duration::from_secs(150);
 /// More than any job takes.
 const MAX_ACTIONS: u64 = 5_000_000;
@@ -50,7 +50,7 @@ pub struct Site {
     n_deaths_left: u32,
     /// All faults are over by then.
     pub(crate) calm_at: Time,
-    ended: Option<End>,
+    pub(crate) ended: Option<End>,
 }
 
 pub(crate) struct Slot {
@@ -72,7 +72,7 @@ impl Site {
     #[must_use]
     pub fn new(scenario: Scenario) -> Self {
         Self {
-            kernel: Kernel::new(scenario.seed),
+            kernel: Kernel::new(scenario.seed, scenario.slow_messages),
             disk: Disk::default(),
             judge: Judge::default(),
             model: Model::new(&scenario),
@@ -109,13 +109,14 @@ impl Site {
         self.kernel.schedule(SITE, Duration::ZERO, Timer::Site(SiteTimer::StartMaster));
         let first_fault = millis(self.scenario.fault_every_ms);
         self.kernel.schedule(SITE, first_fault, Timer::Site(SiteTimer::Fault));
+        let time_limit = TIME_LIMIT + 3 * self.scenario.undisturbed_time();
         let mut n_actions = 0;
         while self.ended.is_none() {
             let (pid, action) = self.kernel.next().expect("a live job always has a next action");
             n_actions += 1;
             self.dispatch(pid, action);
             assert!(n_actions < MAX_ACTIONS, "no progress: {}", self.state());
-            let is_in_time = self.kernel.now < self.calm_at + TIME_LIMIT;
+            let is_in_time = self.kernel.now < self.calm_at + time_limit;
             assert!(is_in_time, "not over after {:?}: {}", self.kernel.now, self.state());
         }
         let end = self.ended.take().expect("it ended");
@@ -135,7 +136,7 @@ impl Site {
         }
     }
 
-    fn dispatch(&mut self, pid: Pid, action: Action) {
+    pub(crate) fn dispatch(&mut self, pid: Pid, action: Action) {
         match &action {
             Action::Deliver { conn, .. }
                 if !self.kernel.network.arrives(*conn, self.kernel.now) =>
@@ -169,18 +170,8 @@ impl Site {
         pid: Pid,
         act: impl FnOnce(&mut Process, &mut Context<'_>) -> T,
     ) {
-        let Some(slot) = self.processes.get_mut(&pid) else { return };
-        let mut context = Context {
-            pid,
-            kernel: &mut self.kernel,
-            disk: &mut self.disk,
-            judge: &mut self.judge,
-            scenario: &self.scenario,
-            model: &self.model,
-            orders_until: &mut self.orders_until,
-            n_deaths_left: &mut self.n_deaths_left,
-            exit: None,
-        };
+        let (processes, mut context) = self.split(pid);
+        let Some(slot) = processes.get_mut(&pid) else { return };
         act(&mut slot.process, &mut context);
         let exit = context.exit;
         if let Some(how) = exit {
@@ -196,7 +187,14 @@ impl Site {
     }
 
     fn start_as(&mut self, pid: Pid, make: impl FnOnce(&mut Context<'_>) -> Process) {
-        let mut context = Context {
+        let (processes, mut context) = self.split(pid);
+        let process = make(&mut context);
+        processes.insert(pid, Slot { process, is_frozen: false, deferred: Vec::new() });
+    }
+
+    /// The processes, and what the one with this number can touch while it acts.
+    fn split(&mut self, pid: Pid) -> (&mut BTreeMap<Pid, Slot>, Context<'_>) {
+        let context = Context {
             pid,
             kernel: &mut self.kernel,
             disk: &mut self.disk,
@@ -207,8 +205,7 @@ impl Site {
             n_deaths_left: &mut self.n_deaths_left,
             exit: None,
         };
-        let process = make(&mut context);
-        self.processes.insert(pid, Slot { process, is_frozen: false, deferred: Vec::new() });
+        (&mut self.processes, context)
     }
 
     fn take_pid(&mut self) -> Pid {
@@ -240,7 +237,12 @@ impl Site {
     fn start_master(&mut self) {
         let pid = self.start(|context| Process::Master(Box::new(Master::start(context))));
         (self.master, self.last_master) = (Some(pid), Some(pid));
-        let running = self.instances.iter().map(|(instance, pid)| (*instance, *pid)).collect();
+        let process = |(instance, pid): (&InstanceId, &Pid)| platform::Process {
+            instance: *instance,
+            pid: *pid,
+            age_ms: 0,
+        };
+        let running = self.instances.iter().map(process).collect();
         self.event(pid, Event::Platform(Report::Running(running)));
     }
 
@@ -278,7 +280,7 @@ impl Site {
                 };
                 self.kernel.schedule(SITE, after, Timer::Site(SiteTimer::Kill { pid }));
             }
-            Order::Harm { .. } => panic!("no chaos action was requested"),
+            Order::Chaos { .. } => panic!("no chaos action was requested"),
         }
     }
 
@@ -307,7 +309,7 @@ impl Site {
     }
 
     /// The platform loses sight of a process that it knows, with a chance per thousand.
-    fn forget(&mut self, pid: Pid, how: Ended, per_thousand: u64) -> bool {
+    pub(crate) fn forget(&mut self, pid: Pid, how: Ended, per_thousand: u64) -> bool {
         let known = self.instances.iter().find(|(_, running)| **running == pid);
         let Some(instance) = known.map(|(instance, _)| *instance) else { return false };
         let forgets = self.kernel.chance(per_thousand);
@@ -321,6 +323,7 @@ impl Site {
     pub(crate) fn exited(&mut self, pid: Pid, how: Ended) {
         let process = self.processes.remove(&pid).map(|slot| slot.process);
         self.kernel.hang_up_all(pid);
+        self.disk.crash(pid, &mut self.kernel);
         if self.master != Some(pid) {
             self.forget(pid, how, 1000);
             return;
@@ -359,6 +362,7 @@ impl Site {
         self.instances.clear();
         for pid in std::mem::take(&mut self.processes).into_keys() {
             self.kernel.hang_up_all(pid);
+            self.disk.crash(pid, &mut self.kernel);
         }
         let pause = self.kernel.between(10, 500);
         self.calm_at = self.calm_at.max(self.kernel.now + pause);
@@ -392,7 +396,7 @@ impl Site {
         }
     }
 
-    fn thaw(&mut self, pid: Pid) {
+    pub(crate) fn thaw(&mut self, pid: Pid) {
         let Some(slot) = self.processes.get_mut(&pid) else { return };
         slot.is_frozen = false;
         for action in std::mem::take(&mut slot.deferred) {

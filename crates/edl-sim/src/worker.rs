@@ -3,7 +3,10 @@
 
 mod member;
 mod servers;
+mod shell;
 
+use edl_core::activity::{Phase, WaitingFor};
+use edl_core::exit::Exit;
 use edl_core::id::{Incarnation, WorkerId};
 use edl_core::platform::Ended;
 use edl_core::time::Time;
@@ -159,7 +162,7 @@ impl Worker {
                 }
             }
             Timer::Terminate => match &mut self.role {
-                Role::Unknown => context.exit = Some(Ended::Exit(0)),
+                Role::Unknown => context.exit = Some(Ended::CLEAN),
                 Role::Trainer(trainer) => trainer.leave(control, context),
                 Role::Member(member) => member.leave(control, context),
             },
@@ -189,13 +192,18 @@ impl Worker {
 
     fn heartbeat(&mut self, context: &mut Context<'_>) {
         let waiting_for = match &self.role {
-            _ if self.control.is_stuck => String::new(),
-            Role::Unknown => String::new(),
-            Role::Trainer(trainer) => trainer.waiting_for().to_owned(),
+            _ if self.control.is_stuck => WaitingFor::Nothing,
+            Role::Unknown => WaitingFor::Nothing,
+            Role::Trainer(trainer) => trainer.waiting_for(),
             Role::Member(member) => member.waiting_for(),
         };
-        let (step, phase) = (0, String::new());
-        let heartbeat = convert::message(Report::Heartbeat { step, phase, waiting_for });
+        let progress = match &self.role {
+            Role::Unknown => 0,
+            Role::Trainer(trainer) => trainer.progress(),
+            Role::Member(member) => member.progress(),
+        };
+        let (step, phase) = (0, Phase::default());
+        let heartbeat = convert::message(Report::Heartbeat { step, phase, waiting_for, progress });
         self.control.session.transmit(context, heartbeat.encode_to_vec());
     }
 
@@ -208,7 +216,7 @@ impl Worker {
             }
             (Done::Built, Role::Member(member)) => {
                 self.is_built = true;
-                member.announce(control, context);
+                member.built(control, context);
             }
             (Done::Trainer(done), Role::Trainer(trainer)) => trainer.done(control, context, done),
             (Done::Member(done), Role::Member(member)) => member.done(control, context, done),
@@ -220,15 +228,23 @@ impl Worker {
 
     fn heard(&mut self, context: &mut Context<'_>, heard: Heard<WorkerCommand>) {
         match heard {
-            Heard::Nothing | Heard::Lost => {}
+            Heard::Nothing => {}
+            Heard::Lost => {
+                if let Role::Member(member) = &mut self.role {
+                    member.master_lost(&mut self.control, context);
+                }
+            }
             Heard::GivenUp(why) => {
                 context.kernel.note(context.pid, "worker gave up", &why);
-                context.exit = Some(Ended::Exit(1));
+                context.exit = Some(Exit::Failed.into());
             }
             Heard::Command(command) => {
                 let kind = command.kind.expect("a command has a kind");
                 if let worker_command::Kind::Welcome(welcome) = kind {
                     return self.welcomed(context, &welcome);
+                }
+                if let worker_command::Kind::Ping(_) = kind {
+                    return self.heartbeat(context);
                 }
                 match &mut self.role {
                     Role::Unknown => panic!("a command before the first welcome"),

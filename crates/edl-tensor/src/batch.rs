@@ -49,37 +49,25 @@ impl Batch {
     /// The numbers of an `f32` column.
     #[must_use]
     pub fn f32(&self, name: &str) -> Option<&[f32]> {
-        match self.columns.get(name)? {
-            Column::F32 { values, .. } => Some(values),
-            Column::I64 { .. } | Column::U8 { .. } | Column::Bytes(_) => None,
-        }
+        if let Column::F32 { values, .. } = self.columns.get(name)? { Some(values) } else { None }
     }
 
     /// The numbers of an `i64` column.
     #[must_use]
     pub fn i64(&self, name: &str) -> Option<&[i64]> {
-        match self.columns.get(name)? {
-            Column::I64 { values, .. } => Some(values),
-            Column::F32 { .. } | Column::U8 { .. } | Column::Bytes(_) => None,
-        }
+        if let Column::I64 { values, .. } = self.columns.get(name)? { Some(values) } else { None }
     }
 
-    /// The bytes of a `u8` column.
+    /// The numbers of a `u8` column.
     #[must_use]
     pub fn u8(&self, name: &str) -> Option<&[u8]> {
-        match self.columns.get(name)? {
-            Column::U8 { values, .. } => Some(values),
-            Column::F32 { .. } | Column::I64 { .. } | Column::Bytes(_) => None,
-        }
+        if let Column::U8 { values, .. } = self.columns.get(name)? { Some(values) } else { None }
     }
 
-    /// The pieces of a `bytes` column.
+    /// The values of a `bytes` column.
     #[must_use]
     pub fn bytes(&self, name: &str) -> Option<&[Vec<u8>]> {
-        match self.columns.get(name)? {
-            Column::Bytes(values) => Some(values),
-            Column::F32 { .. } | Column::I64 { .. } | Column::U8 { .. } => None,
-        }
+        if let Column::Bytes(values) = self.columns.get(name)? { Some(values) } else { None }
     }
 }
 
@@ -91,6 +79,17 @@ impl Column {
             Self::I64 { .. } => DType::I64,
             Self::U8 { .. } => DType::U8,
             Self::Bytes(_) => DType::Bytes,
+        }
+    }
+
+    /// Numbers of each dimension; text and bytes have one.
+    #[must_use]
+    pub fn shape(&self) -> Vec<usize> {
+        match self {
+            Self::F32 { shape, .. } | Self::I64 { shape, .. } | Self::U8 { shape, .. } => {
+                shape.clone()
+            }
+            Self::Bytes(values) => vec![values.len()],
         }
     }
 }

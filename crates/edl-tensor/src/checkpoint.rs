@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checkpoints on disk: one file per partition and a manifest that makes them one whole.
+//! Checkpoints on disk: one file per partition, and a manifest.
 //!
-//! Files appear under their names only when they are complete and on disk. The manifest comes
-//! last and is never written twice, so that a folder with a manifest is a complete checkpoint
-//! and any other folder is none.
+//! Files get their names only when they are complete and on disk. The manifest is written last and
+//! only once, so a folder is a complete checkpoint if and only if it has a manifest.
 
 pub mod codec;
 mod manifest;
@@ -11,13 +10,16 @@ mod origin;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use edl_core::id::{CutId, Generation, PartitionId};
+use edl_core::checkpoint_name::CheckpointName;
+use edl_core::id::{CheckpointId, Generation, PartitionId, RunId};
 
 use crate::first_values;
 use crate::partition::{Partition, PartitionConfig};
@@ -28,10 +30,12 @@ pub use origin::Origin;
 
 /// The number of the format that this build writes and reads.
 pub const FORMAT: u32 = 1;
-/// The same, where dense parameters and rows lie in partitions of their own.
+/// The format with dense parameters and rows in separate partitions.
 pub const FORMAT_APART: u32 = 2;
 
 const MANIFEST: &str = "manifest.json";
+/// Times that a folder is emptied into which others may still write.
+const MAX_REMOVALS: u32 = 10;
 
 /// A complete checkpoint on disk.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,10 +57,12 @@ pub enum Error {
     Differs { path: PathBuf, what: &'static str },
     #[error("`{}` is already complete and cannot be overwritten", path.display())]
     Exists { path: PathBuf },
+    #[error("`{}` holds checkpoints of several jobs: {jobs}; name the folder of one checkpoint", path.display())]
+    SeveralRuns { path: PathBuf, jobs: String },
     #[error("the checkpoint `{}` has no partition {partition}", path.display())]
     NoPartition { path: PathBuf, partition: PartitionId },
     #[error("the checkpoint `{}` has {theirs} partitions, the job has {ours}", path.display())]
-    OtherCut { path: PathBuf, theirs: u32, ours: u32 },
+    OtherPartitioning { path: PathBuf, theirs: u32, ours: u32 },
     #[error("cannot get the parameters' initial values")]
     FirstValues { source: Box<first_values::Error> },
 }
@@ -77,22 +83,15 @@ pub fn is_apart(format: u32) -> Option<bool> {
     }
 }
 
-/// Name of a checkpoint's folder, such as `version-100.g2c7`.
-#[must_use]
-pub fn folder_name(version: u64, generation: Generation, cut: CutId) -> String {
-    format!("version-{version}.g{generation}c{}", cut.0)
-}
-
-/// Writes one partition's file into the folder `dir`, which is made if needed. When this returns
-/// the file is on disk.
+/// Writes one partition's file into the folder `dir`. When this returns the file is on disk. A folder
+/// that is gone is not made again: the master has given up the checkpoint.
 pub fn write_file(dir: &Path, snapshot: &Snapshot) -> Result<FileEntry, Error> {
-    fs::create_dir_all(dir).map_err(at("create", dir))?;
-    let partition = snapshot.partition();
+    let partition = snapshot.header.partition;
     let name = file_name(partition);
     let write = |file: &mut File| codec::encode(snapshot, file);
     let (bytes, checksum) = write_atomically(dir, &name, write, |from, to| fs::rename(from, to))?;
-    let checksum = blake3::Hash::from_bytes(checksum).to_hex().to_string();
-    Ok(FileEntry { partition, name, bytes, checksum, updates: snapshot.updates() })
+    let checksum = checksum_text(checksum);
+    Ok(FileEntry { partition, name, bytes, checksum, updates: snapshot.header.updates })
 }
 
 /// Reads one partition's file back and checks it against its manifest entry; `keep_applied` as
@@ -113,15 +112,40 @@ pub fn read_snapshot(dir: &Path, entry: &FileEntry) -> Result<Snapshot, Error> {
     let path = dir.join(&entry.name);
     let mut file = File::open(&path).map_err(at("open", &path))?;
     let length = file.metadata().map_err(at("inspect", &path))?.len();
+    decode_file(&path, entry, length, &mut file)
+}
+
+/// Decodes the file of a partition, which has `length` bytes, and checks it against its manifest
+/// entry.
+pub fn decode_file(
+    path: &Path,
+    entry: &FileEntry,
+    length: u64,
+    reader: &mut (impl Read + Seek),
+) -> Result<Snapshot, Error> {
+    let differs = |what| Error::Differs { path: path.to_owned(), what };
     if length != entry.bytes {
-        return Err(Error::Differs { path, what: "the length" });
+        return Err(differs("the length"));
     }
-    let (snapshot, checksum) = codec::decode(&mut file)
-        .map_err(|source| Error::Partition { path: path.clone(), source })?;
-    if blake3::Hash::from_bytes(checksum).to_hex().as_str() != entry.checksum {
-        return Err(Error::Differs { path, what: "the checksum" });
+    match codec::decode(reader) {
+        Ok((_, checksum)) if checksum_text(checksum) != entry.checksum => {
+            Err(differs("the checksum"))
+        }
+        Ok((snapshot, _)) => Ok(snapshot),
+        Err(source) => {
+            // A damaged byte may look like any other mistake.
+            let checksum = codec::checksum(reader, length).map_err(at("read", path))?;
+            let is_whole = checksum_text(checksum) == entry.checksum;
+            let source = if is_whole { source } else { codec::Error::Checksum };
+            Err(Error::Partition { path: path.to_owned(), source })
+        }
     }
-    Ok(snapshot)
+}
+
+/// A checksum as manifests contain it.
+#[must_use]
+pub fn checksum_text(checksum: codec::Checksum) -> String {
+    blake3::Hash::from_bytes(checksum).to_hex().to_string()
 }
 
 /// Makes the checkpoint in `dir` complete; refuses if it is complete already.
@@ -131,18 +155,8 @@ pub fn commit_manifest(dir: &Path, manifest: &Manifest) -> Result<(), Error> {
     let mut text = serde_json::to_vec_pretty(manifest)
         .map_err(|error| Error::Manifest { path: path.clone(), source: error.into() })?;
     text.push(b'\n');
-    fs::create_dir_all(dir).map_err(at("create", dir))?;
-    // A link, unlike a rename, fails if the name is taken.
-    let write = |file: &mut File| file.write_all(&text);
-    let placed = write_atomically(dir, MANIFEST, write, |from, to| {
-        fs::hard_link(from, to)?;
-        fs::remove_file(from)
-    });
-    match placed {
-        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
-            return Err(Error::Exists { path: dir.to_owned() });
-        }
-        other => other?,
+    if !write_once(dir, MANIFEST, &text)? {
+        return Err(Error::Exists { path: dir.to_owned() });
     }
     dir.parent().map_or(Ok(()), sync_folder)
 }
@@ -164,10 +178,10 @@ impl Checkpoint {
         Ok(Self { path: dir.to_owned(), manifest })
     }
 
-    /// Later in the history of the job. A restore raises the generation, so that what comes after
-    /// it counts as newer even if it went back to an older version.
-    fn age(&self) -> (Generation, u64, CutId) {
-        (self.manifest.generation, self.manifest.version, self.manifest.cut)
+    /// The order in the history of the job. A restore raises the generation, so later checkpoints are
+    /// newer even if the restore went back to an older version.
+    fn age(&self) -> (Generation, u64, CheckpointId) {
+        (self.manifest.generation, self.manifest.version, self.manifest.checkpoint)
     }
 }
 
@@ -192,48 +206,51 @@ pub fn find(dir: &Path) -> Result<Vec<Checkpoint>, Error> {
     }
 }
 
-/// Removes all but the newest `keep` complete checkpoints (0 keeps all), and what incomplete cuts
-/// older than the newest have left. Folders named like those in `protect` stay. Returns what was
-/// removed.
-pub fn prune(dir: &Path, keep: usize, protect: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
-    if keep == 0 {
-        return Ok(Vec::new());
+/// The newest complete checkpoint below `dir`. Refuses a folder to which several runs write: which of
+/// them is meant?
+pub fn newest(dir: &Path) -> Result<Option<Checkpoint>, Error> {
+    let mut found = find(dir)?;
+    let runs: BTreeMap<&str, &str> =
+        found.iter().map(|c| (c.manifest.run.as_str(), c.manifest.job.as_str())).collect();
+    if runs.len() > 1 {
+        let jobs: Vec<String> = runs.values().map(|job| format!("`{job}`")).collect();
+        return Err(Error::SeveralRuns { path: dir.to_owned(), jobs: jobs.join(", ") });
     }
-    let complete = find(dir)?;
-    let Some(newest) = complete.last() else { return Ok(Vec::new()) };
-    let newest = (newest.manifest.generation, newest.manifest.cut);
-    let old = complete.iter().rev().skip(keep).map(|checkpoint| checkpoint.path.clone());
-    let left_over = folders(dir)?.into_iter().filter(|folder| {
-        let is_older = parse_folder_name(folder).is_some_and(|cut| cut < newest);
-        is_older && !folder.join(MANIFEST).exists()
-    });
-    let is_protected = |folder: &Path| protect.iter().any(|p| p.file_name() == folder.file_name());
-    let doomed = old.chain(left_over).filter(|folder| !is_protected(folder));
-    // Listed whole before the first is removed: without its manifest it would look left over.
-    let doomed: Vec<PathBuf> = doomed.collect();
-    doomed.iter().try_for_each(|folder| remove(folder))?;
-    Ok(doomed)
+    Ok(found.pop())
 }
 
-/// The manifest goes first, so that a half removed checkpoint is none.
-fn remove(folder: &Path) -> Result<(), Error> {
-    let manifest = folder.join(MANIFEST);
-    match fs::remove_file(&manifest) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(at("remove", &manifest)(error));
+/// Removes the folders of `run` that no manifest completes and whose checkpoint `is_over`. The name of
+/// a folder says whose it is: those of other runs stay.
+pub fn sweep(dir: &Path, run: RunId, is_over: impl Fn(CheckpointId) -> bool) -> Result<(), Error> {
+    for folder in folders(dir)? {
+        let name = folder.file_name().and_then(OsStr::to_str).and_then(CheckpointName::parse);
+        let is_litter = name.is_some_and(|name| name.run == run && is_over(name.checkpoint));
+        if is_litter && !folder.join(MANIFEST).exists() {
+            remove(&folder)?;
         }
-        Ok(()) | Err(_) => {}
     }
-    sync_folder(folder)?;
-    fs::remove_dir_all(folder).map_err(at("remove", folder))
+    Ok(())
 }
 
-/// The generation and cut that a folder's name tells.
-fn parse_folder_name(folder: &Path) -> Option<(Generation, CutId)> {
-    let name = folder.file_name()?.to_str()?.strip_prefix("version-")?;
-    let (_, cut) = name.split_once(".g")?;
-    let (generation, cut) = cut.split_once('c')?;
-    Some((Generation(generation.parse().ok()?), CutId(cut.parse().ok()?)))
+/// Removes a checkpoint. The manifest goes first, so that a half removed one is none.
+pub fn remove(folder: &Path) -> Result<(), Error> {
+    match fs::remove_file(folder.join(MANIFEST)) {
+        Ok(()) => sync_folder(folder)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(at("remove", folder)(error)),
+    }
+    // A process that has not learned of its end may add a file meanwhile, but not twice: the next
+    // one finds no folder.
+    for _ in 0..MAX_REMOVALS {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(at("remove", folder)(error));
+            }
+            Ok(()) | Err(_) => return Ok(()),
+        }
+    }
+    Err(at("remove", folder)(io::ErrorKind::DirectoryNotEmpty.into()))
 }
 
 /// The folders below `dir` in the order of their names; none if there is no `dir`.
@@ -254,7 +271,7 @@ fn folders(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(folders)
 }
 
-/// Writes a file beside its place, makes it durable, and lets `place` give it its name.
+/// Writes a temporary file, makes it durable, and calls `place` to give it its name.
 pub(crate) fn write_atomically<T>(
     dir: &Path,
     name: &str,
@@ -280,7 +297,21 @@ pub(crate) fn write_atomically<T>(
     Ok(result)
 }
 
-/// A word that no other writer has: processes of two containers may have the same number.
+/// Writes a file that is never overwritten; `false` if it already exists.
+pub(crate) fn write_once(dir: &Path, name: &str, bytes: &[u8]) -> Result<bool, Error> {
+    // A link, unlike a rename, fails if the name is in use.
+    let link =
+        |from: &Path, to: &Path| fs::hard_link(from, to).and_then(|()| fs::remove_file(from));
+    match write_atomically(dir, name, |file| file.write_all(bytes), link) {
+        Ok(()) => Ok(true),
+        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A unique name: processes of two containers may have the same id.
 fn writer_name() -> String {
     static N_WRITERS: AtomicU64 = AtomicU64::new(0);
     let n_before = N_WRITERS.fetch_add(1, Ordering::Relaxed);

@@ -79,7 +79,7 @@ fn single(number: f64) -> f32 {
     number as f32
 }
 
-/// In double precision, and in lanes so that the compiler can vectorise.
+/// In double precision, and in lanes so the compiler can vectorise.
 fn sum_of_squares(numbers: &[f32]) -> f64 {
     const LANES: usize = 8;
     let mut lanes = [0.0; LANES];
@@ -96,7 +96,7 @@ fn sum_of_squares(numbers: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture;
+    use crate::tests::fixture;
 
     #[test]
     fn a_long_gradient_shrinks_and_moving_averages_stay() {

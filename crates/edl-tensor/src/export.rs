@@ -5,14 +5,14 @@
 //! tensors: `<table>.ids` and `<table>.rows`, in the order of the ids. Optimizer state stays
 //! behind. `model.json` says what it is.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use edl_core::model::ModelSpec;
-use safetensors::tensor::{Dtype, View, serialize_to_file};
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{self, Checkpoint, Manifest, Snapshot, read_snapshot};
@@ -45,7 +45,7 @@ pub enum Error {
     #[error("`{}` does not contain what the manifest's model needs", path.display())]
     Model { path: PathBuf },
     #[error("cannot write `{}`", path.display())]
-    Write { path: PathBuf, source: safetensors::SafeTensorError },
+    Write { path: PathBuf, source: SafeTensorError },
 }
 
 /// A whole model in memory.
@@ -114,7 +114,7 @@ fn fits(snapshot: &Snapshot, model: &ModelSpec, n_dense: usize) -> bool {
 }
 
 impl Rows {
-    /// In the order of the ids, so that the file does not tell in which order rows were made.
+    /// In the order of the ids, so the file does not depend on the order in which rows were created.
     fn sorted(&self, dim: usize) -> Self {
         let mut order: Vec<usize> = (0..self.ids.len()).collect();
         order.sort_unstable_by_key(|place| self.ids[*place]);
@@ -129,7 +129,8 @@ impl Rows {
 fn write_weights(output: &Path, model: &ModelSpec, weights: &Weights) -> Result<PathBuf, Error> {
     let path = output.join("model.safetensors");
     let temporary = output.join(format!(".model.safetensors.{}.tmp", std::process::id()));
-    let written = serialize_to_file(tensors(model, weights), None, &temporary);
+    let tensors = tensors(model, weights);
+    let written = tensors.and_then(|tensors| serialize_to_file(tensors, None, &temporary));
     written.map_err(|source| Error::Write { path: path.clone(), source })?;
     let place = || {
         fs::File::open(&temporary)?.sync_all()?;
@@ -149,53 +150,25 @@ fn write_card(output: &Path, card: &Card) -> Result<PathBuf, Error> {
     Ok(output.join("model.json"))
 }
 
-fn tensors<'a>(model: &'a ModelSpec, weights: &'a Weights) -> Vec<(String, Tensor<'a>)> {
+fn tensors<'a>(
+    model: &'a ModelSpec,
+    weights: &'a Weights,
+) -> Result<Vec<(String, TensorView<'a>)>, SafeTensorError> {
     let mut tensors = Vec::new();
     let mut rest = weights.dense.as_slice();
     for param in &model.params {
-        let (head, tail) = rest.split_at(param.len());
-        let shape = param.shape.clone();
-        tensors
-            .push((param.name.clone(), Tensor::new(Dtype::F32, shape, bytemuck::cast_slice(head))));
+        let (values, tail) = rest.split_at(param.len());
+        let values = bytemuck::cast_slice(values);
+        let tensor = TensorView::new(Dtype::F32, param.shape.clone(), values)?;
+        tensors.push((param.name.clone(), tensor));
         rest = tail;
     }
-    for (spec, table) in model.tables.iter().zip(&weights.tables) {
-        let (n, ids, rows) = (table.ids.len(), &table.ids, &table.rows);
-        let ids = Tensor::new(Dtype::I64, vec![n], bytemuck::cast_slice(ids));
-        let rows = Tensor::new(Dtype::F32, vec![n, spec.dim], bytemuck::cast_slice(rows));
+    for (spec, Rows { ids, rows }) in model.tables.iter().zip(&weights.tables) {
+        let (n, ids, rows) = (ids.len(), bytemuck::cast_slice(ids), bytemuck::cast_slice(rows));
+        let ids = TensorView::new(Dtype::I64, vec![n], ids)?;
+        let rows = TensorView::new(Dtype::F32, vec![n, spec.dim], rows)?;
         tensors.push((format!("{}.ids", spec.name), ids));
         tensors.push((format!("{}.rows", spec.name), rows));
     }
-    tensors
-}
-
-/// A piece of memory with a shape.
-struct Tensor<'a> {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: &'a [u8],
-}
-
-impl<'a> Tensor<'a> {
-    fn new(dtype: Dtype, shape: Vec<usize>, bytes: &'a [u8]) -> Self {
-        Self { dtype, shape, bytes }
-    }
-}
-
-impl View for Tensor<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
+    Ok(tensors)
 }

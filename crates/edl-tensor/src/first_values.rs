@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! First values that a model brings: one file in the job's folder, written once.
+//! Initial values that a model provides: one file in the job's folder, written once.
 //!
-//! Every worker offers what its model brings; the first file that is whole is the job's, and
-//! nobody writes it again. So all servers and replicas start from the same numbers, even if two
-//! processes would draw different ones.
+//! Every worker offers the values of its model. The first complete file is kept and never
+//! overwritten, so all servers and replicas start from the same numbers, even if two processes would
+//! draw different ones.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
-use crate::checkpoint::{self, at, write_atomically};
+use crate::checkpoint::{self, at, write_once};
 use crate::model::Model;
 
 /// Name of the file in the job's folder.
@@ -57,7 +56,7 @@ pub fn offer(job_dir: &Path, model: &dyn Model) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the file unless there is one; says whether it did.
+/// Writes the file; `false` if it already exists.
 pub fn write(job_dir: &Path, values: &[f32]) -> Result<bool, Error> {
     let path = job_dir.join(FILE);
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -65,21 +64,7 @@ pub fn write(job_dir: &Path, values: &[f32]) -> Result<bool, Error> {
         .and_then(|tensor| serialize([(TENSOR, tensor)], None));
     let file =
         file.map_err(|error| Error::Unreadable { path: path.clone(), problem: error.to_string() })?;
-    let write = |out: &mut File| out.write_all(&file);
-    // A link, unlike a rename, fails if the name is taken.
-    let placed = write_atomically(job_dir, FILE, write, |from, to| {
-        fs::hard_link(from, to)?;
-        fs::remove_file(from)
-    });
-    match placed {
-        Ok(()) => Ok(true),
-        Err(checkpoint::Error::File { source, .. })
-            if source.kind() == io::ErrorKind::AlreadyExists =>
-        {
-            Ok(false)
-        }
-        Err(error) => Err(error.into()),
-    }
+    Ok(write_once(job_dir, FILE, &file)?)
 }
 
 /// Reads the file of a model with `dense_len` parameters.

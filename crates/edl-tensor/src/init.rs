@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! First values: a pure function of seed, name and place.
+//! Initial values: a pure function of seed, name and position.
 //!
-//! A parameter that nobody has touched needs no memory and no checkpoint, and a restored server
-//! makes the same rows again. Normal values come from the inverse of the distribution, so that
-//! one random word makes one value, wherever a range starts.
+//! An unused row needs no memory and no checkpoint, and a restored server creates the same rows
+//! again. Normal values come from the inverse of the distribution, so one random word makes one
+//! value, no matter where a range starts.
 
 use edl_core::model::Init;
 use edl_core::rng;
 
-/// The first values of one dense parameter or of one row.
+/// The initial values of one dense parameter or of one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Source {
+pub struct InitialValues {
     init: Init,
     key: u64,
 }
@@ -21,7 +21,7 @@ pub fn name_key(seed: u64, name: &str) -> u64 {
     rng::key(&[seed, rng::name_key(name)])
 }
 
-impl Source {
+impl InitialValues {
     /// A dense parameter, by its name.
     #[must_use]
     pub fn param(init: Init, seed: u64, name: &str) -> Self {
@@ -38,7 +38,7 @@ impl Source {
     pub fn fill(&self, first: usize, out: &mut [f32]) {
         match self.init {
             Init::Constant(value) => out.fill(value),
-            // Whoever has the job's file of first values writes them over these.
+            // The values of the job's file overwrite these.
             Init::Given => out.fill(0.0),
             Init::Uniform { low, high } => self.each(first, out, |word| {
                 let (low, high) = (f64::from(low), f64::from(high));
@@ -104,7 +104,7 @@ mod tests {
 
     fn values(init: Init, n: usize) -> Vec<f32> {
         let mut out = vec![0.0; n];
-        Source::param(init, 7, "dense/kernel").fill(0, &mut out);
+        InitialValues::param(init, 7, "dense/kernel").fill(0, &mut out);
         out
     }
 
@@ -123,7 +123,7 @@ mod tests {
             Init::Normal { mean: 0.0, std: 1.0 },
             Init::TruncatedNormal { mean: 0.0, std: 1.0 },
         ] {
-            let source = Source::param(init, 7, "dense/kernel");
+            let source = InitialValues::param(init, 7, "dense/kernel");
             let mut piece = [0.0; 10];
             source.fill(33, &mut piece);
             assert_eq!(piece.as_slice(), &values(init, 100)[33..43]);
@@ -165,18 +165,18 @@ mod tests {
     #[test]
     fn names_seeds_and_rows_differ() {
         let init = Init::Uniform { low: 0.0, high: 1.0 };
-        let first = |source: Source| {
+        let first = |source: InitialValues| {
             let mut out = [0.0];
             source.fill(0, &mut out);
             out[0].to_bits()
         };
         let table = name_key(1, "users");
         let all = [
-            first(Source::param(init, 1, "a")),
-            first(Source::param(init, 1, "b")),
-            first(Source::param(init, 2, "a")),
-            first(Source::row(init, table, 0)),
-            first(Source::row(init, table, 1)),
+            first(InitialValues::param(init, 1, "a")),
+            first(InitialValues::param(init, 1, "b")),
+            first(InitialValues::param(init, 2, "a")),
+            first(InitialValues::row(init, table, 0)),
+            first(InitialValues::row(init, table, 1)),
         ];
         let distinct: std::collections::BTreeSet<_> = all.iter().collect();
         assert_eq!(distinct.len(), all.len());

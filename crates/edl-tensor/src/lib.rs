@@ -18,4 +18,4 @@ pub mod table;
 pub mod unique;
 
 #[cfg(test)]
-mod fixture;
+mod tests;

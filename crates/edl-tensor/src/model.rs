@@ -102,6 +102,20 @@ pub struct Gradient {
     pub rows: Vec<Vec<f32>>,
 }
 
+impl Gradient {
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        is_finite(&self.dense) && self.rows.iter().all(|rows| is_finite(rows))
+    }
+}
+
+/// Whether all numbers are finite.
+#[must_use]
+pub fn is_finite(numbers: &[f32]) -> bool {
+    // Without an early end, so that many numbers are compared at once.
+    numbers.iter().fold(true, |all, number| all & number.is_finite())
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     /// Mean over the batch's records.
@@ -122,8 +136,9 @@ pub enum Error {
     Column { column: String, needs: String, has: String },
     #[error("record {record}: {problem}")]
     Record { record: u64, problem: String },
-    #[error("the loss is not a number")]
-    NotANumber,
+    /// The loss or the gradient.
+    #[error("the {0} is not finite")]
+    NonFinite(&'static str),
     #[error("{0}")]
     Other(String),
 }

@@ -60,7 +60,7 @@ impl Optimizer {
     }
 
     /// What each weight has beside itself, in the order of the slots. Slots of the same name mean
-    /// the same, so that one job can go on with another's.
+    /// the same, so one job can continue with those of another.
     #[must_use]
     pub fn slot_names(&self) -> &'static [&'static str] {
         let is_torch = self.spec.dialect == Dialect::Torch;
@@ -100,25 +100,12 @@ impl Optimizer {
     /// The first value of a slot.
     #[must_use]
     pub fn initial(&self, slot: usize) -> f32 {
-        match self.spec.kind {
-            OptimizerKind::Adagrad { initial_accumulator, .. }
-            | OptimizerKind::Ftrl { initial_accumulator, .. }
-                if slot == 0 =>
-            {
-                single(initial_accumulator)
-            }
-            OptimizerKind::Sgd
-            | OptimizerKind::Momentum { .. }
-            | OptimizerKind::Adam { .. }
-            | OptimizerKind::AdamW { .. }
-            | OptimizerKind::Adagrad { .. }
-            | OptimizerKind::RmsProp { .. }
-            | OptimizerKind::Ftrl { .. }
-            | OptimizerKind::Adadelta { .. }
-            | OptimizerKind::Adamax { .. }
-            | OptimizerKind::Nadam { .. }
-            | OptimizerKind::Lion { .. } => 0.0,
-        }
+        let (OptimizerKind::Adagrad { initial_accumulator, .. }
+        | OptimizerKind::Ftrl { initial_accumulator, .. }) = self.spec.kind
+        else {
+            return 0.0;
+        };
+        if slot == 0 { single(initial_accumulator) } else { 0.0 }
     }
 
     /// The update of one step.
@@ -182,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn weight_decay_is_left_out_where_the_rule_says_so() {
+    fn weight_decay_follows_the_rule_of_a_parameter() {
         let kinds =
             [OptimizerKind::Sgd, OptimizerKind::AdamW { beta_1: 0.9, beta_2: 0.99, epsilon: 1e-7 }];
         for kind in kinds {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One partition of a model's parameters: applies each batch exactly once.
 //!
-//! A partition is owned by one thread and does no I/O but for reading a checkpoint that it is
-//! given. Weights, slots, counts and the applied set change together inside `push`, so that any
-//! snapshot between two pushes is consistent in itself, whatever other partitions have seen.
+//! A partition is owned by one thread and does no I/O except reading a checkpoint. Weights, slots,
+//! counts and the applied set change together inside `push`, so any snapshot between two pushes is
+//! consistent, no matter what other partitions have applied.
 
 mod dense;
 mod placed;
@@ -21,6 +21,7 @@ use edl_core::id::{BatchId, PartitionId, WorldId};
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::OptimizerSpec;
+use edl_core::server::Outcome;
 use edl_core::spec::Mode;
 
 use crate::checkpoint::codec::{self, Header, Snapshot};
@@ -53,7 +54,7 @@ pub struct PartitionConfig {
 pub struct Partition {
     config: PartitionConfig,
     optimizer: Optimizer,
-    runs: Vec<dense::Run>,
+    runs: Vec<dense::RuleRange>,
     dense: Dense,
     tables: Vec<Table>,
     applied: AppliedSet,
@@ -68,33 +69,19 @@ pub struct Partition {
     rounds: Option<Rounds>,
     /// Where batches come in lanes.
     steps: Option<Steps>,
-    mean: Mean,
+    mean: MeanBuffers,
 }
 
 /// Memory for the mean of a round's gradients.
 #[derive(Clone, Debug, Default)]
-struct Mean {
+struct MeanBuffers {
     dense: Vec<f32>,
     ids: Vec<u64>,
     unique: Unique,
     rows: Vec<f32>,
 }
 
-/// What became of a push.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Pushed {
-    /// The batch was applied before.
-    Already,
-    Applied,
-    /// Kept until its round is complete; also said of a repeated push.
-    Staged,
-    /// This push completed a round (or several): all these batches are applied now.
-    Round(Vec<BatchId>),
-    /// Nothing changed.
-    Refused(Refusal),
-}
-
-/// Why a push cannot be taken.
+/// Why a push is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("batch {batch} does not exist: an epoch has {n_batches} batches")]
@@ -110,8 +97,8 @@ pub enum Refusal {
 }
 
 impl Partition {
-    /// A partition before its first push: its first values are a function of the config, and zero
-    /// where the model brings them.
+    /// A partition before its first push. Its values are a function of the config, and zero where the
+    /// model provides them.
     ///
     /// # Panics
     /// If the layout has no such partition, or is not of this model, or an epoch has no batches.
@@ -132,14 +119,14 @@ impl Partition {
             updates: 0,
             rounds: rounds(*mode, &applied),
             steps: steps(*mode),
-            mean: Mean::default(),
+            mean: MeanBuffers::default(),
             applied,
             optimizer,
             config,
         }
     }
 
-    /// A partition before its first push, of a model that brings `values`: the flat vector of all
+    /// A partition before its first push, of a model that provides `values`: the flat vector of all
     /// dense parameters.
     ///
     /// # Panics
@@ -222,28 +209,31 @@ impl Partition {
     }
 
     /// Takes this partition's part of a batch, once.
-    pub fn push(&mut self, push: &Arc<Push>) -> Pushed {
-        let batch = push.batch;
-        if let Err(refusal) = self.check(push) {
-            return Pushed::Refused(refusal);
-        }
+    pub fn push(&mut self, push: &Arc<Push>) -> Outcome {
+        self.try_push(push).unwrap_or_else(|refusal| Outcome::Refused(refusal.to_string()))
+    }
+
+    /// Like `push`, with the reason of a refusal. A refused push changes nothing.
+    fn try_push(&mut self, push: &Arc<Push>) -> Result<Outcome, Refusal> {
+        self.check(push)?;
+        let batch = push.head.batch;
         if self.applied.contains(batch) {
-            return Pushed::Already;
+            return Ok(Outcome::Already);
         }
         if self.steps.is_some() {
             return self.push_lane(push);
         }
         let Some(rounds) = &mut self.rounds else {
             self.apply_one(push);
-            return Pushed::Applied;
+            return Ok(Outcome::Applied);
         };
         let (round, next) = (rounds.round_of(batch), rounds.next());
         if round >= next + Rounds::OPEN {
-            return Pushed::Refused(Refusal::TooEarly { batch, round, next });
+            return Err(Refusal::TooEarly { batch, round, next });
         }
         rounds.stage(push);
         let done = self.apply_complete_rounds();
-        if done.is_empty() { Pushed::Staged } else { Pushed::Round(done) }
+        Ok(if done.is_empty() { Outcome::Staged } else { Outcome::Round(done) })
     }
 
     /// One copy of the state. Staged pushes are not part of it: their workers push again.
@@ -266,11 +256,11 @@ impl Partition {
         for (copy, table) in snapshot.tables.iter_mut().zip(&self.tables) {
             copy.copy_from(table.slab());
         }
-        snapshot.applied = self.applied.to_bytes();
+        snapshot.applied = self.applied.to_bytes(None);
     }
 
-    /// Reads a partition's file. With `keep_applied` the job that wrote it goes on; without, only
-    /// parameters and optimizer state are taken, and a new job starts from them.
+    /// Reads a partition's file. With `keep_applied`, the job that wrote it continues. Otherwise a
+    /// new job starts from its parameters and optimizer state.
     pub fn restore(
         config: PartitionConfig,
         reader: &mut impl Read,
@@ -280,7 +270,7 @@ impl Partition {
         Self::from_snapshot(config, snapshot, keep_applied)
     }
 
-    /// Goes on from a snapshot; see `restore`.
+    /// Continues from a snapshot; see `restore`.
     pub fn from_snapshot(
         config: PartitionConfig,
         snapshot: Snapshot,
@@ -300,7 +290,7 @@ impl Partition {
         }
         partition.age = if keep_slots { header.age } else { 0 };
         if keep_applied {
-            let applied = codec::applied_set(&applied).ok_or(codec::Error::Applied)?;
+            let applied = AppliedSet::from_bytes(&applied, None).ok_or(codec::Error::Applied)?;
             if applied.len() != header.updates || applied.n_batches() != header.n_batches {
                 return Err(codec::Error::Applied);
             }
@@ -341,25 +331,27 @@ impl Partition {
     }
 
     fn check(&self, push: &Push) -> Result<(), Refusal> {
-        let batch = push.batch;
+        let batch = push.head.batch;
         let n_batches = self.config.n_batches;
         if batch.index >= n_batches {
             return Err(Refusal::Plan { batch, n_batches });
         }
         let dims = self.tables.iter().map(Table::dim);
-        let fits = push.layout == self.config.layout
-            && push.partitions.contains(&self.config.id.0)
-            && push.lane.is_some() == self.steps.is_some()
+        let fits = push.head.layout == self.config.layout
+            && push.head.partitions.contains(&self.config.id.0)
+            && push.head.lane.is_some() == self.steps.is_some()
             && push.dims().iter().copied().eq(dims);
         if fits { Ok(()) } else { Err(Refusal::Shape { batch }) }
     }
 
     fn apply_one(&mut self, push: &Push) {
         let modulated = self.config.lr_staleness_modulation;
-        let lag = self.version.saturating_sub(push.base_version);
+        let lag = self.version.saturating_sub(push.head.base_version);
         let update = self.begin_step(if modulated { lag.max(1) } else { 1 });
-        self.apply_part(&update, push);
-        self.finish_step([push.batch]);
+        if push.head.n_records > 0 {
+            self.apply_part(&update, push);
+        }
+        self.finish_step([push.head.batch]);
     }
 
     fn apply_complete_rounds(&mut self) -> Vec<BatchId> {
@@ -367,9 +359,12 @@ impl Partition {
         loop {
             let Some(rounds) = &mut self.rounds else { return done };
             let Some(pushes) = rounds.take_complete(&self.applied) else { return done };
-            let batches: Vec<BatchId> = pushes.iter().map(|push| push.batch).collect();
+            let batches: Vec<BatchId> = pushes.iter().map(|push| push.head.batch).collect();
             let update = self.begin_step(1);
-            match pushes.as_slice() {
+            let trained: Vec<_> =
+                pushes.into_iter().filter(|push| push.head.n_records > 0).collect();
+            match trained.as_slice() {
+                [] => {}
                 [push] => self.apply_part(&update, push),
                 pushes => self.apply_mean(&update, pushes),
             }
@@ -409,12 +404,12 @@ impl Partition {
         }
     }
 
-    /// One step by the mean of several gradients, weighted by their records. The order of the
-    /// sums is that of the pushes, so that the result does not depend on who came first.
+    /// One step by the mean of several gradients, weighted by their records. They are added in the
+    /// order of the pushes, so the result does not depend on the order of arrival.
     fn apply_mean(&mut self, update: &Update, pushes: &[Arc<Push>]) {
         let id = self.config.id;
         let weights = weights(pushes);
-        let Mean { dense, ids, unique, rows } = &mut self.mean;
+        let MeanBuffers { dense, ids, unique, rows } = &mut self.mean;
         dense.clear();
         dense.resize(self.dense.weights.len(), 0.0);
         for (push, weight) in pushes.iter().zip(&weights) {
@@ -461,26 +456,18 @@ impl Partition {
 }
 
 fn rounds(mode: Mode, applied: &AppliedSet) -> Option<Rounds> {
-    match mode {
-        Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => None,
-        Mode::Sync { grads_to_wait } => Some(Rounds::new(grads_to_wait, applied)),
-    }
+    let Mode::Sync { grads_to_wait } = mode else { return None };
+    Some(Rounds::new(grads_to_wait, applied))
 }
 
 fn steps(mode: Mode) -> Option<Steps> {
-    match mode {
-        Mode::Async | Mode::Bounded { .. } | Mode::Sync { .. } => None,
-        Mode::Steps { lanes } => Some(Steps::new(lanes)),
-    }
+    if let Mode::Steps { lanes } = mode { Some(Steps::new(lanes)) } else { None }
 }
 
-/// Each push's share of a round's records. A round of empty batches weighs them alike.
+/// Each push's share of a round's records.
 fn weights(pushes: &[Arc<Push>]) -> Vec<f32> {
-    let total: u64 = pushes.iter().map(|push| u64::from(push.n_records)).sum();
-    let share = |push: &Arc<Push>| match total {
-        0 => 1.0 / pushes.len() as f64,
-        total => f64::from(push.n_records) / total as f64,
-    };
+    let total: u64 = pushes.iter().map(|push| u64::from(push.head.n_records)).sum();
+    let share = |push: &Arc<Push>| f64::from(push.head.n_records) / total as f64;
     #[expect(clippy::cast_possible_truncation, reason = "gradients are single precision")]
     pushes.iter().map(|push| share(push) as f32).collect()
 }

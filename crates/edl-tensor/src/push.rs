@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What one worker pushes for one batch to one server.
 //!
-//! One push holds the parts of every partition that the server hosts, so that a batch costs one
-//! frame per server; each partition takes its part out by reference.
+//! One push contains the parts of all partitions of a server, so a batch needs one frame per server.
+//! Each partition reads its part by reference.
 
 use std::ops::Range;
 
@@ -12,29 +12,14 @@ use edl_core::layout::Layout;
 /// The gradient of one batch, as far as the partitions of one server are concerned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Push {
-    pub batch: BatchId,
-    /// Records of the batch: its weight in a round.
-    pub n_records: u32,
-    /// Version of the server when the batch's parameters were pulled.
-    pub base_version: u64,
-    /// The partitions that the server hosts.
-    pub partitions: Range<u32>,
-    pub layout: Layout,
-    /// Set if the batch comes in the parts of its lanes.
-    pub lane: Option<Lane>,
-    /// Dense gradient over the hosted partitions, which lie side by side in the flat vector.
-    pub dense: Vec<f32>,
-    /// Per partition (ascending), per table: how many ids follow.
-    pub counts: Vec<u32>,
-    /// The ids, unique within one partition and table, in the order of `counts`.
-    pub ids: Vec<u64>,
-    /// One row of gradient per id, in the order of `ids`.
-    pub grads: Vec<f32>,
+    pub head: Head,
+    pub body: Body,
+    /// Row lengths of the model's tables.
     dims: Vec<usize>,
     starts: Vec<Start>,
 }
 
-/// Whose part of a batch a push is.
+/// The part of a batch that a push contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// The world whose member trained it.
@@ -44,23 +29,31 @@ pub struct Lane {
     pub of: u32,
 }
 
-/// Which batch is pushed to whom.
+/// Which batch is pushed to which partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     pub batch: BatchId,
+    /// Records of the batch: its weight in a round. A batch without records changes nothing.
     pub n_records: u32,
+    /// Version of the server when the batch's parameters were pulled.
     pub base_version: u64,
+    /// The partitions that the server hosts.
     pub partitions: Range<u32>,
     pub layout: Layout,
+    /// Set if the batch is pushed lane by lane.
     pub lane: Option<Lane>,
 }
 
-/// The numbers of a push, as they travel.
+/// The numbers of a push, as they are sent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Body {
+    /// Dense gradient of the hosted partitions, which are adjacent in the flat vector.
     pub dense: Vec<f32>,
+    /// Per partition (ascending), per table: the number of ids.
     pub counts: Vec<u32>,
+    /// The ids, unique within one partition and table, in the order of `counts`.
     pub ids: Vec<u64>,
+    /// One row of gradient per id, in the order of `ids`.
     pub grads: Vec<f32>,
 }
 
@@ -83,32 +76,17 @@ pub enum Error {
 impl Push {
     /// Checks that all lengths fit; `dims` are the row lengths of the model's tables.
     pub fn new(head: Head, dims: &[usize], body: Body) -> Result<Self, Error> {
-        let Head { batch, n_records, base_version, partitions, layout, lane } = head;
-        let Body { dense, counts, ids, grads } = body;
-        let Range { start, end } = partitions;
-        if start > end || end > layout.n_partitions {
-            return Err(Error::Partitions { start, end, n_partitions: layout.n_partitions });
+        let Range { start, end } = head.partitions;
+        let n_partitions = head.layout.n_partitions;
+        if start > end || end > n_partitions {
+            return Err(Error::Partitions { start, end, n_partitions });
         }
         let n_counts = (end - start) as usize * dims.len();
-        expect_length("counts", counts.len(), n_counts)?;
-        let span = span(&layout, &partitions);
-        expect_length("dense numbers", dense.len(), span.end - span.start)?;
-        let starts = starts(&counts, dims, &ids, &grads)?;
-        let dims = dims.to_vec();
-        Ok(Self {
-            batch,
-            n_records,
-            base_version,
-            partitions,
-            layout,
-            lane,
-            dense,
-            counts,
-            ids,
-            grads,
-            dims,
-            starts,
-        })
+        expect_length("counts", body.counts.len(), n_counts)?;
+        let span = span(&head.layout, &head.partitions);
+        expect_length("dense numbers", body.dense.len(), span.len())?;
+        let starts = starts(&body, dims)?;
+        Ok(Self { head, body, dims: dims.to_vec(), starts })
     }
 
     /// Row lengths of the model's tables.
@@ -124,9 +102,10 @@ impl Push {
     #[must_use]
     pub fn dense_of(&self, partition: PartitionId) -> &[f32] {
         self.expect_hosted(partition);
-        let first = self.layout.segment(PartitionId(self.partitions.start)).start;
-        let segment = self.layout.segment(partition);
-        &self.dense[segment.start - first..segment.end - first]
+        let Head { layout, partitions, .. } = &self.head;
+        let first = layout.segment(PartitionId(partitions.start)).start;
+        let segment = layout.segment(partition);
+        &self.body.dense[segment.start - first..segment.end - first]
     }
 
     /// The ids of one partition in one table, and a row of gradient for each.
@@ -137,21 +116,16 @@ impl Push {
     pub fn rows_of(&self, partition: PartitionId, table: usize) -> (&[u64], &[f32]) {
         self.expect_hosted(partition);
         assert!(table < self.dims.len(), "table {table} of {}", self.dims.len());
-        let place = (partition.0 - self.partitions.start) as usize * self.dims.len() + table;
+        let place = (partition.0 - self.head.partitions.start) as usize * self.dims.len() + table;
         let Start { id, grad } = self.starts[place];
-        let n = self.counts[place] as usize;
-        (&self.ids[id..id + n], &self.grads[grad..grad + n * self.dims[table]])
-    }
-
-    /// Gives the buffers back, for the next push.
-    #[must_use]
-    pub fn into_body(self) -> Body {
-        Body { dense: self.dense, counts: self.counts, ids: self.ids, grads: self.grads }
+        let Body { counts, ids, grads, .. } = &self.body;
+        let n = counts[place] as usize;
+        (&ids[id..id + n], &grads[grad..grad + n * self.dims[table]])
     }
 
     fn expect_hosted(&self, partition: PartitionId) {
-        let Range { start, end } = self.partitions;
-        assert!((start..end).contains(&partition.0), "partition {partition} is not in this push");
+        let is_hosted = self.head.partitions.contains(&partition.0);
+        assert!(is_hosted, "partition {partition} is not in this push");
     }
 }
 
@@ -169,17 +143,17 @@ fn expect_length(what: &'static str, has: usize, needs: usize) -> Result<(), Err
     if has == needs { Ok(()) } else { Err(Error::Length { what, has, needs }) }
 }
 
-fn starts(counts: &[u32], dims: &[usize], ids: &[u64], grads: &[f32]) -> Result<Vec<Start>, Error> {
-    let mut starts = Vec::with_capacity(counts.len());
-    // Counts come from a peer: they may be anything, so the sums must not wrap.
+fn starts(body: &Body, dims: &[usize]) -> Result<Vec<Start>, Error> {
+    let mut starts = Vec::with_capacity(body.counts.len());
+    // Counts come from a peer and can be anything, so the sums must not wrap.
     let mut start = Start { id: 0, grad: 0 };
-    for (count, dim) in counts.iter().zip(dims.iter().cycle()) {
+    for (count, dim) in body.counts.iter().zip(dims.iter().cycle()) {
         starts.push(start);
         start.id = start.id.saturating_add(*count as usize);
         start.grad = start.grad.saturating_add((*count as usize).saturating_mul(*dim));
     }
-    expect_length("ids", ids.len(), start.id)?;
-    expect_length("row numbers", grads.len(), start.grad)?;
+    expect_length("ids", body.ids.len(), start.id)?;
+    expect_length("row numbers", body.grads.len(), start.grad)?;
     Ok(starts)
 }
 
@@ -217,7 +191,7 @@ mod tests {
         assert_eq!(push.rows_of(PartitionId(1), 1), (&[][..], &[][..]));
         assert_eq!(push.rows_of(PartitionId(2), 0), (&[20, 21][..], &[2.0, 2.5, 3.0, 3.5][..]));
         assert_eq!(push.rows_of(PartitionId(2), 1), (&[30][..], &[9.0][..]));
-        assert_eq!(push.into_body(), body());
+        assert_eq!(push.body, body());
     }
 
     #[test]

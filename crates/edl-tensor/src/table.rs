@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Embedding rows by id: one partition's share of one table.
 //!
-//! A row is its weights followed by its optimizer slots, so that an update touches one place.
+//! A row is its weights followed by its optimizer slots, so an update touches one place.
 //! Rows lie in chunks of fixed size that never move; an index maps ids to row numbers. Calls
 //! work in small groups of ids: they ask for all index lines, then for all rows, and then touch
-//! the rows, so that many misses are under way at once.
+//! the rows, so many misses are under way at once.
 
 mod index;
 
 use edl_core::model::{Init, TableSpec};
 
-use crate::init::{self, Source};
+use crate::init::{self, InitialValues};
 use crate::optimizer::{MAX_SLOTS, Optimizer, Slots, Update};
 
 use index::Index;
@@ -26,7 +26,7 @@ pub struct Slab {
     chunks: Vec<Vec<Line>>,
 }
 
-/// Chunks are made of cache lines, so that a row of sixteen numbers never lies in two.
+/// Chunks are made of cache lines, so a row of sixteen numbers never lies in two.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 struct Line([f32; LINE]);
@@ -289,7 +289,7 @@ impl Table {
         for (id, out) in ids.iter().zip(out.chunks_exact_mut(self.dim)) {
             match self.index.get(*id) {
                 Some(place) => out.copy_from_slice(&self.slab.row(place)[..self.dim]),
-                None => Source::row(self.init, self.key, *id).fill(0, out),
+                None => InitialValues::row(self.init, self.key, *id).fill(0, out),
             }
         }
     }
@@ -341,7 +341,7 @@ impl Table {
         }
         let place = self.slab.push(id);
         let (weights, slots) = self.slab.row_mut(place).split_at_mut(self.dim);
-        Source::row(self.init, self.key, id).fill(0, weights);
+        InitialValues::row(self.init, self.key, id).fill(0, weights);
         slots.copy_from_slice(&self.fresh_slots);
         self.index.insert(id, place);
         place

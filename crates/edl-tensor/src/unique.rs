@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! De-duplicates the ids of a lookup list, so that each row travels once.
+//! De-duplicates the ids of a lookup list, so each row is sent once.
 //!
 //! Remembers how rows expand back to the list, and how the gradients of equal ids add up. The
 //! same value serves one batch after another without allocating.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The compute thread: owns the model, the records and the parameters, and does what the
-//! worker's machine says.
-
-mod event;
+//! The compute thread: owns the model, the records and the parameters, and performs what the
+//! worker's machine decides.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,9 +8,9 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use edl_core::id::{BatchId, LeaseId};
 use edl_core::metric::Metric;
-use edl_core::worker::{Computed, Event as Fact, Finished, Item, Pass, Shard, Wants};
+use edl_core::worker::{Computed, Event, Fault, Finished, Item, Pass, Shard, Wants};
 use edl_net::data::Versions;
-use edl_tensor::model::{Inputs, Model};
+use edl_tensor::model::{self, Inputs, Model};
 use tracing::{info, trace};
 
 use crate::driver::Driver;
@@ -20,12 +18,11 @@ use crate::evaluate::Evaluation;
 use crate::feed::Decoded;
 use crate::link::Ask;
 use crate::predict::{self, Prediction};
+use crate::ps_worker::PsWorker;
 use crate::servers::{Pull, Push};
 use crate::train::{Lookups, Trainer};
 
-pub(crate) use event::{Died, Event, Loan};
-
-/// What the compute thread gets: numbers from other threads, and what to do with them.
+/// What the compute thread gets: data from other threads, and what to do with them.
 pub(crate) enum Task {
     Records(Item, Decoded),
     Parameters {
@@ -59,7 +56,7 @@ pub(crate) struct Compute {
     pub(crate) log_loss_steps: u64,
     /// Where a relative output folder is.
     pub(crate) job_dir: PathBuf,
-    pub(crate) driver: Driver,
+    pub(crate) driver: Driver<PsWorker>,
     pub(crate) tasks: Receiver<Task>,
     pub(crate) link: Sender<(u64, Ask)>,
     pub(crate) numbers: Numbers,
@@ -131,7 +128,7 @@ impl Compute {
             }
             Err(error) => {
                 let error = describe(&error, item, decoded);
-                self.driver.tell(Fact::NotPulled { connection, item, error });
+                self.driver.handle(Event::NotPulled { connection, item, error });
             }
         }
     }
@@ -153,8 +150,14 @@ impl Compute {
         let (loss, push) = match self.trainer.train(batch, &decoded.batch, lookups, ids) {
             Ok(trained) => trained,
             Err(error) => {
-                let result = Err(describe(&error, item, decoded));
-                return self.driver.tell(Fact::Computed { item, result });
+                let text = describe(&error, item, decoded);
+                let result = Err(match error {
+                    model::Error::NonFinite(_) => Fault::NonFinite(text),
+                    model::Error::Column { .. }
+                    | model::Error::Record { .. }
+                    | model::Error::Other(_) => Fault::Failed(text),
+                });
+                return self.driver.handle(Event::Computed { item, result });
             }
         };
         self.numbers.n_trained += 1;
@@ -164,8 +167,7 @@ impl Compute {
             info!("{}", loss_line(loss, step));
         }
         trace!(%batch, loss, "batch trained");
-        let n_records = push.n_records;
-        let unused = self.driver.trained(batch, Computed::Batch { loss, n_records }, push);
+        let unused = self.driver.trained(batch, loss, push);
         unused.into_iter().for_each(|push| self.trainer.recycle(push));
     }
 
@@ -177,9 +179,10 @@ impl Compute {
             // Dropped meanwhile; the machine ignores the result.
             None => Ok(()),
         };
-        let result =
-            added.map(|()| Computed::Piece).map_err(|error| describe(&error, item, decoded));
-        self.driver.tell(Fact::Computed { item, result });
+        let result = added
+            .map(|()| Computed::Piece)
+            .map_err(|error| Fault::Failed(describe(&error, item, decoded)));
+        self.driver.handle(Event::Computed { item, result });
     }
 
     fn begin(&mut self, lease: LeaseId, shard: Shard) {
@@ -190,7 +193,7 @@ impl Compute {
                     Ok(prediction) => Sums::Prediction(prediction),
                     Err(error) => {
                         let error = error.to_string();
-                        return self.driver.tell(Fact::NotBegun { lease, error });
+                        return self.driver.handle(Event::NotBegun { lease, error });
                     }
                 }
             }
@@ -201,7 +204,7 @@ impl Compute {
     fn finish(&mut self, lease: LeaseId) {
         let Some(sums) = self.numbers.shards.remove(&lease) else { return };
         let result = sums.finish().map_err(|error| error.to_string());
-        self.driver.tell(Fact::Finished { lease, result });
+        self.driver.handle(Event::Finished { lease, result });
     }
 }
 
@@ -216,13 +219,8 @@ impl Sums {
 
     fn finish(self) -> Result<Finished, predict::Error> {
         match self {
-            Self::Evaluation(Evaluation { measures, n_records }) => {
-                Ok(Finished::Evaluation { measures: Box::new(measures), n_records })
-            }
-            Self::Prediction(prediction) => {
-                let (file, n_records) = prediction.publish()?;
-                Ok(Finished::Prediction { file, n_records })
-            }
+            Self::Evaluation(evaluation) => Ok(evaluation.finish()),
+            Self::Prediction(prediction) => prediction.publish().map(|()| Finished::Prediction),
         }
     }
 }

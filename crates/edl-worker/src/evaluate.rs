@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures the model on one shard of the validation data, minibatch by minibatch.
+//! Evaluates the model on one shard of the validation data, minibatch by minibatch.
 
 use edl_core::metric::{Measures, Metric};
+use edl_core::worker::Finished;
 use edl_tensor::model::{Error, Inputs, Model};
 
 /// The sums of one shard.
 #[derive(Debug)]
 pub(crate) struct Evaluation {
-    pub(crate) measures: Measures,
-    pub(crate) n_records: u64,
+    measures: Box<Measures>,
+    n_records: u64,
 }
 
 impl Evaluation {
     pub(crate) fn new(metrics: &[Metric]) -> Self {
-        Self { measures: Measures::new(metrics), n_records: 0 }
+        Self { measures: Box::new(Measures::new(metrics)), n_records: 0 }
     }
 
     /// Adds one minibatch.
@@ -21,5 +22,9 @@ impl Evaluation {
         model.evaluate(inputs, &mut self.measures)?;
         self.n_records += inputs.batch.len() as u64;
         Ok(())
+    }
+
+    pub(crate) fn finish(self) -> Finished {
+        Finished::Evaluation { measures: self.measures, n_records: self.n_records }
     }
 }

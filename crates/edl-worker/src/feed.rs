@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread that reads and decodes records ahead of the compute thread.
 //!
-//! It reads what it is asked for, in that order; how far ahead is up to the asker. Data is
-//! opened when it is first needed, and refused when it is not what the job was started with.
+//! It reads what is requested, in that order. Data is opened when it is first needed, and refused
+//! if it has changed since the job was started.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -14,7 +15,7 @@ use edl_core::id::BatchId;
 use edl_core::lanes;
 use edl_core::model::{FieldSpec, unlabelled};
 use edl_core::spec::JobSpec;
-use edl_data::{Dataset, OpenOptions};
+use edl_data::{Dataset, OpenOptions, Progress};
 use edl_tensor::batch::Batch;
 
 use crate::chain;
@@ -73,50 +74,48 @@ pub(crate) struct Counts {
     pub(crate) prediction: u64,
 }
 
-/// Reads for one compute thread until it hangs up.
+/// Reads for one compute thread until its channel is closed.
 pub(crate) struct Feeder {
     pub(crate) open: OpenRecords,
     /// Opened at once, while the servers are still being connected.
     pub(crate) first: Source,
     pub(crate) counts: Counts,
     pub(crate) plan: BatchPlan,
-    /// Into how many lanes a batch is cut.
+    /// Lanes per batch.
     pub(crate) n_lanes: u32,
     pub(crate) fields: Vec<FieldSpec>,
+    pub(crate) opened: BTreeMap<Source, Arc<dyn Records>>,
 }
 
 impl Feeder {
-    /// Reads what it is asked for; a tag of the asker's choice comes back with the answer.
+    /// Reads what is requested; a tag of the caller's choice comes back with the answer.
     pub(crate) fn run<T>(
         mut self,
-        asks: &Receiver<(T, Read)>,
-        tell: impl Fn(T, Result<Decoded, String>),
+        requests: &Receiver<(T, Read)>,
+        answer: impl Fn(T, Result<Decoded, String>),
     ) {
-        let mut opened = BTreeMap::new();
-        // An error is told when the data is asked for, and then it is tried again.
-        if let Ok(data) = self.open(self.first) {
-            opened.insert(self.first, data);
+        // An error is reported when the data is needed, and then it is tried again.
+        if !self.opened.contains_key(&self.first)
+            && let Ok(data) = self.open(self.first)
+        {
+            self.opened.insert(self.first, data);
         }
-        for (tag, read) in asks {
-            tell(tag, self.read(&mut opened, &read));
+        for (tag, read) in requests {
+            answer(tag, self.read(&read));
         }
     }
 
-    fn read(
-        &mut self,
-        opened: &mut BTreeMap<Source, Arc<dyn Records>>,
-        read: &Read,
-    ) -> Result<Decoded, String> {
+    pub(crate) fn read(&mut self, read: &Read) -> Result<Decoded, String> {
         let (source, records) = match read {
             Read::Batch(batch) => (Source::Training, self.records(*batch)?),
             Read::Lane(batch, lane) => (Source::Training, self.records_of_lane(*batch, *lane)?),
             Read::Range(source, records) => (*source, records.clone().collect()),
         };
-        let data = match opened.get(&source) {
+        let data = match self.opened.get(&source) {
             Some(data) => Arc::clone(data),
             None => {
                 let data = self.open(source)?;
-                opened.insert(source, Arc::clone(&data));
+                self.opened.insert(source, Arc::clone(&data));
                 data
             }
         };
@@ -128,19 +127,24 @@ impl Feeder {
     }
 
     fn records(&self, batch: BatchId) -> Result<Vec<u64>, String> {
-        if batch.index >= self.plan.n_batches() {
-            return Err(format!("batch {batch} is not part of this job"));
-        }
+        self.check(batch)?;
         Ok(self.plan.records(batch))
     }
 
     fn records_of_lane(&self, batch: BatchId, lane: u32) -> Result<Vec<u64>, String> {
-        let records = self.records(batch)?;
+        self.check(batch)?;
+        let n_records = self.plan.n_records_of(batch.index) as usize;
         let minibatch = self.plan.minibatch_size / self.n_lanes;
-        let shares = lanes::share_out(records.len(), self.n_lanes, minibatch);
-        let share = shares.get(lane as usize);
+        let share = lanes::share_of(lane, n_records, self.n_lanes, minibatch);
         let share = share.ok_or_else(|| format!("batch {batch} has no lane {lane}"))?;
-        Ok(records[share.clone()].to_vec())
+        Ok(self.plan.records_at(batch, share))
+    }
+
+    fn check(&self, batch: BatchId) -> Result<(), String> {
+        if batch.index < self.plan.n_batches() {
+            return Ok(());
+        }
+        Err(format!("batch {batch} is not part of this job"))
     }
 
     fn open(&mut self, source: Source) -> Result<Arc<dyn Records>, String> {
@@ -185,8 +189,9 @@ impl Records for Dataset {
     }
 }
 
-/// Opens the data that the job's description names.
-pub(crate) fn open_records(spec: &JobSpec) -> OpenRecords {
+/// Opens the data that the job's description names, by the index that the master has left in the
+/// folder `indexes`.
+pub(crate) fn open_records(spec: &JobSpec, indexes: PathBuf) -> OpenRecords {
     let spec = spec.clone();
     Box::new(move |source| {
         let location = match source {
@@ -196,7 +201,8 @@ pub(crate) fn open_records(spec: &JobSpec) -> OpenRecords {
         };
         let params = spec.data_reader_params.clone();
         let options = OpenOptions { codec: spec.codec_type, params };
-        let data = Dataset::open(location, &options).map_err(|error| chain(&error))?;
-        Ok(Arc::new(data))
+        let progress = Progress::default();
+        let data = Dataset::open_indexed(location, &options, Some(&indexes), &progress);
+        Ok(Arc::new(data.map_err(|error| chain(&error))?))
     })
 }

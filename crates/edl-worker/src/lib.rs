@@ -7,11 +7,13 @@
 //! any time, and its work is assigned again.
 //!
 //! There are two strategies. With *parameter servers*, a worker is assigned batches; for each of
-//! them, it pulls parameters and pushes a gradient. `edl_core::worker` makes the decisions; the
-//! `driver` hands it the events of all threads and passes on the effects. With *AllReduce* every
-//! worker holds all parameters, and all workers of a world take each step together, each on its
-//! lanes, until a step that the master has granted; `allreduce` is the loop, and the mesh between
-//! workers takes the place of the link.
+//! them, it pulls parameters and pushes a gradient. With *AllReduce*, every worker holds all
+//! parameters, and all workers of a world take each step together, each on its lanes; the mesh
+//! between workers takes the place of the link.
+//!
+//! A machine of `edl_core` makes the decisions: `worker` or `member`. The `driver` passes it the
+//! events of all threads. Its effects go to the threads through a shell: `ps_worker` or
+//! `allreduce::shell`.
 
 mod allreduce;
 mod compute;
@@ -21,6 +23,7 @@ mod feed;
 mod link;
 mod predict;
 mod progress;
+mod ps_worker;
 mod servers;
 mod session;
 mod spending;
@@ -42,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use edl_core::error::chain;
 pub use session::Error;
 
-/// What a worker must know before its master tells it the rest.
+/// What a worker needs at its start; the rest comes from the master.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub worker: WorkerId,
@@ -56,8 +59,8 @@ pub struct Config {
 /// Builds the model that a job names. It runs on the thread that will use the model.
 pub type OpenModel = Box<dyn FnOnce(&JobSpec) -> Result<Box<dyn Model>, String> + Send>;
 
-/// Works for the job until its master says that there is nothing left to do, or until `shutdown`:
-/// then the batch at hand is finished and the rest given back.
+/// Works for the job until the master has no more work, or until `shutdown`: then the batch in
+/// progress is finished and the rest returned.
 ///
 /// The future is boxed so that it is compiled in this crate, once, and not in every crate that
 /// awaits it.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread that talks to the parameter servers, so that the compute thread never waits in a
-//! socket: it can pull the parameters of the next batch while this one is trained, and can hear
-//! of a new route while a pull waits for its round.
+//! socket: it can pull the parameters of the next batch while this one is trained, and can get a
+//! new route while a pull waits for its round.
 
 use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
 use std::time::Duration;
@@ -13,9 +13,8 @@ use tracing::{debug, warn};
 
 use crate::servers::{Abort, Dial, Error, Pull, Push, Servers};
 
-/// With gradients unanswered and nothing else to do, how often to look up from the answers for
-/// a new question. Busy loops ask before they would wait, so this is the delay of an idle one.
-const LOOK_UP: Duration = Duration::from_millis(1);
+/// How often a thread that waits for acknowledgements checks for a new request.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A question of the compute thread. Each carries the number of the connection it is meant for;
 /// one for a connection that is gone is not answered.
@@ -25,9 +24,10 @@ pub(crate) enum Ask {
     /// The item comes back with the answer.
     Pull(Item, Pull),
     Push(Push),
+    Skip(BatchId),
 }
 
-/// What the link tells the compute thread about one connection.
+/// What the link reports about one connection.
 pub(crate) enum News {
     Connected(Abort),
     Pulled(Item, Pull, Versions),
@@ -84,7 +84,7 @@ impl<T: FnMut(u64, News)> Link<T> {
             Ok(asked) => Ok(Some(asked)),
             Err(TryRecvError::Disconnected) => Err(HungUp),
             Err(TryRecvError::Empty) => {
-                self.hear(LOOK_UP);
+                self.hear(POLL_INTERVAL);
                 Ok(None)
             }
         }
@@ -113,6 +113,10 @@ impl<T: FnMut(u64, News)> Link<T> {
                 open.servers.push(&push)?;
                 open.n_unanswered += 1;
                 (self.tell)(connection, News::Sent(push));
+            }
+            Ask::Skip(batch) => {
+                open.servers.skip(batch)?;
+                open.n_unanswered += 1;
             }
         }
         Ok(())

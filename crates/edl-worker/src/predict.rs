@@ -2,7 +2,7 @@
 //! Writes the model's output for one shard of the prediction data: one JSON line per record, in
 //! the order of the records.
 //!
-//! A part file appears under its name when it is whole. Two workers that were assigned the
+//! A part file appears under its name when it is complete. Two workers that were assigned the
 //! same shard write the same lines, and the later rename wins.
 
 use std::fs::File;
@@ -13,11 +13,12 @@ use edl_core::id::LeaseId;
 use edl_tensor::model::{Inputs, Model};
 use serde::Serialize;
 
-/// One shard under way.
+/// The part file of a shard in progress.
 #[derive(Debug)]
 pub(crate) struct Prediction {
-    part: Part,
-    n_records: u64,
+    path: PathBuf,
+    temporary: PathBuf,
+    out: BufWriter<File>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -30,14 +31,6 @@ pub(crate) enum Error {
     Write { path: PathBuf, source: io::Error },
 }
 
-/// A file that is not there until it is whole.
-#[derive(Debug)]
-struct Part {
-    path: PathBuf,
-    temporary: PathBuf,
-    out: BufWriter<File>,
-}
-
 #[derive(Serialize)]
 struct Line<'a> {
     record: u64,
@@ -45,12 +38,18 @@ struct Line<'a> {
 }
 
 impl Prediction {
-    /// Starts the part file of a shard.
     pub(crate) fn new(shard: u32, folder: &Path, lease: LeaseId) -> Result<Self, Error> {
-        let path = folder.join(format!("part-{shard:06}.jsonl"));
-        let part = Part::create(path.clone(), lease);
-        let part = part.map_err(|source| Error::Write { path, source })?;
-        Ok(Self { part, n_records: 0 })
+        let name = format!("part-{shard:06}.jsonl");
+        let path = folder.join(&name);
+        let temporary = folder.join(format!(".{name}.{}.{lease}.tmp", std::process::id()));
+        let create = || -> io::Result<File> {
+            std::fs::create_dir_all(folder)?;
+            File::create(&temporary)
+        };
+        match create() {
+            Ok(file) => Ok(Self { path, temporary, out: BufWriter::new(file) }),
+            Err(source) => Err(Error::Write { path, source }),
+        }
     }
 
     /// Adds one minibatch.
@@ -62,40 +61,22 @@ impl Prediction {
         }
         for (row, record) in inputs.batch.records.iter().enumerate() {
             let output = &predictions.values[row * width..(row + 1) * width];
-            let write =
-                serde_json::to_writer(&mut self.part.out, &Line { record: *record, output })
-                    .map_err(io::Error::from)
-                    .and_then(|()| self.part.out.write_all(b"\n"));
-            write.map_err(|source| self.part.error(source))?;
+            let write = serde_json::to_writer(&mut self.out, &Line { record: *record, output })
+                .map_err(io::Error::from)
+                .and_then(|()| self.out.write_all(b"\n"));
+            write.map_err(|source| self.error(source))?;
         }
-        self.n_records += n_records as u64;
         Ok(())
     }
 
-    /// Puts the whole file in its place; its name and how many records it has.
-    pub(crate) fn publish(mut self) -> Result<(String, u64), Error> {
-        self.part.publish().map_err(|source| self.part.error(source))?;
-        let name = self.part.path.file_name().unwrap_or_default();
-        Ok((name.to_string_lossy().into_owned(), self.n_records))
-    }
-}
-
-impl Part {
-    fn create(path: PathBuf, lease: LeaseId) -> io::Result<Self> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let temporary = folder.join(format!(".{name}.{}.{lease}.tmp", std::process::id()));
-        let out = BufWriter::new(File::create(&temporary)?);
-        Ok(Self { path, temporary, out })
-    }
-
-    fn publish(&mut self) -> io::Result<()> {
-        self.out.flush()?;
-        self.out.get_ref().sync_all()?;
-        std::fs::rename(&self.temporary, &self.path)?;
+    /// Gives the complete file its name.
+    pub(crate) fn publish(mut self) -> Result<(), Error> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
-        File::open(folder)?.sync_all()
+        let published = (self.out.flush())
+            .and_then(|()| self.out.get_ref().sync_all())
+            .and_then(|()| std::fs::rename(&self.temporary, &self.path))
+            .and_then(|()| File::open(folder)?.sync_all());
+        published.map_err(|source| self.error(source))
     }
 
     fn error(&self, source: io::Error) -> Error {
@@ -103,9 +84,9 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for Prediction {
     fn drop(&mut self) {
-        // Gone already if the part was published; then there is nothing to clean up.
+        // After the rename, there is nothing to remove.
         let _ = std::fs::remove_file(&self.temporary);
     }
 }

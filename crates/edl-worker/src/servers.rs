@@ -27,6 +27,9 @@ pub(crate) trait Servers: Send {
     /// Sends a gradient to every server and does not wait for the answers.
     fn push(&mut self, push: &Push) -> Result<(), Error>;
 
+    /// Tells the servers that a batch has no gradient.
+    fn skip(&mut self, batch: BatchId) -> Result<(), Error>;
+
     /// The next batch that all servers acknowledged, if there is one within `limit`.
     fn acknowledged(&mut self, limit: Duration) -> Result<Option<Acked>, Error>;
 }
@@ -81,7 +84,7 @@ pub(crate) enum Error {
     Lost(String),
     /// They hold another step than the worker: only a load of both can mend that.
     #[error("{0}")]
-    Torn(String),
+    StepMismatch(String),
 }
 
 /// Dials the real servers of one job.
@@ -105,7 +108,7 @@ impl Dial for PsDial {
             ack: self.patience,
         };
         let mut client =
-            PsClient::connect_with(route, &self.key, self.run, self.layout, &self.model, limits)?;
+            PsClient::connect(route, &self.key, self.run, self.layout, &self.model, limits)?;
         if self.is_bounded {
             client.pull_in_order();
         }
@@ -136,6 +139,10 @@ impl Servers for PsClient {
         Ok(self.push(*batch, *n_records, base, &gradient.dense, ids, &gradient.rows)?)
     }
 
+    fn skip(&mut self, batch: BatchId) -> Result<(), Error> {
+        Ok(self.skip(batch)?)
+    }
+
     fn acknowledged(&mut self, limit: Duration) -> Result<Option<Acked>, Error> {
         match self.acks().recv_timeout(limit) {
             Ok(acked) => Ok(Some(acked?)),
@@ -149,8 +156,8 @@ impl Servers for PsClient {
 
 impl From<edl_net::data::Error> for Error {
     fn from(error: edl_net::data::Error) -> Self {
-        let is_torn = matches!(error, edl_net::data::Error::Torn(_));
+        let is_mismatch = matches!(error, edl_net::data::Error::StepMismatch(_));
         let text = chain(&error);
-        if is_torn { Self::Torn(text) } else { Self::Lost(text) }
+        if is_mismatch { Self::StepMismatch(text) } else { Self::Lost(text) }
     }
 }

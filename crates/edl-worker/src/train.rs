@@ -34,7 +34,47 @@ pub(crate) struct Trainer {
 #[derive(Debug, Default)]
 pub(crate) struct Lookups(Vec<Unique>);
 
-/// Buffers to be filled again, so that a batch allocates nothing large.
+impl Lookups {
+    /// Finds the distinct ids of `batch`, and resizes `rows` for them.
+    pub(crate) fn set(
+        &mut self,
+        (model, batch): (&dyn Model, &Batch),
+        dims: &[usize],
+        ids: &mut Vec<Vec<u64>>,
+        rows: &mut Vec<Vec<f32>>,
+    ) -> Result<(), Error> {
+        let looked_up = model.lookups(batch)?;
+        if looked_up.len() != dims.len() {
+            let (named, tables) = (looked_up.len(), dims.len());
+            let problem = format!("the model looks up IDs in {named} tables but has {tables}");
+            return Err(Error::Other(problem));
+        }
+        self.0.resize_with(dims.len(), Unique::new);
+        ids.resize_with(dims.len(), Vec::new);
+        rows.resize_with(dims.len(), Vec::new);
+        for (table, looked_up) in looked_up.iter().enumerate() {
+            self.0[table].set(looked_up);
+            ids[table].clear();
+            ids[table].extend_from_slice(self.0[table].ids());
+            rows[table].resize(ids[table].len() * dims[table], 0.0);
+        }
+        Ok(())
+    }
+
+    /// One row per id that the model looked up, from the rows of the distinct ids.
+    pub(crate) fn expand(&self, dims: &[usize], distinct: &[Vec<f32>], rows: &mut [Vec<f32>]) {
+        for (table, unique) in self.0.iter().enumerate() {
+            unique.expand(dims[table], &distinct[table], &mut rows[table]);
+        }
+    }
+
+    /// Adds up the gradients of equal ids in one table.
+    pub(crate) fn sum(&self, table: usize, dim: usize, grads: &[f32], sums: &mut Vec<f32>) {
+        self.0[table].sum(dim, grads, sums);
+    }
+}
+
+/// Buffers that are used again: a batch allocates nothing large.
 #[derive(Default)]
 struct Spares {
     lookups: Spare<Lookups>,
@@ -84,24 +124,10 @@ impl Trainer {
         batch: &Batch,
         wants: Wants,
     ) -> Result<(Lookups, Pull), Error> {
-        let looked_up = self.model.lookups(batch)?;
-        if looked_up.len() != self.dims.len() {
-            let (named, tables) = (looked_up.len(), self.dims.len());
-            let problem = format!("the model looks up IDs in {named} tables but has {tables}");
-            return Err(Error::Other(problem));
-        }
         let mut lookups = self.spares.lookups.take();
         let mut ids = self.spares.ids.take();
         let mut rows = self.spares.rows.take();
-        lookups.0.resize_with(self.dims.len(), Unique::new);
-        ids.resize_with(self.dims.len(), Vec::new);
-        rows.resize_with(self.dims.len(), Vec::new);
-        for (table, looked_up) in looked_up.iter().enumerate() {
-            lookups.0[table].set(looked_up);
-            ids[table].clear();
-            ids[table].extend_from_slice(lookups.0[table].ids());
-            rows[table].resize(ids[table].len() * self.dims[table], 0.0);
-        }
+        lookups.set((&*self.model, batch), &self.dims, &mut ids, &mut rows)?;
         let Wants { dense, will_push, min_round } = wants;
         let dense = dense.then(|| {
             let mut dense = self.spares.dense.take();
@@ -124,9 +150,7 @@ impl Trainer {
         if let Some(dense) = pull.dense {
             self.spares.dense.give(std::mem::replace(&mut self.dense, dense));
         }
-        for (table, unique) in lookups.0.iter().enumerate() {
-            unique.expand(self.dims[table], &pull.rows[table], &mut self.rows[table]);
-        }
+        lookups.expand(&self.dims, &pull.rows, &mut self.rows);
         self.spares.rows.give(pull.rows);
         pull.ids
     }
@@ -157,9 +181,12 @@ impl Trainer {
         let inputs = Inputs { batch, dense: &self.dense, rows: &self.rows };
         let outcome = self.model.train(inputs, seed, &mut self.gradient)?;
         if !outcome.loss.is_finite() {
-            return Err(Error::NotANumber);
+            return Err(Error::NonFinite("loss"));
         }
         let mut gradient = self.sum(lookups)?;
+        if !gradient.is_finite() {
+            return Err(Error::NonFinite("gradient"));
+        }
         if let Some(limit) = self.clip {
             clip::clip(&mut gradient, self.model.spec(), limit);
         }
@@ -180,8 +207,8 @@ impl Trainer {
         }
         let mut sums = self.spares.rows.take();
         sums.resize_with(self.dims.len(), Vec::new);
-        for (table, unique) in lookups.0.iter().enumerate() {
-            unique.sum(self.dims[table], &rows[table], &mut sums[table]);
+        for (table, dim) in self.dims.iter().enumerate() {
+            lookups.sum(table, *dim, &rows[table], &mut sums[table]);
         }
         let dense = std::mem::replace(dense, self.spares.dense.take());
         Ok(Gradient { dense, rows: sums })

@@ -22,7 +22,7 @@ use edl_core::platform::WORKER_VARIABLES;
 use edl_core::rng::Rng;
 use edl_core::spec::JobSpec;
 use edl_tensor::batch::{Batch, Column};
-use edl_tensor::init::Source;
+use edl_tensor::init::InitialValues;
 use edl_tensor::model::{Gradient, Inputs, Model};
 
 /// Names and values.
@@ -118,7 +118,7 @@ impl Ours {
         for param in &model.spec().params {
             let first = dense.len();
             dense.resize(first + param.len(), 0.0);
-            Source::param(param.init, 0, &param.name).fill(0, &mut dense[first..]);
+            InitialValues::param(param.init, 0, &param.name).fill(0, &mut dense[first..]);
         }
         let lookups = model.lookups(&batch).unwrap();
         let tables = model.spec().tables.iter().zip(lookups);

@@ -2,15 +2,13 @@
 //! The list of built-in models, and how a job's `--model_def` finds its entry.
 
 use edl_core::spec::JobSpec;
+use edl_core::text::nearest;
 use edl_tensor::model::Model;
 
 use crate::{count, deepfm, mnist_cnn, mnist_mlp, wide_deep};
 
 const NAMES: [&str; 5] =
     [count::NAME, deepfm::NAME, mnist_cnn::NAME, mnist_mlp::NAME, wide_deep::NAME];
-
-/// Names less alike than this are no suggestion.
-const ALIKE: f64 = 0.75;
 
 /// Why a job gets no model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,12 +53,8 @@ pub fn looks_like_python(name: &str) -> bool {
 }
 
 fn suggestion(name: &str) -> String {
-    let alike = |known: &str| strsim::jaro_winkler(&name.to_ascii_lowercase(), known);
-    let nearest = NAMES.into_iter().max_by(|a, b| alike(a).total_cmp(&alike(b)));
-    match nearest {
-        Some(known) if alike(known) >= ALIKE => format!("did you mean `{known}`? Otherwise "),
-        Some(_) | None => String::new(),
-    }
+    let known = nearest(&name.to_ascii_lowercase(), NAMES);
+    known.map_or(String::new(), |known| format!("did you mean `{known}`? Otherwise "))
 }
 
 #[cfg(test)]
@@ -83,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_python_path_is_told_from_a_misspelt_name() {
+    fn a_python_path_is_distinguished_from_a_misspelt_name() {
         for path in ["models/mnist.py", "mnist.py", "mnist.mnist_functional_api.custom_model"] {
             assert!(refusal(path, &[]).contains("needs the elasticdl Python package"), "{path}");
         }

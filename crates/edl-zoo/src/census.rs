@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the models over the adult census share: features, ids, loss, measures, output.
 //!
-//! Who earns more than 50,000 dollars a year, by eight words and six numbers about a person.
-//! Every feature, numbers in buckets too, is a 64-bit id, so that rows of embedding tables are
-//! made for what the data hold and no vocabulary is needed. Numbers enter dense layers as well.
+//! Who earns more than 50,000 dollars a year, by eight categories and six numbers about a person.
+//! Every feature, including bucketed numbers, is a 64-bit id, so embedding rows exist only for ids in
+//! the data, and no vocabulary is needed. Numbers also enter dense layers.
 
 use edl_core::metric::{Measures, Metric};
-use edl_core::model::{DType, FieldSpec, ModelSpec, ParamSpec, TableSpec};
+use edl_core::model::{DType, FieldSpec, Init, ModelSpec, ParamSpec, TableSpec};
 use edl_core::rng;
 use edl_tensor::batch::Batch;
 use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
 
 use crate::adam::adam;
-use crate::columns;
-use crate::pass::{Kind, Pass};
+use crate::layer::linear_params;
+use crate::model_params::ModelParams;
+use crate::pass::{Pass, PassKind};
 use crate::tape::{Pool, Var, sigmoid};
+use crate::{catalog, columns};
 
-/// Features that are words.
-const WORDS: [&str; 8] = [
+/// Categorical features.
+const CATEGORIES: [&str; 8] = [
     "workclass",
     "education",
     "marital_status",
@@ -38,9 +40,9 @@ const NUMBERS: [Number; 6] = [
     Number::new("hours_per_week", 40.4, 12.4, &[20.0, 35.0, 40.0, 41.0, 45.0, 50.0, 60.0]),
 ];
 
-pub(crate) const N_NUMBERS: usize = NUMBERS.len();
-/// Ids per record: one per word and one per bucketed number, in this order.
-pub(crate) const N_IDS: usize = WORDS.len() + N_NUMBERS;
+const N_NUMBERS: usize = NUMBERS.len();
+/// Ids per record: one per category and one per bucketed number, in this order.
+pub(crate) const N_IDS: usize = CATEGORIES.len() + N_NUMBERS;
 
 /// Places of features among the ids of a record.
 pub(crate) const EDUCATION: usize = 1;
@@ -74,11 +76,58 @@ pub(crate) trait Network: Send {
     fn forward(&self, pass: &mut Pass<'_>, numbers: Var<2>) -> Var<2>;
 }
 
+/// The layers that both models have: a deep network over the embeddings and numbers of a record.
+pub(crate) struct Deep {
+    /// Numbers of an embedding.
+    pub(crate) dim: usize,
+}
+
+impl Deep {
+    /// Its layers are the first parameters of a model, and its embeddings the first table.
+    const LAYERS: [usize; 3] = [0, 2, 4];
+    pub(crate) const EMBEDDING: usize = 0;
+
+    pub(crate) fn new(params: &ModelParams<'_>) -> Result<Self, catalog::Error> {
+        let needs = "an integer from 1 to 1024";
+        Ok(Self { dim: params.get("dim", 8, needs, |n| (1..=1024).contains(n))? })
+    }
+
+    /// The parameters of the layers, of which two are hidden.
+    pub(crate) fn params(&self, hidden: [usize; 2]) -> Vec<ParamSpec> {
+        let [first, second] = hidden;
+        let layers = [
+            linear_params("deep_1", N_IDS * self.dim + N_NUMBERS, first),
+            linear_params("deep_2", first, second),
+            linear_params("deep_3", second, 1),
+        ];
+        layers.concat()
+    }
+
+    /// The table of embeddings, and one of a single weight per id.
+    pub(crate) fn tables(&self, linear: &str) -> Vec<TableSpec> {
+        let init = Init::Uniform { low: -0.05, high: 0.05 };
+        vec![
+            TableSpec { name: "embedding".into(), dim: self.dim, init },
+            TableSpec { name: linear.into(), dim: 1, init: Init::Constant(0.0) },
+        ]
+    }
+
+    pub(crate) fn forward(&self, pass: &mut Pass<'_>, numbers: Var<2>) -> Var<2> {
+        let [n, _] = numbers.shape();
+        let embeddings = pass.rows(Self::EMBEDDING, [n, N_IDS * self.dim]);
+        let [first, second, third] = Self::LAYERS;
+        let x = pass.tape.concat(embeddings, numbers);
+        let x = pass.linear_relu(first, x);
+        let x = pass.linear_relu(second, x);
+        pass.linear(third, x)
+    }
+}
+
 /// A network with a sigmoid on top.
 pub(crate) struct Census<N> {
     spec: ModelSpec,
     numbers: Vec<FieldSpec>,
-    words: Vec<FieldSpec>,
+    categories: Vec<FieldSpec>,
     label: FieldSpec,
     network: N,
     pool: Pool,
@@ -97,23 +146,24 @@ impl<N: Network> Census<N> {
         };
         let numbers: Vec<FieldSpec> =
             NUMBERS.iter().map(|number| field(number.name, DType::F32)).collect();
-        let words: Vec<FieldSpec> = WORDS.iter().map(|name| field(name, DType::Bytes)).collect();
+        let categories: Vec<FieldSpec> =
+            CATEGORIES.iter().map(|name| field(name, DType::Bytes)).collect();
         let label = field("label", DType::I64);
         let spec = ModelSpec {
             name: name.into(),
             params,
             tables,
-            inputs: [&numbers, &words, std::slice::from_ref(&label)].concat(),
+            inputs: [&numbers, &categories, std::slice::from_ref(&label)].concat(),
             metrics: vec![Metric::auc(), Metric::accuracy(), Metric::loss()],
             optimizer: adam(1e-3),
         };
-        Self { spec, numbers, words, label, network, pool: Pool::default() }
+        Self { spec, numbers, categories, label, network, pool: Pool::default() }
     }
 
     fn forward<'a>(
         &'a mut self,
         inputs: Inputs<'a>,
-        kind: Kind<'a>,
+        kind: PassKind<'a>,
     ) -> Result<(Pass<'a>, Var<2>), Error> {
         let n = inputs.batch.len();
         let columns = self.number_columns(inputs.batch)?;
@@ -155,15 +205,20 @@ impl<N: Network> Model for Census<N> {
     }
 
     fn lookups(&self, batch: &Batch) -> Result<Vec<Vec<u64>>, Error> {
-        let words: Vec<&[Vec<u8>]> = self
-            .words
+        let categories: Vec<&[Vec<u8>]> = self
+            .categories
             .iter()
             .map(|field| columns::bytes(batch, field))
             .collect::<Result<_, _>>()?;
         let numbers = self.number_columns(batch)?;
         let mut ids = Vec::with_capacity(batch.len() * N_IDS);
         for row in 0..batch.len() {
-            ids.extend(WORDS.iter().zip(&words).map(|(name, column)| word_id(name, &column[row])));
+            ids.extend(
+                CATEGORIES
+                    .iter()
+                    .zip(&categories)
+                    .map(|(name, column)| category_id(name, &column[row])),
+            );
             ids.extend(NUMBERS.iter().zip(&numbers).map(|(n, column)| bucket_id(n, column[row])));
         }
         Ok(self.network.lookups(ids))
@@ -176,14 +231,14 @@ impl<N: Network> Model for Census<N> {
         gradient: &mut Gradient,
     ) -> Result<Outcome, Error> {
         let labels = self.labels(inputs.batch)?;
-        let (mut pass, logits) = self.forward(inputs, Kind::Train { seed, gradient })?;
+        let (mut pass, logits) = self.forward(inputs, PassKind::Train { seed, gradient })?;
         let loss = pass.tape.sigmoid_cross_entropy(logits, &labels);
         pass.backward(loss)
     }
 
     fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error> {
         let labels = self.labels(inputs.batch)?;
-        let (mut pass, logits) = self.forward(inputs, Kind::Infer)?;
+        let (mut pass, logits) = self.forward(inputs, PassKind::Infer)?;
         let loss = pass.tape.sigmoid_cross_entropy(logits, &labels);
         let outcome = pass.outcome(loss);
         let n_records = u32::try_from(labels.len()).unwrap_or(u32::MAX);
@@ -196,15 +251,15 @@ impl<N: Network> Model for Census<N> {
 
     /// The probability of a high income.
     fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, Error> {
-        let (pass, logits) = self.forward(inputs, Kind::Infer)?;
+        let (pass, logits) = self.forward(inputs, PassKind::Infer)?;
         let values = pass.tape.value(logits).iter().map(|log_odds| sigmoid(*log_odds)).collect();
         Ok(Predictions { width: 1, values })
     }
 }
 
-/// The id of a word, whatever blanks are around it: some releases of the data have them.
-fn word_id(name: &str, word: &[u8]) -> u64 {
-    let bytes = word.trim_ascii().iter();
+/// The id of a category, ignoring blanks around it, which some releases of the data have.
+fn category_id(name: &str, text: &[u8]) -> u64 {
+    let bytes = text.trim_ascii().iter();
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |state: u64, byte| {
         (state ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -222,11 +277,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_words_in_different_columns_are_different_ids() {
-        assert_eq!(word_id("race", b" White"), word_id("race", b"White"));
-        assert_ne!(word_id("race", b"?"), word_id("workclass", b"?"));
+    fn equal_texts_in_different_columns_have_different_ids() {
+        assert_eq!(category_id("race", b" White"), category_id("race", b"White"));
+        assert_ne!(category_id("race", b"?"), category_id("workclass", b"?"));
         // Trained tables are read by later releases, so ids are fixed for ever.
-        assert_eq!(word_id("race", b"White"), 6_802_171_508_119_406_599);
+        assert_eq!(category_id("race", b"White"), 6_802_171_508_119_406_599);
     }
 
     #[test]

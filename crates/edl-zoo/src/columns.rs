@@ -7,32 +7,17 @@ use edl_tensor::model::Error;
 
 /// The numbers of column `field`.
 pub(crate) fn f32<'a>(batch: &'a Batch, field: &FieldSpec) -> Result<&'a [f32], Error> {
-    match find(batch, field)? {
-        Column::F32 { values, .. } => Ok(values),
-        other @ (Column::I64 { .. } | Column::U8 { .. } | Column::Bytes(_)) => {
-            Err(misfit(batch, field, Some(other)))
-        }
-    }
+    checked(batch, field, batch.f32(&field.name))
 }
 
 /// The bytes of column `field`.
 pub(crate) fn u8<'a>(batch: &'a Batch, field: &FieldSpec) -> Result<&'a [u8], Error> {
-    match find(batch, field)? {
-        Column::U8 { values, .. } => Ok(values),
-        other @ (Column::F32 { .. } | Column::I64 { .. } | Column::Bytes(_)) => {
-            Err(misfit(batch, field, Some(other)))
-        }
-    }
+    checked(batch, field, batch.u8(&field.name))
 }
 
 /// The pieces of text of column `field`.
 pub(crate) fn bytes<'a>(batch: &'a Batch, field: &FieldSpec) -> Result<&'a [Vec<u8>], Error> {
-    match find(batch, field)? {
-        Column::Bytes(values) => Ok(values),
-        other @ (Column::F32 { .. } | Column::I64 { .. } | Column::U8 { .. }) => {
-            Err(misfit(batch, field, Some(other)))
-        }
-    }
+    checked(batch, field, batch.bytes(&field.name))
 }
 
 /// The class of each record, below `n_classes`.
@@ -41,12 +26,7 @@ pub(crate) fn labels(
     field: &FieldSpec,
     n_classes: usize,
 ) -> Result<Vec<usize>, Error> {
-    let values = match find(batch, field)? {
-        Column::I64 { values, .. } => values,
-        other @ (Column::F32 { .. } | Column::U8 { .. } | Column::Bytes(_)) => {
-            return Err(misfit(batch, field, Some(other)));
-        }
-    };
+    let values = checked(batch, field, batch.i64(&field.name))?;
     let class = |(record, value): (&u64, &i64)| match usize::try_from(*value) {
         Ok(class) if class < n_classes => Ok(class),
         Ok(_) | Err(_) => {
@@ -57,34 +37,24 @@ pub(crate) fn labels(
     batch.records.iter().zip(values).map(class).collect()
 }
 
-/// The column of that name if type and shape are as the field says.
-fn find<'a>(batch: &'a Batch, field: &FieldSpec) -> Result<&'a Column, Error> {
-    let column = batch.columns.get(&field.name).ok_or_else(|| misfit(batch, field, None))?;
+/// The values of a column, if its type and shape are those of the field.
+fn checked<'a, T>(
+    batch: &'a Batch,
+    field: &FieldSpec,
+    values: Option<&'a [T]>,
+) -> Result<&'a [T], Error> {
+    let column = batch.columns.get(&field.name);
     let needs = [&[batch.len()], field.shape.as_slice()].concat();
-    let n_numbers: usize = needs.iter().product();
-    let fits = match column {
-        Column::F32 { shape, values } => *shape == needs && values.len() == n_numbers,
-        Column::I64 { shape, values } => *shape == needs && values.len() == n_numbers,
-        Column::U8 { shape, values } => *shape == needs && values.len() == n_numbers,
-        Column::Bytes(values) => values.len() == batch.len(),
-    };
-    if fits && column.dtype() == field.dtype {
-        Ok(column)
-    } else {
-        Err(misfit(batch, field, Some(column)))
+    let fits = |column: &Column| column.dtype() == field.dtype && column.shape() == needs;
+    let n_values: usize = needs.iter().product();
+    match values {
+        Some(values) if column.is_some_and(fits) && values.len() == n_values => Ok(values),
+        Some(_) | None => Err(Error::Column {
+            column: field.name.clone(),
+            needs: describe(field.dtype, &needs),
+            has: column.map_or("none".into(), |column| describe(column.dtype(), &column.shape())),
+        }),
     }
-}
-
-fn misfit(batch: &Batch, field: &FieldSpec, has: Option<&Column>) -> Error {
-    let needs = [&[batch.len()], field.shape.as_slice()].concat();
-    let has = match has {
-        None => "none".into(),
-        Some(Column::F32 { shape, .. }) => describe(DType::F32, shape),
-        Some(Column::I64 { shape, .. }) => describe(DType::I64, shape),
-        Some(Column::U8 { shape, .. }) => describe(DType::U8, shape),
-        Some(Column::Bytes(values)) => describe(DType::Bytes, &[values.len()]),
-    };
-    Error::Column { column: field.name.clone(), needs: describe(field.dtype, &needs), has }
 }
 
 fn describe(dtype: DType, shape: &[usize]) -> String {

@@ -27,15 +27,17 @@ pub(crate) const NAME: &str = "count";
 
 struct Count {
     spec: ModelSpec,
-    /// How long each batch takes, so that tests have time to kill somebody.
+    /// How long each batch takes, so tests have time to kill a process.
     sleep: Duration,
-    /// How much memory a worker takes with its first batch, so that tests can let it have less.
+    /// How much memory a worker allocates with its first batch, to test memory limits.
     memory: usize,
     held: Vec<u8>,
     /// Training this record is an error.
     fail_record: Option<u64>,
     /// Training this record aborts the process.
     crash_record: Option<u64>,
+    /// Training this record gives a loss that is not a number.
+    nan_record: Option<u64>,
 }
 
 pub(crate) fn open(
@@ -46,7 +48,7 @@ pub(crate) fn open(
 
 impl Count {
     fn new(params: &BTreeMap<String, String>) -> Result<Self, catalog::Error> {
-        let known = ["crash_record", "fail_record", "memory_mb", "sleep_ms"];
+        let known = ["crash_record", "fail_record", "memory_mb", "nan_record", "sleep_ms"];
         let params = ModelParams::new(NAME, params, &known)?;
         let record = "a record number";
         let sleep_ms = params.get("sleep_ms", 0, "a number of milliseconds", |_| true)?;
@@ -57,6 +59,7 @@ impl Count {
             held: Vec::new(),
             fail_record: params.find("fail_record", record, |_| true)?,
             crash_record: params.find("crash_record", record, |_| true)?,
+            nan_record: params.find("nan_record", record, |_| true)?,
         })
     }
 }
@@ -108,6 +111,9 @@ impl Model for Count {
         let n_records = exact(inputs.batch.len());
         gradient.dense = vec![-n_records; N_TOTALS];
         gradient.rows = vec![vec![-1.0; inputs.batch.len()]];
+        if self.nan_record.is_some_and(|record| records.contains(&record)) {
+            return Ok(Outcome { loss: f32::NAN });
+        }
         Ok(outcome(inputs))
     }
 

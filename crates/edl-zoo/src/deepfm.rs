@@ -5,47 +5,30 @@
 
 use std::collections::BTreeMap;
 
-use edl_core::model::{Init, TableSpec};
 use edl_tensor::model::Model;
 
 use crate::catalog::Error;
-use crate::census::{Census, N_IDS, N_NUMBERS, Network};
-use crate::layer::linear_params;
+use crate::census::{Census, Deep, N_IDS, Network};
 use crate::model_params::ModelParams;
 use crate::pass::Pass;
 use crate::tape::Var;
 
 pub(crate) const NAME: &str = "deepfm";
 
-/// Index of each table in the spec.
-const EMBEDDING: usize = 0;
+/// Index of the table of single weights.
 const LINEAR: usize = 1;
 
-/// Index of each layer's weight in the spec.
-const DEEP_1: usize = 0;
-const DEEP_2: usize = 2;
-const DEEP_3: usize = 4;
-
 struct DeepFm {
-    /// Numbers of an embedding.
-    dim: usize,
+    deep: Deep,
 }
 
 pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use<>, Error> {
     let params = ModelParams::new(NAME, params, &["dim", "hidden"])?;
-    let dim = params.get("dim", 8, "an integer from 1 to 1024", |n| (1..=1024).contains(n))?;
+    let deep = Deep::new(&params)?;
     let needs = "an integer from 1 to 65536";
     let hidden = params.get("hidden", 64, needs, |n| (1..=65_536).contains(n))?;
-    let layers = [
-        linear_params("deep_1", N_IDS * dim + N_NUMBERS, hidden),
-        linear_params("deep_2", hidden, hidden),
-        linear_params("deep_3", hidden, 1),
-    ];
-    let tables = vec![
-        TableSpec { name: "embedding".into(), dim, init: Init::Uniform { low: -0.05, high: 0.05 } },
-        TableSpec { name: "linear".into(), dim: 1, init: Init::Constant(0.0) },
-    ];
-    Ok(Census::new(NAME, layers.concat(), tables, DeepFm { dim }))
+    let (layers, tables) = (deep.params([hidden, hidden]), deep.tables("linear"));
+    Ok(Census::new(NAME, layers, tables, DeepFm { deep }))
 }
 
 impl Network for DeepFm {
@@ -60,11 +43,9 @@ impl Network for DeepFm {
     fn forward(&self, pass: &mut Pass<'_>, numbers: Var<2>) -> Var<2> {
         let [n, _] = numbers.shape();
         let first_order = pass.tape.row_sums(pass.rows(LINEAR, [n, N_IDS]));
-        let second_order = pass.tape.pairs(pass.rows(EMBEDDING, [n, N_IDS, self.dim]));
-        let x = pass.tape.concat(pass.rows(EMBEDDING, [n, N_IDS * self.dim]), numbers);
-        let x = pass.linear_relu(DEEP_1, x);
-        let x = pass.linear_relu(DEEP_2, x);
-        let deep = pass.linear(DEEP_3, x);
+        let embeddings = pass.rows(Deep::EMBEDDING, [n, N_IDS, self.deep.dim]);
+        let second_order = pass.tape.pairs(embeddings);
+        let deep = self.deep.forward(pass, numbers);
         let shallow = pass.tape.add(first_order, second_order);
         pass.tape.add(shallow, deep)
     }
@@ -76,8 +57,8 @@ mod tests {
     use edl_tensor::model::Error;
 
     use super::*;
-    use crate::check::{self, Case};
     use crate::tape::{Pool, Tape};
+    use crate::tests::check::{self, Case};
 
     fn case(n: usize) -> Case {
         Case::new(check::model(NAME, &[]), check::people(n))

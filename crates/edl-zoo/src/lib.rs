@@ -27,4 +27,4 @@ pub use catalog::{Error, looks_like_python, names, open};
 pub use probe::instruction_set;
 
 #[cfg(test)]
-mod check;
+mod tests;

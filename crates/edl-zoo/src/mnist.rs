@@ -8,7 +8,7 @@ use edl_tensor::model::{Error, Gradient, Inputs, Model, Outcome, Predictions};
 
 use crate::adam::adam;
 use crate::columns;
-use crate::pass::{Kind, Pass};
+use crate::pass::{Pass, PassKind};
 use crate::tape::{Pool, Var, softmax};
 
 /// Height and width of an image.
@@ -60,7 +60,7 @@ impl<N: Network> Classifier<N> {
     fn forward<'a>(
         &'a mut self,
         inputs: Inputs<'a>,
-        kind: Kind<'a>,
+        kind: PassKind<'a>,
     ) -> Result<(Pass<'a>, Var<2>), Error> {
         let pixels = columns::u8(inputs.batch, &self.spec.inputs[IMAGE])?;
         let mut pass = Pass::new(&self.spec, inputs, &[], kind, &mut self.pool)?;
@@ -89,14 +89,14 @@ impl<N: Network> Model for Classifier<N> {
         gradient: &mut Gradient,
     ) -> Result<Outcome, Error> {
         let labels = self.labels(inputs.batch)?;
-        let (mut pass, logits) = self.forward(inputs, Kind::Train { seed, gradient })?;
+        let (mut pass, logits) = self.forward(inputs, PassKind::Train { seed, gradient })?;
         let loss = pass.tape.softmax_cross_entropy(logits, &labels);
         pass.backward(loss)
     }
 
     fn evaluate(&mut self, inputs: Inputs<'_>, measures: &mut Measures) -> Result<Outcome, Error> {
         let labels = self.labels(inputs.batch)?;
-        let (mut pass, logits) = self.forward(inputs, Kind::Infer)?;
+        let (mut pass, logits) = self.forward(inputs, PassKind::Infer)?;
         let loss = pass.tape.softmax_cross_entropy(logits, &labels);
         let outcome = pass.outcome(loss);
         let n_records = u32::try_from(labels.len()).unwrap_or(u32::MAX);
@@ -109,7 +109,7 @@ impl<N: Network> Model for Classifier<N> {
 
     /// The probability of each class.
     fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, Error> {
-        let (pass, logits) = self.forward(inputs, Kind::Infer)?;
+        let (pass, logits) = self.forward(inputs, PassKind::Infer)?;
         let mut values = pass.tape.value(logits).to_vec();
         softmax(&mut values, N_CLASSES);
         Ok(Predictions { width: N_CLASSES, values })

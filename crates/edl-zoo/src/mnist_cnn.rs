@@ -114,7 +114,7 @@ mod tests {
     use edl_tensor::model::Error;
 
     use super::*;
-    use crate::check::{self, Case, bits};
+    use crate::tests::check::{self, Case, bits};
 
     fn case(n: usize) -> Case {
         Case::new(check::model(NAME, &[]), check::images(n))

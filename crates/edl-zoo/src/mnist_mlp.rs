@@ -39,7 +39,7 @@ impl Network for Mlp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{self, Case};
+    use crate::tests::check::{self, Case};
 
     fn case(n: usize) -> Case {
         Case::new(check::model(NAME, &[("hidden", "32")]), check::images(n))

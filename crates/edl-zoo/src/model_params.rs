@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads `--model_params`: each model says which words it knows, and others are refused.
+//! Reads `--model_params`: each model has a list of parameters, and others are refused.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use crate::catalog::Error;
 
-/// Read where a job's optimizer is chosen, whatever the model.
+/// A parameter of every model; the optimizer reads it.
 const LEARNING_RATE: &str = "lr";
 
-/// The words of one job, checked against those that its model knows.
+/// The parameters of one job, checked against those of its model.
 pub(crate) struct ModelParams<'a> {
     model: &'static str,
     given: &'a BTreeMap<String, String>,
 }
 
 impl<'a> ModelParams<'a> {
-    /// Refuses words that are neither in `known` nor the learning rate.
+    /// Refuses parameters that are neither in `known` nor the learning rate.
     pub(crate) fn new(
         model: &'static str,
         given: &'a BTreeMap<String, String>,

@@ -7,7 +7,7 @@ use edl_tensor::model::{Error, Gradient, Inputs, Outcome};
 use crate::tape::{Pool, Tape, Var};
 
 /// Whether a pass goes backward too.
-pub(crate) enum Kind<'a> {
+pub(crate) enum PassKind<'a> {
     /// Parameters and rows collect gradients, random choices follow from the seed.
     Train { seed: u64, gradient: &'a mut Gradient },
     /// Forward alone, nothing random.
@@ -31,7 +31,7 @@ impl<'a> Pass<'a> {
         spec: &'a ModelSpec,
         inputs: Inputs<'a>,
         n_ids: &[usize],
-        kind: Kind<'a>,
+        kind: PassKind<'a>,
         pool: &'a mut Pool,
     ) -> Result<Self, Error> {
         check(spec, inputs, n_ids)?;
@@ -39,8 +39,8 @@ impl<'a> Pass<'a> {
         let mut pass =
             Self { tape, spec, seed: None, params: vec![], rows: vec![], differences: vec![] };
         match kind {
-            Kind::Infer => pass.add_constants(inputs),
-            Kind::Train { seed, gradient } => {
+            PassKind::Infer => pass.add_constants(inputs),
+            PassKind::Train { seed, gradient } => {
                 pass.seed = Some(seed);
                 pass.add_leaves(inputs, gradient);
             }
@@ -119,7 +119,7 @@ impl<'a> Pass<'a> {
     pub(crate) fn backward(self, loss: Var<0>) -> Result<Outcome, Error> {
         let outcome = self.outcome(loss);
         if !outcome.loss.is_finite() {
-            return Err(Error::NotANumber);
+            return Err(Error::NonFinite("loss"));
         }
         self.tape.backward(loss);
         Ok(outcome)

@@ -33,7 +33,7 @@
 //! caches: equal inputs give equal bits on one instruction set.
 //!
 //! The rank of a value is part of its type. A shape mismatch is a bug in the model and panics, so a
-//! model checks its inputs first. Images are `[n, height, width, channels]`, so that loops over
+//! model checks its inputs first. Images are `[n, height, width, channels]`, so loops over
 //! channels fill whole registers.
 //!
 //! [`Tape::record`] adds operations that are not here.

@@ -6,57 +6,38 @@
 
 use std::collections::BTreeMap;
 
-use edl_core::model::{Init, TableSpec};
 use edl_core::rng;
 use edl_tensor::model::Model;
 
 use crate::catalog::Error;
-use crate::census::{
-    AGE, Census, EDUCATION, N_IDS, N_NUMBERS, NATIVE_COUNTRY, Network, OCCUPATION,
-};
-use crate::layer::linear_params;
+use crate::census::{AGE, Census, Deep, EDUCATION, N_IDS, NATIVE_COUNTRY, Network, OCCUPATION};
 use crate::model_params::ModelParams;
 use crate::pass::Pass;
 use crate::tape::Var;
 
 pub(crate) const NAME: &str = "wide_deep";
 
-/// Features whose combinations have weights of their own.
+/// Features whose combinations have separate weights.
 const CROSSES: [&[usize]; 3] =
     [&[EDUCATION, OCCUPATION], &[NATIVE_COUNTRY, OCCUPATION], &[AGE, EDUCATION, OCCUPATION]];
 
 /// Ids per record of the wide part.
 const N_WIDE: usize = N_IDS + CROSSES.len();
 
-/// Index of each table in the spec.
-const EMBEDDING: usize = 0;
+/// Index of the table of the wide part.
 const WIDE: usize = 1;
 
-/// Index of each layer's weight in the spec.
-const DEEP_1: usize = 0;
-const DEEP_2: usize = 2;
-const DEEP_3: usize = 4;
-
 struct WideDeep {
-    /// Numbers of an embedding.
-    dim: usize,
+    deep: Deep,
 }
 
 pub(crate) fn open(params: &BTreeMap<String, String>) -> Result<impl Model + use<>, Error> {
     let params = ModelParams::new(NAME, params, &["dim", "hidden"])?;
-    let dim = params.get("dim", 8, "an integer from 1 to 1024", |n| (1..=1024).contains(n))?;
+    let deep = Deep::new(&params)?;
     let needs = "an integer from 2 to 65536";
     let hidden = params.get("hidden", 64, needs, |n| (2..=65_536).contains(n))?;
-    let layers = [
-        linear_params("deep_1", N_IDS * dim + N_NUMBERS, hidden),
-        linear_params("deep_2", hidden, hidden / 2),
-        linear_params("deep_3", hidden / 2, 1),
-    ];
-    let tables = vec![
-        TableSpec { name: "embedding".into(), dim, init: Init::Uniform { low: -0.05, high: 0.05 } },
-        TableSpec { name: "wide".into(), dim: 1, init: Init::Constant(0.0) },
-    ];
-    Ok(Census::new(NAME, layers.concat(), tables, WideDeep { dim }))
+    let (layers, tables) = (deep.params([hidden, hidden / 2]), deep.tables("wide"));
+    Ok(Census::new(NAME, layers, tables, WideDeep { deep }))
 }
 
 impl Network for WideDeep {
@@ -79,10 +60,7 @@ impl Network for WideDeep {
     fn forward(&self, pass: &mut Pass<'_>, numbers: Var<2>) -> Var<2> {
         let [n, _] = numbers.shape();
         let wide = pass.tape.row_sums(pass.rows(WIDE, [n, N_WIDE]));
-        let x = pass.tape.concat(pass.rows(EMBEDDING, [n, N_IDS * self.dim]), numbers);
-        let x = pass.linear_relu(DEEP_1, x);
-        let x = pass.linear_relu(DEEP_2, x);
-        let deep = pass.linear(DEEP_3, x);
+        let deep = self.deep.forward(pass, numbers);
         pass.tape.add(wide, deep)
     }
 }
@@ -93,7 +71,7 @@ mod tests {
     use edl_tensor::model::Error;
 
     use super::*;
-    use crate::check::{self, Case};
+    use crate::tests::check::{self, Case};
 
     fn case(n: usize) -> Case {
         Case::new(check::model(NAME, &[]), check::people(n))
@@ -135,7 +113,7 @@ mod tests {
     #[test]
     fn a_cross_has_an_id_of_its_own_per_combination() {
         let ids: Vec<u64> = (0..2 * N_IDS as u64).collect();
-        let lookups = WideDeep { dim: 8 }.lookups(ids.clone());
+        let lookups = WideDeep { deep: Deep { dim: 8 } }.lookups(ids.clone());
         assert_eq!((&lookups[0], lookups[1].len()), (&ids, 2 * N_WIDE));
         let crosses = [&lookups[1][N_IDS..N_WIDE], &lookups[1][N_WIDE + N_IDS..]].concat();
         let unique: std::collections::BTreeSet<&u64> = crosses.iter().collect();

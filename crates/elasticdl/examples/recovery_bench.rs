@@ -16,6 +16,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use edl_core::job::EventKind;
+use edl_core::platform::{InstanceState, Role};
 use edl_net::key::JobKey;
 use edl_net::proto::master_client::MasterClient;
 use edl_net::proto::{Instance, JobStatus, StatusRequest};
@@ -130,12 +132,13 @@ async fn connect(folder: &Path) -> anyhow::Result<MasterClient<Channel>> {
 }
 
 fn working(status: &JobStatus) -> Vec<&Instance> {
-    let is_working = |i: &&Instance| i.role == "worker" && i.state == "working";
+    let is_working =
+        |i: &&Instance| i.role() == Role::Worker && i.state() == InstanceState::Working;
     status.instances.iter().filter(is_working).collect()
 }
 
 fn last_world(status: &JobStatus) -> u64 {
-    let worlds = status.events.iter().filter(|event| event.kind == "world");
+    let worlds = status.events.iter().filter(|event| event.kind() == EventKind::World);
     worlds.map(|event| event.number).max().unwrap_or(0)
 }
 
@@ -204,7 +207,7 @@ async fn joining() -> anyhow::Result<()> {
         let status = job.wait("the joiner", |s| working(s).len() == 2).await?;
         let joined = job.wait("its first step", |s| s.step > status.step).await?;
         let total = start.elapsed().as_secs_f64();
-        let mut worlds = joined.events.iter().filter(|event| event.kind == "world");
+        let mut worlds = joined.events.iter().filter(|event| event.kind() == EventKind::World);
         let text = worlds.next_back().map(|event| event.text.clone()).unwrap_or_default();
         println!("a joiner's first committed step came {total:.2} s after `scale`: {text}");
     }

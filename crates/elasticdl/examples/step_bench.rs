@@ -16,7 +16,7 @@ use edl_core::id::BatchId;
 use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
 use edl_core::spec::JobSpec;
 use edl_data::{Codec, Dataset, OpenOptions};
-use edl_tensor::init::Source;
+use edl_tensor::init::InitialValues;
 use edl_tensor::model::{Gradient, Inputs};
 use edl_tensor::optimizer::{Optimizer, Step};
 
@@ -56,7 +56,7 @@ fn bare_loop(model_def: &str, data: &Path) -> anyhow::Result<f64> {
     for param in &model.spec().params {
         let first = dense.len();
         dense.resize(first + param.len(), 0.0);
-        Source::param(param.init, 0, &param.name).fill(0, &mut dense[first..]);
+        InitialValues::param(param.init, 0, &param.name).fill(0, &mut dense[first..]);
     }
     let (mut means, mut squares) = (vec![0.0_f32; dense.len()], vec![0.0_f32; dense.len()]);
     let mut gradient = Gradient { dense: vec![0.0; dense.len()], rows: Vec::new() };

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line before clap sees it: one spelling of every flag, old names, and ElasticDL's
-//! flags that mean nothing here.
+//! The command line before clap: one spelling of every flag, old names, and flags of the original
+//! ElasticDL that have no effect.
 
 use std::ffi::OsString;
 
-use edl_core::spec::{Field, field};
+use edl_core::spec::{FIELDS, Field, field};
 
 use crate::exit::refuse;
 use crate::flags::is_for_cluster;
 
-/// The command line to parse, and what to tell the user about it.
+/// The command line to parse, and notes for the user.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Argv {
     pub(crate) args: Vec<OsString>,
@@ -19,18 +19,8 @@ pub(crate) struct Argv {
 const RECORDS_PER_TASK: &str = "records_per_task";
 const FORCE_KUBE_CONFIG: &str = "force_use_kube_config_file";
 
-/// Commands that describe or join a job, and so take ElasticDL's flags.
+/// Commands that describe or join a job and accept the flags of the original ElasticDL.
 const JOB_COMMANDS: [&str; 6] = ["train", "evaluate", "predict", "master", "ps", "worker"];
-
-/// Old names of flags. The last one counts records instead of batches, so it stays a flag of its
-/// own.
-const OLD_NAMES: [(&str, &str); 5] = [
-    ("training_data_dir", "training_data"),
-    ("evaluation_data_dir", "validation_data"),
-    ("model_file", "model_def"),
-    ("dataset_fn", "feed"),
-    (RECORDS_PER_TASK, "num_minibatches_per_task"),
-];
 
 /// Flags that are refused, and why.
 const REFUSED: [(&str, &str); 1] = [(
@@ -39,7 +29,7 @@ const REFUSED: [(&str, &str); 1] = [(
 )];
 
 /// Flags that change nothing, and why; `true` takes a value.
-const HARMLESS: [(&str, &str, bool); 8] = [
+const IGNORED: [(&str, &str, bool); 8] = [
     ("extra_pypi_index", "no packages are installed", true),
     ("aux_params", "its settings are now separate flags", true),
     ("log_file_path", "logs are in the job's folder; see `elasticdl logs`", true),
@@ -50,7 +40,7 @@ const HARMLESS: [(&str, &str, bool); 8] = [
     ("relaunch_timeout_worker", "always enabled; see --task_timeout_secs", false),
 ];
 
-/// Brings the command line into the one form that the parser knows.
+/// Rewrites the command line into the form that the parser expects.
 pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> anyhow::Result<Argv> {
     let mut argv = Argv::default();
     let mut args = args.into_iter().peekable();
@@ -63,7 +53,7 @@ pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> anyhow::Res
                 break;
             }
             if command.as_ref().is_some_and(|command| command == "run") {
-                // A script, and what follows is the script's own.
+                // The script; the rest are its arguments.
                 argv.args.push(arg);
                 break;
             }
@@ -73,7 +63,7 @@ pub(crate) fn normalise(args: impl IntoIterator<Item = OsString>) -> anyhow::Res
         };
         let is_job = command.as_ref().is_some_and(|c| JOB_COMMANDS.iter().any(|job| c == job));
         let is_part = command.as_ref().is_some_and(|c| c == "ps" || c == "worker");
-        if is_job && let Some((why, takes_value)) = harmless(&name, is_part)? {
+        if is_job && let Some((why, takes_value)) = ignored(&name, is_part)? {
             argv.notes.push(format!("--{name} is ignored: {why}"));
             let next_is_value = |next: &OsString| !next.to_string_lossy().starts_with('-');
             if takes_value && value.is_none() {
@@ -98,7 +88,7 @@ fn split_flag(arg: &str) -> Option<(String, Option<String>)> {
     Some((name.replace('-', "_"), value))
 }
 
-fn harmless(name: &str, is_part: bool) -> anyhow::Result<Option<(&'static str, bool)>> {
+fn ignored(name: &str, is_part: bool) -> anyhow::Result<Option<(&'static str, bool)>> {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
         return Err(refuse(format!("--{name} {why}")));
     }
@@ -106,16 +96,27 @@ fn harmless(name: &str, is_part: bool) -> anyhow::Result<Option<(&'static str, b
     if is_part && (name == FORCE_KUBE_CONFIG || field(name).ok().filter(is_of_pods).is_some()) {
         return Ok(Some(("manually started processes have no pod", name != FORCE_KUBE_CONFIG)));
     }
-    let found = HARMLESS.iter().find(|(harmless, ..)| *harmless == name);
+    if is_part && name == RECORDS_PER_TASK {
+        return Ok(Some(("the job decides", true)));
+    }
+    let found = IGNORED.iter().find(|(ignored, ..)| *ignored == name);
     Ok(found.map(|(_, why, takes_value)| (*why, *takes_value)))
 }
 
 fn current_name(name: String, notes: &mut Vec<String>) -> String {
-    let Some((_, new)) = OLD_NAMES.iter().find(|(old, _)| *old == name) else {
+    let mut deprecated = |new: &str| notes.push(format!("--{name} is deprecated; use --{new}"));
+    // It counts records instead of batches, so it stays a separate flag.
+    if name == RECORDS_PER_TASK {
+        deprecated("num_minibatches_per_task");
         return name;
-    };
-    notes.push(format!("--{name} is deprecated; use --{new}"));
-    if name == RECORDS_PER_TASK { name } else { (*new).to_owned() }
+    }
+    match FIELDS.iter().find(|field| field.old_name == Some(name.as_str())) {
+        Some(field) => {
+            deprecated(field.name);
+            field.name.into()
+        }
+        None => name,
+    }
 }
 
 #[cfg(test)]
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_harmless_flag_goes_with_its_value_and_leaves_a_note() {
+    fn an_ignored_flag_is_removed_with_its_value_and_leaves_a_note() {
         let (args, notes) =
             check("elasticdl train --aux_params a=b --task_fault_tolerance --seed=1");
         assert_eq!(args, "elasticdl train --seed=1");

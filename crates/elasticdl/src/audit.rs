@@ -1,74 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `audit`: proves from the parameter servers' own books that every record was trained exactly
-//! once; after a job's end, from its last checkpoint.
+//! `audit`: verifies that every record was trained exactly once, from the applied sets of all
+//! partitions or, after a job's end, from its last checkpoint.
 
 use std::io::Write;
 
 use anyhow::Context as _;
-use edl_core::spec::JobType;
-use edl_data::{Dataset, OpenOptions};
-use edl_net::proto::{AuditReport, AuditRequest};
-use edl_tensor::checkpoint;
+use edl_core::spec::{JobSpec, JobType};
+use edl_data::{Dataset, OpenOptions, Progress};
+use edl_net::proto::{AuditReport, SkippedBatch};
 
 use crate::cli::StatusArgs;
-use crate::cluster::{self, Place};
-use crate::control;
+use crate::cluster::{self, Target};
+use crate::console::{counted, eprint, grouped, write_json};
 use crate::exit::{Exit, not_found, refuse};
 use crate::jobs::Job;
-use crate::say::{counted, grouped, say};
 
 /// Runs the command; fails if a record is missing or was trained twice.
 pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let report = match cluster::find(&args.job)? {
-        Place::Here(job) => of(&job)?,
-        Place::There(remote) => cluster::audit::of(&remote)?,
-    };
+    let report = of(&cluster::find(&args.job)?)?;
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report)?;
-        writeln!(out)?;
+        write_json(&report, out)?;
     } else {
         out.write_all(table(&report).as_bytes())?;
     }
     Ok(if report.clean { Exit::Ok } else { Exit::Failed })
 }
 
-/// The audit of a job: from its servers while it runs, else from its last checkpoint.
-pub(crate) fn of(job: &Job) -> anyhow::Result<AuditReport> {
-    if job.spec()?.job_type != JobType::Train {
-        let name = job.name().unwrap_or_default();
+/// The audit of a job: by its master while it runs, otherwise of its last checkpoint.
+pub(crate) fn of(target: &Target) -> anyhow::Result<AuditReport> {
+    let spec = target.spec()?;
+    if spec.job_type != JobType::Train {
+        let name = spec.job_name;
         return Err(refuse(format!("job `{name}` does not train; only training can be audited")));
     }
-    if job.is_running() {
-        match crate::runtime()?.block_on(control::within(ask(job))) {
-            Ok(report) => return Ok(report),
-            // It may have ended just now; its last checkpoint is as good.
-            Err(error) => say(format_args!("{error:#}; auditing the last checkpoint instead")),
+    match (target.request(async |master| master.audit().await), target) {
+        (Ok(report), _) => Ok(report),
+        (Err(error), Target::Local(job)) => {
+            if job.is_running() {
+                // It may have just ended; its last checkpoint has the same content.
+                eprint(format_args!("{error:#}; auditing the last checkpoint instead"));
+            }
+            of_checkpoint(job, &spec)
+        }
+        (Err(_), Target::Cluster(job)) => {
+            let dir = spec.cluster_job_dir().map_err(|invalid| refuse(invalid.0))?;
+            let printed = job.run_in_pod("audit", &["elasticdl", "audit", &dir, "--json"])?;
+            let start = printed.find('{').unwrap_or(0);
+            serde_json::from_str(&printed[start..])
+                .map_err(|_| anyhow::anyhow!("{}", printed.trim()))
         }
     }
-    of_checkpoint(job)
 }
 
-async fn ask(job: &Job) -> anyhow::Result<AuditReport> {
-    let mut master = control::connect(job).await?;
-    let answer = master.audit(AuditRequest {}).await;
-    Ok(answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner())
-}
-
-fn of_checkpoint(job: &Job) -> anyhow::Result<AuditReport> {
-    let spec = job.spec()?;
-    let dir = job.paths().checkpoints(&spec);
-    let newest = checkpoint::find(&dir).context("cannot read the checkpoints")?.pop();
+fn of_checkpoint(job: &Job, spec: &JobSpec) -> anyhow::Result<AuditReport> {
+    let newest = job.newest_checkpoint(spec).context("cannot read the checkpoints")?;
     let newest = newest.ok_or_else(|| {
         not_found(format!(
             "job `{}` has no checkpoint in `{}`, so there is nothing to audit; if resumed, it \
              trains from scratch",
             spec.job_name,
-            dir.display()
+            job.paths().checkpoints(spec).display()
         ))
     })?;
     let options = OpenOptions { codec: spec.codec_type, params: spec.data_reader_params.clone() };
-    let data =
-        Dataset::open(&spec.training_data, &options).context("cannot open the training data")?;
+    let (indexes, progress) = (job.paths().indexes(), Progress::default());
+    let data = Dataset::open_indexed(&spec.training_data, &options, Some(&indexes), &progress)
+        .context("cannot open the training data")?;
     if data.fingerprint() != newest.manifest.fingerprint {
         return Err(refuse(format!(
             "the data in `{}` has changed since job `{}` was trained; restore the data to audit \
@@ -76,7 +73,7 @@ fn of_checkpoint(job: &Job) -> anyhow::Result<AuditReport> {
             spec.training_data, spec.job_name
         )));
     }
-    let report = edl_master::audit_checkpoint(&spec, data.n_records(), &newest.path);
+    let report = edl_master::audit_checkpoint(spec, data.n_records(), &newest.path);
     report.with_context(|| format!("cannot audit `{}`", newest.path.display()))
 }
 
@@ -94,10 +91,14 @@ pub(crate) fn table(report: &AuditReport) -> String {
             grouped(epoch.duplicated)
         );
     }
-    let verdict = if report.clean {
-        "every record of every finished epoch was trained exactly once"
-    } else {
-        "some records were not trained exactly once"
+    for SkippedBatch { epoch, index, records } in &report.skipped {
+        let records = counted(*records, "record");
+        text += &format!("batch {epoch}/{index} ({records}) was skipped: it was not finite\n");
+    }
+    let verdict = match (report.clean, report.skipped.is_empty()) {
+        (true, true) => "every record of every finished epoch was trained exactly once",
+        (true, false) => "every other record of every finished epoch was trained exactly once",
+        (false, _) => "some records were not trained exactly once",
     };
     let partitions = counted(report.partitions.len() as u64, "partition");
     text + &format!("{partitions} checked: {verdict}\n")
@@ -131,6 +132,13 @@ mod tests {
             0 partitions checked: every record of every finished epoch was trained exactly once
         "]]
         .assert_eq(&table(&report));
+        let skipped = vec![SkippedBatch { epoch: 1, index: 7, records: 64 }];
+        let without = AuditReport { skipped, ..report };
+        let verdict = "every other record of every finished epoch was trained exactly once\n";
+        assert!(
+            table(&without).contains("batch 1/7 (64 records) was skipped: it was not finite\n")
+        );
+        assert!(table(&without).ends_with(verdict), "{}", table(&without));
         let partitions = vec![PartitionAudit::default()];
         let lost = AuditReport { partitions, ..AuditReport::default() };
         let verdict = "1 partition checked: some records were not trained exactly once\n";

@@ -1,36 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `chaos`: harms a process of a running job on purpose, to see the job heal.
+//! `chaos`: injects faults into the processes of a running job, to see the job recover.
 
 use std::io::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use edl_core::platform::Harm;
+use edl_core::job::JobState;
+use edl_core::platform::{ChaosAction, InstanceState, Role};
 use edl_core::rng::Rng;
-use edl_net::proto::{HarmRequest, Instance, JobStatus};
+use edl_net::proto::{ChaosRequest, Instance, JobStatus};
 
 use crate::cli::ChaosArgs;
 use crate::cluster;
-use crate::control;
+use crate::control::{self, Master};
 use crate::exit::{Exit, refuse};
-use crate::jobs::{Job, is_final};
+use crate::jobs::Job;
 
-/// How often the job's step is looked at.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval between checks of the job.
+const POLL: Duration = Duration::from_millis(50);
+/// A job that was just started has a process to target within this time.
+const TARGET_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Harms once, or again and again until the job ends.
+/// Injects one fault, or one after another until the job ends.
 pub(crate) fn run(args: &ChaosArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let job = cluster::find_here(&args.job, "chaos", "use `kubectl delete pod`")?;
+    let job = cluster::find_local(&args.job, "chaos", "use `kubectl delete pod`")?;
     let mut rng = Rng::new(args.seed);
     crate::runtime()?.block_on(async {
         if let Some(step) = args.at_step {
             wait_for_step(&job, step).await?;
         }
+        let start = Instant::now();
         loop {
             let status = control::status(&job).await?;
-            match victim(args, &status, &mut rng) {
+            let found = target(args, &status, &mut rng);
+            if found.is_none() && args.every.is_none() && start.elapsed() < TARGET_TIMEOUT {
+                tokio::time::sleep(POLL).await;
+                continue;
+            }
+            match found {
                 Some((role, id)) => {
-                    harm(&job, request(args, role, id)?).await?;
-                    writeln!(out, "{role}-{id}: {}", args.how.word())?;
+                    let request = request(args, role, id)?;
+                    let how = request.how.clone();
+                    let send = async { Master::of(&job).await?.chaos(request).await };
+                    control::within(send).await?;
+                    writeln!(out, "{}-{id}: {how}", role.name())?;
                 }
                 None if args.every.is_none() => {
                     return Err(refuse("no running process to target; see `elasticdl status`"));
@@ -39,7 +51,7 @@ pub(crate) fn run(args: &ChaosArgs, out: &mut dyn Write) -> anyhow::Result<Exit>
             }
             let Some(every) = args.every else { return Ok(Exit::Ok) };
             tokio::time::sleep(Duration::from_secs(every)).await;
-            if !job.is_running() || is_final(&job.state()) {
+            if !job.is_running() || job.state().is_final() {
                 return Ok(Exit::Ok);
             }
         }
@@ -48,45 +60,37 @@ pub(crate) fn run(args: &ChaosArgs, out: &mut dyn Write) -> anyhow::Result<Exit>
 
 async fn wait_for_step(job: &Job, step: u64) -> anyhow::Result<()> {
     while control::status(job).await?.step < step {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL).await;
     }
     Ok(())
 }
 
-/// The one that is named; if nobody is, a worker that works.
-fn victim(args: &ChaosArgs, status: &JobStatus, rng: &mut Rng) -> Option<(&'static str, u32)> {
-    if let Some(id) = args.worker {
-        return Some(("worker", id));
+/// The process to act on: the one that is named, otherwise a random active worker. None while the
+/// job starts, or while no worker is active.
+fn target(args: &ChaosArgs, status: &JobStatus, rng: &mut Rng) -> Option<(Role, u32)> {
+    let worker = args.worker.map(|id| (Role::Worker, id));
+    if let Some((role, id)) = worker.or(args.ps.map(|id| (Role::Ps, id))) {
+        let is_it = |instance: &Instance| (instance.role(), instance.id) == (role, id);
+        let is_there = status.instances.iter().any(is_it);
+        return (is_there || status.state() != JobState::Starting).then_some((role, id));
     }
-    if let Some(id) = args.ps {
-        return Some(("ps", id));
-    }
-    let works = |instance: &&Instance| instance.role == "worker" && instance.state == "working";
+    let works = |instance: &&Instance| {
+        instance.role() == Role::Worker && instance.state() == InstanceState::Working
+    };
     let workers: Vec<u32> = status.instances.iter().filter(works).map(|i| i.id).collect();
     let place = usize::try_from(rng.below(workers.len().max(1) as u64)).ok()?;
-    workers.get(place).map(|id| ("worker", *id))
+    workers.get(place).map(|id| (Role::Worker, *id))
 }
 
-/// What is asked of the master, which would say the same of what it cannot do.
-fn request(args: &ChaosArgs, role: &str, id: u32) -> anyhow::Result<HarmRequest> {
+/// The request to the master, checked here for better error messages.
+fn request(args: &ChaosArgs, role: Role, id: u32) -> anyhow::Result<ChaosRequest> {
     let time = args.secs.map(Duration::try_from_secs_f64).transpose();
     let time = time.map_err(|_| refuse("--secs must be greater than 0"))?;
     let millis = time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     if millis == Some(0) {
         return Err(refuse("--secs must be at least 0.001"));
     }
-    let (how, millis, factor) = (args.how.word(), millis.unwrap_or(0), args.factor.unwrap_or(0));
-    Harm::parse(how, millis, factor).map_err(refuse)?;
-    Ok(HarmRequest { role: role.into(), id, how: how.into(), millis, factor })
-}
-
-async fn harm(job: &Job, request: HarmRequest) -> anyhow::Result<()> {
-    let ask = async {
-        let mut master = control::connect(job).await?;
-        match master.harm(request).await {
-            Ok(_) => Ok(()),
-            Err(refused) => Err(refuse(refused.message())),
-        }
-    };
-    control::within(ask).await
+    let (how, millis, factor) = (args.how.name(), millis.unwrap_or(0), args.factor.unwrap_or(0));
+    ChaosAction::parse(&how, millis, factor).map_err(refuse)?;
+    Ok(ChaosRequest { role: role.into(), id, how, millis, factor })
 }

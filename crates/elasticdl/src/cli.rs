@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 
 use edl_core::spec::{Codec, FieldType, LogLevel};
 
-use crate::flags::{CLUSTER, COMMON, JobFlags, PREDICT, TRAIN};
+use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, TRAIN};
 
 pub(crate) mod operator;
 pub(crate) mod zoo;
@@ -60,7 +60,7 @@ pub(crate) enum Command {
         after_help = "Example:\n  elasticdl evaluate --checkpoint_dir_for_init=~/.elasticdl/jobs/JOB/checkpoints"
     )]
     Evaluate(Box<SubmitArgs<{ CLUSTER | COMMON }>>),
-    /// Write a trained model's prediction for each record
+    /// Predict with a trained model and write one result per record
     #[command(
         after_help = "Example:\n  elasticdl predict --checkpoint_dir_for_init=DIR --prediction_data=DATA --output=DIR"
     )]
@@ -84,13 +84,13 @@ pub(crate) enum Command {
     Stop(JobArg),
     /// List jobs
     List(ListArgs),
-    /// Delete jobs that are not running, with their checkpoints and models
+    /// Delete jobs that are not running, including their checkpoints and models
     Clean(CleanArgs),
     /// Verify that every record was trained exactly once
     Audit(StatusArgs),
     /// Save a job's web page as a single file
     Report(JobArg),
-    /// Inject a fault into a running job: kill, freeze, partition or slow a process
+    /// Inject a fault into a running job: kill, pause, disconnect or slow down a process
     #[command(after_help = CHAOS_EXAMPLES)]
     Chaos(ChaosArgs),
     /// Generate, import and inspect datasets
@@ -122,7 +122,7 @@ pub(crate) enum Command {
     Worker(Box<WorkerArgs>),
     /// Print a shell completion script
     Completions {
-        /// Shell to complete for
+        /// Shell
         shell: clap_complete::Shell,
     },
     /// Run the background process of `train --detach`
@@ -140,7 +140,7 @@ const CHAOS_EXAMPLES: &str = "\
 Examples:
   elasticdl train --allow_chaos --detach
   elasticdl chaos kill                              kill a random worker
-  elasticdl chaos my-job stop --worker 1            pause worker 1; `wake` resumes it
+  elasticdl chaos my-job pause --worker 1           pause worker 1; `resume` resumes it
   elasticdl chaos partition --worker 1 --secs 20    disconnect worker 1 for 20 seconds
   elasticdl chaos slow --factor 8                   make a random worker 8x slower for 15 seconds
   elasticdl chaos kill --every 30s --seed 7         kill a random worker every 30 seconds";
@@ -155,7 +155,8 @@ Examples:
 const RUN_EXAMPLES: &str = "\
 Examples:
   elasticdl run --workers 2:8 train.py --lr 0.1
-  elasticdl run --workers 2:8 --image_name=IMAGE --volume=claim_name=CLAIM,mount_path=/data /workspace/train.py";
+  elasticdl run --workers 2:8 --image_name=IMAGE \\
+    --volume=claim_name=CLAIM,mount_path=/data /workspace/train.py";
 
 const SIMULATE_EXAMPLES: &str = "\
 Examples:
@@ -216,7 +217,8 @@ pub(crate) struct RunFlags {
     /// Run the job in the background
     #[arg(long, help_heading = "Job")]
     pub(crate) detach: bool,
-    /// Show the full-screen view of `elasticdl top`; the job keeps running when you leave it
+    /// Show the full-screen view of `elasticdl top`; the job keeps running when you quit the
+    /// view
     #[arg(long, help_heading = "Job", conflicts_with = "detach")]
     pub(crate) tui: bool,
     /// Deprecated: use --num_minibatches_per_task
@@ -252,10 +254,16 @@ pub(crate) struct JoinFlags {
     /// File with the job's key [default: `job.key` in the job folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) job_key_file: Option<PathBuf>,
+    /// Log level: DEBUG, INFO, WARNING or ERROR [default: the job's]
+    #[arg(long, value_name = "LEVEL", value_parser = LogLevel::parse)]
+    pub(crate) log_level: Option<LogLevel>,
     /// Set by the supervisor that started this process
     #[arg(long, hide = true, requires = "job_dir")]
     pub(crate) supervised: bool,
 }
+
+/// The flags of the master, which a worker or server accepts too; the job decides.
+pub(crate) type MemberFlags = JobFlags<{ COMMON | TRAIN | PREDICT | HIDDEN }>;
 
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
@@ -268,9 +276,8 @@ pub(crate) struct PsArgs {
     pub(crate) port: u16,
     #[command(flatten)]
     pub(crate) join: JoinFlags,
-    /// Log level: DEBUG, INFO, WARNING or ERROR [default: the job's]
-    #[arg(long, value_name = "LEVEL", value_parser = LogLevel::parse)]
-    pub(crate) log_level: Option<LogLevel>,
+    #[command(flatten)]
+    pub(crate) job: MemberFlags,
 }
 
 /// A training script that calls `elasticdl.init()`.
@@ -283,7 +290,7 @@ pub(crate) struct ScriptArgs {
     /// As in torchrun: number of nodes, or the minimum and maximum; ignored with --workers
     #[arg(long, value_name = "N[:MAX]", default_value = "1")]
     pub(crate) nnodes: String,
-    /// As in torchrun: workers per node; auto starts one per core; ignored with --workers
+    /// As in torchrun: workers per node, or `auto` for one per core; ignored with --workers
     #[arg(long, alias = "nproc-per-node", value_name = "N", default_value = "1")]
     pub(crate) nproc_per_node: String,
     /// Micro-batches per step, fixed for the job's lifetime [default: the maximum number of
@@ -293,10 +300,10 @@ pub(crate) struct ScriptArgs {
     /// Random seed
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Threads per worker [default: 1]
+    /// Compute threads per worker, fixed for the job's lifetime [default: 1]
     #[arg(long, alias = "threads-per-worker", value_name = "N")]
     pub(crate) threads_per_worker: Option<u32>,
-    /// Crashes without progress to tolerate before the job fails [default: 3]
+    /// Number of crashes without progress that the job tolerates [default: 3]
     #[arg(long, alias = "max-restarts", value_name = "N")]
     pub(crate) max_restarts: Option<u32>,
     /// Job name [default: derived from the script's name]
@@ -342,19 +349,12 @@ pub(crate) struct WorkerArgs {
     pub(crate) worker_id: u32,
     #[command(flatten)]
     pub(crate) join: JoinFlags,
-    /// Fail unless the job trains this model
-    #[arg(long, value_name = "NAME")]
-    pub(crate) model_def: Option<String>,
-    /// Fail unless the job uses this batch size
-    #[arg(long, value_name = "N")]
-    pub(crate) minibatch_size: Option<u32>,
-    /// Log level: DEBUG, INFO, WARNING or ERROR [default: the job's]
-    #[arg(long, value_name = "LEVEL", value_parser = LogLevel::parse)]
-    pub(crate) log_level: Option<LogLevel>,
-    /// Ignored: the master knows it
+    #[command(flatten)]
+    pub(crate) job: MemberFlags,
+    /// Ignored: the master provides it
     #[arg(long, hide = true)]
     pub(crate) job_type: Option<String>,
-    /// Ignored: the master knows it
+    /// Ignored: the master provides it
     #[arg(long, hide = true)]
     pub(crate) ps_addrs: Option<String>,
 }
@@ -421,18 +421,18 @@ pub(crate) struct ScaleArgs {
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 #[command(allow_missing_positional = true)]
-#[command(group = clap::ArgGroup::new("victim").multiple(false))]
+#[command(group = clap::ArgGroup::new("target").multiple(false))]
 pub(crate) struct ChaosArgs {
     #[command(flatten)]
     pub(crate) job: JobArg,
-    /// Fault to inject
-    #[arg(value_name = "HOW")]
+    /// Chaos action
+    #[arg(value_name = "ACTION")]
     pub(crate) how: How,
     /// Target worker [default: a random active worker]
-    #[arg(long, value_name = "N", group = "victim")]
+    #[arg(long, value_name = "N", group = "target")]
     pub(crate) worker: Option<u32>,
     /// Target parameter server
-    #[arg(long, value_name = "N", group = "victim")]
+    #[arg(long, value_name = "N", group = "target")]
     pub(crate) ps: Option<u32>,
     /// Wait until the job reaches this step
     #[arg(long, value_name = "S")]
@@ -446,35 +446,33 @@ pub(crate) struct ChaosArgs {
     /// Slowdown factor of `slow` [default: 4]
     #[arg(long, value_name = "F", value_parser = clap::value_parser!(u32).range(2..=100))]
     pub(crate) factor: Option<u32>,
-    /// Random seed for choosing workers
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    /// Random seed for choosing workers [default: 0]
+    #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true)]
     pub(crate) seed: u64,
 }
 
-/// A fault that can be injected into a process.
+/// What can be done to a process.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum How {
     /// Kill the process (SIGKILL)
     Kill,
     /// Pause the process (SIGSTOP)
-    Stop,
+    #[value(alias = "stop")]
+    Pause,
     /// Resume a paused process (SIGCONT)
-    Wake,
-    /// Disconnect the process from the others for a while
+    #[value(alias = "wake")]
+    Resume,
+    /// Disconnect the process from the others for --secs seconds
     Partition,
-    /// Slow the process down for a while
+    /// Slow the process down by --factor for --secs seconds
     Slow,
 }
 
 impl How {
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Kill => "kill",
-            Self::Stop => "stop",
-            Self::Wake => "wake",
-            Self::Partition => "partition",
-            Self::Slow => "slow",
-        }
+    /// The name on the command line.
+    pub(crate) fn name(self) -> String {
+        let value = clap::ValueEnum::to_possible_value(&self).expect("no value is skipped");
+        value.get_name().to_owned()
     }
 }
 
@@ -547,16 +545,16 @@ pub(crate) struct SimulateArgs {
     /// Folder with trace files (AdaptDL's workloads and profiles)
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
-    /// Nodes lost without notice, per hour for the whole cluster
+    /// Number of nodes lost without notice per hour, in the whole cluster
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = crate::flags::rate)]
     pub(crate) losses_per_hour: f64,
-    /// Nodes reclaimed with notice, per hour for the whole cluster
+    /// Number of nodes reclaimed with notice per hour, in the whole cluster
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = crate::flags::rate)]
     pub(crate) reclaims_per_hour: f64,
     /// Write the time series of each run to a CSV file
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Plot each run to an SVG file: workers by job, utilisation, waiting jobs
+    /// Plot each run to an SVG file: workers by job, utilization, waiting jobs
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
     /// Print JSON
@@ -576,13 +574,14 @@ pub(crate) struct DataArgs {
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(crate) enum DataCommand {
-    /// Write a well-known dataset to `DIR/NAME/train` and `DIR/NAME/test`
+    /// Write a standard dataset as RecordIO to `DIR/NAME/train` and `DIR/NAME/test`
     Gen {
         /// Dataset: mnist, fashion_mnist or census
         name: String,
         /// Output folder
         dir: PathBuf,
-        /// Folder with the original files [default: where their package installs them]
+        /// Folder with the original files [default: the folder where the dataset's package
+        /// installs them]
         #[arg(long, value_name = "DIR")]
         source: Option<PathBuf>,
         #[command(flatten)]

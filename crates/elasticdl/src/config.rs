@@ -19,8 +19,8 @@ use crate::models;
 /// The path that stands for standard input.
 const STDIN: &str = "-";
 
-/// What the user asked for. The file of `--config` is read once, so it can be a pipe.
-pub(crate) struct Asked {
+/// The job that the user asks for. The file of `--config` is read once, so it can be a pipe.
+pub(crate) struct JobRequest {
     pub(crate) run: RunFlags,
     /// The fields that flags set.
     pub(crate) flags: Given,
@@ -30,7 +30,7 @@ pub(crate) struct Asked {
     pub(crate) file: Option<String>,
 }
 
-impl Asked {
+impl JobRequest {
     pub(crate) fn read(run: RunFlags, flags: Given) -> anyhow::Result<Self> {
         let file = run.config.as_deref().map(text).transpose()?;
         let mut given = match (&run.config, &file) {
@@ -60,6 +60,7 @@ pub(crate) fn apply(base: &JobSpec, given: Given) -> anyhow::Result<JobSpec> {
 /// The new job that `given` describes; `kind` is the command's.
 pub(crate) fn job(kind: JobType, given: Given) -> anyhow::Result<JobSpec> {
     let mut spec = apply(&JobSpec { job_type: kind, ..JobSpec::default() }, given)?;
+    spec.job_name = job_name(&spec.job_name);
     spec.settle_strategy();
     settle_optimizer(&mut spec);
     if spec.job_type != kind {
@@ -67,6 +68,11 @@ pub(crate) fn job(kind: JobType, given: Given) -> anyhow::Result<JobSpec> {
         return Err(refuse(format!("the file has job type `{name}`; use `elasticdl {name}`")));
     }
     Ok(spec)
+}
+
+/// The name of a job, which is also the name of its pods: they cannot have `_`.
+pub(crate) fn job_name(text: &str) -> String {
+    text.replace('_', "-")
 }
 
 /// ElasticDL's `--optimizer` named a function of the Python module, ours an optimizer.
@@ -101,12 +107,34 @@ fn text(path: &Path) -> anyhow::Result<String> {
 
 fn parse(text: &str) -> Result<Given, String> {
     match yaml::read_value(text).map_err(|error| error.to_string())? {
-        Value::Object(given) => spec::read(given).map_err(|invalid| invalid.0),
+        Value::Object(entries) => {
+            let mut given = Given::new();
+            for (name, value) in entries {
+                let place =
+                    line_of(text, &name).map_or_else(String::new, |n| format!("line {n}: "));
+                let entry = Given::from_iter([(name, value)]);
+                given.extend(spec::read(entry).map_err(|invalid| {
+                    // A key of the file is no flag.
+                    format!("{place}{}", invalid.0.trim_start_matches("--"))
+                })?);
+            }
+            Ok(given)
+        }
         Value::Null => Ok(Given::new()),
         Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
             Err("expected lines in the form `name: value`".into())
         }
     }
+}
+
+/// The line that a key of the file is on, from 1.
+fn line_of(text: &str, name: &str) -> Option<usize> {
+    let is_it = |line: &str| {
+        let key = line.trim_start().trim_start_matches(['"', '\'', '{']);
+        let rest = key.trim_start().strip_prefix(name);
+        rest.is_some_and(|rest| rest.trim_start_matches(['"', '\'']).trim_start().starts_with(':'))
+    };
+    text.lines().position(is_it).map(|at| at + 1)
 }
 
 /// Sets the fields of `over`; in a map, only the entries that it names.
@@ -135,7 +163,7 @@ mod tests {
         let Command::Train(args) = Cli::try_parse_from(argv.args).unwrap().command else {
             panic!()
         };
-        job(JobType::Train, Asked::read(args.run, args.job.0)?.given)
+        job(JobType::Train, JobRequest::read(args.run, args.job.0)?.given)
     }
 
     fn with_file(text: &str, args: &[&str]) -> anyhow::Result<JobSpec> {
@@ -180,9 +208,17 @@ mod tests {
     fn a_bad_file_is_refused_with_a_sentence() {
         let error = |text| with_file(text, &[]).unwrap_err().to_string();
         let unknown = error("num_worker: 4\n");
-        assert!(unknown.ends_with("unknown field `num_worker`; did you mean `num_workers`?"));
+        assert!(
+            unknown.ends_with("line 1: unknown field `num_worker`; did you mean `num_workers`?")
+        );
         assert!(error("- 1\n").ends_with("expected lines in the form `name: value`"));
-        assert!(error("num_workers: many\n").contains("--num_workers: expected an integer"));
+        let many = error("# Two of them\njob_name: x\n\"num_workers\": many\n");
+        assert!(many.contains("job.yaml`: line 3: num_workers: expected an integer"), "{many}");
+        let time = "max_time: 10m\n";
+        assert_eq!(
+            with_file(time, &[]).unwrap().max_time,
+            spec(&["--max_time=10m"]).unwrap().max_time
+        );
         assert!(error("job_type: predict\n").contains("use `elasticdl predict`"));
         let missing = spec(&["--config=no/such/file"]).unwrap_err().to_string();
         assert!(missing.contains("`no/such/file`") && missing.contains("elasticdl init"));

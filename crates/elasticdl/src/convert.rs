@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `job convert`: a manifest of PaddlePaddle EDL in our words.
+//! `job convert`: converts a manifest of PaddlePaddle EDL.
 
 use std::io::Write;
 use std::path::Path;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `data`: makes, converts and shows data sets.
+//! `data`: generates, converts and inspects data sets.
 
 use std::io::Write;
 
@@ -10,8 +10,8 @@ use edl_data::recordio::{Compressor, WriterOptions};
 use edl_data::{Error, OpenOptions};
 
 use crate::cli::{DataArgs, DataCommand, ReadFlags, WriteFlags};
+use crate::console::{counted, grouped, write_json};
 use crate::exit::{Exit, refuse};
-use crate::say::{counted, grouped};
 
 /// Runs the command.
 pub(crate) fn run(args: DataArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
@@ -22,7 +22,7 @@ pub(crate) fn run(args: DataArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
             test.limit = write.test_limit;
             let options = GenerateOptions { source, train: write_options(&write)?, test };
             for written in generate::generate(set, &dir, &options).map_err(refused)? {
-                tell(&written, out)?;
+                print_written(&written, out)?;
             }
         }
         DataCommand::Import { from, dir, labels, write, read } => {
@@ -31,15 +31,14 @@ pub(crate) fn run(args: DataArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
                 Some(labels) => import::idx(from.as_ref(), &labels, &dir, &options),
                 None => import::table(&from, &read_options(read), &dir, &options),
             };
-            tell(&written.map_err(refused)?, out)?;
+            print_written(&written.map_err(refused)?, out)?;
         }
         DataCommand::Inspect { data, read, json } => {
             let summary = inspect::inspect(&data, &read_options(read)).map_err(refused)?;
             if json {
-                serde_json::to_writer_pretty(&mut *out, &summary)?;
-                writeln!(out)?;
+                write_json(&summary, out)?;
             } else {
-                show(&summary, out)?;
+                print_summary(&summary, out)?;
             }
         }
         DataCommand::Head { data, records, read } => {
@@ -61,7 +60,7 @@ fn read_options(read: ReadFlags) -> OpenOptions {
 }
 
 fn write_options(write: &WriteFlags) -> anyhow::Result<ImportOptions> {
-    let all = [Compressor::None, Compressor::Snappy, Compressor::Gzip];
+    let all = Compressor::ALL;
     let compressor = all.into_iter().find(|compressor| compressor.name() == write.compression);
     let compressor = compressor.ok_or_else(|| {
         let known = all.map(Compressor::name).join(", ");
@@ -74,7 +73,7 @@ fn write_options(write: &WriteFlags) -> anyhow::Result<ImportOptions> {
     Ok(ImportOptions { writer, files: write.files, limit: write.limit })
 }
 
-fn tell(written: &Written, out: &mut dyn Write) -> std::io::Result<()> {
+fn print_written(written: &Written, out: &mut dyn Write) -> std::io::Result<()> {
     let Written { folder, files, records, bytes } = written;
     writeln!(
         out,
@@ -85,7 +84,7 @@ fn tell(written: &Written, out: &mut dyn Write) -> std::io::Result<()> {
     )
 }
 
-fn show(summary: &Summary, out: &mut dyn Write) -> anyhow::Result<()> {
+fn print_summary(summary: &Summary, out: &mut dyn Write) -> anyhow::Result<()> {
     let packed = summary.compressor.map_or(String::new(), |name| format!(" ({name})"));
     writeln!(out, "data         {}", summary.location)?;
     writeln!(out, "format       {}{packed}", summary.format.name())?;
@@ -133,8 +132,8 @@ mod tests {
         std::fs::write(&csv, "age,name\n31,Ann\n42,Bob\n").unwrap();
         let records = root.path().join("records");
         let (csv, records) = (csv.to_str().unwrap(), records.to_str().unwrap());
-        let told = data(&["import", csv, records, "--files=1", "--compression=none"]).unwrap();
-        assert!(told.contains("2 records in 1 file,"), "{told}");
+        let printed = data(&["import", csv, records, "--files=1", "--compression=none"]).unwrap();
+        assert!(printed.contains("2 records in 1 file,"), "{printed}");
         let shown = data(&["inspect", records]).unwrap();
         assert!(shown.contains("records      2") && shown.contains("age"), "{shown}");
         let json: serde_json::Value =
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_words_are_refused_with_the_known_ones() {
+    fn bad_values_are_refused_with_the_known_ones() {
         assert!(data(&["gen", "imagenet", "x"]).unwrap_err().contains("fashion_mnist"));
         assert!(data(&["import", "a", "b", "--compression=zip"]).unwrap_err().contains("gzip"));
         assert!(data(&["head", "/no/such/data"]).unwrap_err().contains("`/no/such/data`"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--detach`: hands a job to a process of its own, which outlives this one and its terminal.
+//! `--detach`: runs a job in a background process, which outlives this one and its terminal.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,16 +10,16 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::cli::SuperviseArgs;
+use crate::console::eprint;
 use crate::exit::{Exit, not_found};
 use crate::host;
 use crate::jobs::Job;
-use crate::say::say;
 use crate::submit::{self, Ready};
 use crate::ui::Ui;
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// Starts the background process and waits until the job's master is there.
+/// Starts the background process and waits until the job's master runs.
 pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let Ready { job, hold, resume } = ready;
     let log_path = job.paths().supervisor_log();
@@ -32,37 +32,37 @@ pub(crate) fn run(ready: Ready, out: &mut dyn Write) -> anyhow::Result<Exit> {
         command.arg("--resume");
     }
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    // From here on the job is the other's.
+    // From here on, the background process holds the job.
     drop(hold);
     let mut child = command.spawn().context("cannot start the job in the background")?;
     let name = job.name().unwrap_or_default();
     loop {
-        // By its number, not by the time of a file: two files of one moment have the same time.
+        // Compared by process id, because two files can have the same time.
         let is_its = job.supervisor().is_some_and(|info| info.pid == child.id());
         if is_its && job.fresh_status().is_some() {
             break;
         }
         if let Some(status) = child.try_wait().context("cannot watch the job")? {
-            // A short job may have ended well before it was looked at.
+            // A short job may have succeeded before the first check.
             if status.success() {
                 break;
             }
             for line in crate::logs::last_errors(&job) {
-                say(line);
+                eprint(line);
             }
             anyhow::bail!("the job did not start ({status}); see `{}`", log_path.display());
         }
         std::thread::sleep(POLL);
     }
     writeln!(out, "{name}")?;
-    say(format_args!("job running in the background; watch it with `elasticdl attach {name}`"));
+    eprint(format_args!("job running in the background; watch it with `elasticdl attach {name}`"));
     Ok(Exit::Ok)
 }
 
 /// The background process itself.
 pub(crate) fn supervise(args: &SuperviseArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let SuperviseArgs { job_dir, resume } = args;
-    // Away from the terminal, whose end would end the job.
+    // Detached from the terminal, or the job would end with it.
     rustix::process::setsid().context("cannot detach from the terminal")?;
     let job = Job::open(job_dir)
         .ok_or_else(|| not_found(format!("no job found in `{}`", job_dir.display())))?;

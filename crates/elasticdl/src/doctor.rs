@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `doctor`: whether this machine can train, and what to do where it cannot.
+//! `doctor`: checks that this machine can train, and prints how to fix what is missing.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -10,80 +10,76 @@ use edl_core::spec::JobSpec;
 use rustix::process::{Resource, getrlimit};
 
 use crate::exit::Exit;
-use crate::jobs::{self, Home};
+use crate::jobs::Home;
 use crate::shipped;
 use crate::submit::checks::tempdir_in;
 
-/// A job's processes, their sockets and logs need this many at most.
+/// A job's processes, sockets and logs need at most this many.
 const MIN_FILES: u64 = 256;
 /// Checkpoints of the built-in models need far less.
 const MIN_FREE: u64 = 1 << 30;
 
-/// What one check found.
-struct Finding {
-    what: &'static str,
-    result: Result<String, Failure>,
-}
+/// What a check found, or what failed.
+type Check = Result<String, Failure>;
 
 struct Failure {
     problem: String,
-    mend: String,
+    fix: String,
 }
 
-fn fail<T>(problem: impl Into<String>, mend: impl Into<String>) -> Result<T, Failure> {
-    Err(Failure { problem: problem.into(), mend: mend.into() })
+fn fail(problem: impl Into<String>, fix: impl Into<String>) -> Check {
+    Err(Failure { problem: problem.into(), fix: fix.into() })
 }
 
 /// Runs every check; fails if one does.
 pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let home = Home::from_env();
-    let mut findings = vec![
-        Finding { what: "processor", result: processor() },
-        Finding { what: "open files", result: open_files() },
-        Finding { what: "loopback", result: loopback() },
-        Finding { what: "models", result: models() },
-        Finding { what: "shipped data", result: data() },
+    let mut checks = vec![
+        ("processor", processor()),
+        ("open files", open_files()),
+        ("loopback", loopback()),
+        ("models", models()),
+        ("shipped data", data()),
     ];
-    match home {
-        Ok(home) => {
-            findings.push(Finding { what: "jobs folder", result: folder(&home.jobs_dir()) });
-            findings.push(Finding { what: "free space", result: space(&home.jobs_dir()) });
-            findings.push(Finding { what: "unix sockets", result: socket(&home.jobs_dir()) });
-            findings.push(Finding { what: "jobs", result: left_over(&home) });
-        }
+    match Home::from_env() {
+        Ok(home) => checks.extend([
+            ("jobs folder", folder(&home.jobs_dir())),
+            ("free space", space(&home.jobs_dir())),
+            ("unix sockets", socket(&home.jobs_dir())),
+            ("jobs", left_over(&home)),
+        ]),
         Err(error) => {
-            let result = fail(error.to_string(), "export ELASTICDL_HOME=/path/to/folder");
-            findings.push(Finding { what: "jobs folder", result });
+            let failure = fail(error.to_string(), "export ELASTICDL_HOME=/path/to/folder");
+            checks.push(("jobs folder", failure));
         }
     }
-    write(&findings, out)
+    write(&checks, out)
 }
 
-fn write(findings: &[Finding], out: &mut dyn Write) -> anyhow::Result<Exit> {
-    for Finding { what, result } in findings {
-        match result {
+fn write(checks: &[(&str, Check)], out: &mut dyn Write) -> anyhow::Result<Exit> {
+    for (what, check) in checks {
+        match check {
             Ok(found) => writeln!(out, "ok    {what:<13} {found}")?,
-            Err(Failure { problem, mend }) => {
+            Err(Failure { problem, fix }) => {
                 writeln!(out, "FAIL  {what:<13} {problem}")?;
-                writeln!(out, "      {:<13} fix: {mend}", "")?;
+                writeln!(out, "      {:<13} fix: {fix}", "")?;
             }
         }
     }
-    let failed = findings.iter().filter(|finding| finding.result.is_err()).count();
+    let failed = checks.iter().filter(|(_, check)| check.is_err()).count();
     if failed == 0 {
         writeln!(out, "this machine is ready to train")?;
         return Ok(Exit::Ok);
     }
-    writeln!(out, "{failed} of {} checks failed", findings.len())?;
+    writeln!(out, "{failed} of {} checks failed", checks.len())?;
     Ok(Exit::Failed)
 }
 
-fn processor() -> Result<String, Failure> {
+fn processor() -> Check {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(format!("{cores} cores, {}", edl_zoo::instruction_set()))
 }
 
-fn open_files() -> Result<String, Failure> {
+fn open_files() -> Check {
     let limit = getrlimit(Resource::Nofile).current;
     match limit {
         Some(limit) if limit < MIN_FILES => fail(
@@ -95,14 +91,14 @@ fn open_files() -> Result<String, Failure> {
     }
 }
 
-fn loopback() -> Result<String, Failure> {
+fn loopback() -> Check {
     match TcpListener::bind("127.0.0.1:0") {
         Ok(_) => Ok("127.0.0.1 accepts connections".into()),
         Err(error) => fail(format!("cannot listen on 127.0.0.1: {error}"), "ip link set lo up"),
     }
 }
 
-fn models() -> Result<String, Failure> {
+fn models() -> Check {
     for name in edl_zoo::names() {
         let spec = JobSpec { model_def: (*name).to_owned(), ..JobSpec::default() };
         if let Err(error) = edl_zoo::open(&spec) {
@@ -112,15 +108,15 @@ fn models() -> Result<String, Failure> {
     Ok(edl_zoo::names().join(", "))
 }
 
-fn data() -> Result<String, Failure> {
-    let mend = "run from the repository, or provide other data with --training_data";
+fn data() -> Check {
+    let fix = "run from the repository, or provide other data with --training_data";
     let Some(folder) = shipped::find() else {
-        return fail("data/fashion_mnist not found", mend);
+        return fail("data/fashion_mnist not found", fix);
     };
     let train = folder.join("train");
     match edl_data::Dataset::open(&train.to_string_lossy(), &edl_data::OpenOptions::default()) {
         Ok(data) => Ok(format!("{} records in {}", data.n_records(), train.display())),
-        Err(error) => fail(error.to_string(), mend),
+        Err(error) => fail(error.to_string(), fix),
     }
 }
 
@@ -129,7 +125,7 @@ fn existing(path: &Path) -> &Path {
     path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"))
 }
 
-fn folder(jobs: &Path) -> Result<String, Failure> {
+fn folder(jobs: &Path) -> Check {
     match tempdir_in(existing(jobs)) {
         Ok(()) => Ok(format!("{} is writable", jobs.display())),
         Err(error) => fail(
@@ -139,7 +135,7 @@ fn folder(jobs: &Path) -> Result<String, Failure> {
     }
 }
 
-fn space(jobs: &Path) -> Result<String, Failure> {
+fn space(jobs: &Path) -> Check {
     match rustix::fs::statvfs(existing(jobs)) {
         Ok(stat) => {
             let free = stat.f_bavail.saturating_mul(stat.f_frsize);
@@ -158,7 +154,7 @@ fn space(jobs: &Path) -> Result<String, Failure> {
     }
 }
 
-fn socket(jobs: &Path) -> Result<String, Failure> {
+fn socket(jobs: &Path) -> Check {
     let path = existing(jobs).join(format!(".elasticdl-{}.sock", std::process::id()));
     let bound = UnixListener::bind(&path);
     let _never_made = std::fs::remove_file(&path);
@@ -168,10 +164,10 @@ fn socket(jobs: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Jobs that were killed and wait to be resumed or removed are no fault, but worth a word.
-fn left_over(home: &Home) -> Result<String, Failure> {
+/// Interrupted jobs, which can be resumed or removed, are no failure.
+fn left_over(home: &Home) -> Check {
     let all = home.list();
-    let waiting = all.iter().filter(|job| !job.is_running() && !jobs::is_final(&job.state()));
+    let waiting = all.iter().filter(|job| !job.is_running() && !job.state().is_final());
     let names: Vec<String> = waiting.filter_map(|job| job.name()).collect();
     match names.as_slice() {
         [] => Ok(format!("{} found", all.len())),
@@ -186,13 +182,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_failed_check_says_how_to_mend_it() {
-        let findings = [
-            Finding { what: "processor", result: Ok("2 cores".into()) },
-            Finding { what: "loopback", result: fail("it is down", "ip link set lo up") },
+    fn every_failed_check_prints_its_fix() {
+        let checks = [
+            ("processor", Ok("2 cores".into())),
+            ("loopback", fail("it is down", "ip link set lo up")),
         ];
         let mut out = Vec::new();
-        assert_eq!(write(&findings, &mut out).unwrap(), Exit::Failed);
+        assert_eq!(write(&checks, &mut out).unwrap(), Exit::Failed);
         expect![[r"
             ok    processor     2 cores
             FAIL  loopback      it is down
@@ -203,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_yet_is_judged_by_the_one_above() {
+    fn a_missing_folder_is_checked_by_its_parent() {
         let root = tempfile::tempdir().unwrap();
         assert!(folder(&root.path().join("not/yet")).is_ok());
         let file = root.path().join("file");

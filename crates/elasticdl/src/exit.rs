@@ -1,56 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Exit codes, and the refusals that carry one.
+//! Refusals, with the exit code that each leads to.
 
 use std::fmt;
-use std::process::ExitCode;
 
-/// The exit codes. `elasticdl --help` and the README list them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
-    /// Success.
-    Ok,
-    /// The job or command failed.
-    Failed,
-    /// Invalid flags, files or data; nothing was started.
-    BadInput,
-    /// The job was stopped early and can be resumed.
-    Stopped,
-    /// No such job, process or file.
-    NotFound,
-    /// The master failed, but restarting it may help; only supervisors see this code.
-    Relaunch,
-    /// Interrupted by Ctrl-C or SIGTERM; the job can be resumed.
-    Interrupted,
-}
-
-impl Exit {
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::Ok => 0,
-            Self::Failed => 1,
-            Self::BadInput => 2,
-            Self::Stopped => 3,
-            Self::NotFound => 4,
-            Self::Relaunch => 70,
-            Self::Interrupted => 130,
-        }
-    }
-
-    /// The exit code of a job in this state of its status.
-    pub(crate) fn of_state(state: &str) -> Self {
-        match state {
-            "succeeded" => Self::Ok,
-            "failed" => Self::Failed,
-            _ => Self::Stopped,
-        }
-    }
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit.code())
-    }
-}
+pub(crate) use edl_core::exit::Exit;
 
 /// A sentence for the user that names the thing and the next step, and the code to leave with.
 #[derive(Clone, Debug, PartialEq, Eq)]

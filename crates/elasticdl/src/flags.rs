@@ -4,7 +4,9 @@
 
 use clap::builder::{BoolishValueParser, PossibleValuesParser, TypedValueParser as _};
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches};
-use edl_core::spec::{FIELDS, Field, FieldType as _, Flag, Group, JobSpec, Kind, Seconds, field};
+use edl_core::spec::{
+    FIELDS, Field, FieldKind, FieldType as _, Flag, Group, JobSpec, Seconds, field,
+};
 use serde_json::{Map, Value};
 
 use crate::exit::refuse;
@@ -17,8 +19,10 @@ pub(crate) const CLUSTER: u8 = 1;
 pub(crate) const COMMON: u8 = 2;
 pub(crate) const TRAIN: u8 = 4;
 pub(crate) const PREDICT: u8 = 8;
+/// The flags are accepted, but not shown in `--help`.
+pub(crate) const HIDDEN: u8 = 16;
 
-/// Flags that have no position of their own follow those that do.
+/// Flags without a position follow those that have one.
 const AFTER: usize = 1000;
 
 /// The flags that were given, from the groups in `GROUPS`.
@@ -47,23 +51,32 @@ fn arg(at: usize, field: &'static Field, flag: &Flag, default: &Value) -> Arg {
         .value_name(value_name)
         .display_order(flag.position.unwrap_or(AFTER + at));
     match field.kind {
-        Kind::Boolean => arg
+        FieldKind::Boolean => arg
             .num_args(0..=1)
             .require_equals(true)
             .default_missing_value("true")
             .value_parser(BoolishValueParser::new().map(Value::from)),
-        Kind::Choice(names) => arg
+        FieldKind::Choice(names) => arg
             .value_parser(PossibleValuesParser::new(names.iter().copied()).map(Value::from))
             .hide_possible_values(names.iter().all(|name| field.help.contains(name))),
-        Kind::Text | Kind::Integer | Kind::Number | Kind::Map => arg.value_parser(field.parse),
+        // A negative number is a wrong value rather than an unknown flag.
+        FieldKind::Integer | FieldKind::Number => {
+            arg.allow_negative_numbers(true).value_parser(field.parse)
+        }
+        FieldKind::Text | FieldKind::Map => arg.value_parser(field.parse),
     }
 }
 
 impl<const GROUPS: u8> Args for JobFlags<GROUPS> {
     fn augment_args(command: Command) -> Command {
         let defaults = serde_json::json!(JobSpec::default());
-        let args = flags(GROUPS).enumerate();
-        command.args(args.map(|(at, (field, flag))| arg(at, field, flag, &defaults[field.name])))
+        // A command may have flags of its own with the same names.
+        let own: Vec<String> =
+            command.get_arguments().map(|arg| arg.get_id().to_string()).collect();
+        let args = flags(GROUPS).filter(|(field, _)| !own.iter().any(|name| name == field.name));
+        command.args(args.enumerate().map(|(at, (field, flag))| {
+            arg(at, field, flag, &defaults[field.name]).hide(GROUPS & HIDDEN != 0)
+        }))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -74,7 +87,8 @@ impl<const GROUPS: u8> Args for JobFlags<GROUPS> {
 impl<const GROUPS: u8> FromArgMatches for JobFlags<GROUPS> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let given = flags(GROUPS).filter_map(|(field, _)| {
-            let value = matches.get_one::<Value>(field.name)?;
+            // A flag of the command's own has another type.
+            let value = matches.try_get_one::<Value>(field.name).ok().flatten()?;
             Some((field.name.to_owned(), value.clone()))
         });
         Ok(Self(given.collect()))
@@ -109,7 +123,7 @@ pub(crate) fn on_this_machine(flags: &Given) -> anyhow::Result<Vec<String>> {
     Ok(notes)
 }
 
-/// The refusal of a flag that only a cluster can follow.
+/// The refusal of a flag that needs a cluster.
 pub(crate) fn needs_cluster(name: &str) -> anyhow::Error {
     refuse(format!(
         "--{name} needs a Kubernetes cluster: set --image_name to run the job there, or drop \
@@ -117,7 +131,7 @@ pub(crate) fn needs_cluster(name: &str) -> anyhow::Error {
     ))
 }
 
-/// How often something happens: a number from 0 up.
+/// A rate: a number from 0.
 pub(crate) fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| (0.0..=1e6).contains(rate));
     rate.ok_or_else(|| "expected a number from 0 to 1000000".into())
@@ -158,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn on_one_machine_harmless_flags_leave_a_note_and_others_are_refused_by_name() {
+    fn on_one_machine_ignored_flags_leave_a_note_and_others_are_refused_by_name() {
         let harmless = given(&["--namespace=x", "--worker_resource_request=cpu=1", "--seed=1"]);
         let notes = on_this_machine(&harmless).unwrap();
         assert_eq!(notes.len(), 2);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the workers' time went, in one line.
+//! How the workers spent their time, in one line.
 
 use edl_net::proto::Goodput;
 
-use crate::say::grouped;
+use crate::console::grouped;
 
 /// `92 % compute, 5 % communicate, 3 % heal; batches trained again: 12`; none before there
 /// was any time.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The process that this command runs in: the binary, or a Python interpreter with the package.
 //!
-//! It is one fact for the whole process, like its environment, and is set once by `main`.
+//! Like the environment, it belongs to the whole process; `main` sets it once.
 
 use std::ffi::OsString;
 use std::sync::OnceLock;
@@ -16,8 +16,8 @@ static HOST: OnceLock<Host> = OnceLock::new();
 pub struct Python {
     /// Opens a model that is written in Python.
     pub open: fn(&JobSpec) -> Result<Box<dyn Model>, String>,
-    /// Finds out what a reader of the user's own has; the second job is as the user said it, with
-    /// nothing made of its paths.
+    /// Finds the records of a custom data reader. The second job is as the user described it, with
+    /// unchanged paths.
     pub settle: fn(&JobSpec, &JobSpec) -> Result<JobSpec, String>,
 }
 

@@ -8,8 +8,8 @@ use anyhow::Context as _;
 use edl_core::spec::template;
 
 use crate::cli::InitArgs;
+use crate::console::eprint;
 use crate::exit::{Exit, refuse};
-use crate::say::say;
 
 /// Writes the file; its name goes to `out`.
 pub(crate) fn run(args: &InitArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &InitArgs, out: &mut dyn Write) -> anyhow::Result<Exit> 
     })?;
     opened.write_all(template().as_bytes()).with_context(|| format!("cannot write `{shown}`"))?;
     writeln!(out, "{shown}")?;
-    say(format_args!("edit it, then run: elasticdl train --config {shown}"));
+    eprint(format_args!("edit it, then run: elasticdl train --config {shown}"));
     Ok(Exit::Ok)
 }
 

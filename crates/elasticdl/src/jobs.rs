@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The jobs of this machine: one folder each, found by name from any shell, also after their end.
+//! The jobs of this machine: one folder each, found by name from any shell, even after their end.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -7,18 +7,21 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context as _;
+use edl_core::job::JobState;
 use edl_core::job_dir::JobDir;
 use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
 use edl_net::proto::JobStatus;
+use edl_tensor::checkpoint::{self, Checkpoint};
 use serde::{Deserialize, Serialize};
 
+use crate::config;
 use crate::exit::{not_found, refuse};
 use edl_core::text::nearest;
 
 mod create;
 
-pub(crate) use create::{suffix, write_json};
+pub(crate) use create::{still_running, suffix, write_json};
 
 /// Where jobs are kept: `$ELASTICDL_HOME/jobs`.
 #[derive(Clone, Debug)]
@@ -32,22 +35,22 @@ pub(crate) struct Job {
     paths: JobDir,
 }
 
-/// Where a master can be asked; the master writes it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The address of a master; the master writes it.
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct MasterInfo {
     pub(crate) address: String,
-    pub(crate) http_address: String,
-    pub(crate) pid: u32,
-    pub(crate) term: u64,
+    /// Of the job's run; its checkpoints have the same.
+    #[serde(default)]
+    pub(crate) run: String,
 }
 
-/// Who supervises the job, or did so last.
+/// The last supervisor of the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SupervisorInfo {
     pub(crate) pid: u32,
 }
 
-/// Held by a job's supervisor for its whole life, so that others can see that it lives.
+/// Held by a job's supervisor while it runs, so others can see that it does.
 #[derive(Debug)]
 pub(crate) struct Hold {
     _lock: File,
@@ -102,7 +105,7 @@ impl Home {
             });
         };
         let is_name = !which.is_empty() && !which.contains('/') && !which.starts_with('.');
-        let by_name = is_name.then(|| self.jobs_dir().join(which));
+        let by_name = is_name.then(|| self.jobs_dir().join(config::job_name(which)));
         let found =
             by_name.and_then(|path| Job::open(&path)).or_else(|| Job::open(Path::new(which)));
         found.ok_or_else(|| self.no_such_job(which))
@@ -180,6 +183,18 @@ impl Job {
         address.rsplit_once(':')?.1.parse().ok()
     }
 
+    /// The newest complete checkpoint of the job. Other jobs may write to the same folder.
+    pub(crate) fn newest_checkpoint(
+        &self,
+        spec: &JobSpec,
+    ) -> Result<Option<Checkpoint>, checkpoint::Error> {
+        let found = checkpoint::find(&self.paths.checkpoints(spec))?;
+        // Earlier builds did not write the run.
+        let run = self.master().map(|master| master.run).filter(|run| !run.is_empty());
+        let is_own = |it: &Checkpoint| run.as_ref().is_none_or(|run| *run == it.manifest.run);
+        Ok(found.into_iter().rfind(is_own))
+    }
+
     pub(crate) fn supervisor(&self) -> Option<SupervisorInfo> {
         read_json(&self.paths.supervisor())
     }
@@ -189,8 +204,7 @@ impl Job {
         read_json(&self.paths.status())
     }
 
-    /// What the master of the present run wrote last; after a resume, the words of the run
-    /// before are no news.
+    /// The last status of the current run; the status of an earlier run is ignored.
     pub(crate) fn fresh_status(&self) -> Option<JobStatus> {
         self.is_fresh(&self.paths.status()).then(|| self.status())?
     }
@@ -200,7 +214,7 @@ impl Job {
         modified(path) >= modified(&self.paths.supervisor())
     }
 
-    /// Takes the job for this process; `None` while another one supervises it.
+    /// Locks the job for this process; `None` while another one supervises it.
     pub(crate) fn hold(&self) -> io::Result<Option<Hold>> {
         let mut options = File::options();
         let options = options.create(true).truncate(false).write(true);
@@ -212,17 +226,17 @@ impl Job {
         }
     }
 
-    /// Whether a supervisor lives.
+    /// Whether a supervisor runs.
     pub(crate) fn is_running(&self) -> bool {
         let Ok(lock) = File::open(self.paths.supervisor_lock()) else { return false };
-        // A shared lock: those who only look never keep each other out.
+        // A shared lock: readers do not exclude each other.
         matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock))
     }
 
-    /// The state to show: what the master said last, unless nobody is left to make it true.
-    pub(crate) fn state(&self) -> String {
-        let said = self.fresh_status().map_or_else(|| "starting".to_owned(), |status| status.state);
-        if is_final(&said) || self.is_running() { said } else { "interrupted".into() }
+    /// The state to show: the last one of the master, unless the job no longer runs.
+    pub(crate) fn state(&self) -> JobState {
+        let last = self.fresh_status().map_or(JobState::Starting, |status| status.state());
+        if last.is_final() || self.is_running() { last } else { JobState::Interrupted }
     }
 
     /// When the job was started last.
@@ -230,9 +244,15 @@ impl Job {
         modified(&self.paths.supervisor()).or_else(|| modified(&self.paths.spec()))
     }
 
-    /// Puts another description in place of the old one, whole or not at all.
+    /// Replaces the description, completely or not at all.
     pub(crate) fn rewrite_spec(&self, spec: &JobSpec) -> anyhow::Result<()> {
         write_json(&self.paths.spec(), spec)
+    }
+
+    /// Removes the sockets of processes that were killed; for a job without processes.
+    pub(crate) fn remove_sockets(&self) {
+        // Those that stay are replaced when the job is resumed.
+        let _ = fs::remove_dir_all(self.paths.sockets());
     }
 
     pub(crate) fn write_supervisor(&self) -> anyhow::Result<()> {
@@ -241,16 +261,11 @@ impl Job {
     }
 }
 
-/// Whether a job in this state has come to its end.
-pub(crate) fn is_final(state: &str) -> bool {
-    ["succeeded", "failed", "stopped"].contains(&state)
-}
-
 fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).ok()?.modified().ok()
 }
 
-/// A file that is missing, half there or of another version is no file.
+/// A file that is missing, incomplete or of another version is ignored.
 fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }

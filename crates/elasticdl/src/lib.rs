@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `elasticdl` command: of the binary, and of the Python package, which holds all of it.
+//! The `elasticdl` command, for the binary and for the Python package.
 //!
-//! Results go to standard output, all else to standard error; exit codes are in [`exit`].
+//! Results go to standard output, everything else to standard error; exit codes are in [`exit`].
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -12,20 +12,21 @@ use edl_core::spec::{FieldType as _, JobType, LogLevel};
 use tokio::runtime::{Builder, Runtime};
 
 use cli::{Cli, Command, MasterArgs};
+use console::eprint;
 use exit::Exit;
-use say::say;
 
 mod argv;
 mod attach;
 mod audit;
-mod by_hand;
 mod chaos;
 mod cli;
 mod cluster;
 mod completions;
 mod config;
+mod console;
 mod control;
 mod convert;
+mod custom_loop;
 mod data;
 mod demo;
 mod detach;
@@ -39,9 +40,9 @@ mod jobs;
 mod lines;
 mod list;
 mod logs;
+mod manual;
 mod models;
 mod operator;
-mod own_loop;
 mod paths;
 mod plan;
 mod pod;
@@ -50,7 +51,6 @@ mod python;
 mod report;
 mod resume;
 mod run_script;
-mod say;
 mod scale;
 mod shipped;
 mod signals;
@@ -65,27 +65,27 @@ mod ui;
 mod usage;
 mod zoo;
 
+pub use custom_loop::work;
 pub use host::{Host, Python};
-pub use own_loop::work;
 
 /// The commit that this was built from.
 pub const COMMIT: &str = env!("ELASTICDL_COMMIT");
 
-/// Runs the command to its end; the answer is the exit code.
+/// Runs the command to its end and returns the exit code.
 pub fn main(args: Vec<OsString>, host: Host) -> u8 {
     host::set(host);
     let mut out = io::stdout().lock();
     let ended = parse(args).and_then(|parsed| match parsed {
         Parsed::Command(command) => run(command, &mut out),
-        Parsed::Told(exit) => Ok(exit),
+        Parsed::Printed(exit) => Ok(exit),
     });
     let flushed = out.flush();
     match ended.and_then(|exit| Ok(flushed.map(|()| exit)?)) {
         Ok(exit) => exit.code(),
-        // Whoever reads our output has seen enough, as in `elasticdl list | head -1`.
+        // The reader has closed the pipe, as in `elasticdl list | head -1`.
         Err(error) if is_closed_pipe(&error) => Exit::Ok.code(),
         Err(error) => {
-            say(format_args!("error: {error:#}"));
+            eprint(format_args!("error: {error:#}"));
             exit::of_error(&error).code()
         }
     }
@@ -94,15 +94,15 @@ pub fn main(args: Vec<OsString>, host: Host) -> u8 {
 /// What the command line asks for.
 enum Parsed {
     Command(Command),
-    /// Help or version, which has been printed.
-    Told(Exit),
+    /// Help or version was printed.
+    Printed(Exit),
 }
 
 fn parse(args: Vec<OsString>) -> anyhow::Result<Parsed> {
     let argv = argv::normalise(args)?;
     match Cli::try_parse_from(&argv.args) {
         Ok(cli) => {
-            argv.notes.iter().for_each(say);
+            argv.notes.iter().for_each(eprint);
             Ok(Parsed::Command(cli.command))
         }
         Err(error) => {
@@ -113,8 +113,8 @@ fn parse(args: Vec<OsString>) -> anyhow::Result<Parsed> {
                 return Err(exit::refuse(sentence));
             }
             error.print().context("cannot print help")?;
-            // Help that nobody asked for stands for a command that is missing.
-            Ok(Parsed::Told(if error.use_stderr() { Exit::BadInput } else { Exit::Ok }))
+            // Help without `--help` means that the command is missing.
+            Ok(Parsed::Printed(if error.use_stderr() { Exit::BadInput } else { Exit::Ok }))
         }
     }
 }
@@ -126,10 +126,10 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
         Command::Predict(args) => submit(JobType::Predict, args.run, args.job.0, out),
         Command::Run(args) => run_script::run(&args, out),
         Command::Master(args) => master(*args, out),
-        Command::Ps(args) => by_hand::ps(&args),
-        Command::Worker(args) => by_hand::worker(&args),
+        Command::Ps(args) => manual::ps(&args),
+        Command::Worker(args) => manual::worker(&args),
         Command::Supervise(args) => detach::supervise(&args, out),
-        Command::Describe => python::tell(out),
+        Command::Describe => python::print_description(out),
         Command::Pod(args) => pod::run(&args),
         Command::Init(args) => init::run(&args, out),
         Command::Status(args) => status::run(&args, out),
@@ -163,7 +163,7 @@ fn submit(
     out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
     telemetry::start(log_level(&flags));
-    submit::run(kind, &config::Asked::read(run, flags)?, out)
+    submit::run(kind, &config::JobRequest::read(run, flags)?, out)
 }
 
 fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
@@ -175,7 +175,7 @@ fn master(args: MasterArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
         }
         (true | false, _) => {
             telemetry::start(log_level(&args.job.0));
-            by_hand::master(args, out)
+            manual::master(args, out)
         }
     }
 }
@@ -186,8 +186,8 @@ fn log_level(flags: &flags::Given) -> LogLevel {
     level.unwrap_or_default()
 }
 
-/// The runtime of a command. It has one thread: children are started from the main thread alone,
-/// because they ask the kernel to end them together with the thread that started them.
+/// The runtime of a command. It has one thread, because the kernel kills children together with the
+/// thread that started them, so the main thread must start them.
 pub(crate) fn runtime() -> anyhow::Result<Runtime> {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the async runtime")

@@ -3,20 +3,22 @@
 
 use std::io::Write;
 
+use edl_core::job::JobState;
+use edl_core::spec::JobSpec;
 use edl_net::proto::JobStatus;
 use serde::Serialize;
 
 use crate::cli::{CleanArgs, ListArgs};
 use crate::cluster;
+use crate::console::{eprint, span, write_json};
 use crate::exit::{Exit, refuse};
-use crate::jobs::{Home, Job};
-use crate::say::{say, span};
+use crate::jobs::{Home, Job, still_running};
 
 /// One line of the list.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) job: String,
-    pub(crate) state: String,
+    pub(crate) state: JobState,
     pub(crate) job_type: String,
     pub(crate) model_def: String,
     pub(crate) records_done: u64,
@@ -29,15 +31,14 @@ pub(crate) struct Row {
 pub(crate) fn list(args: &ListArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let rows: Vec<Row> = match &args.namespace {
         Some(namespace) => cluster::list::rows(namespace)?,
-        None => Home::from_env()?.list().iter().filter_map(row).collect(),
+        None => Home::from_env()?.list().iter().filter_map(Row::of).collect(),
     };
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &rows)?;
-        writeln!(out)?;
+        write_json(&rows, out)?;
         return Ok(Exit::Ok);
     }
     if rows.is_empty() {
-        say("no jobs yet; start one with `elasticdl train`");
+        eprint("no jobs yet; start one with `elasticdl train`");
         return Ok(Exit::Ok);
     }
     let width = rows.iter().map(|row| row.job.len()).max().unwrap_or(0).max(4) + 2;
@@ -58,20 +59,31 @@ pub(crate) fn list(args: &ListArgs, out: &mut dyn Write) -> anyhow::Result<Exit>
     Ok(Exit::Ok)
 }
 
-fn row(job: &Job) -> Option<Row> {
-    let spec = job.spec().ok()?;
-    let JobStatus { records_done, records_total, .. } = job.status().unwrap_or_default();
-    let started = job.started().and_then(|started| started.elapsed().ok());
-    Some(Row {
-        job: spec.job_name,
-        state: job.state(),
-        job_type: spec.job_type.name().into(),
-        model_def: spec.model_def,
-        records_done,
-        records_total,
-        started_secs_ago: started.unwrap_or_default().as_secs_f64(),
-        job_dir: job.dir().display().to_string(),
-    })
+impl Row {
+    pub(crate) fn new(
+        spec: &JobSpec,
+        status: JobStatus,
+        started_secs_ago: f64,
+        job_dir: String,
+    ) -> Self {
+        Self {
+            job: spec.job_name.clone(),
+            state: status.state(),
+            job_type: spec.job_type.name().into(),
+            model_def: spec.model_def.clone(),
+            records_done: status.records_done,
+            records_total: status.records_total,
+            started_secs_ago,
+            job_dir,
+        }
+    }
+
+    fn of(job: &Job) -> Option<Self> {
+        let status = JobStatus { state: job.state().into(), ..job.status().unwrap_or_default() };
+        let started = job.started().and_then(|started| started.elapsed().ok());
+        let secs_ago = started.unwrap_or_default().as_secs_f64();
+        Some(Self::new(&job.spec().ok()?, status, secs_ago, job.dir().display().to_string()))
+    }
 }
 
 /// Removes jobs; those that run are left alone.
@@ -87,7 +99,11 @@ fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Resul
     let jobs: Vec<Job> = if args.all {
         ended().collect()
     } else {
-        args.jobs.iter().map(|name| home.find(Some(name))).collect::<anyhow::Result<_>>()?
+        let named = args.jobs.iter().map(|name| home.find(Some(name)));
+        let mut jobs: Vec<Job> = named.collect::<anyhow::Result<_>>()?;
+        jobs.sort_by_key(|job| job.dir().to_owned());
+        jobs.dedup();
+        jobs
     };
     if !args.all && jobs.is_empty() {
         let names: Vec<String> = ended().filter_map(|job| job.name()).collect();
@@ -101,12 +117,10 @@ fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Resul
     }
     if let Some(job) = jobs.iter().find(|job| job.is_running()) {
         let name = job.name().unwrap_or_default();
-        return Err(refuse(format!(
-            "job `{name}` is running; stop it first with `elasticdl stop {name}`"
-        )));
+        return Err(still_running(&name, &name));
     }
     for job in &jobs {
-        let name = job.name().unwrap_or_else(|| job.dir().display().to_string());
+        let name = job.handle();
         home.remove(job)?;
         writeln!(out, "removed {name}")?;
     }
@@ -115,8 +129,6 @@ fn clean_in(home: &Home, args: &CleanArgs, out: &mut dyn Write) -> anyhow::Resul
 
 #[cfg(test)]
 mod tests {
-    use edl_core::spec::JobSpec;
-
     use super::*;
 
     #[test]
@@ -143,7 +155,7 @@ mod tests {
         let (mixed, out) = clean(&["old", "running"], false);
         assert!(mixed.unwrap_err().contains("elasticdl stop running"));
         assert_eq!(out, "", "nothing is removed by half");
-        assert_eq!(clean(&["old"], false).1, "removed old\n");
+        assert_eq!(clean(&["old", "old"], false).1, "removed old\n");
         assert_eq!(clean(&[], true).1, "removed other\n");
         assert_eq!(home.list(), [running]);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `logs`: what the processes of a job wrote, in the order of time.
+//! `logs`: the log lines of a job's processes, in order of time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use edl_core::platform::InstanceId;
 
 use crate::cli::LogsArgs;
-use crate::cluster::{self, Place};
+use crate::cluster::{self, Target};
 use crate::exit::{Exit, not_found};
 use crate::jobs::Job;
 
@@ -19,15 +19,15 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// Runs the command.
 pub(crate) fn run(args: &LogsArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let only = wanted(args);
+    let only = chosen_process(args);
     let job = match cluster::find(&args.job)? {
-        Place::Here(job) => job,
-        Place::There(remote) => {
-            return cluster::logs::run(&remote, only.as_deref(), args.follow, args.tail, out);
+        Target::Local(job) => job,
+        Target::Cluster(job) => {
+            return cluster::logs::run(&job, only.as_deref(), args.follow, args.tail, out);
         }
     };
     let mut reader = Reader::new(&job, only.clone());
-    // Asked before reading, so that what is written last is still read.
+    // Checked before reading, so the last lines are still read.
     let mut is_running = job.is_running();
     let mut lines = reader.read()?;
     if reader.files.is_empty() && !(args.follow && is_running) {
@@ -50,8 +50,8 @@ pub(crate) fn run(args: &LogsArgs, out: &mut dyn Write) -> anyhow::Result<Exit> 
     }
 }
 
-/// The name of the one process that is asked for.
-fn wanted(args: &LogsArgs) -> Option<String> {
+/// The name of the only process to show.
+fn chosen_process(args: &LogsArgs) -> Option<String> {
     match (args.worker, args.ps, args.master) {
         (Some(id), _, _) => Some(format!("worker-{id}")),
         (None, Some(id), _) => Some(format!("ps-{id}")),
@@ -108,48 +108,67 @@ impl Reader {
                 continue;
             }
             let followed = self.files.entry(name.clone()).or_default();
-            let new = followed
+            let text = followed
                 .read(&path)
                 .with_context(|| format!("cannot read `{}`", path.display()))?;
-            let shows_name = self.only.is_none();
-            lines.extend(new.into_iter().map(|(time, line)| {
-                let line = if shows_name { format!("{name:<10} {line}") } else { line };
-                (time, line)
-            }));
+            lines.extend(timed(&text, &mut followed.time, &name, self.only.is_some()));
         }
-        // Stable: lines of one process stay in their order.
-        lines.sort_by(|(a, _), (b, _)| a.cmp(b));
-        Ok(lines.into_iter().map(|(_, line)| line).collect())
+        Ok(by_time(lines))
     }
 }
 
+/// The lines of a process with their times, and with its name unless it is the only one shown. A
+/// line without a time has that of the line before, at first `time`.
+pub(crate) fn timed(
+    text: &str,
+    time: &mut String,
+    process: &str,
+    is_only: bool,
+) -> Vec<(String, String)> {
+    let lines = text.lines().map(|line| {
+        if let Some(new) = time_of(line) {
+            new.clone_into(time);
+        }
+        (time.clone(), labelled(process, line, is_only))
+    });
+    lines.collect()
+}
+
+pub(crate) fn labelled(process: &str, line: &str, is_only: bool) -> String {
+    if is_only { line.to_owned() } else { format!("{process:<10} {line}") }
+}
+
+/// The lines of all processes in the order of their times; those of one process stay in order.
+pub(crate) fn by_time(mut lines: Vec<(String, String)>) -> Vec<String> {
+    lines.sort_by(|(a, _), (b, _)| a.cmp(b));
+    lines.into_iter().map(|(_, line)| line).collect()
+}
+
 impl Followed {
-    fn read(&mut self, path: &Path) -> std::io::Result<Vec<(String, String)>> {
+    /// The complete lines that are new.
+    fn read(&mut self, path: &Path) -> std::io::Result<String> {
         let mut file = File::open(path)?;
+        if file.metadata()?.len() < self.offset {
+            // The log was too large, and begins again.
+            self.offset = 0;
+        }
         file.seek(SeekFrom::Start(self.offset))?;
         let n_bytes = file.read_to_end(&mut self.rest)?;
         self.offset += n_bytes as u64;
         let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let whole: Vec<u8> = self.rest.drain(..end).collect();
-        let text = String::from_utf8_lossy(&whole);
-        let lines = text.lines().map(|line| {
-            if let Some(time) = time_of(line) {
-                time.clone_into(&mut self.time);
-            }
-            (self.time.clone(), line.to_owned())
-        });
-        Ok(lines.collect())
+        Ok(String::from_utf8_lossy(&whole).into_owned())
     }
 }
 
 /// `2026-11-15 02:46:40,750` of a line that begins with it in brackets.
-pub(crate) fn time_of(line: &str) -> Option<&str> {
+fn time_of(line: &str) -> Option<&str> {
     let (time, _) = line.strip_prefix('[')?.split_once(']')?;
     let is_time = time.len() == 23 && time.starts_with(|c: char| c.is_ascii_digit());
     is_time.then_some(time)
 }
 
-/// What went wrong, as far as the job's master or supervisor said it before they ended.
+/// The last errors that the job's master and supervisor logged.
 pub(crate) fn last_errors(job: &Job) -> Vec<String> {
     const MOST: usize = 3;
     let mut errors = Vec::new();
@@ -160,6 +179,17 @@ pub(crate) fn last_errors(job: &Job) -> Vec<String> {
         errors.extend(found.iter().skip(found.len().saturating_sub(MOST)).map(ToString::to_string));
     }
     errors
+}
+
+/// The last error in a log after its first `offset` bytes, without time and place.
+pub(crate) fn last_error_after(path: &Path, offset: u64) -> Option<String> {
+    let mut file = File::open(path).ok()?;
+    file.seek(SeekFrom::Start(offset)).ok()?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().rfind(|line| line.contains("[ERROR]"))?;
+    Some(line.splitn(4, "] ").last()?.to_owned())
 }
 
 #[cfg(test)]
@@ -207,6 +237,21 @@ mod tests {
         let error = no_logs(&job, Some("ps-1"));
         assert_eq!(crate::exit::of_error(&error), Exit::NotFound);
         assert!(error.to_string().contains("logs are available for ps-0"), "{error}");
+    }
+
+    #[test]
+    fn the_last_error_is_read_as_a_sentence() {
+        let (root, _job) = job();
+        let path = root.path().join("a.log");
+        let [old, new] = ["cannot [listen] on `x`", "cannot open `y`"].map(|text| {
+            let prefix = crate::telemetry::prefix(tracing::Level::ERROR, "a.rs", 7, "a");
+            format!("{prefix}{text}\n[2026-11-15 02:46:40,001] [INFO] [a.rs:1:a] done\n")
+        });
+        std::fs::write(&path, format!("{old}{new}")).unwrap();
+        assert_eq!(last_error_after(&path, 0).unwrap(), "cannot open `y`");
+        std::fs::write(&path, &old).unwrap();
+        assert_eq!(last_error_after(&path, 0).unwrap(), "cannot [listen] on `x`");
+        assert_eq!(last_error_after(&path, old.len() as u64), None);
     }
 
     #[test]

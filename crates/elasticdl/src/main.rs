@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `elasticdl` command as a binary of its own.
+//! The `elasticdl` binary.
 
 use std::process::ExitCode;
 

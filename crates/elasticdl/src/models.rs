@@ -10,7 +10,7 @@ use crate::{host, python};
 
 /// Whether the job's model is the user's own, written in Python.
 pub(crate) fn is_python(spec: &JobSpec) -> bool {
-    if spec.is_own_loop() {
+    if spec.is_custom_loop() {
         return false;
     }
     let is_built_in = edl_zoo::names().contains(&spec.model_def.as_str());

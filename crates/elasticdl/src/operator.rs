@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `operator`: cares for the TrainingJobs of a cluster, or prints what installs it.
+//! `operator`: runs the operator of a cluster, or prints its manifests.
 
 use std::io::Write;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
         identity: identity(),
     };
     let (kubeconfig, port) = (args.cluster.kubeconfig.clone(), args.http_port);
-    processes::run(false, |shutdown| async move {
+    processes::run(false, async move |shutdown| {
         let client = connect(kubeconfig.as_deref()).await?;
         let listener = TcpListener::bind(("0.0.0.0", port)).await;
         let listener = listener.with_context(|| format!("cannot listen on port {port}"))?;
@@ -58,7 +58,7 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client>
     connected.map_err(|error| refuse(format!("{error}; set the kubeconfig with --kubeconfig")))
 }
 
-/// What the flags say about plans.
+/// The options of the planner.
 pub(crate) fn options(flags: &PlannerFlags) -> anyhow::Result<Options> {
     let policy = flags.policy.parse::<Policy>().map_err(|error| {
         let known: Vec<&str> = Policy::ALL.into_iter().map(Policy::name).collect();
@@ -82,7 +82,7 @@ fn new_key() -> Result<String, String> {
     }
 }
 
-/// A pod has a name of its own; elsewhere the machine and the process make one.
+/// The name of the pod, or else of the machine and the process.
 fn identity() -> String {
     if let Ok(pod) = std::env::var("POD_NAME") {
         return pod;
@@ -116,8 +116,8 @@ mod tests {
             (f64::NAN, "edl", "--max_load_desired"),
             (0.9, "best", "unknown policy `best`; choose from off, fifo"),
         ] {
-            let told = options(&flags(load, policy)).unwrap_err().to_string();
-            assert!(told.contains(why), "{told}");
+            let error = options(&flags(load, policy)).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
         }
     }
 

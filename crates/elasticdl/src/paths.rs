@@ -1,27 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Local paths of a job, made whole: a job is resumed from any folder.
+//! Absolute paths for a job, which can be resumed from any folder.
 
 use anyhow::Context as _;
-use edl_core::spec::JobSpec;
+use edl_core::spec::{FIELDS, JobSpec};
 
-/// Makes every local path of the job absolute; URLs and ranges of records stay as they are.
+use crate::config;
+use crate::flags::Given;
+
+/// Makes every local path of the job absolute; URLs and ranges of records stay unchanged.
 pub(crate) fn make_absolute(spec: &mut JobSpec) -> anyhow::Result<()> {
-    for path in [
-        &mut spec.training_data,
-        &mut spec.validation_data,
-        &mut spec.prediction_data,
-        &mut spec.checkpoint_dir,
-        &mut spec.checkpoint_dir_for_init,
-        &mut spec.output,
-        &mut spec.tensorboard_dir,
-        &mut spec.model_zoo,
-    ] {
-        *path = absolute(path)?;
+    let fields = serde_json::json!(spec);
+    let mut paths = Given::new();
+    for field in FIELDS.iter().filter(|field| field.is_path) {
+        let path = fields[field.name].as_str().unwrap_or_default();
+        paths.insert(field.name.into(), absolute(path)?.into());
     }
-    // A dotted path is no path, a file or a folder is one.
+    // A file or a folder is a path; the dotted name of a module is not.
     if spec.model_def.contains('/') || spec.model_def.ends_with(".py") {
-        spec.model_def = absolute(&spec.model_def)?;
+        paths.insert("model_def".into(), absolute(&spec.model_def)?.into());
     }
+    *spec = config::apply(spec, paths)?;
     Ok(())
 }
 
@@ -34,7 +32,7 @@ fn absolute(path: &str) -> anyhow::Result<String> {
     if path.is_empty() || path.contains("://") || is_bare(path) {
         return Ok(path.to_owned());
     }
-    // Shells leave the tilde of `--output=~/model` alone.
+    // Shells do not expand the tilde of `--output=~/model`.
     let home = std::env::var("HOME").ok().filter(|home| !home.is_empty());
     let path = match (path.strip_prefix("~/"), home) {
         (Some(rest), Some(home)) => format!("{home}/{rest}"),

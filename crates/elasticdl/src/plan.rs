@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `plan` and `explain`: what the operator would do now, and why a job is not at its maximum.
+//! `plan` and `explain`: what the operator would do now, and why a job is below its maximum.
 
 use std::io::Write;
 
@@ -11,23 +11,27 @@ use crate::operator::{connect, options};
 
 /// Shows the plan of all jobs, or explains one.
 pub(crate) fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    tell(&args.cluster, args.explain.as_deref(), out)
+    print_plan(&args.cluster, args.explain.as_deref(), out)
 }
 
 /// Explains one job.
 pub(crate) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    tell(&args.cluster, Some(&args.job), out)
+    print_plan(&args.cluster, Some(&args.job), out)
 }
 
-fn tell(flags: &PlannerFlags, job: Option<&str>, out: &mut dyn Write) -> anyhow::Result<Exit> {
+fn print_plan(
+    flags: &PlannerFlags,
+    job: Option<&str>,
+    out: &mut dyn Write,
+) -> anyhow::Result<Exit> {
     let options = options(flags)?;
     let runtime = crate::runtime()?;
-    let told = runtime.block_on(async {
+    let text = runtime.block_on(async {
         let client = connect(flags.kubeconfig.as_deref()).await?;
-        let told = run::told(&client, &flags.namespace, options, job);
-        anyhow::Ok(Box::pin(told).await?)
+        let text = run::explain(&client, &flags.namespace, options, job);
+        anyhow::Ok(Box::pin(text).await?)
     })?;
-    match told {
+    match text {
         Some(text) => {
             out.write_all(text.as_bytes())?;
             Ok(Exit::Ok)

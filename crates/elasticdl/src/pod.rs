@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `pod master|ps|worker`: a process of a job inside a container. What it is comes from the files
-//! and variables that its pod mounts and sets.
+//! `pod master|ps|worker`: a process of a job inside a container, configured by the files and
+//! variables of its pod.
 //!
-//! Nobody supervises it but the cluster. A master that is told to leave goes at once and without
-//! a word, as if it had been killed: its job goes on, and one of its processes makes the next.
+//! Only the cluster supervises it. A master that is told to exit does so at once, as if it had been
+//! killed: its job keeps running, and one of its processes creates the next master.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use edl_core::id::{PsId, WorkerId};
+use edl_core::id::WorkerId;
 use edl_core::platform::{InstanceId, Role, pid_of};
 use edl_core::spec::JobSpec;
 use edl_kube::rescue::{self, Rescuer};
@@ -22,12 +22,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::custom_loop;
 use crate::exit::{Exit, refuse};
-use crate::{own_loop, processes};
+use crate::processes::{self, Membership};
 
 mod master;
 
-/// A pod's own folder; no other pod sees it, so that pods meet by their addresses.
+/// A folder that no other pod sees, so pods connect by their addresses.
 const SOCKETS: &str = "/tmp/run";
 
 /// Which process of the job the pod is.
@@ -38,11 +39,12 @@ pub(crate) enum Part {
     Worker,
 }
 
-/// Where a process finds what it needs. The defaults are those of a pod; others are for a master
-/// that runs outside of the cluster.
+/// Where a process finds its files. The defaults are those of a pod; a master that runs outside the
+/// cluster sets others.
 #[derive(Args, Clone, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct PodArgs {
+    /// Process to run
     part: Part,
     /// Folder with the job description
     #[arg(long, value_name = "DIR", default_value = names::JOB_MOUNT)]
@@ -77,24 +79,14 @@ pub(crate) fn run(args: &PodArgs) -> anyhow::Result<Exit> {
         Part::Master => master::run(&pod),
         Part::Ps => {
             let id = number("ELASTICDL_PS_ID")?;
-            let me = InstanceId { role: Role::Ps, id };
-            member(pod, me, |joined, shutdown| async move {
-                let Member { master_addr, key, job_dir, listen, place } = joined;
-                let config = edl_ps::Config {
-                    ps: PsId(id),
-                    master_addr,
-                    key,
-                    job_dir,
-                    listen,
-                    threads: 0,
-                    place,
-                };
-                Ok(edl_ps::run(config, shutdown).await?)
+            let listen = SocketAddr::new(pod.ip, 0).to_string();
+            member(pod, InstanceId { role: Role::Ps, id }, async |membership, shutdown| {
+                membership.ps(id, listen, shutdown).await
             })
         }
         Part::Worker => {
             let id = number("ELASTICDL_WORKER_ID")?;
-            if pod.spec.is_own_loop() {
+            if pod.spec.is_custom_loop() {
                 return become_loop(&pod, id);
             }
             worker(pod, WorkerId(id), processes::open_model())
@@ -104,33 +96,25 @@ pub(crate) fn run(args: &PodArgs) -> anyhow::Result<Exit> {
 
 fn worker(pod: Pod, worker: WorkerId, open: OpenModel) -> anyhow::Result<Exit> {
     let me = InstanceId { role: Role::Worker, id: worker.0 };
-    member(pod, me, |joined, shutdown| async move {
-        let Member { master_addr, key, job_dir, place, .. } = joined;
-        let config = edl_worker::Config { worker, master_addr, key, job_dir, place };
-        Ok(edl_worker::run(config, open, shutdown).await?)
-    })
+    member(pod, me, async |membership, shutdown| membership.worker(worker, open, shutdown).await)
 }
 
-/// Goes on as the user's own command, in the place of this process: its loop is the worker, and
-/// the container's end is its own.
+/// Replaces this process by the user's command: its loop is the worker, and the container ends with
+/// it.
 fn become_loop(pod: &Pod, worker: u32) -> anyhow::Result<Exit> {
-    let membership = own_loop::Membership {
-        worker,
-        master_addr: pod.master_addr.clone(),
-        key_file: pod.key_file(),
-        job_dir: pod.job_dir.clone(),
-    };
-    let error = own_loop::worker(&pod.spec, &membership).env(own_loop::IN_POD, "1").exec();
+    let (key_file, job_dir) = (pod.key_file(), &pod.job_dir);
+    let mut command = custom_loop::worker(&pod.spec, worker, &pod.master_addr, &key_file, job_dir);
+    let error = command.env(custom_loop::IN_POD, "1").exec();
     Err(refuse(format!("cannot start `sh` for --job_command: {error}; the image must contain it")))
 }
 
-/// The loop that this pod has become, as its worker.
+/// Makes this process, the user's command, the worker of its pod.
 pub(crate) fn work(id: WorkerId, open: OpenModel) -> anyhow::Result<Exit> {
     worker(Pod::of_environment(PodArgs::of_pod(Part::Worker))?, id, open)
 }
 
 impl PodArgs {
-    /// Those of a pod.
+    /// The defaults.
     fn of_pod(part: Part) -> Self {
         Self {
             part,
@@ -140,15 +124,6 @@ impl PodArgs {
             http_port: names::HTTP_PORT,
         }
     }
-}
-
-/// What a parameter server or worker is started with.
-struct Member {
-    master_addr: String,
-    key: JobKey,
-    job_dir: PathBuf,
-    listen: String,
-    place: Place,
 }
 
 impl Pod {
@@ -180,8 +155,8 @@ impl Pod {
         self.args.key_mount.join(names::KEY_FILE)
     }
 
-    /// The key of the job's Secret; a job that was applied by hand has none until its first
-    /// master makes one, with the Service by which the others find it.
+    /// The key of the job's Secret. A job that was applied manually has none until its first master
+    /// creates it, with the Service that leads other pods to the master.
     async fn key_or_new(&self, client: &Client) -> anyhow::Result<JobKey> {
         if self.key_file().exists() {
             return self.key();
@@ -193,7 +168,7 @@ impl Pod {
         })
     }
 
-    /// What tells this pod from one of the same name before it.
+    /// Distinguishes this pod from earlier pods of the same name.
     async fn uid(&self, client: &Client) -> anyhow::Result<String> {
         if let Ok(uid) = variable("POD_UID") {
             return Ok(uid);
@@ -212,17 +187,14 @@ fn number(name: &str) -> anyhow::Result<u32> {
     text.parse().map_err(|_| refuse(format!("{name} `{text}` is not a number")))
 }
 
-/// A parameter server or worker, which makes its master again if that is lost.
-fn member<F>(
+/// Runs a parameter server or worker, which recreates its master if that is lost.
+fn member(
     pod: Pod,
     me: InstanceId,
-    body: impl FnOnce(Member, CancellationToken) -> F,
-) -> anyhow::Result<Exit>
-where
-    F: Future<Output = anyhow::Result<()>>,
-{
+    body: impl AsyncFnOnce(Membership, CancellationToken) -> anyhow::Result<()>,
+) -> anyhow::Result<Exit> {
     let key = pod.key()?;
-    processes::run(false, |shutdown| async move {
+    processes::run(false, async |shutdown| {
         let client = inside::connect().await?;
         let (answers, answered) = watch::channel(true);
         let place = Place {
@@ -234,14 +206,7 @@ where
         let rescuer = Rescuer { spec: pod.spec, namespace: pod.namespace, me };
         let mut tasks = JoinSet::new();
         tasks.spawn(rescue::run(client, rescuer, answered, shutdown.clone()));
-        let listen = format!("{}:0", host(pod.ip));
-        let joined =
-            Member { master_addr: pod.master_addr, key, job_dir: pod.job_dir, listen, place };
-        body(joined, shutdown).await
+        let Pod { master_addr, job_dir, .. } = pod;
+        body(Membership { master_addr, key, job_dir, place }, shutdown).await
     })
-}
-
-/// An address as it stands before a port.
-fn host(ip: IpAddr) -> String {
-    if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() }
 }

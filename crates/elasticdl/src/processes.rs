@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The three processes of a job, as the supervisor starts them: each is its crate's `run` with
-//! signals, the supervisor's end and an exit code around it.
+//! The three processes of a job. Each is its crate's `run`, with signals, the end of its supervisor
+//! and an exit code around it.
 
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use edl_core::id::{PsId, WorkerId};
 use edl_core::job::End;
-use edl_core::platform::Harm;
+use edl_core::platform::ChaosAction;
 use edl_net::key::JobKey;
 use edl_net::place::Place;
+use edl_worker::OpenModel;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::runtime::{Builder, Runtime};
@@ -19,17 +20,16 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::by_hand::Joined;
 use crate::exit::{Exit, Refusal, not_found};
 use crate::jobs::Job;
 use crate::lines;
 
-/// What a process gets to leave by itself after its supervisor's end.
+/// Time for a process to exit by itself after its supervisor has died.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
 /// How long the last orders may take to reach the supervisor.
 const LAST_ORDERS: Duration = Duration::from_millis(700);
-/// Only this machine: its processes come over the loopback or Unix sockets.
-const HOST: &str = "127.0.0.1";
+/// Only this machine: processes connect over the loopback or Unix sockets.
+pub(crate) const HOST: &str = "127.0.0.1";
 
 /// A master whose standard input and output lead to its supervisor.
 pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<Exit> {
@@ -56,7 +56,7 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
     Ok(exit_of_master(ended))
 }
 
-/// What a master on this machine is told.
+/// The configuration of a master on this machine.
 pub(crate) fn master_config(
     job: &Job,
     port: u16,
@@ -75,14 +75,12 @@ pub(crate) fn master_config(
     })
 }
 
-/// How a master's end looks to whoever started it.
+/// The exit code for the end of a master.
 pub(crate) fn exit_of_master(ended: Result<End, edl_master::Error>) -> Exit {
     match ended {
-        Ok(End::Succeeded) => Exit::Ok,
-        Ok(End::Failed(_)) => Exit::Failed,
-        Ok(End::Stopped(_)) => Exit::Stopped,
+        Ok(end) => end.exit(),
         Err(error) => {
-            let exit = if is_lasting(&error) { Exit::Failed } else { Exit::Relaunch };
+            let exit = if error.is_lasting() { Exit::Failed } else { Exit::Relaunch };
             tracing::error!("{:#}", anyhow::Error::from(error));
             exit
         }
@@ -98,77 +96,55 @@ fn pipes_to_supervisor() -> anyhow::Result<(Sender, Receiver)> {
     Ok((orders.context(context)?, reports.context(context)?))
 }
 
-/// Whether the next master would find the same.
-fn is_lasting(error: &edl_master::Error) -> bool {
-    match error {
-        edl_master::Error::Data { .. }
-        | edl_master::Error::DataChanged { .. }
-        | edl_master::Error::Spec(_)
-        | edl_master::Error::Tls(_) => true,
-        edl_master::Error::Listen { .. }
-        | edl_master::Error::Folder { .. }
-        | edl_master::Error::Store(_)
-        | edl_master::Error::Serve(_)
-        | edl_master::Error::Persist(_) => false,
+/// What a parameter server or worker needs to take part in a job.
+pub(crate) struct Membership {
+    pub(crate) master_addr: String,
+    pub(crate) key: JobKey,
+    pub(crate) job_dir: PathBuf,
+    pub(crate) place: Place,
+}
+
+impl Membership {
+    /// Runs a parameter server that listens on `listen` until `shutdown`.
+    pub(crate) async fn ps(
+        self,
+        id: u32,
+        listen: String,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let Self { master_addr, key, job_dir, place } = self;
+        let config =
+            edl_ps::Config { ps: PsId(id), master_addr, key, job_dir, listen, threads: 0, place };
+        Ok(edl_ps::run(config, shutdown).await?)
+    }
+
+    /// Runs a worker until `shutdown`.
+    pub(crate) async fn worker(
+        self,
+        worker: WorkerId,
+        open_model: OpenModel,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let Self { master_addr, key, job_dir, place } = self;
+        let config = edl_worker::Config { worker, master_addr, key, job_dir, place };
+        Ok(edl_worker::run(config, open_model, shutdown).await?)
     }
 }
 
-/// A parameter server.
-pub(crate) fn ps(id: u32, port: u16, joined: Joined, supervised: bool) -> anyhow::Result<Exit> {
-    let Joined { master_addr, key, job_dir, .. } = joined;
-    let listen = format!("{HOST}:{port}");
-    let place = Place::default();
-    let config =
-        edl_ps::Config { ps: PsId(id), master_addr, key, job_dir, listen, threads: 0, place };
-    run(supervised, |shutdown| async move { Ok(edl_ps::run(config, shutdown).await?) })
-}
-
-/// A worker.
-pub(crate) fn worker(id: u32, joined: Joined, supervised: bool) -> anyhow::Result<Exit> {
-    worker_with(WorkerId(id), joined, supervised, open_model())
-}
-
-/// A worker whose model is opened by the caller.
-pub(crate) fn worker_with(
-    worker: WorkerId,
-    joined: Joined,
-    supervised: bool,
-    open_model: edl_worker::OpenModel,
-) -> anyhow::Result<Exit> {
-    let Joined { master_addr, key, job_dir, .. } = joined;
-    let config = worker_config(worker, master_addr, key, job_dir);
-    run(
-        supervised,
-        |shutdown| async move { Ok(edl_worker::run(config, open_model, shutdown).await?) },
-    )
-}
-
-/// What a worker on this machine is told.
-pub(crate) fn worker_config(
-    worker: WorkerId,
-    master_addr: String,
-    key: JobKey,
-    job_dir: PathBuf,
-) -> edl_worker::Config {
-    edl_worker::Config { worker, master_addr, key, job_dir, place: Place::default() }
-}
-
 /// Opens the job's model on the thread that computes.
-pub(crate) fn open_model() -> edl_worker::OpenModel {
+pub(crate) fn open_model() -> OpenModel {
     Box::new(crate::models::open)
 }
 
-pub(crate) fn run<F>(
+/// Runs a process until it ends or a signal, or the end of its supervisor, cancels the token.
+pub(crate) fn run(
     supervised: bool,
-    body: impl FnOnce(CancellationToken) -> F,
-) -> anyhow::Result<Exit>
-where
-    F: Future<Output = anyhow::Result<()>>,
-{
+    body: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<()>,
+) -> anyhow::Result<Exit> {
     let shutdown = CancellationToken::new();
     if supervised {
         die_with_supervisor()?;
-        leave_at_end_of_input(shutdown.clone())?;
+        exit_at_end_of_input(shutdown.clone())?;
     }
     let runtime = runtime(2)?;
     let ended = runtime.block_on(async {
@@ -178,7 +154,7 @@ where
     runtime.shutdown_background();
     match ended {
         Ok(()) => Ok(Exit::Ok),
-        // Said by the command itself, with the code that it deserves.
+        // The command prints it, and exits with its code.
         Err(error) if error.is::<Refusal>() => Err(error),
         Err(error) => {
             tracing::error!("{error:#}");
@@ -192,20 +168,20 @@ pub(crate) fn runtime(n_threads: usize) -> anyhow::Result<Runtime> {
     runtime.context("cannot start the async runtime")
 }
 
-/// The kernel ends this process when its supervisor is gone, however that came about.
+/// The kernel kills this process when its supervisor is gone, no matter why.
 fn die_with_supervisor() -> anyhow::Result<()> {
     let asked = set_parent_process_death_signal(Some(Signal::KILL));
     asked.context("cannot tie this process to its supervisor")
 }
 
-/// The end of its input is the supervisor's end. All that the supervisor ever writes are harms
-/// that a process must do to itself, for a job that allows them.
-fn leave_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
+/// The input ends when the supervisor does. The supervisor writes only chaos actions that a process
+/// must perform itself, in jobs that allow them.
+fn exit_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
     let watch = move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {
-            if let Ok(Harm::Partition { millis }) = serde_json::from_str(&line) {
+            if let Ok(ChaosAction::Partition { millis }) = serde_json::from_str(&line) {
                 tracing::info!(millis, "network partition injected by a chaos action");
-                edl_net::cut::off(Duration::from_millis(millis));
+                edl_net::isolation::isolate(Duration::from_millis(millis));
             }
         }
         shutdown.cancel();
@@ -216,7 +192,7 @@ fn leave_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
     thread.map(drop).context("cannot watch the supervisor")
 }
 
-/// The first signal asks to leave; a second one leaves at once.
+/// The first signal requests an orderly exit; a second one exits at once.
 pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
     for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {

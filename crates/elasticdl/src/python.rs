@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Python interpreter that runs a job's own model, when this process is none.
+//! The Python interpreter that runs a job's Python model, if this process is none.
 
 use std::ffi::OsString;
 use std::io::{Seek as _, Write as _};
@@ -11,12 +11,12 @@ use anyhow::Context as _;
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
 
+use crate::console::eprint;
 use crate::exit::{Exit, refuse};
 use crate::host;
 use crate::jobs::Job;
-use crate::say::say;
 
-/// Names another interpreter than the one that is found.
+/// Selects the interpreter.
 const PYTHON: &str = "ELASTICDL_PYTHON";
 
 /// Starts this command in an interpreter: a program and its first arguments.
@@ -28,8 +28,8 @@ pub(crate) fn command() -> Vec<OsString> {
     vec![interpreter(), "-m".into(), "elasticdl".into()]
 }
 
-/// The one that is named, this process if it is one, that of the virtual environment, the one
-/// beside this program, or the one that a shell would find.
+/// The interpreter of the environment variable, of this process, of the virtual environment, next to
+/// this program, or on the PATH.
 pub(crate) fn interpreter() -> OsString {
     let named = std::env::var_os(PYTHON).filter(|path| !path.is_empty());
     let host = host::get();
@@ -46,26 +46,25 @@ pub(crate) fn interpreter() -> OsString {
         .unwrap_or_else(|| "python3".into())
 }
 
-/// A job as the user's module makes it.
+/// A job with what the user's module adds to it.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub(crate) struct Described {
     pub(crate) model: ModelSpec,
-    /// With its data as the user's own reader has it.
+    /// With the data of a custom reader.
     pub(crate) spec: JobSpec,
 }
 
-/// What an interpreter is asked about.
+/// The input of `describe`.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Asked {
+struct DescribeInput {
     spec: JobSpec,
-    /// As the user said it.
-    said: JobSpec,
+    /// As the user described it.
+    original: JobSpec,
 }
 
-/// What the job's model is made of, as an interpreter of its own tells: whatever the user's code
-/// does there cannot harm this process. `said` is the job as the user described it, with nothing
-/// made of its paths.
-pub(crate) fn describe(spec: &JobSpec, said: &JobSpec) -> anyhow::Result<Described> {
+/// Describes the job's model in a separate interpreter, so the user's code cannot affect this
+/// process. `original` is the job as the user described it, with unchanged paths.
+pub(crate) fn describe(spec: &JobSpec, original: &JobSpec) -> anyhow::Result<Described> {
     let command = command();
     let program = command[0].to_string_lossy().into_owned();
     let child = Command::new(&command[0])
@@ -83,41 +82,41 @@ pub(crate) fn describe(spec: &JobSpec, said: &JobSpec) -> anyhow::Result<Describ
             spec.model_def
         ))
     })?;
-    let asked = Asked { spec: spec.clone(), said: said.clone() };
-    let text = serde_json::to_string(&asked).context("cannot write the job description")?;
+    let input = DescribeInput { spec: spec.clone(), original: original.clone() };
+    let text = serde_json::to_string(&input).context("cannot write the job description")?;
     let mut stdin = child.stdin.take().context("the interpreter has no input")?;
-    // One that ended at once says why below.
+    // If it has already exited, its error is reported below.
     let _closed = stdin.write_all(text.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().context("cannot wait for the interpreter")?;
-    let told = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         let last = String::from_utf8_lossy(&output.stdout);
         let line = last.lines().next_back().unwrap_or_default();
         return serde_json::from_str(line).context("cannot read the model's description");
     }
-    if told.contains("No module named elasticdl") {
+    if stderr.contains("No module named elasticdl") {
         return Err(refuse(format!(
             "model `{}` is a Python module, but `{program}` has no elasticdl package; install it \
              with `pip install elasticdl`, or set {PYTHON} to another interpreter",
             spec.model_def
         )));
     }
-    let told = told.trim();
+    let stderr = stderr.trim();
     match output.status.code() {
         Some(code) if code == i32::from(Exit::BadInput.code()) => {
-            Err(refuse(told.strip_prefix("error: ").unwrap_or(told).to_owned()))
+            Err(refuse(stderr.strip_prefix("error: ").unwrap_or(stderr).to_owned()))
         }
-        Some(_) | None => anyhow::bail!("cannot open the model ({}): {told}", output.status),
+        Some(_) | None => anyhow::bail!("cannot open the model ({}): {stderr}", output.status),
     }
 }
 
-/// Prints what the model of the job on standard input is made of.
-pub(crate) fn tell(out: &mut dyn std::io::Write) -> anyhow::Result<Exit> {
-    let Asked { spec, said } = serde_json::from_reader(std::io::stdin().lock())
+/// Prints the description of the model of the job on standard input.
+pub(crate) fn print_description(out: &mut dyn std::io::Write) -> anyhow::Result<Exit> {
+    let DescribeInput { spec, original } = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|error| refuse(format!("expected a job description in JSON: {error}")))?;
     let spec = match host::get().python {
-        Some(python) => (python.settle)(&spec, &said).map_err(refuse)?,
+        Some(python) => (python.settle)(&spec, &original).map_err(refuse)?,
         None => spec,
     };
     let model = crate::models::open(&spec).map_err(refuse)?;
@@ -145,12 +144,12 @@ pub(crate) fn become_interpreter(spec: &JobSpec, file: Option<&str>) -> anyhow::
     )))
 }
 
-/// Writes the trained model once more, in its framework's own form. The job has succeeded whatever
-/// comes of it.
+/// Also exports the trained model in its framework's format. The job has succeeded even if this
+/// fails.
 pub(crate) fn export(job: &Job, spec: &JobSpec) {
     match try_export(job, spec) {
         Ok(names) => tracing::info!("also exported the model as {names}"),
-        Err(error) => say(format_args!(
+        Err(error) => eprint(format_args!(
             "warning: the trained model is in {}, but could not be exported in its framework's \
              format: {error:#}",
             job.paths().output(spec).join("model.safetensors").display()
@@ -172,8 +171,8 @@ fn try_export(job: &Job, spec: &JobSpec) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&ran.stdout).lines().next_back().unwrap_or_default().to_owned())
 }
 
-/// What a process that computes in Python is started with. Sums depend on the number of threads,
-/// so it is the job's, and workers share the cores.
+/// Environment of a process that computes in Python. Sums depend on the number of threads, so the
+/// job sets it.
 pub(crate) fn environment(spec: &JobSpec) -> Vec<(&'static str, String)> {
     let threads = spec.threads_per_worker.to_string();
     let mut all = vec![("PYTHONUNBUFFERED", "1".to_owned()), ("PYTHONHASHSEED", "0".to_owned())];
@@ -183,7 +182,7 @@ pub(crate) fn environment(spec: &JobSpec) -> Vec<(&'static str, String)> {
     for name in ["TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"] {
         all.push((name, threads.clone()));
     }
-    // TensorFlow greets every start with a page of notes.
+    // TensorFlow prints a page of notes at every start.
     if std::env::var_os("TF_CPP_MIN_LOG_LEVEL").is_none() {
         all.push(("TF_CPP_MIN_LOG_LEVEL", "2".to_owned()));
     }

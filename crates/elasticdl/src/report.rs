@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `report`: the page of a job as one file, to be kept or sent to somebody.
+//! `report`: saves the page of a job as one file.
 
 use std::io::Write;
 
@@ -10,12 +10,12 @@ use crate::cluster;
 use crate::exit::Exit;
 use crate::status;
 
-/// Writes the page as the job is now, and tells where it is.
+/// Writes the page and prints its path.
 pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let instead = "the master saves the page as `report.html` in the job's folder";
-    let job = cluster::find_here(args, "report", instead)?;
+    let job = cluster::find_local(args, "report", instead)?;
     let mut status = crate::runtime()?.block_on(status::of(&job))?;
-    // Whoever gets the file shall not get the job.
+    // The address contains a token that allows changing the job.
     status.page.clear();
     let path = job.paths().report();
     let report = edl_master::report(job.paths(), &status);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--resume`: goes on with a job, from its own description and what may change in it.
+//! `--resume`: continues a job from its stored description, with the changes that are allowed.
 
+use edl_core::job::JobState;
 use edl_core::spec::{JobSpec, JobType};
 
-use crate::config::Asked;
+use crate::config::JobRequest;
 use crate::exit::refuse;
 use crate::jobs::{Home, Job};
 use crate::submit::{self, Ready, checks};
-use crate::{config, flags, own_loop, paths};
+use crate::{config, custom_loop, flags, paths};
 
 pub(crate) enum Prepared {
     Ready(Ready),
@@ -15,16 +16,21 @@ pub(crate) enum Prepared {
     Succeeded(Job),
 }
 
-/// Checks that the job can go on, and takes it.
-pub(crate) fn prepare(home: &Home, kind: JobType, asked: &Asked) -> anyhow::Result<Prepared> {
-    let (job, spec) = described(home, kind, asked)?;
+/// Checks that the job can be resumed, and locks it.
+pub(crate) fn prepare(
+    home: &Home,
+    kind: JobType,
+    request: &JobRequest,
+) -> anyhow::Result<Prepared> {
+    let (job, spec) = described(home, kind, request)?;
     let before = job.spec()?;
-    if job.state() == "succeeded" && spec == before && !job.is_running() {
+    if job.state() == JobState::Succeeded && spec == before && !job.is_running() {
         return Ok(Prepared::Succeeded(job));
     }
     let hold = submit::hold(&job)?;
-    let model = spec.is_own_loop().then(|| own_loop::model(job.dir())).transpose();
-    checks::check(&spec, model.map_err(refuse)?.as_ref())?;
+    let model = spec.is_custom_loop().then(|| custom_loop::model(job.dir())).transpose();
+    let indexes = job.paths().indexes();
+    checks::check(&spec, model.map_err(refuse)?.as_ref(), Some(&indexes))?.save_indexes(&indexes);
     if spec != before {
         job.rewrite_spec(&spec)?;
     }
@@ -35,36 +41,40 @@ pub(crate) fn prepare(home: &Home, kind: JobType, asked: &Asked) -> anyhow::Resu
 pub(crate) fn described(
     home: &Home,
     kind: JobType,
-    asked: &Asked,
+    request: &JobRequest,
 ) -> anyhow::Result<(Job, JobSpec)> {
-    let job = which(home, asked)?;
+    let job = which(home, request)?;
     let before = job.spec()?;
-    if before.job_type != kind {
-        let word = before.job_type.name();
-        let name = before.job_name;
-        return Err(refuse(format!(
-            "job `{name}` is not a job of type `{}`; use `elasticdl {word} --resume {name}`",
-            kind.name()
-        )));
-    }
-    let mut given = asked.given.clone();
-    // The name says which job, and is no change.
+    check_type(&before, kind, &before.job_name)?;
+    let mut given = request.given.clone();
+    // The name selects the job and is no change.
     given.remove("job_name");
     given.remove("job_type");
     let mut spec = config::apply(&before, given)?;
     paths::make_absolute(&mut spec)?;
     let pinned = &before.checkpoint_dir_for_init;
     if std::path::Path::new(pinned).parent() == Some(spec.checkpoint_dir_for_init.as_ref()) {
-        // The folder that was given at first, of which one checkpoint was taken.
+        // The same folder as before; the job keeps the checkpoint that was chosen from it.
         spec.checkpoint_dir_for_init.clone_from(pinned);
     }
     spec.check_resumed(&before).map_err(|invalid| refuse(invalid.to_string()))?;
     Ok((job, spec))
 }
 
-fn which(home: &Home, asked: &Asked) -> anyhow::Result<Job> {
-    let named = asked.run.resume.as_ref().and_then(Option::as_deref);
-    match (named.or(flags::text(&asked.flags, "job_name")), &asked.run.job_dir) {
+/// Refuses to resume a job with the command of another type; `handle` is what commands find it by.
+pub(crate) fn check_type(before: &JobSpec, kind: JobType, handle: &str) -> anyhow::Result<()> {
+    let (name, kind, needed) = (&before.job_name, kind.name(), before.job_type.name());
+    if kind == needed {
+        return Ok(());
+    }
+    Err(refuse(format!(
+        "job `{name}` is not a job of type `{kind}`; use `elasticdl {needed} --resume {handle}`"
+    )))
+}
+
+fn which(home: &Home, request: &JobRequest) -> anyhow::Result<Job> {
+    let named = request.run.resume.as_ref().and_then(Option::as_deref);
+    match (named.or(flags::text(&request.flags, "job_name")), &request.run.job_dir) {
         (Some(name), _) => home.find(Some(name)),
         (None, Some(dir)) => home.find(Some(&dir.to_string_lossy())),
         (None, None) => home.find(None),
@@ -86,8 +96,8 @@ mod tests {
         home.create(&spec, None).unwrap();
         let line = [&["elasticdl", "train"], args].concat();
         let Command::Train(args) = Cli::try_parse_from(line).unwrap().command else { panic!() };
-        let asked = Asked::read(args.run, args.job.0).unwrap();
-        described(&home, JobType::Train, &asked).map(|(_, spec)| spec)
+        let request = JobRequest::read(args.run, args.job.0).unwrap();
+        described(&home, JobType::Train, &request).map(|(_, spec)| spec)
     }
 
     #[test]

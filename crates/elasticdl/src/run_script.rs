@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `run`: trains with a Python script whose loop is its own, as torchrun starts one.
+//! `run`: runs a Python script with a custom training loop, like torchrun.
 
 use std::io::Write;
 
@@ -7,21 +7,20 @@ use edl_core::spec::{JobType, LogLevel, Strategy};
 use serde_json::Value;
 
 use crate::cli::{RunFlags, ScriptArgs};
+use crate::console::eprint;
 use crate::exit::{Exit, refuse};
 use crate::flags::{self, Given};
 use crate::jobs::Home;
-use crate::say::say;
 use crate::submit::{self, checks};
-use crate::ui::Ui;
-use crate::{cluster, detach, python};
+use crate::{cluster, python};
 
-/// What runs a script in an image, whose own paths are not known here.
+/// The interpreter in an image, whose paths are not known here.
 const PYTHON_OF_IMAGE: &str = "python3";
 
 pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     crate::telemetry::start(LogLevel::Info);
     if args.rdzv_backend.is_some() || args.rdzv_endpoint.is_some() || args.rdzv_id.is_some() {
-        say("ignoring --rdzv_…: the workers rendezvous at the job's master");
+        eprint("ignoring --rdzv_…: the workers rendezvous at the job's master");
     }
     let given = given(args)?;
     let run =
@@ -29,15 +28,11 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     if is_for_cluster(args) {
         return cluster::submit::run(JobType::Train, &run, given, out);
     }
-    flags::on_this_machine(&args.cluster.0)?.iter().for_each(say);
+    flags::on_this_machine(&args.cluster.0)?.iter().for_each(eprint);
     let new = submit::described(JobType::Train, given)?;
     checks::check_workers(new.spec.num_workers)?;
     let ready = submit::prepare(&Home::from_env()?, new, args.job_dir.as_deref())?;
-    if args.detach {
-        return detach::run(ready, out);
-    }
-    let ui = Ui::new(&ready.job);
-    submit::supervise(ready, ui, out)
+    submit::start(ready, &run, out)
 }
 
 /// The fields of the job.
@@ -45,27 +40,21 @@ fn given(args: &ScriptArgs) -> anyhow::Result<Given> {
     let (least, most) = workers(args)?;
     let lanes = args.lanes.unwrap_or(most);
     let mut given = args.cluster.0.clone();
-    let mut set = |name: &str, value: Value| given.insert(name.into(), value);
-    set("job_command", command_line(args).into());
-    set("model_def", args.script.first().cloned().into());
-    set("distribution_strategy", Strategy::Allreduce.name().into());
-    set("num_workers", most.into());
-    set("min_workers", least.into());
-    set("max_workers", most.into());
-    set("lanes", lanes.into());
-    set("seed", args.seed.into());
-    if let Some(name) = &args.job_name {
-        set("job_name", name.clone().into());
-    }
-    if let Some(restarts) = args.max_restarts {
-        set("relaunch_on_worker_failure", restarts.into());
-    }
-    if let Some(threads) = args.threads_per_worker {
-        set("threads_per_worker", threads.into());
-    }
-    if let Some(output) = &args.output {
-        set("output", output.clone().into());
-    }
+    let fields: [(&str, Option<Value>); 12] = [
+        ("job_command", Some(command_line(args).into())),
+        ("model_def", Some(args.script.first().cloned().into())),
+        ("distribution_strategy", Some(Strategy::Allreduce.name().into())),
+        ("num_workers", Some(most.into())),
+        ("min_workers", Some(least.into())),
+        ("max_workers", Some(most.into())),
+        ("lanes", Some(lanes.into())),
+        ("seed", Some(args.seed.into())),
+        ("job_name", args.job_name.clone().map(Value::from)),
+        ("relaunch_on_worker_failure", args.max_restarts.map(Value::from)),
+        ("threads_per_worker", args.threads_per_worker.map(Value::from)),
+        ("output", args.output.clone().map(Value::from)),
+    ];
+    given.extend(fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
     Ok(given)
 }
 
@@ -105,27 +94,27 @@ fn is_for_cluster(args: &ScriptArgs) -> bool {
     flags::text(&args.cluster.0, "image_name").is_some_and(|image| !image.is_empty())
 }
 
-/// The worker's command line, in the words of a shell.
+/// The worker's command line, quoted for a shell.
 fn command_line(args: &ScriptArgs) -> String {
     let interpreter = if is_for_cluster(args) {
         PYTHON_OF_IMAGE.into()
     } else {
         python::interpreter().to_string_lossy().into_owned()
     };
-    let mut words = if args.no_python { Vec::new() } else { vec![interpreter] };
+    let mut parts = if args.no_python { Vec::new() } else { vec![interpreter] };
     if args.module {
-        words.push("-m".into());
+        parts.push("-m".into());
     }
-    words.extend(args.script.iter().cloned());
-    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    parts.extend(args.script.iter().cloned());
+    parts.iter().map(|part| quoted(part)).collect::<Vec<_>>().join(" ")
 }
 
-fn quoted(word: &str) -> String {
+fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
     }
-    format!("'{}'", word.replace('\'', r"'\''"))
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]
@@ -145,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_cluster_the_images_python_runs_the_script_as_many_times_as_was_said() {
+    fn on_a_cluster_the_python_of_the_image_runs_the_script() {
         let script = |flags: &[&str]| {
             let line = ["elasticdl", "run", "--image_name=i", "--envs=A=b"];
             let cli = Cli::try_parse_from(line.iter().chain(flags)).unwrap();
@@ -164,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_shell_stay_words() {
+    fn arguments_are_quoted_for_a_shell() {
         assert_eq!(quoted("--lr=0.1"), "--lr=0.1");
         assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
         assert_eq!(quoted(""), "''");

@@ -4,25 +4,28 @@
 use std::io::Write;
 
 use crate::cli::ScaleArgs;
-use crate::cluster::{self, Place};
-use crate::control;
+use crate::cluster::{self, Target};
 use crate::exit::{Exit, refuse};
 use crate::submit::checks::MAX_WORKERS;
 
-/// Asks the master, and tells what it did.
+/// Runs the command.
 pub(crate) fn run(args: &ScaleArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let job = match cluster::find(&args.job)? {
-        Place::Here(job) => job,
-        Place::There(remote) => return cluster::scale(&remote, args.workers, out),
-    };
-    if args.workers > MAX_WORKERS {
-        let wanted = args.workers;
+    let target = cluster::find(&args.job)?;
+    if args.workers == 0 {
         return Err(refuse(format!(
-            "--workers={wanted} is too many for one machine; use at most {MAX_WORKERS}"
+            "a job needs at least 1 worker; to pause it, use `elasticdl stop {}`, which saves a \
+             checkpoint",
+            target.handle()
         )));
     }
-    let reply = crate::runtime()?.block_on(control::scale(&job, args.workers))?;
-    let name = job.name().unwrap_or_default();
+    if matches!(target, Target::Local(_)) && args.workers > MAX_WORKERS {
+        return Err(refuse(format!(
+            "--workers={} is too many for one machine; use at most {MAX_WORKERS}",
+            args.workers
+        )));
+    }
+    let reply = target.request(async |master| master.scale(args.workers).await)?;
+    let name = target.name();
     writeln!(out, "job {name}: workers scaled from {} to {}", reply.before, reply.after)?;
     Ok(Exit::Ok)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a job without flags uses: the data that comes with the repository, and a name.
+//! Defaults of a job without flags: the data included in the repository, and a name.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::jobs::suffix;
 /// Below the repository's root.
 const FASHION_MNIST: &str = "data/fashion_mnist";
 
-/// Fills in what the user left open: the data of image models, and the job's name.
+/// Fills in what the user did not specify: the data of image models, and the job's name.
 pub(crate) fn fill(spec: &mut JobSpec) -> anyhow::Result<()> {
     fill_data(spec)?;
     fill_name(spec)
@@ -25,20 +25,20 @@ pub(crate) fn fill_name(spec: &mut JobSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The data that a job of this type goes through, and its flag.
+pub(crate) fn data_of(spec: &JobSpec) -> (&'static str, &String) {
+    match spec.job_type {
+        JobType::Train => ("training_data", &spec.training_data),
+        JobType::Evaluate => ("validation_data", &spec.validation_data),
+        JobType::Predict => ("prediction_data", &spec.prediction_data),
+    }
+}
+
 fn fill_data(spec: &mut JobSpec) -> anyhow::Result<()> {
-    let needed = match spec.job_type {
-        JobType::Train => &spec.training_data,
-        JobType::Evaluate => &spec.validation_data,
-        JobType::Predict => &spec.prediction_data,
-    };
-    if !needed.is_empty() {
+    let (flag, data) = data_of(spec);
+    if !data.is_empty() {
         return Ok(());
     }
-    let flag = match spec.job_type {
-        JobType::Train => "training_data",
-        JobType::Evaluate => "validation_data",
-        JobType::Predict => "prediction_data",
-    };
     if !spec.model_def.starts_with("mnist") {
         return Err(refuse(format!("model `{}` needs data; set --{flag}", spec.model_def)));
     }

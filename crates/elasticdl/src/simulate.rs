@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `simulate`: plays a cluster in numbers under the planner that ships, and shows who got what.
+//! `simulate`: simulates scheduling on a cluster with the real planner, and prints the results.
 
 mod table;
 mod traces;
@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use edl_sched::sim::adaptdl::Files;
 use edl_sched::sim::kubernetes::Kubernetes;
-use edl_sched::sim::{Report, Scenario, catalog, file, run as play};
+use edl_sched::sim::{Report, Scenario, catalog, file, run as simulate_scenario};
 use edl_sched::state::Policy;
 
 use crate::cli::SimulateArgs;
+use crate::console::{eprint, write_json};
 use crate::exit::{Exit, refuse};
-use crate::say::say;
 use edl_core::text::nearest;
 
-/// A cluster to start from.
+/// An example scenario.
 const TEMPLATE: &str = include_str!("simulate/cluster.yaml");
 
-/// Plays every scenario under every policy with every seed.
+/// Simulates every scenario with every policy and every seed.
 pub(crate) fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     if args.example {
         out.write_all(TEMPLATE.as_bytes())?;
@@ -36,9 +36,10 @@ pub(crate) fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<Ex
         for policy in &policies {
             for seed in args.seed..args.seed.saturating_add(args.seeds) {
                 let scenario = scenario(name, *policy, seed, kubernetes, &files)?;
-                let scenario =
-                    scenario.with_losses(args.losses_per_hour, args.reclaims_per_hour, seed);
-                reports.push(play(&scenario, *policy, seed));
+                let scenario = scenario
+                    .with_losses(args.losses_per_hour, args.reclaims_per_hour, seed)
+                    .map_err(|invalid| refuse(format!("--{invalid}")))?;
+                reports.push(simulate_scenario(&scenario, *policy, seed));
             }
         }
     }
@@ -50,8 +51,7 @@ pub(crate) fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<Ex
         }
     }
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &table::rows(&reports))?;
-        writeln!(out)?;
+        write_json(&table::rows(&reports), out)?;
     } else if let [report] = reports.as_slice() {
         out.write_all(report.table().as_bytes())?;
     } else {
@@ -60,18 +60,18 @@ pub(crate) fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<Ex
     Ok(Exit::Ok)
 }
 
-/// One picture or list of each run, named after it where there are several.
+/// Writes one file for each run, named after the run if there are several.
 fn write_each(path: &Path, reports: &[Report], text: fn(&Report) -> String) -> anyhow::Result<()> {
     for report in reports {
         let path = if reports.len() == 1 { path.to_owned() } else { named_after(path, report) };
         std::fs::write(&path, text(report))
             .map_err(|error| refuse(format!("cannot write `{}`: {error}", path.display())))?;
-        say(format_args!("wrote {}", path.display()));
+        eprint(format_args!("wrote {}", path.display()));
     }
     Ok(())
 }
 
-/// `play.svg` becomes `play-edl-case-1-fifo-0.svg`.
+/// `run.svg` becomes `run-edl-case-1-fifo-0.svg`.
 fn named_after(path: &Path, report: &Report) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let tail =
@@ -81,21 +81,21 @@ fn named_after(path: &Path, report: &Report) -> PathBuf {
     path.with_file_name(format!("{stem}-{scenario}-{}-{}{tail}", report.policy, report.seed))
 }
 
-fn policies(words: &str) -> anyhow::Result<Vec<Policy>> {
-    if words == "all" {
+fn policies(names: &str) -> anyhow::Result<Vec<Policy>> {
+    if names == "all" {
         return Ok(Policy::ALL.to_vec());
     }
-    let policy = |word: &str| {
-        word.parse::<Policy>().map_err(|error| {
+    let policy = |name: &str| {
+        name.parse::<Policy>().map_err(|error| {
             let known: Vec<&str> = Policy::ALL.into_iter().map(Policy::name).collect();
             refuse(format!("--policy: {error}; choose from {} and all", known.join(", ")))
         })
     };
-    words.split(',').map(policy).collect()
+    names.split(',').map(policy).collect()
 }
 
-fn kubernetes(word: &str) -> anyhow::Result<Kubernetes> {
-    match word {
+fn kubernetes(year: &str) -> anyhow::Result<Kubernetes> {
+    match year {
         "today" => Ok(Kubernetes::of_today()),
         "2017" => Ok(Kubernetes::of_2017()),
         other => Err(refuse(format!("--kubernetes `{other}` must be today or 2017"))),
@@ -125,11 +125,11 @@ fn scenario(
     if is_file(name) {
         let text = std::fs::read_to_string(name)
             .map_err(|error| refuse(format!("cannot read `{name}`: {error}")))?;
-        let said: file::Description = edl_kube::yaml::read(&text).map_err(|error| {
+        let description: file::Description = edl_kube::yaml::read(&text).map_err(|error| {
             refuse(format!("`{name}`: {error}; see the fields with `elasticdl simulate --example`"))
         })?;
         let stem = Path::new(name).file_stem().context("a file has a name")?.to_string_lossy();
-        let scenario = file::scenario(&stem, &said, seed)
+        let scenario = file::scenario(&stem, &description, seed)
             .map_err(|error| refuse(format!("`{name}`: {error}")))?;
         return Ok(Scenario { kubernetes: kubernetes.unwrap_or(scenario.kubernetes), ..scenario });
     }
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    fn told(args: &SimulateArgs) -> Result<String, String> {
+    fn printed(args: &SimulateArgs) -> Result<String, String> {
         let mut out = Vec::new();
         run(args, &mut out).map_err(|error| format!("{error:#}"))?;
         Ok(String::from_utf8(out).expect("text"))
@@ -183,18 +183,18 @@ mod tests {
         let path = dir.path().join("cluster.yaml");
         std::fs::write(&path, TEMPLATE).unwrap();
         let play = SimulateArgs { json: true, ..args(&[path.to_str().unwrap()]) };
-        let rows: serde_json::Value = serde_json::from_str(&told(&play).unwrap()).unwrap();
+        let rows: serde_json::Value = serde_json::from_str(&printed(&play).unwrap()).unwrap();
         assert_eq!(rows[0]["jobs"], rows[0]["jobs_done"]);
         assert!(rows[0]["jobs"].as_u64().unwrap() > 3, "{rows}");
     }
 
     #[test]
-    fn a_picture_is_written_for_each_run() {
+    fn a_plot_is_written_for_each_run() {
         let dir = tempfile::tempdir().unwrap();
         let svg = dir.path().join("play.svg");
         let policy = "fifo,elastic-fair".to_owned();
         let play = SimulateArgs { svg: Some(svg), policy, ..args(&["edl-case-1"]) };
-        let text = told(&play).unwrap();
+        let text = printed(&play).unwrap();
         assert!(text.contains("elastic-fair") && text.contains("fifo"), "{text}");
         for name in ["play-edl-case-1-fifo-0.svg", "play-edl-case-1-elastic-fair-0.svg"] {
             let picture = std::fs::read_to_string(dir.path().join(name)).unwrap();
@@ -202,29 +202,81 @@ mod tests {
         }
     }
 
+    /// Why a file is refused.
+    fn refused_file(text: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mine.yaml");
+        std::fs::write(&path, text).unwrap();
+        printed(&args(&[path.to_str().unwrap()])).unwrap_err()
+    }
+
+    /// Why a file with one job is refused.
+    fn refused_job(fields: &str) -> String {
+        let job = format!("{{name: a, worker: {{cpu: 1}}, {fields}}}");
+        refused_file(&format!("nodes: [{{cpu: 4}}]\njobs: [{job}]\n"))
+    }
+
     #[test]
-    fn what_cannot_be_played_is_said_in_one_sentence() {
-        let refused = |args: &SimulateArgs| told(args).unwrap_err();
+    fn an_invalid_scenario_is_refused_in_one_sentence() {
+        let refused = |args: &SimulateArgs| printed(args).unwrap_err();
         assert!(refused(&args(&["edl-case1"])).contains("did you mean `edl-case-1`?"));
         assert!(refused(&args(&["adaptdl-1"])).contains("with --data"));
         let other = SimulateArgs { policy: "best".into(), ..args(&["edl-case-1"]) };
         assert!(refused(&other).contains("unknown policy `best`; choose from off, fifo"));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("mine.yaml");
-        let said = |text: &str| {
-            std::fs::write(&path, text).unwrap();
-            refused(&args(&[path.to_str().unwrap()]))
-        };
-        let job = |words: &str| {
-            said(&format!(
-                "nodes: [{{cpu: 4}}]\njobs: [{{name: a, worker: {{cpu: 1}}, {words}}}]\n"
-            ))
-        };
-        assert!(job("workers: 4-2, work: 1h").contains("job `a`: minimum exceeds maximum"));
-        assert!(job("workers: 1-2").contains("set the end of the simulation with `end`"));
-        assert!(job("workers: 1-2, work: soon").contains("invalid duration `soon`; use e.g. 90s"));
-        assert!(job("workers: 1-2, work: 1h, queue: x").contains("queue `x` not found"));
-        assert!(job("workers: 1-2, wrk: 1h").contains("wrk"));
-        assert!(said("nodes: []\njobs: []\n").contains("`nodes` is empty"));
+        assert!(refused_job("workers: 4-2, work: 1h").contains("job `a`: minimum exceeds maximum"));
+        assert!(refused_job("workers: 1-2").contains("set the end of the simulation with `end`"));
+        assert!(
+            refused_job("workers: 1-2, work: soon")
+                .contains("invalid duration `soon`; use e.g. 90s")
+        );
+        assert!(refused_job("workers: 1-2, work: 1h, queue: x").contains("queue `x` not found"));
+        assert!(refused_job("workers: 1-2, wrk: 1h").contains("wrk"));
+        assert!(refused_file("nodes: []\njobs: []\n").contains("`nodes` is empty"));
+    }
+
+    #[test]
+    fn sizes_rates_and_names_that_cannot_be_simulated_are_refused() {
+        for (text, why) in [
+            (
+                "workers: 1-4294967295, work: 1h",
+                "`workers` and `num_ps_pods` must be at most 10000",
+            ),
+            ("workers: 1, work: 1h, num_ps_pods: 100000000", "must be at most 10000"),
+            ("workers: 1-10000, count: 100000, work: 1h", "the limit is 1000000"),
+            ("workers: 1, work: 1h, weight: 0", "job `a`: `weight` must be at least 1"),
+            ("workers: 1, work: .nan", "not a finite number"),
+            ("workers: 1, work: nan", "invalid duration `nan`"),
+            ("workers: 1, work: 1h, scaling: .inf", "not a finite number"),
+        ] {
+            let found = refused_job(text);
+            assert!(found.contains(why), "{text}: {found}");
+        }
+        for (text, why) in [
+            ("faults: {losses_per_hour: .nan}", "not a finite number"),
+            (
+                "faults: {losses_per_hour: 1e9}",
+                "`faults`: losses_per_hour `1000000000` must be a number from 0 to 5952",
+            ),
+            ("faults: {reclaims_per_hour: -1}", "reclaims_per_hour `-1` must be a number from 0"),
+            ("services: [{name: s, pod: {cpu: 1}, pods: [[0, 4294967295]]}]", "up to 4294967297"),
+            (
+                "services: [{name: s, pod: {cpu: 1}, pods: []}, {name: s, pod: {cpu: 1}, pods: []}]",
+                "two entries have the name service `s`",
+            ),
+            ("queues: [{name: q}, {name: q}]", "two entries have the name queue `q`"),
+        ] {
+            let jobs = "jobs: [{name: a, worker: {cpu: 1}, workers: 1, work: 1h}]";
+            let found = refused_file(&format!("nodes: [{{cpu: 4}}]\n{jobs}\n{text}\n"));
+            assert!(found.contains(why), "{text}: {found}");
+        }
+        let twice = "{name: a, worker: {cpu: 1}, workers: 1, work: 1h}";
+        let found = refused_file(&format!("nodes: [{{cpu: 4}}]\njobs: [{twice}, {twice}]\n"));
+        assert!(found.contains("two entries have the name job `a`"), "{found}");
+        let rate = SimulateArgs { losses_per_hour: f64::NAN, ..args(&["edl-case-1"]) };
+        assert!(
+            printed(&rate)
+                .unwrap_err()
+                .contains("--losses_per_hour `NaN` must be a number from 0 to")
+        );
     }
 }

@@ -3,34 +3,35 @@
 
 use std::io::Write;
 
-use edl_core::spec::Strategy;
+use edl_core::platform::InstanceState;
+use edl_core::spec::{JobSpec, JobType, Strategy};
+use edl_core::text::decimal;
 use edl_net::proto::{Instance, JobStatus};
 
 use crate::cli::StatusArgs;
-use crate::cluster::{self, Place};
+use crate::cluster::{self, Target};
+use crate::console::{counted, grouped, lane_range, span, write_json};
 use crate::control;
-use crate::exit::{Exit, not_found};
+use crate::exit::Exit;
 use crate::goodput;
-use crate::jobs::{self, Job};
-use crate::say::{counted, grouped, lane_range, span};
-use crate::ui::{measures, rounded};
+use crate::jobs::Job;
+use crate::ui::{epoch, metrics_text, rounded};
 
 /// Runs the command.
 pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let status = match cluster::find(&args.job)? {
-        Place::Here(job) => crate::runtime()?.block_on(of(&job))?,
-        Place::There(remote) => remote.runtime.block_on(cluster::status::of(&remote)),
+        Target::Local(job) => crate::runtime()?.block_on(of(&job))?,
+        Target::Cluster(job) => job.runtime.block_on(cluster::status::of(&job)),
     };
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &status)?;
-        writeln!(out)?;
+        write_json(&status, out)?;
     } else {
         out.write_all(table(&status).as_bytes())?;
     }
     Ok(Exit::Ok)
 }
 
-/// The job's status as well as it can be known.
+/// The job's status, as well as it is known.
 pub(crate) async fn of(job: &Job) -> anyhow::Result<JobStatus> {
     if job.is_running()
         && let Ok(mut status) = control::status(job).await
@@ -40,16 +41,16 @@ pub(crate) async fn of(job: &Job) -> anyhow::Result<JobStatus> {
     }
     let mut status = match job.status() {
         Some(status) => status,
-        None => empty(job)?,
+        None => described(&job.spec()?, job.dir().display().to_string(), JobStatus::default()),
     };
-    status.state = job.state();
+    status.set_state(job.state());
     if !job.is_running() {
-        // Nobody is left, whatever was written last.
+        // The status was written while they still ran.
         for instance in &mut status.instances {
-            instance.state = "gone".into();
+            instance.set_state(InstanceState::Gone);
         }
-        if !jobs::is_final(&status.state) {
-            let JobStatus { job, job_type, .. } = &status;
+        if !status.state().is_final() {
+            let (job, job_type) = (&status.job, status.job_type());
             status.reason =
                 format!("processes are gone; resume with `elasticdl {job_type} --resume {job}`");
         }
@@ -57,7 +58,7 @@ pub(crate) async fn of(job: &Job) -> anyhow::Result<JobStatus> {
     Ok(status)
 }
 
-/// Where the page of a running job is; with the token, whoever opens it can change the job.
+/// The address of a running job's page. Its token allows changing the job.
 pub(crate) fn page(job: &Job, status: &JobStatus) -> Option<String> {
     if status.http_address.is_empty() {
         return None;
@@ -65,45 +66,30 @@ pub(crate) fn page(job: &Job, status: &JobStatus) -> Option<String> {
     Some(format!("http://{}/#token={}", status.http_address, job.key().ok()?.page_token()))
 }
 
-/// A job whose master has not said a word yet.
-fn empty(job: &Job) -> anyhow::Result<JobStatus> {
-    let spec = job.spec()?;
-    let Some(name) = job.name() else {
-        return Err(not_found(format!("no job found in `{}`", job.dir().display())));
-    };
-    Ok(JobStatus {
-        job: name,
+/// A status with the fields of the job's description.
+pub(crate) fn described(spec: &JobSpec, job_dir: String, status: JobStatus) -> JobStatus {
+    JobStatus {
+        job: spec.job_name.clone(),
         num_epochs: spec.num_epochs,
         eta_secs: -1.0,
-        job_dir: job.dir().display().to_string(),
+        job_dir,
         workers_wanted: spec.num_workers,
-        job_type: spec.job_type.name().into(),
-        model_def: spec.model_def,
-        ..JobStatus::default()
-    })
+        job_type: spec.job_type.into(),
+        model_def: spec.model_def.clone(),
+        ..status
+    }
 }
 
 fn table(status: &JobStatus) -> String {
     let mut lines = vec![
-        ("job", format!("{} ({} {})", status.job, status.job_type, status.model_def)),
+        ("job", format!("{} ({} {})", status.job, status.job_type(), status.model_def)),
         ("state", with_reason(status)),
         ("records", records(status)),
     ];
-    if status.job_type == "train" {
-        let of = if status.num_epochs == 0 {
-            String::new()
-        } else {
-            format!(" of {}", status.num_epochs)
-        };
-        let epoch = if status.num_epochs == 0 {
-            status.epoch + 1
-        } else {
-            (status.epoch + 1).min(status.num_epochs)
-        };
-        lines.push((
-            "epoch",
-            format!("{epoch}{of}, step {}, loss {:.4}", grouped(status.step), status.loss),
-        ));
+    if status.job_type() == JobType::Train {
+        let (epoch, step) = (epoch(status, " of "), grouped(status.step));
+        let loss = decimal(status.loss.into());
+        lines.push(("epoch", format!("{epoch}, step {step}, loss {loss}")));
     }
     if status.lanes > 0 {
         let bits = if status.same_bits {
@@ -111,7 +97,7 @@ fn table(status: &JobStatus) -> String {
         } else {
             "not bit-identical across workers"
         };
-        let tables = match status.distribution_strategy == Strategy::Hybrid.name() {
+        let tables = match status.distribution_strategy() == Strategy::Hybrid {
             true => ", embedding tables on servers",
             false => "",
         };
@@ -119,8 +105,8 @@ fn table(status: &JobStatus) -> String {
         lines.push(("step", format!("AllReduce over {lanes}{tables}, {bits}")));
     }
     if let Some(evaluation) = status.evaluations.last() {
-        let (measures, step) = (measures(evaluation), grouped(evaluation.version));
-        lines.push(("metrics", format!("{measures} at step {step}")));
+        let (metrics, step) = (metrics_text(evaluation), grouped(evaluation.version));
+        lines.push(("metrics", format!("{metrics} at step {step}")));
     }
     lines.push(("time", time(status)));
     if let Some(goodput) = &status.goodput {
@@ -147,11 +133,11 @@ fn table(status: &JobStatus) -> String {
     text
 }
 
-fn with_reason(status: &JobStatus) -> String {
+pub(crate) fn with_reason(status: &JobStatus) -> String {
     if status.reason.is_empty() {
-        status.state.clone()
+        status.state().to_string()
     } else {
-        format!("{}: {}", status.state, status.reason)
+        format!("{}: {}", status.state(), status.reason)
     }
 }
 
@@ -168,15 +154,15 @@ fn records(status: &JobStatus) -> String {
 
 fn time(status: &JobStatus) -> String {
     let elapsed = span(status.elapsed_secs);
-    if status.eta_secs < 0.0 || jobs::is_final(&status.state) {
+    if status.eta_secs < 0.0 || status.state().is_final() {
         return elapsed;
     }
     format!("{elapsed}, {} left", span(status.eta_secs))
 }
 
 fn row(instance: &Instance) -> String {
-    let Instance { pid, address, state, restarts, lanes, why, .. } = instance;
-    let name = instance.name();
+    let Instance { pid, address, restarts, lanes, why, .. } = instance;
+    let (name, state) = (instance.name(), instance.state());
     let gap = if lanes.is_empty() { "" } else { "  " };
     let lanes = lane_range(lanes);
     let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{address}{gap}{lanes}{why}");
@@ -185,34 +171,36 @@ fn row(instance: &Instance) -> String {
 
 #[cfg(test)]
 mod tests {
+    use edl_core::job::JobState;
     use edl_net::proto::{Goodput, Spent};
     use expect_test::expect;
 
     use super::*;
     use crate::jobs::Home;
+    use edl_core::platform::Role;
 
     #[test]
     fn a_status_is_a_neat_table() {
         let worker = Instance {
-            role: "worker".into(),
+            role: Role::Worker.into(),
             id: 3,
             pid: 4242,
-            state: "running".into(),
+            state: InstanceState::Running.into(),
             restarts: 1,
             ..Instance::default()
         };
         let waiting = Instance {
-            role: "worker".into(),
+            role: Role::Worker.into(),
             id: 4,
-            state: "waiting".into(),
+            state: InstanceState::Waiting.into(),
             why: "no node can run it: 0/3 nodes are available".into(),
             ..Instance::default()
         };
         let status = JobStatus {
             job: "x".into(),
-            job_type: "train".into(),
+            job_type: JobType::Train.into(),
             model_def: "mnist_cnn".into(),
-            state: "running".into(),
+            state: JobState::Running.into(),
             num_epochs: 2,
             records_done: 5_000,
             records_total: 20_000,
@@ -247,19 +235,19 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_was_killed_is_interrupted_and_says_how_to_go_on() {
+    fn a_killed_job_is_interrupted_and_can_be_resumed() {
         let root = tempfile::tempdir().unwrap();
-        let spec = edl_core::spec::JobSpec { job_name: "x".into(), ..Default::default() };
+        let spec = JobSpec { job_name: "x".into(), ..Default::default() };
         let job = Home::at(root.path()).create(&spec, None).unwrap();
-        let said = JobStatus {
+        let written = JobStatus {
             job: "x".into(),
-            job_type: "train".into(),
-            state: "running".into(),
+            job_type: JobType::Train.into(),
+            state: JobState::Running.into(),
             ..JobStatus::default()
         };
-        std::fs::write(job.paths().status(), serde_json::to_vec(&said).unwrap()).unwrap();
+        std::fs::write(job.paths().status(), serde_json::to_vec(&written).unwrap()).unwrap();
         let status = crate::runtime().unwrap().block_on(of(&job)).unwrap();
-        assert_eq!(status.state, "interrupted");
+        assert_eq!(status.state(), JobState::Interrupted);
         assert!(status.reason.contains("--resume x"), "{}", status.reason);
     }
 }

@@ -1,62 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `stop`: ends a job in order; it can be resumed.
+//! `stop`: stops a job in order; it can be resumed.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use edl_net::proto::StopRequest;
+use edl_core::job::JobState;
 use rustix::process::Signal;
 
 use crate::cli::JobArg;
-use crate::cluster::{self, Place};
-use crate::control;
+use crate::cluster::{self, Target};
+use crate::console::eprint;
 use crate::exit::Exit;
 use crate::jobs::Job;
-use crate::say::say;
 use crate::signals;
 
-/// A master may write a last checkpoint before it ends.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// A supervisor that is told to stop is gone after two seconds.
-const SIGNAL_PATIENCE: Duration = Duration::from_secs(5);
+/// A master may write a last checkpoint before it exits.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for a supervisor whose master does not answer.
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(50);
 
-/// Asks the master first, then the supervisor, then leaves no choice.
+/// Asks the master to stop the job. If that fails, stops the job's processes.
 pub(crate) fn run(args: &JobArg, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let job = match cluster::find(args)? {
-        Place::Here(job) => job,
-        Place::There(remote) => return cluster::stop(&remote, out),
-    };
-    let name = job.name().unwrap_or_default();
-    if !job.is_running() {
+    let target = cluster::find(args)?;
+    let name = target.name();
+    if let Target::Local(job) = &target
+        && !job.is_running()
+    {
         writeln!(out, "job {name} is not running ({})", job.state())?;
         return Ok(Exit::Ok);
     }
-    let asked = crate::runtime()?.block_on(control::within(ask(&job)));
-    let is_gone = asked.is_ok() && ended_within(&job, PATIENCE)
-        || signal(&job, Signal::TERM) && ended_within(&job, SIGNAL_PATIENCE)
-        || signal(&job, Signal::KILL) && ended_within(&job, SIGNAL_PATIENCE);
-    anyhow::ensure!(
-        is_gone,
-        "job `{name}` did not stop; see its processes with `elasticdl status {name}`"
-    );
-    let state = job.state();
+    let is_asked = target.request(async |master| master.stop().await).is_ok();
+    let state = match &target {
+        Target::Local(job) => {
+            let is_gone = is_asked && ended_within(job, STOP_TIMEOUT)
+                || signal(job, Signal::TERM) && ended_within(job, SIGNAL_TIMEOUT)
+                || kill(job);
+            anyhow::ensure!(
+                is_gone,
+                "job `{name}` did not stop; see its processes with `elasticdl status {name}`"
+            );
+            job.state()
+        }
+        Target::Cluster(job) => job.runtime.block_on(job.end(is_asked))?.state(),
+    };
     writeln!(out, "job {name} {state}")?;
-    if state != "succeeded" {
-        let kind = job.spec().map_or("train", |spec| spec.job_type.name());
-        say(format_args!("resume it with `elasticdl {kind} --resume {name}`"));
+    if state != JobState::Succeeded {
+        let kind = target.spec().map_or("train", |spec| spec.job_type.name());
+        eprint(format_args!("resume it with `elasticdl {kind} --resume {}`", target.handle()));
     }
     Ok(Exit::Ok)
 }
 
-async fn ask(job: &Job) -> anyhow::Result<()> {
-    let mut master = control::connect(job).await?;
-    master.stop(StopRequest { reason: "stopped by `elasticdl stop`".into() }).await?;
-    Ok(())
+/// Kills the supervisor, and with it all processes of the job. Whether they are gone.
+pub(crate) fn kill(job: &Job) -> bool {
+    signal(job, Signal::KILL) && ended_within(job, SIGNAL_TIMEOUT)
 }
 
-fn ended_within(job: &Job, patience: Duration) -> bool {
-    let deadline = Instant::now() + patience;
+fn ended_within(job: &Job, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
     while job.is_running() {
         if Instant::now() >= deadline {
             return false;
@@ -66,7 +68,7 @@ fn ended_within(job: &Job, patience: Duration) -> bool {
     true
 }
 
-/// Signals the supervisor, which is known to live by its hold on the job.
+/// Signals the supervisor, which holds the job's lock while it runs.
 fn signal(job: &Job, signal: Signal) -> bool {
     match job.supervisor() {
         Some(supervisor) if job.is_running() => {

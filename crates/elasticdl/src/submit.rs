@@ -9,20 +9,21 @@ use anyhow::Context as _;
 use edl_core::model::ModelSpec;
 use edl_core::spec::{JobSpec, JobType, Strategy};
 
-use crate::config::Asked;
+use crate::cli::RunFlags;
+use crate::config::JobRequest;
+use crate::console::{counted, eprint};
 use crate::exit::{Exit, refuse};
 use crate::flags::{Given, needs_cluster};
 use crate::jobs::{Hold, Home, Job};
-use crate::say::{counted, say};
 use crate::ui::{self, Ui};
 use crate::{
-    cluster, config, detach, flags, host, models, own_loop, paths, python, resume, shipped,
+    cluster, config, custom_loop, detach, flags, host, models, paths, python, resume, shipped,
     supervisor, top,
 };
 
 pub(crate) mod checks;
 
-/// Others that look at a job may hold it for a moment.
+/// Other commands may lock a job for a moment.
 const HOLD_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A job that is ready to run.
@@ -35,44 +36,54 @@ pub(crate) struct Ready {
 /// A job that has no folder yet.
 pub(crate) struct New {
     pub(crate) spec: JobSpec,
-    /// What a loop of the user's own says of itself.
-    own: Option<own_loop::Description>,
-    /// What a module of the user's says of its model.
+    /// The description of a custom training loop.
+    custom_loop: Option<custom_loop::Description>,
+    /// The model of the user's module.
     model: Option<ModelSpec>,
 }
 
 /// Runs the command.
-pub(crate) fn run(kind: JobType, asked: &Asked, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let Asked { run, given, .. } = asked;
+pub(crate) fn run(
+    kind: JobType,
+    request: &JobRequest,
+    out: &mut dyn Write,
+) -> anyhow::Result<Exit> {
+    let JobRequest { run, given, .. } = request;
+    if let Some(name) = flags::text(given, "job_name").filter(|name| name.contains('_')) {
+        eprint(format_args!(
+            "the job is named `{}`, because names cannot have `_`",
+            config::job_name(name)
+        ));
+    }
     if cluster::submit::is_asked(run, given) {
         return cluster::submit::run(kind, run, given.clone(), out);
     }
-    if let Some(remote) = cluster::resume::asked(asked)? {
-        return cluster::resume::run(kind, asked, remote, out);
+    if let Some(remote) = cluster::resume::find(request)? {
+        return cluster::resume::run(kind, request, remote, out);
     }
     if let Some(flag) = run.cluster_only() {
         return Err(needs_cluster(flag));
     }
-    flags::on_this_machine(&asked.flags)?.iter().for_each(say);
+    flags::on_this_machine(&request.flags)?.iter().for_each(eprint);
     let home = Home::from_env()?;
-    if let Some(spec) = local_python(kind, asked)? {
-        return python::become_interpreter(&spec, asked.file.as_deref());
+    if let Some(spec) = local_python(kind, request)? {
+        return python::become_interpreter(&spec, request.file.as_deref());
     }
     if run.print_config {
-        // As it was said: a name that is made up here would be taken when the file is used twice.
+        // Without a generated name, which would be in use when the file is used again.
         let spec = match run.resume {
-            Some(_) => resume::described(&home, kind, asked)?.1,
+            Some(_) => resume::described(&home, kind, request)?.1,
             None => config::job(kind, given.clone())?,
         };
         out.write_all(config::to_yaml(&spec)?.as_bytes())?;
         return Ok(Exit::Ok);
     }
     let ready = if run.resume.is_some() {
-        checks::check_workers(resume::described(&home, kind, asked)?.1.num_workers)?;
-        match resume::prepare(&home, kind, asked)? {
+        checks::check_workers(resume::described(&home, kind, request)?.1.num_workers)?;
+        match resume::prepare(&home, kind, request)? {
             resume::Prepared::Ready(ready) => ready,
             resume::Prepared::Succeeded(job) => {
-                say("this job has already succeeded; to train further, raise --num_epochs");
+                eprint("this job has already succeeded; to train further, raise --num_epochs");
                 write!(out, "{}", ui::summary(&job.handle(), job.status().as_ref(), Exit::Ok))?;
                 return Ok(Exit::Ok);
             }
@@ -82,6 +93,11 @@ pub(crate) fn run(kind: JobType, asked: &Asked, out: &mut dyn Write) -> anyhow::
         checks::check_workers(new.spec.num_workers)?;
         prepare(&home, new, run.job_dir.as_deref())?
     };
+    start(ready, run, out)
+}
+
+/// Runs a job in the background, under the full-screen view, or in this process.
+pub(crate) fn start(ready: Ready, run: &RunFlags, out: &mut dyn Write) -> anyhow::Result<Exit> {
     if run.detach {
         return detach::run(ready, out);
     }
@@ -90,61 +106,63 @@ pub(crate) fn run(kind: JobType, asked: &Asked, out: &mut dyn Write) -> anyhow::
         detach::run(ready, &mut std::io::sink())?;
         return top::watched(&job);
     }
-    let ui = Ui::new(&ready.job);
+    let ui = Ui::new(&ready.job).resuming(ready.resume);
     supervise(ready, ui, out)
 }
 
-/// The new job, if it is one in a single process whose model needs an interpreter around it.
-fn local_python(kind: JobType, asked: &Asked) -> anyhow::Result<Option<JobSpec>> {
-    let run = &asked.run;
+/// The new job, if it runs in a single process that must be a Python interpreter.
+fn local_python(kind: JobType, request: &JobRequest) -> anyhow::Result<Option<JobSpec>> {
+    let run = &request.run;
     if host::get().python.is_some() || run.print_config || run.resume.is_some() {
         return Ok(None);
     }
-    let spec = config::job(kind, asked.given.clone())?;
+    let spec = config::job(kind, request.given.clone())?;
     let is_local = spec.distribution_strategy == Strategy::Local;
     Ok((is_local && models::is_python(&spec)).then_some(spec))
 }
 
-/// The new job that the user describes, with what was left open filled in.
+/// The new job that the user describes, completed with defaults.
 pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
-    let said = config::job(kind, given.clone())?;
-    let mut spec = said.clone();
+    let original = config::job(kind, given.clone())?;
+    let mut spec = original.clone();
     paths::make_absolute(&mut spec)?;
     checks::pin_checkpoint(&mut spec, &given)?;
-    if spec.is_own_loop() {
-        let own = own_loop::describe(&spec)?;
-        own.settle(&mut spec);
+    if spec.is_custom_loop() {
+        let description = custom_loop::describe(&spec)?;
+        description.settle(&mut spec);
         shipped::fill(&mut spec)?;
-        return Ok(New { spec, own: Some(own), model: None });
+        return Ok(New { spec, custom_loop: Some(description), model: None });
     }
     if !models::is_python(&spec) {
-        // Before data is asked for: which data fits depends on the model.
+        // Checked before the data, because the model decides which data fits.
         edl_zoo::open(&spec).map_err(|error| refuse(error.to_string()))?;
     }
     shipped::fill(&mut spec)?;
     if models::is_python(&spec) {
         spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
-        let python::Described { model, spec } = python::describe(&spec, &said)?;
-        return Ok(New { spec, own: None, model: Some(model) });
+        let python::Described { model, spec } = python::describe(&spec, &original)?;
+        return Ok(New { spec, custom_loop: None, model: Some(model) });
     }
-    Ok(New { spec, own: None, model: None })
+    Ok(New { spec, custom_loop: None, model: None })
 }
 
 /// Checks a new job and makes its folder; a job that cannot run leaves nothing behind.
 pub(crate) fn prepare(home: &Home, new: New, dir: Option<&Path>) -> anyhow::Result<Ready> {
-    let New { spec, own, model } = new;
+    let New { spec, custom_loop, model } = new;
     spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
     let place = dir.map_or_else(|| home.jobs_dir().join(&spec.job_name), Path::to_owned);
     home.check_free(&spec.job_name, &place)?;
-    let facts = checks::check(&spec, model.as_ref().or(own.as_ref().map(|own| &own.model)))?;
+    let model = model.as_ref().or(custom_loop.as_ref().map(|description| &description.model));
+    let facts = checks::check(&spec, model, None)?;
     let job = home.create(&spec, dir)?;
-    own.map_or(Ok(()), |own| own.keep(job.dir()))?;
+    facts.save_indexes(&job.paths().indexes());
+    custom_loop.map_or(Ok(()), |description| description.save(job.dir()))?;
     let hold = hold(&job)?;
     announce(&job, &spec, &facts);
     Ok(Ready { job, hold, resume: false })
 }
 
-/// Takes the job for this process.
+/// Locks the job for this process.
 pub(crate) fn hold(job: &Job) -> anyhow::Result<Hold> {
     let deadline = Instant::now() + HOLD_DEADLINE;
     loop {
@@ -174,7 +192,7 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow
     let status = ui.finish();
     if status.is_none() && exit == Exit::Failed {
         for line in crate::logs::last_errors(&job) {
-            say(line);
+            eprint(line);
         }
     }
     write!(out, "{}", ui::summary(&job.handle(), status.as_ref(), exit))?;
@@ -184,13 +202,12 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow
 fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
     let JobSpec { job_name, model_def, num_workers, num_ps_pods, .. } = spec;
     let workers = counted(u64::from(*num_workers), "worker");
-    let who = if spec.is_allreduce() {
-        let (lanes, minibatch) = (spec.n_lanes(), spec.minibatch_size);
+    let who = if let Some(lanes) = spec.step_lanes() {
+        let minibatch = spec.minibatch_size;
         let step = u64::from(lanes) * u64::from(minibatch);
-        let servers = if spec.is_hybrid() {
-            format!("{num_ps_pods} PS for embedding tables, ")
-        } else {
-            String::new()
+        let servers = match spec.n_servers() {
+            0 => String::new(),
+            n => format!("{n} PS for embedding tables, "),
         };
         format!("{servers}{workers}, AllReduce steps of {lanes} × {minibatch} = {step} records")
     } else {
@@ -201,7 +218,7 @@ fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
         JobType::Evaluate => "evaluates",
         JobType::Predict => "predicts with",
     };
-    say(format_args!(
+    eprint(format_args!(
         "job {job_name} {verb} {model_def} on {}: {who}; logs and results in {}",
         counted(facts.n_records, "record"),
         job.dir().display(),

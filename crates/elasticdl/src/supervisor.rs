@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs a job's processes on one machine, as children or as tasks of this process: starts the
-//! master, does what the master orders, starts it again when it dies, and ends everything in order.
+//! master, executes its orders, restarts it when it dies, and stops everything in order.
 //!
-//! Nothing is decided here about the job itself; the master decides who shall run.
+//! The master makes all decisions about the job, including which processes run.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
-use edl_core::job::OWN_LOOP_GRACE;
+use edl_core::job::{CUSTOM_LOOP_GRACE, STOP_TIMEOUT};
 use edl_core::platform::{Ended, InstanceId, Order, Report, Role};
-use edl_core::spec::JobSpec;
-use edl_core::supervisor::{End, Next, Relaunch};
+use edl_core::spec::{JobSpec, JobType};
+use edl_core::supervisor::{Next, Relaunch};
 use edl_core::time::Time;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
@@ -19,6 +19,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::control;
 use crate::exit::Exit;
 use crate::jobs::{Hold, Job};
+use crate::logs;
 use crate::ui::Ui;
 use children::{Children, MASTER, Programs, Reaped};
 use link::Link;
@@ -26,16 +27,19 @@ use watch::Watch;
 
 mod children;
 mod link;
+mod log_size;
 mod slow;
 mod tasks;
 mod watch;
 
-/// How often the display, the graces and the master are looked at.
+/// Interval between checks of the display, the grace periods and the master.
 const TICK: Duration = Duration::from_millis(100);
-/// What processes get to leave by themselves after the job's end.
+const LOGS_EVERY: Duration = Duration::from_secs(2);
+/// Time for processes to exit by themselves after the job's end.
 const END_GRACE: Duration = Duration::from_secs(3);
-/// After Ctrl-C everything is gone within two seconds: the master first, then the others.
-const MASTER_GRACE: Duration = Duration::from_millis(1000);
+/// After Ctrl-C, the master has this long to save a checkpoint and to stop the others.
+const SAVE_GRACE: Duration = Duration::from_secs(STOP_TIMEOUT.as_secs() + 2);
+/// Time for the others to exit when the master is gone.
 const STOP_GRACE: Duration = Duration::from_millis(1600);
 
 /// One job under supervision.
@@ -46,34 +50,41 @@ struct Supervisor<'a> {
     port: u16,
     children: Children,
     link: Option<Link>,
-    phase: Phase,
+    phase: SupervisorPhase,
     started: Instant,
     relaunch: Relaunch,
     watch: Watch,
-    probe: JoinSet<bool>,
+    probe: JoinSet<Option<String>>,
+    /// Whether it was said what the master waits for.
+    has_reported: bool,
+    /// Where the words of the present master begin in its log.
+    log_start: u64,
+    /// When the size of logs is looked at next.
+    logs_due: Instant,
     ui: &'a mut Ui,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
+enum SupervisorPhase {
     /// The master runs.
     Working,
-    /// The master died; the next one starts then.
+    /// The master died; the next one starts at `until`.
     Waiting { until: Instant },
-    /// Everything leaves; after `kill_at` by force.
+    /// All processes exit; those left at `kill_at` are killed.
     Ending { exit: Exit, kill_at: Instant },
 }
 
-/// All that can happen to a supervisor.
+/// What can happen to a supervisor.
 enum Event {
     Signal,
     Order(Option<Order>),
     Ended(Reaped),
-    Probed(bool),
+    /// The answer of a master that writes no status: what it waits for, if anything.
+    Probed(Option<String>),
     Tick,
 }
 
-/// Runs the job to its end, and says how it ended. `hold` is the claim on the job.
+/// Runs the job to its end, and returns how it ended. `hold` is the lock on the job.
 pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> anyhow::Result<Exit> {
     let _held_to_the_end = hold;
     job.write_supervisor()?;
@@ -84,29 +95,41 @@ pub(crate) async fn run(job: &Job, hold: Hold, resume: bool, ui: &mut Ui) -> any
         let worker = InstanceId { role: Role::Worker, id: 0 };
         crate::telemetry::start_in(spec.log_level, &job.paths().log(worker))?;
     }
-    let now = Instant::now();
-    let mut supervisor = Supervisor {
-        job,
-        children: Children::new(job.clone(), programs),
-        watch: Watch::new(patience(&spec), None, now),
-        port: spec.port,
-        spec,
-        resume,
-        link: None,
-        phase: Phase::Waiting { until: now },
-        started: now,
-        relaunch: Relaunch::default(),
-        probe: JoinSet::new(),
-        ui,
-    };
-    supervisor.run().await
+    Supervisor::new(job, spec, programs, resume, ui).run().await
 }
 
-fn patience(spec: &JobSpec) -> Duration {
+fn silence_limit(spec: &JobSpec) -> Duration {
     Duration::from_secs_f64(spec.heartbeat_timeout_secs.clamp(3.0, 3600.0))
 }
 
-impl Supervisor<'_> {
+impl<'a> Supervisor<'a> {
+    fn new(
+        job: &'a Job,
+        spec: JobSpec,
+        programs: Option<Programs>,
+        resume: bool,
+        ui: &'a mut Ui,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            job,
+            children: Children::new(job.clone(), programs),
+            watch: Watch::new(silence_limit(&spec), None, now),
+            port: spec.port,
+            spec,
+            resume,
+            link: None,
+            phase: SupervisorPhase::Waiting { until: now },
+            started: now,
+            relaunch: Relaunch::default(),
+            probe: JoinSet::new(),
+            has_reported: false,
+            log_start: 0,
+            logs_due: now,
+            ui,
+        }
+    }
+
     async fn run(&mut self) -> anyhow::Result<Exit> {
         let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [mut interrupt, mut terminate, mut hangup] = kinds.map(signal);
@@ -123,14 +146,15 @@ impl Supervisor<'_> {
                 _ = hangup.recv() => Event::Signal,
                 reaped = self.children.ended() => Event::Ended(reaped),
                 order = next_order(&mut self.link) => Event::Order(order),
-                Some(answered) = self.probe.join_next() => Event::Probed(answered.unwrap_or(false)),
+                Some(answered) = self.probe.join_next() => Event::Probed(answered.ok().flatten()),
                 _ = tick.tick() => Event::Tick,
             };
             self.handle(event, Instant::now())?;
-            if let Phase::Ending { exit, .. } = self.phase
+            if let SupervisorPhase::Ending { exit, .. } = self.phase
                 && self.children.is_empty()
             {
                 self.ui.tick();
+                self.job.remove_sockets();
                 return Ok(exit);
             }
         }
@@ -139,16 +163,22 @@ impl Supervisor<'_> {
     fn handle(&mut self, event: Event, now: Instant) -> anyhow::Result<()> {
         match event {
             Event::Signal => self.interrupted(now),
-            Event::Order(Some(order)) => self.obey(order, now),
+            Event::Order(Some(order)) => self.execute(order, now),
             // The master's end itself comes by its reaper.
             Event::Order(None) => self.link = None,
             Event::Ended(reaped) if reaped.instance == MASTER => self.master_ended(reaped.how, now),
             Event::Ended(Reaped { instance, pid, how }) => {
                 self.report(Report::Ended { instance, pid, how });
             }
-            Event::Probed(true) => self.watch.answered(now),
-            Event::Probed(false) => {
-                self.ui.say("master not responding; killing it");
+            Event::Probed(Some(reason)) => {
+                self.watch.answered(now);
+                if !reason.is_empty() && !self.has_reported {
+                    self.ui.print(&reason);
+                }
+                self.has_reported = !reason.is_empty();
+            }
+            Event::Probed(None) => {
+                self.ui.print("master not responding; killing it");
                 self.children.kill(MASTER);
             }
             Event::Tick => self.tick(now)?,
@@ -159,31 +189,37 @@ impl Supervisor<'_> {
     fn tick(&mut self, now: Instant) -> anyhow::Result<()> {
         self.ui.tick();
         self.children.kill_overdue(now);
+        if self.logs_due <= now {
+            self.logs_due = now + LOGS_EVERY;
+            log_size::limit(&self.job.paths().logs(), log_size::MAX_LOG);
+        }
         match self.phase {
-            Phase::Working => self.look_after_master(now),
-            Phase::Waiting { until } if until <= now => self.start_master(now)?,
-            Phase::Waiting { .. } => {}
-            Phase::Ending { kill_at, .. } if kill_at <= now => self.children.kill_all(),
-            Phase::Ending { .. } => {}
+            SupervisorPhase::Working => self.check_master(now),
+            SupervisorPhase::Waiting { until } if until <= now => self.start_master(now)?,
+            SupervisorPhase::Waiting { .. } => {}
+            SupervisorPhase::Ending { kill_at, .. } if kill_at <= now => self.children.kill_all(),
+            SupervisorPhase::Ending { .. } => {}
         }
         Ok(())
     }
 
     fn start_master(&mut self, now: Instant) -> anyhow::Result<()> {
+        let log = std::fs::metadata(self.job.paths().log(MASTER));
+        self.log_start = log.map_or(0, |log| log.len());
         let launched = self.children.launch_master(self.port, self.resume);
         let link = launched.context("cannot start the master")?;
         link.report(Report::Running(self.children.list()));
         self.link = Some(link);
-        self.watch = Watch::new(patience(&self.spec), self.last_write(), now);
-        self.phase = Phase::Working;
-        // Only the first start of a resumed job forgets what ended it before.
+        self.watch = Watch::new(silence_limit(&self.spec), self.last_write(), now);
+        self.phase = SupervisorPhase::Working;
+        // Only the first master of a resumed job discards how the job ended before.
         self.resume = false;
         Ok(())
     }
 
-    fn obey(&mut self, order: Order, now: Instant) {
+    fn execute(&mut self, order: Order, now: Instant) {
         match order {
-            Order::Launch { .. } if matches!(self.phase, Phase::Ending { .. }) => {}
+            Order::Launch { .. } if matches!(self.phase, SupervisorPhase::Ending { .. }) => {}
             Order::Launch { instance, .. } => {
                 let report = match self.children.launch(instance) {
                     Ok(pid) => Report::Started { instance, pid },
@@ -194,71 +230,88 @@ impl Supervisor<'_> {
             Order::Stop { instance, grace_ms } | Order::Dismiss { instance, grace_ms } => {
                 self.children.terminate(instance, Duration::from_millis(grace_ms), now);
             }
-            Order::Harm { instance, harm } => self.children.harm(instance, harm),
+            Order::Chaos { instance, action } => self.children.chaos(instance, action),
         }
     }
 
     fn report(&mut self, report: Report) {
         if self.link.as_ref().is_some_and(|link| !link.report(report)) {
-            self.ui.say("master unresponsive; killing it");
+            self.ui.print("master unresponsive; killing it");
             self.children.kill(MASTER);
         }
     }
 
     fn master_ended(&mut self, how: Ended, now: Instant) {
         self.link = None;
-        // The next one is to be found where this one was.
+        // The next master listens where this one did.
         self.port = self.job.fresh_master_port().unwrap_or(self.port);
-        // An answer about a master that is gone says nothing about the next.
+        // A probe of a dead master says nothing about the next.
         self.probe = JoinSet::new();
-        if let Phase::Ending { kill_at, .. } = self.phase {
-            self.children.terminate_all(kill_at.saturating_duration_since(now), now);
+        if let SupervisorPhase::Ending { kill_at, .. } = &mut self.phase {
+            *kill_at = now + STOP_GRACE.min(kill_at.saturating_duration_since(now));
+            self.children.terminate_all(STOP_GRACE, now);
             return;
         }
         match self.relaunch.master_ended(how, Time::since_origin(now - self.started)) {
-            Next::Over(End::Succeeded) => self.end(Exit::Ok, now),
-            Next::Over(End::Failed) => self.end(Exit::Failed, now),
-            Next::Over(End::Stopped) => self.end(Exit::Stopped, now),
+            Next::Over(exit) => self.end(exit, now),
             Next::After(wait) => {
-                self.ui.say(&format!("the master died ({}); restarting it", words(how)));
-                self.phase = Phase::Waiting { until: now + wait };
+                let why = self.last_error(how);
+                self.ui.print(&format!("the master died ({why}); restarting it"));
+                self.phase = SupervisorPhase::Waiting { until: now + wait };
             }
             Next::GiveUp => {
                 let log = self.job.paths().log(MASTER);
                 let log = log.display();
-                self.ui.say(&format!("the master died too often; see the log: {log}"));
+                let why = self.last_error(how);
+                self.ui.print(&format!("the master died too often ({why}); see the log: {log}"));
                 self.end(Exit::Failed, now);
             }
         }
     }
 
+    /// How the master ended, and what it said last.
+    fn last_error(&self, how: Ended) -> String {
+        let error = logs::last_error_after(&self.job.paths().log(MASTER), self.log_start);
+        error.map_or_else(|| describe(how), |error| format!("{}: {error}", describe(how)))
+    }
+
     fn end(&mut self, exit: Exit, now: Instant) {
-        let has_more = self.spec.is_own_loop() && exit == Exit::Ok;
-        let grace = if has_more { OWN_LOOP_GRACE } else { END_GRACE };
-        self.phase = Phase::Ending { exit, kill_at: now + grace };
+        let has_more = self.spec.is_custom_loop() && exit == Exit::Ok;
+        let grace = if has_more { CUSTOM_LOOP_GRACE } else { END_GRACE };
+        self.phase = SupervisorPhase::Ending { exit, kill_at: now + grace };
         self.children.terminate_all(grace, now);
     }
 
     fn interrupted(&mut self, now: Instant) {
-        if let Phase::Ending { exit: Exit::Interrupted, .. } = self.phase {
+        if let SupervisorPhase::Ending { exit: Exit::Interrupted, .. } = self.phase {
             self.children.kill_all();
             return;
         }
-        self.ui.say("stopping… press Ctrl-C again to force quit");
-        self.phase = Phase::Ending { exit: Exit::Interrupted, kill_at: now + STOP_GRACE };
+        let exit = Exit::Interrupted;
         if self.children.pid(MASTER).is_some() {
-            // It stops the others in order; what is left follows when it is gone.
-            self.children.terminate(MASTER, MASTER_GRACE, now);
+            let secs = SAVE_GRACE.as_secs();
+            self.ui.print(&match self.spec.job_type {
+                JobType::Train => format!(
+                    "saving a checkpoint and stopping, which takes up to {secs} s; press Ctrl-C \
+                     again to stop at once"
+                ),
+                JobType::Evaluate | JobType::Predict => "stopping".into(),
+            });
+            // It stops the others in order; the rest is stopped when it is gone.
+            self.phase = SupervisorPhase::Ending { exit, kill_at: now + SAVE_GRACE };
+            self.children.terminate(MASTER, SAVE_GRACE, now);
         } else {
+            self.phase = SupervisorPhase::Ending { exit, kill_at: now + STOP_GRACE };
             self.children.terminate_all(STOP_GRACE, now);
         }
     }
 
-    fn look_after_master(&mut self, now: Instant) {
+    fn check_master(&mut self, now: Instant) {
         let written = self.last_write();
         if self.watch.is_silent(written, now) && self.probe.is_empty() {
             let job = self.job.clone();
-            self.probe.spawn(async move { control::status(&job).await.is_ok() });
+            let ask = async move { Some(control::status(&job).await.ok()?.reason) };
+            self.probe.spawn(ask);
         }
     }
 
@@ -274,11 +327,11 @@ async fn next_order(link: &mut Option<Link>) -> Option<Order> {
     }
 }
 
-fn words(how: Ended) -> String {
+fn describe(how: Ended) -> String {
     match how {
         Ended::Exit(code) => format!("exit code {code}"),
         Ended::Signal(signal) => format!("signal {signal}"),
-        // Of pods, which nobody here supervises.
+        // Pods end in these ways; a supervisor has none.
         Ended::Preempted
         | Ended::Evicted
         | Ended::OutOfMemory
@@ -286,3 +339,6 @@ fn words(how: Ended) -> String {
         | Ended::NodeLost => how.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;

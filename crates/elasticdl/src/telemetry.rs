@@ -7,10 +7,11 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Mutex;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use anyhow::Context as _;
 use edl_core::spec::LogLevel;
+use jiff::Timestamp;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
@@ -18,20 +19,8 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter}
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Our own crates; the others speak up from a warning on.
-const CRATES: [&str; 11] = [
-    "edl_core",
-    "edl_data",
-    "edl_kube",
-    "edl_master",
-    "edl_net",
-    "edl_operator",
-    "edl_ps",
-    "edl_tensor",
-    "edl_worker",
-    "edl_zoo",
-    "elasticdl",
-];
+/// The targets of our own crates begin with one of these; other crates log only warnings.
+const CRATES: [&str; 2] = ["edl_", "elasticdl"];
 
 /// Sends log lines of `level` and above to standard error, for the life of the process.
 pub(crate) fn start(level: LogLevel) {
@@ -47,21 +36,25 @@ pub(crate) fn start_in(level: LogLevel, path: &Path) -> anyhow::Result<()> {
 }
 
 fn start_to(level: LogLevel, writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
-    let lines =
-        tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(false).event_format(Lines);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(writer)
+        .with_ansi(false)
+        // Complaints about a line that cannot be written would go to the same full disk, and panic.
+        .log_internal_errors(false)
+        .event_format(Lines);
     let subscriber = tracing_subscriber::registry().with(lines).with(targets(level));
     // A second start, as in tests, keeps the first one.
     let _already = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// Who may write a line of which level.
+/// The lines that are written.
 fn targets(level: LogLevel) -> Targets {
     let level = level_filter(level);
     let ours = CRATES.map(|name| (name, level));
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(ours)
 }
 
-/// Python's words for levels, as tracing has them.
+/// The level for tracing of a level with Python's names.
 fn level_filter(level: LogLevel) -> LevelFilter {
     match level {
         LogLevel::Trace => LevelFilter::TRACE,
@@ -103,33 +96,13 @@ pub(crate) fn prefix(level: Level, file: &str, line: u32, place: &str) -> String
 
 /// `2026-11-15 02:46:40,750`.
 pub(crate) fn stamp(at: SystemTime) -> String {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seconds = since.as_secs();
-    let (year, month, day) = civil(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    let milliseconds = since.subsec_millis();
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02},{milliseconds:03}")
-}
-
-/// The date of a day counted from 1 January 1970, in the Gregorian calendar. Years begin in
-/// March here, so that the leap day is the last of its year.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468; // From 1 March of year 0.
-    let era = days / 146_097; // 400 years.
-    let day_of_era = days % 146_097;
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, day)
+    let at = Timestamp::try_from(at).unwrap_or_default();
+    at.strftime("%Y-%m-%d %H:%M:%S,%3f").to_string()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use edl_core::spec::FieldType as _;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `top`: a job on the whole terminal, with keys. Leaving it leaves the job alone.
+//! `top`: a full-screen view of a job, with keys. Quitting it does not affect the job.
 
 mod draw;
 mod screen;
@@ -15,32 +15,27 @@ use rustix::process::Signal;
 use tokio::sync::mpsc;
 
 use crate::cli::JobArg;
+use crate::console::eprint;
+use crate::control::{self, Master};
 use crate::exit::{Exit, refuse};
 use crate::jobs::Job;
-use crate::say::say;
-use crate::{cluster, control, signals};
+use crate::ui::Watched;
+use crate::{cluster, signals};
 
-use screen::{Ask, Key, Screen};
+use screen::{Action, Key, Screen};
 
 const REFRESH: Duration = Duration::from_millis(250);
-/// How long the thread that reads keys may take to notice that nobody listens.
+/// How long the thread that reads keys may take to notice that the view is closed.
 const KEY_WAIT: Duration = Duration::from_millis(100);
-/// Nobody types faster than this much ahead.
+/// More than a user types ahead.
 const KEYS_AHEAD: usize = 64;
 
-/// What else happens at each look at the job; what it says is shown.
+/// Called with every new status; the text that it returns is shown.
 pub(crate) type Meanwhile<'a> = &'a mut dyn FnMut(&JobStatus) -> Option<String>;
 
-/// How the watching ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Watched {
-    JobEnded,
-    UserLeft,
-}
-
-/// Shows a job that runs.
+/// Shows a running job.
 pub(crate) fn run(args: &JobArg) -> anyhow::Result<Exit> {
-    let job = cluster::find_here(args, "top", "use `elasticdl attach`")?;
+    let job = cluster::find_local(args, "top", "use `elasticdl attach`")?;
     let name = job.name().unwrap_or_default();
     if !can_show() {
         return Err(refuse(format!(
@@ -53,16 +48,16 @@ pub(crate) fn run(args: &JobArg) -> anyhow::Result<Exit> {
     watched(&job)
 }
 
-/// Shows a job that runs, and says how it goes on without a watcher.
+/// Shows a running job, and prints how to reach it afterwards.
 pub(crate) fn watched(job: &Job) -> anyhow::Result<Exit> {
     let name = job.name().unwrap_or_default();
     match show(job, &mut |_| None)? {
         Watched::JobEnded => {
             let state = job.state();
-            say(format_args!("job {name} ended ({state}); see `elasticdl status {name}`"));
+            eprint(format_args!("job {name} ended ({state}); see `elasticdl status {name}`"));
         }
         Watched::UserLeft => {
-            say(format_args!("the job keeps running; stop it with `elasticdl stop {name}`"));
+            eprint(format_args!("the job keeps running; stop it with `elasticdl stop {name}`"));
         }
     }
     Ok(Exit::Ok)
@@ -73,7 +68,7 @@ pub(crate) fn can_show() -> bool {
     std::io::stdout().is_terminal() && std::io::stdin().is_terminal()
 }
 
-/// Shows the job until it ends or the user has seen enough.
+/// Shows the job until it ends or the user quits.
 pub(crate) fn show(job: &Job, meanwhile: Meanwhile<'_>) -> anyhow::Result<Watched> {
     let mut terminal = ratatui::try_init().context("cannot open the terminal")?;
     let watched = crate::runtime()?.block_on(watch(job, &mut terminal, meanwhile));
@@ -94,7 +89,7 @@ async fn watch(
             _ = ticks.tick() => {
                 if let Some(status) = job.fresh_status() {
                     if let Some(text) = meanwhile(&status) {
-                        screen.tell(text);
+                        screen.show_message(text);
                     }
                     screen.take(status);
                 }
@@ -103,9 +98,9 @@ async fn watch(
                 let Some(key) = key else { return Ok(Watched::UserLeft) };
                 match screen.key(key) {
                     None => {}
-                    Some(Ask::Leave) => return Ok(Watched::UserLeft),
-                    Some(Ask::Scale(workers)) => scale(job, workers, &mut screen).await,
-                    Some(Ask::Kill { name, pid }) => kill(&name, pid, &mut screen),
+                    Some(Action::Quit) => return Ok(Watched::UserLeft),
+                    Some(Action::Scale(workers)) => scale(job, workers, &mut screen).await,
+                    Some(Action::Kill { name, pid }) => kill(&name, pid, &mut screen),
                 }
             }
         }
@@ -117,22 +112,23 @@ async fn watch(
 }
 
 async fn scale(job: &Job, workers: u32, screen: &mut Screen) {
-    match control::scale(job, workers).await {
-        Ok(_) => screen.tell(format!("scaling workers to {workers}")),
+    let request = async { Master::of(job).await?.scale(workers).await };
+    match control::within(request).await {
+        Ok(_) => screen.show_message(format!("scaling workers to {workers}")),
         Err(error) => screen.failed(format!("{error:#}")),
     }
 }
 
-/// As `kill -9` does: what heals is what is to be seen.
+/// Kills a process like `kill -9`, to see the job recover.
 fn kill(name: &str, pid: u32, screen: &mut Screen) {
     match signals::send(pid, Signal::KILL) {
-        Some(Ok(())) => screen.tell(format!("{name} was killed")),
+        Some(Ok(())) => screen.show_message(format!("{name} was killed")),
         Some(Err(error)) => screen.failed(format!("cannot kill {name}: {error}")),
         None => screen.failed(format!("{name} has no process on this machine")),
     }
 }
 
-/// The keys that mean something, read by a thread of their own: reading blocks.
+/// The keys that have a meaning here. A separate thread reads them, because reading blocks.
 fn keys() -> mpsc::Receiver<Key> {
     let (to, keys) = mpsc::channel(KEYS_AHEAD);
     std::thread::spawn(move || {
@@ -142,7 +138,7 @@ fn keys() -> mpsc::Receiver<Key> {
             {
                 Ok(Some(event)) => key(&event),
                 Ok(None) => None,
-                // The terminal is gone, and with it whoever looked.
+                // The terminal is gone.
                 Err(_) => return,
             };
             if let Some(key) = key
@@ -163,8 +159,8 @@ fn key(event: &Event) -> Option<Key> {
     }
     let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
     match key.code {
-        KeyCode::Char('c') if is_control => Some(Key::Leave),
-        KeyCode::Char('q') | KeyCode::Esc => Some(Key::Leave),
+        KeyCode::Char('c') if is_control => Some(Key::Quit),
+        KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
         KeyCode::Char('+' | '=') => Some(Key::More),
         KeyCode::Char('-' | '_') => Some(Key::Fewer),
         KeyCode::Char('k') => Some(Key::Kill),

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the user sees of a running job: a progress bar on a terminal, plain lines elsewhere.
+//! The progress of a running job: a bar on a terminal, plain lines elsewhere.
 //!
-//! Everything goes to standard error; the summary at the end is the result, and is made here but
-//! written by the command.
+//! Everything goes to standard error, except the final summary, which the command prints.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{IsTerminal as _, Read as _, Seek as _, SeekFrom, Write as _};
 use std::time::{Duration, Instant};
 
+use edl_core::job::{EventKind, JobState};
 use edl_core::platform::InstanceId;
-use edl_net::proto::{Evaluation, JobStatus};
+use edl_core::platform::{InstanceState, Role};
+use edl_core::spec::JobType;
+use edl_core::text::decimal;
+use edl_net::proto::{Evaluation, Instance, JobStatus};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tracing::Level;
 
+use crate::cluster::Target;
+use crate::console::{counted, eprint, grouped, span};
 use crate::jobs::Job;
-use crate::say::{counted, grouped, say, span};
 use crate::telemetry;
 
 mod summary;
@@ -26,17 +30,32 @@ pub(crate) use summary::summary;
 const PLAIN_EVERY: Duration = Duration::from_secs(5);
 
 /// Events that the bar or the summary shows anyway.
-const ROUTINE: [&str; 6] =
-    ["worker_joined", "worker_ended", "stopping", "succeeded", "failed", "stopped"];
+const ROUTINE: [EventKind; 6] = [
+    EventKind::WorkerJoined,
+    EventKind::WorkerEnded,
+    EventKind::Stopping,
+    EventKind::Succeeded,
+    EventKind::Failed,
+    EventKind::Stopped,
+];
+
+/// How watching a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    JobEnded,
+    UserLeft,
+}
 
 /// Shows one job.
 pub(crate) struct Ui {
-    /// None: somebody else brings its status.
+    /// None for a job on a cluster.
     job: Option<Job>,
     form: Form,
     seen: Seen,
-    /// Its page's address was said.
+    /// Whether the address of its page was printed.
     has_page: bool,
+    /// Whether it is not known yet where a resumed job continues; until then nothing else is shown.
+    is_resuming: bool,
     last: Option<JobStatus>,
 }
 
@@ -46,16 +65,16 @@ enum Form {
         next: Option<Instant>,
         line: String,
     },
-    /// The master's own log, as if it were written by this process.
+    /// The master's log.
     Relay {
         offset: u64,
     },
 }
 
-/// What was shown already.
+/// What was already shown.
 #[derive(Default)]
 struct Seen {
-    /// Term and number of the last event: each master counts anew.
+    /// Term and number of the last event; each master starts counting from zero.
     event: Option<(u64, u64)>,
     evaluations: BTreeSet<String>,
 }
@@ -66,18 +85,22 @@ impl Ui {
         Self::with(job, Form::of_terminal())
     }
 
-    /// For a job that runs elsewhere; its status comes by `show`.
-    pub(crate) fn remote() -> Self {
-        Self {
-            job: None,
-            form: Form::of_terminal(),
-            seen: Seen::default(),
-            has_page: true,
-            last: None,
+    /// For a job that this process watches. The status of a job on a cluster comes by `show`.
+    pub(crate) fn of(target: &Target) -> Self {
+        match target {
+            Target::Local(job) => Self::new(job),
+            Target::Cluster(_) => Self {
+                job: None,
+                form: Form::of_terminal(),
+                seen: Seen::default(),
+                has_page: true,
+                is_resuming: false,
+                last: None,
+            },
         }
     }
 
-    /// For a master by hand: what it logs is what is seen.
+    /// For a manually started master: shows its log.
     pub(crate) fn relay(job: &Job) -> Self {
         let log = job.paths().log(InstanceId::MASTER);
         let offset = std::fs::metadata(log).map_or(0, |metadata| metadata.len());
@@ -89,14 +112,20 @@ impl Ui {
         if let Some(status) = job.status() {
             seen.news(&status);
         }
-        Self { job: Some(job.clone()), form, seen, has_page: false, last: None }
+        let is_resuming = false;
+        Self { job: Some(job.clone()), form, seen, has_page: false, is_resuming, last: None }
+    }
+
+    /// The same for a job that may be resumed.
+    pub(crate) fn resuming(self, is_resuming: bool) -> Self {
+        Self { is_resuming, ..self }
     }
 
     /// A line about something that happened.
-    pub(crate) fn say(&mut self, line: &str) {
+    pub(crate) fn print(&mut self, line: &str) {
         match &self.form {
-            Form::Bar(bar) => bar.suspend(|| say(line)),
-            Form::Plain { .. } | Form::Relay { .. } => say(line),
+            Form::Bar(bar) => bar.suspend(|| eprint(line)),
+            Form::Plain { .. } | Form::Relay { .. } => eprint(line),
         }
     }
 
@@ -108,28 +137,35 @@ impl Ui {
             return;
         }
         let Some(status) = job.fresh_status() else { return };
-        if !self.has_page
-            && let Some(page) = crate::status::page(job, &status)
-        {
+        self.is_resuming &= status.state() == JobState::Starting;
+        let shows_page = !self.has_page && !self.is_resuming;
+        let page = shows_page.then(|| crate::status::page(job, &status)).flatten();
+        self.print_news(&status);
+        if let Some(page) = page {
             self.has_page = true;
-            self.say(&format!("view the job's page at {page}"));
+            self.print(&format!("view the job's page at {page}"));
         }
         self.show(status);
     }
 
+    fn print_news(&mut self, status: &JobStatus) {
+        for line in self.seen.news(status) {
+            self.print(&line);
+        }
+    }
+
     /// Shows what is new in this status.
     pub(crate) fn show(&mut self, status: JobStatus) {
-        for line in self.seen.news(&status) {
-            self.say(&line);
-        }
+        self.print_news(&status);
         match &mut self.form {
+            _ if self.is_resuming => {}
             Form::Bar(bar) => draw(bar, &status),
             Form::Plain { next, line } => {
                 let now = Instant::now();
                 if next.is_none_or(|next| next <= now) {
                     let new = progress(&status);
                     if new != *line {
-                        say(&new);
+                        eprint(&new);
                         *line = new;
                         *next = Some(now + PLAIN_EVERY);
                     }
@@ -140,7 +176,12 @@ impl Ui {
         self.last = Some(status);
     }
 
-    /// Takes the bar away, and gives the last that is known of the job.
+    /// Sets the final status of a job on a cluster.
+    pub(crate) fn end_with(&mut self, status: JobStatus) {
+        self.last = Some(status);
+    }
+
+    /// Removes the bar and returns the last known status of the job.
     pub(crate) fn finish(mut self) -> Option<JobStatus> {
         self.tick();
         if let Form::Bar(bar) = &self.form {
@@ -168,7 +209,7 @@ impl Seen {
             let at = Some((status.term, event.number));
             if at > self.event {
                 self.event = at;
-                if !ROUTINE.contains(&event.kind.as_str()) {
+                if !ROUTINE.contains(&event.kind()) {
                     lines.push(event.text.clone());
                 }
             }
@@ -186,18 +227,18 @@ impl Seen {
 
 /// `Evaluation metrics[v=50]: {'accuracy': 0.7712}`, the form that users grep for.
 fn metrics_line(evaluation: &Evaluation) -> String {
-    let metrics = sorted(evaluation).map(|(name, value)| format!("'{name}': {value:.4}"));
+    let metrics = sorted(evaluation).map(|(name, value)| format!("'{name}': {}", decimal(*value)));
     let metrics = metrics.collect::<Vec<_>>().join(", ");
     format!("Evaluation metrics[v={}]: {{{metrics}}}", evaluation.version)
 }
 
 /// `accuracy 0.7712, loss 0.5000`.
-pub(crate) fn measures(evaluation: &Evaluation) -> String {
-    let measures = sorted(evaluation).map(|(name, value)| format!("{name} {value:.4}"));
-    measures.collect::<Vec<_>>().join(", ")
+pub(crate) fn metrics_text(evaluation: &Evaluation) -> String {
+    let metrics = sorted(evaluation).map(|(name, value)| format!("{name} {}", decimal(*value)));
+    metrics.collect::<Vec<_>>().join(", ")
 }
 
-/// Metrics by name; a hash map has no order of its own.
+/// Metrics in the order of their names.
 fn sorted(evaluation: &Evaluation) -> impl Iterator<Item = (&String, &f64)> {
     let mut metrics: Vec<_> = evaluation.metrics.iter().collect();
     metrics.sort_by_key(|(name, _)| name.as_str());
@@ -206,10 +247,13 @@ fn sorted(evaluation: &Evaluation) -> impl Iterator<Item = (&String, &f64)> {
 
 /// One line about how far the job is.
 fn progress(status: &JobStatus) -> String {
-    let JobStatus { state, records_done, records_total, records_per_second, .. } = status;
-    let mut line = match status.job_type.as_str() {
-        "train" => format!("{state}: epoch {}, step {}, ", epoch(status), grouped(status.step)),
-        _ => format!("{state}: "),
+    let JobStatus { records_done, records_total, records_per_second, .. } = status;
+    let state = status.state();
+    let mut line = match status.job_type() {
+        JobType::Train => {
+            format!("{state}: epoch {}, step {}, ", epoch(status, "/"), grouped(status.step))
+        }
+        JobType::Evaluate | JobType::Predict => format!("{state}: "),
     };
     line += &match records_total {
         0 => counted(*records_done, "record"),
@@ -221,17 +265,17 @@ fn progress(status: &JobStatus) -> String {
     if status.eta_secs >= 0.0 {
         line += &format!(", {} left", span(status.eta_secs));
     }
-    if status.loss > 0.0 {
-        line += &format!(", loss {:.4}", status.loss);
+    if status.loss != 0.0 {
+        line += &format!(", loss {}", decimal(status.loss.into()));
     }
     line
 }
 
-/// `1/3`; without an end, `1`.
-fn epoch(status: &JobStatus) -> String {
+/// `1/3` or `1 of 3`; without an end, `1`.
+pub(crate) fn epoch(status: &JobStatus, of: &str) -> String {
     match status.num_epochs {
         0 => format!("{}", status.epoch + 1),
-        total => format!("{}/{total}", (status.epoch + 1).min(total)),
+        total => format!("{}{of}{total}", (status.epoch + 1).min(total)),
     }
 }
 
@@ -254,24 +298,26 @@ fn bar() -> ProgressBar {
 fn draw(bar: &ProgressBar, status: &JobStatus) {
     bar.set_length(status.records_total.max(1));
     bar.set_position(status.records_done.min(status.records_total));
-    bar.set_prefix(match status.job_type.as_str() {
-        "train" => format!("{} epoch {}", status.state, epoch(status)),
-        _ => status.state.clone(),
+    bar.set_prefix(match status.job_type() {
+        JobType::Train => format!("{} epoch {}", status.state(), epoch(status, "/")),
+        JobType::Evaluate | JobType::Predict => status.state().to_string(),
     });
     let workers = status.instances.iter();
-    let workers = workers.filter(|i| i.role == "worker" && i.state == "working").count();
+    let is_working =
+        |i: &&Instance| i.role() == Role::Worker && i.state() == InstanceState::Working;
+    let workers = workers.filter(is_working).count();
     let mut message = format!("{} records/s", grouped(rounded(status.records_per_second)));
     if status.eta_secs >= 0.0 {
         message += &format!("  {} left", span(status.eta_secs));
     }
-    if status.loss > 0.0 {
-        message += &format!("  loss {:.4}", status.loss);
+    if status.loss != 0.0 {
+        message += &format!("  loss {}", decimal(status.loss.into()));
     }
     bar.set_message(format!("{message}  {}", counted(workers as u64, "worker")));
     bar.tick();
 }
 
-/// Copies what the master's log has gained to standard error.
+/// Copies new lines of the master's log to standard error.
 fn relay(job: &Job, offset: &mut u64) {
     let log = job.paths().log(InstanceId::MASTER);
     let mut text = Vec::new();
@@ -287,6 +333,7 @@ fn relay(job: &Job, offset: &mut u64) {
 
 #[cfg(test)]
 mod tests {
+    use edl_core::job::JobState;
     use edl_net::proto::Event;
 
     use super::*;
@@ -305,9 +352,9 @@ mod tests {
     }
 
     #[test]
-    fn news_are_told_once_and_each_master_counts_anew() {
+    fn events_are_shown_once_and_each_master_counts_from_zero() {
         let event = |number, text: &str| Event { number, text: text.into(), ..Event::default() };
-        let routine = Event { kind: "worker_joined".into(), ..event(2, "routine") };
+        let routine = Event { kind: EventKind::WorkerJoined.into(), ..event(2, "routine") };
         let mut seen = Seen::default();
         let mut status = JobStatus {
             term: 1,
@@ -329,8 +376,8 @@ mod tests {
     #[test]
     fn progress_reads_as_a_sentence() {
         let status = JobStatus {
-            state: "running".into(),
-            job_type: "train".into(),
+            state: JobState::Running.into(),
+            job_type: JobType::Train.into(),
             epoch: 0,
             num_epochs: 2,
             step: 1200,

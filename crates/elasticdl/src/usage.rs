@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What clap says about a bad command line, as one sentence that names the thing and the next
-//! step.
+//! Clap's errors about a bad command line, as one sentence with the next step.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -15,9 +14,9 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => None,
         ErrorKind::UnknownArgument => {
-            let flag = word(error, ContextKind::InvalidArg).unwrap_or_default();
+            let flag = context(error, ContextKind::InvalidArg).unwrap_or_default();
             let what = if flag.starts_with('-') { "unknown flag" } else { "unexpected argument" };
-            let suggested = word(error, ContextKind::SuggestedArg);
+            let suggested = context(error, ContextKind::SuggestedArg);
             // Without the dashes, which make any two flags alike.
             let is_near = |near: &String| {
                 nearest(flag.trim_start_matches('-'), [near.trim_start_matches('-')]).is_some()
@@ -28,7 +27,7 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
             })
         }
         ErrorKind::InvalidSubcommand => {
-            let name = word(error, ContextKind::InvalidSubcommand).unwrap_or_default();
+            let name = context(error, ContextKind::InvalidSubcommand).unwrap_or_default();
             let command = <crate::cli::Cli as clap::CommandFactory>::command();
             let known = command.get_subcommands().filter(|command| !command.is_hide_set());
             let known: Vec<&str> = known.map(clap::Command::get_name).collect();
@@ -40,7 +39,7 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
         ErrorKind::MissingRequiredArgument => {
             let missing = match error.get(ContextKind::InvalidArg) {
                 Some(ContextValue::Strings(names)) => names.join(" "),
-                _ => word(error, ContextKind::InvalidArg).unwrap_or_default(),
+                _ => context(error, ContextKind::InvalidArg).unwrap_or_default(),
             };
             Some(format!("{missing} is missing; see `{help}`"))
         }
@@ -49,8 +48,8 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
             if let Some(ContextValue::Strings(known)) = error.get(ContextKind::ValidValue)
                 && !known.is_empty()
             {
-                let value = word(error, ContextKind::InvalidValue).unwrap_or_default();
-                let flag = word(error, ContextKind::InvalidArg).unwrap_or_default();
+                let value = context(error, ContextKind::InvalidValue).unwrap_or_default();
+                let flag = context(error, ContextKind::InvalidArg).unwrap_or_default();
                 return Some(format!(
                     "invalid value `{value}` for {flag}; choose from {}",
                     known.join(", ")
@@ -64,7 +63,7 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the parser's values grow with its versions")]
-fn word(error: &clap::Error, kind: ContextKind) -> Option<String> {
+fn context(error: &clap::Error, kind: ContextKind) -> Option<String> {
     match error.get(kind)? {
         ContextValue::String(text) => Some(text.clone()),
         ContextValue::Strings(texts) => texts.first().cloned(),
@@ -105,9 +104,56 @@ mod tests {
         assert_eq!(check(&["trian"]).unwrap(), "unknown command `trian`; did you mean `train`?");
         let number = check(&["train", "--num_workers=two"]).unwrap();
         assert!(number.starts_with("invalid value 'two' for '--num_workers <N>'"), "{number}");
+        let negative = check(&["train", "--num_workers", "-1"]).unwrap();
+        assert!(negative.starts_with("invalid value '-1' for '--num_workers <N>'"), "{negative}");
         let missing = check(&["scale", "job"]).unwrap();
         assert_eq!(missing, "--workers <N> is missing; see `elasticdl scale --help`");
         assert_eq!(check(&["--help"]), None);
+    }
+
+    /// The commands of ElasticDL's documents, apart from the program's name and paths.
+    const OLD_LINES: [&str; 8] = [
+        "master --model_file=m.py --training_data_dir=d --evaluation_data_dir=e \
+         --records_per_task=100 --num_epochs=1 --codec_type=tf_example --grads_to_wait=2 \
+         --checkpoint_steps=2 --minibatch_size=10 --job_name=test --log_level=INFO",
+        "worker --worker_id=1 --model_file=m.py --codec_type=tf_example --minibatch_size=10 \
+         --master_addr=localhost:50001 --log_level=INFO",
+        "worker --worker_id=0 --model_file=m.py --training_data_dir=d --evaluation_data_dir=e \
+         --records_per_task=100 --codec_type=bytes --grads_to_wait=2 --checkpoint_steps=2 \
+         --minibatch_size=10 --num_workers=2 --job_type=training_only --ps_addrs=a:2222,b:2222",
+        "ps --ps_id=0 --port=2222 --job_name=test --use_async=true --grads_to_wait=1 \
+         --lr_staleness_modulation=false --num_ps_pods=2 --num_workers=2 --minibatch_size=10 \
+         --checkpoint_dir=c --checkpoint_steps=2 --keep_checkpoint_max=3",
+        "train --image_base=elasticdl:ci --docker_image_prefix=r/p --model_zoo=z --model_def=m.f \
+         --training_data=/data/train --validation_data=/data/test --num_epochs=2 \
+         --master_resource_request=cpu=2,memory=2048Mi --worker_resource_request=cpu=2 \
+         --minibatch_size=64 --records_per_task=100 --num_workers=2 --checkpoint_steps=10 \
+         --grads_to_wait=2 --job_name=test --log_level=INFO --image_pull_policy=Always \
+         --volume=volume_name=v,mount_path=/data,claim_name=c",
+        "train --image_name=i --model_def=m.f --training_data=/data/train --num_epochs=1 \
+         --master_pod_priority=high-priority --worker_pod_priority=low-priority --num_workers=2 \
+         --job_name=low --volume=volume_name=v,mount_path=/data,claim_name=c",
+        "train --image_name=i --model_zoo=z --model_def=m.f --training_data=/data/train \
+         --validation_data=/data/test --num_epochs=2 --master_resource_request=cpu=0.2 \
+         --worker_resource_request=cpu=0.4 --ps_resource_request=cpu=0.2 --minibatch_size=64 \
+         --num_minibatches_per_task=2 --num_ps_pods=1 --num_workers=1 --evaluation_steps=50 \
+         --grads_to_wait=1 --job_name=test-mnist --log_level=INFO --image_pull_policy=Never \
+         --volume=host_path=/data,mount_path=/data \
+         --distribution_strategy=ParameterServerStrategy",
+        "train --image_name=i --model_zoo=z --model_def=m.f --training_data=/data/train \
+         --num_epochs=1 --num_workers=2 --minibatch_size=64 --num_minibatches_per_task=20 \
+         --job_name=test-mnist-allreduce --image_pull_policy=Never --need_elasticdl_job_service \
+         --volume=host_path=/data,mount_path=/data --distribution_strategy=AllreduceStrategy",
+    ];
+
+    #[test]
+    fn commands_of_the_original_documents_are_accepted() {
+        for line in OLD_LINES {
+            let words = std::iter::once("elasticdl").chain(line.split_whitespace());
+            let argv = crate::argv::normalise(words.map(Into::into)).unwrap();
+            let parsed = Cli::try_parse_from(argv.args);
+            assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+        }
     }
 
     #[test]
@@ -116,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_fits_one_screen_and_tells_the_exit_codes() {
+    fn the_help_fits_one_screen_and_lists_the_exit_codes() {
         let help = Cli::command().render_help().to_string();
         let lines = help.lines().count();
         assert!((24..=50).contains(&lines), "{lines} lines:\n{help}");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use edl_image::order::{self, Built, Order};
+use edl_image::build::{self, BuildRequest, Built};
 use edl_image::reference::Reference;
 use edl_image::registry;
 use edl_image::skeleton::{self, Skeleton};
@@ -14,10 +14,10 @@ use edl_image::tool::Tool;
 use crate::cli::zoo::{
     Builder, Language, ZooArgs, ZooBuildArgs, ZooCommand, ZooInitArgs, ZooPushArgs,
 };
+use crate::console::{counted, eprint};
 use crate::exit::{Exit, refuse};
 use crate::host;
 use crate::jobs::Home;
-use crate::say::{counted, say};
 
 /// The argument of every Dockerfile of ours that names the image to start from.
 const BASE_IMAGE: &str = "BASE_IMAGE";
@@ -30,9 +30,9 @@ pub(crate) fn run(args: &ZooArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     }
 }
 
-/// Builds an image of a folder of models, sends it to the registry that `prefix` names, and gives
-/// the name that a job of `job_name` is submitted with. The name holds the image's digest where we
-/// know it, so that all pods of the job run the same one.
+/// Builds an image of a folder of models, pushes it to the registry of `prefix`, and returns the
+/// image name for the job. The name contains the digest, if it is known, so all pods of the job run
+/// the same image.
 pub(crate) fn publish(
     model_zoo: &Path,
     base_image: &str,
@@ -45,19 +45,19 @@ pub(crate) fn publish(
     let folder = tempfile::tempdir()?;
     let dockerfile = folder.path().join("Dockerfile");
     std::fs::write(&dockerfile, text)?;
-    let order = Order {
+    let request = BuildRequest {
         image: image.clone(),
         context: model_zoo.into(),
         dockerfile,
         args: BTreeMap::new(),
-        builder: order::Builder::Any,
+        builder: build::Builder::Any,
         program: program(),
         output: None,
     };
-    say(format_args!("building {image}"));
-    order.build(&images()?).map_err(explained)?;
-    say(format_args!("pushing {image}"));
-    let pushed = order::push(&images()?, &image).map_err(explained)?;
+    eprint(format_args!("building {image}"));
+    request.build(&images()?).map_err(explained)?;
+    eprint(format_args!("pushing {image}"));
+    let pushed = build::push(&images()?, &image).map_err(explained)?;
     Ok(pushed.map_or_else(|| image.short(), |pushed| format!("{image}@{}", pushed.digest)))
 }
 
@@ -77,58 +77,58 @@ fn init(args: &ZooInitArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     for path in written {
         writeln!(out, "{}", path.strip_prefix(".").unwrap_or(&path).display())?;
     }
-    say("edit the files, then run `elasticdl zoo build --image=NAME:TAG`");
+    eprint("edit the files, then run `elasticdl zoo build --image=NAME:TAG`");
     Ok(Exit::Ok)
 }
 
 fn build(args: &ZooBuildArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let order = Order {
+    let request = BuildRequest {
         image: parse(&args.image)?,
         context: args.folder.clone(),
         dockerfile: dockerfile(&args.folder),
         args: args.base_image.iter().map(|base| (BASE_IMAGE.into(), base.clone())).collect(),
         builder: match args.builder {
-            None => order::Builder::Any,
-            Some(Builder::Docker) => order::Builder::Tool(Tool::Docker),
-            Some(Builder::Podman) => order::Builder::Tool(Tool::Podman),
-            Some(Builder::Buildah) => order::Builder::Tool(Tool::Buildah),
-            Some(Builder::Own) => order::Builder::Ourselves,
+            None => build::Builder::Any,
+            Some(Builder::Docker) => build::Builder::Tool(Tool::Docker),
+            Some(Builder::Podman) => build::Builder::Tool(Tool::Podman),
+            Some(Builder::Buildah) => build::Builder::Tool(Tool::Buildah),
+            Some(Builder::Own) => build::Builder::BuiltIn,
         },
         program: args.binary.clone().or_else(program),
         output: args.output.clone(),
     };
-    let built = order.build(&images()?).map_err(explained)?;
-    tell(&order, &built, out)?;
+    let built = request.build(&images()?).map_err(explained)?;
+    print_built(&request, &built, out)?;
     Ok(Exit::Ok)
 }
 
-fn tell(order: &Order, built: &Built, out: &mut dyn Write) -> anyhow::Result<()> {
-    let image = &order.image;
+fn print_built(request: &BuildRequest, built: &Built, out: &mut dyn Write) -> anyhow::Result<()> {
+    let image = &request.image;
     match (&built.digest, built.tool) {
         (Some(digest), _) => writeln!(out, "{image}@{digest}")?,
         (None, _) => writeln!(out, "{image}")?,
     }
     match built.tool {
-        Some(tool) => say(format_args!("built with {}", tool.program())),
-        None => say(format_args!(
+        Some(tool) => eprint(format_args!("built with {}", tool.program())),
+        None => eprint(format_args!(
             "built without a daemon: {:.1} MB in {} layers",
             megabytes(built.n_bytes),
             built.n_layers
         )),
     }
-    match &order.output {
-        Some(file) => say(format_args!("written to {}", file.display())),
-        None => say(format_args!("next: run `elasticdl zoo push {image}`")),
+    match &request.output {
+        Some(file) => eprint(format_args!("written to {}", file.display())),
+        None => eprint(format_args!("next: run `elasticdl zoo push {image}`")),
     }
     Ok(())
 }
 
 fn push(args: &ZooPushArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let image = parse(&args.image)?;
-    match order::push(&images()?, &image).map_err(explained)? {
+    match build::push(&images()?, &image).map_err(explained)? {
         Some(pushed) => {
             writeln!(out, "{}@{}", image.short(), pushed.digest)?;
-            say(format_args!(
+            eprint(format_args!(
                 "pushed {}, {:.1} MB; {} already existed",
                 counted(pushed.n_sent as u64, "blob"),
                 megabytes(pushed.n_bytes),
@@ -140,17 +140,17 @@ fn push(args: &ZooPushArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Images that no tool has: `$ELASTICDL_HOME/images`.
+/// Images that were built without a tool: `$ELASTICDL_HOME/images`.
 fn images() -> anyhow::Result<PathBuf> {
     Ok(Home::from_env()?.images_dir())
 }
 
-/// This very program, unless it is a Python interpreter.
+/// This program, unless it is a Python interpreter.
 fn program() -> Option<PathBuf> {
     if host::get().python.is_some() { None } else { std::env::current_exe().ok() }
 }
 
-/// The Dockerfile of the folder, or else the one here.
+/// The Dockerfile of the folder, or else of the current folder.
 fn dockerfile(folder: &Path) -> PathBuf {
     let here = PathBuf::from("Dockerfile");
     let inside = folder.join("Dockerfile");
@@ -161,9 +161,9 @@ fn parse(image: &str) -> anyhow::Result<Reference> {
     Reference::parse(image).map_err(|error| refused(&error))
 }
 
-/// Registries and disks fail; all else is what we were told to do.
-fn explained(error: order::Error) -> anyhow::Error {
-    use order::Error as E;
+/// Failures of registries and disks are failures of the command; all others are bad input.
+fn explained(error: build::Error) -> anyhow::Error {
+    use build::Error as E;
     use registry::Error as R;
     let is_login = matches!(&error, E::Registry(R::Unauthorized(_) | R::Denied { .. }));
     let is_outside = matches!(&error, E::Registry(_) | E::Store(_) | E::Write(..) | E::Tool(_));

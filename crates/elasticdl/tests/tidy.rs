@@ -73,7 +73,7 @@ fn arrows_point_down_only() {
 }
 
 #[test]
-fn every_file_says_what_it_is_and_which_licence_it_has() {
+fn every_file_has_a_licence_and_a_description() {
     let mut n_files = 0;
     visit(&root().join("crates"), &mut |path, text| {
         n_files += 1;

@@ -71,8 +71,8 @@ pub fn n_high(share: f64, workers: u32) -> u32 {
     high.min(workers)
 }
 
-/// Whether the worker of this number is one of the high ones when nobody counts those that run:
-/// they are taken from both ends of the numbers in turn.
+/// Whether the worker with this number gets the high priority, where running workers are not
+/// counted: high priorities go to the two ends of the numbers in turn.
 #[must_use]
 pub fn is_high(share: f64, worker: u32, workers: u32) -> bool {
     let workers = workers.max(1);

@@ -9,7 +9,7 @@ use std::str::FromStr;
 pub struct Resources(pub BTreeMap<String, String>);
 
 /// Suffixes of an amount of bytes, and what each stands for.
-const UNITS: [(&str, f64); 12] = [
+pub const UNITS: [(&str, f64); 12] = [
     ("Ki", 1024.0),
     ("Mi", 1_048_576.0),
     ("Gi", 1_073_741_824.0),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Time by kind, in whole nanoseconds, so that parts add up exactly.
+//! Time by kind, in whole nanoseconds: parts add up exactly.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -7,60 +7,28 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What a second was spent on. The order is that of reports.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// Training, evaluating, applying gradients.
-    Compute,
-    /// Waiting for parameters, acknowledgements or other workers' gradients.
-    Communicate,
-    /// Waiting for records.
-    DataWait,
-    /// Training what had been trained before.
-    Redo,
-    /// Getting back to work after a loss: starting, loading, forming the next world.
-    Heal,
-    /// Copying state for a checkpoint.
-    Checkpoint,
-    /// Nothing to do.
-    #[default]
-    Idle,
-    /// Nobody was there.
-    Down,
-}
+use crate::named::named;
 
-impl Kind {
-    pub const ALL: [Self; 8] = [
-        Self::Compute,
-        Self::Communicate,
-        Self::DataWait,
-        Self::Redo,
-        Self::Heal,
-        Self::Checkpoint,
-        Self::Idle,
-        Self::Down,
-    ];
-
-    /// The word in status, metrics and page.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Compute => "compute",
-            Self::Communicate => "communicate",
-            Self::DataWait => "data_wait",
-            Self::Redo => "redo",
-            Self::Heal => "heal",
-            Self::Checkpoint => "checkpoint",
-            Self::Idle => "idle",
-            Self::Down => "down",
-        }
-    }
-
-    fn place(self) -> usize {
-        self as usize
+named! {
+    /// What a second was spent on, in the order of reports.
+    TimeKind {
+        /// Training, evaluating, applying gradients.
+        Compute = "compute",
+        /// Waiting for parameters, acknowledgements or other workers' gradients.
+        Communicate = "communicate",
+        /// Waiting for records.
+        DataWait = "data_wait",
+        /// Training what had been trained before.
+        Redo = "redo",
+        /// Getting back to work after a loss: starting, loading, forming the next world.
+        Heal = "heal",
+        /// Copying state for a checkpoint.
+        Checkpoint = "checkpoint",
+        /// Nothing to do.
+        #[default]
+        Idle = "idle",
+        /// No process was there.
+        Down = "down",
     }
 }
 
@@ -70,19 +38,19 @@ impl Kind {
 pub struct Spent([u64; 8]);
 
 impl Spent {
-    /// From nanoseconds in the order of [`Kind::ALL`].
+    /// From nanoseconds in the order of [`TimeKind::ALL`].
     #[must_use]
     pub fn from_nanos(nanos: [u64; 8]) -> Self {
         Self(nanos)
     }
 
     #[must_use]
-    pub fn get(&self, kind: Kind) -> Duration {
-        Duration::from_nanos(self.0[kind.place()])
+    pub fn get(&self, kind: TimeKind) -> Duration {
+        Duration::from_nanos(self.0[kind as usize])
     }
 
-    pub fn add(&mut self, kind: Kind, time: Duration) {
-        let place = &mut self.0[kind.place()];
+    pub fn add(&mut self, kind: TimeKind, time: Duration) {
+        let place = &mut self.0[kind as usize];
         *place = place.saturating_add(nanos(time));
     }
 
@@ -113,20 +81,20 @@ impl Spent {
     }
 
     /// Makes `n` of `of` parts of one kind another kind.
-    pub fn shift(&mut self, from: Kind, to: Kind, n: u64, of: u64) {
+    pub fn shift(&mut self, from: TimeKind, to: TimeKind, n: u64, of: u64) {
         if of == 0 {
             return;
         }
-        let all = self.0[from.place()];
+        let all = self.0[from as usize];
         let moved = u128::from(all) * u128::from(n.min(of)) / u128::from(of);
         let moved = u64::try_from(moved).unwrap_or(all);
-        self.0[from.place()] -= moved;
-        self.0[to.place()] += moved;
+        self.0[from as usize] -= moved;
+        self.0[to as usize] += moved;
     }
 
     /// Every kind with its time, in the order of reports.
-    pub fn iter(&self) -> impl Iterator<Item = (Kind, Duration)> + '_ {
-        Kind::ALL.into_iter().map(|kind| (kind, self.get(kind)))
+    pub fn iter(&self) -> impl Iterator<Item = (TimeKind, Duration)> + '_ {
+        TimeKind::ALL.into_iter().map(|kind| (kind, self.get(kind)))
     }
 }
 
@@ -144,7 +112,7 @@ pub fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A map as pairs: JSON has no keys but words.
+/// A map as pairs: JSON keys are text.
 pub(super) mod pairs {
     use super::{BTreeMap, Deserialize, Deserializer, Serialize, Serializer};
 

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
+use crate::exit::Exit;
 
 const W0: InstanceId = InstanceId { role: Role::Worker, id: 0 };
 
@@ -38,7 +39,7 @@ fn a_killed_worker_is_replaced_at_once_under_a_new_number_and_not_counted() {
         assert_eq!(instances.reconcile(Time::ZERO), [launch(next)]);
         instances.report(&Report::Started { instance: next, pid: 200 + round }, Time::ZERO);
     }
-    assert_eq!(instances.hopeless(), None);
+    assert_eq!(instances.give_up_reason(), None);
 }
 
 #[test]
@@ -51,7 +52,7 @@ fn of_too_many_workers_those_go_first_whose_room_others_wait_for() {
         .iter()
         .map(|order| match order {
             Order::Stop { instance, .. } => instance.id,
-            Order::Launch { .. } | Order::Dismiss { .. } | Order::Harm { .. } => {
+            Order::Launch { .. } | Order::Dismiss { .. } | Order::Chaos { .. } => {
                 panic!("{order:?}")
             }
         })
@@ -64,10 +65,10 @@ fn a_worker_that_crashes_again_and_again_is_given_up() {
     let mut instances = started(1);
     let mut now = Time::ZERO;
     for round in 0..3 {
-        assert_eq!(instances.hopeless(), None);
+        assert_eq!(instances.give_up_reason(), None);
         let id = InstanceId { role: Role::Worker, id: round };
         let pid = instances.running()[&id].pid.expect("it runs");
-        instances.report(&ended(id, pid, Ended::Exit(101)), now);
+        instances.report(&ended(id, pid, Exit::Panicked.into()), now);
         assert!(instances.reconcile(now).is_empty(), "a crash is followed by a pause");
         now = now + MAX_BACKOFF;
         for order in instances.reconcile(now) {
@@ -77,7 +78,7 @@ fn a_worker_that_crashes_again_and_again_is_given_up() {
     }
     let expected =
         "workers crashed 3 times, more than --relaunch_on_worker_failure=2 allows; see their logs";
-    assert_eq!(instances.hopeless().as_deref(), Some(expected));
+    assert_eq!(instances.give_up_reason().as_deref(), Some(expected));
 }
 
 #[test]
@@ -86,10 +87,10 @@ fn a_single_crash_that_ends_the_job_is_counted_in_the_singular() {
     instances.report(&Report::Running(Vec::new()), Time::ZERO);
     assert_eq!(instances.reconcile(Time::ZERO), [launch(W0)]);
     instances.report(&Report::Started { instance: W0, pid: 100 }, Time::ZERO);
-    instances.report(&ended(W0, 100, Ended::Exit(101)), Time::ZERO);
+    instances.report(&ended(W0, 100, Exit::Panicked.into()), Time::ZERO);
     let expected =
         "workers crashed once, more than --relaunch_on_worker_failure=0 allows; see their logs";
-    assert_eq!(instances.hopeless().as_deref(), Some(expected));
+    assert_eq!(instances.give_up_reason().as_deref(), Some(expected));
 }
 
 #[test]
@@ -123,7 +124,7 @@ fn whatever_is_explained_is_never_counted() {
             assert_eq!(instances.reconcile(Time::ZERO), [launch(next)]);
             instances.report(&Report::Started { instance: next, pid: 200 + round }, Time::ZERO);
         }
-        assert_eq!(instances.hopeless(), None);
+        assert_eq!(instances.give_up_reason(), None);
     }
 }
 
@@ -132,7 +133,7 @@ fn who_ran_out_of_memory_gets_more_of_it_until_that_explains_nothing() {
     let mut instances = started(1);
     let (mut now, mut shares) = (Time::ZERO, Vec::new());
     for round in 0..20 {
-        if instances.hopeless().is_some() {
+        if instances.give_up_reason().is_some() {
             break;
         }
         let id = InstanceId { role: Role::Worker, id: round };
@@ -146,7 +147,7 @@ fn who_ran_out_of_memory_gets_more_of_it_until_that_explains_nothing() {
         }
     }
     assert_eq!(shares, [150, 225, 340, 500, 500, 500, 500]);
-    assert!(instances.hopeless().is_some(), "a leak must not be fed for ever");
+    assert!(instances.give_up_reason().is_some(), "a leak must not be fed for ever");
     assert_eq!(instances.memory_percent(Role::Ps), 100, "another part is not at fault");
 }
 
@@ -180,8 +181,8 @@ fn who_waits_is_shown_with_its_reason_and_is_the_first_to_go() {
 
 fn any_end() -> impl Strategy<Value = Ended> {
     select(vec![
-        Ended::Exit(0),
-        Ended::Exit(1),
+        Ended::CLEAN,
+        Exit::Failed.into(),
         Ended::Signal(9),
         Ended::Signal(11),
         Ended::Preempted,

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a job remembers when its master restarts, and the only way to change it.
 
-use std::ops::Deref;
+use std::collections::BTreeSet;
+use std::ops::{Deref, Range};
 
 use serde::{Deserialize, Serialize};
 
 use super::{CheckpointRef, Effect, End};
+use crate::checkpoint_name::CheckpointName;
 use crate::evaluation::{Evaluated, Evaluation, is_best};
 use crate::id::{BatchId, Generation, Incarnation, WorkerId};
 use crate::model::ModelSpec;
@@ -21,12 +23,18 @@ pub struct Durable {
     pub best: Option<String>,
     pub workers_wanted: Option<u32>,
     pub failures: Vec<Failure>,
+    /// Batches that are not trained because their loss or gradient was not finite.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub skipped: BTreeSet<BatchId>,
     /// The gradient's hash that every worker must agree on, under AllReduce.
     #[serde(default)]
     pub probe: Option<u64>,
     /// The workers whose state counts, under AllReduce; all of them before the first world.
     #[serde(default)]
     pub holders: Option<Vec<(WorkerId, Incarnation)>>,
+    /// Parameter servers that were lost or have a successor.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub replaced_servers: BTreeSet<Incarnation>,
     /// Workers with different arithmetic took part: results depend on which of them computed.
     #[serde(default)]
     pub bits_differ: bool,
@@ -51,7 +59,37 @@ pub enum Suspect {
     PredictShard(u32),
 }
 
+/// A complete checkpoint of the job's run, as its manifest describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FoundCheckpoint {
+    pub folder: String,
+    pub generation: Generation,
+    pub version: u64,
+    pub exact: Option<u64>,
+    pub model: ModelSpec,
+    pub skipped: BTreeSet<BatchId>,
+}
+
 impl Durable {
+    /// Takes in the complete checkpoints on disk, the newest last, and returns how many of them were
+    /// unknown: the master died before it recorded them, or its store was lost.
+    pub fn adopt(&mut self, found: Vec<FoundCheckpoint>) -> usize {
+        let n_known = self.checkpoints.len();
+        for found in found {
+            let FoundCheckpoint { folder, generation, version, exact, model, skipped } = found;
+            self.skipped.extend(skipped);
+            self.generation = self.generation.max(generation);
+            if self.checkpoints.iter().any(|known| known.folder == folder) {
+                continue;
+            }
+            self.model.get_or_insert(model);
+            self.checkpoints.push(CheckpointRef { folder, version, exact, is_bad: false });
+        }
+        // Stable: names of earlier builds cannot be read, and are of older checkpoints.
+        self.checkpoints.sort_by_key(|checkpoint| CheckpointName::parse(&checkpoint.folder));
+        self.checkpoints.len() - n_known
+    }
+
     /// Counts a failure of `work`; returns how often it has failed.
     pub(super) fn count_failure(&mut self, work: Suspect) -> u32 {
         let known = self.failures.iter().position(|failure| failure.work == work);
@@ -61,6 +99,13 @@ impl Durable {
         });
         self.failures[place].n_failures += 1;
         self.failures[place].n_failures
+    }
+
+    /// The batches among `range` of an epoch that are skipped.
+    pub(super) fn skipped_in(&self, epoch: u32, range: &Range<u32>) -> Vec<u32> {
+        let batch = |index| BatchId { epoch, index };
+        let skipped = self.skipped.range(batch(range.start)..batch(range.end));
+        skipped.map(|batch| batch.index).collect()
     }
 
     /// A checkpoint of exactly the batches before `position`.
@@ -89,9 +134,9 @@ impl Durable {
 
 /// The durable facts of a running job. Every change orders a `Persist` right where it happens.
 #[derive(Clone, Debug)]
-pub(super) struct Facts(Durable);
+pub(super) struct Persisted(Durable);
 
-impl Facts {
+impl Persisted {
     pub(super) fn new(durable: Durable) -> Self {
         Self(Durable { end: None, ..durable })
     }
@@ -106,7 +151,7 @@ impl Facts {
     }
 }
 
-impl Deref for Facts {
+impl Deref for Persisted {
     type Target = Durable;
 
     fn deref(&self) -> &Durable {

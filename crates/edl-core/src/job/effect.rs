@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything that a job's machine can want done.
+//! Everything that a job can order.
 
 use std::ops::Range;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use crate::evaluation::Evaluated;
-use crate::id::{CutId, EvalId, Generation, LeaseId, PsId, WorkerId, WorldId};
-use crate::job::{CutFile, Refusal};
+use crate::id::{CheckpointId, EvalId, Generation, LeaseId, PsId, WorkerId, WorldId};
+use crate::job::{CheckpointFile, End, EventKind, Refusal};
 use crate::platform::Order;
-use crate::world::World;
+use crate::world::Announced;
 
 /// Something to do; effects are performed in the order in which they come.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,24 +17,26 @@ pub enum Effect {
     Persist,
     ToWorker(WorkerId, Command),
     ToPs(PsId, PsOrder),
-    /// End this stream; its owner is told why.
+    /// Close this stream with a reason.
     CloseWorker(WorkerId, String),
-    /// The same for good: it shall not come back.
+    /// The same, and the worker must not reconnect.
     RefuseWorker(WorkerId, String),
     ClosePs(PsId),
     Platform(Order),
-    /// Make the folder of a cut; a failure is answered by `Event::CutFailed`.
-    PrepareCut {
-        cut: CutId,
+    /// Make the folder of a checkpoint; a failure is answered by `Event::CheckpointFailed`.
+    PrepareCheckpoint {
+        checkpoint: CheckpointId,
         folder: String,
     },
-    /// Write the manifest that makes a cut a checkpoint; answer `Committed` or `CutFailed`.
+    /// Write the manifest that completes a checkpoint; answer `Committed` or `CheckpointFailed`.
     Commit {
-        cut: CutId,
+        checkpoint: CheckpointId,
         folder: String,
         version: u64,
+        /// As in `CheckpointRef`.
+        exact: Option<u64>,
         generation: Generation,
-        files: Vec<CutFile>,
+        files: Vec<CheckpointFile>,
     },
     /// Remove a folder below the checkpoints.
     Delete(String),
@@ -55,11 +55,11 @@ pub enum Effect {
     Note(Note),
     /// Answer the request that is being handled.
     Reply(Result<(), Refusal>),
-    /// The job is over: tell everybody, then exit.
+    /// The job is over: inform all processes, then exit.
     Ended(End),
 }
 
-/// What a worker is told.
+/// An order to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
     Welcome,
@@ -73,29 +73,26 @@ pub enum Command {
     Revoke(LeaseId),
     /// AllReduce: who trains from now on, and how far. A worker that is not in it is done with
     /// the world before.
-    World {
-        world: World,
-        until: u64,
-        generation: Generation,
-        load: Option<LoadFrom>,
-    },
+    World(Announced),
     /// Train to this step.
     Go {
         world: WorldId,
         until: u64,
     },
     /// Write these partitions as they are after step `at`.
-    Cut {
-        cut: CutId,
+    Checkpoint {
+        checkpoint: CheckpointId,
         generation: Generation,
         folder: String,
         at: u64,
         partitions: Range<u32>,
     },
+    /// Answer by a heartbeat, at once.
+    Ping,
     Stop(String),
 }
 
-/// Where state comes from when nobody has it: a checkpoint, or first values.
+/// Where state comes from when no process has it: a checkpoint, or initial values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LoadFrom {
     pub checkpoint: Option<String>,
@@ -105,12 +102,25 @@ pub struct LoadFrom {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    Train { epoch: u32, range: Range<u32> },
-    Eval { eval: EvalId, version: u64, shard: u32, records: Range<u64> },
-    Predict { shard: u32, records: Range<u64> },
+    /// `skipped` are those of `range` that change no parameters.
+    Train {
+        epoch: u32,
+        range: Range<u32>,
+        skipped: Vec<u32>,
+    },
+    Eval {
+        eval: EvalId,
+        version: u64,
+        shard: u32,
+        records: Range<u64>,
+    },
+    Predict {
+        shard: u32,
+        records: Range<u64>,
+    },
 }
 
-/// What a parameter server is told.
+/// An order to a parameter server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PsOrder {
     Welcome,
@@ -122,8 +132,8 @@ pub enum PsOrder {
         generation: Generation,
     },
     /// With `at`, as it is after that step; otherwise as it is now.
-    Cut {
-        cut: CutId,
+    Checkpoint {
+        checkpoint: CheckpointId,
         generation: Generation,
         folder: String,
         at: Option<u64>,
@@ -131,19 +141,9 @@ pub enum PsOrder {
     Stop(String),
 }
 
-/// Something that a person may want to know: a log line and an entry in the job's events.
+/// A log line and an entry in the job's events.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Note {
-    pub kind: &'static str,
+    pub kind: EventKind,
     pub text: String,
-}
-
-/// How a job ended.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum End {
-    Succeeded,
-    Failed(String),
-    /// Before its end, by somebody's wish; it can be resumed.
-    Stopped(String),
 }

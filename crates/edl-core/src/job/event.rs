@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything that can happen to a job: a closed list, so that all triggers are seen in one place.
+//! Everything that can happen to a job: a closed list of all triggers.
 
-use crate::goodput::Told;
+use crate::activity::WaitingFor;
+use crate::goodput::TimeReport;
 use crate::id::{
-    BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PsId, WorkerId, WorldId,
+    BatchId, CheckpointId, EvalId, Generation, Incarnation, LeaseId, PsId, WorkerId, WorldId,
 };
-use crate::job::{CutFile, Holder};
+use crate::job::{CheckpointFile, CheckpointWriter};
 use crate::metric::Measures;
 use crate::model::ModelSpec;
-use crate::platform::{Harm, InstanceId, Report};
-use crate::servers::{Member, PartitionState};
+use crate::platform::{ChaosAction, InstanceId, Report};
+use crate::servers::{PartitionState, ServerMember};
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +29,7 @@ pub enum Event {
         incarnation: Incarnation,
         model: Box<ModelSpec>,
         capacity: u32,
-        held: Vec<Held>,
+        held: Vec<HeldLease>,
         /// Under AllReduce, how others reach it and what it holds.
         peer: Option<Box<Peer>>,
     },
@@ -37,7 +38,7 @@ pub enum Event {
         worker: WorkerId,
         incarnation: Incarnation,
     },
-    /// It was told to go and has given everything back.
+    /// It was asked to exit and has returned its leases.
     WorkerLeaving {
         worker: WorkerId,
         incarnation: Incarnation,
@@ -45,16 +46,17 @@ pub enum Event {
     WorkerHeard {
         worker: WorkerId,
         incarnation: Incarnation,
-        /// Whom it waits for; empty while it is busy itself.
-        waiting_for: String,
+        waiting_for: WaitingFor,
+        /// Batches, lanes and minibatches that it has computed.
+        progress: u64,
     },
-    /// A process measures what it spends its time on.
-    Told {
+    /// A process reports where its time went.
+    TimeReport {
         instance: InstanceId,
         incarnation: Incarnation,
-        told: Told,
+        report: TimeReport,
     },
-    /// Every partition has acknowledged the batch in `generation`: a fact, whoever brings it.
+    /// Every partition has acknowledged the batch in `generation`. It counts from any process.
     BatchDone {
         worker: WorkerId,
         batch: BatchId,
@@ -80,17 +82,26 @@ pub enum Event {
         error: String,
     },
 
-    /// A member of a world has news, under AllReduce.
+    /// The loss or the gradient of a batch is not finite.
+    NonFinite {
+        worker: WorkerId,
+        incarnation: Incarnation,
+        lease: LeaseId,
+        item: u32,
+        error: String,
+    },
+
+    /// A report of a member of a world, under AllReduce.
     Member {
         worker: WorkerId,
         incarnation: Incarnation,
-        news: News,
+        report: MemberReport,
     },
 
     PsConnected {
         ps: PsId,
         pid: u32,
-        member: Box<Member>,
+        member: Box<ServerMember>,
     },
     PsGone {
         ps: PsId,
@@ -110,23 +121,30 @@ pub enum Event {
         generation: Generation,
         error: String,
     },
-    CutDone {
-        holder: Holder,
-        cut: CutId,
-        generation: Generation,
-        files: Vec<CutFile>,
+    /// A server will copy the step of a checkpoint: workers may pass it.
+    CheckpointStarted {
+        ps: PsId,
+        checkpoint: CheckpointId,
     },
-    CutFailed {
-        cut: CutId,
+    CheckpointDone {
+        holder: CheckpointWriter,
+        checkpoint: CheckpointId,
+        generation: Generation,
+        files: Vec<CheckpointFile>,
+    },
+    CheckpointFailed {
+        checkpoint: CheckpointId,
         error: String,
     },
 
     /// Answers to effects.
     Committed {
-        cut: CutId,
+        checkpoint: CheckpointId,
     },
     Exported,
     ExportFailed {
+        /// It may succeed later.
+        is_disk_full: bool,
         error: String,
     },
 
@@ -138,27 +156,45 @@ pub enum Event {
         reason: String,
         with_checkpoint: bool,
     },
-    Harm {
+    Chaos {
         instance: InstanceId,
-        harm: Harm,
+        action: ChaosAction,
     },
 }
 
-/// What a member of a world tells.
+impl Event {
+    /// The worker whose report this is, if it counts from the known process alone.
+    pub(super) fn sender(&self) -> Option<(WorkerId, Incarnation)> {
+        if let Self::WorkerReady { worker, incarnation, .. }
+        | Self::WorkerLeaving { worker, incarnation }
+        | Self::WorkerHeard { worker, incarnation, .. }
+        | Self::Member { worker, incarnation, .. }
+        | Self::Failed { worker, incarnation, .. }
+        | Self::NonFinite { worker, incarnation, .. } = self
+        {
+            return Some((*worker, *incarnation));
+        }
+        None
+    }
+}
+
+/// What a member of a world reports.
 #[derive(Clone, Debug, PartialEq)]
-pub enum News {
+pub enum MemberReport {
     /// It holds the state that its world begins with.
     Formed { world: WorldId, step: u64, pause_secs: f64, state_bytes: u64 },
     /// It holds the state after `step`.
     Stepped { world: WorldId, step: u64, hash: u64, loss: f32 },
     /// A lane takes it so long.
     Pace { lane_secs: f64 },
-    /// It cannot go on because of another member.
+    /// It cannot continue because of another member.
     PeerLost { world: WorldId, suspect: WorkerId, error: String },
     /// It cannot train the records after `step`.
     StepFailed { world: WorldId, step: u64, error: String },
+    /// The loss or the gradient of the records after `step` is not finite.
+    NonFinite { world: WorldId, step: u64, error: String },
     /// The servers have no rows for the step that it holds.
-    Torn { world: WorldId, error: String },
+    StepMismatch { world: WorldId, error: String },
     /// It cannot load the state of this generation.
     NotLoaded { generation: Generation, error: String },
 }
@@ -176,7 +212,7 @@ pub struct Peer {
 
 /// What a worker that comes back still works on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Held {
+pub struct HeldLease {
     pub lease: LeaseId,
     pub epoch: u32,
     pub indices: Vec<u32>,

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{End, Job, LoadFrom};
+use super::{End, EventKind, Job, LoadFrom};
 use crate::id::{WorkerId, WorldId};
 use crate::time::Time;
 use crate::world::World;
@@ -33,7 +33,7 @@ impl Job {
         self.void_workers();
         self.take_back_from(&before, &[]);
         let empty = World { id, members: Vec::new(), after: None };
-        self.tell_world(&before, &empty, None);
+        self.send_world(&before, &empty, None);
     }
 
     /// All servers hold one generation. If they have loaded it, workers load the same before they
@@ -46,11 +46,11 @@ impl Job {
             if self.stages.has_started() {
                 let lost = before.saturating_sub(step);
                 let text = format!("restored step {step}; steps to train again: {lost}");
-                self.note("restored", text);
+                self.note(EventKind::Restored, text);
             }
         }
         let workers = self.announce_servers();
-        self.lending.add_idle(workers);
+        self.assignments.add_idle(workers);
     }
 
     /// What workers load to match the servers.
@@ -75,19 +75,27 @@ impl Job {
     pub(super) fn restore_servers(&mut self, now: Time) {
         if self.stages.has_started() {
             let text = "all workers that held the model are gone; the servers reload with new ones";
-            self.note("workers_lost", text);
+            self.note(EventKind::WorkersLost, text);
         }
+        self.reload_servers(now);
+    }
+
+    /// The servers load the last checkpoint.
+    pub(super) fn reload_servers(&mut self, now: Time) {
         self.strategy.servers_mut().restore();
         self.begin_load(now);
     }
 
     /// A worker holds a step that the servers have no rows for.
-    pub(super) fn torn(&mut self, worker: WorkerId, error: &str, now: Time) {
+    pub(super) fn step_mismatch(&mut self, worker: WorkerId, error: &str, now: Time) {
         if !self.servers().is_serving() {
             return;
         }
-        self.note("torn", format!("worker-{worker} and the servers disagree on the step: {error}"));
-        if self.steps_mut().is_torn_too_often() {
+        self.note(
+            EventKind::Torn,
+            format!("worker-{worker} and the servers disagree on the step: {error}"),
+        );
+        if self.steps_mut().is_mismatched_too_often() {
             let why = format!("workers and servers keep disagreeing on the step: {error}");
             return self.end(End::Failed(why));
         }

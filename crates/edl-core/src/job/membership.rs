@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Workers that connect, fail and leave; processes that start, wait and exit.
 
-use super::refusal::{check_harm, check_scale};
-use super::{Command, Effect, End, Held, Job, Peer, Refusal};
+use std::time::Duration;
+
+use super::refusal::{check_chaos, check_scale};
+use super::{Command, Effect, End, EventKind, HeldLease, Job, Peer, Refusal};
 use crate::id::{Incarnation, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
 use crate::optimizer;
-use crate::platform::{Ended, Harm, InstanceId, Order, Report, Role};
+use crate::platform::{
+    ChaosAction, Ended, InstanceId, InstanceState, Order, Process, Report, Role,
+};
 use crate::pod::Wait;
 use crate::time::Time;
 
@@ -20,7 +24,7 @@ impl Job {
         now: Time,
     ) {
         self.release_worker(worker);
-        self.lose_cut_of(worker);
+        self.abandon_checkpoint_of(worker);
         self.instances.seen_worker(worker.0);
         self.roster.worker_connected(worker, incarnation, pid, now);
         self.effects.push(Effect::ToWorker(worker, Command::Welcome));
@@ -31,7 +35,7 @@ impl Job {
         worker: WorkerId,
         model: ModelSpec,
         capacity: u32,
-        held: Vec<Held>,
+        held: Vec<HeldLease>,
         peer: Option<Peer>,
         now: Time,
     ) {
@@ -49,7 +53,7 @@ impl Job {
                      with the job's model and build",
                     model.name, known.name
                 );
-                self.note("refused", why.clone());
+                self.note(EventKind::Refused, why.clone());
                 return self.effects.push(Effect::RefuseWorker(worker, why));
             }
         }
@@ -57,23 +61,23 @@ impl Job {
             return;
         }
         self.roster.worker_ready(worker, capacity, held, peer);
-        self.lending.add_idle([worker]);
-        self.note("worker_joined", format!("worker-{worker} joined"));
+        self.assignments.add_idle([worker]);
+        self.note(EventKind::WorkerJoined, format!("worker-{worker} joined"));
         if self.servers().is_serving() {
             self.effects.push(Effect::ToWorker(worker, Command::Route));
             self.adopt_held(worker, now);
         }
     }
 
-    /// Counts what a worker says it holds as assigned to it.
+    /// Counts what a worker claims to hold as assigned to it.
     pub(super) fn adopt_held(&mut self, worker: WorkerId, now: Time) {
-        self.lending.adopt(worker, self.roster.take_held(worker), now);
+        self.assignments.adopt(worker, self.roster.take_held(worker), now);
     }
 
     pub(super) fn worker_gone(&mut self, worker: WorkerId, incarnation: Incarnation) {
-        if self.roster.worker(worker).is_some_and(|known| known.incarnation == incarnation) {
+        if self.roster.incarnation(worker) == Some(incarnation) {
             self.release_worker(worker);
-            self.lose_cut_of(worker);
+            self.abandon_checkpoint_of(worker);
             self.roster.worker_disconnected(worker);
         }
     }
@@ -86,30 +90,38 @@ impl Job {
             true => format!("worker-{worker} is draining"),
             false => format!("worker-{worker} drained and returned its tasks"),
         };
-        self.note("worker_left", text);
+        self.note(EventKind::WorkerLeft, text);
     }
 
     /// The platform reports which processes run, wait or have exited.
     pub(super) fn platform(&mut self, report: &Report, now: Time) {
         match report {
-            Report::Started { instance, .. } => self.roster.started(*instance, now),
+            Report::Started { instance, .. } => {
+                self.roster.started(*instance, Duration::ZERO, now);
+            }
             // They have a new master: those that do not connect to it are stuck.
             Report::Running(running) => {
-                running.iter().for_each(|(instance, _)| self.roster.started(*instance, now));
-                let workers = running.iter().filter(|(id, _)| id.role == Role::Worker);
+                for Process { instance, age_ms, .. } in running {
+                    self.roster.started(*instance, Duration::from_millis(*age_ms), now);
+                }
+                let instances = running.iter().map(|process| process.instance);
+                let workers = instances.filter(|instance| instance.role == Role::Worker);
                 if let Some(steps) = self.strategy.steps_mut() {
-                    steps.set_survivors(workers.map(|(id, _)| WorkerId(id.id)));
+                    steps.set_survivors(workers.map(|instance| WorkerId(instance.id)));
                 }
             }
             Report::NotStarted { instance, error } => {
                 self.roster.not_running(*instance);
-                self.note("not_started", format!("{instance} could not be started: {error}"));
+                self.note(
+                    EventKind::NotStarted,
+                    format!("{instance} could not be started: {error}"),
+                );
             }
             Report::Waiting { instance, why } => self.waits(*instance, why),
             Report::Leaving { instance, how, .. } => {
-                self.note("leaving", format!("{instance} is shutting down: it {how}"));
+                self.note(EventKind::Leaving, format!("{instance} is shutting down: it {how}"));
             }
-            Report::Trouble(why) => self.trouble(why.as_ref()),
+            Report::Trouble(why) => self.platform_trouble(why.as_ref()),
             Report::Granted { workers, leave } => {
                 self.instances.let_first_leave(leave);
                 self.set_workers(*workers);
@@ -140,26 +152,26 @@ impl Job {
         self.roster.not_running(instance);
         let is_known = known.waits.as_ref().is_some_and(|before| before.is_like(why));
         if !is_known && !why.is_starting() {
-            self.note("waiting", format!("{instance} is waiting: {why}"));
+            self.note(EventKind::Waiting, format!("{instance} is waiting: {why}"));
         }
     }
 
     /// The platform cannot start processes, or can again.
-    fn trouble(&mut self, why: Option<&Wait>) {
+    fn platform_trouble(&mut self, why: Option<&Wait>) {
         let is_news = match (&self.trouble, why) {
             (Some(before), Some(why)) => !before.is_like(why),
             (before, why) => before.is_some() != why.is_some(),
         };
         if is_news {
             let text = why.map_or_else(|| "processes can be started again".into(), Wait::to_string);
-            self.note("platform", text);
+            self.note(EventKind::Platform, text);
         }
         self.trouble = why.cloned();
     }
 
     fn worker_ended(&mut self, worker: WorkerId, cause: Cause, how: Ended) {
         self.release_worker(worker);
-        self.lose_cut_of(worker);
+        self.abandon_checkpoint_of(worker);
         let suspect = self.roster.remove_worker(worker);
         // No worker must wait for the state that it held.
         if let Some(steps) = self.strategy.steps_mut() {
@@ -167,12 +179,13 @@ impl Job {
             self.keep_holders();
         }
         match cause {
-            Cause::Left => self.note("worker_ended", format!("worker-{worker} {how}")),
-            Cause::Killed => {
-                self.note("worker_killed", format!("worker-{worker} {how}; reassigning its work"))
-            }
+            Cause::Left => self.note(EventKind::WorkerEnded, format!("worker-{worker} {how}")),
+            Cause::Killed => self.note(
+                EventKind::WorkerKilled,
+                format!("worker-{worker} {how}; reassigning its work"),
+            ),
             Cause::Crashed => {
-                self.note("worker_crashed", format!("worker-{worker} {how}; see its log"));
+                self.note(EventKind::WorkerCrashed, format!("worker-{worker} {how}; see its log"));
                 if let Some(suspect) = suspect {
                     self.blame(suspect, worker, &format!("the worker {how}"));
                 }
@@ -185,18 +198,21 @@ impl Job {
         self.check_servers(now);
         for (worker, why) in self.roster.lost_workers(now) {
             self.release_worker(worker);
-            self.lose_cut_of(worker);
-            let is_connected = self.roster.worker(worker).is_some_and(|known| known.is_connected);
+            self.abandon_checkpoint_of(worker);
+            let is_connected = self.roster.is_connected(worker);
             self.roster.remove_worker(worker);
             if is_connected {
                 let why = format!("worker-{worker} {why}");
-                self.note("worker_silent", why.clone());
+                self.note(EventKind::WorkerSilent, why.clone());
                 self.effects.push(Effect::CloseWorker(worker, why));
             }
             self.replace(worker);
         }
         for instance in self.roster.take_late(now) {
-            self.note("not_heard", format!("{instance} started but never connected; replacing it"));
+            self.note(
+                EventKind::NotHeard,
+                format!("{instance} started but never connected; replacing it"),
+            );
             self.replace(instance);
         }
     }
@@ -213,26 +229,30 @@ impl Job {
                 if *memory_percent > 100 {
                     let text =
                         format!("{instance} is starting with {memory_percent} % of the memory");
-                    self.note("launched", text);
+                    self.note(EventKind::Launched, text);
                 } else if self.stages.has_started() {
-                    self.note("launched", format!("{instance} is starting"));
+                    self.note(EventKind::Launched, format!("{instance} is starting"));
                 }
             }
             Order::Stop { instance, .. } | Order::Dismiss { instance, .. } => {
-                self.note("stopping", format!("{instance} is being stopped"))
+                self.note(EventKind::Stopping, format!("{instance} is being stopped"))
             }
-            Order::Harm { .. } => {}
+            Order::Chaos { .. } => {}
         }
     }
 
     /// A chaos action.
-    pub(super) fn harm(&mut self, instance: InstanceId, harm: Harm) -> Result<(), Refusal> {
-        check_harm(&self.config.spec, harm)?;
+    pub(super) fn chaos(
+        &mut self,
+        instance: InstanceId,
+        action: ChaosAction,
+    ) -> Result<(), Refusal> {
+        check_chaos(&self.config.spec, action)?;
         if !self.instances.running().contains_key(&instance) {
             return Err(Refusal::NotRunning(instance));
         }
-        self.note("chaos", format!("{instance} {harm}"));
-        self.effects.push(Effect::Platform(Order::Harm { instance, harm }));
+        self.note(EventKind::Chaos, format!("{instance} {action}"));
+        self.effects.push(Effect::Platform(Order::Chaos { instance, action }));
         Ok(())
     }
 
@@ -247,21 +267,16 @@ impl Job {
         let before = self.instances.scale(workers);
         if before != workers {
             self.change(|facts| facts.workers_wanted = Some(workers));
-            self.note("scaled", format!("number of workers changed from {before} to {workers}"));
+            self.note(
+                EventKind::Scaled,
+                format!("number of workers changed from {before} to {workers}"),
+            );
         }
     }
 
     /// The workers that hold a stream, with their process ids and states.
-    pub fn connected_workers(&self) -> impl Iterator<Item = (WorkerId, u32, &'static str)> + '_ {
-        let connected = self.roster.workers().iter().filter(|(_, worker)| worker.is_connected);
-        connected.map(|(id, worker)| {
-            let state = match worker {
-                _ if worker.is_leaving => "leaving",
-                _ if self.strategy.has_joined(*id) && worker.is_ready() => "working",
-                _ => "joining",
-            };
-            (*id, worker.pid, state)
-        })
+    pub fn connected_workers(&self) -> impl Iterator<Item = (WorkerId, u32, InstanceState)> + '_ {
+        self.roster.connected_workers(|worker| self.strategy.has_joined(worker))
     }
 
     /// The servers that hold a stream, with their process ids.

@@ -2,26 +2,29 @@
 //! Parameter servers that connect, load, fail and come back.
 
 use super::strategy::LOAD_TIMEOUT;
-use super::{Command, Effect, End, Job, LoadFrom, PsOrder};
+use super::{Command, Effect, End, EventKind, Job, LoadFrom, PsOrder};
 use crate::applied::AppliedSet;
-use crate::id::{Generation, PsId, WorkerId};
-use crate::servers::{Member, Outcome, PartitionState};
+use crate::id::{Generation, Incarnation, PsId, WorkerId};
+use crate::servers::{Outcome, PartitionState, ServerMember};
 use crate::text::counted;
 use crate::time::Time;
 
 impl Job {
-    pub(super) fn ps_connected(&mut self, ps: PsId, pid: u32, member: Member, now: Time) {
+    pub(super) fn ps_connected(&mut self, ps: PsId, pid: u32, member: ServerMember, now: Time) {
         let n_ps = self.servers().n_ps();
         if ps.0 >= n_ps {
             let has = match n_ps {
                 0 => "no parameter servers".to_owned(),
                 n => counted(n, "parameter server"),
             };
-            self.note("refused", format!("ps-{ps} was refused: the job has {has}"));
+            self.note(EventKind::Refused, format!("ps-{ps} was refused: the job has {has}"));
             return self.effects.push(Effect::ClosePs(ps));
         }
-        if self.roster.server_connected(ps, member.incarnation, pid, now) {
-            self.note("ps_replaced", format!("ps-{ps} was restarted as a new process"));
+        if let Some(before) = self.roster.server_connected(ps, member.incarnation, pid, now) {
+            self.keep_out(before.incarnation);
+            if before.is_connected {
+                self.note(EventKind::PsReplaced, format!("ps-{ps} was restarted as a new process"));
+            }
         }
         self.effects.push(Effect::ToPs(ps, PsOrder::Welcome));
         let outcome = self.strategy.servers_mut().connected(ps, member);
@@ -30,24 +33,37 @@ impl Job {
             let generation = self.servers().generation();
             self.effects.push(Effect::ToPs(ps, PsOrder::Serve { generation }));
         }
-        self.cut_again(ps, now);
+        self.restart_checkpoint(ps, now);
         self.follow(outcome, now);
+    }
+
+    /// A server that was lost or has a successor may be alive, after the loss of its node. It must
+    /// not take its slot back.
+    fn keep_out(&mut self, incarnation: Incarnation) {
+        self.change(|facts| facts.replaced_servers.insert(incarnation));
+    }
+
+    /// Whether the stream of a server must be refused: another process has its slot.
+    #[must_use]
+    pub fn is_replaced_server(&self, incarnation: Incarnation) -> bool {
+        self.durable.replaced_servers.contains(&incarnation)
     }
 
     /// A server's memory is gone, and with it the work since the last checkpoint.
     pub(super) fn ps_lost(&mut self, ps: PsId, why: &str) {
-        self.roster.remove_server(ps);
+        if let Some(lost) = self.roster.remove_server(ps) {
+            self.keep_out(lost);
+        }
         if self.strategy.servers_mut().lost(ps) {
-            self.abandon_cut();
-            let text = match self.durable.latest_checkpoint() {
-                Some(checkpoint) => {
-                    format!("ps-{ps} {why}; restoring checkpoint {}", checkpoint.version)
-                }
+            self.abandon_unwritten_checkpoint();
+            let saved = self.durable.latest_checkpoint().map(|checkpoint| checkpoint.version);
+            let text = match self.checkpoints.committing().or(saved) {
+                Some(version) => format!("ps-{ps} {why}; restoring checkpoint {version}"),
                 None => format!("ps-{ps} {why}; no checkpoint yet, training starts over"),
             };
-            self.note("ps_lost", text);
+            self.note(EventKind::PsLost, text);
         } else {
-            self.note("ps_lost", format!("ps-{ps} {why}"));
+            self.note(EventKind::PsLost, format!("ps-{ps} {why}"));
         }
     }
 
@@ -56,12 +72,16 @@ impl Job {
         if !self.strategy.must_load_servers() || self.durable.model.is_none() {
             return;
         }
-        self.abandon_cut();
-        self.lending.end_evaluation();
+        if self.checkpoints.committing().is_some() {
+            // It is loaded when it is complete, unless its storage hangs.
+            return self.check_checkpoint(now);
+        }
+        self.abandon_checkpoint();
+        self.assignments.end_evaluation();
         let generation = self.servers().generation().next();
         let folder = self.durable.latest_checkpoint().map(|checkpoint| checkpoint.folder.clone());
         self.strategy.group_mut().begin_load(folder, now);
-        self.lending.forget_early();
+        self.assignments.forget_early();
         self.void_workers();
         self.strategy.servers_mut().load(generation);
         self.change(|facts| facts.generation = generation);
@@ -103,7 +123,7 @@ impl Job {
         let Some(folder) = self.strategy.group_mut().give_up_load() else {
             return self.end(End::Failed(format!("{who} cannot load the initial values: {error}")));
         };
-        self.note("checkpoint_bad", format!("cannot load checkpoint `{folder}`: {error}"));
+        self.note(EventKind::CheckpointBad, format!("cannot load checkpoint `{folder}`: {error}"));
         self.change(|facts| {
             for checkpoint in &mut facts.checkpoints {
                 checkpoint.is_bad |= checkpoint.folder == folder;
@@ -135,8 +155,8 @@ impl Job {
     fn go_on(&mut self, done: &AppliedSet, restored: bool, now: Time) {
         let before = self.ledger().n_done();
         let is_first = !self.stages.has_started();
-        self.book_found(done);
-        self.lending.restore(done, self.strategy.servers().last_applied());
+        self.account_found(done);
+        self.assignments.restore(done, self.strategy.servers().last_applied());
         self.forget_lost_evaluations();
         self.set_limits();
         self.checkpoints.continue_from(self.ledger().version());
@@ -146,17 +166,15 @@ impl Job {
         if restored && !is_first {
             let lost = before.saturating_sub(n_done);
             self.note(
-                "restored",
+                EventKind::Restored,
                 format!("loaded generation {generation}; batches to train again: {lost}"),
             );
         } else if n_done > 0 {
-            self.note(
-                "resumed",
-                format!("resumed in generation {generation}; batches already trained: {n_done}"),
-            );
+            let step = self.ledger().version();
+            self.note(EventKind::Resumed, format!("resumed at step {step}"));
         }
         for worker in self.announce_servers() {
-            self.lending.add_idle([worker]);
+            self.assignments.add_idle([worker]);
             if !restored {
                 self.adopt_held(worker, now);
             }
@@ -170,8 +188,7 @@ impl Job {
         for ps in self.strategy.servers().members().keys() {
             self.effects.push(Effect::ToPs(*ps, PsOrder::Serve { generation }));
         }
-        let ready = self.roster.workers().iter().filter(|(_, worker)| worker.is_ready());
-        let workers: Vec<WorkerId> = ready.map(|(id, _)| *id).collect();
+        let workers: Vec<WorkerId> = self.roster.ready_workers().collect();
         let route = |worker: &WorkerId| Effect::ToWorker(*worker, Command::Route);
         self.effects.extend(workers.iter().map(route));
         workers

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why a job refuses a request.
 
-use crate::platform::{Harm, InstanceId};
-use crate::spec::JobSpec;
+use crate::platform::{ChaosAction, InstanceId};
+use crate::spec::{JobSpec, MAX_WORKERS};
 use crate::text::counted;
 
 /// The reason, as the caller reads it.
@@ -30,19 +30,18 @@ pub enum Refusal {
 
 /// Refuses a number of workers that a running job cannot have.
 pub(super) fn check_scale(spec: &JobSpec, workers: u32) -> Result<(), Refusal> {
-    let (lanes, most) = (spec.n_lanes(), spec.max_workers.unwrap_or(u32::MAX));
-    let least = spec.min_workers;
-    match spec.is_allreduce() {
-        true if workers > lanes => Err(Refusal::Lanes { workers, lanes }),
+    let (least, most) = (spec.min_workers, spec.max_workers.unwrap_or(MAX_WORKERS));
+    match spec.step_lanes() {
+        Some(lanes) if workers > lanes => Err(Refusal::Lanes { workers, lanes }),
         _ if workers > most => Err(Refusal::MaxWorkers { workers, most }),
-        true if workers < least => Err(Refusal::MinWorkers { workers, least }),
+        Some(_) if workers < least => Err(Refusal::MinWorkers { workers, least }),
         _ => Ok(()),
     }
 }
 
 /// Refuses a chaos action that the job does not allow.
-pub(super) fn check_harm(spec: &JobSpec, harm: Harm) -> Result<(), Refusal> {
-    if spec.is_on_cluster() && harm != Harm::Kill {
+pub(super) fn check_chaos(spec: &JobSpec, action: ChaosAction) -> Result<(), Refusal> {
+    if spec.is_on_cluster() && action != ChaosAction::Kill {
         return Err(Refusal::OnlyKill);
     }
     spec.allow_chaos.then_some(()).ok_or(Refusal::NoChaos)

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The processes that take part: who is connected, who is silent, who is kept out of worlds.
+//! The processes that take part: which are connected, silent, or kept out of worlds.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Held, Peer, Suspect};
+use super::{HeldLease, Peer, Suspect};
+use crate::activity::WaitingFor;
 use crate::id::{Incarnation, PsId, WorkerId};
-use crate::platform::{InstanceId, Role};
+use crate::platform::{InstanceId, InstanceState, Role};
 use crate::spec::JobSpec;
 use crate::time::Time;
+use crate::world::Candidate;
 
 /// A process that was started but never connected is replaced after this and the heartbeat's time.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -21,23 +23,29 @@ const MAX_BAN: Duration = Duration::from_secs(60);
 const MAX_LOST: u32 = 3;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Worker {
-    pub incarnation: Incarnation,
-    pub pid: u32,
-    pub is_connected: bool,
-    pub is_leaving: bool,
+struct Worker {
+    incarnation: Incarnation,
+    pid: u32,
+    is_connected: bool,
+    is_leaving: bool,
     /// Leases that it can hold at once; zero until it is ready.
-    pub capacity: u32,
-    /// The worker that it waits for, by its last heartbeat; empty while it is busy.
-    pub waiting_for: String,
+    capacity: u32,
+    /// What it waits for, by its last heartbeat.
+    waiting_for: WaitingFor,
     /// Under AllReduce, its address and what it holds.
-    pub peer: Option<Peer>,
+    peer: Option<Peer>,
     last_heard: Time,
+    /// When it was pinged, and the ticks since; none if it was heard since.
+    pinged: Option<(Time, u32)>,
+    /// It did not answer.
+    is_frozen: bool,
+    /// What it has computed, and since when, by its heartbeats.
+    progress: Option<(u64, Time)>,
     connected_at: Time,
     /// It gets no work before this.
     not_before: Time,
-    /// What it said it works on, until the servers are known to continue.
-    held: Vec<Held>,
+    /// What it claims to work on, until the servers are known to continue.
+    held: Vec<HeldLease>,
     /// What it worked on last.
     suspect: Option<Suspect>,
     /// Others lost it: it is in no world before this.
@@ -57,9 +65,12 @@ impl Worker {
             is_connected: true,
             is_leaving: false,
             capacity: 0,
-            waiting_for: String::new(),
+            waiting_for: WaitingFor::Nothing,
             peer: None,
             last_heard: now,
+            pinged: None,
+            is_frozen: false,
+            progress: None,
             connected_at: now,
             not_before: now,
             held: Vec::new(),
@@ -71,31 +82,31 @@ impl Worker {
         }
     }
 
-    pub(super) fn is_ready(&self) -> bool {
-        self.is_connected && self.capacity > 0 && !self.is_leaving
+    fn is_ready(&self) -> bool {
+        self.is_connected && self.capacity > 0 && !self.is_leaving && !self.is_frozen
     }
 
-    /// The step whose state it holds.
-    pub(super) fn step(&self) -> Option<u64> {
-        self.peer.as_ref().and_then(|peer| peer.step)
-    }
-
-    /// Whether it may stay where it is, but can join no other world.
-    pub(super) fn is_unfit(&self, now: Time) -> bool {
-        self.is_leaving || self.unfit_until > now
-    }
-
-    pub(super) fn is_banned(&self, now: Time) -> bool {
-        self.banned_until > now
+    fn heard(&mut self, now: Time) {
+        (self.last_heard, self.pinged, self.is_frozen) = (now, None, false);
     }
 }
 
+/// What is known of a busy worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watch {
+    Heard,
+    /// It was silent for a while, and should be pinged.
+    Silent,
+    /// It has just become clear that it does not answer.
+    Frozen,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Server {
-    incarnation: Incarnation,
+pub(super) struct Server {
+    pub incarnation: Incarnation,
+    pub is_connected: bool,
     pid: u32,
     last_heard: Time,
-    is_connected: bool,
 }
 
 /// Workers and servers that have connected, and processes that have not yet.
@@ -108,13 +119,21 @@ pub(super) struct Roster {
     workers: BTreeMap<WorkerId, Worker>,
     servers: BTreeMap<PsId, Server>,
     /// Started, but not yet connected.
-    awaited: BTreeMap<InstanceId, Time>,
+    awaited: BTreeMap<InstanceId, Awaited>,
+}
+
+/// A process that should connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Awaited {
+    since: Time,
+    /// It is replaced after so long.
+    limit: Duration,
 }
 
 impl Roster {
     pub(super) fn new(spec: &JobSpec) -> Self {
         let timeout = spec.heartbeat_timeout();
-        let to_start = if spec.is_own_loop() { READY_TIMEOUT } else { START_TIMEOUT };
+        let to_start = if spec.is_custom_loop() { READY_TIMEOUT } else { START_TIMEOUT };
         Self {
             timeout,
             ready_timeout: spec.task_timeout().max(READY_TIMEOUT),
@@ -125,12 +144,75 @@ impl Roster {
         }
     }
 
-    pub(super) fn worker(&self, worker: WorkerId) -> Option<&Worker> {
-        self.workers.get(&worker)
+    pub(super) fn worker_ids(&self) -> impl ExactSizeIterator<Item = WorkerId> + '_ {
+        self.workers.keys().copied()
     }
 
-    pub(super) fn workers(&self) -> &BTreeMap<WorkerId, Worker> {
-        &self.workers
+    pub(super) fn ready_workers(&self) -> impl Iterator<Item = WorkerId> + '_ {
+        self.workers.iter().filter(|(_, worker)| worker.is_ready()).map(|(id, _)| *id)
+    }
+
+    /// The workers that hold a stream, with their process ids and states.
+    pub(super) fn connected_workers(
+        &self,
+        has_joined: impl Fn(WorkerId) -> bool,
+    ) -> impl Iterator<Item = (WorkerId, u32, InstanceState)> {
+        let connected = self.workers.iter().filter(|(_, worker)| worker.is_connected);
+        connected.map(move |(id, worker)| {
+            let state = match worker {
+                _ if worker.is_leaving => InstanceState::Leaving,
+                _ if worker.is_ready() && has_joined(*id) => InstanceState::Working,
+                _ => InstanceState::Joining,
+            };
+            (*id, worker.pid, state)
+        })
+    }
+
+    /// The workers that could be in a world, if their state counts for `is_holder`.
+    pub(super) fn candidates(
+        &self,
+        is_holder: impl Fn(WorkerId, Incarnation) -> bool,
+        now: Time,
+    ) -> BTreeMap<WorkerId, Candidate> {
+        let ready = self.workers.iter().filter(|(_, w)| w.is_connected && w.capacity > 0);
+        let candidate = |(id, worker): (&WorkerId, &Worker)| {
+            let incarnation = worker.incarnation;
+            let step = self.step(*id).filter(|_| is_holder(*id, incarnation));
+            let is_unfit = worker.is_leaving || worker.unfit_until > now;
+            let is_banned = worker.banned_until > now || worker.is_frozen;
+            (*id, Candidate { incarnation, step, is_unfit, is_banned })
+        };
+        ready.map(candidate).collect()
+    }
+
+    pub(super) fn incarnation(&self, worker: WorkerId) -> Option<Incarnation> {
+        self.workers.get(&worker).map(|known| known.incarnation)
+    }
+
+    pub(super) fn is_connected(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|known| known.is_connected)
+    }
+
+    pub(super) fn is_leaving(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|known| known.is_leaving)
+    }
+
+    /// Whether a worker is not ready, but may become so.
+    pub(super) fn is_away(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|known| known.capacity == 0 && !known.is_leaving)
+    }
+
+    pub(super) fn waiting_for(&self, worker: WorkerId) -> WaitingFor {
+        self.workers.get(&worker).map_or(WaitingFor::Nothing, |known| known.waiting_for)
+    }
+
+    pub(super) fn peer(&self, worker: WorkerId) -> Option<&Peer> {
+        self.workers.get(&worker)?.peer.as_ref()
+    }
+
+    /// The step whose state a worker holds.
+    pub(super) fn step(&self, worker: WorkerId) -> Option<u64> {
+        self.peer(worker).and_then(|peer| peer.step)
     }
 
     fn edit(&mut self, worker: WorkerId, change: impl FnOnce(&mut Worker)) {
@@ -153,10 +235,50 @@ impl Roster {
     /// Whether this is the known incarnation of the worker; if so, it is alive.
     pub(super) fn hears_worker(&mut self, worker: WorkerId, of: Incarnation, now: Time) -> bool {
         let known = self.workers.get_mut(&worker).filter(|known| known.incarnation == of);
-        known.map(|known| known.last_heard = now).is_some()
+        known.map(|known| known.heard(now)).is_some()
     }
 
-    pub(super) fn worker_waits(&mut self, worker: WorkerId, waiting_for: String) {
+    /// Watches a busy worker, once per `tick`. Ticks are counted as well as time: a master that was
+    /// stopped itself has not listened.
+    pub(super) fn watch(
+        &mut self,
+        worker: WorkerId,
+        timeout: Duration,
+        tick: Duration,
+        now: Time,
+    ) -> Watch {
+        let Some(known) = self.workers.get_mut(&worker) else { return Watch::Heard };
+        let silence = now.since(known.last_heard);
+        match &mut known.pinged {
+            None if silence >= timeout / 2 => {
+                known.pinged = Some((now, 0));
+                Watch::Silent
+            }
+            None => Watch::Heard,
+            Some((since, n_ticks)) => {
+                *n_ticks += 1;
+                let unanswered = now.since(*since).min(tick * *n_ticks);
+                known.is_frozen = silence >= timeout && unanswered >= timeout / 2;
+                if known.is_frozen { Watch::Frozen } else { Watch::Heard }
+            }
+        }
+    }
+
+    /// What a worker has computed so far; how long one item took it, if there is a new one.
+    pub(super) fn worker_progressed(
+        &mut self,
+        worker: WorkerId,
+        progress: u64,
+        now: Time,
+    ) -> Option<Duration> {
+        let known = &mut self.workers.get_mut(&worker)?.progress;
+        let (before, since) = *known.get_or_insert((progress, now));
+        let n_new = progress.checked_sub(before).filter(|n_new| *n_new > 0)?;
+        *known = Some((progress, now));
+        Some(now.since(since) / u32::try_from(n_new).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn worker_waits(&mut self, worker: WorkerId, waiting_for: WaitingFor) {
         self.edit(worker, |entry| entry.waiting_for = waiting_for);
     }
 
@@ -164,15 +286,15 @@ impl Roster {
         &mut self,
         worker: WorkerId,
         capacity: u32,
-        held: Vec<Held>,
+        held: Vec<HeldLease>,
         peer: Option<Peer>,
     ) {
         let capacity = capacity.max(1);
         self.edit(worker, |w| (w.peer, w.capacity, w.held) = (peer, capacity, held));
     }
 
-    /// What a worker said it works on, once.
-    pub(super) fn take_held(&mut self, worker: WorkerId) -> Vec<Held> {
+    /// What a worker claims to work on, once.
+    pub(super) fn take_held(&mut self, worker: WorkerId) -> Vec<HeldLease> {
         self.workers.get_mut(&worker).map(|w| std::mem::take(&mut w.held)).unwrap_or_default()
     }
 
@@ -215,12 +337,12 @@ impl Roster {
     }
 
     /// Keeps a worker out of worlds until `until`.
-    pub(super) fn ban(&mut self, worker: WorkerId, until: Time) {
+    pub(super) fn ban_until(&mut self, worker: WorkerId, until: Time) {
         self.edit(worker, |entry| entry.banned_until = until);
     }
 
     /// Keeps a worker out of worlds for a while, longer each time.
-    pub(super) fn shun(&mut self, worker: WorkerId, now: Time) {
+    pub(super) fn ban(&mut self, worker: WorkerId, now: Time) {
         let Some(entry) = self.workers.get_mut(&worker) else { return };
         let doubled = FIRST_BAN * 2_u32.saturating_pow(entry.n_bans.min(8));
         entry.n_bans += 1;
@@ -228,8 +350,8 @@ impl Roster {
     }
 
     /// The same, even for a world of its own: it could not use its own state.
-    pub(super) fn shun_as_unfit(&mut self, worker: WorkerId, now: Time) {
-        self.shun(worker, now);
+    pub(super) fn ban_as_unfit(&mut self, worker: WorkerId, now: Time) {
+        self.ban(worker, now);
         self.edit(worker, |entry| entry.unfit_until = entry.banned_until);
     }
 
@@ -238,7 +360,8 @@ impl Roster {
     pub(super) fn is_lost_too_often(&mut self, worker: WorkerId) -> bool {
         let Some(entry) = self.workers.get_mut(&worker) else { return false };
         entry.n_lost += 1;
-        entry.n_lost >= if entry.waiting_for.is_empty() { MAX_LOST } else { 2 * MAX_LOST }
+        let is_busy = entry.waiting_for == WaitingFor::Nothing;
+        entry.n_lost >= if is_busy { MAX_LOST } else { 2 * MAX_LOST }
     }
 
     /// Lifts all bans: the process that caused them may be gone.
@@ -248,18 +371,17 @@ impl Roster {
         }
     }
 
-    /// Whether the server was connected as another process until now.
+    /// A process has connected as this server; returns the process before it.
     pub(super) fn server_connected(
         &mut self,
         ps: PsId,
         incarnation: Incarnation,
         pid: u32,
         now: Time,
-    ) -> bool {
+    ) -> Option<Server> {
         self.awaited.remove(&ps.into());
-        let server = Server { incarnation, pid, last_heard: now, is_connected: true };
-        let before = self.servers.insert(ps, server);
-        before.is_some_and(|before| before.is_connected && before.incarnation != incarnation)
+        let server = Server { incarnation, is_connected: true, pid, last_heard: now };
+        self.servers.insert(ps, server).filter(|before| before.incarnation != incarnation)
     }
 
     fn edit_server(&mut self, ps: PsId, of: Incarnation, change: impl FnOnce(&mut Server)) {
@@ -276,8 +398,9 @@ impl Roster {
         self.edit_server(ps, incarnation, |known| known.last_heard = now);
     }
 
-    pub(super) fn remove_server(&mut self, ps: PsId) {
-        self.servers.remove(&ps);
+    /// Forgets a server; returns which process it was.
+    pub(super) fn remove_server(&mut self, ps: PsId) -> Option<Incarnation> {
+        self.servers.remove(&ps).map(|lost| lost.incarnation)
     }
 
     /// Whether the process with this id is the known server, or none is known.
@@ -292,18 +415,20 @@ impl Roster {
 
     /// A process was ordered, and is expected to connect.
     pub(super) fn launched(&mut self, instance: InstanceId, now: Time) {
-        self.awaited.insert(instance, now);
+        self.awaited.insert(instance, Awaited { since: now, limit: self.limit(&instance) });
     }
 
-    /// A process runs. It may have connected before the platform reported it.
-    pub(super) fn started(&mut self, instance: InstanceId, now: Time) {
+    /// A process runs, and has done so for `age`. It may have connected before the platform
+    /// reported it. One that ran long before this master has had its time to start.
+    pub(super) fn started(&mut self, instance: InstanceId, age: Duration, now: Time) {
         let is_here = match instance.role {
             Role::Worker => self.workers.contains_key(&WorkerId(instance.id)),
             Role::Ps => self.servers.contains_key(&PsId(instance.id)),
             Role::Master => true,
         };
         if !is_here {
-            self.awaited.insert(instance, now);
+            let limit = self.limit(&instance).saturating_sub(age).max(self.timeout);
+            self.awaited.insert(instance, Awaited { since: now, limit });
         }
     }
 
@@ -314,14 +439,14 @@ impl Roster {
 
     /// Whether a process was started a short while ago and has not connected yet.
     pub(super) fn is_awaited(&self, instance: InstanceId, now: Time) -> bool {
-        self.awaited.get(&instance).is_some_and(|since| now.since(*since) < self.timeout)
+        self.awaited.get(&instance).is_some_and(|awaited| now.since(awaited.since) < self.timeout)
     }
 
     /// The master was paused: others were not silent, it did not listen.
     pub(super) fn forgive_silence(&mut self, now: Time) {
-        self.workers.values_mut().for_each(|worker| worker.last_heard = now);
+        self.workers.values_mut().for_each(|worker| worker.heard(now));
         self.servers.values_mut().for_each(|server| server.last_heard = now);
-        self.awaited.values_mut().for_each(|since| *since = now);
+        self.awaited.values_mut().for_each(|awaited| awaited.since = now);
     }
 
     /// Whether no process is connected or expected.
@@ -338,8 +463,10 @@ impl Roster {
             ends.into_iter().chain(lost)
         });
         let servers = self.servers.values().map(|server| server.last_heard + self.timeout);
-        let awaited = self.awaited.iter();
-        let late = awaited.flat_map(|(id, since)| [*since + self.timeout, *since + self.limit(id)]);
+        let late = self
+            .awaited
+            .values()
+            .flat_map(|Awaited { since, limit }| [*since + self.timeout, *since + *limit]);
         workers.chain(servers).chain(late)
     }
 
@@ -375,7 +502,8 @@ impl Roster {
 
     /// Processes that were started but did not connect in time; they are no longer awaited.
     pub(super) fn take_late(&mut self, now: Time) -> Vec<InstanceId> {
-        let is_late = |(id, since): &(&InstanceId, &Time)| now.since(**since) >= self.limit(id);
+        let is_late =
+            |(_, awaited): &(&InstanceId, &Awaited)| now.since(awaited.since) >= awaited.limit;
         let late: Vec<InstanceId> =
             self.awaited.iter().filter(is_late).map(|(id, _)| *id).collect();
         late.iter().for_each(|id| _ = self.awaited.remove(id));

@@ -10,7 +10,7 @@ use crate::spec::JobType;
 use crate::time::Time;
 
 /// How long a stop waits for its checkpoint.
-const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Where a job stands. Whether the parameters are served is independent of this.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum Stage {
         is_last: bool,
     },
     /// A checkpoint of the best model so far is being written.
-    BestCut,
+    BestCheckpoint,
     /// The final checkpoint is to be written.
     Finishing,
     Exporting,
@@ -131,7 +131,7 @@ impl Stages {
             Stage::Stopping { deadline, .. } => Some(*deadline),
             Stage::Working
             | Stage::Evaluating { .. }
-            | Stage::BestCut
+            | Stage::BestCheckpoint
             | Stage::Finishing
             | Stage::Exporting
             | Stage::Ended => None,
@@ -241,6 +241,17 @@ impl Stages {
         stops
     }
 
+    /// Whether the job has worked as long as it may.
+    pub(super) fn is_time_up(&self, elapsed: Duration) -> bool {
+        !self.max_time.is_zero() && elapsed >= self.max_time
+    }
+
+    /// Training ends with what is done.
+    pub(super) fn end_training(&mut self, n_done: u64) {
+        self.limit = n_done;
+        self.stage = Stage::Finishing;
+    }
+
     /// Limits by the clock: a pause for an evaluation, or the end. `frontier` is the first position
     /// after all work in progress. Whether the maximum time has just passed.
     pub(super) fn pause_for_time(
@@ -259,7 +270,7 @@ impl Stages {
             // Not before the first version: a part of a round alone would never be applied.
             self.barrier = self.barrier.min(frontier.max(ledger.position_of(1)));
         }
-        let is_over = !self.max_time.is_zero() && elapsed >= self.max_time && self.limit > frontier;
+        let is_over = self.is_time_up(elapsed) && self.limit > frontier;
         if is_over {
             self.limit = frontier;
             self.barrier = self.barrier.min(frontier);

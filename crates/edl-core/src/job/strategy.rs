@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use super::steps::Steps;
+use super::step_control::StepControl;
 use super::{Durable, LoadFrom};
 use crate::id::{Generation, Incarnation, PsId, WorkerId};
-use crate::servers::{Phase, Servers};
+use crate::servers::{Servers, ServersPhase};
 use crate::spec::JobSpec;
 use crate::time::Time;
 use crate::world::{Member, Worlds};
@@ -20,10 +20,10 @@ pub(super) enum Strategy {
     /// Servers hold all parameters; workers are assigned batches.
     Servers(Group),
     /// Workers hold all parameters and train in steps. The group has no servers.
-    Worlds(Group, Steps),
+    Worlds(Group, StepControl),
     /// Workers hold the dense parameters and train in steps; servers hold the embedding rows.
     /// `is_fresh`: no worker has trained on what the servers have loaded.
-    Hybrid { group: Group, steps: Steps, is_fresh: bool },
+    Hybrid { group: Group, steps: StepControl, is_fresh: bool },
 }
 
 /// The servers, and what is being loaded.
@@ -61,14 +61,14 @@ impl Group {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Time> {
-        let is_loading = self.servers.phase() == Phase::Loading;
+        let is_loading = self.servers.phase() == ServersPhase::Loading;
         is_loading.then(|| self.loading_since + LOAD_TIMEOUT)
     }
 
     /// Servers that take too long to load; they get the same time again.
     pub(super) fn take_slow_loaders(&mut self, now: Time) -> Vec<PsId> {
         let is_slow = now.since(self.loading_since) >= LOAD_TIMEOUT;
-        if self.servers.phase() != Phase::Loading || !is_slow {
+        if self.servers.phase() != ServersPhase::Loading || !is_slow {
             return Vec::new();
         }
         self.loading_since = now;
@@ -81,14 +81,14 @@ impl Group {
 impl Strategy {
     pub(super) fn new(spec: &JobSpec, durable: &Durable, now: Time) -> Self {
         let generation = durable.generation;
-        let steps = || Steps::new(spec, durable.holders.as_deref(), now);
+        let steps = || StepControl::new(spec, durable.holders.as_deref(), now);
         let servers = Servers::new(spec.num_ps_pods, spec.layout(0).with_rows(), generation);
-        match (spec.has_servers(), spec.is_allreduce()) {
-            (_, false) => Self::Servers(Group::new(servers, now)),
-            (false, true) => {
+        match (spec.n_servers(), spec.step_lanes()) {
+            (_, None) => Self::Servers(Group::new(servers, now)),
+            (0, Some(_)) => {
                 Self::Worlds(Group::new(Servers::new(0, 0..0, generation), now), steps())
             }
-            (true, true) => {
+            (_, Some(_)) => {
                 Self::Hybrid { group: Group::new(servers, now), steps: steps(), is_fresh: false }
             }
         }
@@ -114,14 +114,14 @@ impl Strategy {
         &mut self.group_mut().servers
     }
 
-    pub(super) fn steps(&self) -> Option<&Steps> {
+    pub(super) fn steps(&self) -> Option<&StepControl> {
         match self {
             Self::Servers(_) => None,
             Self::Worlds(_, steps) | Self::Hybrid { steps, .. } => Some(steps),
         }
     }
 
-    pub(super) fn steps_mut(&mut self) -> Option<&mut Steps> {
+    pub(super) fn steps_mut(&mut self) -> Option<&mut StepControl> {
         match self {
             Self::Servers(_) => None,
             Self::Worlds(_, steps) | Self::Hybrid { steps, .. } => Some(steps),
@@ -129,7 +129,7 @@ impl Strategy {
     }
 
     pub(super) fn worlds(&self) -> Option<&Worlds> {
-        self.steps().map(Steps::worlds)
+        self.steps().map(StepControl::worlds)
     }
 
     /// Whether workers train together in steps, instead of each one its batches.

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whole jobs by script: a bench plays platform, workers, servers and disk around the machine.
 
+mod adopted;
 mod bench;
-mod course;
 mod deadlines;
 mod faults;
+mod lifecycle;
+mod members;
+mod nonfinite;
+mod requests;
 mod restart;
-mod wishes;

@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Command, Effect, End, Job, Suspect};
+use super::{Command, Effect, End, EventKind, Job, Suspect, Work};
 use crate::evaluation::shard_records;
 use crate::id::{BatchId, EvalId, Generation, LeaseId, WorkerId};
 use crate::metric::Measures;
-use crate::servers::Phase;
+use crate::servers::ServersPhase;
 use crate::time::Time;
 
 /// A worker that failed gets no new work for so long, so others can try the same work.
@@ -16,19 +16,22 @@ const PENALTY: Duration = Duration::from_millis(500);
 
 impl Job {
     /// Assigns what can be assigned.
-    pub(super) fn lend(&mut self, now: Time) {
+    pub(super) fn assign_work(&mut self, now: Time) {
         let has_batches = self.stages.is_working() && !self.strategy.trains_in_steps();
         let barrier = has_batches.then(|| self.stages.next_stop());
-        let Self { lending, roster, strategy, next_number, config, .. } = self;
+        let Self { assignments, roster, strategy, next_number, config, .. } = self;
         let capacity =
             |worker| roster.capacity(worker, now).filter(|_| strategy.has_joined(worker));
         let new_lease = || {
             *next_number += 1;
             LeaseId::of(config.term, *next_number)
         };
-        let n_workers = u32::try_from(roster.workers().len()).unwrap_or(u32::MAX);
+        let n_workers = u32::try_from(roster.worker_ids().len()).unwrap_or(u32::MAX);
         let timeout = config.spec.task_timeout();
-        for task in lending.lend(barrier, n_workers, capacity, new_lease, now) {
+        for mut task in assignments.assign(barrier, n_workers, capacity, new_lease, now) {
+            if let Work::Train { epoch, range, skipped } = &mut task.work {
+                *skipped = self.durable.skipped_in(*epoch, range);
+            }
             let command = Command::Lease { lease: task.lease, timeout, work: task.work };
             self.effects.push(Effect::ToWorker(task.worker, command));
         }
@@ -42,25 +45,48 @@ impl Job {
         loss: f32,
         now: Time,
     ) {
-        self.lending.progressed(worker, now);
-        // A report from another generation says nothing about the current parameters.
+        self.assignments.progressed(worker, now);
+        // A report from another generation is not about the current parameters.
         if generation != self.servers().generation() {
             return;
         }
         match self.servers().phase() {
-            Phase::Serving => {
-                if self.lending.batch_done(batch) {
+            ServersPhase::Serving => {
+                if self.assignments.batch_done(batch) {
                     self.trained(batch, loss);
                 }
             }
-            Phase::Gathering { must_restore: false } => self.lending.keep_early(batch),
-            Phase::Gathering { must_restore: true } | Phase::Loading => {}
+            ServersPhase::Gathering { must_restore: false } => self.assignments.keep_early(batch),
+            ServersPhase::Gathering { must_restore: true } | ServersPhase::Loading => {}
         }
+    }
+
+    /// A heartbeat shows how much a worker has computed: what it holds need not be finished, and
+    /// its next deadlines follow its speed.
+    pub(super) fn worker_progressed(&mut self, worker: WorkerId, progress: u64, now: Time) {
+        let Some(time) = self.roster.worker_progressed(worker, progress, now) else { return };
+        self.assignments.progressed(worker, now);
+        match self.strategy.steps_mut() {
+            Some(steps) if steps.worlds().involved().contains(&worker) => steps.progressed(now),
+            Some(_) => {}
+            None => self.measured(time),
+        }
+    }
+
+    /// A batch or step took so long.
+    pub(super) fn measured(&mut self, time: Duration) {
+        self.pace.add(time);
+        self.assignments.set_timeout(self.hang_timeout());
+    }
+
+    /// A worker that computes nothing for so long hangs.
+    pub(super) fn hang_timeout(&self) -> Duration {
+        self.pace.hang_timeout(self.config.spec.task_timeout())
     }
 
     /// A batch is done that was not done before.
     pub(super) fn trained(&mut self, batch: BatchId, loss: f32) {
-        self.loss = Some(self.loss.map_or(loss, |before| 0.9 * before + 0.1 * loss));
+        self.count_loss(batch, loss);
         self.pardon(Suspect::Batch(batch));
         self.instances.progressed();
         if self.ledger().n_done() > self.furthest {
@@ -77,24 +103,23 @@ impl Job {
         measures: Measures,
         now: Time,
     ) {
-        self.lending.add_idle([worker]);
+        self.assignments.add_idle([worker]);
         if generation != self.durable.generation || !self.is_holding(worker) {
             return;
         }
         let Some(model) = &self.durable.model else { return };
-        if self.lending.eval_done(worker, (eval, shard), measures, &model.metrics, now) {
+        if self.assignments.eval_done(worker, (eval, shard), measures, &model.metrics, now) {
             self.pardon(Suspect::EvalShard(shard));
         }
     }
 
     /// Whether the model that `worker` evaluates is the job's.
     pub(super) fn is_holding(&self, worker: WorkerId) -> bool {
-        let incarnation = self.roster.worker(worker).map(|entry| entry.incarnation);
-        self.strategy.is_holding(worker, incarnation)
+        self.strategy.is_holding(worker, self.roster.incarnation(worker))
     }
 
     pub(super) fn predict_done(&mut self, worker: WorkerId, shard: u32, now: Time) {
-        if self.lending.predict_done(worker, shard, now) {
+        if self.assignments.predict_done(worker, shard, now) {
             self.pardon(Suspect::PredictShard(shard));
         }
     }
@@ -102,8 +127,9 @@ impl Job {
     /// Takes all leases of a worker back, and remembers what it was working on.
     pub(super) fn release_worker(&mut self, worker: WorkerId) {
         let step = self.step_of(worker);
-        let is_suspicious = self.roster.worker(worker).is_some_and(|entry| !entry.is_leaving);
-        let suspect = self.lending.release_worker(worker, is_suspicious, step);
+        let is_known = self.roster.incarnation(worker).is_some();
+        let is_suspicious = is_known && !self.roster.is_leaving(worker);
+        let suspect = self.assignments.release_worker(worker, is_suspicious, step);
         if suspect.is_some() {
             self.roster.suspect(worker, suspect);
         }
@@ -111,9 +137,9 @@ impl Job {
 
     /// Takes overdue work back. Its worker makes no progress, so it is replaced.
     pub(super) fn expire(&mut self, now: Time) {
-        let timeout = self.config.spec.task_timeout();
+        let timeout = self.hang_timeout();
         let mut blamed = BTreeSet::new();
-        for overdue in self.lending.expire(now) {
+        for overdue in self.assignments.expire(now) {
             let worker = overdue.worker;
             self.effects.push(Effect::ToWorker(worker, Command::Revoke(overdue.lease)));
             if blamed.insert(worker) {
@@ -139,7 +165,7 @@ impl Job {
         error: &str,
         now: Time,
     ) {
-        let suspect = self.lending.failed(lease, item);
+        let suspect = self.assignments.failed(lease, item);
         self.roster.pause(worker, now + PENALTY);
         if let Some(suspect) = suspect {
             self.blame(suspect, worker, error);
@@ -151,7 +177,7 @@ impl Job {
     pub(super) fn blame(&mut self, suspect: Suspect, worker: WorkerId, error: &str) {
         let n_failures = self.change(|facts| facts.count_failure(suspect));
         let what = self.describe(suspect);
-        self.note("work_failed", format!("{what} failed on worker-{worker}: {error}"));
+        self.note(EventKind::WorkFailed, format!("{what} failed on worker-{worker}: {error}"));
         if n_failures >= self.config.spec.max_batch_failures {
             let times = match n_failures {
                 1 => "once, on".to_owned(),
@@ -169,7 +195,7 @@ impl Job {
         }
     }
 
-    fn describe(&self, suspect: Suspect) -> String {
+    pub(super) fn describe(&self, suspect: Suspect) -> String {
         let shard = |shard: u32, n_records: u64| {
             let records = shard_records(shard, n_records, self.config.records_per_shard());
             format!("records {} to {}", records.start, records.end.saturating_sub(1))

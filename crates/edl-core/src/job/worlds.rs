@@ -7,16 +7,15 @@ mod gather;
 
 pub(super) use self::gather::GATHERING;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::roster::Worker;
-use super::steps::Steps;
+use super::step_control::StepControl;
 use super::strategy::Strategy;
-use super::{Command, Effect, Job, LoadFrom, News, Peer, Stage, Suspect};
+use super::{Command, Effect, EventKind, Job, LoadFrom, MemberReport, Peer, Stage, Suspect};
 use crate::id::{WorkerId, WorldId};
 use crate::time::Time;
-use crate::world::{Candidate, Change, Formed, World, Worlds};
+use crate::world::{Announced, Candidate, Change, Formed, World, Worlds};
 
 impl Job {
     /// Changes the world to fit the workers that are there.
@@ -33,7 +32,7 @@ impl Job {
         }
         let candidates = self.candidates(now);
         match self.steps().worlds().next(&candidates) {
-            Change::Nothing => self.steps_mut().end_farewell(),
+            Change::Nothing => self.steps_mut().end_drain(),
             Change::Form { workers, after } => {
                 let keeps =
                     after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
@@ -42,31 +41,26 @@ impl Job {
                 }
             }
         }
-        let needs_cut = matches!(self.stages.stage(), Stage::BestCut | Stage::Stopping { .. });
-        if needs_cut && !self.checkpoints.is_writing() && self.steps().worlds().is_settled() {
-            self.begin_cut(None, now);
+        let needs_checkpoint =
+            matches!(self.stages.stage(), Stage::BestCheckpoint | Stage::Stopping { .. });
+        if needs_checkpoint && !self.checkpoints.is_writing() && self.steps().worlds().is_settled()
+        {
+            self.begin_checkpoint(None, now);
         }
     }
 
     /// Only a job that trains in steps gets here.
-    fn steps(&self) -> &Steps {
+    fn steps(&self) -> &StepControl {
         self.strategy.steps().expect("the job trains in steps")
     }
 
-    pub(super) fn steps_mut(&mut self) -> &mut Steps {
+    pub(super) fn steps_mut(&mut self) -> &mut StepControl {
         self.strategy.steps_mut().expect("the job trains in steps")
     }
 
     fn candidates(&self, now: Time) -> BTreeMap<WorkerId, Candidate> {
-        let (worlds, all) = (self.steps().worlds(), self.roster.workers().iter());
-        let ready = all.filter(|(_, w)| w.is_connected && w.capacity > 0);
-        let candidate = |(id, worker): (&WorkerId, &Worker)| {
-            let incarnation = worker.incarnation;
-            let step = worker.step().filter(|_| worlds.is_holder(*id, incarnation));
-            let (is_unfit, is_shunned) = (worker.is_unfit(now), worker.is_banned(now));
-            (*id, Candidate { incarnation, step, is_unfit, is_shunned })
-        };
-        ready.map(candidate).collect()
+        let worlds = self.steps().worlds();
+        self.roster.candidates(|worker, incarnation| worlds.is_holder(worker, incarnation), now)
     }
 
     fn form_world(
@@ -99,43 +93,47 @@ impl Job {
             self.take_back_from(&before, workers);
         }
         let Some(world) = formed else {
-            self.note("world_waits", self.describe_waiting());
+            self.note(EventKind::WorldWaits, self.describe_waiting());
             // Members that leave can exit; the others keep what they hold.
             let empty = World { id, members: Vec::new(), after };
-            return self.tell_world(&before, &empty, None);
+            return self.send_world(&before, &empty, None);
         };
-        if after.is_none() && self.stages.is_working() {
+        if after.is_none() && self.stages.is_working() && !self.checkpoints.must_not_pass() {
             let (n_done, end) = (self.ledger().n_done(), self.stages.next_stop());
             self.steps_mut().allow_after(n_done, end);
         }
-        let mut told: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
-        told.extend(before.into_iter().filter(|worker| !workers.contains(worker)));
-        self.tell_world(&told, &world, load.as_ref());
+        let mut informed: Vec<WorkerId> =
+            world.members.iter().map(|member| member.worker).collect();
+        informed.extend(before.into_iter().filter(|worker| !workers.contains(worker)));
+        self.send_world(&informed, &world, load.as_ref());
     }
 
-    pub(super) fn tell_world(
+    pub(super) fn send_world(
         &mut self,
         workers: &[WorkerId],
         world: &World,
         load: Option<&LoadFrom>,
     ) {
+        let skipped = self.durable.skipped.iter().map(|batch| self.ledger().position(*batch));
+        let skipped: BTreeSet<u64> = skipped.collect();
         for worker in workers {
-            let command = Command::World {
+            let announced = Announced {
                 world: world.clone(),
                 until: self.steps().worlds().until(),
                 generation: self.durable.generation,
                 load: load.cloned(),
+                skipped: skipped.clone(),
             };
-            self.effects.push(Effect::ToWorker(*worker, command));
+            self.effects.push(Effect::ToWorker(*worker, Command::World(announced)));
         }
     }
 
     /// Members that are removed at once finish nothing: takes their work back.
     pub(super) fn take_back_from(&mut self, before: &[WorkerId], workers: &[WorkerId]) {
         for worker in before.iter().filter(|worker| !workers.contains(worker)) {
-            self.lose_cut_of(*worker);
+            self.abandon_checkpoint_of(*worker);
             if !workers.is_empty() {
-                self.lending.release_evaluation(*worker);
+                self.assignments.release_shards(*worker);
             }
         }
     }
@@ -161,8 +159,8 @@ impl Job {
             return self.load_fresh();
         }
         let before = self.ledger().n_done();
-        self.abandon_cut();
-        self.lending.end_evaluation();
+        self.abandon_checkpoint();
+        self.assignments.end_evaluation();
         self.change(|facts| facts.generation = facts.generation.next());
         let checkpoint = self.durable.latest_checkpoint();
         let step = checkpoint.map_or(0, |checkpoint| checkpoint.version);
@@ -174,17 +172,16 @@ impl Job {
         if self.stages.has_started() {
             let lost = before.saturating_sub(step);
             let text = format!(
-                "all workers that held the model are gone; restoring step {step}; steps to train \
-                 again: {lost}"
+                "no worker holds the model; restoring step {step}; steps to train again: {lost}"
             );
-            self.note("restored", text);
+            self.note(EventKind::Restored, text);
         }
         self.load_from()
     }
 
     /// The ledger follows what the workers hold.
     pub(super) fn go_back_to(&mut self, step: u64) {
-        self.lending.restore_first(step);
+        self.assignments.restore_first(step);
         self.checkpoints.go_back_to(step);
         self.forget_lost_evaluations();
         self.set_limits();
@@ -193,8 +190,8 @@ impl Job {
     /// Allows further steps before those allowed are used up.
     pub(super) fn grant(&mut self, now: Time) {
         let (n_done, end) = (self.ledger().n_done(), self.stages.next_stop());
-        let steps = self.strategy.steps_mut().filter(|_| self.stages.is_working());
-        let Some(steps) = steps else { return };
+        let may_grant = self.stages.is_working() && !self.checkpoints.must_not_pass();
+        let Some(steps) = self.strategy.steps_mut().filter(|_| may_grant) else { return };
         let Some(until) = steps.grant(n_done, end, now) else { return };
         let Some(world) = steps.worlds().current() else { return };
         let command = Command::Go { world: world.id, until };
@@ -202,46 +199,52 @@ impl Job {
         self.effects.extend(members.map(|m| Effect::ToWorker(m.worker, command.clone())));
     }
 
-    pub(super) fn world_news(&mut self, worker: WorkerId, news: News, now: Time) {
-        if let News::StepFailed { world: WorldId(0), error, .. } = &news {
+    pub(super) fn member_reported(&mut self, worker: WorkerId, report: MemberReport, now: Time) {
+        if let MemberReport::StepFailed { world: WorldId(0), error, .. } = &report {
             // It failed on the lane that every worker is tested on before its first world.
             return self.blame(Suspect::Batch(self.ledger().batch_at(0)), worker, error);
         }
         let Some(steps) = self.strategy.steps_mut() else { return };
-        match news {
-            News::Formed { world, step, pause_secs, state_bytes } => {
+        match report {
+            MemberReport::Formed { world, step, pause_secs, state_bytes } => {
                 if let Some(formed) = steps.formed(world, worker, (pause_secs, state_bytes), now) {
                     self.formed(worker, formed, step, now);
                 }
             }
-            News::Stepped { world, step, hash, loss } => {
+            MemberReport::Stepped { world, step, hash, loss } => {
                 if steps.worlds().is_heard(world) && step <= steps.worlds().until() {
                     self.roster.set_step(worker, step);
                     self.stepped(worker, step, hash, loss, now);
                 }
             }
-            News::Pace { lane_secs } => {
+            MemberReport::Pace { lane_secs } => {
                 let lane = Duration::try_from_secs_f64(lane_secs).unwrap_or_default();
                 steps.worlds_mut().measured(worker, lane);
             }
-            News::PeerLost { world, suspect, error } => {
+            MemberReport::PeerLost { world, suspect, error } => {
                 if steps.worlds_mut().broken(world) {
                     self.peer_lost(worker, suspect, &error, now);
                 }
             }
             // Another worker tries it next.
-            News::StepFailed { world, step, error } => {
+            MemberReport::StepFailed { world, step, error } => {
                 if steps.worlds_mut().broken(world) {
                     steps.worlds_mut().rotate();
                     self.blame(Suspect::Batch(self.ledger().batch_at(step)), worker, &error);
                 }
             }
-            News::Torn { world, error } => {
-                if steps.worlds().is_heard(world) {
-                    self.torn(worker, &error, now);
+            MemberReport::NonFinite { world, step, error } => {
+                if steps.worlds_mut().broken(world) {
+                    let batch = self.ledger().batch_at(step);
+                    self.nonfinite(batch, worker, &error, now);
                 }
             }
-            News::NotLoaded { generation, error } => {
+            MemberReport::StepMismatch { world, error } => {
+                if steps.worlds().is_heard(world) {
+                    self.step_mismatch(worker, &error, now);
+                }
+            }
+            MemberReport::NotLoaded { generation, error } => {
                 let world = steps.worlds().current().map(|world| world.id);
                 let is_now = generation == self.durable.generation;
                 if is_now && world.is_some_and(|world| steps.worlds_mut().broken(world)) {
@@ -254,14 +257,14 @@ impl Job {
     fn formed(&mut self, worker: WorkerId, formed: Formed, step: u64, now: Time) {
         self.keep_holders();
         self.roster.set_step(worker, step);
-        self.lending.add_idle([worker]);
+        self.assignments.add_idle([worker]);
         if formed.is_first {
             self.begin_world(step, now);
         }
         if formed.is_last
             && let Some(text) = self.steps().describe(step)
         {
-            self.note("world", text);
+            self.note(EventKind::World, text);
         }
     }
 
@@ -280,7 +283,7 @@ impl Job {
         }
         if is_resumed {
             self.set_limits();
-            self.note("resumed", format!("resumed at step {step}"));
+            self.note(EventKind::Resumed, format!("resumed at step {step}"));
         }
         self.keep_best(now);
     }
@@ -291,8 +294,11 @@ impl Job {
                 "worker-{worker} computed a different gradient for step {step} than earlier workers"
             ));
         }
-        if step > self.ledger().n_done() {
-            self.steps_mut().stepped(now);
+        let n_new = step.saturating_sub(self.ledger().n_done());
+        if n_new > 0 {
+            if let Some(time) = self.steps_mut().stepped(n_new, now) {
+                self.measured(time);
+            }
             self.commit(step, Some(loss));
         }
     }
@@ -301,10 +307,10 @@ impl Job {
     fn commit(&mut self, step: u64, loss: Option<f32>) {
         while self.ledger().n_done() < step {
             let batch = self.ledger().batch_at(self.ledger().n_done());
-            if !self.lending.batch_done(batch) {
+            if !self.assignments.batch_done(batch) {
                 break;
             }
-            if let Some(loss) = loss.or(self.loss) {
+            if let Some(loss) = loss.or(self.loss()) {
                 self.trained(batch, loss);
             }
         }
@@ -312,7 +318,7 @@ impl Job {
 
     /// Whether the last step cannot be lost with one worker.
     pub(super) fn is_together(&self) -> bool {
-        let step = |worker: WorkerId| self.roster.worker(worker).and_then(Worker::step);
+        let step = |worker| self.roster.step(worker);
         self.strategy.steps().is_none_or(|steps| steps.is_together(self.ledger().n_done(), step))
     }
 
@@ -325,6 +331,6 @@ impl Job {
     /// How other workers reach `worker`.
     #[must_use]
     pub fn peer(&self, worker: WorkerId) -> Option<&Peer> {
-        self.roster.worker(worker)?.peer.as_ref()
+        self.roster.peer(worker)
     }
 }

@@ -3,8 +3,8 @@
 //! one checkpoint is written at a time: an order that comes too early is refused, never queued.
 
 use super::{Effect, Member, Order, State};
-use crate::id::CutId;
-use crate::job::CutFile;
+use crate::id::CheckpointId;
+use crate::job::CheckpointFile;
 use crate::worker::Report;
 
 impl Order {
@@ -25,11 +25,11 @@ impl Member {
         for order in due {
             match self.refuse(&order, state) {
                 Some(error) => {
-                    let Order { cut, generation, .. } = order;
-                    self.report(Report::CheckpointFailed { cut, generation, error });
+                    let checkpoint = order.checkpoint;
+                    self.report(Report::CheckpointFailed { checkpoint, error });
                 }
                 None => {
-                    self.writing = Some((order.cut, order.generation));
+                    self.writing = Some((order.checkpoint, order.generation));
                     self.effects.push(Effect::Write(order));
                 }
             }
@@ -51,13 +51,18 @@ impl Member {
         self.writing.is_some().then(|| "another checkpoint is still being written".into())
     }
 
-    pub(super) fn written(&mut self, cut: CutId, result: Result<Vec<CutFile>, String>) {
-        let Some((_, generation)) = self.writing.take_if(|(writing, _)| *writing == cut) else {
+    pub(super) fn written(
+        &mut self,
+        checkpoint: CheckpointId,
+        result: Result<Vec<CheckpointFile>, String>,
+    ) {
+        let Some((_, generation)) = self.writing.take_if(|(writing, _)| *writing == checkpoint)
+        else {
             return;
         };
         self.report(match result {
-            Ok(files) => Report::CheckpointDone { cut, generation, files },
-            Err(error) => Report::CheckpointFailed { cut, generation, error },
+            Ok(files) => Report::CheckpointDone { checkpoint, generation, files },
+            Err(error) => Report::CheckpointFailed { checkpoint, error },
         });
     }
 }

@@ -44,11 +44,13 @@ pub enum Effect {
 
     /// Begin this; answer `Ended`. At most one activity is unanswered at a time.
     Start(Activity),
-    /// Interrupt the activity that is under way, if it waits for another process. It still
-    /// answers `Ended`.
-    Cancel,
-    /// Exit, after a last attempt to empty the outbox.
+    /// Interrupt the activity that is under way, if it waits for another process, because of this
+    /// world or because the worker exits. The activity still answers `Ended`.
+    Cancel(Option<WorldId>),
+    /// Hand the last parameters to the model and exit, after a last attempt to empty the outbox.
     End,
+    /// Exit without waiting for the activity that is under way.
+    ExitNow,
 }
 
 /// Which records to read.
@@ -79,7 +81,7 @@ pub enum Activity {
     /// Train one lane on its records. Under Hybrid, pull the rows first and push their gradients
     /// afterwards, without waiting for the acknowledgements.
     Train { step: Step, lane: u32 },
-    /// Hybrid: tell the servers that a lane has no records in this step.
+    /// Hybrid: tell the servers that a lane has no gradient in this step.
     Skip { step: Step, lane: u32 },
     /// Hybrid: wait until the servers have acknowledged every lane of this member.
     Settle(Step),
@@ -87,6 +89,8 @@ pub enum Activity {
     Reduce(Step),
     /// Update the parameters by the mean gradient.
     Apply(Step),
+    /// Count a step that is skipped: the parameters stay as they are.
+    Pass(Step),
     /// Hash the mean gradient of the last step.
     Hash,
     /// Evaluate one minibatch of a shard on the state after step `version`.
@@ -101,7 +105,7 @@ pub struct Step {
     pub number: u64,
     pub batch: BatchId,
     pub n_records: u32,
-    /// Lanes that have records.
+    /// Lanes that have records; none if the step is skipped.
     pub n_active: u32,
     /// The lanes of this member, with or without records.
     pub mine: Span,
@@ -110,6 +114,12 @@ pub struct Step {
 }
 
 impl Step {
+    /// Whether it changes no parameters: its loss or gradient was not finite.
+    #[must_use]
+    pub fn is_skipped(&self) -> bool {
+        self.n_active == 0
+    }
+
     /// The lanes of this member that have records.
     #[must_use]
     pub fn mine_active(&self) -> Span {

@@ -21,21 +21,6 @@ pub(super) struct Assigned {
     finishing: Option<Generation>,
 }
 
-impl Assigned {
-    fn n_pieces(&self, minibatch_size: u32) -> u32 {
-        let records = &self.shard.records;
-        let n_records = records.end.saturating_sub(records.start);
-        let n_pieces = n_records.div_ceil(u64::from(minibatch_size.max(1)));
-        u32::try_from(n_pieces).expect("a shard has fewer than 2^32 minibatches")
-    }
-
-    fn read(&self, piece: u32, minibatch_size: u32) -> Records {
-        let (records, len) = (&self.shard.records, u64::from(minibatch_size));
-        let first = records.start + u64::from(piece) * len;
-        Records::Validation(first..records.end.min(first + len))
-    }
-}
-
 impl Member {
     pub(super) fn assigned(&mut self, lease: LeaseId, task: Task) {
         let Task::Shard(shard) = task else { return };
@@ -62,15 +47,15 @@ impl Member {
             self.fail_shard(lease, error);
             return true;
         }
-        let (piece, n_pieces) = (assigned.n_done, assigned.n_pieces(minibatch_size));
+        let (piece, n_pieces) = (assigned.n_done, assigned.shard.n_pieces(minibatch_size));
         if piece >= n_pieces {
             assigned.finishing = Some(state.generation);
             self.effects.push(Effect::Finish(lease));
             return true;
         }
         for piece in piece..n_pieces.min(piece + 1 + PIECES_AHEAD) {
-            let records = self.shards[&lease].read(piece, minibatch_size);
-            self.read(Place::Piece(lease, piece), records);
+            let records = self.shards[&lease].shard.piece(piece, minibatch_size);
+            self.read(Place::Piece(lease, piece), Records::Validation(records));
         }
         if !self.has_servers() {
             return false;
@@ -109,7 +94,9 @@ impl Member {
                 self.fail_shard(lease, error.clone());
                 self.servers_failed(Failure::OtherStep(error), now);
             }
-            Err(Failure::Failed(error) | Failure::Lost { error, .. }) => {
+            Err(
+                Failure::Failed(error) | Failure::NonFinite(error) | Failure::Lost { error, .. },
+            ) => {
                 self.fail_shard(lease, error);
             }
         }
@@ -123,7 +110,7 @@ impl Member {
             Ok(Finished::Evaluation { measures, n_records }) => {
                 Report::EvalDone { lease, eval, shard, generation, measures, n_records }
             }
-            Ok(Finished::Prediction { .. }) => panic!("a member predicts nothing"),
+            Ok(Finished::Prediction) => panic!("a member predicts nothing"),
             Err(error) => Report::Failed { lease, index: shard, error },
         };
         self.shards.remove(&lease);

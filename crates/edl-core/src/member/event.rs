@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
-use crate::id::{BatchId, CutId, Generation, LeaseId, WorkerId, WorldId};
-use crate::job::CutFile;
+use crate::id::{BatchId, CheckpointId, Generation, LeaseId, WorkerId, WorldId};
+use crate::job::{CheckpointFile, Peer};
+use crate::model::ModelSpec;
 use crate::route::Route;
 use crate::worker::{Finished, Task};
 use crate::world::Announced;
@@ -14,6 +15,8 @@ use crate::world::Announced;
 pub enum Event {
     /// A deadline may have passed.
     Tick,
+    /// The model is built, and other workers can reach this one as `peer` says.
+    Built { model: Box<ModelSpec>, peer: Box<Peer> },
 
     /// The master announces a world; this worker may not be in it.
     World(Announced),
@@ -28,6 +31,8 @@ pub enum Event {
     /// A master has admitted this worker again. It has assigned the shards to other workers, and
     /// may have missed the last reports.
     Rejoined,
+    /// The stream to the master broke.
+    MasterLost,
     /// Where the parameter servers are, under Hybrid.
     Route(Route),
     /// Asked to exit as soon as the other members do not need this one.
@@ -40,7 +45,7 @@ pub enum Event {
     /// Answer to `Effect::Finish`.
     Finished { lease: LeaseId, result: Result<Finished, String> },
     /// Answer to `Effect::Write`.
-    Written { cut: CutId, result: Result<Vec<CutFile>, String> },
+    Written { checkpoint: CheckpointId, result: Result<Vec<CheckpointFile>, String> },
     /// Answer to `Effect::Start`: the activity has ended.
     Ended(Result<Outcome, Failure>),
 }
@@ -48,7 +53,7 @@ pub enum Event {
 /// Files of a checkpoint that this worker is to write.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Order {
-    pub cut: CutId,
+    pub checkpoint: CheckpointId,
     pub generation: Generation,
     pub folder: String,
     /// The step whose state is written.
@@ -69,7 +74,7 @@ pub enum Place {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// Nothing but that it is done: `Farewell`, `Enter`, `Connect`, `Train`, `Skip`, `Settle`,
-    /// `Apply`, `Evaluate`.
+    /// `Apply`, `Pass`, `Evaluate`.
     Done,
     /// `Load`: the state of this step is loaded.
     Loaded { step: u64 },
@@ -103,6 +108,8 @@ pub enum Failure {
     Servers(String),
     /// The parameter servers have no rows for the step of this worker.
     OtherStep(String),
+    /// The loss or the gradient of a lane is not finite.
+    NonFinite(String),
     /// It cannot be done here: bad records, a model that fails, a corrupt checkpoint.
     Failed(String),
 }

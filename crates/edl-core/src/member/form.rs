@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use super::level::level;
-use super::{Activity, Config, Doing, Effect, Failure, Member, Outcome, State};
+use super::{Activity, Doing, Effect, Failure, Member, Outcome, State};
 use crate::id::WorldId;
-use crate::job::News;
+use crate::job::MemberReport;
 use crate::time::Time;
 use crate::world::Announced;
 
@@ -32,9 +32,7 @@ impl Member {
         self.reports.forget_news();
         if let Some(before) = self.world.take() {
             self.left = Some(now);
-            let Config { worker, incarnation, .. } = self.config;
-            let is_due = next.world.is_due_at_once(worker, incarnation);
-            if !is_due && before.world.loses_members_in(&next.world) {
+            if !self.is_due_at_once(&next) && before.world.loses_members_in(&next.world) {
                 let farewell = Activity::Farewell { world: before.world.id };
                 self.start(Doing::Parting(next), farewell);
                 return false;
@@ -44,8 +42,8 @@ impl Member {
         true
     }
 
-    /// Every member of the world before has its last step. Whatever went wrong with that, the
-    /// next world finds it out.
+    /// Every member of the world before has its last step. If that failed, the next world
+    /// finds it out.
     pub(super) fn parted(&mut self, next: Announced) {
         if !self.is_interrupted() {
             self.join(next);
@@ -53,8 +51,7 @@ impl Member {
     }
 
     fn join(&mut self, next: Announced) {
-        let Config { worker, incarnation, .. } = self.config;
-        let Some(place) = next.world.place_of(worker, incarnation) else { return };
+        let Some(place) = self.place_in(&next) else { return };
         if next.load.is_some() || !next.world.members[place].has_state {
             self.drop_state();
         }
@@ -73,9 +70,8 @@ impl Member {
         result: Result<Outcome, Failure>,
         now: Time,
     ) {
-        let Config { worker, incarnation, n_partitions, .. } = self.config;
         let id = next.world.id;
-        let Some(place) = next.world.place_of(worker, incarnation) else { return };
+        let Some(place) = self.place_in(&next) else { return };
         match (forming, result) {
             (Forming::Load, Ok(Outcome::Loaded { step })) => {
                 self.state = Some(State { step, generation: next.generation });
@@ -84,14 +80,14 @@ impl Member {
             }
             (Forming::Load, Err(Failure::Failed(error))) => {
                 let generation = next.generation;
-                self.report_news(News::NotLoaded { generation, error });
+                self.report_news(MemberReport::NotLoaded { generation, error });
             }
             (Forming::Enter, Ok(Outcome::Done)) => {
                 let exchange = Activity::Exchange { world: id, step: self.step() };
                 self.proceed(next, Forming::Exchange, exchange, now);
             }
             (Forming::Exchange, Ok(Outcome::Levels(steps))) => {
-                let Some((step, moves)) = level(&steps, n_partitions) else {
+                let Some((step, moves)) = level(&steps, self.config.n_partitions) else {
                     let error = "no member of the world holds the model's state".into();
                     return self.lost(id, Failure::Failed(error), now);
                 };
@@ -130,7 +126,7 @@ impl Member {
         self.held = id;
         let pause = self.left.take().map_or(Duration::ZERO, |left| now.since(left));
         let pause_secs = pause.as_secs_f64();
-        self.report_news(News::Formed { world: id, step, pause_secs, state_bytes });
+        self.report_news(MemberReport::Formed { world: id, step, pause_secs, state_bytes });
         self.world = Some(world);
     }
 
@@ -140,11 +136,12 @@ impl Member {
         let (suspect, error) = match failure {
             Failure::Cancelled => return,
             Failure::Lost { peer, error } => (peer, error),
-            Failure::Failed(error) | Failure::Servers(error) | Failure::OtherStep(error) => {
-                (self.config.worker, error)
-            }
+            Failure::Failed(error)
+            | Failure::NonFinite(error)
+            | Failure::Servers(error)
+            | Failure::OtherStep(error) => (self.config.worker, error),
         };
-        self.report_news(News::PeerLost { world, suspect, error });
+        self.report_news(MemberReport::PeerLost { world, suspect, error });
     }
 
     /// Is between worlds from now on.

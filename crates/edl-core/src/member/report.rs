@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the master is told, and when: not every step, but the last one before every wait; and
-//! again after a stream broke.
+//! What is reported to the master, and when: not every step, but the last one before every wait;
+//! and again after a stream broke.
 
 use std::time::Duration;
 
 use super::{Activity, Doing, Effect, Member};
 use crate::id::WorldId;
-use crate::job::News;
+use crate::job::MemberReport;
 use crate::time::Time;
 use crate::worker::Report;
 
@@ -24,7 +24,7 @@ pub(super) struct Reports {
     has_gradient: bool,
     reported_at: Option<Time>,
     /// The last reports about a world and about a step, for a master that may have missed them.
-    last_news: Option<News>,
+    last_news: Option<MemberReport>,
     last_step: Option<Stepped>,
     /// A master has missed something.
     is_repeated: bool,
@@ -96,11 +96,11 @@ impl Member {
 
     fn report_stepped(&mut self, stepped: Stepped) {
         let Stepped { world, step, hash, loss } = stepped;
-        self.report(Report::Member(News::Stepped { world, step, hash, loss }));
+        self.report(Report::Member(MemberReport::Stepped { world, step, hash, loss }));
     }
 
     /// Reports how this worker stands to its world.
-    pub(super) fn report_news(&mut self, news: News) {
+    pub(super) fn report_news(&mut self, news: MemberReport) {
         self.reports.last_news = Some(news.clone());
         self.report(Report::Member(news));
     }
@@ -112,6 +112,10 @@ impl Member {
     /// Repeats what may have been lost with a stream, and forgets what was taken back.
     pub(super) fn rejoined(&mut self, now: Time) {
         self.drop_shards();
+        self.announce();
+        if self.exit_by.is_some() {
+            self.report(Report::Leaving);
+        }
         if let Some(news) = self.reports.last_news.clone() {
             self.report(Report::Member(news));
         }

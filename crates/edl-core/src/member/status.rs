@@ -3,31 +3,36 @@
 
 use super::train::Stage;
 use super::{Doing, Member, Next};
-use crate::goodput::Kind;
+use crate::activity::{Activity, Phase, WaitingFor};
+use crate::goodput::TimeKind;
 use crate::id::WorldId;
-use crate::worker::Activity;
-
-const SERVERS: &str = "parameter servers";
 
 impl Member {
     /// What it is doing. A collective operation may wait for other members while it is busy.
     #[must_use]
-    pub fn status(&self) -> Activity {
-        let busy = |phase, spends| Activity { phase, waiting_for: "", spends };
+    pub fn activity(&self) -> Activity {
+        let busy = |phase, spends| Activity { phase, waiting_for: WaitingFor::Nothing, spends };
         let waiting = |phase, waiting_for, spends| Activity { phase, waiting_for, spends };
+        if self.announcement.is_none() {
+            return busy(Phase::BuildingModel, TimeKind::Idle);
+        }
         match (&self.doing, &self.training) {
             (Some(Doing::Parting(_) | Doing::Forming(..)), _) => {
-                busy("forming a world", self.healing())
+                busy(Phase::FormingWorld, self.healing())
             }
-            (Some(Doing::Connecting(_)), _) => waiting("exchanging rows", SERVERS, Kind::Compute),
+            (Some(Doing::Connecting(_)), _) => {
+                waiting(Phase::ExchangingRows, WaitingFor::Servers, TimeKind::Compute)
+            }
             (Some(Doing::Training), Some(training)) => match training.stage {
-                Stage::Lane(_) | Stage::Apply { .. } => busy("training", Kind::Compute),
-                Stage::Settle => waiting("exchanging rows", SERVERS, Kind::Compute),
-                Stage::Reduce => busy("reducing", Kind::Communicate),
+                Stage::Lane(_) | Stage::Apply { .. } => busy(Phase::Training, TimeKind::Compute),
+                Stage::Settle => {
+                    waiting(Phase::ExchangingRows, WaitingFor::Servers, TimeKind::Compute)
+                }
+                Stage::Reduce => busy(Phase::Reducing, TimeKind::Communicate),
             },
-            (Some(Doing::Training | Doing::Hashing), _) => busy("training", Kind::Compute),
-            (Some(Doing::Evaluating(_)), _) => busy("evaluating", Kind::Compute),
-            (None, Some(_)) => busy("training", Kind::DataWait),
+            (Some(Doing::Training | Doing::Hashing), _) => busy(Phase::Training, TimeKind::Compute),
+            (Some(Doing::Evaluating(_)), _) => busy(Phase::Evaluating, TimeKind::Compute),
+            (None, Some(_)) => busy(Phase::Training, TimeKind::DataWait),
             (None, None) => self.idle(),
         }
     }
@@ -36,22 +41,30 @@ impl Member {
     fn idle(&self) -> Activity {
         let waiting = |phase, waiting_for, spends| Activity { phase, waiting_for, spends };
         match self.choose() {
-            Next::End => waiting("writing the last checkpoint", "", Kind::Checkpoint),
-            Next::Train | Next::Evaluate(_) if self.lacks_servers() => {
-                waiting("waiting for servers", SERVERS, Kind::Compute)
+            Next::End => {
+                waiting(Phase::WritingLastCheckpoint, WaitingFor::Nothing, TimeKind::Checkpoint)
             }
-            Next::Evaluate(_) => waiting("evaluating", "", Kind::DataWait),
-            Next::Train | Next::Enter => waiting("training", "", Kind::Compute),
+            Next::Train | Next::Evaluate(_) if self.lacks_servers() => {
+                waiting(Phase::WaitingForServers, WaitingFor::Servers, TimeKind::Compute)
+            }
+            Next::Evaluate(_) => {
+                waiting(Phase::Evaluating, WaitingFor::Nothing, TimeKind::DataWait)
+            }
+            Next::Train | Next::Enter => {
+                waiting(Phase::Training, WaitingFor::Nothing, TimeKind::Compute)
+            }
             Next::Wait => match (&self.world, self.is_leaving) {
-                (Some(_), false) => waiting("waiting for the next step", "master", Kind::Idle),
-                (Some(_), true) => waiting("leaving", "master", Kind::Idle),
-                (None, _) => waiting("between worlds", "master", self.healing()),
+                (Some(_), false) => {
+                    waiting(Phase::WaitingForStep, WaitingFor::Master, TimeKind::Idle)
+                }
+                (Some(_), true) => waiting(Phase::Leaving, WaitingFor::Master, TimeKind::Idle),
+                (None, _) => waiting(Phase::BetweenWorlds, WaitingFor::Master, self.healing()),
             },
         }
     }
 
     /// Between worlds a worker recovers, unless it has never been in any.
-    fn healing(&self) -> Kind {
-        if self.held == WorldId(0) { Kind::Idle } else { Kind::Heal }
+    fn healing(&self) -> TimeKind {
+        if self.held == WorldId(0) { TimeKind::Idle } else { TimeKind::Heal }
     }
 }

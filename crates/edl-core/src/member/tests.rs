@@ -3,13 +3,15 @@
 
 mod random;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::*;
+use crate::activity::Phase;
 use crate::id::{EvalId, PsId};
-use crate::job::{LoadFrom, News};
+use crate::job::{LoadFrom, MemberReport};
 use crate::metric::Measures;
+use crate::optimizer::OptimizerSpec;
 use crate::route::ServerRoute;
 use crate::worker::{Finished, Pass, Report, Shard, Task};
 use crate::world::{self, World};
@@ -21,6 +23,7 @@ const GENERATION: Generation = Generation(4);
 /// Two lanes of two records; three steps per epoch, of which the last has one lane.
 fn config() -> Config {
     let plan = BatchPlan {
+        version: crate::batch::NEWEST,
         n_records: 10,
         minibatch_size: 4,
         batches_per_shard: 8,
@@ -37,7 +40,22 @@ fn config() -> Config {
         n_partitions: 3,
         has_tables: false,
         is_balanced: false,
+        capacity: 2,
+        limits: Limits { finish: Duration::from_secs(1), hand_over: Duration::from_secs(10) },
     }
+}
+
+fn built() -> Event {
+    let peer = Peer { address: "me:1".into(), unix_path: String::new(), probe: 7, step: None };
+    let model = ModelSpec {
+        name: "toy".into(),
+        params: Vec::new(),
+        tables: Vec::new(),
+        inputs: Vec::new(),
+        metrics: Vec::new(),
+        optimizer: OptimizerSpec::sgd(0.1),
+    };
+    Event::Built { model: Box::new(model), peer: Box::new(peer) }
 }
 
 fn incarnation(worker: WorkerId) -> Incarnation {
@@ -55,7 +73,7 @@ fn world(id: u64, workers: &[WorkerId], after: Option<u64>, until: u64) -> Annou
     };
     let members = workers.iter().zip(spans).map(member).collect();
     let world = World { id: WorldId(id), members, after };
-    Announced { world, until, generation: GENERATION, load: None }
+    Announced { world, until, generation: GENERATION, load: None, skipped: BTreeSet::new() }
 }
 
 fn loading(announced: Announced) -> Announced {
@@ -86,9 +104,15 @@ fn shard(version: u64, number: u32) -> Task {
     Task::Shard(Shard { number, records: 0..5, pass })
 }
 
-fn order(cut: u64, at: u64) -> Order {
+fn order(checkpoint: u64, at: u64) -> Order {
     let folder = "folder".into();
-    Order { cut: CutId(cut), generation: GENERATION, folder, at, partitions: 0..3 }
+    Order {
+        checkpoint: CheckpointId(checkpoint),
+        generation: GENERATION,
+        folder,
+        at,
+        partitions: 0..3,
+    }
 }
 
 /// A member, and what it has asked for.
@@ -108,7 +132,7 @@ struct Bench {
 
 impl Bench {
     fn new(config: Config) -> Self {
-        Self {
+        let mut bench = Self {
             member: Member::new(config, Time::ZERO),
             now: Time::ZERO,
             asked: VecDeque::new(),
@@ -118,7 +142,10 @@ impl Bench {
             reports: Vec::new(),
             is_cancelled: false,
             has_ended: false,
-        }
+        };
+        bench.feed(built());
+        assert_eq!(std::mem::take(&mut bench.log), ["ready"]);
+        bench
     }
 
     /// Trains alone from first values up to `until`.
@@ -158,12 +185,12 @@ impl Bench {
                 self.log.push(activity_name(&activity));
                 self.doing = Some(activity);
             }
-            Effect::Cancel => {
+            Effect::Cancel(_) => {
                 assert!(self.doing.is_some(), "something is cancelled");
                 self.is_cancelled = true;
             }
-            Effect::End => self.has_ended = true,
-            Effect::Write(order) => self.log.push(format!("write {}", order.cut.0)),
+            Effect::End | Effect::ExitNow => self.has_ended = true,
+            Effect::Write(order) => self.log.push(format!("write {}", order.checkpoint.0)),
             Effect::HangUp => self.log.push("hang up".into()),
             Effect::Prepare(_)
             | Effect::Forget(_)
@@ -193,7 +220,7 @@ impl Bench {
             }
             Activity::Reduce(_) => Outcome::Reduced { loss: 0.5 },
             Activity::Hash => Outcome::Hashed(self.step + 1000),
-            Activity::Apply(step) => {
+            Activity::Apply(step) | Activity::Pass(step) => {
                 self.step = step.number + 1;
                 Outcome::Done
             }
@@ -234,7 +261,7 @@ impl Bench {
         self.now = self.now + Duration::from_millis(millis);
     }
 
-    fn news(&self) -> Vec<&News> {
+    fn news(&self) -> Vec<&MemberReport> {
         let mut found = Vec::new();
         for report in &self.reports {
             if let Report::Member(news) = report {
@@ -246,10 +273,10 @@ impl Bench {
 }
 
 fn name(report: &Report) -> String {
-    if let Report::Member(News::Formed { world, step, .. }) = report {
+    if let Report::Member(MemberReport::Formed { world, step, .. }) = report {
         return format!("formed {} at {step}", world.0);
     }
-    if let Report::Member(News::Stepped { step, hash, .. }) = report {
+    if let Report::Member(MemberReport::Stepped { step, hash, .. }) = report {
         return format!("stepped {step} ({hash})");
     }
     first_word(&format!("{report:?}").replace("Member(", ""))
@@ -297,7 +324,7 @@ fn steps_are_reported_once_in_a_while_and_before_every_wait() {
     bench.run_to("train 3.0");
     bench.later(20);
     bench.run();
-    let stepped = |report: &&News| matches!(report, News::Stepped { .. });
+    let stepped = |report: &&MemberReport| matches!(report, MemberReport::Stepped { .. });
     let steps: Vec<String> = bench.log.iter().filter(|l| l.starts_with("st")).cloned().collect();
     assert_eq!(steps, ["stepped 1 (1001)", "stepped 4 (1004)", "stepped 9 (1009)"]);
     assert_eq!(bench.news().into_iter().filter(stepped).count(), 3);
@@ -307,7 +334,9 @@ fn steps_are_reported_once_in_a_while_and_before_every_wait() {
 fn what_a_master_may_have_missed_is_repeated() {
     let mut bench = Bench::alone(2);
     bench.feed(Event::Rejoined);
-    assert_eq!(bench.log, ["formed 1 at 0", "stepped 2 (1002)"]);
+    assert_eq!(bench.log, ["ready", "formed 1 at 0", "stepped 2 (1002)"]);
+    let Report::Ready { peer: Some(peer), .. } = &bench.reports[0] else { panic!() };
+    assert_eq!((peer.step, peer.probe), (Some(2), 7));
     bench.log.clear();
     bench.feed(Event::Go { world: WorldId(1), until: 3 });
     bench.run_to("train 2.0");
@@ -354,7 +383,7 @@ fn a_planned_world_is_entered_after_its_step_and_members_part_first() {
     // Whatever went wrong with that.
     bench.end(Err(Failure::Lost { peer: OTHER, error: "gone".into() }));
     assert_eq!(bench.log.last().unwrap(), "enter");
-    let lost = |news: &&News| matches!(news, News::PeerLost { .. });
+    let lost = |news: &&MemberReport| matches!(news, MemberReport::PeerLost { .. });
     assert_eq!(bench.news().into_iter().filter(lost).count(), 0);
 }
 
@@ -366,7 +395,7 @@ fn a_void_state_is_dropped_and_its_world_is_not_waited_for() {
     assert_eq!((bench.member.step(), bench.member.claim()), (None, None));
     bench.succeed();
     bench.end(Ok(Outcome::Levels(vec![None, None])));
-    let [News::PeerLost { world: WorldId(2), suspect: ME, .. }] = bench.news()[..] else {
+    let [MemberReport::PeerLost { world: WorldId(2), suspect: ME, .. }] = bench.news()[..] else {
         panic!("there is no state: {:?}", bench.reports)
     };
 }
@@ -382,25 +411,89 @@ fn a_worker_that_is_left_out_keeps_its_state_and_leaves_if_asked() {
 }
 
 #[test]
+fn a_worker_that_leaves_waits_for_its_successors_but_not_for_long() {
+    let mut bench = Bench::alone(2);
+    bench.feed(Event::Leave);
+    assert_eq!(bench.log, ["leaving"]);
+    assert_eq!(bench.member.next_deadline(), Some(bench.now + Duration::from_secs(10)));
+    bench.feed(Event::Rejoined);
+    assert_eq!(bench.log, ["leaving", "ready", "leaving", "formed 1 at 0", "stepped 2 (1002)"]);
+    bench.feed(Event::MasterLost);
+    assert_eq!(bench.member.next_deadline(), Some(bench.now + Duration::from_secs(1)));
+    bench.later(1000);
+    bench.feed(Event::Tick);
+    assert!(bench.has_ended);
+    assert_eq!(bench.member.next_deadline(), None);
+}
+
+#[test]
+fn a_worker_that_is_stopped_does_not_wait_long_for_what_is_under_way() {
+    let mut bench = Bench::alone(2);
+    bench.feed(Event::Go { world: WorldId(1), until: 9 });
+    bench.run_to("reduce");
+    bench.feed(Event::Stop);
+    bench.later(999);
+    bench.feed(Event::Tick);
+    assert!(bench.is_cancelled && !bench.has_ended);
+    bench.later(1);
+    bench.feed(Event::Tick);
+    assert!(bench.has_ended);
+}
+
+#[test]
+fn nothing_is_decided_before_the_model_is_built() {
+    let mut member = Member::new(config(), Time::ZERO);
+    assert_eq!(member.handle(Event::Leave, Time::ZERO), [Effect::Report(Report::Leaving)]);
+    assert_eq!(member.activity().phase, Phase::BuildingModel);
+    assert_eq!(member.handle(built(), Time::ZERO).last(), Some(&Effect::End));
+}
+
+#[test]
 fn failures_of_a_step_are_reported_and_end_the_world() {
     let lost = Failure::Lost { peer: OTHER, error: "gone".into() };
     let failed = Failure::Failed("user code".into());
-    for (at, failure) in [("reduce", lost), ("train 2.0", failed)] {
+    let nonfinite = Failure::NonFinite("nan".into());
+    for (at, failure) in [("reduce", lost), ("train 2.0", failed), ("train 2.0", nonfinite)] {
         let mut bench = Bench::alone(2);
         bench.feed(Event::Go { world: WorldId(1), until: 9 });
         bench.run_to(at);
         bench.end(Err(failure.clone()));
         match (bench.news()[0], failure) {
-            (News::PeerLost { world, suspect, .. }, Failure::Lost { peer, .. }) => {
+            (MemberReport::PeerLost { world, suspect, .. }, Failure::Lost { peer, .. }) => {
                 assert_eq!((*world, *suspect), (WorldId(1), peer));
             }
-            (News::StepFailed { world, step, .. }, Failure::Failed(_)) => {
+            (MemberReport::StepFailed { world, step, .. }, Failure::Failed(_))
+            | (MemberReport::NonFinite { world, step, .. }, Failure::NonFinite(_)) => {
                 assert_eq!((*world, *step), (WorldId(1), 2));
             }
             (news, failure) => panic!("{failure:?} is reported as {news:?}"),
         }
         assert_eq!((bench.doing.clone(), bench.news().len()), (None, 1));
         assert_eq!(bench.member.claim(), Some(Claim { world: WorldId(1), step: 2 }));
+    }
+}
+
+#[test]
+fn a_step_that_is_skipped_trains_no_lane_and_counts() {
+    for has_tables in [false, true] {
+        let mut bench = Bench::new(Config { has_tables, ..config() });
+        if has_tables {
+            bench.feed(Event::Route(route(GENERATION.0)));
+        }
+        let skipped = BTreeSet::from([1]);
+        bench.feed(Event::World(Announced { skipped, ..loading(world(1, &[ME], None, 3)) }));
+        bench.run();
+        let count = |what: &str| bench.log.iter().filter(|line| line.starts_with(what)).count();
+        assert_eq!(
+            (count("pass"), count("apply"), count("train 1.")),
+            (1, 2, 0),
+            "{:?}",
+            bench.log
+        );
+        assert_eq!(count("skip 1."), if has_tables { 2 } else { 0 }, "{:?}", bench.log);
+        assert_eq!(bench.member.claim(), Some(Claim { world: WorldId(1), step: 3 }));
+        let hashed = |report: &&MemberReport| matches!(report, MemberReport::Stepped { step: 2, hash, .. } if *hash != 0);
+        assert!(!bench.news().iter().any(hashed), "there is no gradient to hash");
     }
 }
 
@@ -414,7 +507,7 @@ fn records_that_cannot_be_read_fail_their_step() {
     bench.member.reads.insert(place, Reading::Asked);
     bench.feed(Event::Decoded { place, result: Err("corrupt".into()) });
     bench.run();
-    let Some(News::StepFailed { step: 3, error, .. }) = bench.news().last() else {
+    let Some(MemberReport::StepFailed { step: 3, error, .. }) = bench.news().last() else {
         panic!("{:?}", bench.reports)
     };
     assert_eq!(error, "corrupt");
@@ -425,7 +518,9 @@ fn a_state_that_cannot_be_loaded_is_reported() {
     let mut bench = Bench::new(config());
     bench.feed(Event::World(loading(world(1, &[ME], None, 3))));
     bench.end(Err(Failure::Failed("corrupt".into())));
-    let [News::NotLoaded { generation: GENERATION, .. }] = bench.news()[..] else { panic!() };
+    let [MemberReport::NotLoaded { generation: GENERATION, .. }] = bench.news()[..] else {
+        panic!()
+    };
     assert_eq!(bench.doing, None);
 }
 
@@ -440,8 +535,8 @@ fn a_checkpoint_is_copied_at_its_step_and_one_is_written_at_a_time() {
     bench.feed(Event::Go { world: WorldId(1), until: 5 });
     bench.run();
     let refused = |report: &Report| {
-        let Report::CheckpointFailed { cut, error, .. } = report else { return None };
-        Some((cut.0, error.clone()))
+        let Report::CheckpointFailed { checkpoint, error, .. } = report else { return None };
+        Some((checkpoint.0, error.clone()))
     };
     let refused: Vec<(u64, String)> = bench.reports.iter().filter_map(refused).collect();
     let expected = [
@@ -450,14 +545,17 @@ fn a_checkpoint_is_copied_at_its_step_and_one_is_written_at_a_time() {
         (5, "invalid partitions 0..4"),
         (2, "another checkpoint is still being written"),
     ];
-    assert_eq!(refused, expected.map(|(cut, error)| (cut, error.to_owned())));
+    assert_eq!(refused, expected.map(|(checkpoint, error)| (checkpoint, error.to_owned())));
     let written = bench.log.iter().position(|line| line == "write 1").unwrap();
     assert_eq!(bench.log[written - 1], "stepped 3 (1003)");
     bench.feed(Event::Stop);
     assert!(!bench.has_ended, "the files are not complete");
-    bench.feed(Event::Written { cut: CutId(1), result: Ok(Vec::new()) });
+    bench.feed(Event::Written { checkpoint: CheckpointId(1), result: Ok(Vec::new()) });
     assert!(bench.has_ended);
-    assert!(matches!(bench.reports.last(), Some(Report::CheckpointDone { cut: CutId(1), .. })));
+    assert!(matches!(
+        bench.reports.last(),
+        Some(Report::CheckpointDone { checkpoint: CheckpointId(1), .. })
+    ));
 }
 
 #[test]
@@ -510,7 +608,7 @@ fn servers_that_cannot_be_reached_are_tried_again() {
     assert_eq!(bench.doing, None);
     let at = bench.member.next_deadline().unwrap();
     assert_eq!(at, bench.now + Duration::from_millis(50));
-    assert_eq!(bench.member.status().phase, "waiting for servers");
+    assert_eq!(bench.member.activity().phase, Phase::WaitingForServers);
     bench.now = at;
     bench.feed(Event::Tick);
     assert_eq!(bench.log.last().unwrap(), "connect");
@@ -525,7 +623,9 @@ fn servers_at_another_step_end_the_world() {
     bench.feed(Event::Route(route(4)));
     bench.run_to("train 1.0");
     bench.end(Err(Failure::OtherStep("step 7".into())));
-    let Some(News::Torn { world: WorldId(1), .. }) = bench.news().last() else { panic!() };
+    let Some(MemberReport::StepMismatch { world: WorldId(1), .. }) = bench.news().last() else {
+        panic!()
+    };
     assert_eq!((bench.doing.clone(), bench.member.next_deadline()), (None, None));
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::{Activity, Doing, Effect, Failure, Member, Outcome, Place, Reading, Records, Step};
 use crate::batch::batch_of;
-use crate::job::News;
+use crate::id::BatchId;
+use crate::job::MemberReport;
 use crate::lanes;
 use crate::time::Time;
 use crate::worker::Report;
@@ -54,8 +55,7 @@ impl Member {
             return false;
         }
         let (Some(state), Some(world)) = (self.state, &self.world) else { return false };
-        let (worker, incarnation) = (self.config.worker, self.config.incarnation);
-        let place = world.world.place_of(worker, incarnation).expect("a member is in its world");
+        let place = self.place_in(world).expect("a member is in its world");
         let mine = world.world.members[place].lanes.clone();
         let is_alone = world.world.members.len() == 1;
         let batch = batch_of(state.step, self.config.plan.n_batches());
@@ -64,7 +64,7 @@ impl Member {
             number: state.step,
             batch,
             n_records: self.config.plan.n_records_of(batch.index),
-            n_active: self.n_active(batch.index),
+            n_active: self.n_active(state.step),
             mine,
             is_alone,
         };
@@ -74,8 +74,12 @@ impl Member {
         true
     }
 
-    /// Lanes of a step that have records.
-    fn n_active(&self, index: u32) -> u32 {
+    /// Lanes of a step that have records to train.
+    fn n_active(&self, step: u64) -> u32 {
+        if self.world.as_ref().is_some_and(|world| world.skipped.contains(&step)) {
+            return 0;
+        }
+        let BatchId { index, .. } = batch_of(step, self.config.plan.n_batches());
         let n_records = self.config.plan.n_records_of(index) as usize;
         lanes::n_active(n_records, self.config.n_lanes, self.config.minibatch_size)
     }
@@ -84,18 +88,21 @@ impl Member {
     fn read_ahead(&mut self, step: &Step) {
         let (n_batches, mine) = (self.config.plan.n_batches(), step.mine.clone());
         let steps = step.number..=step.number + READ_AHEAD;
-        let batches: Vec<_> = steps.map(|number| batch_of(number, n_batches)).collect();
+        let batches: Vec<_> =
+            steps.map(|number| (batch_of(number, n_batches), self.n_active(number))).collect();
         self.forget(|place| match place {
             Place::Piece(..) => false,
-            Place::Lane(batch, lane) => !batches.contains(&batch) || !mine.contains(&lane),
+            Place::Lane(of, lane) => {
+                !batches.iter().any(|(batch, _)| *batch == of) || !mine.contains(&lane)
+            }
         });
         let num_epochs = self.config.num_epochs;
         let is_past_end = |epoch: u32| num_epochs > 0 && epoch >= num_epochs;
-        for batch in batches {
+        for (batch, n_active) in batches {
             if batch != step.batch && is_past_end(batch.epoch) {
                 continue;
             }
-            for lane in mine.start..mine.end.min(self.n_active(batch.index)) {
+            for lane in mine.start..mine.end.min(n_active) {
                 self.read(Place::Lane(batch, lane), Records::Lane(batch, lane));
             }
         }
@@ -132,6 +139,10 @@ impl Member {
                 *stage = Stage::Settle;
                 Activity::Settle(step)
             }
+            Stage::Lane(_) | Stage::Reduce if step.is_skipped() => {
+                *stage = Stage::Apply { loss: f32::NAN };
+                Activity::Pass(step)
+            }
             Stage::Lane(_) | Stage::Reduce => {
                 self.computed(now);
                 Activity::Reduce(step)
@@ -152,7 +163,7 @@ impl Member {
         let mine = training.step.mine_active();
         let n_lanes = mine.end - mine.start;
         if let Some(lane_secs) = self.pace.measure(training.computed, n_lanes, now) {
-            self.report(Report::Member(News::Pace { lane_secs }));
+            self.report(Report::Member(MemberReport::Pace { lane_secs }));
         }
     }
 
@@ -169,10 +180,10 @@ impl Member {
             (Stage::Reduce, Outcome::Reduced { loss }) if loss.is_finite() => {
                 training.stage = Stage::Apply { loss };
             }
-            (Stage::Reduce, Outcome::Reduced { .. }) => {
+            (Stage::Reduce, Outcome::Reduced { loss }) => {
                 let batch = training.step.batch;
-                let error = format!("the loss is not a number (batch {batch})");
-                self.halt(Failure::Failed(error), now);
+                let error = format!("the mean loss of all lanes is {loss} (batch {batch})");
+                self.halt(Failure::NonFinite(error), now);
             }
             (Stage::Apply { loss }, Outcome::Done) => self.applied(loss),
             (stage, outcome) => panic!("{stage:?} ends with {outcome:?}"),
@@ -183,6 +194,9 @@ impl Member {
         let (Some(training), Some(state)) = (self.training.take(), &mut self.state) else { return };
         state.step += 1;
         self.reports.stepped(training.step.world, state.step, loss);
+        if training.step.is_skipped() {
+            self.reports.overwrite();
+        }
     }
 
     /// The step that is under way cannot be finished now, or not here.
@@ -194,7 +208,11 @@ impl Member {
             Failure::Servers(_) | Failure::OtherStep(_) => self.servers_failed(failure, now),
             Failure::Failed(error) => {
                 self.leave(now);
-                self.report_news(News::StepFailed { world, step: step.number, error });
+                self.report_news(MemberReport::StepFailed { world, step: step.number, error });
+            }
+            Failure::NonFinite(error) => {
+                self.leave(now);
+                self.report_news(MemberReport::NonFinite { world, step: step.number, error });
             }
         }
     }
@@ -214,7 +232,7 @@ impl Member {
         if let Failure::OtherStep(error) = failure {
             let world = self.world_id();
             self.leave(now);
-            return self.report_news(News::Torn { world, error });
+            return self.report_news(MemberReport::StepMismatch { world, error });
         }
         self.flush(now);
         self.retry_at = Some(now + SERVERS_RETRY);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which optimizer a job uses: the model's own, changed by what the job says.
+//! Which optimizer a job uses: the model's own, changed by the job's flags.
 //!
-//! Pure: it needs nothing of the engine, so that the master can decide the same.
+//! Pure: the master resolves the same optimizer as the workers and servers.
 
 use std::str::FromStr;
 
@@ -9,17 +9,17 @@ use crate::model::ModelSpec;
 use crate::optimizer::{Clip, OptimizerKind, OptimizerSpec, Schedule};
 use crate::spec::JobSpec;
 
-/// What `--optimizer` may say, in the order of error messages.
+/// The values of `--optimizer`, in the order of error messages.
 pub const NAMES: [&str; 13] = [
     "sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "adagrad", "rmsprop", "ftrl",
     "adadelta", "adamax", "nadam", "lion",
 ];
 
-/// What `--learning_rate_schedule` may say.
+/// The forms of `--learning_rate_schedule`.
 const SCHEDULES: &str = "constant, steps:1000,2000:0.1, exponential:1000:0.9, \
                          cosine:WARMUP:TOTAL, cosine:WARMUP:TOTAL:FLOOR or linear:WARMUP:TOTAL";
 
-/// What is wrong with the words that choose an optimizer.
+/// What is wrong with the flags that choose an optimizer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("unknown --optimizer `{name}`; choose from {}", NAMES.join(", "))]

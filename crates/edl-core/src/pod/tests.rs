@@ -6,40 +6,44 @@ use proptest::sample::select;
 
 use super::*;
 
-fn running() -> Facts {
-    Facts { phase: Phase::Running, container: Container::Running, ..Facts::default() }
+fn running() -> PodFacts {
+    PodFacts { phase: PodPhase::Running, container: Container::Running, ..PodFacts::default() }
 }
 
-fn terminated(code: i32, reason: &str) -> Facts {
-    let phase = if code == 0 { Phase::Succeeded } else { Phase::Failed };
-    Facts { phase, container: Container::Terminated { code, reason: reason.into() }, ..running() }
+fn terminated(code: i32, reason: &str) -> PodFacts {
+    let phase = if code == 0 { PodPhase::Succeeded } else { PodPhase::Failed };
+    PodFacts {
+        phase,
+        container: Container::Terminated { code, reason: reason.into() },
+        ..running()
+    }
 }
 
-fn waiting(reason: &str, message: &str) -> Facts {
+fn waiting(reason: &str, message: &str) -> PodFacts {
     let container = Container::Waiting { reason: reason.into(), message: message.into() };
-    Facts { container, ..Facts::default() }
+    PodFacts { container, ..PodFacts::default() }
 }
 
-fn disrupted(by: &str, facts: Facts) -> Facts {
-    Facts { disruption: Some(by.into()), ..facts }
+fn disrupted(by: &str, facts: PodFacts) -> PodFacts {
+    PodFacts { disruption: Some(by.into()), ..facts }
 }
 
-fn failed(reason: &str) -> Facts {
-    Facts { phase: Phase::Failed, reason: reason.into(), ..Facts::default() }
+fn failed(reason: &str) -> PodFacts {
+    PodFacts { phase: PodPhase::Failed, reason: reason.into(), ..PodFacts::default() }
 }
 
 #[test]
 fn every_state_of_a_pod_has_its_meaning() {
     use Ended::{Deleted, Evicted, Exit, NodeLost, OutOfMemory, Preempted, Signal};
-    use State::{Leaving, Running, Waiting};
-    let leaving = |facts: Facts| Facts { is_leaving: true, ..facts };
-    let gone = |facts: Facts| Facts { is_gone: true, ..facts };
-    let unknown = Facts { phase: Phase::Unknown, ..running() };
+    use PodState::{Leaving, Running, Waiting};
+    let leaving = |facts: PodFacts| PodFacts { is_leaving: true, ..facts };
+    let gone = |facts: PodFacts| PodFacts { is_gone: true, ..facts };
+    let unknown = PodFacts { phase: PodPhase::Unknown, ..running() };
     let no_room = "0/3 nodes are available: 3 Insufficient cpu.";
-    let unschedulable = Facts { unschedulable: Some(no_room.into()), ..Facts::default() };
+    let unschedulable = PodFacts { unschedulable: Some(no_room.into()), ..PodFacts::default() };
     let preempted = || disrupted("PreemptionByScheduler", leaving(running()));
     let table = [
-        (Facts::default(), Waiting(Wait::Starting)),
+        (PodFacts::default(), Waiting(Wait::Starting)),
         (waiting("ContainerCreating", ""), Waiting(Wait::Starting)),
         (unschedulable, Waiting(Wait::Unschedulable(no_room.into()))),
         (waiting("ErrImageNeverPull", "no `x`"), Waiting(Wait::Image("no `x`".into()))),
@@ -51,26 +55,29 @@ fn every_state_of_a_pod_has_its_meaning() {
         (preempted(), Leaving(Preempted)),
         (disrupted("EvictionByEvictionAPI", leaving(running())), Leaving(Evicted)),
         (disrupted("DeletionByTaintManager", leaving(running())), Leaving(NodeLost)),
-        (gone(preempted()), State::Ended(Preempted)),
-        (disrupted("PreemptionByScheduler", terminated(0, "Completed")), State::Ended(Preempted)),
-        (disrupted("PreemptionByScheduler", terminated(137, "Error")), State::Ended(Preempted)),
-        (gone(running()), State::Ended(Deleted)),
-        (gone(leaving(terminated(143, "Error"))), State::Ended(Deleted)),
-        (gone(leaving(terminated(0, "Completed"))), State::Ended(Deleted)),
-        (terminated(0, "Completed"), State::Ended(Exit(0))),
-        (terminated(101, "Error"), State::Ended(Exit(101))),
-        (terminated(137, "Error"), State::Ended(Signal(9))),
-        (terminated(139, "Error"), State::Ended(Signal(11))),
-        (terminated(137, "OOMKilled"), State::Ended(OutOfMemory)),
+        (gone(preempted()), PodState::Ended(Preempted)),
+        (
+            disrupted("PreemptionByScheduler", terminated(0, "Completed")),
+            PodState::Ended(Preempted),
+        ),
+        (disrupted("PreemptionByScheduler", terminated(137, "Error")), PodState::Ended(Preempted)),
+        (gone(running()), PodState::Ended(Deleted)),
+        (gone(leaving(terminated(143, "Error"))), PodState::Ended(Deleted)),
+        (gone(leaving(terminated(0, "Completed"))), PodState::Ended(Deleted)),
+        (terminated(0, "Completed"), PodState::Ended(Exit(0))),
+        (terminated(101, "Error"), PodState::Ended(Exit(101))),
+        (terminated(137, "Error"), PodState::Ended(Signal(9))),
+        (terminated(139, "Error"), PodState::Ended(Signal(11))),
+        (terminated(137, "OOMKilled"), PodState::Ended(OutOfMemory)),
         (
             disrupted("TerminationByKubelet", terminated(137, "OOMKilled")),
-            State::Ended(OutOfMemory),
+            PodState::Ended(OutOfMemory),
         ),
-        (terminated(137, "ContainerStatusUnknown"), State::Ended(NodeLost)),
-        (failed("Evicted"), State::Ended(Evicted)),
-        (failed("NodeLost"), State::Ended(NodeLost)),
-        (failed("OutOfcpu"), State::Ended(Evicted)),
-        (failed(""), State::Ended(Evicted)),
+        (terminated(137, "ContainerStatusUnknown"), PodState::Ended(NodeLost)),
+        (failed("Evicted"), PodState::Ended(Evicted)),
+        (failed("NodeLost"), PodState::Ended(NodeLost)),
+        (failed("OutOfcpu"), PodState::Ended(Evicted)),
+        (failed(""), PodState::Ended(Evicted)),
     ];
     for (facts, expected) in table {
         assert_eq!(facts.state(), expected, "{facts:?}");
@@ -92,13 +99,13 @@ fn a_refusal_of_the_api_server_is_told_in_its_own_sentence() {
     assert_eq!(Wait::of_refusal(503, "busy"), Wait::Unreachable("busy".into()));
 }
 
-fn any_facts() -> impl Strategy<Value = Facts> {
+fn any_facts() -> impl Strategy<Value = PodFacts> {
     let phase = select(vec![
-        Phase::Pending,
-        Phase::Running,
-        Phase::Succeeded,
-        Phase::Failed,
-        Phase::Unknown,
+        PodPhase::Pending,
+        PodPhase::Running,
+        PodPhase::Succeeded,
+        PodPhase::Failed,
+        PodPhase::Unknown,
     ]);
     let word = |table: &'static [(&'static str, Ended)]| {
         let known = table.iter().map(|(word, _)| (*word).to_owned());
@@ -113,7 +120,7 @@ fn any_facts() -> impl Strategy<Value = Facts> {
         });
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
     (phase, word(&REASONS), proptest::option::of(word(&DISRUPTIONS)), container, flags).prop_map(
-        |(phase, reason, disruption, container, (unschedulable, is_leaving, is_gone))| Facts {
+        |(phase, reason, disruption, container, (unschedulable, is_leaving, is_gone))| PodFacts {
             phase,
             reason,
             message: String::new(),
@@ -130,15 +137,15 @@ fn any_facts() -> impl Strategy<Value = Facts> {
 proptest! {
     #[test]
     fn an_end_is_final_and_only_a_process_of_its_own_accord_can_crash(facts in any_facts()) {
-        let has_ended = facts.is_gone || matches!(facts.phase, Phase::Succeeded | Phase::Failed);
+        let has_ended = facts.is_gone || matches!(facts.phase, PodPhase::Succeeded | PodPhase::Failed);
         let state = facts.state();
-        prop_assert_eq!(matches!(state, State::Ended(_)), has_ended);
+        prop_assert_eq!(matches!(state, PodState::Ended(_)), has_ended);
         // What vanishes has ended in the way that it was about to.
-        if let State::Leaving(how) = state {
-            let gone = Facts { is_gone: true, ..facts.clone() };
-            prop_assert_eq!(gone.state(), State::Ended(how));
+        if let PodState::Leaving(how) = state {
+            let gone = PodFacts { is_gone: true, ..facts.clone() };
+            prop_assert_eq!(gone.state(), PodState::Ended(how));
         }
-        if let State::Ended(Ended::Exit(code)) = state && code != 0 {
+        if let PodState::Ended(Ended::Exit(code)) = state && code != 0 {
             prop_assert!(!facts.is_leaving && facts.disruption.as_deref().is_none_or(|by| find(&DISRUPTIONS, by).is_none()));
             let is_own = matches!(facts.container, Container::Terminated { code: own, .. } if own == code);
             prop_assert!(is_own);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::{Effect, Error, Report, Server};
-use crate::id::{CutId, Generation, PartitionId};
-use crate::job::CutFile;
+use crate::id::{CheckpointId, Generation, PartitionId};
+use crate::job::CheckpointFile;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Checkpoint {
@@ -14,7 +14,7 @@ pub(super) struct Checkpoint {
     /// The step whose state is written.
     at: Option<u64>,
     copied: BTreeSet<PartitionId>,
-    files: BTreeMap<u32, CutFile>,
+    files: BTreeMap<u32, CheckpointFile>,
 }
 
 impl Checkpoint {
@@ -30,38 +30,47 @@ impl Server {
     /// worker may ever train it.
     pub(super) fn checkpoint(
         &mut self,
-        checkpoint: CutId,
+        checkpoint: CheckpointId,
         generation: Generation,
         folder: String,
         at: Option<u64>,
     ) {
         let Some(held) = self.held_mut().filter(|held| held.generation == generation) else {
             let error = Error::NotHeld(generation);
-            return self.report_checkpoint_failed(checkpoint, generation, &error);
+            return self.report_checkpoint_failed(checkpoint, &error);
         };
         if at.is_none() && !held.checkpoints.is_empty() {
             let error = Error::CheckpointRunning;
-            return self.report_checkpoint_failed(checkpoint, generation, &error);
+            return self.report_checkpoint_failed(checkpoint, &error);
         }
         let n = held.partitions.len();
         let is_uncopied =
-            |_: &CutId, other: &mut Checkpoint| other.at.is_some() && other.copied.len() < n;
-        let given_up: Vec<CutId> =
+            |_: &CheckpointId, other: &mut Checkpoint| other.at.is_some() && other.copied.len() < n;
+        let given_up: Vec<CheckpointId> =
             held.checkpoints.extract_if(.., is_uncopied).map(|(other, _)| other).collect();
         if n > 0 {
             let (copied, files) = (BTreeSet::new(), BTreeMap::new());
             held.checkpoints.insert(checkpoint, Checkpoint { folder, at, copied, files });
         }
         for other in given_up {
-            self.report_checkpoint_failed(other, generation, &Error::Overtaken);
+            self.report_checkpoint_failed(other, &Error::Overtaken);
         }
-        self.effects.push(match n {
-            0 => Effect::Report(Report::CheckpointDone { checkpoint, generation, files: vec![] }),
-            _ => Effect::Copy { checkpoint, at },
-        });
+        if n == 0 {
+            let done = Report::CheckpointDone { checkpoint, generation, files: Vec::new() };
+            return self.effects.push(Effect::Report(done));
+        }
+        self.effects.push(Effect::Copy { checkpoint, at });
+        if at.is_some() {
+            self.effects.push(Effect::Report(Report::CheckpointStarted { checkpoint }));
+        }
     }
 
-    pub(super) fn copied(&mut self, checkpoint: CutId, partition: PartitionId, updates: u64) {
+    pub(super) fn copied(
+        &mut self,
+        checkpoint: CheckpointId,
+        partition: PartitionId,
+        updates: u64,
+    ) {
         let Some(held) = self.held_mut().filter(|held| held.hosts(partition)) else { return };
         let Some(open) = held.checkpoints.get_mut(&checkpoint) else { return };
         if let Some(at) = open.at.filter(|at| *at != updates) {
@@ -74,7 +83,7 @@ impl Server {
         }
     }
 
-    pub(super) fn written(&mut self, checkpoint: CutId, file: CutFile) {
+    pub(super) fn written(&mut self, checkpoint: CheckpointId, file: CheckpointFile) {
         let Some(held) = self.held_mut() else { return };
         let Some(open) = held.checkpoints.get_mut(&checkpoint) else { return };
         if open.copied.contains(&PartitionId(file.partition)) {
@@ -89,26 +98,23 @@ impl Server {
         self.effects.push(Effect::Report(done));
     }
 
-    pub(super) fn write_failed(&mut self, checkpoint: CutId, error: String) {
+    pub(super) fn write_failed(&mut self, checkpoint: CheckpointId, error: String) {
         self.end_checkpoint(checkpoint, &error);
     }
 
-    fn end_checkpoint(&mut self, checkpoint: CutId, error: &dyn ToString) {
+    fn end_checkpoint(&mut self, checkpoint: CheckpointId, error: &dyn ToString) {
         let Some(held) = self.held_mut() else { return };
-        let generation = held.generation;
         if held.checkpoints.remove(&checkpoint).is_some() {
-            self.report_checkpoint_failed(checkpoint, generation, error);
+            self.report_checkpoint_failed(checkpoint, error);
         }
     }
 
     pub(super) fn report_checkpoint_failed(
         &mut self,
-        checkpoint: CutId,
-        generation: Generation,
+        checkpoint: CheckpointId,
         error: &dyn ToString,
     ) {
-        let error = error.to_string();
-        let failed = Report::CheckpointFailed { checkpoint, generation, error };
+        let failed = Report::CheckpointFailed { checkpoint, error: error.to_string() };
         self.effects.push(Effect::Report(failed));
     }
 }

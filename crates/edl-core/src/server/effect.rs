@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use crate::id::{CutId, Generation, PartitionId};
-use crate::job::CutFile;
+use crate::id::{CheckpointId, Generation, PartitionId};
+use crate::job::CheckpointFile;
 use crate::server::{Inspection, Load, Request};
 use crate::servers::PartitionState;
 
@@ -26,9 +26,9 @@ pub enum Effect {
     Refuse(Request, Refusal),
     /// Copy every partition: now, or as soon as it has `at` updates or more. Each is answered by
     /// `Copied`. Owners still waiting for the step of an earlier order forget that order.
-    Copy { checkpoint: CutId, at: Option<u64> },
+    Copy { checkpoint: CheckpointId, at: Option<u64> },
     /// Write the copy of a partition; answered by `Written` or `WriteFailed`.
-    Write { checkpoint: CutId, folder: String, partition: PartitionId },
+    Write { checkpoint: CheckpointId, folder: String, partition: PartitionId },
     /// Ask every owner for its states; answered by `Inspected`.
     Inspect(Inspection, Generation),
     /// Send the hello with this number, and what the server holds; generation 0 is nothing.
@@ -50,14 +50,17 @@ pub enum Report {
         generation: Generation,
         error: String,
     },
+    /// The state of a step that has not come will be copied.
+    CheckpointStarted {
+        checkpoint: CheckpointId,
+    },
     CheckpointDone {
-        checkpoint: CutId,
+        checkpoint: CheckpointId,
         generation: Generation,
-        files: Vec<CutFile>,
+        files: Vec<CheckpointFile>,
     },
     CheckpointFailed {
-        checkpoint: CutId,
-        generation: Generation,
+        checkpoint: CheckpointId,
         error: String,
     },
     /// The answer to the master's inspection.
@@ -79,7 +82,7 @@ pub enum Refusal {
     /// Something that had to come first did not come in time; the text names it.
     Waited(String),
     /// The server is not at the step that was requested; the text names both.
-    Torn(String),
+    StepMismatch(String),
     Other(String),
 }
 

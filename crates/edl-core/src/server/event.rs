@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::id::{BatchId, CutId, Generation, PartitionId};
-use crate::job::CutFile;
+use crate::id::{BatchId, CheckpointId, Generation, PartitionId};
+use crate::job::CheckpointFile;
 use crate::server::Load;
 use crate::servers::PartitionState;
 
@@ -57,17 +57,17 @@ pub enum Event {
     },
     /// An owner copies a partition for a checkpoint, between two pushes, after this many updates.
     Copied {
-        checkpoint: CutId,
+        checkpoint: CheckpointId,
         partition: PartitionId,
         updates: u64,
     },
     /// A copy is on disk.
     Written {
-        checkpoint: CutId,
-        file: CutFile,
+        checkpoint: CheckpointId,
+        file: CheckpointFile,
     },
     WriteFailed {
-        checkpoint: CutId,
+        checkpoint: CheckpointId,
         error: String,
     },
     /// The states of all partitions, in ascending order, or none if the owners have stopped.
@@ -87,7 +87,7 @@ pub enum Order {
     Serve(Generation),
     /// Write all partitions to `folder`: with `at` as they are after that step, otherwise as they
     /// are now.
-    Checkpoint { checkpoint: CutId, generation: Generation, folder: String, at: Option<u64> },
+    Checkpoint { checkpoint: CheckpointId, generation: Generation, folder: String, at: Option<u64> },
     /// Stop for good: nothing is answered any more.
     Stop,
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::checkpoints::Checkpoint;
 use super::window::Window;
 use super::{Client, Loading, Outcome, Part, Progress, Pull, Push, Refusal, Request};
-use crate::id::{BatchId, CutId, Generation, PartitionId};
+use crate::id::{BatchId, CheckpointId, Generation, PartitionId};
 use crate::spec::Mode;
 use crate::time::Time;
 
@@ -27,7 +27,7 @@ pub(super) struct Held {
     window: Option<Window>,
     /// Pushes at the owners.
     pub(super) pushes: BTreeMap<Request, Applying>,
-    pub(super) checkpoints: BTreeMap<CutId, Checkpoint>,
+    pub(super) checkpoints: BTreeMap<CheckpointId, Checkpoint>,
 }
 
 /// A push, and which partitions do not have it yet.
@@ -48,7 +48,7 @@ pub(super) enum Verdict {
         gave_up: Option<u64>,
     },
     Refuse(Refusal),
-    WaitForRound,
+    WaitForPushes,
     WaitInWindow,
 }
 
@@ -89,12 +89,16 @@ impl Held {
         if let Err(refusal) = self.expect_partitions(&pull.partitions) {
             return Verdict::Refuse(refusal);
         }
+        let is_expired = now >= deadline;
         if let Some(step) = pull.step
             && let Err(refusal) = self.expect_step(step)
         {
-            return Verdict::Refuse(refusal);
+            // Workers do not wait for each other in a step that is skipped, so the lanes of others
+            // may still be on their way.
+            let is_next = self.version() + 1 == step;
+            let waits = is_next && !is_expired;
+            return if waits { Verdict::WaitForPushes } else { Verdict::Refuse(refusal) };
         }
-        let is_expired = now >= deadline;
         if let Some(round) = pull.min_round
             && let Some((partition, applied)) = self.slowest()
             && applied < round
@@ -103,7 +107,7 @@ impl Held {
             return if is_expired {
                 Verdict::Refuse(Refusal::Waited(text))
             } else {
-                Verdict::WaitForRound
+                Verdict::WaitForPushes
             };
         }
         let window = self.window.as_ref().filter(|_| pull.will_push);
@@ -217,7 +221,7 @@ impl Held {
             return Ok(());
         }
         let at = if step > least { least } else { most };
-        Err(Refusal::Torn(format!("requested step {step}; this server is at step {at}")))
+        Err(Refusal::StepMismatch(format!("requested step {step}; this server is at step {at}")))
     }
 
     /// The partition that has applied the fewest rounds, and how many.

@@ -12,6 +12,9 @@ use crate::time::Time;
 const SERVE_PATIENCE: Duration = Duration::from_secs(10);
 /// The longest wait that a client can request.
 const MAX_PATIENCE: Duration = Duration::from_secs(3600);
+/// How long the rows of the next step are waited for. Workers that wait for longer hold another state
+/// than the servers.
+const STEP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A request without a verdict.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,7 +69,8 @@ impl Waiting {
 
 impl Server {
     pub(super) fn pull(&mut self, pull: Pull) {
-        let patience = pull.patience.min(MAX_PATIENCE);
+        let most = if pull.step.is_some() { STEP_PATIENCE } else { MAX_PATIENCE };
+        let patience = pull.patience.min(most);
         let serve_by = self.now + patience.min(SERVE_PATIENCE);
         let deadline = self.now + patience;
         self.take(Waiting { what: What::Pull(pull), serve_by, deadline });
@@ -161,7 +165,7 @@ impl Server {
                 self.effects.push(Effect::Refuse(request, refusal));
                 false
             }
-            Verdict::WaitForRound => {
+            Verdict::WaitForPushes => {
                 self.waiting.insert(request, waiting);
                 false
             }
@@ -204,7 +208,7 @@ impl Server {
             (Gate::NotYet, ..) => self.now >= waiting.serve_by,
             (Gate::Open, What::Pull(pull), Some(held)) => !matches!(
                 held.verdict(pull, waiting.deadline, self.now),
-                Verdict::WaitForRound | Verdict::WaitInWindow
+                Verdict::WaitForPushes | Verdict::WaitInWindow
             ),
             (Gate::Open | Gate::Refused(_), ..) => true,
         }

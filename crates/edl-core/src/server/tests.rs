@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::*;
 use crate::applied::AppliedSet;
 use crate::id::BatchId;
-use crate::job::{CutFile, LoadFrom};
+use crate::job::{CheckpointFile, LoadFrom};
 use crate::layout::Layout;
 use crate::model::ModelSpec;
 use crate::optimizer::OptimizerSpec;
@@ -88,18 +88,18 @@ fn push(request: u64, client: Client, generation: u64, index: u32) -> Push {
 }
 
 fn checkpoint(number: u64, generation: u64, at: Option<u64>) -> Event {
-    let (checkpoint, generation) = (CutId(number), Generation(generation));
+    let (checkpoint, generation) = (CheckpointId(number), Generation(generation));
     Event::Order(Order::Checkpoint { checkpoint, generation, folder: "folder".into(), at })
 }
 
 fn copied(number: u64, partition: u32, updates: u64) -> Event {
-    Event::Copied { checkpoint: CutId(number), partition: PartitionId(partition), updates }
+    Event::Copied { checkpoint: CheckpointId(number), partition: PartitionId(partition), updates }
 }
 
 fn written(number: u64, partition: u32) -> Event {
     let (name, checksum) = (String::new(), String::new());
-    let file = CutFile { partition, name, bytes: 0, checksum, updates: 0 };
-    Event::Written { checkpoint: CutId(number), file }
+    let file = CheckpointFile { partition, name, bytes: 0, checksum, updates: 0 };
+    Event::Written { checkpoint: CheckpointId(number), file }
 }
 
 /// One owner's outcome for one partition.
@@ -162,9 +162,13 @@ fn refused(request: u64, refusal: Refusal) -> Effect {
 }
 
 fn failed(number: u64, error: &Error) -> Effect {
-    let (checkpoint, generation) = (CutId(number), Generation(1));
-    let error = error.to_string();
-    Effect::Report(Report::CheckpointFailed { checkpoint, generation, error })
+    let (checkpoint, error) = (CheckpointId(number), error.to_string());
+    Effect::Report(Report::CheckpointFailed { checkpoint, error })
+}
+
+fn started(checkpoint: u64) -> Effect {
+    let checkpoint = CheckpointId(checkpoint);
+    Effect::Report(Report::CheckpointStarted { checkpoint })
 }
 
 fn load_failed(generation: u64, error: &Error) -> Effect {
@@ -334,10 +338,16 @@ fn rows_of_a_step_are_refused_unless_every_partition_has_them() {
     bench.pushed(1, 1, part(0, Outcome::Applied, 1, 0));
     let at = |request, step| Pull { step: Some(step), ..pull(request, ANN, 1) };
     assert_eq!(bench.pull(at(2, 0)), [Effect::Answer(Request(2))]);
-    let torn = |at| Refusal::Torn(format!("requested step 1; this server is at step {at}"));
-    assert_eq!(bench.pull(at(3, 1)), [refused(3, torn(0))]);
-    bench.pushed(1, 1, part(1, Outcome::Applied, 3, 0));
-    assert_eq!(bench.pull(at(4, 1)), [refused(4, torn(3))]);
+    let mismatch =
+        |at| Refusal::StepMismatch(format!("requested step 1; this server is at step {at}"));
+    assert_eq!(bench.pull(at(3, 1)), [], "the rest of the step may be on its way");
+    assert_eq!(bench.tick(), [refused(3, mismatch(0))]);
+    assert_eq!(bench.pull(at(4, 1)), []);
+    let effects = bench.pushed(1, 1, part(1, Outcome::Applied, 1, 0));
+    assert_eq!(effects, [Effect::Acknowledge(Request(1)), Effect::Answer(Request(4))]);
+    bench.push(push(5, ANN, 1, 0));
+    bench.pushed(5, 1, [part(0, Outcome::Applied, 3, 0), part(1, Outcome::Applied, 3, 0)].concat());
+    assert_eq!(bench.pull(at(6, 1)), [refused(6, mismatch(3))]);
 }
 
 #[test]
@@ -386,7 +396,7 @@ fn bounded_two_that_would_wait_for_each_other_do_not() {
 fn a_checkpoint_is_done_when_every_partition_is_written() {
     let mut bench = Bench::serving(Mode::Async);
     assert_eq!(bench.on(checkpoint(1, 2, None)).len(), 1, "not held");
-    let copy = Effect::Copy { checkpoint: CutId(2), at: None };
+    let copy = Effect::Copy { checkpoint: CheckpointId(2), at: None };
     assert_eq!(bench.on(checkpoint(2, 1, None)), [copy]);
     assert_eq!(bench.on(checkpoint(3, 1, None)), [failed(3, &Error::CheckpointRunning)]);
     for partition in 0..2 {
@@ -394,7 +404,7 @@ fn a_checkpoint_is_done_when_every_partition_is_written() {
     }
     assert_eq!(bench.on(copied(2, 0, 5)), [], "once is enough");
     assert_eq!(bench.on(written(2, 1)), []);
-    assert!(bench.server.is_writing(CutId(2)));
+    assert!(bench.server.is_writing(CheckpointId(2)));
     let effects = bench.on(written(2, 0));
     let [Effect::Report(Report::CheckpointDone { files, .. })] = &effects[..] else {
         panic!("{effects:?}")
@@ -407,7 +417,7 @@ fn a_checkpoint_that_cannot_be_written_is_given_up() {
     let mut bench = Bench::serving(Mode::Async);
     bench.on(checkpoint(1, 1, None));
     bench.on(copied(1, 0, 5));
-    let full = Event::WriteFailed { checkpoint: CutId(1), error: "disk full".into() };
+    let full = Event::WriteFailed { checkpoint: CheckpointId(1), error: "disk full".into() };
     assert_eq!(bench.on(full.clone()), [failed(1, &Error::Model("disk full".into()))]);
     assert_eq!(bench.on(full), []);
     assert_eq!(bench.on(copied(1, 1, 5)), []);
@@ -420,15 +430,16 @@ fn a_checkpoint_of_a_step_gives_way_to_the_next_order_or_fails_when_the_step_has
     bench.on(checkpoint(1, 1, Some(4)));
     assert!(matches!(bench.on(copied(1, 0, 4))[..], [Effect::Write { .. }]));
     let effects = bench.on(checkpoint(2, 1, Some(5)));
-    let copy = Effect::Copy { checkpoint: CutId(2), at: Some(5) };
-    assert_eq!(effects, [failed(1, &Error::Overtaken), copy]);
+    let copy = Effect::Copy { checkpoint: CheckpointId(2), at: Some(5) };
+    assert_eq!(effects, [failed(1, &Error::Overtaken), copy, started(2)]);
     let past = Error::Past { at: 5, partition: PartitionId(1), step: 6 };
     assert_eq!(bench.on(copied(2, 1, 6)), [failed(2, &past)]);
     bench.on(checkpoint(3, 1, Some(6)));
     bench.on(copied(3, 0, 6));
     bench.on(copied(3, 1, 6));
-    let copy = Effect::Copy { checkpoint: CutId(4), at: Some(7) };
-    assert_eq!(bench.on(checkpoint(4, 1, Some(7))), [copy], "the last copies are being written");
+    let copy = Effect::Copy { checkpoint: CheckpointId(4), at: Some(7) };
+    let effects = bench.on(checkpoint(4, 1, Some(7)));
+    assert_eq!(effects, [copy, started(4)], "the last copies are being written");
     bench.on(written(3, 0));
     let done = bench.on(written(3, 1));
     assert!(matches!(done[..], [Effect::Report(Report::CheckpointDone { .. })]));

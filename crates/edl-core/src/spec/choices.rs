@@ -1,50 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Fields with a fixed set of values.
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use super::field::{FieldType, Kind};
-use crate::text::nearest;
+use super::field::{FieldKind, FieldType};
+use crate::named::named;
 
-macro_rules! choices {
-    ($(
-        $(#[$meta:meta])*
-        $type:ident { $($(#[$variant_meta:meta])* $variant:ident = $name:literal,)* }
-    )*) => { $(
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-        pub enum $type { $($(#[$variant_meta])* $variant,)* }
-
-        impl $type {
-            pub const NAMES: &'static [&'static str] = &[$($name),*];
-
-            /// The name in flags and files.
-            #[must_use]
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-        }
-
-        impl FieldType for $type {
-            const KIND: Kind = Kind::Choice(Self::NAMES);
-
-            fn parse(text: &str) -> Result<Self, String> {
-                match text {
-                    $($name => Ok(Self::$variant),)*
-                    _ => Err(unknown(text, Self::NAMES)),
-                }
-            }
-        }
-
-        impl Serialize for $type {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.name())
-            }
-        }
-    )* };
-}
-
-choices! {
+named! {
     JobType {
         #[default]
         Train = "train",
@@ -79,6 +41,17 @@ choices! {
         Report = "report",
     }
 
+    /// What happens when a loss or a gradient is not finite.
+    OnNonfinite {
+        /// The job fails.
+        #[default]
+        Stop = "stop",
+        /// The batch is not trained.
+        Skip = "skip",
+        /// The last checkpoint is loaded, and the batch is not trained again.
+        Rollback = "rollback",
+    }
+
     /// Data type of gradients sent between workers. Sums are always computed in 32 bits.
     AllreduceDtype {
         #[default]
@@ -103,16 +76,28 @@ choices! {
     }
 }
 
-/// The refusal of a value that is not one of `known`.
-fn unknown(text: &str, known: &[&str]) -> String {
-    match (nearest(text, known.iter().copied()), known) {
-        (Some(near), _) => format!("unknown value `{text}`; did you mean `{near}`?"),
-        (None, [first @ .., last]) => {
-            format!("unknown value `{text}`; use {} or {last}", first.join(", "))
+macro_rules! choices {
+    ($($type:ident),*) => { $(
+        impl FieldType for $type {
+            const KIND: FieldKind = FieldKind::Choice(Self::NAMES);
+
+            fn parse(text: &str) -> Result<Self, String> {
+                text.parse()
+            }
         }
-        (None, []) => format!("unknown value `{text}`"),
-    }
+    )* };
 }
+
+choices!(
+    JobType,
+    Strategy,
+    Codec,
+    SameBits,
+    OnNonfinite,
+    AllreduceDtype,
+    ImagePullPolicy,
+    RestartPolicy
+);
 
 /// The lowest level of log lines that are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -128,7 +113,7 @@ pub enum LogLevel {
 }
 
 impl FieldType for LogLevel {
-    const KIND: Kind = Kind::Text;
+    const KIND: FieldKind = FieldKind::Text;
 
     fn parse(text: &str) -> Result<Self, String> {
         match text.to_ascii_uppercase().as_str() {

@@ -17,7 +17,7 @@ use super::JobSpec;
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: FieldKind,
     /// Whether `null` is a value of its own; otherwise `null` means "not set".
     pub is_optional: bool,
     pub help: &'static str,
@@ -28,10 +28,18 @@ pub struct Field {
     pub flag: Option<Flag>,
     /// The minimum that a cluster enforces for a TrainingJob.
     pub least: u32,
+    /// The maximum for every job: more only ties up the machines that read it.
+    pub most: Option<u32>,
     /// What a resumed job must not change.
     pub fixed: Fixed,
     /// Whether a job without a cluster cannot ignore this field.
     pub needs_cluster: bool,
+    /// Whether it is a path, which is stored as an absolute path.
+    pub is_path: bool,
+    /// Whether it names a function or class of a Python model.
+    pub is_symbol: bool,
+    /// A deprecated name of its flag.
+    pub old_name: Option<&'static str>,
     /// The value of a flag, from its text.
     pub parse: fn(&str) -> Result<Value, String>,
     /// The value of a file, checked and in its standard form.
@@ -62,7 +70,7 @@ pub enum Group {
 
 /// What a value can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FieldKind {
     Text,
     Integer,
     Number,
@@ -94,8 +102,12 @@ impl Field {
             comment: None,
             flag: None,
             least: 0,
+            most: None,
             fixed: Fixed::No,
             needs_cluster: false,
+            is_path: false,
+            is_symbol: false,
+            old_name: None,
             parse: |text| T::parse(text).map(as_json),
             read: |value| T::read(value).map(as_json),
         }
@@ -119,7 +131,7 @@ fn as_json<T: Serialize>(value: T) -> Value {
 
 /// A type that a field can have.
 pub trait FieldType: Serialize + Sized {
-    const KIND: Kind;
+    const KIND: FieldKind;
     const IS_OPTIONAL: bool = false;
 
     /// Reads a value of a file, or returns what was expected. Most types are written as text.
@@ -142,7 +154,7 @@ fn expected<T>(what: &str, value: &Value) -> Result<T, String> {
 }
 
 impl FieldType for String {
-    const KIND: Kind = Kind::Text;
+    const KIND: FieldKind = FieldKind::Text;
 
     fn read(value: Value) -> Result<Self, String> {
         match value {
@@ -162,7 +174,7 @@ impl FieldType for String {
 macro_rules! integers {
     ($($type:ty),*) => { $(
         impl FieldType for $type {
-            const KIND: Kind = Kind::Integer;
+            const KIND: FieldKind = FieldKind::Integer;
 
             fn read(value: Value) -> Result<Self, String> {
                 let number = value.as_u64().and_then(|number| number.try_into().ok());
@@ -183,7 +195,7 @@ fn whole(max: u64) -> String {
 }
 
 impl FieldType for f64 {
-    const KIND: Kind = Kind::Number;
+    const KIND: FieldKind = FieldKind::Number;
 
     fn read(value: Value) -> Result<Self, String> {
         value.as_f64().map_or_else(|| expected("a number", &value), Ok)
@@ -196,7 +208,7 @@ impl FieldType for f64 {
 }
 
 impl FieldType for bool {
-    const KIND: Kind = Kind::Boolean;
+    const KIND: FieldKind = FieldKind::Boolean;
 
     fn read(value: Value) -> Result<Self, String> {
         value.as_bool().map_or_else(|| expected("true or false", &value), Ok)
@@ -208,7 +220,7 @@ impl FieldType for bool {
 }
 
 impl<T: FieldType> FieldType for Option<T> {
-    const KIND: Kind = T::KIND;
+    const KIND: FieldKind = T::KIND;
     const IS_OPTIONAL: bool = true;
 
     fn read(value: Value) -> Result<Self, String> {
@@ -221,7 +233,7 @@ impl<T: FieldType> FieldType for Option<T> {
 }
 
 impl FieldType for BTreeMap<String, String> {
-    const KIND: Kind = Kind::Map;
+    const KIND: FieldKind = FieldKind::Map;
 
     fn read(value: Value) -> Result<Self, String> {
         match value {
@@ -282,7 +294,7 @@ fn plain(value: &Value) -> String {
 pub struct Seconds(pub u64);
 
 impl FieldType for Seconds {
-    const KIND: Kind = Kind::Integer;
+    const KIND: FieldKind = FieldKind::Integer;
 
     fn read(value: Value) -> Result<Self, String> {
         match value.as_str() {
@@ -318,7 +330,7 @@ pub struct Parsed<T> {
 }
 
 impl<T: FromStr<Err = String>> FieldType for Parsed<T> {
-    const KIND: Kind = Kind::Text;
+    const KIND: FieldKind = FieldKind::Text;
 
     fn parse(text: &str) -> Result<Self, String> {
         Ok(Self { value: text.parse()?, text: text.into() })

@@ -8,15 +8,19 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use crate::batch;
 use crate::cluster::{PriorityClass, Resources, Secrets, Variables, Volumes, WorkerPriority};
 use crate::optimizer::Schedule;
 
+use super::Stored;
 use super::choices::{
-    AllreduceDtype, Codec, ImagePullPolicy, JobType, LogLevel, RestartPolicy, SameBits, Strategy,
+    AllreduceDtype, Codec, ImagePullPolicy, JobType, LogLevel, OnNonfinite, RestartPolicy,
+    SameBits, Strategy,
 };
 use super::field::{Field, FieldType as _, Fixed, Flag, Group, Parsed, Seconds};
+use super::{MAX_PARTITIONS, MAX_WORKERS};
 
 /// `name: type = default, "help text" / "comment in the file" { what else is known }`. Without a
 /// default, it is the type's; without a comment, the help text is the comment.
@@ -29,7 +33,7 @@ macro_rules! job_description {
         /// Everything that a user can specify about a job. `JobSpec::default()` is the job without
         /// flags.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-        #[serde(try_from = "Map<String, Value>")]
+        #[serde(try_from = "Stored")]
         pub struct JobSpec { $($(#[doc = $help] pub $name: $type,)*)* }
 
         impl Default for JobSpec {
@@ -77,7 +81,7 @@ macro_rules! default {
 
 const VALUE: Fixed = Fixed::Value;
 const STRATEGY: Fixed = Fixed::Derived(|spec| json!([spec.is_allreduce(), spec.is_hybrid()]));
-const LANES: Fixed = Fixed::Derived(|spec| json!(spec.is_allreduce().then(|| spec.n_lanes())));
+const LANES: Fixed = Fixed::Derived(|spec| json!(spec.step_lanes()));
 const DTYPE: Fixed =
     Fixed::Derived(|spec| json!(spec.is_allreduce().then_some(spec.allreduce_dtype)));
 const GRADIENTS: Fixed = Fixed::Derived(|spec| json!(spec.mode()));
@@ -115,10 +119,11 @@ job_description! {
         model_def: String = "mnist_cnn".into(),
             "Built-in model, or a Python model as module.function, file or folder"
             / "mnist_cnn, mnist_mlp, deepfm, wide_deep; or a Python model as module.function, file \
-             or folder." { flag: common("Model", "NAME"), fixed: VALUE }
+             or folder."
+            { flag: common("Model", "NAME"), fixed: VALUE, old_name: Some("model_file") }
         model_zoo: String, "Folder with Python models [default: the current folder]"
             / "Folder with Python models; empty: the current folder."
-            { flag: common("Model", "DIR"), fixed: VALUE }
+            { flag: common("Model", "DIR"), fixed: VALUE, is_path: true }
         job_command: String,
             "Command that runs a custom training loop; it must call elasticdl.init()"
             { flag: at(1, "Python", "COMMAND"), fixed: VALUE }
@@ -132,8 +137,8 @@ job_description! {
         learning_rate: Option<f64>, "Override the model's learning rate" / "Unset: the model's."
             { flag: train("Model", "RATE") }
         learning_rate_schedule: Option<Parsed<Schedule>>,
-            "Learning rate schedule: constant, steps:1000,2000:0.1, exponential:1000:0.9, \
-             cosine:100:10000 or linear:100:10000"
+            "Learning rate schedule: constant, steps:AT,AT:FACTOR, exponential:EVERY:FACTOR, \
+             cosine:WARMUP:TOTAL or linear:WARMUP:TOTAL, e.g. steps:1000,2000:0.1"
             / "constant, steps:1000,2000:0.1, exponential:1000:0.9, cosine:100:10000 or \
              linear:100:10000." { flag: train("Model", "SCHEDULE") }
         weight_decay: Option<f64>, "Optimizer weight decay" { flag: train("Model", "FACTOR") }
@@ -142,42 +147,47 @@ job_description! {
             { flag: train("Model", "NORM") }
         optimizer_fn: String, "Function that creates the optimizer [default: optimizer]"
             / "The fields from here to prediction_outputs_processor name functions of a Python \
-             module; empty: the default name." { flag: common("Python", "NAME") }
-        loss: String, "Loss function [default: loss]" / "" { flag: common("Python", "NAME") }
+             module; empty: the default name." { flag: common("Python", "NAME"), is_symbol: true }
+        loss: String, "Loss function [default: loss]" / ""
+            { flag: common("Python", "NAME"), is_symbol: true }
         feed: String,
             "Function of the Python module that turns records into a batch [default: feed]" / ""
-            { flag: at(2, "Python", "NAME") }
+            { flag: at(2, "Python", "NAME"), is_symbol: true, old_name: Some("dataset_fn") }
         eval_metrics_fn: String,
             "Function that returns the evaluation metrics [default: eval_metrics_fn]" / ""
-            { flag: common("Python", "NAME") }
+            { flag: common("Python", "NAME"), is_symbol: true }
         callbacks: String, "Function that returns the callbacks [default: callbacks]" / ""
-            { flag: common("Python", "NAME") }
+            { flag: common("Python", "NAME"), is_symbol: true }
         custom_data_reader: String,
             "Function that returns a reader for other data formats [default: custom_data_reader]"
-            / "" { flag: common("Python", "NAME") }
+            / "" { flag: common("Python", "NAME"), is_symbol: true }
         prediction_outputs_processor: String,
             "Class that processes predictions [default: PredictionOutputsProcessor]" / ""
-            { flag: common("Python", "NAME") }
+            { flag: common("Python", "NAME"), is_symbol: true }
         checkpoint_dir_for_init: String,
-            "Checkpoint to start from: a `version-N` folder, or a folder of them to use the newest"
-            { flag: common("Model", "DIR"), fixed: VALUE }
+            "Checkpoint to start from: a `version-N` folder, or a folder that contains several, to \
+             start from the newest"
+            { flag: common("Model", "DIR"), fixed: VALUE, is_path: true }
     }
 
     section "Data: a file, folder, glob or URL" {
         training_data: String, "Data to train on: a file, folder, glob or URL"
             / "Empty: the data included with elasticdl."
-            { flag: train("Data", "DATA"), fixed: VALUE }
+            {
+                flag: Some(Flag { group: Group::Train, heading: "Data", value: "DATA", position: Some(1) }), fixed: VALUE, is_path: true,
+                old_name: Some("training_data_dir")
+            }
         validation_data: String, "Data to evaluate on: a file, folder, glob or URL" / ""
-            { flag: common("Data", "DATA") }
+            { flag: common("Data", "DATA"), is_path: true, old_name: Some("evaluation_data_dir") }
         prediction_data: String, "Data to predict on: a file, folder, glob or URL" / ""
-            { flag: flag(Group::Predict, "Data", "DATA") }
+            { flag: flag(Group::Predict, "Data", "DATA"), is_path: true }
         codec_type: Codec, "Record encoding" / "Record encoding: tf_example or bytes."
             { flag: common("Data", ""), fixed: VALUE }
         data_reader_params: BTreeMap<String, String>,
             "Options for the data reader, e.g. \"delimiter=;\""
             / "Options for the data reader, e.g. {delimiter: ';'}."
             { flag: common("Data", "K=V;…"), fixed: VALUE }
-        minibatch_size: u32 = 64, "Records per batch"
+        minibatch_size: u32 = 64, "Records per batch; with AllReduce, records per lane"
             { flag: common("Data", "N"), least: 1, fixed: VALUE }
         num_minibatches_per_task: u32 = 8, "Batches assigned to a worker at a time"
             { flag: common("Data", "N"), least: 1, fixed: VALUE }
@@ -185,38 +195,47 @@ job_description! {
             / "0: train until the job is stopped." { flag: train("Data", "N") }
         shuffle: bool = true, "Shuffle the records in every epoch"
             { flag: train("Data", "BOOL"), fixed: VALUE }
+        batch_plan: u32 = batch::NEWEST,
+            "Version of the rule that assigns records to batches; a job keeps the version that it \
+             was started with" { least: 1, fixed: VALUE }
     }
 
     section "Processes" {
         distribution_strategy: Strategy,
-            "ParameterServerStrategy, AllreduceStrategy, HybridStrategy (embedding tables on \
-             parameter servers, everything else by AllReduce) or Local (one process)"
+            "Training strategy: ParameterServerStrategy, AllreduceStrategy, HybridStrategy \
+             (embedding tables on parameter servers, AllReduce for everything else) or Local (one \
+             process)"
             / "Or AllreduceStrategy, HybridStrategy, or Local (one process)."
             { flag: at(3, "Processes", "STRATEGY"), fixed: STRATEGY }
-        num_workers: u32 = 2, "Number of workers" / "" { flag: at(1, "Processes", "N"), least: 1 }
-        num_ps_pods: u32 = 1, "Number of parameter servers; 0 means AllReduce"
-            { flag: at(2, "Processes", "N") }
+        num_workers: u32 = 2, "Number of workers" / ""
+            { flag: at(1, "Processes", "N"), least: 1, most: Some(MAX_WORKERS) }
+        num_ps_pods: u32 = 1, "Number of parameter servers; 0 uses AllReduce"
+            { flag: at(2, "Processes", "N"), most: Some(MAX_PARTITIONS) }
         partitions: u32 = 32, "Number of partitions of the parameters, fixed for the job's lifetime"
-            { flag: at(4, "Processes", "N"), least: 1, fixed: VALUE }
+            { flag: at(4, "Processes", "N"), least: 1, most: Some(MAX_PARTITIONS), fixed: VALUE }
     }
 
     section "AllReduce" {
-        min_workers: u32 = 1, "Minimum number of workers; AllReduce waits while there are fewer"
-            / "Wait while there are fewer workers." { flag: train("AllReduce", "N"), least: 1 }
+        min_workers: u32 = 1,
+            "Minimum number of workers; AllReduce pauses training while there are fewer"
+            / "Wait while there are fewer workers."
+            { flag: train("AllReduce", "N"), least: 1, most: Some(MAX_WORKERS) }
         max_workers: Option<u32>,
-            "Maximum number of workers that `elasticdl scale` can set [default: lanes]"
+            "Maximum number of workers that `elasticdl scale` can set [default: lanes if set, \
+             otherwise num_workers]"
             / "Maximum number of workers that `elasticdl scale` can set; unset: lanes."
-            { flag: train("AllReduce", "N"), least: 1 }
+            { flag: train("AllReduce", "N"), least: 1, most: Some(MAX_WORKERS) }
         lanes: Option<u32>,
             "Micro-batches per step, fixed for the job's lifetime [default: max_workers, or \
              num_workers]"
             / "Micro-batches per step, fixed for the job's lifetime; unset: max_workers, or \
-             num_workers." { flag: train("AllReduce", "N"), fixed: LANES }
+             num_workers."
+            { flag: train("AllReduce", "N"), most: Some(MAX_WORKERS), fixed: LANES }
         threads_per_worker: u32 = 1, "Compute threads per worker, fixed for the job's lifetime"
             { flag: train("AllReduce", "N"), fixed: VALUE }
         same_bits: SameBits,
-            "What to do with a worker whose results differ bitwise: strict rejects it, report \
-             admits it and reports the difference"
+            "What to do with a worker whose results differ bitwise from the other workers: strict \
+             rejects it; report admits it and reports the difference"
             / "Reject a worker whose results differ bitwise; or report: admit it and report the \
              difference." { flag: train("AllReduce", "") }
         lane_balance: bool, "Assign fewer lanes to slow workers; results stay bit-identical"
@@ -238,21 +257,22 @@ job_description! {
             "Train synchronously, applying the gradients of N batches together"
             / "Train synchronously, applying the gradients of this many batches together."
             { flag: train("Gradients", "N"), fixed: GRADIENTS }
-        sync_version_tolerance: u32, "Maximum staleness, in steps; faster workers wait; 0 disables"
+        sync_version_tolerance: u32,
+            "Maximum staleness, in steps: faster workers wait for slower ones; 0 means no limit"
             { flag: train("Gradients", "N"), fixed: GRADIENTS }
         lr_staleness_modulation: bool,
             "Divide the learning rate of a stale gradient by its staleness"
             { flag: train("Gradients", "BOOL") }
         get_model_steps: u32 = 1,
             "With asynchronous training, pull dense parameters every N batches"
-            / "With asynchronous training, pull dense parameters every this many batches."
+            / "With asynchronous training, pull dense parameters once in this many batches."
             { flag: train("Gradients", "N") }
     }
 
     section "Evaluation" {
         evaluation_steps: u32, "Evaluate every N steps; 0 disables"
             / "Steps between evaluations; 0 disables." { flag: train("Evaluation", "N") }
-        evaluation_secs: u32, "Evaluate every N seconds; 0 disables"
+        evaluation_secs: u32, "Evaluate at this interval, in seconds; 0 disables"
             / "Seconds between evaluations; 0 disables." { flag: train("Evaluation", "SECS") }
         evaluation_epochs: bool = true, "Evaluate after each epoch"
             { flag: train("Evaluation", "BOOL") }
@@ -264,45 +284,53 @@ job_description! {
     section "Checkpoints and results" {
         checkpoint_dir: String, "Folder for checkpoints [default: `checkpoints` in the job folder]"
             / "Empty: `checkpoints` in the job folder."
-            { flag: train("Checkpoints", "DIR"), fixed: VALUE }
+            { flag: train("Checkpoints", "DIR"), fixed: VALUE, is_path: true }
         checkpoint_steps: u32, "Save a checkpoint every N steps; 0 disables"
             / "Steps between checkpoints; 0 disables." { flag: train("Checkpoints", "N") }
-        checkpoint_secs: u32 = 30, "Save a checkpoint every N seconds; 0 disables"
+        checkpoint_secs: u32 = 30,
+            "Save a checkpoint at this interval, in seconds; 0 disables"
             / "Seconds between checkpoints; 0 disables." { flag: train("Checkpoints", "SECS") }
         keep_checkpoint_max: u32 = 3, "Number of checkpoints to keep; 0 keeps all"
             { flag: train("Checkpoints", "N") }
         output: String,
             "Folder for the trained model or the predictions [default: `output` in the job folder]"
-            / "Empty: `output` in the job folder." { flag: common("Results", "DIR") }
+            / "Empty: `output` in the job folder." { flag: common("Results", "DIR"), is_path: true }
     }
 
     section "Limits" {
         max_step: u64, "Stop at this step; 0 means no limit" { flag: train("Data", "N") }
         max_time: Seconds,
-            "Stop after this time: seconds, or a number with a unit, e.g. 10m or 2h [default: no \
-             limit]" / "Stop after this many seconds; 0 means no limit."
+            "Stop after this time, also in an evaluation: seconds, or a number with a unit, e.g. \
+             10m or 2h [default: no limit]" / "Stop after this many seconds; 0 means no limit."
             { flag: common("Job", "TIME") }
-        task_timeout_secs: u32 = 300, "Reassign a worker's task after this time, in seconds"
-            / "Reassign a worker's task after this time." { flag: common("Processes", "SECS") }
+        task_timeout_secs: u32 = 300,
+            "Reassign a worker's task when it makes no progress for this time, in seconds"
+            / "Reassign a worker's task when it makes no progress for this time." { flag: common("Processes", "SECS") }
         heartbeat_timeout_secs: f64 = 10.0,
             "Replace a process that sends no heartbeat for this time, in seconds"
             / "Replace a process that sends no heartbeat for this time."
             { flag: common("Processes", "SECS") }
         relaunch_on_worker_failure: u32 = 3,
-            "Crashes without progress to tolerate before the job fails; preemptions and evictions \
-             do not count" / "Crashes without progress to tolerate before the job fails."
+            "Number of crashes without progress that the job tolerates; preemptions and evictions \
+             do not count" / "Number of crashes without progress that the job tolerates."
             { flag: common("Processes", "N") }
-        max_batch_failures: u32 = 3, "Failures of the same batch after which the job fails"
+        max_batch_failures: u32 = 3, "Fail the job after this many failures of the same batch"
             { flag: common("Processes", "N") }
+        on_nonfinite: OnNonfinite,
+            "What to do with a batch whose loss or gradient is not finite: stop fails the job, \
+             skip leaves the batch out, rollback loads the last checkpoint and leaves it out"
+            / "A batch whose loss or gradient is not finite: stop fails the job, skip leaves the \
+             batch out, rollback loads the last checkpoint and leaves it out."
+            { flag: train("Gradients", "") }
     }
 
     section "Monitoring" {
         log_level: LogLevel, "Log level: DEBUG, INFO, WARNING or ERROR"
             / "DEBUG, INFO, WARNING or ERROR." { flag: common("Results", "LEVEL") }
         log_loss_steps: u32 = 100, "Log each worker's loss every N steps"
-            / "Log each worker's loss every this many steps." { flag: train("Results", "N") }
+            / "Steps between log lines with a worker's loss." { flag: train("Results", "N") }
         tensorboard_dir: String, "Write TensorBoard event files to this folder"
-            { flag: train("Results", "DIR") }
+            { flag: train("Results", "DIR"), is_path: true }
         otlp_endpoint: String, "Send traces to this OpenTelemetry collector, e.g. http://host:4317"
             { flag: at(7, "Processes", "URL") }
         http_port: u16, "Port of the job's web page, /metrics and /healthz; 0 picks a free port"
@@ -353,15 +381,15 @@ job_description! {
         ps_pod_priority: Parsed<PriorityClass>, "PriorityClass of parameter servers [default: the master's]"
             / "Empty: the master's." { flag: cluster("CLASS") }
         worker_pod_priority: Parsed<WorkerPriority>,
-            "PriorityClass of workers, or the share of workers that get high_priority_class, e.g. \
-             0.5"
+            "PriorityClass of workers, or a share, e.g. 0.5: this share of workers gets \
+             high_priority_class, the others low_priority_class"
             / "A PriorityClass, or the share of workers that get high_priority_class, e.g. 0.5."
             { flag: cluster("CLASS|SHARE") }
         high_priority_class: Parsed<PriorityClass> = "high-priority".into(),
-            "PriorityClass of the share of workers in worker_pod_priority" / ""
+            "PriorityClass of the workers in the share that worker_pod_priority sets" / ""
             { flag: cluster("CLASS") }
         low_priority_class: Parsed<PriorityClass> = "low-priority".into(),
-            "PriorityClass of the other workers" / "" { flag: cluster("CLASS") }
+            "PriorityClass of the other workers, if worker_pod_priority is a share" / "" { flag: cluster("CLASS") }
         volume: Parsed<Volumes>,
             "Volumes: claim_name=CLAIM,mount_path=PATH or host_path=PATH,mount_path=PATH, \
              separated by `;`"
@@ -376,8 +404,8 @@ job_description! {
             / "Environment variables for every pod: NAME=value,…"
             { flag: cluster("K=V,…"), needs_cluster: true }
         populate_env_names: String,
-            "Regular expression for the names of environment variables to copy from the master to \
-             workers and parameter servers" { flag: cluster("PATTERN"), needs_cluster: true }
+            "Copy the master's environment variables to workers and parameter servers if their names \
+             match this regular expression" { flag: cluster("PATTERN"), needs_cluster: true }
         cluster_spec_json: String, "The contents of a --cluster_spec file, as JSON"
             / "Patches for the job's pods and Service, as JSON; see docs/kubernetes.md."
             { flag: cluster("JSON"), needs_cluster: true }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::effect::Effect;
+use crate::activity::WaitingFor;
 use crate::id::Generation;
 use crate::route::Route;
 use crate::time::Time;
@@ -109,8 +110,8 @@ impl Connection {
         }
     }
 
-    pub(super) fn waiting_for(&self) -> &'static str {
-        if self.route.is_some() { "parameter servers" } else { "a route from the master" }
+    pub(super) fn waiting_for(&self) -> WaitingFor {
+        if self.route.is_some() { WaitingFor::Servers } else { WaitingFor::Route }
     }
 
     /// Ends every wait on the connection.

@@ -28,6 +28,8 @@ pub enum Effect {
     Pull { connection: u64, item: Item, wants: Wants },
     /// Send the gradient of the batch that was computed last; `Acknowledged` or `Broken` follows.
     Push { connection: u64, batch: BatchId },
+    /// Tell the servers that a batch has no gradient; `Acknowledged` or `Broken` follows.
+    Skip { connection: u64, batch: BatchId },
 
     /// Run the model on the item that was pulled last; answer `Computed`.
     Compute(Item),

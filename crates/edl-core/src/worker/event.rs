@@ -64,7 +64,7 @@ pub enum Event {
     /// Answer to `Effect::Compute`.
     Computed {
         item: Item,
-        result: Result<Computed, String>,
+        result: Result<Computed, Fault>,
     },
     /// `Effect::Begin` failed.
     NotBegun {
@@ -89,7 +89,12 @@ pub enum Item {
 /// What a lease assigns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
-    Train { epoch: u32, indices: Range<u32> },
+    /// `skipped` are those of `indices` that are pushed without a gradient.
+    Train {
+        epoch: u32,
+        indices: Range<u32>,
+        skipped: Vec<u32>,
+    },
     Shard(Shard),
 }
 
@@ -99,6 +104,23 @@ pub struct Shard {
     pub number: u32,
     pub records: Range<u64>,
     pub pass: Pass,
+}
+
+impl Shard {
+    /// Minibatches of the shard.
+    #[must_use]
+    pub fn n_pieces(&self, minibatch_size: u32) -> u32 {
+        let n_records = self.records.end.saturating_sub(self.records.start);
+        let n_pieces = n_records.div_ceil(u64::from(minibatch_size.max(1)));
+        u32::try_from(n_pieces).unwrap_or(u32::MAX)
+    }
+
+    /// The records of one minibatch. All but the last have the same size.
+    #[must_use]
+    pub fn piece(&self, piece: u32, minibatch_size: u32) -> Range<u64> {
+        let first = self.records.start + u64::from(piece) * u64::from(minibatch_size);
+        first..self.records.end.min(first + u64::from(minibatch_size))
+    }
 }
 
 /// What is done with the records of a shard.
@@ -114,14 +136,27 @@ pub enum Pass {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Computed {
     /// The gradient of a batch is ready to be pushed.
-    Batch { loss: f32, n_records: u32 },
+    Batch { loss: f32 },
     /// A minibatch was added to its shard.
     Piece,
+}
+
+/// Why an item was not computed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// Bad records, or a model that fails.
+    Failed(String),
+    /// The loss or the gradient of a batch is not finite.
+    NonFinite(String),
 }
 
 /// The result of a whole shard.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finished {
-    Evaluation { measures: Box<Measures>, n_records: u64 },
-    Prediction { file: String, n_records: u64 },
+    Evaluation {
+        measures: Box<Measures>,
+        n_records: u64,
+    },
+    /// The file is written.
+    Prediction,
 }

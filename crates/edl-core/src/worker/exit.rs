@@ -7,7 +7,7 @@ use crate::time::Time;
 /// A worker that was asked to exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exit {
-    /// The master has no more work; nobody needs what is in progress.
+    /// The master has no more work; what is in progress is not needed.
     is_stopped: bool,
     /// Asked by the platform, so the master must know.
     is_leaving: bool,

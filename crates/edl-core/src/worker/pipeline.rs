@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::work::Trained;
-use super::{Computed, Effect, Item, Wants, Worker};
+use super::{Computed, Effect, Fault, Item, Wants, Worker};
 use crate::id::{BatchId, LeaseId};
 use crate::spec::Mode;
 
@@ -98,6 +97,7 @@ impl Worker {
             self.forget_pull(pull);
         }
         self.forget_closed();
+        self.push_skipped();
         self.pull_ahead();
         self.effects.extend(compute.map(|pull| Effect::Compute(pull.item)));
         self.read_ahead();
@@ -237,24 +237,36 @@ impl Worker {
         }
     }
 
-    pub(super) fn computed(&mut self, item: Item, result: Result<Computed, String>) {
+    /// Pushes the batches that have no gradient.
+    fn push_skipped(&mut self) {
+        if !self.connection.is_up() {
+            return;
+        }
+        let connection = self.connection.number();
+        let skip = |batch| Effect::Skip { connection, batch };
+        self.effects.extend(self.work.push_skipped().into_iter().map(skip));
+    }
+
+    pub(super) fn computed(&mut self, item: Item, result: Result<Computed, Fault>) {
         let computing = self.pipeline.computing.take_if(|computing| computing.item == item);
         let Some(computing) = computing else { return };
         self.pipeline.has_computed = true;
+        self.n_computed += 1;
         if computing.is_void {
             return;
         }
         match (item, result) {
-            (Item::Batch(batch), Ok(Computed::Batch { loss, n_records })) => {
+            (Item::Batch(batch), Ok(Computed::Batch { loss })) => {
                 self.n_trained += 1;
-                self.push(batch, Trained { loss, n_records });
+                self.push(batch, loss);
             }
             (Item::Piece { lease, .. }, Ok(Computed::Piece)) => {
                 if self.work.piece_done(lease) {
                     self.effects.push(Effect::Finish(lease));
                 }
             }
-            (_, Err(error)) => self.fail(item, error),
+            (_, Err(Fault::Failed(error))) => self.fail(item, error),
+            (_, Err(Fault::NonFinite(error))) => self.nonfinite(item, error),
             (Item::Batch(_), Ok(Computed::Piece))
             | (Item::Piece { .. }, Ok(Computed::Batch { .. })) => {
                 unreachable!("the result fits the item")
@@ -262,9 +274,9 @@ impl Worker {
         }
     }
 
-    fn push(&mut self, batch: BatchId, trained: Trained) {
+    fn push(&mut self, batch: BatchId, loss: f32) {
         let connection = self.connection.number();
-        if !self.is_stopped() && self.connection.is_up() && self.work.pushed(batch, trained) {
+        if !self.is_stopped() && self.connection.is_up() && self.work.pushed(batch, loss) {
             self.effects.push(Effect::Push { connection, batch });
         }
     }

@@ -3,9 +3,10 @@
 
 use std::collections::VecDeque;
 
-use crate::goodput::Told;
-use crate::id::{BatchId, CutId, EvalId, Generation, LeaseId, WorldId};
-use crate::job::{CutFile, Held, News, Peer};
+use crate::activity::{Phase, WaitingFor};
+use crate::goodput::TimeReport;
+use crate::id::{BatchId, CheckpointId, EvalId, Generation, LeaseId};
+use crate::job::{CheckpointFile, HeldLease, MemberReport, Peer};
 use crate::metric::Measures;
 use crate::model::ModelSpec;
 
@@ -18,11 +19,9 @@ pub enum Report {
         /// Leases to hold at once.
         capacity: u32,
         /// Batches that are assigned and not yet acknowledged by every server.
-        held: Vec<Held>,
+        held: Vec<HeldLease>,
         /// AllReduce: how other workers reach this one, and the step whose state it holds.
         peer: Option<Box<Peer>>,
-        /// AllReduce: the last world that it was in; 0 without state.
-        world: WorldId,
     },
     /// Every server has acknowledged the batch in `generation`.
     BatchDone {
@@ -30,7 +29,6 @@ pub enum Report {
         batch: BatchId,
         generation: Generation,
         loss: f32,
-        n_records: u32,
     },
     EvalDone {
         lease: LeaseId,
@@ -43,8 +41,6 @@ pub enum Report {
     PredictDone {
         lease: LeaseId,
         shard: u32,
-        file: String,
-        n_records: u64,
     },
     /// The work cannot be done here; the lease is returned.
     Failed {
@@ -53,26 +49,33 @@ pub enum Report {
         index: u32,
         error: String,
     },
+    /// The loss or the gradient of a batch is not finite; the lease is returned.
+    NonFinite {
+        lease: LeaseId,
+        /// Batch index.
+        index: u32,
+        error: String,
+    },
     /// The worker was asked to exit and returns its leases.
     Leaving,
     Heartbeat {
         step: u64,
-        phase: String,
-        /// Empty while the worker itself is busy.
-        waiting_for: String,
+        phase: Phase,
+        waiting_for: WaitingFor,
+        /// Batches, lanes and minibatches that the process has computed.
+        progress: u64,
     },
     /// Where the time of the process went.
-    Spending(Told),
+    Spending(TimeReport),
     /// A member of a world has news.
-    Member(News),
+    Member(MemberReport),
     CheckpointDone {
-        cut: CutId,
+        checkpoint: CheckpointId,
         generation: Generation,
-        files: Vec<CutFile>,
+        files: Vec<CheckpointFile>,
     },
     CheckpointFailed {
-        cut: CutId,
-        generation: Generation,
+        checkpoint: CheckpointId,
         error: String,
     },
 }
@@ -93,21 +96,23 @@ impl Report {
     pub fn priority(&self) -> Priority {
         match self {
             Self::Ready { .. } => Priority::First,
-            Self::Member(News::Stepped { .. }) => Priority::Newest,
+            Self::Member(MemberReport::Stepped { .. }) => Priority::Newest,
             Self::BatchDone { .. }
             | Self::EvalDone { .. }
             | Self::PredictDone { .. }
             | Self::Failed { .. }
+            | Self::NonFinite { .. }
             | Self::Leaving
             | Self::Heartbeat { .. }
             | Self::Spending(_)
             | Self::Member(
-                News::Formed { .. }
-                | News::Pace { .. }
-                | News::PeerLost { .. }
-                | News::StepFailed { .. }
-                | News::Torn { .. }
-                | News::NotLoaded { .. },
+                MemberReport::Formed { .. }
+                | MemberReport::Pace { .. }
+                | MemberReport::PeerLost { .. }
+                | MemberReport::StepFailed { .. }
+                | MemberReport::NonFinite { .. }
+                | MemberReport::StepMismatch { .. }
+                | MemberReport::NotLoaded { .. },
             )
             | Self::CheckpointDone { .. }
             | Self::CheckpointFailed { .. } => Priority::Last,

@@ -6,8 +6,9 @@ mod shell;
 use std::time::Duration;
 
 use super::*;
+use crate::activity::{Activity, Phase, WaitingFor};
 use crate::id::EvalId;
-use crate::job::Held;
+use crate::job::HeldLease;
 use crate::metric::Measures;
 use crate::optimizer::OptimizerSpec;
 use crate::route::ServerRoute;
@@ -49,7 +50,15 @@ fn item(index: u32) -> Item {
 }
 
 fn train(lease: u64, indices: std::ops::Range<u32>) -> Event {
-    Event::Lease { lease: LeaseId(lease), task: Task::Train { epoch: 0, indices } }
+    Event::Lease {
+        lease: LeaseId(lease),
+        task: Task::Train { epoch: 0, indices, skipped: Vec::new() },
+    }
+}
+
+fn skip(lease: u64, indices: std::ops::Range<u32>, skipped: &[u32]) -> Event {
+    let task = Task::Train { epoch: 0, indices, skipped: skipped.to_vec() };
+    Event::Lease { lease: LeaseId(lease), task }
 }
 
 fn shard(n_records: u64) -> Shard {
@@ -62,7 +71,7 @@ fn piece(lease: u64, piece: u32) -> Item {
 }
 
 fn trained(index: u32) -> Event {
-    let result = Ok(Computed::Batch { loss: 0.5, n_records: 10 });
+    let result = Ok(Computed::Batch { loss: 0.5 });
     Event::Computed { item: item(index), result }
 }
 
@@ -115,7 +124,6 @@ fn done(lease: u64, index: u32, generation: u64) -> Effect {
         batch: batch(index),
         generation: Generation(generation),
         loss: 0.5,
-        n_records: 10,
     })
 }
 
@@ -189,7 +197,7 @@ fn unanswered_gradients_are_limited() {
         stage.take(trained(index));
     }
     assert_eq!(pulls(&stage.take(decoded(item(4)))), 0);
-    assert_eq!(stage.worker.activity().waiting_for, "acknowledgements");
+    assert_eq!(stage.worker.activity().waiting_for, WaitingFor::Acknowledgements);
     assert_eq!(pulls(&stage.acknowledged(1, 2, 1)), 1);
 }
 
@@ -334,7 +342,7 @@ fn a_shard_is_computed_piece_by_piece_before_training() {
     let wants = Wants { dense: true, will_push: false, min_round: None };
     assert_eq!(effects, [Effect::Pull { connection: 2, item: piece(8, 1), wants }]);
     stage.take(Event::Pulled { connection: 2, item: piece(8, 1) });
-    assert_eq!(stage.worker.activity().phase, "evaluating");
+    assert_eq!(stage.worker.activity().phase, Phase::Evaluating);
     assert!(stage.take(computed(1)).contains(&Effect::Finish(lease)));
     let measures = Box::new(Measures::new(&[]));
     let result = Ok(Finished::Evaluation { measures: measures.clone(), n_records: 15 });
@@ -374,7 +382,8 @@ fn failures_return_the_lease_with_a_reason() {
     assert_eq!(stage.take(not_pulled), [Effect::Forget(item(3)), failed(8, 3)]);
     stage.take(train(9, 4..5));
     stage.compute(1, item(4));
-    let effects = stage.take(Event::Computed { item: item(4), result: Err(error()) });
+    let effects =
+        stage.take(Event::Computed { item: item(4), result: Err(Fault::Failed(error())) });
     assert_eq!(effects, [failed(9, 4)]);
     for (lease, n_records) in [(10, 15), (11, 0)] {
         stage.take(Event::Lease { lease: LeaseId(lease), task: Task::Shard(shard(n_records)) });
@@ -385,6 +394,33 @@ fn failures_return_the_lease_with_a_reason() {
 }
 
 #[test]
+fn a_batch_that_is_not_finite_goes_back_to_the_master() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 4..6));
+    stage.compute(1, item(4));
+    let result = Err(Fault::NonFinite("nan".into()));
+    let effects = stage.take(Event::Computed { item: item(4), result });
+    let report = Report::NonFinite { lease: LeaseId(7), index: 4, error: "nan".into() };
+    assert_eq!(effects[0], Effect::Report(report));
+    assert_eq!(stage.worker.work, Work::default(), "nothing is pushed");
+}
+
+#[test]
+fn a_skipped_batch_is_pushed_without_being_read_again_after_a_lost_connection() {
+    let mut stage = Stage::new(config(Mode::Async));
+    let (skip_4, read_5) = (
+        |connection| Effect::Skip { connection, batch: batch(4) },
+        Effect::Read { item: item(5), records: Records::Training(batch(5)) },
+    );
+    assert_eq!(stage.take(skip(7, 4..6, &[4])), [skip_4(1), read_5]);
+    stage.take(Event::Broken { connection: 1 });
+    stage.after(Duration::from_secs(5));
+    assert_eq!(stage.take(Event::Connected { connection: 2 }), [skip_4(2)]);
+    let done = stage.acknowledged(2, 4, 1);
+    assert!(matches!(done[..], [Effect::Report(Report::BatchDone { loss, .. })] if loss.is_nan()));
+}
+
+#[test]
 fn a_new_master_is_told_what_is_held_and_shards_are_dropped() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..3));
@@ -392,9 +428,8 @@ fn a_new_master_is_told_what_is_held_and_shards_are_dropped() {
     stage.take(trained(0));
     stage.take(Event::Lease { lease: LeaseId(8), task: Task::Shard(shard(15)) });
     let effects = stage.take(Event::Rejoined);
-    let held = vec![Held { lease: LeaseId(7), epoch: 0, indices: vec![0, 1, 2] }];
-    let ready =
-        Report::Ready { model: model(), capacity: 2, held, peer: None, world: WorldId::default() };
+    let held = vec![HeldLease { lease: LeaseId(7), epoch: 0, indices: vec![0, 1, 2] }];
+    let ready = Report::Ready { model: model(), capacity: 2, held, peer: None };
     assert_eq!(effects[..2], [Effect::Drop(LeaseId(8)), Effect::Report(ready)]);
     assert_eq!(Worker::new(config(Mode::Async)).handle(Event::Rejoined, stage.now), []);
 }
@@ -407,10 +442,10 @@ fn a_worker_that_leaves_finishes_its_batch_and_waits_for_acknowledgements() {
     stage.take(trained(0));
     stage.compute(1, item(1));
     assert_eq!(stage.take(Event::Leave), []);
-    assert_eq!(stage.worker.activity().phase, "training");
+    assert_eq!(stage.worker.activity().phase, Phase::Training);
     assert_eq!(stage.acknowledged(1, 0, 1), [done(7, 0, 1)]);
     assert_eq!(stage.take(trained(1)), [Effect::Push { connection: 1, batch: batch(1) }]);
-    assert_eq!(stage.worker.activity().phase, "leaving");
+    assert_eq!(stage.worker.activity().phase, Phase::Leaving);
     let end = [Effect::Report(Report::Leaving), Effect::Abort { connection: 1 }, Effect::End];
     let mut late = Stage { worker: stage.worker.clone(), now: stage.now };
     let effects = stage.acknowledged(1, 1, 1);
@@ -448,9 +483,9 @@ fn a_stopped_worker_pushes_nothing_more() {
 fn what_a_worker_waits_for_is_named() {
     let mut worker = Worker::new(config(Mode::Async));
     let mut take = |event: Event| {
-        worker.handle(event, Time::ZERO);
+        drop(worker.handle(event, Time::ZERO));
         let Activity { phase, waiting_for, spends } = worker.activity();
-        (phase, waiting_for, spends.name())
+        (phase.name(), waiting_for.name(), spends.name())
     };
     assert_eq!(take(Event::Tick), ("building the model", "", "idle"));
     assert_eq!(take(Event::Built(model())), ("idle", "work", "idle"));

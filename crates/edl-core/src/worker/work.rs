@@ -12,14 +12,7 @@ use std::ops::Range;
 use super::effect::Records;
 use super::event::{Item, Pass, Shard};
 use crate::id::{BatchId, LeaseId};
-use crate::job::Held;
-
-/// The result of training one batch.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Trained {
-    pub(super) loss: f32,
-    pub(super) n_records: u32,
-}
+use crate::job::HeldLease;
 
 /// The leases held.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,8 +24,10 @@ pub(super) struct Work {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct HeldBatch {
     lease: LeaseId,
-    /// Set once the batch has been sent to the servers.
-    pushed: Option<Trained>,
+    /// The loss of the batch, once it has been sent to the servers.
+    pushed: Option<f32>,
+    /// It is pushed without a gradient.
+    is_skipped: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,22 +40,30 @@ struct HeldShard {
 impl Work {
     /// Takes a lease of batches. A batch that is held under another lease moves to this one as it
     /// is; a lease number that comes again replaces the old lease.
-    pub(super) fn assign_batches(&mut self, lease: LeaseId, epoch: u32, indices: Range<u32>) {
+    pub(super) fn assign_batches(
+        &mut self,
+        lease: LeaseId,
+        epoch: u32,
+        indices: Range<u32>,
+        skipped: &[u32],
+    ) {
         let keeps = |batch: &BatchId| batch.epoch == epoch && indices.contains(&batch.index);
         self.batches.retain(|batch, held| held.lease != lease || keeps(batch));
         for index in indices {
+            let is_skipped = skipped.contains(&index);
             self.batches
                 .entry(BatchId { epoch, index })
-                .and_modify(|held| held.lease = lease)
-                .or_insert(HeldBatch { lease, pushed: None });
+                .and_modify(|held| {
+                    held.lease = lease;
+                    held.is_skipped |= is_skipped;
+                })
+                .or_insert(HeldBatch { lease, pushed: None, is_skipped });
         }
     }
 
     /// Takes a lease of a shard, of which a piece has so many records.
     pub(super) fn assign_shard(&mut self, lease: LeaseId, shard: Shard, minibatch_size: u32) {
-        let n_records = shard.records.end.saturating_sub(shard.records.start);
-        let n_pieces = n_records.div_ceil(u64::from(minibatch_size.max(1)));
-        let n_pieces = u32::try_from(n_pieces).unwrap_or(u32::MAX);
+        let n_pieces = shard.n_pieces(minibatch_size);
         self.shards.insert(lease, HeldShard { shard, n_pieces, n_done: 0 });
     }
 
@@ -85,7 +88,8 @@ impl Work {
         let pieces = self.shards.iter().flat_map(|(lease, held)| {
             (held.n_done..held.n_pieces).map(|piece| Item::Piece { lease: *lease, piece })
         });
-        let open = self.batches.iter().filter(|(_, held)| held.pushed.is_none());
+        let open =
+            self.batches.iter().filter(|(_, held)| held.pushed.is_none() && !held.is_skipped);
         pieces.chain(open.map(|(batch, _)| Item::Batch(*batch)))
     }
 
@@ -110,16 +114,15 @@ impl Work {
         }
     }
 
-    /// The records of `item`, if it is held. All pieces but the last have the same size.
+    /// The records of `item`, if it is held.
     pub(super) fn records(&self, item: Item, minibatch_size: u32) -> Option<Records> {
         let (lease, piece) = match item {
             Item::Batch(batch) => return Some(Records::Training(batch)),
             Item::Piece { lease, piece } => (lease, piece),
         };
-        let Shard { records, pass, .. } = &self.shards.get(&lease)?.shard;
-        let first = records.start + u64::from(piece) * u64::from(minibatch_size);
-        let range = first..records.end.min(first + u64::from(minibatch_size));
-        Some(match pass {
+        let shard = &self.shards.get(&lease)?.shard;
+        let range = shard.piece(piece, minibatch_size);
+        Some(match shard.pass {
             Pass::Evaluate { .. } => Records::Validation(range),
             Pass::Predict { .. } => Records::Prediction(range),
         })
@@ -130,23 +133,34 @@ impl Work {
     }
 
     /// Notes that an open batch goes to the servers now; false if it is not open any more.
-    pub(super) fn pushed(&mut self, batch: BatchId, trained: Trained) -> bool {
+    pub(super) fn pushed(&mut self, batch: BatchId, loss: f32) -> bool {
         match self.batches.get_mut(&batch) {
             Some(held) if held.pushed.is_none() => {
-                held.pushed = Some(trained);
+                held.pushed = Some(loss);
                 true
             }
             Some(_) | None => false,
         }
     }
 
-    /// Notes that every server has acknowledged `batch`; its lease and result. An acknowledgement
+    /// The batches that are pushed without a gradient; they count as pushed from now on.
+    pub(super) fn push_skipped(&mut self) -> Vec<BatchId> {
+        let open =
+            |(_, held): &(&BatchId, &mut HeldBatch)| held.is_skipped && held.pushed.is_none();
+        let push = |(batch, held): (&BatchId, &mut HeldBatch)| {
+            held.pushed = Some(f32::NAN);
+            *batch
+        };
+        self.batches.iter_mut().filter(open).map(push).collect()
+    }
+
+    /// Notes that every server has acknowledged `batch`; its lease and loss. An acknowledgement
     /// of a batch that was revoked or opened again meanwhile has no effect.
-    pub(super) fn acknowledged(&mut self, batch: BatchId) -> Option<(LeaseId, Trained)> {
-        let HeldBatch { lease, pushed } = *self.batches.get(&batch)?;
-        let trained = pushed?;
+    pub(super) fn acknowledged(&mut self, batch: BatchId) -> Option<(LeaseId, f32)> {
+        let HeldBatch { lease, pushed, .. } = *self.batches.get(&batch)?;
+        let loss = pushed?;
         self.batches.remove(&batch);
-        Some((lease, trained))
+        Some((lease, loss))
     }
 
     /// Notes that the next piece of a shard is computed; true if it was the last.
@@ -174,12 +188,12 @@ impl Work {
     }
 
     /// What a new master must know: the batches that are not acknowledged, by lease.
-    pub(super) fn announce(&self) -> Vec<Held> {
+    pub(super) fn announce(&self) -> Vec<HeldLease> {
         let mut leases: BTreeMap<(LeaseId, u32), BTreeSet<u32>> = BTreeMap::new();
         for (batch, held) in &self.batches {
             leases.entry((held.lease, batch.epoch)).or_default().insert(batch.index);
         }
-        let held = leases.into_iter().map(|((lease, epoch), indices)| Held {
+        let held = leases.into_iter().map(|((lease, epoch), indices)| HeldLease {
             lease,
             epoch,
             indices: indices.into_iter().collect(),

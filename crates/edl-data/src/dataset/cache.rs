@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Keeps what was used last, up to a weight in bytes; the newest entry always stays.
 #[derive(Debug)]
-pub(super) struct Cache<T> {
+pub(super) struct Cache<T: ?Sized> {
     limit: usize,
     entries: Mutex<VecDeque<Entry<T>>>,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct Entry<T: ?Sized> {
     key: usize,
     bytes: usize,
     value: Arc<T>,
 }
 
-impl<T> Cache<T> {
+impl<T: ?Sized> Cache<T> {
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, entries: Mutex::new(VecDeque::new()) }
     }

@@ -26,7 +26,7 @@ const NUMBERS: [(&str, &str); 6] = [
     ("capital-loss", "capital_loss"),
     ("hours-per-week", "hours_per_week"),
 ];
-const WORDS: [(&str, &str); 8] = [
+const CATEGORIES: [(&str, &str); 8] = [
     ("workclass", "workclass"),
     ("education", "education"),
     ("marital-status", "marital_status"),
@@ -37,7 +37,7 @@ const WORDS: [(&str, &str); 8] = [
     ("native-country", "native_country"),
 ];
 
-/// One record in five is for testing, chosen by its number, so that every run chooses the same.
+/// One record in five is for testing. The choice depends only on its number.
 const SEED: u64 = 1994;
 const TEST_ONE_IN: u64 = 5;
 
@@ -80,18 +80,18 @@ fn person(row: &Row<'_>) -> Result<Example, (String, String)> {
         let Value::Ints(number) = value(theirs) else { return Err(wrong(theirs)) };
         example = example.ints(ours, number);
     }
-    for (theirs, ours) in WORDS {
-        let word = word(&value(theirs)).ok_or_else(|| wrong(theirs))?;
-        example = example.bytes(ours, word);
+    for (theirs, ours) in CATEGORIES {
+        let text = text(&value(theirs)).ok_or_else(|| wrong(theirs))?;
+        example = example.bytes(ours, text);
     }
-    let income = word(&value("income")).ok_or_else(|| wrong("income"))?;
+    let income = text(&value("income")).ok_or_else(|| wrong("income"))?;
     Ok(example.ints("label", [i64::from(income.starts_with(b">50K"))]))
 }
 
-fn word(value: &Value<'_>) -> Option<Vec<u8>> {
+fn text(value: &Value<'_>) -> Option<Vec<u8>> {
     let Value::Blobs(pieces) = value else { return None };
     match pieces.as_slice() {
-        [word] => Some(word.to_vec()),
+        [text] => Some(text.to_vec()),
         _ => None,
     }
 }

@@ -17,12 +17,12 @@ pub(crate) struct Shards<'a> {
     folder: PathBuf,
     options: &'a ImportOptions,
     per_file: u64,
-    open: Option<Open>,
+    open: Option<OpenFile>,
     written: Written,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenFile {
     writer: Writer<BufWriter<File>>,
     unfinished: PathBuf,
     path: PathBuf,
@@ -30,7 +30,8 @@ struct Open {
 }
 
 impl<'a> Shards<'a> {
-    /// Makes the folder; one that holds data already is refused, lest two data sets become one.
+    /// Creates the folder. One that already contains data is refused, because two data sets would
+    /// become one.
     pub(crate) fn create(
         folder: &Path,
         n_records: u64,
@@ -63,16 +64,16 @@ impl<'a> Shards<'a> {
         Ok(())
     }
 
-    fn next_file(&self) -> Result<Open, Error> {
+    fn next_file(&self) -> Result<OpenFile, Error> {
         let name = format!("data-{:05}.recordio", self.written.files);
         let unfinished = self.folder.join(format!(".{name}.tmp"));
         let file = File::create(&unfinished).map_err(Error::io("write", &unfinished))?;
         let writer = Writer::new(BufWriter::new(file), self.options.writer);
-        Ok(Open { writer, unfinished, path: self.folder.join(name), records: 0 })
+        Ok(OpenFile { writer, unfinished, path: self.folder.join(name), records: 0 })
     }
 
     fn close(&mut self) -> Result<(), Error> {
-        let Some(Open { writer, unfinished, path, records }) = self.open.take() else {
+        let Some(OpenFile { writer, unfinished, path, records }) = self.open.take() else {
             return Ok(());
         };
         let file = writer.finish().map_err(Error::io("write", &unfinished))?;

@@ -3,13 +3,15 @@
 
 use std::io::{self, Read};
 
+use edl_core::spec::Codec;
 use prost::bytes::Bytes;
+
+use crate::example::Example;
+use crate::index::{MAX_UNPACKED, read_limited};
+use crate::row::{Records, Row};
 
 pub const MAGIC: u32 = 0x0102_0304;
 pub const HEADER_LEN: usize = 20;
-
-/// A body that unpacks to more than this is taken for an attack or an accident.
-const MAX_BODY: u64 = 1 << 31;
 
 /// How a chunk's body is packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -50,7 +52,7 @@ pub enum ChunkError {
     Checksum { expected: u32, found: u32 },
     #[error("corrupt chunk: cannot decompress it: {0}")]
     Unpack(#[from] io::Error),
-    #[error("corrupt chunk: it decompresses to more than {MAX_BODY} bytes")]
+    #[error("corrupt chunk: it decompresses to more than {MAX_UNPACKED} bytes")]
     TooLarge,
     #[error("corrupt chunk: record {record} of {n_records} does not fit in it")]
     Record { record: u32, n_records: u32 },
@@ -59,6 +61,8 @@ pub enum ChunkError {
 }
 
 impl Compressor {
+    pub const ALL: [Self; 3] = [Self::None, Self::Snappy, Self::Gzip];
+
     #[must_use]
     pub fn code(self) -> u32 {
         match self {
@@ -69,15 +73,11 @@ impl Compressor {
     }
 
     pub fn from_code(code: u32) -> Result<Self, ChunkError> {
-        match code {
-            0 => Ok(Self::None),
-            1 => Ok(Self::Snappy),
-            2 => Ok(Self::Gzip),
-            other => Err(ChunkError::Compressor(other)),
-        }
+        let found = Self::ALL.into_iter().find(|compressor| compressor.code() == code);
+        found.ok_or(ChunkError::Compressor(code))
     }
 
-    /// The word that users write and read.
+    /// The name for users.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -114,32 +114,14 @@ impl Compressor {
     fn unpack(self, body: Vec<u8>) -> Result<Vec<u8>, ChunkError> {
         match self {
             Self::None => Ok(body),
-            Self::Snappy => read_limited(snap::read::FrameDecoder::new(body.as_slice())),
-            Self::Gzip => read_limited(flate2::read::MultiGzDecoder::new(body.as_slice())),
+            Self::Snappy => limited(snap::read::FrameDecoder::new(body.as_slice())),
+            Self::Gzip => limited(flate2::read::MultiGzDecoder::new(body.as_slice())),
         }
     }
 }
 
-impl std::str::FromStr for Compressor {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self::None),
-            "snappy" => Ok(Self::Snappy),
-            "gzip" => Ok(Self::Gzip),
-            other => Err(format!("unknown compressor `{other}`; use none, snappy or gzip")),
-        }
-    }
-}
-
-fn read_limited(reader: impl Read) -> Result<Vec<u8>, ChunkError> {
-    let mut body = Vec::new();
-    reader.take(MAX_BODY + 1).read_to_end(&mut body)?;
-    if body.len() as u64 > MAX_BODY {
-        return Err(ChunkError::TooLarge);
-    }
-    Ok(body)
+fn limited(reader: impl Read) -> Result<Vec<u8>, ChunkError> {
+    read_limited(reader, MAX_UNPACKED)?.ok_or(ChunkError::TooLarge)
 }
 
 impl Header {
@@ -153,7 +135,8 @@ impl Header {
         let (compressed_size, n_records) = (word(3), word(4));
         // The count is under no checksum, and whole data sets are planned by it before the first
         // body is read: at least the lengths of so many records must fit.
-        if u64::from(n_records) * 4 > u64::from(compressed_size) * compressor.max_ratio() {
+        let most = (u64::from(compressed_size) * compressor.max_ratio()).min(MAX_UNPACKED);
+        if u64::from(n_records) * 4 > most || u64::from(compressed_size) > MAX_UNPACKED {
             return Err(ChunkError::Count { n_records, size: compressed_size });
         }
         Ok(Self { checksum: word(1), compressor, compressed_size, n_records })
@@ -205,10 +188,29 @@ impl RawRecords {
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.spans.iter().map(|(start, end)| &self.data[*start..*end])
     }
+}
 
-    /// What the records weigh in memory.
-    pub(crate) fn bytes(&self) -> usize {
+impl Records for RawRecords {
+    fn n_records(&self) -> usize {
+        self.len()
+    }
+
+    fn bytes(&self) -> usize {
         self.data.len() + self.spans.len() * size_of::<(usize, usize)>()
+    }
+
+    fn row(&self, record: usize, codec: Codec) -> Result<Row<'_>, String> {
+        let record = self.get(record).unwrap_or_default();
+        match codec {
+            Codec::Bytes => Ok(Row::Raw(record)),
+            Codec::TfExample => Example::parse(record.clone())
+                .map(|example| Row::Example { example, record })
+                .map_err(|error| format!("not a tf.train.Example: {error}")),
+        }
+    }
+
+    fn raw(&self, record: usize) -> Option<Bytes> {
+        self.get(record)
     }
 }
 

@@ -9,8 +9,8 @@ use super::chunk::{Compressor, encode};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterOptions {
     pub compressor: Compressor,
-    /// A chunk is closed before its records would exceed this. A record of its own size or more
-    /// gets a chunk for itself.
+    /// A chunk is closed before its records would exceed this. A larger record gets a separate
+    /// chunk.
     pub max_chunk_bytes: usize,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who we are to a registry: what `docker login` wrote down, and what a challenge asks for.
+//! Authentication: the credentials that `docker login` stored, and a registry's challenges.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -10,12 +10,12 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 
-/// What docker calls its own registry in its configuration.
+/// The key of Docker Hub in docker's configuration.
 const DOCKER_KEY: &str = "https://index.docker.io/v1/";
-/// The user's name in answers of helpers that hold a token and no password.
+/// The user name by which a credential helper marks a token.
 const TOKEN_USER: &str = "<token>";
 
-/// How to prove who we are.
+/// Credentials for a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credentials {
     None,
@@ -27,7 +27,7 @@ pub enum Credentials {
     Identity(String),
 }
 
-/// What a registry asks for in `WWW-Authenticate`.
+/// A registry's `WWW-Authenticate` header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Challenge {
     Basic,
@@ -66,16 +66,16 @@ struct Auth {
     identitytoken: String,
 }
 
-/// What a helper program answers.
+/// The answer of a credential helper.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Helped {
+struct HelperAnswer {
     username: String,
     secret: String,
 }
 
 impl Credentials {
-    /// Those of `$DOCKER_CONFIG/config.json`, or of the one in `~/.docker`.
+    /// Reads `$DOCKER_CONFIG/config.json`, or the one in `~/.docker`.
     pub fn of(host: &str) -> Result<Self, Error> {
         let folder = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
         let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".docker"));
@@ -83,7 +83,7 @@ impl Credentials {
         Self::read(&folder.join("config.json"), host)
     }
 
-    /// Those that a file has for a registry; without a file there are none.
+    /// Reads the credentials for a registry from a file, which need not exist.
     pub fn read(file: &Path, host: &str) -> Result<Self, Error> {
         let text = match std::fs::read(file) {
             Ok(text) => text,
@@ -143,12 +143,12 @@ impl Challenge {
         if !scheme.eq_ignore_ascii_case("bearer") {
             return None;
         }
-        let words = parameters(rest);
-        let word = |name: &str| words.get(name).cloned();
+        let parameters = parameters(rest);
+        let get = |name: &str| parameters.get(name).cloned();
         Some(Self::Bearer {
-            realm: word("realm")?,
-            service: word("service").unwrap_or_default(),
-            scope: word("scope").unwrap_or_default(),
+            realm: get("realm")?,
+            service: get("service").unwrap_or_default(),
+            scope: get("scope").unwrap_or_default(),
         })
     }
 }
@@ -177,14 +177,14 @@ fn ask_helper(program: &str, key: &str) -> Result<Credentials, Error> {
         stdin.write_all(key.as_bytes()).map_err(failed)?;
     }
     let output = child.wait_with_output().map_err(failed)?;
-    // It fails where it knows nothing of the registry, which may not want to know us anyway.
-    let Ok(helped) = serde_json::from_slice::<Helped>(&output.stdout) else {
+    // It fails if it does not know the registry, which may allow anonymous access.
+    let Ok(answer) = serde_json::from_slice::<HelperAnswer>(&output.stdout) else {
         return Ok(Credentials::None);
     };
-    Ok(if helped.username == TOKEN_USER {
-        Credentials::Identity(helped.secret)
+    Ok(if answer.username == TOKEN_USER {
+        Credentials::Identity(answer.secret)
     } else {
-        Credentials::Password { user: helped.username, password: helped.secret }
+        Credentials::Password { user: answer.username, password: answer.secret }
     })
 }
 
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_challenge_says_where_tokens_are() {
+    fn a_challenge_has_the_address_of_tokens() {
         let header =
             r#"Bearer realm="https://t.example/token", service="r",scope="repository:a:pull,push""#;
         let expected = Challenge::Bearer {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests and answers: the one place that knows the HTTP library.
+//! Requests and answers: the only module that uses the HTTP library.
 //!
-//! An upload is one thing after the other, so callers block; every wait has a limit.
+//! Requests are made one after the other, so callers block; every wait has a deadline.
 
 use std::fs::File;
 use std::future::Future;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use hyper::http::{self, HeaderMap, Request, Response};
+use hyper::http::{self, HeaderMap, Response};
 use hyper_util::client::legacy;
 use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::TokioExecutor;
@@ -29,16 +29,16 @@ const LIMITS: Limits = Limits {
     answer: Duration::from_secs(180),
     progress: Duration::from_secs(60),
 };
-/// Most that is read of a refusal.
+/// The most that is read of a refusal.
 const MAX_REFUSAL: u64 = 64 << 10;
 const MAX_REDIRECTS: usize = 10;
 
-/// How long is waited.
+/// Deadlines.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// For a connection: its name, TCP and TLS.
     connect: Duration,
-    /// For an answer; a registry that checks a large blob is silent meanwhile.
+    /// For an answer; a registry is silent while it checks a large blob.
     answer: Duration,
     /// Longest silence in the middle of a body.
     progress: Duration,
@@ -51,7 +51,15 @@ pub(super) struct Http {
     limits: Limits,
 }
 
-/// What is sent. A file is opened anew for every attempt.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) method: &'a str,
+    pub(super) url: &'a str,
+    pub(super) headers: &'a [(&'a str, &'a str)],
+    pub(super) body: Body<'a>,
+}
+
+/// What is sent. A file is opened again for every attempt.
 #[derive(Clone, Copy)]
 pub(super) enum Body<'a> {
     None,
@@ -91,7 +99,7 @@ pub(super) enum Error {
     File(String),
 }
 
-/// Runs what the client waits for, on the thread that waits.
+/// Runs the client's futures on the calling thread.
 #[derive(Debug)]
 struct Driver(Option<Runtime>);
 
@@ -102,14 +110,20 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// A name that is still being looked up is not waited for.
+    /// Does not wait for a pending DNS lookup.
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
 
+impl<'a> Request<'a> {
+    pub(super) fn new(method: &'a str, url: &'a str) -> Self {
+        Self { method, url, headers: &[], body: Body::None }
+    }
+}
+
 impl Http {
-    /// Proxies are for other machines than this one.
+    /// Proxies are not used for this machine.
     pub(super) fn new(is_loopback: bool) -> io::Result<Self> {
         Self::with((!is_loopback).then(Matcher::from_env), LIMITS)
     }
@@ -117,43 +131,32 @@ impl Http {
     fn with(proxies: Option<Matcher>, limits: Limits) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let connector = Connector::new(proxies, limits.connect);
-        // Between requests nothing runs that would notice the end of a kept connection.
+        // Nothing runs between requests that would notice a closed connection.
         let client = legacy::Client::builder(TokioExecutor::new())
             .pool_max_idle_per_host(0)
             .build(connector);
         Ok(Self { client, driver: Arc::new(Driver(Some(runtime))), limits })
     }
 
-    /// Asks, and follows redirects, which get to see no credentials.
-    pub(super) fn send(
-        &self,
-        method: &str,
-        url: &str,
-        headers: &[(&str, &str)],
-        body: Body<'_>,
-    ) -> Result<Answer, Error> {
-        let mut answer = self.once(method, url, headers, body)?;
-        let mut at = (method.to_owned(), url.to_owned());
+    /// Sends a request and follows redirects, but does not send credentials along.
+    pub(super) fn send(&self, request: Request<'_>) -> Result<Answer, Error> {
+        let headers = request.headers.iter().copied();
+        let kept: Vec<_> = headers.filter(|(name, _)| *name != "Authorization").collect();
+        let mut answer = self.once(request)?;
+        let (mut method, mut url) = (request.method, request.url.to_owned());
         for _ in 0..MAX_REDIRECTS {
-            let Some(next) = redirected(&at.0, &at.1, &answer) else { return Ok(answer) };
-            let kept: Vec<_> =
-                headers.iter().filter(|(name, _)| *name != "Authorization").copied().collect();
-            answer = self.once(next.0, &next.1, &kept, Body::None)?;
-            at = (next.0.to_owned(), next.1);
+            let Some(next) = redirected(method, &url, &answer) else { return Ok(answer) };
+            (method, url) = next;
+            answer = self.once(Request { headers: &kept, ..Request::new(method, &url) })?;
         }
-        match redirected(&at.0, &at.1, &answer) {
+        match redirected(method, &url, &answer) {
             Some(_) => Err(Error::Redirects),
             None => Ok(answer),
         }
     }
 
-    fn once(
-        &self,
-        method: &str,
-        url: &str,
-        headers: &[(&str, &str)],
-        body: Body<'_>,
-    ) -> Result<Answer, Error> {
+    fn once(&self, request: Request<'_>) -> Result<Answer, Error> {
+        let Request { method, url, headers, body } = request;
         let pace = Pace::new(self.limits);
         let upload = match body {
             Body::None => Upload::of_bytes(&[], &pace),
@@ -163,7 +166,7 @@ impl Http {
                 Upload::of_file(file, &pace).map_err(|error| Error::File(error.to_string()))?
             }
         };
-        let mut request = Request::builder().method(method).uri(url);
+        let mut request = http::Request::builder().method(method).uri(url);
         request = request.header("User-Agent", concat!("elasticdl/", env!("CARGO_PKG_VERSION")));
         if ["POST", "PUT"].contains(&method) {
             request = request.header("Content-Length", upload.n_left());
@@ -176,10 +179,10 @@ impl Http {
         Ok(Answer::new(response, Arc::clone(&self.driver), self.limits))
     }
 
-    /// The head of the answer, which is waited for as long as the upload gets on.
+    /// The head of the answer. There is no deadline while the upload makes progress.
     async fn answered(
         &self,
-        request: Request<Upload>,
+        request: http::Request<Upload>,
         pace: &Pace,
     ) -> Result<Response<Incoming>, Error> {
         let mut response = self.client.request(request);
@@ -214,7 +217,7 @@ impl Answer {
 
     /// Reads the body, but never more than `limit` bytes and one.
     pub(super) fn copy(mut self, limit: u64, out: &mut impl Write) -> Result<(), Error> {
-        // One byte more, so that a body that is too long has another digest.
+        // One byte more, so a body that is too long has a different digest.
         let mut left = limit + 1;
         while left > 0 {
             let frame = self.driver.run(async {
@@ -225,7 +228,7 @@ impl Answer {
             });
             let Some(frame) = frame.map_err(Error::Body)? else { break };
             let frame = frame.map_err(|error| Error::Body(io::Error::other(last_cause(&error))))?;
-            // What is no data is a trailer.
+            // Anything else is a trailer.
             let Ok(data) = frame.into_data() else { continue };
             let n_taken = usize::try_from(left).map_or(data.len(), |left| left.min(data.len()));
             out.write_all(&data[..n_taken]).map_err(Error::Body)?;
@@ -234,18 +237,18 @@ impl Answer {
         Ok(())
     }
 
-    /// What the registry says about its refusal.
-    pub(super) fn sentence(self) -> Option<String> {
+    /// The message of a refusal.
+    pub(super) fn message(self) -> Option<String> {
         let mut text = Vec::new();
         self.copy(MAX_REFUSAL, &mut text).ok()?;
-        let said: serde_json::Value = serde_json::from_slice(&text).ok()?;
-        let message = said["errors"][0]["message"].as_str()?;
+        let refusal: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        let message = refusal["errors"][0]["message"].as_str()?;
         Some(message.to_owned())
     }
 }
 
-/// Method and address of the next request, if an answer asks for one. What has a body is not sent
-/// to another place.
+/// Method and address of the next request, if an answer is a redirect. A request with a body is not
+/// redirected.
 fn redirected(method: &str, url: &str, answer: &Answer) -> Option<(&'static str, String)> {
     let location = answer.location.as_ref()?;
     let method = match (answer.status, method) {
@@ -277,7 +280,7 @@ fn joined(url: &str, location: &str) -> String {
     }
 }
 
-/// The innermost cause, which is the one that says something.
+/// The innermost cause, which is the informative one.
 fn last_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.last().map_or(String::new(), ToString::to_string)
@@ -285,6 +288,12 @@ fn last_cause(error: &(dyn std::error::Error + 'static)) -> String {
 
 fn first(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.to_owned())
+}
+
+/// The scheme and the host of an absolute address.
+pub(super) fn scheme_and_host(url: &str) -> Option<(String, String)> {
+    let uri: http::Uri = url.parse().ok()?;
+    Some((uri.scheme_str()?.to_ascii_lowercase(), uri.host()?.to_owned()))
 }
 
 /// Text as part of a query.

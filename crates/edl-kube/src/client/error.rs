@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong between a user and a cluster: a sentence each, with the name of the object
-//! and the next step.
+//! Errors of the client: each names the object and the next step.
 
 use kube::core::Status;
 
@@ -28,7 +27,7 @@ pub enum Error {
     NoClass { class: String },
     #[error("{message}; raise the quota of namespace `{namespace}`, or request less")]
     Quota { message: String, namespace: String },
-    /// The API server's own sentence names who, what and where.
+    /// The API server's message has all details.
     #[error("{message}")]
     Forbidden { message: String },
     #[error("job name `{job}` is already in use in namespace `{namespace}`")]
@@ -44,27 +43,20 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the user's input is at fault, so that nothing was started.
+    /// Whether the user's input is wrong, and nothing was started.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
-        match self {
-            Self::NoCluster { .. }
-            | Self::NoNamespace { .. }
-            | Self::NoClaim { .. }
-            | Self::NoClass { .. }
-            | Self::Quota { .. }
-            | Self::Forbidden { .. }
-            | Self::Taken { .. }
-            | Self::Refused { .. } => true,
+        !matches!(
+            self,
             Self::Unreachable { .. }
-            | Self::NoJob { .. }
-            | Self::NoKey { .. }
-            | Self::Forward { .. } => false,
-        }
+                | Self::NoJob { .. }
+                | Self::NoKey { .. }
+                | Self::Forward { .. }
+        )
     }
 }
 
-/// What the API server's refusal of one call means.
+/// The meaning of a rejected call.
 pub(super) fn refused(
     namespace: &str,
     verb: &'static str,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A port of this machine that leads to a job's master, wherever it runs.
+//! A local port that forwards to a job's master.
 //!
-//! Whoever else of this machine connects gets no further than the handshake: that needs the
-//! job's key.
+//! Other users of this machine cannot use it, because the handshake needs the job's key.
 
 use std::net::SocketAddr;
 
@@ -15,14 +14,14 @@ use tokio::task::JoinSet;
 use super::{Cluster, Error};
 use crate::names;
 
-/// Forwards while it lives.
+/// Forwards until it is dropped.
 pub struct Forward {
     address: SocketAddr,
     _task: JoinSet<()>,
 }
 
 impl Forward {
-    /// Where to connect to.
+    /// The local address.
     #[must_use]
     pub fn address(&self) -> String {
         self.address.to_string()
@@ -30,7 +29,7 @@ impl Forward {
 }
 
 impl Cluster {
-    /// Opens a port that leads to the master of `job`.
+    /// Opens a port that forwards to the master of `job`.
     pub fn forward<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<Forward, Error>> {
         Box::pin(async move {
             let pod = names::service(job);
@@ -51,7 +50,7 @@ impl Cluster {
     }
 }
 
-/// Joins one connection to the pod; the other side sees a broken one if that fails.
+/// Forwards one connection to the pod, or closes it if that fails.
 async fn connect(pods: Api<Pod>, pod: String, mut stream: TcpStream) {
     let mut forwarder = match pods.portforward(&pod, &[names::MASTER_PORT]).await {
         Ok(forwarder) => forwarder,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a job's pods wrote.
+//! The logs of a job's pods.
 
 use futures::future::BoxFuture;
 use futures::io::Lines;
@@ -9,12 +9,12 @@ use kube::api::LogParams;
 use super::{Cluster, Error};
 use crate::names;
 
-/// The lines of one pod, whole or as they come.
+/// The lines of one pod as they arrive.
 pub struct LogStream {
     lines: Lines<Box<dyn AsyncBufRead + Send + Unpin>>,
 }
 
-/// What one process has written so far.
+/// The log of one process so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Log {
     pub process: String,
@@ -24,7 +24,7 @@ pub struct Log {
 impl LogStream {
     /// The next line; none when the pod has ended.
     pub async fn next(&mut self) -> Option<String> {
-        // A stream that breaks has said what it had to say.
+        // A broken stream has ended.
         self.lines.try_next().await.ok().flatten()
     }
 }
@@ -37,12 +37,10 @@ impl Cluster {
         process: &'a str,
     ) -> BoxFuture<'a, Result<Option<Log>, Error>> {
         Box::pin(async move {
-            let pod = format!("{}-{process}", names::config_map(job));
-            match self.pods().logs(&pod, &LogParams::default()).await {
-                Ok(text) => Ok(Some(Log { process: process.to_owned(), text })),
-                Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => Ok(None),
-                Err(error) => Err(self.refused("read the log of", "pod", &pod, error)),
-            }
+            let pod = pod_name(job, process);
+            let text = self.pods().logs(&pod, &LogParams::default()).await;
+            let text = self.if_running(&pod, text)?;
+            Ok(text.map(|text| Log { process: process.to_owned(), text }))
         })
     }
 
@@ -53,16 +51,25 @@ impl Cluster {
         process: &'a str,
     ) -> BoxFuture<'a, Result<Option<LogStream>, Error>> {
         Box::pin(async move {
-            let pod = format!("{}-{process}", names::config_map(job));
+            let pod = pod_name(job, process);
             let params = LogParams { follow: true, ..LogParams::default() };
-            match self.pods().log_stream(&pod, &params).await {
-                Ok(stream) => {
-                    let stream: Box<dyn AsyncBufRead + Send + Unpin> = Box::new(Box::pin(stream));
-                    Ok(Some(LogStream { lines: stream.lines() }))
-                }
-                Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => Ok(None),
-                Err(error) => Err(self.refused("read the log of", "pod", &pod, error)),
-            }
+            let stream = self.pods().log_stream(&pod, &params).await;
+            Ok(self.if_running(&pod, stream)?.map(|stream| {
+                let stream: Box<dyn AsyncBufRead + Send + Unpin> = Box::new(Box::pin(stream));
+                LogStream { lines: stream.lines() }
+            }))
         })
     }
+
+    fn if_running<T>(&self, pod: &str, log: kube::Result<T>) -> Result<Option<T>, Error> {
+        match log {
+            Ok(log) => Ok(Some(log)),
+            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => Ok(None),
+            Err(error) => Err(self.refused("read the log of", "pod", pod, error)),
+        }
+    }
+}
+
+fn pod_name(job: &str, process: &str) -> String {
+    format!("{}-{process}", names::config_map(job))
 }

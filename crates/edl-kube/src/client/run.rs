@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One command in a pod that sees what the job's pods see, and what it wrote.
+//! Runs a command in a pod with the job's volumes and settings, and returns its output.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use edl_core::platform::InstanceId;
 use futures::future::BoxFuture;
 use kube::api::{DeleteParams, LogParams, PostParams};
 
-use super::{Cluster, Error, Found, Phase, phase};
+use super::{Cluster, Error, Found, PodState, pod_state};
 use crate::manifest::{self, PodExtras};
 use crate::names;
 
@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(200);
 const TRIES: u32 = 1500;
 
 impl Cluster {
-    /// Runs `command` in a pod `…-NAME` that is deleted afterwards; the answer is its output.
+    /// Runs `command` in a pod `…-NAME`, which is deleted afterwards, and returns its output.
     pub fn run<'a>(
         &'a self,
         found: &'a Found,
@@ -36,7 +36,7 @@ impl Cluster {
             let made = manifest::pod(&found.spec, InstanceId::MASTER, &extras);
             let mut object = made.map_err(|invalid| failed(invalid.0))?;
             object.metadata.name = Some(pod.clone());
-            // It is no process of the job: neither the Service nor the master must take it for one.
+            // Without the labels of a process, the Service and the master ignore it.
             object.metadata.labels = Some(names::job_labels(job));
             if let Some(spec) = &mut object.spec {
                 spec.restart_policy = Some("Never".into());
@@ -47,9 +47,9 @@ impl Cluster {
             let pods = self.pods();
             let created = pods.create(&PostParams::default(), &object).await;
             created.map_err(|error| self.refused("create", "pod", &pod, error))?;
-            let said = self.output_of(&pod).await;
+            let output = self.output_of(&pod).await;
             let _gone_with_the_job_at_last = pods.delete(&pod, &DeleteParams::default()).await;
-            said?.ok_or_else(|| failed("it did not finish in time".into()))
+            output?.ok_or_else(|| failed("it did not finish in time".into()))
         })
     }
 
@@ -57,15 +57,17 @@ impl Cluster {
         for _ in 0..TRIES {
             let now = self.pods().get(pod).await;
             let now = now.map_err(|error| self.refused("read", "pod", pod, error))?;
-            match phase(&now) {
-                Phase::Ended { .. } => {
+            match pod_state(&now) {
+                PodState::Ended { .. } => {
                     let log = self.pods().logs(pod, &LogParams::default()).await;
                     return log
                         .map(Some)
                         .map_err(|error| self.refused("read the log of", "pod", pod, error));
                 }
-                Phase::Waiting(Some(trouble)) if trouble.is_final => return Ok(Some(trouble.text)),
-                Phase::Running | Phase::Waiting(_) => tokio::time::sleep(POLL).await,
+                PodState::Waiting(Some(trouble)) if trouble.is_final => {
+                    return Ok(Some(trouble.text));
+                }
+                PodState::Running | PodState::Waiting(_) => tokio::time::sleep(POLL).await,
             }
         }
         Ok(None)

@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Creating a job's objects: all of them, or none.
 
-use std::fmt::Debug;
-
 use edl_core::cluster::Source;
 use edl_core::platform::{InstanceId, Role};
 use edl_core::spec::JobSpec;
 use futures::future::BoxFuture;
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{DeleteParams, PostParams};
-use kube::{Api, Resource, ResourceExt as _};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::{Api, ResourceExt as _};
 
 use super::{Cluster, Error, Found};
+use crate::calls::Object;
 use crate::manifest::{self, JobObjects, PodExtras};
 use crate::names;
 
 impl Cluster {
-    /// Creates everything; what was created is deleted again if one thing is refused.
+    /// Creates all objects. If one is rejected, those already created are deleted.
     pub fn submit<'a>(
         &'a self,
         spec: &'a JobSpec,
@@ -47,7 +43,7 @@ impl Cluster {
             match self.create_owned(spec, &objects).await {
                 Ok(()) => Ok(()),
                 Err(error) => {
-                    // The cluster itself clears away what the ConfigMap owns.
+                    // The cluster deletes what the ConfigMap owns.
                     let _first_error_counts = self.delete(job).await;
                     Err(error)
                 }
@@ -67,20 +63,14 @@ impl Cluster {
         self.create("pod", master).await
     }
 
-    async fn create<K>(&self, kind: &'static str, object: &K) -> Result<(), Error>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + Debug
-            + Serialize
-            + DeserializeOwned,
-    {
+    async fn create<K: Object>(&self, kind: &'static str, object: &K) -> Result<(), Error> {
         let api: Api<K> = Api::namespaced(self.client.clone(), &self.namespace);
         let created = api.create(&PostParams::default(), object).await;
         created.map(drop).map_err(|error| self.refused("create", kind, &object.name_any(), error))
     }
 
-    /// Asks for what the job names and does not bring. Who may not ask is told later by the pods.
+    /// Checks that the job's volume claims and priority classes exist. A user without permission to
+    /// read them learns it later from the pods.
     async fn check(&self, spec: &JobSpec) -> Result<(), Error> {
         let claims: Api<PersistentVolumeClaim> =
             Api::namespaced(self.client.clone(), &self.namespace);
@@ -108,7 +98,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts the master of a job again whose pods are gone or have ended, under `spec`.
+    /// Restarts the master of a job whose pods are gone or have ended, with `spec`.
     pub fn resume<'a>(
         &'a self,
         found: &'a Found,
@@ -142,9 +132,9 @@ impl Cluster {
         })
     }
 
-    /// Waits until no pod of the job is left, and lets none linger.
+    /// Waits until no pod of the job is left, and finally deletes the rest by force.
     async fn wait_until_gone(&self, job: &str) -> Result<(), Error> {
-        /// Half a minute of grace, and some for the kubelet.
+        /// Half a minute of grace, and some time for the kubelet.
         const TRIES: u32 = 450;
         for _ in 0..TRIES {
             match self.find(job).await? {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--cluster_spec`: any field of a job's pods and Service, by patches that are merged as
-//! Kubernetes merges them: maps word by word, lists of named things by their names, null removes.
+//! `--cluster_spec`: patches for a job's pods and Service, merged as Kubernetes does: maps field by
+//! field, lists of named entries by their names, and null removes a field.
 
 use edl_core::platform::Role;
 use edl_core::spec::Invalid;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{names, yaml};
 
-/// Patches by what they are applied to; the one of a role comes after that of all pods.
+/// Patches by their target; that of a role is applied after that of all pods.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Patches {
@@ -22,7 +22,7 @@ pub struct Patches {
     pub service: Map<String, Value>,
 }
 
-/// Lists whose entries have a name of their own, and the word that holds it.
+/// Lists of named entries, and the field with the name.
 const KEYS: [(&str, &str); 9] = [
     ("containers", "name"),
     ("initContainers", "name"),
@@ -35,22 +35,22 @@ const KEYS: [(&str, &str); 9] = [
     ("tolerations", "key"),
 ];
 
-/// Reads patches, as YAML or JSON; ElasticDL's names are understood, too.
+/// Parses patches in YAML or JSON, also with ElasticDL's names.
 pub fn read_patches(text: &str) -> Result<Patches, Invalid> {
     if text.trim().is_empty() {
         return Ok(Patches::default());
     }
     let invalid = |what: String| Invalid(format!("--cluster_spec: {what}"));
     let value = yaml::read_value(text).map_err(|error| invalid(error.to_string()))?;
-    let Value::Object(words) = value else {
+    let Value::Object(fields) = value else {
         let expected = "expected patches under pod, master_pod, ps_pod, worker_pod or service";
         return Err(invalid(expected.into()));
     };
-    let words: Map<String, Value> = words.into_iter().map(current).collect();
-    serde_json::from_value(Value::Object(words)).map_err(|error| invalid(error.to_string()))
+    let fields: Map<String, Value> = fields.into_iter().map(current).collect();
+    serde_json::from_value(Value::Object(fields)).map_err(|error| invalid(error.to_string()))
 }
 
-/// `pod_spec: {labels, annotations, affinity, tolerations, env}` said the same in fewer words.
+/// Expands ElasticDL's short form `pod_spec: {labels, annotations, affinity, tolerations, env}`.
 fn current((name, patch): (String, Value)) -> (String, Value) {
     let Some(new) = name.strip_suffix("_spec") else { return (name, patch) };
     if new == "service" {
@@ -84,7 +84,7 @@ impl Patches {
     }
 }
 
-/// The patched object, if every field that a patch names is one of its type.
+/// The patched object, if the type has all fields of the patches.
 fn apply<T: DeserializeOwned + Serialize>(
     mut value: Value,
     patches: &[(&str, &Map<String, Value>)],
@@ -136,7 +136,7 @@ fn key_of(list: &str) -> Option<&'static str> {
     KEYS.iter().find(|(name, _)| *name == list).map(|(_, key)| *key)
 }
 
-/// The first field of a patch that is not in what was made of it.
+/// The first field of a patch that is missing in the patched object.
 fn unknown(written: &Value, patch: &Map<String, Value>) -> Option<String> {
     for (field, value) in patch {
         let is_empty = match value {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pod of one process: not root, no capabilities, a root filesystem that nobody can write to.
+//! The pod of one process: not root, no capabilities, a read-only root file system.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,24 @@ use serde_json::{Value, json};
 use super::patch::read_patches;
 use crate::names;
 
-/// As whom processes run, unless `--cluster_spec` says otherwise.
+/// The user of the processes, unless `--cluster_spec` changes it.
 const USER: u32 = 1000;
-/// How long a pod stays on a node that fell silent. The cluster's own five minutes are for those
-/// who cannot be replaced.
+/// How long a pod stays on an unreachable node. Kubernetes' default is five minutes, but the pods of
+/// a job can be replaced.
 const SILENT_NODE_SECS: u32 = 10;
-/// A process that shall leave finishes its step; the platform gives it as long.
+/// Long enough to finish a step.
 const GRACE_SECS: u32 = 30;
 
-/// What a pod needs to be told that the job's description does not say.
+/// Properties of a pod that are not in the job's description.
 #[derive(Clone, Debug)]
 pub struct PodExtras {
-    /// The job's ConfigMap: when it is deleted, so is the pod. None only for what is printed.
+    /// The job's ConfigMap, with which the pod is deleted. None only for printed manifests.
     pub owner: Option<OwnerReference>,
-    /// Raised after a process ran out of memory: request and limit are multiplied by it.
+    /// Multiplies the memory request and limit after a process ran out of memory.
     pub memory_factor: f64,
-    /// Whether a worker is one of the share that gets the high class; unset: by its number.
+    /// Whether a worker gets the high priority class; if unset, its number decides.
     pub is_high: Option<bool>,
-    /// Further variables, such as those that `--populate_env_names` took from the master's own.
+    /// More variables, such as the master's that match `--populate_env_names`.
     pub env: Vec<(String, String)>,
 }
 
@@ -50,7 +50,7 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
     let mut pod_spec = json!({
         "restartPolicy": match instance.role {
             Role::Master => spec.restart_policy.name(),
-            // The master decides who comes back, and as whom.
+            // The master replaces them.
             Role::Ps | Role::Worker => "Never",
         },
         "terminationGracePeriodSeconds": GRACE_SECS,
@@ -120,7 +120,7 @@ fn container(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result
     Ok(container)
 }
 
-/// Ours win over what the user says.
+/// Ours take precedence over the user's.
 fn variables(
     spec: &JobSpec,
     instance: InstanceId,
@@ -142,10 +142,10 @@ fn variables(
     let ours: Vec<_> = ours.into_iter().chain(number).collect();
     let usual = WORKER_VARIABLES.into_iter().filter(|_| instance.role == Role::Worker);
     let usual = usual.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let mut said: BTreeMap<String, String> =
+    let mut given: BTreeMap<String, String> =
         usual.chain(extras.env.iter().cloned()).chain(spec.envs.0.clone()).collect();
-    said.retain(|name, _| !ours.iter().any(|(our, _)| our == name));
-    let mut env: Vec<Value> = said.iter().map(|(name, value)| plain(name, value)).collect();
+    given.retain(|name, _| !ours.iter().any(|(our, _)| our == name));
+    let mut env: Vec<Value> = given.iter().map(|(name, value)| plain(name, value)).collect();
     env.extend(ours.iter().map(|(name, value)| plain(name, value)));
     env.push(field("POD_NAME", "metadata.name"));
     env.push(field("POD_NAMESPACE", "metadata.namespace"));
@@ -154,11 +154,11 @@ fn variables(
     Ok(env)
 }
 
-/// The job's own files, a place for what is thrown away, and the user's storage.
+/// The job's own files, temporary space, and the user's storage.
 fn volume_list(spec: &JobSpec, volumes: &[Volume]) -> Vec<Value> {
     let mut list = vec![
         json!({ "name": "job", "configMap": { "name": names::config_map(&spec.job_name) } }),
-        // Optional: a master that was applied by hand makes its own key.
+        // Optional: the master of a job that was applied from a file creates its key.
         json!({ "name": "key", "secret": {
             "secretName": names::secret(&spec.job_name), "optional": true, "defaultMode": 0o440,
         } }),
@@ -198,7 +198,7 @@ fn mounts(volumes: &[Volume]) -> Vec<Value> {
     mounts
 }
 
-/// One claim or folder under several paths is one volume.
+/// A claim or folder that is mounted several times is one volume.
 fn distinct(volumes: &[Volume]) -> Vec<&Volume> {
     let mut distinct: Vec<&Volume> = Vec::new();
     for volume in volumes {

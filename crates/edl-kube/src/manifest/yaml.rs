@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::JobObjects;
 use crate::yaml;
 
-/// Every object but the Secret and the Service, which the master of an applied file makes for
-/// itself: a key that is printed is no key.
+/// All objects except the Secret and the Service, which the master creates itself, because a key must
+/// not be printed.
 pub fn to_yaml(objects: &JobObjects) -> Result<String, Invalid> {
     let JobObjects { config_map, network_policy, budgets, master, .. } = objects;
     let mut documents = vec![document(config_map)?, document(network_policy)?];

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The job's pods as they were seen last: turns what is seen into reports.
+//! The last known state of the job's pods: converts observations to reports.
 //!
-//! A watch has gaps. After each, everything is listed again, and what is listed is compared with
-//! what was known: a pod that is not listed has ended, even if nobody saw it go.
+//! A watch has gaps. After each gap, all pods are listed again and compared with what was known: a
+//! pod that is not listed has ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use edl_core::platform::{InstanceId, Report, Role, pid_of};
-use edl_core::pod::{Facts, State};
+use edl_core::platform::{InstanceId, Process, Report, Role, pid_of};
+use edl_core::pod::{PodFacts, PodState};
 
 use crate::facts::NODE_MARGIN;
 
-/// What has ended is kept so long, for those who want to read its log.
+/// How long ended pods are kept, so their logs can be read.
 const TTL: Duration = Duration::from_secs(600);
 
-/// One pod, as the API server tells of it.
+/// One pod, as the API server shows it.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) instance: InstanceId,
     pub(super) uid: String,
-    pub(super) facts: Facts,
+    pub(super) facts: PodFacts,
     /// Its PriorityClass.
     pub(super) class: Option<String>,
-    /// What it gets between the wish that it leaves and its end.
+    /// Its grace period.
     pub(super) grace: Duration,
 }
 
-/// The pods of one job but its master's.
+/// The pods of one job, without its master's.
 #[derive(Debug, Default)]
 pub(super) struct Roster {
     pods: BTreeMap<InstanceId, Known>,
-    /// Those that the master wants and has not heard the end of.
+    /// Instances that the master requested and whose end was not reported.
     wanted: BTreeSet<InstanceId>,
-    /// What was listed so far, while a list comes in.
+    /// The uids listed so far, while a list is received.
     listing: Option<BTreeSet<String>>,
     /// The first list is complete.
     is_listed: bool,
@@ -42,73 +42,72 @@ pub(super) struct Roster {
 #[derive(Debug)]
 struct Known {
     uid: String,
-    facts: Facts,
+    facts: PodFacts,
     class: Option<String>,
-    /// It was us who asked it to leave.
+    /// The master asked it to leave.
     is_dismissed: bool,
-    /// Its node must have said by then that it is gone; or, after its end, it is removed then.
+    /// When it is deleted by force: its node must have reported its end by then, or it ended long ago.
     due: Option<Instant>,
 }
 
 impl Roster {
-    /// The master wants this one from now on.
+    /// The master requested this instance.
     pub(super) fn want(&mut self, instance: InstanceId) {
         self.wanted.insert(instance);
     }
 
-    /// Whether the master wants it and has not heard its end.
+    /// Whether the master requested it and its end was not reported.
     pub(super) fn wants(&self, instance: InstanceId) -> bool {
         self.wanted.contains(&instance)
     }
 
-    /// The master shall hear nothing more of it.
+    /// Stops reporting on it.
     pub(super) fn forget(&mut self, instance: InstanceId) {
         self.wanted.remove(&instance);
     }
 
-    /// The master has asked it to leave, so that it need not be told.
+    /// The master asked it to leave, so its leaving is not reported.
     pub(super) fn dismissed(&mut self, instance: InstanceId) {
         if let Some(known) = self.pods.get_mut(&instance) {
             known.is_dismissed = true;
         }
     }
 
-    /// The pod of an instance that is there and has not ended.
+    /// The pod of an instance, if it exists and has not ended.
     pub(super) fn living(&self, instance: InstanceId) -> Option<&str> {
         let known = self.pods.get(&instance)?;
         (!known.has_ended()).then_some(known.uid.as_str())
     }
 
-    /// The pod of an instance that has ended but still takes its name.
+    /// The pod of an instance, if it has ended but still exists.
     pub(super) fn remains(&self, instance: InstanceId) -> Option<&str> {
         let known = self.pods.get(&instance)?;
         known.has_ended().then_some(known.uid.as_str())
     }
 
-    /// How many workers of this class are there and stay.
+    /// The number of staying workers of a priority class.
     pub(super) fn n_high(&self, class: &str) -> usize {
         let is_high = |(id, known): &(&InstanceId, &Known)| {
-            let stays = matches!(known.facts.state(), State::Waiting(_) | State::Running);
+            let stays = matches!(known.facts.state(), PodState::Waiting(_) | PodState::Running);
             id.role == Role::Worker && stays && known.class.as_deref() == Some(class)
         };
         self.pods.iter().filter(is_high).count()
     }
 
-    /// Whether everything that is there is known.
+    /// Whether all existing pods are known.
     pub(super) fn is_listed(&self) -> bool {
         self.is_listed
     }
 
     pub(super) fn is_running(&self, instance: InstanceId) -> bool {
-        self.pods.get(&instance).is_some_and(|known| known.facts.state() == State::Running)
+        self.pods.get(&instance).is_some_and(|known| known.facts.state() == PodState::Running)
     }
 
-    /// A list begins to come in.
     pub(super) fn list_begins(&mut self) {
         self.listing = Some(BTreeSet::new());
     }
 
-    /// A pod is there, by a list, by the watch or because we have just made it.
+    /// A pod exists: it was listed, watched or just created.
     pub(super) fn seen(&mut self, seen: Seen, now: Instant) -> Vec<Report> {
         let Seen { instance, uid, facts, class, grace } = seen;
         if let Some(listing) = &mut self.listing {
@@ -117,7 +116,7 @@ impl Roster {
         let mut reports = Vec::new();
         let before = match self.pods.remove(&instance) {
             Some(known) if known.uid == uid => Some(known),
-            // Its end was missed, and the next one of its name is there already.
+            // Its end was missed, and the next pod of its name already exists.
             Some(known) => {
                 let ended = self.ended(instance, &known, known.facts.clone());
                 reports = self.settle(ended.into_iter().collect());
@@ -129,16 +128,16 @@ impl Roster {
             Some(known) => (Some(known.facts.state()), known.is_dismissed, known.due),
             None => (None, false, None),
         };
-        // What is over stays over, whatever a late answer says.
-        if let (Some(known), Some(State::Ended(_))) = (before, &old_state) {
+        // An ended pod stays ended, even if a late answer differs.
+        if let (Some(known), Some(PodState::Ended(_))) = (before, &old_state) {
             self.pods.insert(instance, known);
             return self.settle(reports);
         }
         let state = facts.state();
         let due = match state {
-            State::Leaving(_) => old_due.or(Some(now + grace + NODE_MARGIN)),
-            State::Ended(_) => Some(now + TTL),
-            State::Waiting(_) | State::Running => None,
+            PodState::Leaving(_) => old_due.or(Some(now + grace + NODE_MARGIN)),
+            PodState::Ended(_) => Some(now + TTL),
+            PodState::Waiting(_) | PodState::Running => None,
         };
         self.pods.insert(instance, Known { uid: uid.clone(), facts, class, is_dismissed, due });
         if old_state.as_ref() != Some(&state) {
@@ -150,7 +149,7 @@ impl Roster {
     /// A pod is gone.
     pub(super) fn gone(&mut self, seen: Seen) -> Vec<Report> {
         let Seen { instance, uid, facts, .. } = seen;
-        // Of one of before the end has been told.
+        // The end of an earlier pod has been reported.
         if self.pods.get(&instance).is_none_or(|known| known.uid != uid) {
             return Vec::new();
         }
@@ -159,7 +158,8 @@ impl Roster {
         self.settle(reports)
     }
 
-    /// A list is complete: what is not on it is gone. The first one tells the master what runs.
+    /// A list is complete: pods that are not on it are gone. After the first list, the running pods
+    /// are reported.
     pub(super) fn list_ends(&mut self) -> Vec<Report> {
         let Some(listed) = self.listing.take() else { return Vec::new() };
         let is_missing = |known: &Known| !listed.contains(&known.uid);
@@ -172,7 +172,12 @@ impl Roster {
         }
         self.is_listed = true;
         let living: Vec<_> = self.pods.iter().filter(|(_, known)| !known.has_ended()).collect();
-        let running = living.iter().map(|(id, known)| (**id, pid_of(&known.uid))).collect();
+        let process = |(id, known): &(&InstanceId, &Known)| Process {
+            instance: **id,
+            pid: pid_of(&known.uid),
+            age_ms: 0,
+        };
+        let running = living.iter().map(process).collect();
         self.wanted = living.iter().map(|(id, _)| **id).collect();
         let states = living.iter().filter_map(|(id, known)| {
             let state = known.facts.state();
@@ -182,23 +187,23 @@ impl Roster {
         [Report::Running(running)].into_iter().chain(states).collect()
     }
 
-    /// Pods that nobody wants: of an earlier master that died while it made them.
+    /// Pods that were not requested: an earlier master died while it created them.
     pub(super) fn strays(&self) -> Vec<(InstanceId, String)> {
         let is_stray = |(id, known): &(&InstanceId, &Known)| {
-            let is_leaving = matches!(known.facts.state(), State::Leaving(_));
+            let is_leaving = matches!(known.facts.state(), PodState::Leaving(_));
             self.is_listed && !self.wants(**id) && !known.has_ended() && !is_leaving
         };
         let strays = self.pods.iter().filter(is_stray);
         strays.map(|(id, known)| (*id, known.uid.clone())).collect()
     }
 
-    /// Pods to be removed by force: their node does not say that they are gone, or they ended
-    /// long ago. Each is named once.
+    /// Pods to delete by force: their node does not report their end, or they ended long ago. Each is
+    /// returned once.
     pub(super) fn overdue(&mut self, now: Instant) -> Vec<(InstanceId, String)> {
         let mut overdue = Vec::new();
         for (id, known) in &mut self.pods {
             if known.due.is_some_and(|due| due <= now) {
-                known.due = Some(now + NODE_MARGIN); // Until it worked.
+                known.due = Some(now + NODE_MARGIN); // In case it fails.
                 overdue.push((*id, known.uid.clone()));
             }
         }
@@ -209,7 +214,7 @@ impl Roster {
         &self,
         instance: InstanceId,
         uid: &str,
-        state: State,
+        state: PodState,
         is_dismissed: bool,
     ) -> Option<Report> {
         if !self.is_listed || !self.wants(instance) {
@@ -217,15 +222,15 @@ impl Roster {
         }
         let pid = pid_of(uid);
         match state {
-            State::Waiting(why) => Some(Report::Waiting { instance, why }),
-            State::Running => Some(Report::Started { instance, pid }),
-            State::Leaving(_) if is_dismissed => None,
-            State::Leaving(how) => Some(Report::Leaving { instance, pid, how }),
-            State::Ended(how) => Some(Report::Ended { instance, pid, how }),
+            PodState::Waiting(why) => Some(Report::Waiting { instance, why }),
+            PodState::Running => Some(Report::Started { instance, pid }),
+            PodState::Leaving(_) if is_dismissed => None,
+            PodState::Leaving(how) => Some(Report::Leaving { instance, pid, how }),
+            PodState::Ended(how) => Some(Report::Ended { instance, pid, how }),
         }
     }
 
-    /// Whose end the master has heard of is not wanted until the master says so again.
+    /// An instance whose end is reported is not wanted until the master requests it again.
     fn settle(&mut self, reports: Vec<Report>) -> Vec<Report> {
         for report in &reports {
             if let Report::Ended { instance, .. } = report {
@@ -235,20 +240,19 @@ impl Roster {
         reports
     }
 
-    /// The report of a pod that is gone, by the last that was heard of it; none if its end has
-    /// been told.
-    fn ended(&self, instance: InstanceId, known: &Known, last: Facts) -> Option<Report> {
+    /// The report of a pod that is gone, by its last known facts; none if its end was reported.
+    fn ended(&self, instance: InstanceId, known: &Known, last: PodFacts) -> Option<Report> {
         if known.has_ended() {
             return None;
         }
-        let state = Facts { is_gone: true, ..last }.state();
+        let state = PodFacts { is_gone: true, ..last }.state();
         self.report(instance, &known.uid, state, known.is_dismissed)
     }
 }
 
 impl Known {
     fn has_ended(&self) -> bool {
-        matches!(self.facts.state(), State::Ended(_))
+        matches!(self.facts.state(), PodState::Ended(_))
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Orders and reports over an API server that is played here: what it refuses, loses and hides.
+//! Orders and reports over an API server that is simulated here: what it rejects, loses and hides.
 
 mod fake;
 
@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const W0: InstanceId = InstanceId { role: Role::Worker, id: 0 };
 const NAME: &str = "elasticdl-x-worker-0";
 
-/// A platform on a played API server, seen from its master.
+/// A platform on a simulated API server, as its master uses it.
 struct Stage {
     api: Fake,
     orders: Option<mpsc::Sender<Order>>,
@@ -67,7 +67,7 @@ fn launch() -> Order {
 }
 
 #[tokio::test]
-async fn what_the_quota_refuses_is_told_and_tried_again() {
+async fn a_pod_over_quota_is_reported_and_retried() {
     let mut stage = Stage::new(Fake::default(), None);
     assert_eq!(stage.report().await, Report::Running(Vec::new()));
     stage.api.refuse(403, "pods \"a\" is forbidden: exceeded quota: q");
@@ -85,7 +85,7 @@ async fn what_the_quota_refuses_is_told_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_master_without_rights_says_so_and_goes_on_once_it_has_them() {
+async fn missing_permissions_are_reported_until_they_are_granted() {
     let api = Fake::default();
     let sentence = "pods is forbidden: User \"u\" cannot list resource \"pods\"";
     api.refuse(403, sentence);
@@ -112,7 +112,7 @@ async fn what_vanishes_while_the_watch_is_broken_has_ended() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_told_to_stop_is_deleted_and_its_end_told() {
+async fn a_stopped_pod_is_deleted_and_its_end_reported() {
     let mut stage = Stage::new(Fake::default(), None);
     stage.report().await;
     stage.order(launch()).await;

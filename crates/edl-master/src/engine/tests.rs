@@ -4,13 +4,14 @@
 use std::io;
 use std::sync::Mutex;
 
+use edl_core::goodput::TimeKind;
 use edl_core::job_dir::JobDir;
-use edl_core::platform::Report;
+use edl_core::platform::{Report, Role};
 use edl_core::spec::JobSpec;
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::key::JobKey;
 use edl_net::proto::master_client::MasterClient;
-use edl_net::proto::{HarmRequest, PsMessage, WorkerMessage, ps_message, worker_message};
+use edl_net::proto::{ChaosRequest, PsMessage, WorkerMessage, ps_message, worker_message};
 use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -26,6 +27,7 @@ use tracing::subscriber::DefaultGuard;
 
 use super::*;
 use crate::Platform;
+use crate::store::Earlier;
 
 const LIMIT: Duration = Duration::from_secs(3);
 const WORKER: &str = "/elasticdl.v1.Master/WorkerSession";
@@ -122,10 +124,11 @@ impl Bench {
             ip: None,
             store_patience: Duration::ZERO,
         };
-        let (store, opened) = Store::open(&config.job_dir.store()).unwrap();
+        let (store, opened) = Store::open(&config.job_dir.store(), Earlier::default()).unwrap();
         let data = Data { n_records: 64, ..Data::default() };
         let job_config = job::Config {
             spec,
+            run: opened.run,
             term: opened.term,
             n_records: data.n_records,
             n_validation_records: 0,
@@ -137,12 +140,11 @@ impl Bench {
         let http = http_listener.local_addr().unwrap();
         let addresses = Addresses { control, http };
         let origin = Instant::now();
-        let (durable, run) = (opened.durable, opened.run);
-        let engine = Engine::new(config, job_config, durable, run, data, store, addresses, origin);
+        let (durable, stop) = (opened.durable, CancellationToken::new());
+        let engine = Engine::new(config, job_config, durable, data, store, addresses, origin, stop);
         let (port, platform) = crate::port();
         let mut tasks = JoinSet::new();
-        let stop = CancellationToken::new();
-        tasks.spawn(engine.run(listener, http_listener, port, stop));
+        tasks.spawn(engine.run(listener, http_listener, port));
         let channel = edl_net::tls::connect(&control.to_string(), &key, LIMIT).await.unwrap();
         let token = key.page_token();
         Self {
@@ -253,17 +255,18 @@ fn two_servers() -> JobSpec {
 async fn a_worker_hears_why_its_message_makes_no_sense() {
     use worker_message::Kind;
     let bad_spec = proto::Ready { model_spec_json: "{".into(), ..Default::default() };
-    let bad_measures = proto::EvalDone { measures_json: "?".into(), ..Default::default() };
-    let last = proto::Spending { last: "sleep".into(), ..Default::default() };
-    let spent = proto::Spending { last: "idle".into(), ..Default::default() };
+    let sums = vec![proto::Sums { kind: 99, ..Default::default() }];
+    let bad_measures = proto::EvalDone { measures: sums, ..Default::default() };
+    let last = proto::Spending { last: 99, ..Default::default() };
+    let spent = proto::Spending { last: TimeKind::Idle.into(), ..Default::default() };
     let mut wrong = Vec::new();
     for (message, reason) in [
         (Vec::new(), "unknown kind of message"),
         (GARBAGE.to_vec(), "cannot decode a message"),
         (worker_hello(), "a hello must be the first message"),
         (worker(Kind::Ready(bad_spec)), "cannot parse the model spec"),
-        (worker(Kind::EvalDone(bad_measures)), "cannot parse the measures"),
-        (worker(Kind::Spending(last)), "unknown activity `sleep`"),
+        (worker(Kind::EvalDone(bad_measures)), "unknown kind of metric 99"),
+        (worker(Kind::Spending(last)), "unknown activity 99"),
         (worker(Kind::Spending(spent)), "no times"),
     ] {
         let bench = Bench::start(JobSpec::default()).await;
@@ -278,7 +281,7 @@ async fn a_server_hears_why_its_message_makes_no_sense() {
     use ps_message::Kind;
     let sets = proto::Sets { sets: bad_sets(), ..Default::default() };
     let loaded = proto::Loaded { sets: bad_sets(), ..Default::default() };
-    let last = proto::Spending { last: "sleep".into(), ..Default::default() };
+    let last = proto::Spending { last: 99, ..Default::default() };
     let mut wrong = Vec::new();
     for (message, reason) in [
         (Vec::new(), "unknown kind of message"),
@@ -286,7 +289,7 @@ async fn a_server_hears_why_its_message_makes_no_sense() {
         (ps(Kind::Hello(ps_hello())), "a hello must be the first message"),
         (ps(Kind::Loaded(loaded)), "cannot parse a set of applied batches"),
         (ps(Kind::Sets(sets)), "cannot parse a set of applied batches"),
-        (ps(Kind::Spending(last)), "unknown activity `sleep`"),
+        (ps(Kind::Spending(last)), "unknown activity 99"),
     ] {
         let bench = Bench::start(two_servers()).await;
         let status = bench.answer(PS, vec![ps(Kind::Hello(ps_hello())), message]).await;
@@ -333,15 +336,15 @@ async fn requests_that_make_no_sense_are_answered_with_the_reason() {
     let bench = Bench::start(JobSpec::default()).await;
     let mut wrong = Vec::new();
     let mut master = MasterClient::new(bench.channel.clone());
-    let burn = HarmRequest { role: "worker".into(), how: "burn".into(), ..Default::default() };
-    let status = master.harm(burn).await.unwrap_err();
+    let burn = ChaosRequest { role: Role::Worker.into(), how: "burn".into(), ..Default::default() };
+    let status = master.chaos(burn).await.unwrap_err();
     let reason = "unknown action `burn`";
     wrong.extend(bench.judge(&status, Code::InvalidArgument, "127.0.0.1:", reason));
     let freeze = r#"{"role": "ps", "id": 0, "how": "freeze"}"#;
     for (path, body, reason) in [
         ("/api/scale", r#"{"workers": "many"}"#, "invalid type: string"),
         ("/api/stop", r#"{"now": true}"#, "unknown field `now`"),
-        ("/api/harm", freeze, "unknown action `freeze`"),
+        ("/api/chaos", freeze, "unknown action `freeze`"),
     ] {
         let (head, answer) = bench.post(path, "", body).await;
         assert!(head.contains("400") && answer.lines().count() == 1, "{head}: {answer}");
@@ -362,8 +365,8 @@ async fn requests_that_make_no_sense_are_answered_with_the_reason() {
 async fn a_refusal_by_the_machine_comes_back_to_the_caller() {
     let bench = Bench::start(JobSpec { max_workers: Some(4), ..JobSpec::default() }).await;
     let mut master = MasterClient::new(bench.channel.clone());
-    let kill = HarmRequest { role: "worker".into(), how: "kill".into(), ..Default::default() };
-    let refused = master.harm(kill).await.unwrap_err();
+    let kill = ChaosRequest { role: Role::Worker.into(), how: "kill".into(), ..Default::default() };
+    let refused = master.chaos(kill).await.unwrap_err();
     let expected = "chaos is disabled; start the job with --allow_chaos";
     assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, expected));
     let refused = master.scale(proto::ScaleRequest { workers: 5 }).await.unwrap_err();

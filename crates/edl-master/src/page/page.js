@@ -123,7 +123,7 @@ const drawTiles = (status) => {
   const rows = status.instances.reduce((sum, i) => sum + (i.load ? i.load.rows : 0), 0);
   const all = [
     ["Step", whole(status.step), status.generation > 1 ? `generation ${status.generation}` : ""],
-    ["Loss", status.loss ? status.loss.toFixed(4) : "–", ""],
+    ["Loss", status.loss === null ? "nan" : status.loss ? status.loss.toFixed(4) : "–", ""],
     ["Records/s", whole(status.records_per_second), ""],
     ["Learning rate", short(status.learning_rate), ""],
     ["Workers", `${works} of ${status.workers_wanted}`, status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : ""],
@@ -259,8 +259,8 @@ const drawProcesses = (status) => {
     if (!row) {
       row = el("tr", {}, el("th", { scope: "row" }, name), el("td"), el("td"), el("td"), el("td"), el("td", { className: "act" }));
       row.dataset.name = name;
-      if (i.role !== "master") for (const [how, label] of [["kill", "Kill"], ["stop", "Pause"], ["wake", "Resume"], ["partition", "Disconnect"], ["slow", "Slow down"]]) {
-        const button = el("button", { type: "button", className: "small", onclick: () => wish("api/harm", { role: i.role, id: i.id, how }) }, label);
+      if (i.role !== "master") for (const [how, label] of [["kill", "Kill"], ["pause", "Pause"], ["resume", "Resume"], ["partition", "Disconnect"], ["slow", "Slow down"]]) {
+        const button = el("button", { type: "button", className: "small", onclick: () => wish("api/chaos", { role: i.role, id: i.id, how }) }, label);
         button.setAttribute("aria-label", `${label} ${name}`);
         row.lastElementChild.append(button);
       }

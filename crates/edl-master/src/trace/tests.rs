@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use edl_core::evaluation::Evaluated;
-use edl_core::id::{CutId, Generation, Incarnation, PsId, WorkerId};
-use edl_core::world::Member;
+use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, WorkerId};
+use edl_core::platform::{InstanceState, Role};
+use edl_core::world::{Announced, Member};
 use edl_net::otlp::any_value::Value;
 use edl_net::otlp::status::StatusCode;
 use edl_net::proto;
 
-use super::open::MAX_EVENTS;
+use super::open_span::MAX_EVENTS;
 use super::*;
 
 const RUN: RunId = RunId([7; 16]);
@@ -19,7 +20,7 @@ fn recorder(term: u64, is_allreduce: bool) -> Recorder {
     Recorder::new(RUN, Term(term), is_allreduce, 1)
 }
 
-fn note(kind: &'static str, text: &str) -> Effect {
+fn note(kind: EventKind, text: &str) -> Effect {
     Effect::Note(Note { kind, text: text.into() })
 }
 
@@ -33,7 +34,9 @@ fn world(number: u64, workers: &[u32], load: Option<&str>) -> Effect {
     let world =
         World { id: WorldId(number), members: workers.iter().map(member).collect(), after: None };
     let load = load.map(|folder| LoadFrom { checkpoint: Some(folder.into()), keep_applied: true });
-    let command = Command::World { world, until: 9, generation: Generation(1), load };
+    let announced =
+        Announced { world, until: 9, generation: Generation(1), load, skipped: Default::default() };
+    let command = Command::World(announced);
     Effect::ToWorker(WorkerId(0), command)
 }
 
@@ -56,11 +59,11 @@ fn a_world_heals_and_its_spans_lie_under_the_job() {
     let effects = [
         (10, world(1, &[0, 1], None)),
         (10, world(1, &[0, 1], None)),
-        (20, note("world", "worker-0, worker-1 train on")),
-        (30, note("worker_killed", "worker-1 was killed")),
-        (31, note("peer_lost", "worker-0 lost worker-1")),
+        (20, note(EventKind::World, "worker-0, worker-1 train on")),
+        (30, note(EventKind::WorkerKilled, "worker-1 was killed")),
+        (31, note(EventKind::PeerLost, "worker-0 lost worker-1")),
         (32, world(2, &[0], Some("version-4"))),
-        (40, note("world", "worker-0 trains on")),
+        (40, note(EventKind::World, "worker-0 trains on")),
         (90, Effect::Ended(End::Succeeded)),
     ];
     for (now, effect) in &effects {
@@ -85,10 +88,10 @@ fn a_world_heals_and_its_spans_lie_under_the_job() {
 #[test]
 fn servers_and_workers_heal_by_what_was_lost() {
     let mut recorder = recorder(1, false);
-    recorder.effect(&note("worker_crashed", "worker-0 exited"), 10);
-    recorder.effect(&note("worker_joined", "worker-0 joined"), 20);
-    recorder.effect(&note("ps_lost", "ps-0 was killed"), 30);
-    recorder.effect(&note("worker_joined", "worker-2 joined"), 35);
+    recorder.effect(&note(EventKind::WorkerCrashed, "worker-0 exited"), 10);
+    recorder.effect(&note(EventKind::WorkerJoined, "worker-0 joined"), 20);
+    recorder.effect(&note(EventKind::PsLost, "ps-0 was killed"), 30);
+    recorder.effect(&note(EventKind::WorkerJoined, "worker-2 joined"), 35);
     let from = LoadFrom { checkpoint: Some("version-2".into()), keep_applied: true };
     for ps in 0..2 {
         let load = PsOrder::Load { generation: Generation(2), from: from.clone() };
@@ -108,20 +111,23 @@ fn servers_and_workers_heal_by_what_was_lost() {
 #[test]
 fn checkpoints_and_evaluations_tell_what_they_came_to() {
     let mut recorder = recorder(1, false);
-    let prepare =
-        |number| Effect::PrepareCut { cut: CutId(number), folder: format!("version-{number}") };
+    let prepare = |number| Effect::PrepareCheckpoint {
+        checkpoint: CheckpointId(number),
+        folder: format!("version-{number}"),
+    };
     recorder.effect(&prepare(1), 10);
     let commit = Effect::Commit {
-        cut: CutId(1),
+        checkpoint: CheckpointId(1),
         folder: "version-1".into(),
         version: 64,
+        exact: None,
         generation: Generation(1),
         files: Vec::new(),
     };
     recorder.effect(&commit, 15);
-    recorder.effect(&note("checkpoint", "checkpoint 7 saved"), 20);
+    recorder.effect(&note(EventKind::Checkpoint, "checkpoint 7 saved"), 20);
     recorder.effect(&prepare(2), 30);
-    recorder.effect(&note("checkpoint_failed", "the disk is full"), 40);
+    recorder.effect(&note(EventKind::CheckpointFailed, "the disk is full"), 40);
     recorder.effect(&Effect::EvaluationStarted { version: 64 }, 50);
     let metrics = BTreeMap::from([("accuracy".to_owned(), 0.5)]);
     let evaluated = Evaluated { version: 64, epoch: 1, metrics, is_best: true };
@@ -146,19 +152,19 @@ fn steps_are_told_together_and_processes_when_they_are_gone() {
     let mut recorder = recorder(1, false);
     let mut history = History::new();
     let instance = proto::Instance {
-        role: "worker".into(),
+        role: Role::Worker.into(),
         pid: 42,
-        state: "working".into(),
+        state: InstanceState::Working.into(),
         ..proto::Instance::default()
     };
     let second = 1_000_000_000;
     for half in 0..30_u64 {
         let instances = if half < 20 { vec![instance.clone()] } else { Vec::new() };
-        let state = "running".into();
+        let state = JobState::Running.into();
         let status = JobStatus { step: half * 100, state, instances, ..JobStatus::default() };
         let at = half as f64 / 2.0;
         history.sample(&status, at);
-        recorder.look(&status, &history, half * second / 2);
+        recorder.poll(&status, &history, half * second / 2);
     }
     recorder.effect(&Effect::Ended(End::Succeeded), 15 * second);
     let spans = recorder.take();
@@ -191,9 +197,9 @@ fn masters_of_a_run_share_the_job_and_no_other_id() {
 fn what_is_told_beside_a_span_is_bounded() {
     let mut recorder = recorder(1, true);
     for number in 0..100 {
-        recorder.effect(&note("peer_lost", "again"), number);
+        recorder.effect(&note(EventKind::PeerLost, "again"), number);
     }
-    recorder.effect(&note("world", "on"), 100);
+    recorder.effect(&note(EventKind::World, "on"), 100);
     let heal = &recorder.take()[0];
     assert_eq!(heal.events.len() + heal.dropped_events_count as usize, 100);
     assert_eq!(heal.events.len(), MAX_EVENTS);

@@ -5,11 +5,53 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
+/// Enums of messages and the enums of edl-core that they are.
+const ENUMS: [(&str, &str); 10] = [
+    ("JobState", "::edl_core::job::JobState"),
+    ("EventKind", "::edl_core::job::EventKind"),
+    ("InstanceState", "::edl_core::platform::InstanceState"),
+    ("Phase", "::edl_core::activity::Phase"),
+    ("WaitingFor", "::edl_core::activity::WaitingFor"),
+    ("Role", "::edl_core::platform::Role"),
+    ("JobType", "::edl_core::spec::JobType"),
+    ("Strategy", "::edl_core::spec::Strategy"),
+    ("TimeKind", "::edl_core::goodput::TimeKind"),
+    ("MetricKind", "::edl_core::metric::MetricKind"),
+];
+/// Fields that are numbers in messages and names in JSON.
+const ENUM_FIELDS: [(&str, &str); 11] = [
+    ("JobStatus.state", "::edl_core::job::JobState"),
+    ("Event.kind", "::edl_core::job::EventKind"),
+    ("Instance.state", "::edl_core::platform::InstanceState"),
+    ("Heartbeat.phase", "::edl_core::activity::Phase"),
+    ("Heartbeat.waiting_for", "::edl_core::activity::WaitingFor"),
+    ("Instance.role", "::edl_core::platform::Role"),
+    ("ChaosRequest.role", "::edl_core::platform::Role"),
+    ("JobStatus.job_type", "::edl_core::spec::JobType"),
+    ("JobStatus.distribution_strategy", "::edl_core::spec::Strategy"),
+    ("Spending.last", "::edl_core::goodput::TimeKind"),
+    ("Sums.kind", "::edl_core::metric::MetricKind"),
+];
+/// Fields whose values need not be finite, and how they are read from JSON.
+const NONFINITE_FIELDS: [(&str, &str); 2] =
+    [("JobStatus.loss", "number"), ("Evaluation.metrics", "map")];
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let serde = tonic_prost_build::configure()
+    let mut serde = tonic_prost_build::configure()
         .type_attribute(".", "#[derive(serde::Serialize, serde::Deserialize)]");
+    for (name, path) in ENUMS {
+        serde = serde.extern_path(format!(".elasticdl.v1.{name}"), path);
+    }
+    for (field, path) in ENUM_FIELDS {
+        let by_name = format!("#[serde(with = \"crate::ByName::<{path}>\")]");
+        serde = serde.field_attribute(field, by_name);
+    }
+    for (field, reader) in NONFINITE_FIELDS {
+        let read = format!("#[serde(deserialize_with = \"::edl_core::nonfinite::{reader}\")]");
+        serde = serde.field_attribute(field, read);
+    }
     generate("elasticdl/v1/master.proto", "elasticdl.v1.rs", serde)?;
-    // Spans go to collectors of others, which have words of their own.
+    // Collectors of spans define this protocol.
     let plain = tonic_prost_build::configure();
     generate("opentelemetry/trace.proto", "opentelemetry.proto.collector.trace.v1.rs", plain)
 }

@@ -2,25 +2,25 @@
 //! What a master receives, as events, and what it sends, as messages.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use edl_core::applied::AppliedSet;
-use edl_core::goodput::{self, Told};
+use edl_core::goodput::{TimeKind, TimeReport};
 use edl_core::id::{
-    BatchId, CutId, EvalId, Generation, Incarnation, LeaseId, PartitionId, PsId, RunId, WorkerId,
+    BatchId, CheckpointId, EvalId, Generation, Incarnation, LeaseId, PartitionId, PsId, WorkerId,
     WorldId,
 };
 use edl_core::job::{
-    Command, CutFile, Event, Held, Holder, Job, LoadFrom, News, Peer, PsOrder, Work,
+    CheckpointWriter, Command, Event, HeldLease, Job, LoadFrom, MemberReport, Peer, PsOrder, Work,
 };
 use edl_core::layout::Layout;
+use edl_core::metric::{Measures, MetricKind, Sums};
 use edl_core::optimizer;
-use edl_core::platform::{Harm, InstanceId, Role};
-use edl_core::servers::{Member, PartitionState};
-use edl_core::world::{self, World};
-use serde::Serialize;
+use edl_core::platform::{ChaosAction, InstanceId, Role};
+use edl_core::servers::{PartitionState, ServerMember};
+use edl_core::world::{self, Announced};
 use tonic::Status;
 
+use super::json;
 use crate::proto::{self, PsCommand, WorkerCommand, ps_command, ps_message};
 use crate::proto::{worker_command, worker_message};
 
@@ -35,6 +35,7 @@ pub fn worker_event(
 ) -> Result<Event, Status> {
     use worker_message::Kind;
     let kind = message.kind.ok_or_else(|| Status::invalid_argument(UNKNOWN_KIND))?;
+    let member = |report| Event::Member { worker, incarnation, report };
     Ok(match kind {
         Kind::Hello(_) => return Err(Status::invalid_argument(SECOND_HELLO)),
         Kind::Ready(ready) => Event::WorkerReady {
@@ -56,7 +57,7 @@ pub fn worker_event(
             eval: EvalId(done.eval),
             shard: done.shard,
             generation: Generation(done.generation),
-            measures: Box::new(parse(&done.measures_json, "measures")?),
+            measures: Box::new(measures(done.measures)?),
         },
         Kind::PredictDone(done) => Event::PredictDone { worker, shard: done.shard },
         Kind::Failed(failed) => Event::Failed {
@@ -66,64 +67,78 @@ pub fn worker_event(
             item: failed.index,
             error: failed.error,
         },
+        Kind::NonFinite(proto::NonFinite { lease, index, error }) => {
+            let lease = LeaseId(lease);
+            Event::NonFinite { worker, incarnation, lease, item: index, error }
+        }
         Kind::Leaving(_) => Event::WorkerLeaving { worker, incarnation },
         Kind::Heartbeat(heartbeat) => {
-            Event::WorkerHeard { worker, incarnation, waiting_for: heartbeat.waiting_for }
+            let (waiting_for, progress) = (heartbeat.waiting_for(), heartbeat.progress);
+            Event::WorkerHeard { worker, incarnation, waiting_for, progress }
         }
-        Kind::Spending(spending) => {
-            Event::Told { instance: worker.into(), incarnation, told: told(&spending)? }
-        }
-        Kind::CutDone(done) => cut_done(Holder::Worker(worker), done),
-        Kind::CutFailed(failed) => cut_failed(failed),
-        Kind::Formed(formed) => {
-            let proto::Formed { world, step, pause_secs, state_bytes, .. } = formed;
-            let world = WorldId(world);
-            member(worker, incarnation, News::Formed { world, step, pause_secs, state_bytes })
-        }
+        Kind::Spending(spending) => Event::TimeReport {
+            instance: worker.into(),
+            incarnation,
+            report: time_report(&spending)?,
+        },
+        Kind::CheckpointDone(done) => checkpoint_done(CheckpointWriter::Worker(worker), done),
+        Kind::CheckpointFailed(failed) => checkpoint_failed(failed),
+        Kind::Formed(report) => member(formed(&report)),
         Kind::Stepped(proto::Stepped { world, step, hash, loss }) => {
-            let world = WorldId(world);
-            member(worker, incarnation, News::Stepped { world, step, hash, loss })
+            member(MemberReport::Stepped { world: WorldId(world), step, hash, loss })
         }
-        Kind::Pace(proto::Pace { lane_secs }) => {
-            member(worker, incarnation, News::Pace { lane_secs })
-        }
-        Kind::PeerLost(proto::PeerLost { world, suspect, error }) => {
-            let (world, suspect) = (WorldId(world), WorkerId(suspect));
-            member(worker, incarnation, News::PeerLost { world, suspect, error })
-        }
+        Kind::Pace(proto::Pace { lane_secs }) => member(MemberReport::Pace { lane_secs }),
+        Kind::PeerLost(report) => member(peer_lost(report)),
         Kind::StepFailed(proto::StepFailed { world, step, error }) => {
-            member(worker, incarnation, News::StepFailed { world: WorldId(world), step, error })
+            member(MemberReport::StepFailed { world: WorldId(world), step, error })
         }
-        Kind::Torn(proto::Torn { world, error }) => {
-            member(worker, incarnation, News::Torn { world: WorldId(world), error })
+        Kind::StepNonFinite(proto::StepNonFinite { world, step, error }) => {
+            member(MemberReport::NonFinite { world: WorldId(world), step, error })
+        }
+        Kind::StepMismatch(proto::StepMismatch { world, error }) => {
+            member(MemberReport::StepMismatch { world: WorldId(world), error })
         }
         Kind::LoadFailed(proto::LoadFailed { generation, error }) => {
-            let generation = Generation(generation);
-            member(worker, incarnation, News::NotLoaded { generation, error })
+            member(MemberReport::NotLoaded { generation: Generation(generation), error })
         }
     })
 }
 
-fn member(worker: WorkerId, incarnation: Incarnation, news: News) -> Event {
-    Event::Member { worker, incarnation, news }
+fn formed(report: &proto::Formed) -> MemberReport {
+    let proto::Formed { world, step, pause_secs, state_bytes } = *report;
+    MemberReport::Formed { world: WorldId(world), step, pause_secs, state_bytes }
+}
+
+fn peer_lost(proto::PeerLost { world, suspect, error }: proto::PeerLost) -> MemberReport {
+    MemberReport::PeerLost { world: WorldId(world), suspect: WorkerId(suspect), error }
+}
+
+/// The sums that a worker reports for a shard.
+pub fn measures(sums: Vec<proto::Sums>) -> Result<Measures, Status> {
+    let unknown = |kind| Status::invalid_argument(format!("unknown kind of metric {kind}"));
+    let read = |proto::Sums { name, kind, sums }| {
+        let kind = MetricKind::try_from(kind).map_err(unknown)?;
+        Ok((name, Sums { kind, sums }))
+    };
+    sums.into_iter().map(read).collect()
 }
 
 fn peer(peer: proto::Peer) -> Peer {
-    let proto::Peer { address, unix_path, probe, world, step } = peer;
-    Peer { address, unix_path, probe, step: (world > 0).then_some(step) }
+    let proto::Peer { address, unix_path, probe, step } = peer;
+    Peer { address, unix_path, probe, step }
 }
 
-fn cut_done(holder: Holder, done: proto::CutDone) -> Event {
-    Event::CutDone {
+fn checkpoint_done(holder: CheckpointWriter, done: proto::CheckpointDone) -> Event {
+    Event::CheckpointDone {
         holder,
-        cut: CutId(done.cut),
+        checkpoint: CheckpointId(done.checkpoint),
         generation: Generation(done.generation),
-        files: done.files.into_iter().map(cut_file).collect(),
+        files: done.files.into_iter().map(Into::into).collect(),
     }
 }
 
-fn cut_failed(failed: proto::CutFailed) -> Event {
-    Event::CutFailed { cut: CutId(failed.cut), error: failed.error }
+fn checkpoint_failed(failed: proto::CheckpointFailed) -> Event {
+    Event::CheckpointFailed { checkpoint: CheckpointId(failed.checkpoint), error: failed.error }
 }
 
 /// What a server's message is for its master.
@@ -161,11 +176,18 @@ pub fn ps_input(
         Kind::LoadFailed(failed) => {
             Event::LoadFailed { ps, generation: Generation(failed.generation), error: failed.error }
         }
-        Kind::CutDone(done) => cut_done(Holder::Ps(ps), done),
-        Kind::CutFailed(failed) => cut_failed(failed),
+        Kind::CheckpointStarted(started) => {
+            Event::CheckpointStarted { ps, checkpoint: CheckpointId(started.checkpoint) }
+        }
+        Kind::CheckpointDone(done) => checkpoint_done(CheckpointWriter::Ps(ps), done),
+        Kind::CheckpointFailed(failed) => checkpoint_failed(failed),
         Kind::Heartbeat(_) => Event::PsHeard { ps, incarnation },
         Kind::Spending(spending) => {
-            let event = Event::Told { instance: ps.into(), incarnation, told: told(&spending)? };
+            let event = Event::TimeReport {
+                instance: ps.into(),
+                incarnation,
+                report: time_report(&spending)?,
+            };
             return Ok(match spending.load {
                 Some(load) => PsInput::Load(event, load),
                 None => PsInput::Event(event),
@@ -175,18 +197,17 @@ pub fn ps_input(
     Ok(PsInput::Event(event))
 }
 
-fn told(spending: &proto::Spending) -> Result<Told, Status> {
-    let proto::Spending { spent, last, step, .. } = spending;
-    let kind = goodput::Kind::ALL.into_iter().find(|kind| kind.name() == last);
-    let unknown = || Status::invalid_argument(format!("unknown activity `{last}`"));
+fn time_report(spending: &proto::Spending) -> Result<TimeReport, Status> {
     let missing = || Status::invalid_argument("a report of spent time contains no times");
-    let (last, spent) = (kind.ok_or_else(unknown)?, spent.ok_or_else(missing)?.into());
-    Ok(Told { spent, last, step: *step })
+    let unknown = |last| Status::invalid_argument(format!("unknown activity {last}"));
+    let last = TimeKind::try_from(spending.last).map_err(unknown)?;
+    let spent = spending.spent.ok_or_else(missing)?.into();
+    Ok(TimeReport { spent, last, step: spending.step })
 }
 
 /// The event of a server's first message.
 pub fn ps_hello(hello: proto::PsHello) -> Result<Event, Status> {
-    let member = Member {
+    let member = ServerMember {
         incarnation: Incarnation(hello.incarnation),
         address: hello.address,
         unix_path: hello.unix_path,
@@ -197,27 +218,19 @@ pub fn ps_hello(hello: proto::PsHello) -> Result<Event, Status> {
 }
 
 fn partition_states(sets: Vec<proto::PartitionSet>) -> Result<Vec<PartitionState>, Status> {
+    let mut before: Option<AppliedSet> = None;
     let state = |set: proto::PartitionSet| {
-        let applied = AppliedSet::from_bytes(&set.applied)
+        let applied = AppliedSet::from_bytes(&set.applied, before.as_ref())
             .ok_or_else(|| Status::invalid_argument("cannot parse a set of applied batches"))?;
+        before = Some(applied.clone());
         let partition = PartitionId(set.partition);
         Ok(PartitionState { partition, applied, updates: set.updates, n_rows: set.n_rows })
     };
     sets.into_iter().map(state).collect()
 }
 
-fn held(held: proto::HeldLease) -> Held {
-    Held { lease: LeaseId(held.lease), epoch: held.epoch, indices: held.indices }
-}
-
-fn cut_file(file: proto::CheckpointFile) -> CutFile {
-    CutFile {
-        partition: file.partition,
-        name: file.name,
-        bytes: file.bytes,
-        checksum: file.checksum,
-        updates: file.updates,
-    }
+fn held(held: proto::HeldLease) -> HeldLease {
+    HeldLease { lease: LeaseId(held.lease), epoch: held.epoch, indices: held.indices }
 }
 
 fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, Status> {
@@ -225,25 +238,21 @@ fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, St
         .map_err(|error| Status::invalid_argument(format!("cannot parse the {what}: {error}")))
 }
 
-/// Whom somebody wants to harm, and how.
-pub fn harm(request: &proto::HarmRequest) -> Result<Event, Status> {
-    let proto::HarmRequest { role, id, how, millis, factor } = request;
-    let role = match role.as_str() {
-        "worker" => Role::Worker,
-        "ps" => Role::Ps,
-        other => {
-            let why = format!("`{other}` cannot be a chaos target; name a worker or a ps");
-            return Err(Status::invalid_argument(why));
-        }
-    };
-    let harm = Harm::parse(how, *millis, *factor).map_err(Status::invalid_argument)?;
-    Ok(Event::Harm { instance: InstanceId { role, id: *id }, harm })
+/// Which process to inject a fault into, and which fault.
+pub fn chaos(request: &proto::ChaosRequest) -> Result<Event, Status> {
+    let role = request.role();
+    if role == Role::Master {
+        let why = format!("`{role}` cannot be a chaos target; name a worker or a ps");
+        return Err(Status::invalid_argument(why));
+    }
+    let proto::ChaosRequest { id, how, millis, factor, .. } = request;
+    let action = ChaosAction::parse(how, *millis, *factor).map_err(Status::invalid_argument)?;
+    Ok(Event::Chaos { instance: InstanceId { role, id: *id }, action })
 }
 
 /// Encodes what a job's machine sends to workers and servers.
 pub struct Encoder<'a> {
     pub job: &'a Job,
-    pub run: RunId,
     /// Where predictions go.
     pub output: &'a str,
     /// The path of a checkpoint folder: of this job if the flag is set, else one that the user named.
@@ -259,7 +268,7 @@ impl Encoder<'_> {
         let kind = match command {
             Command::Welcome => Kind::Welcome(proto::WorkerWelcome {
                 term: config.term.0,
-                run: self.run.to_string(),
+                run: self.job.config().run.to_string(),
                 spec_json: json(&config.spec),
                 n_records: config.n_records,
                 n_validation_records: config.n_validation_records,
@@ -267,22 +276,21 @@ impl Encoder<'_> {
                 heartbeat_secs: self.heartbeat_secs(),
             }),
             Command::Route => Kind::Route(self.route()),
-            Command::Lease { lease, timeout, work } => {
-                Kind::Lease(self.lease(lease, timeout, work))
-            }
+            Command::Lease { lease, work, .. } => Kind::Lease(self.lease(lease, work)),
             Command::Revoke(lease) => Kind::Revoke(proto::Revoke { lease: lease.0 }),
-            Command::World { world, until, generation, load } => {
-                Kind::World(self.world(world, until, generation, load))
-            }
+            Command::World(announced) => Kind::World(self.world(announced)),
             Command::Go { world, until } => Kind::Go(proto::Go { world: world.0, until }),
-            Command::Cut { cut, generation, folder, at, partitions } => Kind::Cut(proto::CutAt {
-                cut: cut.0,
-                generation: generation.0,
-                folder: (self.path)(&folder, true),
-                at,
-                first_partition: partitions.start,
-                end_partition: partitions.end,
-            }),
+            Command::Checkpoint { checkpoint, generation, folder, at, partitions } => {
+                Kind::Checkpoint(proto::WorkerCheckpoint {
+                    checkpoint: checkpoint.0,
+                    generation: generation.0,
+                    folder: (self.path)(&folder, true),
+                    at,
+                    first_partition: partitions.start,
+                    end_partition: partitions.end,
+                })
+            }
+            Command::Ping => Kind::Ping(proto::Ping {}),
             Command::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
         };
         WorkerCommand { kind: Some(kind) }
@@ -296,7 +304,7 @@ impl Encoder<'_> {
         let kind = match order {
             PsOrder::Welcome => Kind::Welcome(proto::PsWelcome {
                 term: config.term.0,
-                run: self.run.to_string(),
+                run: self.job.config().run.to_string(),
                 spec_json: json(&config.spec),
                 heartbeat_secs: self.heartbeat_secs(),
             }),
@@ -305,24 +313,27 @@ impl Encoder<'_> {
                 Kind::Load(self.load(hosted, generation, from)?)
             }
             PsOrder::Serve { generation } => Kind::Serve(proto::Serve { generation: generation.0 }),
-            PsOrder::Cut { cut, generation, folder, at } => Kind::Cut(proto::Cut {
-                cut: cut.0,
-                generation: generation.0,
-                folder: (self.path)(&folder, true),
-                at,
-            }),
+            PsOrder::Checkpoint { checkpoint, generation, folder, at } => {
+                Kind::Checkpoint(proto::ServerCheckpoint {
+                    checkpoint: checkpoint.0,
+                    generation: generation.0,
+                    folder: (self.path)(&folder, true),
+                    at,
+                })
+            }
             PsOrder::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
         };
         Some(PsCommand { kind: Some(kind) })
     }
 
-    fn lease(&self, lease: LeaseId, timeout: Duration, work: Work) -> proto::Lease {
+    fn lease(&self, lease: LeaseId, work: Work) -> proto::Lease {
         use proto::lease::Work as Wire;
         let work = match work {
-            Work::Train { epoch, range } => Wire::Train(proto::TrainWork {
+            Work::Train { epoch, range, skipped } => Wire::Train(proto::TrainWork {
                 epoch,
                 first: range.start,
                 count: range.end - range.start,
+                skipped,
             }),
             Work::Eval { eval, version, shard, records } => Wire::Eval(proto::EvalWork {
                 eval: eval.0,
@@ -338,14 +349,13 @@ impl Encoder<'_> {
                 folder: self.output.to_owned(),
             }),
         };
-        let deadline_secs = timeout.as_secs_f64();
-        proto::Lease { lease: lease.0, deadline_secs, work: Some(work) }
+        proto::Lease { lease: lease.0, work: Some(work) }
     }
 
     /// Where the partitions are now.
     fn route(&self) -> proto::Route {
         let (servers, layout) = (self.job.servers(), self.layout());
-        let server = |(ps, member): (&PsId, &Member)| {
+        let server = |(ps, member): (&PsId, &ServerMember)| {
             let hosted = layout.hosted(*ps, servers.n_ps());
             proto::Server {
                 ps: ps.0,
@@ -359,13 +369,8 @@ impl Encoder<'_> {
         proto::Route { generation: servers.generation().0, servers: servers_now }
     }
 
-    fn world(
-        &self,
-        world: World,
-        until: u64,
-        generation: Generation,
-        load: Option<LoadFrom>,
-    ) -> proto::World {
+    fn world(&self, announced: Announced) -> proto::World {
+        let Announced { world, until, generation, load, skipped } = announced;
         let member = |member: world::Member| {
             let peer = self.job.peer(member.worker);
             proto::Member {
@@ -378,14 +383,14 @@ impl Encoder<'_> {
                 has_state: member.has_state,
             }
         };
-        let all = self.layout().with_segments();
         proto::World {
             world: world.id.0,
             members: world.members.into_iter().map(member).collect(),
             after: world.after,
             until,
             generation: generation.0,
-            load: load.and_then(|from| self.load(all, generation, from)),
+            load: load.map(|from| self.load_from(from)),
+            skipped: skipped.into_iter().collect(),
         }
     }
 
@@ -393,7 +398,7 @@ impl Encoder<'_> {
         &self,
         hosted: Range<u32>,
         generation: Generation,
-        LoadFrom { checkpoint, keep_applied }: LoadFrom,
+        from: LoadFrom,
     ) -> Option<proto::Load> {
         let model = self.job.durable().model.as_ref()?;
         let optimizer = match optimizer::resolve(&self.job.config().spec, model) {
@@ -404,7 +409,6 @@ impl Encoder<'_> {
                 return None;
             }
         };
-        let folder = checkpoint.map(|folder| (self.path)(&folder, keep_applied));
         Some(proto::Load {
             generation: generation.0,
             first_partition: hosted.start,
@@ -413,9 +417,13 @@ impl Encoder<'_> {
             model_spec_json: json(model),
             optimizer_json: json(&optimizer),
             n_batches: self.job.config().n_batches(),
-            checkpoint: folder.unwrap_or_default(),
-            keep_applied,
+            from: Some(self.load_from(from)),
         })
+    }
+
+    fn load_from(&self, LoadFrom { checkpoint, keep_applied }: LoadFrom) -> proto::LoadFrom {
+        let checkpoint = checkpoint.map(|folder| (self.path)(&folder, keep_applied));
+        proto::LoadFrom { checkpoint, keep_applied }
     }
 
     fn layout(&self) -> Layout {
@@ -423,11 +431,10 @@ impl Encoder<'_> {
         self.job.config().spec.layout(dense_len)
     }
 
+    /// Heartbeats show progress, so several must come before a task is overdue.
     fn heartbeat_secs(&self) -> f64 {
-        (self.job.config().spec.heartbeat_timeout_secs / 5.0).min(1.0)
+        let spec = &self.job.config().spec;
+        let within_task = f64::from(spec.task_timeout_secs.max(1)) / 4.0;
+        (spec.heartbeat_timeout_secs / 5.0).min(within_task).min(1.0)
     }
-}
-
-fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("our own types have a JSON form")
 }

@@ -1,114 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A worker under AllReduce or Hybrid: what its master tells it, and what it reports.
+//! Commands to a worker under AllReduce or Hybrid. Its reports are in `worker`.
 
-use edl_core::id::{CutId, EvalId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
-use edl_core::job::{LoadFrom, News};
+use edl_core::id::{CheckpointId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
 use edl_core::member::{Event, Order};
-use edl_core::worker::{Pass, Shard, Task};
 use edl_core::world::{Announced, Member, World};
 
+use super::worker;
 use crate::mesh::Peer;
-use crate::proto::{self, lease::Work, worker_command, worker_message::Kind};
+use crate::proto::{self, lease::Work, worker_command};
 
-/// A command as a member of a world takes it. None for a welcome, which its session takes, and for
-/// work that members do not do.
+/// A command as a member of a world takes it. None for a welcome or a ping, which its session takes,
+/// and for work that members do not do.
 #[must_use]
 pub fn event(command: worker_command::Kind) -> Option<Event> {
     use worker_command::Kind as Command;
     Some(match command {
         Command::World(world) => Event::World(announced(&world)),
         Command::Go(proto::Go { world, until }) => Event::Go { world: WorldId(world), until },
-        Command::Cut(order) => Event::Checkpoint(self::order(order)),
-        Command::Lease(proto::Lease { lease, work: Some(Work::Eval(work)), .. }) => {
-            Event::Lease { lease: LeaseId(lease), task: task(&work) }
+        Command::Checkpoint(order) => Event::Checkpoint(self::order(order)),
+        Command::Lease(proto::Lease { lease, work: Some(work @ Work::Eval(_)) }) => {
+            Event::Lease { lease: LeaseId(lease), task: worker::task(work) }
         }
         Command::Revoke(revoke) => Event::Revoke(LeaseId(revoke.lease)),
         Command::Route(route) => Event::Route(route.into()),
         Command::Stop(_) => Event::Stop,
-        Command::Welcome(_) | Command::Lease(_) => return None,
+        Command::Welcome(_) | Command::Ping(_) | Command::Lease(_) => return None,
     })
 }
 
-/// A shard of the validation data.
-#[must_use]
-pub fn task(work: &proto::EvalWork) -> Task {
-    let pass = Pass::Evaluate { eval: EvalId(work.eval), version: work.version };
-    let records = work.first_record..work.end_record;
-    Task::Shard(Shard { number: work.shard, records, pass })
-}
-
-/// A world as the master announces it.
-#[must_use]
-pub fn announced(world: &proto::World) -> Announced {
+fn announced(world: &proto::World) -> Announced {
     let member = |member: &proto::Member| Member {
         worker: WorkerId(member.worker),
         incarnation: Incarnation(member.incarnation),
         lanes: member.first_lane..member.end_lane,
         has_state: member.has_state,
     };
-    let load = |load: &proto::Load| LoadFrom {
-        checkpoint: (!load.checkpoint.is_empty()).then(|| load.checkpoint.clone()),
-        keep_applied: load.keep_applied,
-    };
     let members = world.members.iter().map(member).collect();
     Announced {
         world: World { id: WorldId(world.world), members, after: world.after },
         until: world.until,
         generation: Generation(world.generation),
-        load: world.load.as_ref().map(load),
+        load: world.load.clone().map(Into::into),
+        skipped: world.skipped.iter().copied().collect(),
     }
 }
 
 /// How the members of a world are reached, in the order of their lanes.
 #[must_use]
-pub fn peers(world: proto::World) -> Vec<Peer> {
-    let peer = |member: proto::Member| Peer {
+pub fn peers(world: &proto::World) -> Vec<Peer> {
+    let peer = |member: &proto::Member| Peer {
         worker: WorkerId(member.worker),
         incarnation: Incarnation(member.incarnation),
-        address: member.address,
-        unix_path: member.unix_path,
+        address: member.address.clone(),
+        unix_path: member.unix_path.clone(),
         span: member.first_lane..member.end_lane,
     };
-    world.members.into_iter().map(peer).collect()
+    world.members.iter().map(peer).collect()
 }
 
-/// An order to write files of a checkpoint.
-#[must_use]
-pub fn order(order: proto::CutAt) -> Order {
+fn order(order: proto::WorkerCheckpoint) -> Order {
     Order {
-        cut: CutId(order.cut),
+        checkpoint: CheckpointId(order.checkpoint),
         generation: Generation(order.generation),
         folder: order.folder,
         at: order.at,
         partitions: order.first_partition..order.end_partition,
-    }
-}
-
-/// A report about a world. `transport` says how its members are linked, for people.
-#[must_use]
-pub fn news(news: News, transport: impl FnOnce() -> String) -> Kind {
-    match news {
-        News::Formed { world, step, pause_secs, state_bytes } => Kind::Formed(proto::Formed {
-            world: world.0,
-            step,
-            pause_secs,
-            state_bytes,
-            transport: transport(),
-        }),
-        News::Stepped { world, step, hash, loss } => {
-            Kind::Stepped(proto::Stepped { world: world.0, step, hash, loss })
-        }
-        News::Pace { lane_secs } => Kind::Pace(proto::Pace { lane_secs }),
-        News::PeerLost { world, suspect, error } => {
-            Kind::PeerLost(proto::PeerLost { world: world.0, suspect: suspect.0, error })
-        }
-        News::StepFailed { world, step, error } => {
-            Kind::StepFailed(proto::StepFailed { world: world.0, step, error })
-        }
-        News::Torn { world, error } => Kind::Torn(proto::Torn { world: world.0, error }),
-        News::NotLoaded { generation, error } => {
-            Kind::LoadFailed(proto::LoadFailed { generation: generation.0, error })
-        }
     }
 }
 
@@ -117,17 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_values_are_loaded_from_no_checkpoint() {
-        let load = |checkpoint: &str| {
-            let load = proto::Load { checkpoint: checkpoint.into(), ..proto::Load::default() };
-            announced(&proto::World { load: Some(load), ..proto::World::default() }).load
-        };
-        let from = |checkpoint| Some(LoadFrom { checkpoint, keep_applied: false });
-        assert_eq!((load(""), load("/a")), (from(None), from(Some("/a".into()))));
-    }
-
-    #[test]
-    fn an_announced_world_says_who_trains_what() {
+    fn an_announced_world_names_its_members_and_their_lanes() {
         let member = proto::Member {
             worker: 3,
             incarnation: 9,
@@ -144,7 +90,7 @@ mod tests {
         assert_eq!((heard.world.id, heard.world.after, heard.until), (WorldId(7), Some(5), 8));
         assert_eq!(heard.world.place_of(WorkerId(3), Incarnation(9)), Some(0));
         assert_eq!((heard.world.members[0].lanes.clone(), heard.load), (2..4, None));
-        let peers = peers(world);
+        let peers = peers(&world);
         assert_eq!((peers[0].address.as_str(), peers[0].span.clone()), ("host:1", 2..4));
     }
 }

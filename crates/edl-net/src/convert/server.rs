@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use edl_core::id::{CutId, Generation};
-use edl_core::job::{CutFile, LoadFrom};
+use edl_core::applied::AppliedSet;
+use edl_core::id::{CheckpointId, Generation};
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::server::{Event, Inspection, Load, Order, Report};
 use edl_core::servers::PartitionState;
 use edl_core::spec::JobSpec;
 
+use super::checkpoint_done;
 use crate::proto::{self, PsMessage, ps_command, ps_message};
 
 /// What a command means to a server of the job `spec`. A welcome is for the control session alone.
@@ -29,12 +30,14 @@ pub fn event(command: ps_command::Kind, spec: &JobSpec) -> Option<Event> {
         Kind::Serve(proto::Serve { generation }) => {
             Event::Order(Order::Serve(Generation(generation)))
         }
-        Kind::Cut(proto::Cut { cut, generation, folder, at }) => Event::Order(Order::Checkpoint {
-            checkpoint: CutId(cut),
-            generation: Generation(generation),
-            folder,
-            at,
-        }),
+        Kind::Checkpoint(proto::ServerCheckpoint { checkpoint, generation, folder, at }) => {
+            Event::Order(Order::Checkpoint {
+                checkpoint: CheckpointId(checkpoint),
+                generation: Generation(generation),
+                folder,
+                at,
+            })
+        }
         Kind::Inspect(proto::Inspect { request }) => Event::Inspect(Inspection::Master(request)),
         Kind::Stop(_) => Event::Order(Order::Stop),
     })
@@ -46,18 +49,17 @@ fn load(order: proto::Load, spec: &JobSpec) -> Result<Load, String> {
     let optimizer = serde_json::from_str(&order.optimizer_json)
         .map_err(|error| format!("cannot parse the optimizer's description: {error}"))?;
     let (dense_len, n_partitions) = (model.dense_len(), order.n_partitions);
-    let checkpoint = Some(order.checkpoint).filter(|folder| !folder.is_empty());
     Ok(Load {
         generation: Generation(order.generation),
         partitions: order.first_partition..order.end_partition,
-        layout: Layout { dense_len, n_partitions, is_apart: spec.is_hybrid() },
+        layout: Layout { n_partitions, ..spec.layout(dense_len) },
         model: Arc::new(model),
         optimizer,
         seed: spec.seed,
         n_batches: order.n_batches,
         mode: spec.mode(),
         lr_staleness_modulation: spec.lr_staleness_modulation,
-        from: LoadFrom { checkpoint, keep_applied: order.keep_applied },
+        from: order.from.unwrap_or_default().into(),
     })
 }
 
@@ -72,14 +74,14 @@ pub fn message(report: Report) -> PsMessage {
         Report::LoadFailed { generation, error } => {
             Kind::LoadFailed(proto::LoadFailed { generation: generation.0, error })
         }
-        Report::CheckpointDone { checkpoint, generation, files } => Kind::CutDone(proto::CutDone {
-            cut: checkpoint.0,
-            generation: generation.0,
-            files: files.into_iter().map(file).collect(),
-        }),
-        Report::CheckpointFailed { checkpoint, generation, error } => {
-            let (cut, generation) = (checkpoint.0, generation.0);
-            Kind::CutFailed(proto::CutFailed { cut, generation, error })
+        Report::CheckpointStarted { checkpoint } => {
+            Kind::CheckpointStarted(proto::CheckpointStarted { checkpoint: checkpoint.0 })
+        }
+        Report::CheckpointDone { checkpoint, generation, files } => {
+            Kind::CheckpointDone(checkpoint_done(checkpoint, generation, files))
+        }
+        Report::CheckpointFailed { checkpoint, error } => {
+            Kind::CheckpointFailed(proto::CheckpointFailed { checkpoint: checkpoint.0, error })
         }
         Report::States { request, generation, states } => {
             Kind::Sets(proto::Sets { request, generation: generation.0, sets: sets(states) })
@@ -99,17 +101,15 @@ pub fn hello(
     PsMessage { kind: Some(ps_message::Kind::Hello(hello)) }
 }
 
+/// Partitions of one server have nearly the same set: each is sent as its difference from the one
+/// before.
 fn sets(states: Vec<PartitionState>) -> Vec<proto::PartitionSet> {
-    let set = |state: PartitionState| proto::PartitionSet {
-        partition: state.partition.0,
-        applied: state.applied.to_bytes(),
-        updates: state.updates,
-        n_rows: state.n_rows,
+    let mut before: Option<AppliedSet> = None;
+    let set = |state: PartitionState| {
+        let applied = state.applied.to_bytes(before.as_ref());
+        before = Some(state.applied);
+        let PartitionState { partition, updates, n_rows, .. } = state;
+        proto::PartitionSet { partition: partition.0, applied, updates, n_rows }
     };
     states.into_iter().map(set).collect()
-}
-
-fn file(file: CutFile) -> proto::CheckpointFile {
-    let CutFile { partition, name, bytes, checksum, updates } = file;
-    proto::CheckpointFile { partition, name, bytes, checksum, updates }
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The worker's half of the control plane.
 
-use edl_core::goodput::Told;
-use edl_core::id::{EvalId, Incarnation, LeaseId, WorkerId, WorldId};
-use edl_core::job::{CutFile, Held, News, Peer};
+use edl_core::id::{EvalId, Incarnation, LeaseId, WorkerId};
+use edl_core::job::{HeldLease, MemberReport, Peer};
+use edl_core::metric::Sums;
 use edl_core::worker::{Event, Pass, Report, Shard, Task};
 
+use super::{checkpoint_done, json};
 use crate::proto::{self, worker_command, worker_message::Kind};
 
 /// The first message of a stream.
@@ -19,111 +20,95 @@ pub fn hello(worker: WorkerId, incarnation: Incarnation, pid: u32) -> proto::Wor
 /// A report as the master gets it.
 #[must_use]
 pub fn message(report: Report) -> proto::WorkerMessage {
-    proto::WorkerMessage { kind: Some(kind(report)) }
-}
-
-fn kind(report: Report) -> Kind {
-    match report {
-        Report::Ready { model, capacity, held, peer, world } => Kind::Ready(proto::Ready {
+    let kind = match report {
+        Report::Ready { model, capacity, held, peer } => Kind::Ready(proto::Ready {
             model_spec_json: json(&*model),
             capacity,
             held: held.into_iter().map(self::held).collect(),
-            peer: peer.map(|peer| self::peer(*peer, world)),
+            peer: peer.map(|peer| {
+                let Peer { address, unix_path, probe, step } = *peer;
+                proto::Peer { address, unix_path, probe, step }
+            }),
         }),
-        Report::BatchDone { lease, batch, generation, loss, n_records } => {
-            Kind::BatchDone(proto::BatchDone {
-                lease: lease.0,
-                epoch: batch.epoch,
-                index: batch.index,
-                generation: generation.0,
-                loss,
-                n_records,
-            })
-        }
-        Report::EvalDone { lease, eval, shard, generation, measures, n_records } => {
+        Report::BatchDone { batch, generation, loss, .. } => Kind::BatchDone(proto::BatchDone {
+            epoch: batch.epoch,
+            index: batch.index,
+            generation: generation.0,
+            loss,
+        }),
+        Report::EvalDone { eval, shard, generation, measures, .. } => {
             Kind::EvalDone(proto::EvalDone {
-                lease: lease.0,
                 eval: eval.0,
                 shard,
-                measures_json: json(&*measures),
-                n_records,
                 generation: generation.0,
+                measures: measures.into_iter().map(sums).collect(),
             })
         }
-        Report::PredictDone { lease, shard, file, n_records } => {
-            Kind::PredictDone(proto::PredictDone { lease: lease.0, shard, file, n_records })
-        }
+        Report::PredictDone { shard, .. } => Kind::PredictDone(proto::PredictDone { shard }),
         Report::Failed { lease, index, error } => {
             Kind::Failed(proto::Failed { lease: lease.0, index, error })
         }
-        Report::Leaving => Kind::Leaving(proto::Leaving { reason: "asked to exit".into() }),
-        Report::Heartbeat { step, phase, waiting_for } => {
-            Kind::Heartbeat(proto::Heartbeat { step, phase, waiting_for })
+        Report::NonFinite { lease, index, error } => {
+            Kind::NonFinite(proto::NonFinite { lease: lease.0, index, error })
         }
-        Report::Spending(Told { spent, last, step }) => Kind::Spending(proto::Spending {
-            spent: Some(spent.into()),
-            last: last.name().into(),
-            step,
-            load: None,
-        }),
+        Report::Leaving => Kind::Leaving(proto::Leaving {}),
+        Report::Heartbeat { step, phase, waiting_for, progress } => {
+            Kind::Heartbeat(proto::Heartbeat {
+                step,
+                phase: phase.into(),
+                waiting_for: waiting_for.into(),
+                progress,
+            })
+        }
+        Report::Spending(report) => Kind::Spending(report.into()),
         Report::Member(news) => member(news),
-        Report::CheckpointDone { cut, generation, files } => Kind::CutDone(proto::CutDone {
-            cut: cut.0,
-            generation: generation.0,
-            files: files.into_iter().map(file).collect(),
-        }),
-        Report::CheckpointFailed { cut, generation, error } => {
-            Kind::CutFailed(proto::CutFailed { cut: cut.0, generation: generation.0, error })
+        Report::CheckpointDone { checkpoint, generation, files } => {
+            Kind::CheckpointDone(checkpoint_done(checkpoint, generation, files))
         }
-    }
+        Report::CheckpointFailed { checkpoint, error } => {
+            Kind::CheckpointFailed(proto::CheckpointFailed { checkpoint: checkpoint.0, error })
+        }
+    };
+    proto::WorkerMessage { kind: Some(kind) }
 }
 
-fn member(news: News) -> Kind {
+fn member(news: MemberReport) -> Kind {
     match news {
-        News::Formed { world, step, pause_secs, state_bytes } => Kind::Formed(proto::Formed {
-            world: world.0,
-            step,
-            pause_secs,
-            state_bytes,
-            ..proto::Formed::default()
-        }),
-        News::Stepped { world, step, hash, loss } => {
+        MemberReport::Formed { world, step, pause_secs, state_bytes } => {
+            Kind::Formed(proto::Formed { world: world.0, step, pause_secs, state_bytes })
+        }
+        MemberReport::Stepped { world, step, hash, loss } => {
             Kind::Stepped(proto::Stepped { world: world.0, step, hash, loss })
         }
-        News::Pace { lane_secs } => Kind::Pace(proto::Pace { lane_secs }),
-        News::PeerLost { world, suspect, error } => {
+        MemberReport::Pace { lane_secs } => Kind::Pace(proto::Pace { lane_secs }),
+        MemberReport::PeerLost { world, suspect, error } => {
             Kind::PeerLost(proto::PeerLost { world: world.0, suspect: suspect.0, error })
         }
-        News::StepFailed { world, step, error } => {
+        MemberReport::StepFailed { world, step, error } => {
             Kind::StepFailed(proto::StepFailed { world: world.0, step, error })
         }
-        News::Torn { world, error } => Kind::Torn(proto::Torn { world: world.0, error }),
-        News::NotLoaded { generation, error } => {
+        MemberReport::NonFinite { world, step, error } => {
+            Kind::StepNonFinite(proto::StepNonFinite { world: world.0, step, error })
+        }
+        MemberReport::StepMismatch { world, error } => {
+            Kind::StepMismatch(proto::StepMismatch { world: world.0, error })
+        }
+        MemberReport::NotLoaded { generation, error } => {
             Kind::LoadFailed(proto::LoadFailed { generation: generation.0, error })
         }
     }
 }
 
-fn held(held: Held) -> proto::HeldLease {
+fn sums((name, Sums { kind, sums }): (String, Sums)) -> proto::Sums {
+    proto::Sums { name, kind: kind.into(), sums }
+}
+
+fn held(held: HeldLease) -> proto::HeldLease {
     proto::HeldLease { lease: held.lease.0, epoch: held.epoch, indices: held.indices }
 }
 
-fn peer(peer: Peer, world: WorldId) -> proto::Peer {
-    let Peer { address, unix_path, probe, step } = peer;
-    proto::Peer { address, unix_path, probe, world: world.0, step: step.unwrap_or(0) }
-}
-
-fn file(file: CutFile) -> proto::CheckpointFile {
-    let CutFile { partition, name, bytes, checksum, updates } = file;
-    proto::CheckpointFile { partition, name, bytes, checksum, updates }
-}
-
-fn json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("names and numbers can be serialized")
-}
-
-/// A command as a worker with parameter servers takes it. None for a welcome, which its session
-/// takes, for what only members of a world are sent, and for what this build does not know.
+/// A command as a worker with parameter servers takes it. None for a welcome or a ping, which its
+/// session takes, for what only members of a world are sent, and for what this build does not know.
 #[must_use]
 pub fn event(command: worker_command::Kind) -> Option<Event> {
     use worker_command::Kind as Command;
@@ -134,7 +119,11 @@ pub fn event(command: worker_command::Kind) -> Option<Event> {
         }
         Command::Revoke(revoke) => Some(Event::Revoke(LeaseId(revoke.lease))),
         Command::Stop(_) => Some(Event::Stop),
-        Command::Welcome(_) | Command::World(_) | Command::Go(_) | Command::Cut(_) => None,
+        Command::Welcome(_)
+        | Command::Ping(_)
+        | Command::World(_)
+        | Command::Go(_)
+        | Command::Checkpoint(_) => None,
     }
 }
 
@@ -142,8 +131,8 @@ pub fn event(command: worker_command::Kind) -> Option<Event> {
 #[must_use]
 pub fn task(work: proto::lease::Work) -> Task {
     match work {
-        proto::lease::Work::Train(proto::TrainWork { epoch, first, count }) => {
-            Task::Train { epoch, indices: first..first.saturating_add(count) }
+        proto::lease::Work::Train(proto::TrainWork { epoch, first, count, skipped }) => {
+            Task::Train { epoch, indices: first..first.saturating_add(count), skipped }
         }
         proto::lease::Work::Eval(work) => {
             let proto::EvalWork { eval, version, shard, first_record, end_record } = work;
@@ -161,15 +150,19 @@ pub fn task(work: proto::lease::Work) -> Task {
 #[cfg(test)]
 mod tests {
     use edl_core::id::{BatchId, Generation};
+    use edl_core::job;
+    use edl_core::metric::{Measures, Metric};
+    use prost::Message;
 
     use super::*;
+    use crate::convert::master;
 
     #[test]
     fn a_lease_becomes_a_task() {
-        let work = proto::TrainWork { epoch: 2, first: 3, count: 4 };
+        let work = proto::TrainWork { epoch: 2, first: 3, count: 4, skipped: vec![5] };
         let task = |work| event(worker_command::Kind::Lease(lease(Some(work))));
         let lease = LeaseId(9);
-        let train = Task::Train { epoch: 2, indices: 3..7 };
+        let train = Task::Train { epoch: 2, indices: 3..7, skipped: vec![5] };
         let expected = Some(Event::Lease { lease, task: train });
         assert_eq!(task(proto::lease::Work::Train(work)), expected);
         let folder = "output".to_owned();
@@ -182,7 +175,31 @@ mod tests {
     }
 
     fn lease(work: Option<proto::lease::Work>) -> proto::Lease {
-        proto::Lease { lease: 9, deadline_secs: 1.0, work }
+        proto::Lease { lease: 9, work }
+    }
+
+    #[test]
+    fn measures_that_are_not_finite_reach_the_master() {
+        let metrics = [Metric::loss(), Metric::accuracy()];
+        let mut measures = Measures::new(&metrics);
+        measures.add_loss(f64::INFINITY, 2);
+        measures.add_class(true);
+        let report = Report::EvalDone {
+            lease: LeaseId(1),
+            eval: EvalId(2),
+            shard: 3,
+            generation: Generation(4),
+            measures: Box::new(measures.clone()),
+            n_records: 2,
+        };
+        let sent = message(report).encode_to_vec();
+        let received = proto::WorkerMessage::decode(&*sent).unwrap();
+        let event = master::worker_event(WorkerId(5), Incarnation(6), received).unwrap();
+        let job::Event::EvalDone { measures: found, shard: 3, .. } = event else {
+            panic!("{event:?}")
+        };
+        assert_eq!(*found, measures);
+        assert!(found.fits(&metrics));
     }
 
     #[test]
@@ -192,16 +209,8 @@ mod tests {
             batch: BatchId { epoch: 2, index: 3 },
             generation: Generation(4),
             loss: 0.5,
-            n_records: 6,
         };
-        let done = proto::BatchDone {
-            lease: 1,
-            epoch: 2,
-            index: 3,
-            generation: 4,
-            loss: 0.5,
-            n_records: 6,
-        };
+        let done = proto::BatchDone { epoch: 2, index: 3, generation: 4, loss: 0.5 };
         assert_eq!(message(report).kind, Some(Kind::BatchDone(done)));
     }
 }

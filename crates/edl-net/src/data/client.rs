@@ -77,7 +77,7 @@ pub struct PsClient {
     sorted: Vec<f32>,
     open: Arc<Open>,
     abort: AbortHandle,
-    // In this order: the readers end when nobody can hear them any more.
+    // In this order: the readers end when their channel is closed.
     acks: mpsc::Receiver<Result<Acked, Error>>,
     _readers: Readers,
 }
@@ -101,21 +101,12 @@ struct Server {
     to_push: Sender,
 }
 
-/// What a pull wants of every server.
-#[derive(Clone, Copy)]
-struct Wish {
-    will_push: bool,
-    wants_dense: bool,
-    min_round: Option<u64>,
-    step: Option<u64>,
-}
-
 struct Readers(Vec<JoinHandle<()>>);
 
 impl Drop for Readers {
     fn drop(&mut self) {
         for reader in self.0.drain(..) {
-            // A reader that panicked has said so itself.
+            // A panic has been printed.
             let _ = reader.join();
         }
     }
@@ -140,19 +131,8 @@ impl AbortHandle {
 }
 
 impl PsClient {
-    /// Connects to every server of `route`; `deadline` is that of each later call, too.
+    /// Connects to every server of `route`.
     pub fn connect(
-        route: &Route,
-        key: &JobKey,
-        run: RunId,
-        layout: Layout,
-        model: &ModelSpec,
-        deadline: Duration,
-    ) -> Result<Self, Error> {
-        Self::connect_with(route, key, run, layout, model, Limits::all(deadline))
-    }
-
-    pub fn connect_with(
         route: &Route,
         key: &JobKey,
         run: RunId,
@@ -236,12 +216,12 @@ impl PsClient {
         rows: &mut [Vec<f32>],
         min_round: Option<u64>,
     ) -> Result<Versions, Error> {
-        let wish = Wish { will_push: true, wants_dense: dense.is_some(), min_round, step: None };
-        self.pull_as(ids, dense, rows, wish)
+        let head = PullHead { will_push: true, min_round, ..PullHead::default() };
+        self.pull_as(ids, dense, rows, head)
     }
 
-    /// Like `pull`, for what no push will follow: evaluation and prediction. Nobody waits for
-    /// the reader, and it waits for nobody.
+    /// Like `pull`, but no push will follow: for evaluation and prediction. No client waits for
+    /// the reader, and it waits for no client.
     ///
     /// # Panics
     /// As `pull`.
@@ -251,12 +231,10 @@ impl PsClient {
         dense: Option<&mut [f32]>,
         rows: &mut [Vec<f32>],
     ) -> Result<Versions, Error> {
-        let wants_dense = dense.is_some();
-        let wish = Wish { will_push: false, wants_dense, min_round: None, step: None };
-        self.pull_as(ids, dense, rows, wish)
+        self.pull_as(ids, dense, rows, PullHead::default())
     }
 
-    /// Like `read`, for rows alone, as they are after `step` steps. `Torn` says that a server is
+    /// Like `read`, for rows alone, as they are after `step` steps. `StepMismatch`: a server is
     /// not there, or past it by more than one step.
     ///
     /// # Panics
@@ -267,9 +245,8 @@ impl PsClient {
         ids: &[Vec<u64>],
         rows: &mut [Vec<f32>],
     ) -> Result<Versions, Error> {
-        let step = Some(step);
-        let wish = Wish { will_push: false, wants_dense: false, min_round: None, step };
-        self.pull_as(ids, None, rows, wish)
+        let head = PullHead { step: Some(step), ..PullHead::default() };
+        self.pull_as(ids, None, rows, head)
     }
 
     fn pull_as(
@@ -277,26 +254,26 @@ impl PsClient {
         ids: &[Vec<u64>],
         mut dense: Option<&mut [f32]>,
         rows: &mut [Vec<f32>],
-        wish: Wish,
+        head: PullHead,
     ) -> Result<Versions, Error> {
         assert_eq!(ids.len(), self.dims.len(), "one list of ids per table");
         assert_eq!(rows.len(), self.dims.len(), "one list of rows per table");
         let dense_fits = dense.as_ref().is_none_or(|dense| dense.len() == self.layout.dense_len);
-        assert!(dense_fits, "room for all dense parameters");
+        assert!(dense_fits, "space for all dense parameters");
         self.split.sort(&self.layout, ids);
         for ((rows, ids), dim) in rows.iter_mut().zip(ids).zip(&self.dims) {
             rows.resize(ids.len() * dim, 0.0);
         }
         let patience = self.limits.pull;
+        let head = PullHead { wants_dense: dense.is_some(), patience, ..head };
         let mut versions = Versions::default();
         let mut refused = None;
         let n_at_once =
-            if wish.will_push && self.is_in_order { 1 } else { self.servers.len().max(1) };
+            if head.will_push && self.is_in_order { 1 } else { self.servers.len().max(1) };
         for servers in self.servers.chunks_mut(n_at_once) {
             for server in &mut *servers {
-                server.ask(self.generation, &self.split, wish, patience).inspect_err(|_| {
-                    self.abort.abort();
-                })?;
+                let asked = server.ask(self.generation, &self.split, head.clone());
+                asked.inspect_err(|_| self.abort.abort())?;
             }
             // Every answer is read to its end, even after a refusal: connections stay usable.
             for server in servers {
@@ -357,6 +334,14 @@ impl PsClient {
     ) -> Result<(), Error> {
         let base = Versions(vec![0; self.servers.len()]);
         self.push_as(batch, n_records, &base, Some(lane), &[], ids, grads)
+    }
+
+    /// Tells every server that a batch has no gradient: it counts as applied and changes nothing.
+    pub fn skip(&mut self, batch: BatchId) -> Result<(), Error> {
+        let base = Versions(vec![0; self.servers.len()]);
+        let dense = vec![0.0; self.layout.dense_on_servers()];
+        let (ids, grads) = (vec![Vec::new(); self.dims.len()], vec![Vec::new(); self.dims.len()]);
+        self.push_as(batch, 0, &base, None, &dense, &ids, &grads)
     }
 
     #[expect(clippy::too_many_arguments, reason = "they are the fields of one frame")]
@@ -439,24 +424,14 @@ struct Answer<'a> {
 }
 
 impl Server {
-    fn ask(
-        &mut self,
-        generation: Generation,
-        split: &Split,
-        wish: Wish,
-        patience: Duration,
-    ) -> Result<(), Error> {
+    fn ask(&mut self, generation: Generation, split: &Split, head: PullHead) -> Result<(), Error> {
         let counts = split.counts(&self.partitions);
         let ids = split.ids(&self.partitions);
         let head = PullHead {
-            wants_dense: wish.wants_dense,
-            will_push: wish.will_push,
-            patience_ms: u32::try_from(patience.as_millis()).unwrap_or(u32::MAX),
-            min_round: wish.min_round,
-            step: wish.step,
             partitions: self.partitions.clone(),
             n_counts: count(counts.len()),
             n_ids: ids.len(),
+            ..head
         };
         let parts: [&[u8]; 3] =
             [&head.encode(), bytemuck::cast_slice(counts), bytemuck::cast_slice(ids)];

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation, RunId};
 use edl_core::server::Refusal;
-use edl_tensor::push::{Body, Lane};
+use edl_tensor::push::Body;
 
 use crate::data::Error;
 use crate::data::session::{Party, turn_away};
@@ -35,58 +35,38 @@ pub fn accept(stream: Arc<Stream>, key: &JobKey, run: Option<RunId>) -> Result<C
     party.accept(stream)
 }
 
-/// A client wants parameters.
+/// A request for parameters.
 #[derive(Clone, Debug, Default)]
 pub struct PullRequest {
     pub generation: Generation,
     pub sequence: u64,
-    pub partitions: Range<u32>,
-    pub wants_dense: bool,
-    /// A push of a batch trained on these parameters will follow.
-    pub will_push: bool,
-    /// How long the client waits for a round.
-    pub patience: Duration,
-    pub min_round: Option<u64>,
-    /// The rows are wanted as they are after so many steps.
-    pub step: Option<u64>,
+    pub head: PullHead,
     /// Per partition, per table: how many ids.
     pub counts: Vec<u32>,
     pub ids: Vec<u64>,
 }
 
-/// A client brings a gradient.
+/// A request to apply a gradient.
 #[derive(Clone, Debug, Default)]
 pub struct PushRequest {
     pub generation: Generation,
     pub sequence: u64,
     pub batch: BatchId,
-    pub n_records: u32,
-    pub base_version: u64,
-    pub partitions: Range<u32>,
-    pub lane: Option<Lane>,
+    pub head: PushHead,
     pub body: Body,
 }
 
 impl PullRequest {
     /// Waits for the next request and reads it into `self`, whose buffers are used again.
     pub fn read(&mut self, receiver: &mut Receiver) -> Result<(), Error> {
-        let header = wait_for(receiver, Kind::Pull)?;
-        let mut head = [0; PullHead::LEN];
-        fill_head(receiver, &header, &mut head)?;
+        let (header, head) = head(receiver, Kind::Pull)?;
         let head = PullHead::decode(&head, header.length)?;
         self.counts.resize(head.n_counts as usize, 0);
         receiver.fill(&mut self.counts)?;
         self.ids.resize(head.n_ids, 0);
         receiver.fill(&mut self.ids)?;
         receiver.finish()?;
-        self.generation = header.generation;
-        self.sequence = header.sequence;
-        self.partitions = head.partitions;
-        self.wants_dense = head.wants_dense;
-        self.will_push = head.will_push;
-        self.patience = Duration::from_millis(u64::from(head.patience_ms));
-        self.min_round = head.min_round;
-        self.step = head.step;
+        (self.generation, self.sequence, self.head) = (header.generation, header.sequence, head);
         Ok(())
     }
 }
@@ -94,9 +74,7 @@ impl PullRequest {
 impl PushRequest {
     /// Waits for the next push and reads it into the buffers of `body`.
     pub fn read(receiver: &mut Receiver, mut body: Body) -> Result<Self, Error> {
-        let header = wait_for(receiver, Kind::Push)?;
-        let mut head = [0; PushHead::LEN];
-        fill_head(receiver, &header, &mut head)?;
+        let (header, head) = head(receiver, Kind::Push)?;
         let head = PushHead::decode(&head, header.length)?;
         body.counts.resize(head.n_counts as usize, 0);
         receiver.fill(&mut body.counts)?;
@@ -107,16 +85,8 @@ impl PushRequest {
         body.grads.resize(head.n_grads, 0.0);
         receiver.fill(&mut body.grads)?;
         receiver.finish()?;
-        Ok(Self {
-            generation: header.generation,
-            sequence: header.sequence,
-            batch: header.batch,
-            n_records: head.n_records,
-            base_version: head.base_version,
-            partitions: head.partitions,
-            lane: head.lane,
-            body,
-        })
+        let Header { generation, sequence, batch, .. } = header;
+        Ok(Self { generation, sequence, batch, head, body })
     }
 }
 
@@ -160,19 +130,14 @@ pub fn send_refusal(
     sender.send(Kind::Refused, generation, batch, &[&encode_refusal(refusal, sequence)])
 }
 
-/// A client may be silent for as long as it is connected: its socket ends the wait.
-fn wait_for(receiver: &mut Receiver, kind: Kind) -> Result<Header, Error> {
+/// Waits for a frame of this kind and reads how its payload begins. A client may be silent for as
+/// long as it is connected.
+fn head<const N: usize>(receiver: &mut Receiver, kind: Kind) -> Result<(Header, [u8; N]), Error> {
     let header = receiver.header(&mut || Ok(()))?;
-    if header.kind == kind { Ok(header) } else { Err(Error::Forged { sequence: header.sequence }) }
-}
-
-fn fill_head<const N: usize>(
-    receiver: &mut Receiver,
-    header: &Header,
-    head: &mut [u8; N],
-) -> Result<(), Error> {
-    if header.length < N as u64 {
+    if header.kind != kind || header.length < N as u64 {
         return Err(Error::Forged { sequence: header.sequence });
     }
-    receiver.fill(head.as_mut_slice())
+    let mut head = [0; N];
+    receiver.fill(&mut head)?;
+    Ok((header, head))
 }

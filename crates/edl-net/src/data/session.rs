@@ -47,22 +47,22 @@ impl Party<'_> {
         let is_local = stream.is_local();
         let (mut sender, mut receiver) = self.directions(Arc::new(stream));
         let hello = Hello { role, client, nonce: nonce()? };
-        say(&mut sender, Kind::Hello, &hello.encode())?;
+        send_frame(&mut sender, Kind::Hello, &hello.encode())?;
         let challenge: [u8; Challenge::LEN] =
-            hear(&mut receiver, Kind::Challenge, start, self.timeout)?;
+            receive_frame(&mut receiver, Kind::Challenge, start, self.timeout)?;
         let challenge = Challenge::decode(&challenge);
         let session = Session::new(self.key, self.run, &hello, &challenge.nonce, is_local);
         if !session.proves(Side::Server, challenge.proof) {
             return Err(Error::Refused("the server does not have this job's key".into()));
         }
-        say(&mut sender, Kind::Proof, &session.proof(Side::Client))?;
+        send_frame(&mut sender, Kind::Proof, &session.proof(Side::Client))?;
         sender.seal(session.seal(Side::Client));
         receiver.seal(session.seal(Side::Server));
-        let [] = hear(&mut receiver, Kind::Accepted, start, self.timeout)?;
+        let [] = receive_frame(&mut receiver, Kind::Accepted, start, self.timeout)?;
         Ok(Connection { role, client, sender, receiver })
     }
 
-    /// The server's half. A client that is not let in hears why.
+    /// The server's half. A client that is rejected gets the reason.
     pub(crate) fn accept(&self, stream: Arc<Stream>) -> Result<Connection, Error> {
         let (mut sender, mut receiver) = self.directions(stream);
         match self.examine(&mut sender, &mut receiver) {
@@ -72,7 +72,7 @@ impl Party<'_> {
             Err(error) => {
                 let refusal = encode_refusal(&Refusal::Other(error.to_string()), 0);
                 // The peer may be gone, or not worth waiting for.
-                let _ = say(&mut sender, Kind::Refused, &refusal);
+                let _ = send_frame(&mut sender, Kind::Refused, &refusal);
                 sender.stream().shutdown();
                 Err(error)
             }
@@ -82,43 +82,43 @@ impl Party<'_> {
     fn examine(&self, sender: &mut Sender, receiver: &mut Receiver) -> Result<Hello, Error> {
         let start = Instant::now();
         let is_local = sender.stream().is_local();
-        let hello: [u8; Hello::LEN] = hear(receiver, Kind::Hello, start, self.timeout)?;
+        let hello: [u8; Hello::LEN] = receive_frame(receiver, Kind::Hello, start, self.timeout)?;
         let hello = Hello::decode(&hello)?;
         let nonce = nonce()?;
         let session = Session::new(self.key, self.run, &hello, &nonce, is_local);
         let challenge = Challenge { nonce, proof: session.proof(Side::Server) };
-        say(sender, Kind::Challenge, &challenge.encode())?;
-        let proof: [u8; 32] = hear(receiver, Kind::Proof, start, self.timeout)?;
+        send_frame(sender, Kind::Challenge, &challenge.encode())?;
+        let proof: [u8; 32] = receive_frame(receiver, Kind::Proof, start, self.timeout)?;
         if !session.proves(Side::Client, proof) {
             return Err(Error::Refused("the client does not have this job's key".into()));
         }
         sender.seal(session.seal(Side::Server));
         receiver.seal(session.seal(Side::Client));
-        say(sender, Kind::Accepted, &[])?;
+        send_frame(sender, Kind::Accepted, &[])?;
         Ok(hello)
     }
 }
 
-/// Tells a client that nobody is at home yet, in the name of the run that it asks for.
+/// Refuses a client because nothing is served yet, in the run that it asks for.
 pub(crate) fn turn_away(stream: Arc<Stream>, timeout: Duration) -> Result<(), Error> {
     let start = Instant::now();
     let mut receiver = Receiver::of_any_run(Arc::clone(&stream), timeout);
-    // Closing before the client has spoken would lose the answer on its way.
+    // Closing before the client's hello has been read would lose the answer.
     let hello = receiver.header(&mut || expire(Kind::Hello, start, timeout))?;
     if hello.kind != Kind::Hello {
         return Err(Error::Forged { sequence: hello.sequence });
     }
     receiver.skip()?;
     let mut sender = Sender::new(stream, hello.run, timeout);
-    say(&mut sender, Kind::Refused, &encode_refusal(&Refusal::NotServing, 0))
+    send_frame(&mut sender, Kind::Refused, &encode_refusal(&Refusal::NotServing, 0))
 }
 
-pub(crate) fn say(sender: &mut Sender, kind: Kind, payload: &[u8]) -> Result<(), Error> {
+pub(crate) fn send_frame(sender: &mut Sender, kind: Kind, payload: &[u8]) -> Result<(), Error> {
     sender.send(kind, Generation(0), BatchId::default(), &[payload])
 }
 
 /// Reads one frame of the handshake. Nothing of another kind or length is even looked at.
-pub(crate) fn hear<const N: usize>(
+pub(crate) fn receive_frame<const N: usize>(
     receiver: &mut Receiver,
     kind: Kind,
     start: Instant,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What other threads may do to a mesh: end its blocked calls, and see for whom they wait.
+//! What other threads may do to a mesh: end its blocked calls, and see whether one is blocked.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use edl_core::id::{WorkerId, WorldId};
+use edl_core::id::WorldId;
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Ends the blocked calls of a mesh, from any thread.
@@ -60,7 +60,7 @@ impl Bell {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    pub(super) fn hush(&self) {
+    pub(super) fn clear(&self) {
         // It can only fail when the bell was silent.
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }
@@ -72,17 +72,17 @@ impl AsFd for Bell {
     }
 }
 
-/// The members that a blocked call waits for, as other threads see them.
+/// Whether a call waits for other members, as other threads see it.
 #[derive(Clone, Debug, Default)]
-pub struct WaitingFor(Arc<Mutex<Vec<WorkerId>>>);
+pub struct Blocked(Arc<AtomicBool>);
 
-impl WaitingFor {
+impl Blocked {
     #[must_use]
-    pub fn peers(&self) -> Vec<WorkerId> {
-        self.0.lock().expect("the lock on the list is poisoned").clone()
+    pub fn get(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
     }
 
-    pub(super) fn set(&self, peers: Vec<WorkerId>) {
-        *self.0.lock().expect("the lock on the list is poisoned") = peers;
+    pub(super) fn set(&self, is_blocked: bool) {
+        self.0.store(is_blocked, Ordering::SeqCst);
     }
 }

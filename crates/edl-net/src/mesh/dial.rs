@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The calling side of a mesh: one thread per member that is being called, or knocked at.
+//! The calling side of a mesh: one thread per member that is being called, or probed.
 
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use edl_core::error::chain;
+
+use super::connector::{Connector, MemberId};
 use super::link::Link;
-use super::meet::{Door, MemberId};
 use super::{Peer, Transport};
 use crate::wire::{Error, Stream};
 
@@ -18,61 +20,66 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 /// A member listens from its start to its end, so a host that refuses for so long has lost it.
 const REFUSED_FOR: Duration = Duration::from_millis(250);
 
-/// Calls `peer` until it answers, cannot be there any more, or nobody wants it any longer. A peer
-/// that is to call us is only knocked at, to learn whether it is there.
-pub(super) fn start(door: &Arc<Door>, peer: &Peer) {
+/// Calls `peer` until it answers, cannot be there any more, or is not needed any longer. A peer
+/// that will call us is only probed, to learn whether it is there.
+pub(super) fn start(connector: &Arc<Connector>, peer: &Peer) {
     let id = (peer.worker, peer.incarnation);
-    let mut meeting = door.meeting();
-    if meeting.is_closed || meeting.dialing.contains_key(&id) {
+    let mut pending = connector.pending();
+    if pending.is_closed || pending.dialing.contains_key(&id) {
         return;
     }
-    meeting.failed.remove(&id);
-    let ticket = meeting.next_call();
-    meeting.dialing.insert(id, ticket);
-    drop(meeting);
-    let (caller, peer) = (Arc::clone(door), peer.clone());
+    pending.failed.remove(&id);
+    let ticket = pending.next_call();
+    pending.dialing.insert(id, ticket);
+    drop(pending);
+    let (caller, peer) = (Arc::clone(connector), peer.clone());
     let call = move || {
         let called = call_until(&caller, &peer, id, ticket);
         // At one stroke: the member is dialled, or its link is there.
-        let mut meeting = caller.meeting();
-        if meeting.dialing.get(&id) != Some(&ticket) {
+        let mut pending = caller.pending();
+        if pending.dialing.get(&id) != Some(&ticket) {
             return;
         }
-        meeting.dialing.remove(&id);
+        pending.dialing.remove(&id);
         match called {
-            Ok(Some(link)) => meeting.arrive(link),
+            Ok(Some(link)) => pending.arrive(link),
             Ok(None) => {}
             Err(error) => {
-                meeting.failed.insert(id, error);
+                pending.failed.insert(id, error);
             }
         }
-        drop(meeting);
+        drop(pending);
         caller.abort.bell().ring();
     };
     // It ends by itself: it looks before every call whether it is wanted.
     if let Err(error) = std::thread::Builder::new().name("mesh-dial".into()).spawn(call) {
-        let mut meeting = door.meeting();
-        meeting.dialing.remove(&id);
-        meeting.failed.insert(id, error.to_string());
+        let mut pending = connector.pending();
+        pending.dialing.remove(&id);
+        pending.failed.insert(id, error.to_string());
     }
 }
 
-/// None if nobody wants the member any longer.
-fn call_until(door: &Door, peer: &Peer, id: MemberId, ticket: u64) -> Result<Option<Link>, String> {
-    let is_caller = door.me.0 < peer.worker;
+/// None if the member is not needed any longer.
+fn call_until(
+    connector: &Connector,
+    peer: &Peer,
+    id: MemberId,
+    ticket: u64,
+) -> Result<Option<Link>, String> {
+    let is_caller = connector.me.0 < peer.worker;
     let (start, mut pause) = (Instant::now(), PAUSES.0);
     let mut refused_since: Option<Instant> = None;
     loop {
-        let mut meeting = door.meeting();
-        if meeting.dialing.get(&id) != Some(&ticket) {
+        let mut pending = connector.pending();
+        if pending.dialing.get(&id) != Some(&ticket) {
             return Ok(None);
         }
         // Here, so that a thread that took over calls later than this one ever did.
-        let attempt = meeting.next_call();
-        drop(meeting);
+        let attempt = pending.next_call();
+        drop(pending);
         let called = match is_caller {
-            true => call(door, peer, id, attempt).map(Some),
-            false => knock(door, peer).map(|()| None),
+            true => call(connector, peer, id, attempt).map(Some),
+            false => probe(connector, peer).map(|()| None),
         };
         let error = match called {
             Ok(Some(link)) => return Ok(Some(link)),
@@ -84,7 +91,7 @@ fn call_until(door: &Door, peer: &Peer, id: MemberId, ticket: u64) -> Result<Opt
         if let Some(error) = error {
             let is_gone = refused_since.is_some_and(|since| since.elapsed() > REFUSED_FOR);
             let is_final = matches!(error, Error::Refused(_) | Error::Version { .. });
-            if is_final || is_gone || start.elapsed() > door.silence {
+            if is_final || is_gone || start.elapsed() > connector.silence {
                 return Err(chain(&error));
             }
         }
@@ -93,13 +100,15 @@ fn call_until(door: &Door, peer: &Peer, id: MemberId, ticket: u64) -> Result<Opt
     }
 }
 
-fn call(door: &Door, peer: &Peer, id: MemberId, attempt: u64) -> Result<Link, Error> {
-    let over_tcp = || door.call(connect(door, peer, Transport::Tcp)?, id, attempt, Transport::Tcp);
-    let over_unix = |transport| door.call(connect(door, peer, transport)?, id, attempt, transport);
-    match door.transport {
+fn call(connector: &Connector, peer: &Peer, id: MemberId, attempt: u64) -> Result<Link, Error> {
+    let over_tcp =
+        || connector.call(connect(connector, peer, Transport::Tcp)?, id, attempt, Transport::Tcp);
+    let over_unix =
+        |transport| connector.call(connect(connector, peer, transport)?, id, attempt, transport);
+    match connector.transport {
         Some(Transport::Tcp) => over_tcp(),
         Some(transport) => over_unix(transport),
-        // On another host the path leads nowhere, or to somebody else, who refuses us.
+        // On another host the path leads nowhere, or to another process, which refuses us.
         None if Path::new(&peer.unix_path).exists() => {
             over_unix(Transport::SharedMemory).or_else(|_| over_tcp())
         }
@@ -108,13 +117,13 @@ fn call(door: &Door, peer: &Peer, id: MemberId, attempt: u64) -> Result<Link, Er
 }
 
 /// Connects and hangs up. Every member listens on both sockets, so the address will do.
-fn knock(door: &Door, peer: &Peer) -> Result<(), Error> {
-    let transport = door.transport.unwrap_or(Transport::Tcp);
-    connect(door, peer, transport).map(|stream| stream.shutdown())
+fn probe(connector: &Connector, peer: &Peer) -> Result<(), Error> {
+    let transport = connector.transport.unwrap_or(Transport::Tcp);
+    connect(connector, peer, transport).map(|stream| stream.shutdown())
 }
 
-fn connect(door: &Door, peer: &Peer, transport: Transport) -> Result<Stream, Error> {
-    let timeout = CONNECT_TIMEOUT.min(door.silence);
+fn connect(connector: &Connector, peer: &Peer, transport: Transport) -> Result<Stream, Error> {
+    let timeout = CONNECT_TIMEOUT.min(connector.silence);
     match transport {
         Transport::Tcp => Stream::connect_tcp(&peer.address, timeout),
         Transport::SharedMemory | Transport::Unix => {
@@ -126,11 +135,4 @@ fn connect(door: &Door, peer: &Peer, transport: Transport) -> Result<Stream, Err
 fn is_refusal(error: &Error) -> bool {
     let kinds = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
     matches!(error, Error::Io { source, .. } if kinds.contains(&source.kind()))
-}
-
-fn chain(error: &Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
 }

@@ -8,22 +8,23 @@
 
 use std::time::{Duration, Instant};
 
+use edl_core::error::chain;
 use edl_core::id::{WorkerId, WorldId};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::abort::{Abort, WaitingFor};
-use super::link::{Got, Link, PeerRegion, Room};
+use super::abort::{Abort, Blocked};
+use super::link::{Got, Link, PeerRegion, Target};
 use super::shm::Mapped;
 use super::{Error, Transport};
-use crate::cut;
 use crate::frame::{Header, Kind, array};
+use crate::isolation;
 use crate::wire;
 
 /// How often a blocked call looks at the clock.
 const TICK: Duration = Duration::from_millis(50);
 /// A peer that is read for so many frames lets others have their turn.
 const FRAMES_AT_ONCE: usize = 8;
-/// A peer that says that it waits, too, is given this many times the silence.
+/// A peer that waits itself is given this many times the silence.
 const PATIENCE: u32 = 4;
 
 /// One collective, as seen by the loop. Peers are numbered as members of the world.
@@ -33,7 +34,7 @@ pub(super) trait Op {
 
     /// Memory of the op for the whole payload of a frame; without it the link has some. The
     /// header is not believed yet. Must give the same memory until the frame is taken.
-    fn room(&mut self, _peer: usize, _header: &Header) -> Option<&mut [u8]> {
+    fn buffer(&mut self, _peer: usize, _header: &Header) -> Option<&mut [u8]> {
         None
     }
 
@@ -66,16 +67,16 @@ pub(super) struct Frame<'a> {
 }
 
 /// What a collective runs on.
-pub(super) struct Crew<'a> {
+pub(super) struct Members<'a> {
     pub(super) world: WorldId,
     /// `None` for oneself.
     pub(super) links: &'a mut [Option<Link>],
     pub(super) abort: &'a Abort,
-    pub(super) waiting: &'a WaitingFor,
+    pub(super) blocked: &'a Blocked,
     pub(super) silence: Duration,
 }
 
-impl Crew<'_> {
+impl Members<'_> {
     /// Runs `op` to its end. After an error links are fit for the next world, but for that of a
     /// lost peer, which is closed.
     pub(super) fn drive(&mut self, op: &mut dyn Op) -> Result<(), Error> {
@@ -89,10 +90,10 @@ impl Crew<'_> {
                 }
                 // The op's memory is about to go.
                 link.settle(op.tail(peer));
-                link.forget_room();
+                link.discard_payload();
             }
         }
-        self.waiting.set(Vec::new());
+        self.blocked.set(false);
         ended
     }
 
@@ -101,9 +102,9 @@ impl Crew<'_> {
         for link in self.links.iter_mut().flatten() {
             (link.heard, link.taken) = (start, start);
         }
-        let mut watch = Watch { progress: start, said: start };
+        let mut watch = Watch { progress: start, reported: start };
         let n_members = self.links.len();
-        // Everybody begins with the one behind it, so that not all send to the first one first.
+        // Each member begins with the one after it, so not all send to the first one first.
         let me = self.links.iter().position(Option::is_none).unwrap_or(0);
         loop {
             if self.abort.is_over(self.world) {
@@ -118,7 +119,7 @@ impl Crew<'_> {
             }
             let ready = self.poll(op, if is_busy { Duration::ZERO } else { self.tick() })?;
             if ready.is_empty() && !is_busy {
-                self.look_at_the_clock(op, &mut watch)?;
+                self.check_silence(op, &mut watch)?;
             }
             for peer in ready {
                 if self.receive(peer, op)? {
@@ -148,8 +149,8 @@ impl Crew<'_> {
     fn poll(&self, op: &dyn Op, timeout: Duration) -> Result<Vec<usize>, Error> {
         let mut fds = vec![PollFd::new(self.abort.bell(), PollFlags::IN)];
         let mut peers = Vec::with_capacity(self.links.len());
-        // Cut off on purpose, nobody is heard: not even that a link is closed.
-        let links = if cut::left().is_some() { &[] } else { &*self.links };
+        // An isolated process hears nothing, not even that a link is closed.
+        let links = if isolation::remaining().is_some() { &[] } else { &*self.links };
         for (peer, link) in links.iter().enumerate() {
             let Some(link) = link else { continue };
             let mut events = PollFlags::empty();
@@ -169,7 +170,7 @@ impl Crew<'_> {
             }
         }
         if !fds[0].revents().is_empty() {
-            self.abort.bell().hush();
+            self.abort.bell().clear();
         }
         let is_readable = |fd: &PollFd<'_>| !(fd.revents() - PollFlags::OUT).is_empty();
         let ready = fds[1..].iter().zip(peers).filter(|(fd, _)| is_readable(fd));
@@ -183,11 +184,11 @@ impl Crew<'_> {
         let mut has_taken = false;
         let mut n_frames = 0;
         while n_frames < FRAMES_AT_ONCE && op.wants(peer) {
-            let room = match link.open() {
-                Some((header, Room::Caller)) => op.room(peer, header).expect("given before"),
-                Some((_, Room::Scratch | Room::Nowhere)) | None => &mut [],
+            let buffer = match link.open() {
+                Some((header, Target::Caller)) => op.buffer(peer, header).expect("given before"),
+                Some((_, Target::Scratch | Target::Discard)) | None => &mut [],
             };
-            match link.read(room).map_err(|error| lost(worker, &error))? {
+            match link.read(buffer).map_err(|error| lost(worker, &error))? {
                 // The rest has not come yet.
                 Got::Nothing | Got::More => break,
                 Got::Dropped => n_frames += 1,
@@ -205,9 +206,9 @@ impl Crew<'_> {
         TICK.min(self.silence / 4)
     }
 
-    /// After a tick in which nothing happened: says who is waited for, shows peers that we are
-    /// alive, and gives up a peer that was silent for too long.
-    fn look_at_the_clock(&mut self, op: &dyn Op, watch: &mut Watch) -> Result<(), Error> {
+    /// After a tick without progress: publishes that it is blocked, shows peers that
+    /// this one is alive, and gives up a peer that was silent for too long.
+    fn check_silence(&mut self, op: &dyn Op, watch: &mut Watch) -> Result<(), Error> {
         let owing: Vec<(Instant, WorkerId)> = (self.links.iter().enumerate())
             .filter_map(|(peer, link)| Some((peer, link.as_ref()?)))
             .filter_map(|(peer, link)| {
@@ -216,15 +217,15 @@ impl Crew<'_> {
                 Some((heard.into_iter().chain(taken).min()?, link.worker))
             })
             .collect();
-        self.waiting.set(owing.iter().map(|(_, worker)| *worker).collect());
+        self.blocked.set(!owing.is_empty());
         let Some((since, worker)) = owing.into_iter().min() else { return Ok(()) };
         let is_silent = since.elapsed() > self.silence;
         if is_silent || watch.progress.elapsed() > self.silence * PATIENCE {
             let error = if is_silent { "was silent for" } else { "made no progress for over" };
             return Err(Error::Lost { peer: worker, error: format!("{error} {:?}", self.silence) });
         }
-        if watch.said.elapsed() > self.silence / 4 {
-            watch.said = Instant::now();
+        if watch.reported.elapsed() > self.silence / 4 {
+            watch.reported = Instant::now();
             for link in self.links.iter_mut().flatten().filter(|link| link.is_idle()) {
                 link.post(Kind::Waiting, self.world, 0, &[]);
             }
@@ -236,26 +237,27 @@ impl Crew<'_> {
 struct Watch {
     /// When the op last took a frame.
     progress: Instant,
-    /// When peers were last told that we wait.
-    said: Instant,
+    /// When `Waiting` was last sent to peers.
+    reported: Instant,
 }
 
 /// Decides where the payload of the frame goes whose header has just come.
 fn place(link: &mut Link, peer: usize, op: &mut dyn Op, world: WorldId) {
     let Some((header, _)) = link.open() else { return };
     let length = header.length;
-    let room = if header.kind == Kind::Region {
+    let target = if header.kind == Kind::Region {
         // Memory outlives worlds, and it is shown only once.
-        Room::Scratch
+        Target::Scratch
     } else if header.generation.0 < world.0 {
-        Room::Nowhere
+        Target::Discard
     } else if header.generation.0 > world.0 {
-        Room::Scratch
+        Target::Scratch
     } else {
-        let has_room = op.room(peer, header).is_some_and(|room| room.len() as u64 == length);
-        if has_room { Room::Caller } else { Room::Scratch }
+        let has_buffer =
+            op.buffer(peer, header).is_some_and(|buffer| buffer.len() as u64 == length);
+        if has_buffer { Target::Caller } else { Target::Scratch }
     };
-    link.place(room);
+    link.place(target);
 }
 
 /// Takes a genuine frame. Returns whether it was one for the op.
@@ -277,7 +279,7 @@ fn take(
         return Ok(false);
     }
     if theirs > world {
-        // Nobody gets past the entry of a world that we have not entered.
+        // No member gets past the entry of a world that this one has not entered.
         return Err(if header.kind == Kind::Enter {
             Error::Aborted
         } else {
@@ -287,11 +289,12 @@ fn take(
     if header.kind == Kind::Waiting {
         return Ok(false);
     }
-    let payload = if op.room(peer, header).is_some_and(|room| room.len() as u64 == header.length) {
-        &[]
-    } else {
-        link.payload(header)
-    };
+    let payload =
+        if op.buffer(peer, header).is_some_and(|buffer| buffer.len() as u64 == header.length) {
+            &[]
+        } else {
+            link.payload(header)
+        };
     op.take(peer, Frame { header, payload, region: link.region.as_ref() }).map_err(fail)?;
     Ok(true)
 }
@@ -310,7 +313,7 @@ fn map_region(link: &mut Link, header: &Header) -> Result<PeerRegion, wire::Erro
     Ok(PeerRegion { map: std::sync::Arc::new(map), number, n_sum })
 }
 
-/// What a frame is that nobody asked for.
+/// The error for a frame that was not expected.
 pub(super) fn unexpected(header: &Header) -> wire::Error {
     wire::Error::Refused(format!(
         "unexpected frame: {:?} of {} bytes in world {}",
@@ -320,13 +323,7 @@ pub(super) fn unexpected(header: &Header) -> wire::Error {
     ))
 }
 
-/// A peer is lost by an error of its link, which is told with its causes.
+/// A peer is lost because its link failed.
 pub(super) fn lost(peer: WorkerId, error: &dyn std::error::Error) -> Error {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    Error::Lost { peer, error: text }
+    Error::Lost { peer, error: chain(error) }
 }

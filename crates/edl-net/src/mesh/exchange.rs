@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The small collectives: entering a world together, and telling each other a few bytes.
+//! The small collectives: entering a world together, and exchanging a few bytes.
 
 use edl_core::id::WorldId;
 
@@ -8,21 +8,21 @@ use super::link::{Link, number};
 use crate::frame::Kind;
 use crate::wire::Error;
 
-/// All members say that they have left every world before this one.
+/// All members announce that they have left every world before this one.
 pub(super) struct Enter {
     world: WorldId,
-    has_told: Vec<bool>,
+    has_sent: Vec<bool>,
     has_come: Vec<bool>,
 }
 
 impl Enter {
-    /// What was said over links that are kept is not said again.
+    /// What was sent over links that are kept is not sent again.
     pub(super) fn new(world: WorldId, links: &[Option<Link>]) -> Self {
         let is_past = |said: Option<WorldId>| said >= Some(world);
         let of = |said: &dyn Fn(&Link) -> Option<WorldId>| {
             links.iter().map(|link| link.as_ref().is_none_or(|link| is_past(said(link)))).collect()
         };
-        Self { world, has_told: of(&|link| link.told), has_come: of(&|link| link.entered) }
+        Self { world, has_sent: of(&|link| link.enter_sent), has_come: of(&|link| link.entered) }
     }
 }
 
@@ -40,27 +40,27 @@ impl Op for Enter {
     }
 
     fn post(&mut self, peer: usize, link: &mut Link) -> bool {
-        if self.has_told[peer] {
+        if self.has_sent[peer] {
             return false;
         }
-        self.has_told[peer] = true;
-        link.told = Some(self.world);
+        self.has_sent[peer] = true;
+        link.enter_sent = Some(self.world);
         link.post(Kind::Enter, self.world, 0, &[]);
         true
     }
 
     fn is_done(&self) -> bool {
-        self.has_told.iter().chain(&self.has_come).all(|is| *is)
+        self.has_sent.iter().chain(&self.has_come).all(|is| *is)
     }
 }
 
-/// Everybody tells everybody a few bytes.
+/// Every member sends a few bytes to all others.
 pub(super) struct Exchange<'a> {
     world: WorldId,
     number: u64,
     mine: &'a [u8],
-    has_told: Vec<bool>,
-    words: Vec<Option<Vec<u8>>>,
+    has_sent: Vec<bool>,
+    answers: Vec<Option<Vec<u8>>>,
 }
 
 impl<'a> Exchange<'a> {
@@ -71,40 +71,40 @@ impl<'a> Exchange<'a> {
         me: usize,
         n_members: usize,
     ) -> Self {
-        let words = (0..n_members).map(|member| (member == me).then(|| mine.to_vec())).collect();
-        let has_told = (0..n_members).map(|member| member == me).collect();
-        Self { world, number, mine, has_told, words }
+        let answers = (0..n_members).map(|member| (member == me).then(|| mine.to_vec())).collect();
+        let has_sent = (0..n_members).map(|member| member == me).collect();
+        Self { world, number, mine, has_sent, answers }
     }
 
     /// In the order of members.
-    pub(super) fn into_words(self) -> Vec<Vec<u8>> {
-        self.words.into_iter().flatten().collect()
+    pub(super) fn into_answers(self) -> Vec<Vec<u8>> {
+        self.answers.into_iter().flatten().collect()
     }
 }
 
 impl Op for Exchange<'_> {
     fn wants(&self, peer: usize) -> bool {
-        self.words[peer].is_none()
+        self.answers[peer].is_none()
     }
 
     fn take(&mut self, peer: usize, frame: Frame<'_>) -> Result<(), Error> {
-        if frame.header.kind != Kind::Word || number(frame.header) != self.number {
+        if frame.header.kind != Kind::Exchange || number(frame.header) != self.number {
             return Err(unexpected(frame.header));
         }
-        self.words[peer] = Some(frame.payload.to_vec());
+        self.answers[peer] = Some(frame.payload.to_vec());
         Ok(())
     }
 
     fn post(&mut self, peer: usize, link: &mut Link) -> bool {
-        if self.has_told[peer] {
+        if self.has_sent[peer] {
             return false;
         }
-        self.has_told[peer] = true;
-        link.post(Kind::Word, self.world, self.number, self.mine);
+        self.has_sent[peer] = true;
+        link.post(Kind::Exchange, self.world, self.number, self.mine);
         true
     }
 
     fn is_done(&self) -> bool {
-        self.words.iter().all(Option::is_some) && self.has_told.iter().all(|is| *is)
+        self.answers.iter().all(Option::is_some) && self.has_sent.iter().all(|is| *is)
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One connection between two members, kept across worlds: frames in and out, never blocking.
 //!
-//! A frame that was begun is always finished, even if its world is over by then: the bytes that
-//! are left are kept by whoever sends it, and read for nobody by whoever gets it. So a link
-//! never has to be made anew because a world ended in the middle of a frame.
+//! A frame that was begun is always finished, even if its world is over by then: its sender keeps
+//! the bytes that are left, and its receiver discards them. So a link is never closed because a
+//! world ended in the middle of a frame.
 //!
 //! What a link holds is bounded: one block in either direction and a few small frames.
 
@@ -22,8 +22,8 @@ use rustix::net::{
 
 use super::Transport;
 use super::shm::Mapped;
-use crate::cut;
 use crate::frame::{HEADER_LEN, Header, Kind, TAG_LEN};
+use crate::isolation;
 use crate::seal::Seal;
 use crate::wire::{Error, Stream};
 
@@ -32,7 +32,7 @@ use crate::wire::{Error, Stream};
 pub(super) struct PeerRegion {
     pub(super) map: Arc<Mapped>,
     pub(super) number: u64,
-    /// Its nodes begin here; before them is room for the sum of its chunk.
+    /// Its nodes begin here; before them is space for the sum of its chunk.
     pub(super) n_sum: usize,
 }
 
@@ -42,10 +42,10 @@ pub(super) struct Link {
     /// Of two links with one peer the one with the higher number counts.
     pub(super) attempt: u64,
     pub(super) transport: Transport,
-    /// The latest world that the peer said to have entered.
+    /// The latest world that the peer has entered.
     pub(super) entered: Option<WorldId>,
-    /// The latest world that the peer was told of.
-    pub(super) told: Option<WorldId>,
+    /// The latest world for which `Enter` was sent to the peer.
+    pub(super) enter_sent: Option<WorldId>,
     /// The number of our memory that the peer knows.
     pub(super) shown_region: u64,
     pub(super) region: Option<PeerRegion>,
@@ -86,18 +86,18 @@ struct Inbox {
 struct Open {
     header: Header,
     n_read: usize,
-    room: Room,
+    target: Target,
 }
 
 /// Where a payload is read to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum Target {
     /// The link's own memory.
     Scratch,
     /// Memory of the caller's.
     Caller,
-    /// Nowhere: the frame is of a world that is over.
-    Nowhere,
+    /// The frame is of a world that is over.
+    Discard,
 }
 
 /// What one read came to.
@@ -106,11 +106,11 @@ pub(super) enum Got {
     Nothing,
     /// More of a frame, but not its end.
     More,
-    /// The header of a frame; say where its payload goes.
+    /// The header of a frame; `place` must decide where its payload goes.
     Header,
     /// A genuine frame, whole. Its payload is `link.payload()` if it went to the scratch.
     Frame(Header),
-    /// A frame for nobody has ended.
+    /// A frame that is discarded has ended.
     Dropped,
 }
 
@@ -136,7 +136,7 @@ impl Link {
             attempt,
             transport,
             entered: None,
-            told: None,
+            enter_sent: None,
             shown_region: 0,
             region: None,
             heard: Instant::now(),
@@ -211,7 +211,7 @@ impl Link {
     /// Sends as much as the peer takes. `tail` is the payload of the frame that was begun.
     /// Returns whether everything is gone.
     pub(super) fn write(&mut self, tail: &[u8]) -> Result<bool, Error> {
-        if cut::left().is_some() {
+        if isolation::remaining().is_some() {
             return Ok(self.is_idle());
         }
         while !self.is_idle() {
@@ -252,8 +252,8 @@ impl Link {
             }
             Some((_, fd)) => {
                 let fds = [fd.as_fd()];
-                let has_room = beside.push(SendAncillaryMessage::ScmRights(&fds));
-                assert!(has_room, "space for one descriptor");
+                let has_space = beside.push(SendAncillaryMessage::ScmRights(&fds));
+                assert!(has_space, "space for one descriptor");
                 rustix::net::sendmsg(&*self.stream, &[IoSlice::new(bytes)], &mut beside, flags)
             }
             None => {
@@ -275,26 +275,26 @@ impl Link {
     }
 
     /// The header of the frame whose payload is being read, and where it goes.
-    pub(super) fn open(&self) -> Option<(&Header, Room)> {
-        self.inbox.open.as_ref().map(|open| (&open.header, open.room))
+    pub(super) fn open(&self) -> Option<(&Header, Target)> {
+        self.inbox.open.as_ref().map(|open| (&open.header, open.target))
     }
 
     /// Decides where the payload of the frame goes whose header has just come.
-    pub(super) fn place(&mut self, room: Room) {
+    pub(super) fn place(&mut self, target: Target) {
         let inbox = &mut self.inbox;
         let open = inbox.open.as_mut().expect("a header has come");
-        open.room = room;
+        open.target = target;
         // The header has been checked against the longest payload of its kind.
         let length = usize::try_from(open.header.length).expect("at most a block");
-        if room != Room::Caller && inbox.scratch.len() < length {
+        if target != Target::Caller && inbox.scratch.len() < length {
             inbox.scratch.resize(length, 0);
         }
     }
 
-    /// A frame whose payload went to the caller's memory is for nobody now.
-    pub(super) fn forget_room(&mut self) {
-        if self.inbox.open.as_ref().is_some_and(|open| open.room == Room::Caller) {
-            self.place(Room::Nowhere);
+    /// Discards the frame whose payload goes to the caller's memory.
+    pub(super) fn discard_payload(&mut self) {
+        if self.inbox.open.as_ref().is_some_and(|open| open.target == Target::Caller) {
+            self.place(Target::Discard);
         }
     }
 
@@ -309,18 +309,18 @@ impl Link {
         self.inbox.fd.take()
     }
 
-    /// Reads a header or more of a payload, once. `room` is the caller's memory for the whole
+    /// Reads a header or more of a payload, once. `buffer` is the caller's memory for the whole
     /// payload, if it goes there.
-    pub(super) fn read(&mut self, room: &mut [u8]) -> Result<Got, Error> {
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<Got, Error> {
         if self.inbox.open.is_none() {
             return self.read_header();
         }
         let inbox = &mut self.inbox;
         let open = inbox.open.as_mut().expect("looked at above");
         let length = usize::try_from(open.header.length).expect("at most a block");
-        let payload = match open.room {
-            Room::Caller => room,
-            Room::Scratch | Room::Nowhere => &mut inbox.scratch[..length],
+        let payload = match open.target {
+            Target::Caller => buffer,
+            Target::Scratch | Target::Discard => &mut inbox.scratch[..length],
         };
         if open.n_read < length {
             let read =
@@ -334,9 +334,9 @@ impl Link {
                 return Ok(Got::More);
             }
         }
-        let Open { header, room, .. } = inbox.open.take().expect("looked at above");
-        if room == Room::Nowhere {
-            // Nobody believes it, so nobody needs to check it.
+        let Open { header, target, .. } = inbox.open.take().expect("looked at above");
+        if target == Target::Discard {
+            // It is not used, so it need not be checked.
             return Ok(Got::Dropped);
         }
         let mut hasher = inbox.seal.begin();
@@ -370,7 +370,7 @@ impl Link {
             return Err(Error::Forged { sequence: header.sequence });
         }
         inbox.next += 1;
-        inbox.open = Some(Open { header, n_read: 0, room: Room::Nowhere });
+        inbox.open = Some(Open { header, n_read: 0, target: Target::Discard });
         Ok(Got::Header)
     }
 }
@@ -382,7 +382,7 @@ impl AsFd for Link {
 }
 
 impl Drop for Link {
-    /// The peer sees the end at once, whoever else holds the socket.
+    /// The peer sees the end at once, even if another thread holds the socket.
     fn drop(&mut self) {
         self.stream.shutdown();
     }

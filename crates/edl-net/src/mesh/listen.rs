@@ -4,19 +4,21 @@
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use tempfile::TempDir;
 
 use super::abort::Bell;
-use super::meet::Door;
+use super::connector::Connector;
+use crate::socket::UnixSocket;
 use crate::wire::{self, Stream};
 
 /// Handshakes at one time. More callers than a world has members are turned away.
-const MAX_GREETED: usize = 64;
+const MAX_HANDSHAKES: usize = 64;
 /// After an accept that failed for want of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -26,21 +28,26 @@ pub(super) struct Listener {
     pub(super) unix_path: PathBuf,
     stop: Arc<Bell>,
     thread: Option<JoinHandle<()>>,
+    _folder: Option<TempDir>,
 }
 
 impl Listener {
-    pub(super) fn start(door: Arc<Door>, address: &str, unix_path: PathBuf) -> io::Result<Self> {
+    pub(super) fn start(
+        connector: Arc<Connector>,
+        address: &str,
+        socket: UnixSocket,
+    ) -> io::Result<Self> {
         let tcp = TcpListener::bind(address)?;
         tcp.set_nonblocking(true)?;
         let address = tcp.local_addr()?.to_string();
-        let unix = bind_unix(&unix_path)?;
+        let UnixSocket { listener: unix, path: unix_path, folder } = socket;
         unix.set_nonblocking(true)?;
         let stop = Arc::new(Bell::new()?);
         let seen = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name("mesh-listen".into())
-            .spawn(move || serve(&door, &tcp, &unix, &seen))?;
-        Ok(Self { address, unix_path, stop, thread: Some(thread) })
+            .spawn(move || serve(&connector, &tcp, &unix, &seen))?;
+        Ok(Self { address, unix_path, stop, thread: Some(thread), _folder: folder })
     }
 }
 
@@ -48,25 +55,15 @@ impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.ring();
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so itself.
+            // A panic has been printed.
             let _ = thread.join();
         }
-        // Who removed it before did our work.
+        // It may have been removed before.
         let _ = std::fs::remove_file(&self.unix_path);
     }
 }
 
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        // A worker of this number that died left it behind.
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    UnixListener::bind(path)
-}
-
-fn serve(door: &Arc<Door>, tcp: &TcpListener, unix: &UnixListener, stop: &Bell) {
+fn serve(connector: &Arc<Connector>, tcp: &TcpListener, unix: &UnixListener, stop: &Bell) {
     loop {
         let mut fds = [
             PollFd::new(stop, PollFlags::IN),
@@ -83,7 +80,7 @@ fn serve(door: &Arc<Door>, tcp: &TcpListener, unix: &UnixListener, stop: &Bell) 
         ];
         for stream in accepted {
             match stream {
-                Ok(stream) => admit(door, stream),
+                Ok(stream) => admit(connector, stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection from another worker");
@@ -97,28 +94,28 @@ fn serve(door: &Arc<Door>, tcp: &TcpListener, unix: &UnixListener, stop: &Bell) 
     }
 }
 
-/// Greets a caller in a thread of its own: one that says nothing must not keep others out.
-fn admit(door: &Arc<Door>, stream: Stream) {
-    let mut meeting = door.meeting();
-    if meeting.is_closed || meeting.n_greeted >= MAX_GREETED {
-        drop(meeting);
+/// Does the handshake in its own thread: a silent caller must not keep others out.
+fn admit(connector: &Arc<Connector>, stream: Stream) {
+    let mut pending = connector.pending();
+    if pending.is_closed || pending.n_handshakes >= MAX_HANDSHAKES {
+        drop(pending);
         stream.shutdown();
         return;
     }
-    meeting.n_greeted += 1;
-    drop(meeting);
-    let greeter = Arc::clone(door);
-    let greet = move || {
-        match greeter.greet(stream) {
-            Ok(link) => greeter.arrive(link),
+    pending.n_handshakes += 1;
+    drop(pending);
+    let acceptor = Arc::clone(connector);
+    let accept = move || {
+        match acceptor.accept(stream) {
+            Ok(link) => acceptor.arrive(link),
             Err(wire::Error::Closed) => {}
             Err(error) => tracing::warn!(%error, "refused a connection from another worker"),
         }
-        greeter.meeting().n_greeted -= 1;
+        acceptor.pending().n_handshakes -= 1;
     };
     // It ends by itself: a handshake has a time limit.
-    if let Err(error) = std::thread::Builder::new().name("mesh-greet".into()).spawn(greet) {
+    if let Err(error) = std::thread::Builder::new().name("mesh-accept".into()).spawn(accept) {
         tracing::warn!(%error, "cannot complete the handshake with another worker");
-        door.meeting().n_greeted -= 1;
+        connector.pending().n_handshakes -= 1;
     }
 }

@@ -32,7 +32,7 @@ pub(super) struct Mine<'a> {
     pub(super) region: Option<Shown>,
 }
 
-/// What a peer is told about our memory.
+/// How a peer maps our memory.
 #[derive(Clone)]
 pub(super) struct Shown {
     pub(super) number: u64,
@@ -78,7 +78,7 @@ struct State {
     /// The payload that is being sent.
     tail: Tail,
     has_rung: bool,
-    has_told: bool,
+    has_sent: bool,
     region: Option<PeerRegion>,
     is_summed: bool,
     n_copied: usize,
@@ -244,11 +244,11 @@ impl<'a> Reduce<'a> {
             self.peers[peer].has_rung = true;
             return true;
         }
-        let is_summed = self.n_summed == self.n_blocks() && !self.peers[peer].has_told;
+        let is_summed = self.n_summed == self.n_blocks() && !self.peers[peer].has_sent;
         if is_summed {
             self.phases.reach(Phase::BeforeGather);
             link.post(Kind::Summed, world, step, &[]);
-            self.peers[peer].has_told = true;
+            self.peers[peer].has_sent = true;
         }
         is_summed
     }
@@ -311,7 +311,7 @@ impl Op for Reduce<'_> {
         state.parts_in < (self.n_summed + WINDOW) * n_nodes
     }
 
-    fn room(&mut self, peer: usize, header: &Header) -> Option<&mut [u8]> {
+    fn buffer(&mut self, peer: usize, header: &Header) -> Option<&mut [u8]> {
         let Self { task, plan, peers, .. } = &*self;
         let state = &peers[peer];
         if state.is_shared {
@@ -322,8 +322,8 @@ impl Op for Reduce<'_> {
             let n = plan.block(task.me, block).len();
             let n_bytes = Self::n_bytes(n, self.is_half(peer, node));
             let at = ((block % WINDOW) * plan.nodes[peer].len() + node) * BLOCK;
-            let room: &mut [u8] = bytemuck::cast_slice_mut(&mut self.windows[peer][at..]);
-            return Some(&mut room[..n_bytes]);
+            let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut self.windows[peer][at..]);
+            return Some(&mut buffer[..n_bytes]);
         }
         let is_placed = header.kind == Kind::Sum && task.dtype == Dtype::F32;
         if is_placed && state.sums_in < plan.n_blocks(peer) {
@@ -339,8 +339,8 @@ impl Op for Reduce<'_> {
         if number(header) != self.task.step {
             return Err(refuse());
         }
-        let room = self.room(peer, header).map(|room| room.len() as u64);
-        let is_placed = room == Some(header.length);
+        let buffer = self.buffer(peer, header).map(|buffer| buffer.len() as u64);
+        let is_placed = buffer == Some(header.length);
         let has_parts = self.peers[peer].parts_in == self.n_parts_in(peer);
         let has_sums = self.peers[peer].sums_in == self.plan.n_blocks(peer);
         let region = self.check_region(peer, &frame);
@@ -420,7 +420,7 @@ impl Op for Reduce<'_> {
             }
             if state.is_shared {
                 let n_copied = self.plan.chunks[peer].len();
-                return state.has_told && state.is_summed && state.n_copied == n_copied;
+                return state.has_sent && state.is_summed && state.n_copied == n_copied;
             }
             state.parts_out == self.n_parts_out(peer)
                 && state.sums_out == n_blocks

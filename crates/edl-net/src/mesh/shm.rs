@@ -6,7 +6,7 @@
 //! and nobody but the owner can ever map it for writing.
 //!
 //! Why no torn number is ever used, though no lock guards the memory:
-//! - A region begins with room for the sum of the owner's chunk; behind it lie the nodes.
+//! - A region begins with space for the sum of the owner's chunk; behind it lie the nodes.
 //! - Nodes are written before `Ready` is sent and read after it came. They are written again
 //!   only after `Summed` has come from every peer, which each sends when it has read them.
 //! - The sum is written after `Ready` of this step has come from every peer, which each sends

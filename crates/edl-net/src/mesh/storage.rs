@@ -15,7 +15,7 @@ pub(super) struct Storage {
 
 enum Memory {
     Private(Vec<f32>),
-    /// The sum of our chunk lies before the nodes. Its room never shrinks or moves: a peer may
+    /// The sum of our chunk lies before the nodes. Its space never shrinks or moves: a peer may
     /// still copy the last sum from it while the nodes of the next step are written.
     Shared {
         region: Region,
@@ -30,7 +30,7 @@ impl Default for Memory {
 }
 
 impl Storage {
-    /// Makes room for `n_nodes` nodes of `len` numbers.
+    /// Allocates memory for `n_nodes` nodes of `len` numbers.
     pub(super) fn fit(&mut self, is_shared: bool, n_nodes: usize, len: usize) {
         let n_nodes_floats = n_nodes * stride(len);
         // The chunk of a member that is alone on its host may be nearly all of the vector.
@@ -68,7 +68,7 @@ impl Storage {
     /// The memory as a sum needs it.
     ///
     /// # Panics
-    /// If there is no room for `n_nodes` nodes of `len` numbers.
+    /// If there is no memory for `n_nodes` nodes of `len` numbers.
     pub(super) fn mine(&mut self, n_nodes: usize, len: usize) -> Mine<'_> {
         let n_floats = n_nodes * stride(len);
         match &mut self.memory {

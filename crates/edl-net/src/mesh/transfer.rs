@@ -14,8 +14,8 @@ use crate::wire::Error;
 
 /// Longest blob that is believed.
 const MAX_BLOB: u64 = 16 << 30;
-/// Room is made as bytes come, not for what a peer announces.
-const FIRST_ROOM: u64 = 64 << 20;
+/// Memory is allocated as bytes arrive, not for what a peer announces.
+const FIRST_CAPACITY: u64 = 64 << 20;
 
 /// What is sent to one peer and comes from it.
 #[derive(Default)]
@@ -107,9 +107,9 @@ impl Op for Transfer<'_> {
                 let length = payload.try_into().map(u64::from_le_bytes).ok();
                 let length = length.filter(|length| *length <= MAX_BLOB);
                 let length = length.ok_or_else(|| unexpected(header))?;
-                let room = usize::try_from(length.min(FIRST_ROOM)).unwrap_or(0);
+                let capacity = usize::try_from(length.min(FIRST_CAPACITY)).unwrap_or(0);
                 let length = usize::try_from(length).map_err(|_| unexpected(header))?;
-                lane.coming = Some(Coming { length, blob: Vec::with_capacity(room) });
+                lane.coming = Some(Coming { length, blob: Vec::with_capacity(capacity) });
             }
             (Kind::Bytes, Some(coming)) if coming.blob.len() + payload.len() <= coming.length => {
                 coming.blob.extend(payload);

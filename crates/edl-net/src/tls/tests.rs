@@ -12,8 +12,8 @@ use super::*;
 use crate::proto::master_client::MasterClient;
 use crate::proto::master_server::{Master, MasterServer};
 use crate::proto::{
-    AuditReport, AuditRequest, HarmReply, HarmRequest, JobStatus, PsCommand, PsMessage, ScaleReply,
-    ScaleRequest, StatusRequest, StopReply, StopRequest, WorkerCommand, WorkerMessage,
+    AuditReport, AuditRequest, ChaosReply, ChaosRequest, JobStatus, PsCommand, PsMessage,
+    ScaleReply, ScaleRequest, StatusRequest, StopReply, StopRequest, WorkerCommand, WorkerMessage,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -52,7 +52,7 @@ impl Master for Named {
     async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReport>, Status> {
         Err(Status::unimplemented("not of this test"))
     }
-    async fn harm(&self, _: Request<HarmRequest>) -> Result<Response<HarmReply>, Status> {
+    async fn chaos(&self, _: Request<ChaosRequest>) -> Result<Response<ChaosReply>, Status> {
         Err(Status::unimplemented("not of this test"))
     }
 }

@@ -59,7 +59,7 @@ fn every_blocked_call_ends_when_its_world_does() {
             }
             // The other one never comes.
             let mut mesh = meshes.remove(0);
-            let (abort, waiting) = (mesh.abort(), mesh.waiting_for());
+            let (abort, blocked) = (mesh.abort(), mesh.blocked());
             let (sender, ended) = mpsc::channel();
             std::thread::spawn(move || {
                 let ended = match call {
@@ -74,7 +74,7 @@ fn every_blocked_call_ends_when_its_world_does() {
                 sender.send(ended).unwrap();
             });
             // Until it is seen to wait for the other one.
-            while waiting.peers().is_empty() {
+            while !blocked.get() {
                 assert!(matches!(ended.try_recv(), Err(mpsc::TryRecvError::Empty)));
                 std::thread::yield_now();
             }

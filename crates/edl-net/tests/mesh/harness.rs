@@ -36,7 +36,7 @@ pub(crate) fn peer(mesh: &Mesh, worker: u32, span: Span) -> Peer {
         worker: WorkerId(worker),
         incarnation: Incarnation(100 + u64::from(worker)),
         address: mesh.address().into(),
-        unix_path: mesh.unix_path().into(),
+        unix_path: mesh.unix_path().to_str().unwrap().into(),
         span,
     }
 }

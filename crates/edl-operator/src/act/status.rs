@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a job stands, in the words of its status: six conditions, each with its reason.
+//! The status of a job: six conditions, each with its reason.
 
 use edl_core::text::counted;
 use edl_kube::names;
 use k8s_openapi::jiff::Timestamp;
 
-use super::Told;
-use crate::crd::{Condition, Kind, Status};
-use crate::observe::{JobView, Stage};
+use super::JobEvent;
+use crate::crd::{Condition, ConditionKind, Status};
+use crate::observe::{JobStage, JobView};
 
 /// What was decided about a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// Workers that its master is told to have from now on.
-    pub(super) told: u32,
+    /// Workers that it is granted from now on.
+    pub(super) workers: u32,
     /// Why that has changed; empty if it has not.
     pub(super) why: String,
     /// Why it has less than its minimum: in one word, and in a sentence.
     pub(super) waiting: Option<(&'static str, String)>,
 }
 
-/// Whether something is so, why in one word, and in a sentence.
-type Said = (bool, String, String);
+/// Whether a condition holds, why in one word, and in a sentence.
+type Verdict = (bool, String, String);
 
 /// The status of a job; `before` is the one that it has.
 pub(super) fn status(view: &JobView, before: &Status, outcome: &Outcome, now: Timestamp) -> Status {
-    let is_live = view.stage == Stage::Live;
+    let is_live = view.stage == JobStage::Live;
     let mut status = Status {
         observed_generation: view.object.metadata.generation,
         workers: view.running.worker,
-        wanted_workers: if is_live { outcome.told } else { 0 },
-        selector: format!("{},{}=worker", names::selector(view.object.name()), names::ROLE_LABEL),
+        wanted_workers: if is_live { outcome.workers } else { 0 },
+        selector: names::worker_selector(view.object.name()),
         eta: String::new(),
         ..before.clone()
     };
@@ -45,34 +45,34 @@ pub(super) fn status(view: &JobView, before: &Status, outcome: &Outcome, now: Ti
             status.eta = note.eta();
         }
     }
-    status.conditions = Kind::ALL.map(|kind| condition(kind, view, before, outcome, now)).into();
-    let holding = Kind::ALL.into_iter().rev().find(|kind| status.is(*kind));
-    status.state = holding.map_or("", Kind::name).into();
+    status.conditions =
+        ConditionKind::ALL.map(|kind| condition(kind, view, before, outcome, now)).into();
+    let holding = ConditionKind::ALL.into_iter().rev().find(|kind| status.is(*kind));
+    status.state = holding.map_or("", ConditionKind::name).into();
     status
 }
 
 fn condition(
-    kind: Kind,
+    kind: ConditionKind,
     view: &JobView,
     before: &Status,
     outcome: &Outcome,
     now: Timestamp,
 ) -> Condition {
-    let said = match kind {
-        Kind::Queued => queued(view, outcome),
-        Kind::Admitted => admitted(view, before, outcome),
-        Kind::Running => running(view, outcome),
-        Kind::Resizing => resizing(view, before, outcome),
-        Kind::Succeeded => match view.stage {
-            Stage::Succeeded => yes("Done", "training completed"),
-            Stage::Live | Stage::Deleted | Stage::Failed(..) => no("NotYet", ""),
+    let (holds, reason, message) = match kind {
+        ConditionKind::Queued => queued(view, outcome),
+        ConditionKind::Admitted => admitted(view, before, outcome),
+        ConditionKind::Running => running(view, outcome),
+        ConditionKind::Resizing => resizing(view, before, outcome),
+        ConditionKind::Succeeded => match view.stage {
+            JobStage::Succeeded => yes("Done", "training completed"),
+            JobStage::Live | JobStage::Deleted | JobStage::Failed(..) => no("NotYet", ""),
         },
-        Kind::Failed => match &view.stage {
-            Stage::Failed(reason, message) => yes(reason, message),
-            Stage::Live | Stage::Deleted | Stage::Succeeded => no("No", ""),
+        ConditionKind::Failed => match &view.stage {
+            JobStage::Failed(reason, message) => yes(reason, message),
+            JobStage::Live | JobStage::Deleted | JobStage::Succeeded => no("No", ""),
         },
     };
-    let (holds, reason, message) = said;
     let status = if holds { "True" } else { "False" };
     let old = before.condition(kind).filter(|old| old.status == status);
     let last_transition_time = match old {
@@ -83,45 +83,47 @@ fn condition(
     Condition { kind, status: status.into(), reason, message, last_transition_time }
 }
 
-fn queued(view: &JobView, outcome: &Outcome) -> Said {
-    if view.stage != Stage::Live {
+fn queued(view: &JobView, outcome: &Outcome) -> Verdict {
+    if view.stage != JobStage::Live {
         return no("Ended", "");
     }
-    if outcome.told > 0 {
+    if outcome.workers > 0 {
         return no("Admitted", "");
     }
     match (&view.trouble, &outcome.waiting) {
         (Some(trouble), _) => yes(trouble.reason, &trouble.message),
-        (None, Some((word, sentence))) => yes(word, sentence),
+        (None, Some((reason, message))) => yes(reason, message),
         (None, None) if !outcome.why.is_empty() => yes("Stopped", &outcome.why),
         (None, None) => yes("Waiting", "waiting for its turn"),
     }
 }
 
-fn admitted(view: &JobView, before: &Status, outcome: &Outcome) -> Said {
-    if view.stage != Stage::Live {
+fn admitted(view: &JobView, before: &Status, outcome: &Outcome) -> Verdict {
+    if view.stage != JobStage::Live {
         return no("Ended", "");
     }
-    if outcome.told == 0 {
+    if outcome.workers == 0 {
         return no("Queued", "");
     }
-    if let Some(trouble) = view.trouble.as_ref().filter(|_| view.told > 0) {
+    if let Some(trouble) = view.trouble.as_ref().filter(|_| view.grant.workers > 0) {
         let message = format!(
             "{}; until this is fixed, the job keeps running with its original settings",
             trouble.message
         );
         return yes(trouble.reason, &message);
     }
-    if let Some(word) = &view.edited {
+    if let Some(field) = &view.edited {
         let message = format!(
-            "`{word}` cannot change while the job runs: only min_workers, max_workers, queue and \
+            "`{field}` cannot change while the job runs: only min_workers, max_workers, queue and \
              priority can; submit a new job to change it"
         );
         return yes(SPEC_CHANGED, &message);
     }
-    let old = before.condition(Kind::Admitted).filter(|old| old.holds() && old.reason == PLANNED);
+    let old = before
+        .condition(ConditionKind::Admitted)
+        .filter(|old| old.holds() && old.reason == PLANNED);
     match old {
-        Some(old) if view.told > 0 => yes(PLANNED, &old.message),
+        Some(old) if view.grant.workers > 0 => yes(PLANNED, &old.message),
         Some(_) | None => yes(PLANNED, &outcome.why),
     }
 }
@@ -131,19 +133,19 @@ const SPEC_CHANGED: &str = "SpecChanged";
 
 fn is_running(view: &JobView, outcome: &Outcome) -> bool {
     let min = view.limits().map_or(1, |(min, _)| min);
-    let is_live = view.stage == Stage::Live && outcome.told > 0;
-    // While it shrinks to a smaller minimum it runs all the same.
-    is_live && view.running.worker >= min.min(outcome.told).max(1)
+    let is_live = view.stage == JobStage::Live && outcome.workers > 0;
+    // While it shrinks to a smaller minimum, it still runs.
+    is_live && view.running.worker >= min.min(outcome.workers).max(1)
 }
 
-fn running(view: &JobView, outcome: &Outcome) -> Said {
+fn running(view: &JobView, outcome: &Outcome) -> Verdict {
     if is_running(view, outcome) {
         return yes("HasItsMinimum", "");
     }
-    if view.stage != Stage::Live {
+    if view.stage != JobStage::Live {
         return no("Ended", "");
     }
-    if outcome.told == 0 {
+    if outcome.workers == 0 {
         return no("Queued", "");
     }
     let (has, min) = (view.running.worker, view.limits().map_or(1, |(min, _)| min));
@@ -151,18 +153,20 @@ fn running(view: &JobView, outcome: &Outcome) -> Said {
     no("Starting", &format!("{has} of {min} required workers running{waits}"))
 }
 
-fn resizing(view: &JobView, before: &Status, outcome: &Outcome) -> Said {
+fn resizing(view: &JobView, before: &Status, outcome: &Outcome) -> Verdict {
     let has = view.running.worker;
-    if !is_running(view, outcome) || has == outcome.told {
+    if !is_running(view, outcome) || has == outcome.workers {
         return no("No", "");
     }
-    let reason = if has < outcome.told { "Growing" } else { "Shrinking" };
-    let old = before.condition(Kind::Resizing).filter(|old| old.holds() && outcome.why.is_empty());
+    let reason = if has < outcome.workers { "Growing" } else { "Shrinking" };
+    let old = before
+        .condition(ConditionKind::Resizing)
+        .filter(|old| old.holds() && outcome.why.is_empty());
     match old {
-        // Why is known in the moment of the plan alone.
+        // The reason is only known in the pass that made the plan.
         Some(old) => yes(reason, &old.message),
         None => {
-            let (size, why) = (counted(outcome.told, "worker"), because(&outcome.why));
+            let (size, why) = (counted(outcome.workers, "worker"), because(&outcome.why));
             yes(reason, &format!("to {size}: {why}"))
         }
     }
@@ -172,42 +176,42 @@ fn because(why: &str) -> &str {
     if why.is_empty() { "pods are starting or stopping" } else { why }
 }
 
-/// What is worth an event: that a job cannot be planned, that it waits, and how it ended.
-pub(super) fn news(before: &Status, after: &Status) -> Vec<Told> {
-    let mut news = Vec::new();
-    let is_new = |kind: Kind| {
+/// The events of a change: a job cannot be planned, waits, or has ended.
+pub(super) fn events(before: &Status, after: &Status) -> Vec<JobEvent> {
+    let mut events = Vec::new();
+    let is_new = |kind: ConditionKind| {
         let new = after.condition(kind).filter(|new| new.holds())?;
         let is_old =
             before.condition(kind).is_some_and(|old| old.holds() && old.reason == new.reason);
         (!is_old).then_some(new)
     };
-    if let Some(queued) = is_new(Kind::Queued) {
+    if let Some(queued) = is_new(ConditionKind::Queued) {
         let is_warning = TROUBLES.contains(&queued.reason.as_str());
         let reason = if is_warning { "Invalid" } else { "Queued" };
-        news.push(Told { is_warning, reason, note: queued.message.clone() });
+        events.push(JobEvent { is_warning, reason, note: queued.message.clone() });
     }
-    let unlike_plan = is_new(Kind::Admitted).filter(|admitted| admitted.reason != PLANNED);
-    if let Some(admitted) = unlike_plan {
+    let unplanned = is_new(ConditionKind::Admitted).filter(|admitted| admitted.reason != PLANNED);
+    if let Some(admitted) = unplanned {
         let reason = if admitted.reason == SPEC_CHANGED { SPEC_CHANGED } else { "Invalid" };
-        news.push(Told { is_warning: true, reason, note: admitted.message.clone() });
+        events.push(JobEvent { is_warning: true, reason, note: admitted.message.clone() });
     }
-    for (kind, is_warning) in [(Kind::Succeeded, false), (Kind::Failed, true)] {
+    for (kind, is_warning) in [(ConditionKind::Succeeded, false), (ConditionKind::Failed, true)] {
         if let Some(ended) = is_new(kind) {
-            news.push(Told { is_warning, reason: kind.name(), note: ended.message.clone() });
+            events.push(JobEvent { is_warning, reason: kind.name(), note: ended.message.clone() });
         }
     }
-    news
+    events
 }
 
-/// Reasons that only the job's owner can mend.
+/// Reasons that only the job's owner can fix.
 const TROUBLES: [&str; 5] =
     ["Invalid", "NameTaken", "NeverFits", "UnknownPriority", "UnknownQueue"];
 
-fn yes(reason: &str, message: &str) -> Said {
+fn yes(reason: &str, message: &str) -> Verdict {
     (true, reason.into(), message.into())
 }
 
-fn no(reason: &str, message: &str) -> Said {
+fn no(reason: &str, message: &str) -> Verdict {
     (false, reason.into(), message.into())
 }
 

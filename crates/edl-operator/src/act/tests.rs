@@ -6,19 +6,19 @@ use serde_json::json;
 
 use edl_kube::names;
 
-use crate::crd::Kind;
-use crate::fixture::{World, job, node, other_pod};
+use crate::crd::ConditionKind;
+use crate::tests::fake_cluster::{FakeCluster, job, node, other_pod};
 
-fn check(told: &str, expected: &Expect) {
-    expected.assert_eq(told);
+fn check(report: &str, expected: &Expect) {
+    expected.assert_eq(report);
 }
 
 /// Rounds until nothing is left to do.
-fn calm(world: &mut World) {
+fn calm(cluster: &mut FakeCluster) {
     for _ in 0..20 {
-        world.settle();
-        world.now_secs += 100;
-        if world.round().is_empty() {
+        cluster.settle();
+        cluster.now_secs += 100;
+        if cluster.pass().is_empty() {
             return;
         }
     }
@@ -26,39 +26,39 @@ fn calm(world: &mut World) {
 }
 
 #[test]
-fn a_job_starts_at_its_minimum_and_grows_into_free_room() {
+fn a_job_starts_at_its_minimum_and_grows_into_free_capacity() {
     let jobs = [job("a", &json!({"min_workers": 2, "max_workers": 4}))];
-    let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
+    let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &jobs);
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         a: admit with 4
         a: - Admitted: starting with 4 workers: enough free capacity for its minimum; free capacity available
         a: 0 of 4, Admitted(Planned: enough free capacity for its minimum; free capacity available)
     "#]],
     );
-    check(&world.round(), &expect![[r#""#]]);
-    world.settle();
+    check(&cluster.pass(), &expect![[r#""#]]);
+    cluster.settle();
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         a: 4 of 4, Admitted(Planned: enough free capacity for its minimum; free capacity available), Running(HasItsMinimum: )
     "#]],
     );
-    calm(&mut world);
-    assert_eq!((world.status("a").workers, world.status("a").state.as_str()), (4, "Running"));
+    calm(&mut cluster);
+    assert_eq!((cluster.status("a").workers, cluster.status("a").state.as_str()), (4, "Running"));
 }
 
 #[test]
 fn a_second_job_starts_on_what_the_first_gives_up_and_gets_it_back() {
-    let words = json!({"min_workers": 1, "max_workers": 4});
+    let fields = json!({"min_workers": 1, "max_workers": 4});
     let nodes = [node("n1", "4500m", "32Gi")];
-    let mut world = World::new(&nodes, &[job("a", &words)]);
-    calm(&mut world);
-    assert_eq!(world.status("a").workers, 4);
-    world.seen.jobs.push(job("b", &words).into());
+    let mut cluster = FakeCluster::new(&nodes, &[job("a", &fields)]);
+    calm(&mut cluster);
+    assert_eq!(cluster.status("a").workers, 4);
+    cluster.objects.jobs.push(job("b", &fields).into());
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         a: resize to 2, leave [2, 3]
         a: - Resized: 4 → 2 workers: freeing capacity for job `default/b` to start; above its fair share while job `default/b` is below
@@ -68,21 +68,21 @@ fn a_second_job_starts_on_what_the_first_gives_up_and_gets_it_back() {
         b: 0 of 2, Admitted(Planned: enough free capacity for its minimum; below its fair share while job `default/a` is above)
     "#]],
     );
-    world.settle();
+    cluster.settle();
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         a: 2 of 2, Admitted(Planned: enough free capacity for its minimum; free capacity available), Running(HasItsMinimum: )
         b: 2 of 2, Admitted(Planned: enough free capacity for its minimum; below its fair share while job `default/a` is above), Running(HasItsMinimum: )
     "#]],
     );
-    calm(&mut world);
-    assert_eq!((world.status("a").workers, world.status("b").workers), (2, 2));
+    calm(&mut cluster);
+    assert_eq!((cluster.status("a").workers, cluster.status("b").workers), (2, 2));
     // The first one ends.
-    world.note("a", names::STATUS_NOTE, r#"{"state": "succeeded", "records_done": 5}"#);
-    world.seen.pods.retain(|pod| pod.metadata.labels.as_ref().unwrap()[names::JOB_LABEL] != "a");
+    cluster.report("a", &json!({"state": "succeeded", "records_done": 5}));
+    cluster.objects.pods.retain(|pod| names::job_of(&pod.metadata).unwrap() != "a");
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         a: - Succeeded: training completed
         a: 0 of 0, Succeeded(Done: training completed)
@@ -91,54 +91,56 @@ fn a_second_job_starts_on_what_the_first_gives_up_and_gets_it_back() {
         b: 2 of 4, Admitted(Planned: enough free capacity for its minimum; below its fair share while job `default/a` is above), Running(HasItsMinimum: ), Resizing(Growing: to 4 workers: free capacity available)
     "#]],
     );
-    calm(&mut world);
-    assert_eq!(world.status("b").workers, 4);
+    calm(&mut cluster);
+    assert_eq!(cluster.status("b").workers, 4);
 }
 
 #[test]
-fn a_service_that_grows_gets_its_room_back() {
-    let words = json!({"min_workers": 1, "max_workers": 4});
-    let mut world = World::new(&[node("n1", "4500m", "32Gi")], &[job("a", &words)]);
-    calm(&mut world);
-    assert_eq!(world.status("a").workers, 4);
-    world.seen.pods.push(other_pod("nginx-1", "2", None).into());
+fn a_growing_service_gets_its_capacity_back() {
+    let fields = json!({"min_workers": 1, "max_workers": 4});
+    let mut cluster = FakeCluster::new(&[node("n1", "4500m", "32Gi")], &[job("a", &fields)]);
+    calm(&mut cluster);
+    assert_eq!(cluster.status("a").workers, 4);
+    cluster.objects.pods.push(other_pod("nginx-1", "2", None).into());
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         a: resize to 2, leave [2, 3]
         a: - Resized: 4 → 2 workers: freeing capacity for service `web/nginx`
         a: 4 of 2, Admitted(Planned: enough free capacity for its minimum; free capacity available), Running(HasItsMinimum: ), Resizing(Shrinking: to 2 workers: freeing capacity for service `web/nginx`)
     "#]],
     );
-    world.settle();
-    calm(&mut world);
-    assert_eq!(world.status("a").workers, 2);
-    let nginx = world.seen.pods.iter().find(|pod| pod.metadata.name.as_deref() == Some("nginx-1"));
+    cluster.settle();
+    calm(&mut cluster);
+    assert_eq!(cluster.status("a").workers, 2);
+    let nginx =
+        cluster.objects.pods.iter().find(|pod| pod.metadata.name.as_deref() == Some("nginx-1"));
     assert_eq!(nginx.unwrap().spec.as_ref().unwrap().node_name.as_deref(), Some("n1"));
 }
 
 #[test]
-fn the_workers_that_leave_are_those_whose_room_is_needed() {
-    let words = json!({"min_workers": 1, "max_workers": 3});
+fn workers_on_contended_nodes_are_removed_first() {
+    let fields = json!({"min_workers": 1, "max_workers": 3});
     let nodes = [node("n1", "1100m", "32Gi"), node("n2", "2", "32Gi")];
-    let mut world = World::new(&nodes, &[job("a", &words)]);
-    calm(&mut world);
-    world.seen.pods.push(other_pod("nginx-1", "2", None).into());
-    let told = world.round();
-    assert!(told.contains("resize to 1, leave"), "{told}");
-    world.settle();
-    let nginx = world.seen.pods.iter().find(|pod| pod.metadata.name.as_deref() == Some("nginx-1"));
-    assert_eq!(nginx.unwrap().spec.as_ref().unwrap().node_name.as_deref(), Some("n2"), "{told}");
+    let mut cluster = FakeCluster::new(&nodes, &[job("a", &fields)]);
+    calm(&mut cluster);
+    cluster.objects.pods.push(other_pod("nginx-1", "2", None).into());
+    let report = cluster.pass();
+    assert!(report.contains("resize to 1, leave"), "{report}");
+    cluster.settle();
+    let nginx =
+        cluster.objects.pods.iter().find(|pod| pod.metadata.name.as_deref() == Some("nginx-1"));
+    assert_eq!(nginx.unwrap().spec.as_ref().unwrap().node_name.as_deref(), Some("n2"), "{report}");
 }
 
 #[test]
 fn a_job_of_higher_priority_stops_another_which_goes_on_later() {
     let rigid = json!({"num_workers": 3});
-    let mut world = World::new(&[node("n1", "4", "32Gi")], &[job("low", &rigid)]);
-    calm(&mut world);
-    world.seen.jobs.push(job("high", &json!({"num_workers": 3, "priority": 10})).into());
+    let mut cluster = FakeCluster::new(&[node("n1", "4", "32Gi")], &[job("low", &rigid)]);
+    calm(&mut cluster);
+    cluster.objects.jobs.push(job("high", &json!({"num_workers": 3, "priority": 10})).into());
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         low: stop 4 pods
         low: - Stopped: released all workers: preempted by job `default/high`, which has a higher priority
@@ -149,17 +151,17 @@ fn a_job_of_higher_priority_stops_another_which_goes_on_later() {
         high: 0 of 3, Admitted(Planned: enough free capacity for its minimum)
     "#]],
     );
-    calm(&mut world);
-    assert_eq!(world.status("low").state, "Queued");
-    assert_eq!(world.status("high").workers, 3);
-    world.note("high", names::STATUS_NOTE, r#"{"state": "succeeded"}"#);
-    world.seen.pods.clear();
-    calm(&mut world);
-    assert_eq!(world.status("low").state, "Running");
+    calm(&mut cluster);
+    assert_eq!(cluster.status("low").state, "Queued");
+    assert_eq!(cluster.status("high").workers, 3);
+    cluster.report("high", &json!({"state": "succeeded"}));
+    cluster.objects.pods.clear();
+    calm(&mut cluster);
+    assert_eq!(cluster.status("low").state, "Running");
 }
 
 #[test]
-fn a_bad_job_says_what_to_change_and_keeps_nobody_from_running() {
+fn an_invalid_job_has_a_reason_and_does_not_block_others() {
     let jobs = [
         job("crossed", &json!({"min_workers": 4, "max_workers": 2})),
         job("good", &json!({"num_workers": 1})),
@@ -168,9 +170,9 @@ fn a_bad_job_says_what_to_change_and_keeps_nobody_from_running() {
         job("none", &json!({"num_workers": 0})),
         job("odd", &json!({"priority": "no-such-class"})),
     ];
-    let mut world = World::new(&[node("n1", "8", "32Gi")], &jobs);
+    let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &jobs);
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
             crossed: ! Invalid: min_workers=4 exceeds the maximum of 2; lower it, or raise max_workers
             crossed: 0 of 0, Queued(Invalid: min_workers=4 exceeds the maximum of 2; lower it, or raise max_workers)
@@ -187,134 +189,134 @@ fn a_bad_job_says_what_to_change_and_keeps_nobody_from_running() {
             odd: 0 of 0, Queued(UnknownPriority: PriorityClass `no-such-class` not found; choose another, or use a number)
         "#]],
     );
-    calm(&mut world);
-    assert_eq!(world.status("good").state, "Running");
+    calm(&mut cluster);
+    assert_eq!(cluster.status("good").state, "Running");
     // Mended, it runs.
-    world.edit("crossed", "max_workers", json!(4));
-    calm(&mut world);
-    assert_eq!(world.status("crossed").state, "Running");
+    cluster.edit("crossed", "max_workers", json!(4));
+    calm(&mut cluster);
+    assert_eq!(cluster.status("crossed").state, "Running");
 }
 
 #[test]
 fn a_name_that_another_job_has_is_left_alone() {
-    let mut world = World::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
+    let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
     let foreign = json!({"metadata": {"name": "elasticdl-a", "namespace": "default",
-        "labels": {names::JOB_LABEL: "a"}}});
-    world.seen.config_maps.push(std::sync::Arc::new(serde_json::from_value(foreign).unwrap()));
-    let told = world.round();
-    assert!(told.contains("Queued(NameTaken") && !told.contains("admit"), "{told}");
-    assert_eq!(world.round(), "");
+        "labels": names::job_labels("a")}});
+    cluster.objects.config_maps.push(std::sync::Arc::new(serde_json::from_value(foreign).unwrap()));
+    let report = cluster.pass();
+    assert!(report.contains("Queued(NameTaken") && !report.contains("admit"), "{report}");
+    assert_eq!(cluster.pass(), "");
 }
 
 #[test]
-fn a_job_that_was_made_anew_waits_until_the_old_one_is_cleared_away() {
-    let mut world = World::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
-    calm(&mut world);
-    let again = std::sync::Arc::make_mut(&mut world.seen.jobs[0]);
+fn a_recreated_job_waits_until_the_old_one_is_removed() {
+    let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
+    calm(&mut cluster);
+    let again = std::sync::Arc::make_mut(&mut cluster.objects.jobs[0]);
     again.metadata.uid = Some("another".into());
     again.status = None;
-    let told = world.round();
-    assert!(told.contains("- Queued: objects of a deleted job with the same name"), "{told}");
-    assert!(!told.contains("admit"), "{told}");
-    world.seen.config_maps.clear();
-    world.seen.pods.clear();
-    let told = world.round();
-    assert!(told.contains("admit with 2"), "{told}");
+    let report = cluster.pass();
+    assert!(report.contains("- Queued: objects of a deleted job with the same name"), "{report}");
+    assert!(!report.contains("admit"), "{report}");
+    cluster.objects.config_maps.clear();
+    cluster.objects.pods.clear();
+    let report = cluster.pass();
+    assert!(report.contains("admit with 2"), "{report}");
 }
 
 #[test]
-fn an_edit_of_a_running_job_is_followed_or_told() {
+fn an_edit_of_a_running_job_is_applied_or_reported() {
     let jobs = [job("a", &json!({"min_workers": 2, "max_workers": 4}))];
-    let mut world = World::new(&[node("n1", "16", "64Gi")], &jobs);
-    calm(&mut world);
-    world.edit("a", "max_workers", json!(3));
-    let told = world.round();
-    assert!(told.contains("resize to 3") && told.contains("above its maximum"), "{told}");
-    calm(&mut world);
-    world.edit("a", "num_epochs", json!(9));
+    let mut cluster = FakeCluster::new(&[node("n1", "16", "64Gi")], &jobs);
+    calm(&mut cluster);
+    cluster.edit("a", "max_workers", json!(3));
+    let report = cluster.pass();
+    assert!(report.contains("resize to 3") && report.contains("above its maximum"), "{report}");
+    calm(&mut cluster);
+    cluster.edit("a", "num_epochs", json!(9));
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         a: ! SpecChanged: `num_epochs` cannot change while the job runs: only min_workers, max_workers, queue and priority can; submit a new job to change it
         a: 3 of 3, Admitted(SpecChanged: `num_epochs` cannot change while the job runs: only min_workers, max_workers, queue and priority can; submit a new job to change it), Running(HasItsMinimum: )
     "#]],
     );
-    world.edit("a", "min_workers", json!(7));
+    cluster.edit("a", "min_workers", json!(7));
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         a: ! Invalid: min_workers=7 exceeds the maximum of 3; lower it, or raise max_workers; until this is fixed, the job keeps running with its original settings
         a: 3 of 3, Admitted(Invalid: min_workers=7 exceeds the maximum of 3; lower it, or raise max_workers; until this is fixed, the job keeps running with its original settings), Running(HasItsMinimum: )
     "#]],
     );
-    calm(&mut world);
-    assert_eq!(world.status("a").workers, 3, "it goes on as it was");
+    calm(&mut cluster);
+    assert_eq!(cluster.status("a").workers, 3, "it goes on as it was");
 }
 
 #[test]
-fn a_minimum_that_is_raised_stops_nobody() {
-    let words = json!({"min_workers": 1, "max_workers": 8, "num_ps_pods": 1,
+fn a_raised_minimum_stops_no_job() {
+    let fields = json!({"min_workers": 1, "max_workers": 8, "num_ps_pods": 1,
         "ps_resource_request": "cpu=100m,memory=64Mi"});
-    let mut world = World::new(&[node("n1", "2500m", "64Gi")], &[job("a", &words)]);
-    calm(&mut world);
-    let before = world.status("a").workers;
-    world.edit("a", "min_workers", json!(6));
-    calm(&mut world);
-    assert_eq!((world.status("a").workers, before), (2, 2));
+    let mut cluster = FakeCluster::new(&[node("n1", "2500m", "64Gi")], &[job("a", &fields)]);
+    calm(&mut cluster);
+    let before = cluster.status("a").workers;
+    cluster.edit("a", "min_workers", json!(6));
+    calm(&mut cluster);
+    assert_eq!((cluster.status("a").workers, before), (2, 2));
 }
 
 #[test]
 fn a_master_that_is_lost_is_made_again_and_one_that_is_done_is_not() {
-    let mut world = World::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
-    calm(&mut world);
+    let mut cluster = FakeCluster::new(&[node("n1", "8", "32Gi")], &[job("a", &json!({}))]);
+    calm(&mut cluster);
     let is_master = |pod: &k8s_openapi::api::core::v1::Pod| {
         pod.metadata.name.as_deref() == Some("elasticdl-a-master")
     };
-    world.seen.pods.retain(|pod| !is_master(pod));
-    let told = world.round();
-    assert!(told.contains("admit with 2"), "{told}");
-    calm(&mut world);
-    let end = |world: &mut World, code: i32| {
-        let master = world.seen.pods.iter_mut().find(|pod| is_master(pod)).unwrap();
+    cluster.objects.pods.retain(|pod| !is_master(pod));
+    let report = cluster.pass();
+    assert!(report.contains("admit with 2"), "{report}");
+    calm(&mut cluster);
+    let end = |cluster: &mut FakeCluster, code: i32| {
+        let master = cluster.objects.pods.iter_mut().find(|pod| is_master(pod)).unwrap();
         let status = json!({"phase": "Failed", "containerStatuses": [{"name": "elasticdl",
             "image": "", "imageID": "", "ready": false, "restartCount": 0,
             "state": {"terminated": {"exitCode": code}}}]});
         std::sync::Arc::make_mut(master).status = serde_json::from_value(status).unwrap();
     };
-    end(&mut world, 137);
-    let told = world.round();
-    assert!(told.contains("admit with 2, not elasticdl-a-master"), "{told}");
-    end(&mut world, 1);
+    end(&mut cluster, 137);
+    let report = cluster.pass();
+    assert!(report.contains("admit with 2, not elasticdl-a-master"), "{report}");
+    end(&mut cluster, 1);
     check(
-        &world.round(),
+        &cluster.pass(),
         &expect![[r#"
         a: ! Failed: job failed; see `elasticdl logs a --namespace=default`
         a: 2 of 0, Failed(Failed: job failed; see `elasticdl logs a --namespace=default`)
     "#]],
     );
-    assert_eq!(world.round(), "");
-    assert!(world.status("a").is(Kind::Failed));
+    assert_eq!(cluster.pass(), "");
+    assert!(cluster.status("a").is(ConditionKind::Failed));
     // Its status outlives its pods.
-    world.seen.pods.clear();
-    world.seen.config_maps.clear();
-    world.round();
-    assert!(world.status("a").is(Kind::Failed));
-    assert_eq!(world.round(), "");
+    cluster.objects.pods.clear();
+    cluster.objects.config_maps.clear();
+    cluster.pass();
+    assert!(cluster.status("a").is(ConditionKind::Failed));
+    assert_eq!(cluster.pass(), "");
 }
 
 #[test]
-fn with_masters_outside_no_room_is_kept_for_them() {
-    let mut world = World::new(&[node("n1", "2500m", "32Gi")], &[job("a", &json!({}))]);
-    world.seen.masters_outside = true;
-    let observed = world.observe();
+fn with_masters_outside_no_capacity_is_reserved_for_them() {
+    let mut cluster = FakeCluster::new(&[node("n1", "2500m", "32Gi")], &[job("a", &json!({}))]);
+    cluster.objects.masters_outside = true;
+    let observed = cluster.observe();
     assert_eq!(observed.snapshot.jobs[0].roles.master.max, 0);
-    let told = world.round();
-    assert!(told.contains("admit with 2"), "{told}");
-    world.seen.pods.clear();
-    assert!(!world.round().contains("admit"), "its master is no pod");
+    let report = cluster.pass();
+    assert!(report.contains("admit with 2"), "{report}");
+    cluster.objects.pods.clear();
+    assert!(!cluster.pass().contains("admit"), "its master is no pod");
 }
 
-/// Clusters at random: rounds come to rest, and every job has what it was told, within its limits.
+/// Clusters at random: rounds come to rest, and every job has what it was report, within its limits.
 #[test]
 fn any_cluster_comes_to_rest() {
     for seed in 0..60_u64 {
@@ -323,28 +325,28 @@ fn any_cluster_comes_to_rest() {
         let nodes: Vec<_> = (0..1 + below(4))
             .map(|at| node(&format!("n{at}"), &(2 + below(8)).to_string(), "64Gi"))
             .collect();
-        let mut world = World::new(&nodes, &[]);
+        let mut cluster = FakeCluster::new(&nodes, &[]);
         for at in 0..1 + below(6) {
             let min = 1 + below(3);
-            let words = json!({"min_workers": min, "max_workers": min + below(4),
+            let fields = json!({"min_workers": min, "max_workers": min + below(4),
                 "priority": below(2), "num_ps_pods": 0});
-            world.seen.jobs.push(job(&format!("j{at}"), &words).into());
-            world.round();
-            world.settle();
+            cluster.objects.jobs.push(job(&format!("j{at}"), &fields).into());
+            cluster.pass();
+            cluster.settle();
         }
         for at in 0..below(4) {
             let cpu = (1 + below(2)).to_string();
-            world.seen.pods.push(other_pod(&format!("p{at}"), &cpu, None).into());
-            world.round();
-            world.settle();
+            cluster.objects.pods.push(other_pod(&format!("p{at}"), &cpu, None).into());
+            cluster.pass();
+            cluster.settle();
         }
-        calm(&mut world);
-        let observed = world.observe();
+        calm(&mut cluster);
+        let observed = cluster.observe();
         for view in observed.jobs.values() {
             let (min, max) = view.limits().unwrap();
             let runs = view.running.worker;
             assert!(runs == 0 || (min..=max).contains(&runs), "seed {seed}: {}", view.title());
-            assert_eq!(runs, view.told, "seed {seed}: {}", view.title());
+            assert_eq!(runs, view.grant.workers, "seed {seed}: {}", view.title());
         }
     }
 }

@@ -5,31 +5,31 @@ use expect_test::expect;
 use serde_json::json;
 
 use super::*;
-use crate::fake_api::FakeApi;
-use crate::fixture::{World, job, node};
+use crate::tests::fake_api::FakeApi;
+use crate::tests::fake_cluster::{FakeCluster, job, node};
 
 const MAP: &str = "/api/v1/namespaces/default/configmaps/elasticdl-a";
 
-fn hands(api: &FakeApi, masters_outside: bool) -> Hands {
+fn executor(api: &FakeApi, masters_outside: bool) -> Executor {
     let new_key = || Ok("key".to_owned());
-    Hands { client: api.client(), masters_outside, new_key, identity: "me".into() }
+    Executor { client: api.client(), masters_outside, new_key, identity: "me".into() }
 }
 
 /// The actions of a first round with one job of two workers.
-fn actions() -> Vec<Action> {
+fn actions() -> Vec<JobAction> {
     let jobs = [job("a", &json!({"num_workers": 2}))];
-    World::new(&[node("n1", "8", "32Gi")], &jobs).plan().2
+    FakeCluster::new(&[node("n1", "8", "32Gi")], &jobs).plan().2
 }
 
-fn deed(deed: Deed) -> Action {
-    Action { deed, ..actions().remove(0) }
+fn on_job(action: Action) -> JobAction {
+    JobAction { action, ..actions().remove(0) }
 }
 
 #[tokio::test]
 async fn a_job_is_admitted_with_its_note_before_its_master() {
     let api = FakeApi::default();
     for action in actions() {
-        hands(&api, false).perform(&action).await.unwrap();
+        executor(&api, false).perform(&action).await.unwrap();
     }
     let calls = api.calls();
     // Events have names of their own.
@@ -57,8 +57,8 @@ async fn a_job_is_admitted_with_its_note_before_its_master() {
 async fn what_is_there_already_is_no_error() {
     let api = FakeApi::default();
     let admit = actions().remove(0);
-    let first = hands(&api, false).perform(&admit).await.unwrap().unwrap();
-    let again = hands(&api, false).perform(&admit).await.unwrap().unwrap();
+    let first = executor(&api, false).perform(&admit).await.unwrap().unwrap();
+    let again = executor(&api, false).perform(&admit).await.unwrap().unwrap();
     assert!(again.version.parse::<u32>().unwrap() > first.version.parse::<u32>().unwrap());
     assert_eq!((again.namespace.as_str(), again.name.as_str()), ("default", "elasticdl-a"));
 }
@@ -66,22 +66,25 @@ async fn what_is_there_already_is_no_error() {
 #[tokio::test]
 async fn masters_outside_are_not_made() {
     let api = FakeApi::default();
-    hands(&api, true).perform(&actions().remove(0)).await.unwrap();
+    executor(&api, true).perform(&actions().remove(0)).await.unwrap();
     assert!(!api.calls().contains("/pods"));
 }
 
 #[tokio::test]
 async fn a_resize_is_a_note_and_a_stop_ends_pods() {
     let api = FakeApi::default();
-    let hands = hands(&api, false);
-    hands.perform(&deed(Deed::Resize { workers: 4, leave: vec![3, 7] })).await.unwrap();
+    let executor = executor(&api, false);
+    executor
+        .perform(&on_job(Action::Resize(Grant { workers: 4, leave: vec![3, 7] })))
+        .await
+        .unwrap();
     assert_eq!(api.get(MAP, "/metadata/annotations/elasticdl.org~1workers"), "4");
     assert_eq!(api.get(MAP, "/metadata/annotations/elasticdl.org~1leave"), "3,7");
-    hands.perform(&deed(Deed::Resize { workers: 5, leave: vec![] })).await.unwrap();
+    executor.perform(&on_job(Action::Resize(Grant { workers: 5, leave: vec![] }))).await.unwrap();
     assert!(api.get(MAP, "/metadata/annotations/elasticdl.org~1leave").is_null());
     api.calls();
     let pods = vec![("m".to_owned(), "1".to_owned()), ("w".to_owned(), "2".to_owned())];
-    hands.perform(&deed(Deed::Stop { pods })).await.unwrap();
+    executor.perform(&on_job(Action::Stop { pods })).await.unwrap();
     assert_eq!(api.get(MAP, "/metadata/annotations/elasticdl.org~1workers"), "0");
     expect![[r#"
         PATCH /api/v1/namespaces/default/configmaps/elasticdl-a
@@ -95,15 +98,15 @@ async fn a_resize_is_a_note_and_a_stop_ends_pods() {
 async fn a_refusal_is_one_sentence_and_the_rest_is_not_tried() {
     let api = FakeApi::default();
     api.refuse(403, "configmaps is forbidden");
-    let error = hands(&api, false).perform(&actions().remove(0)).await.unwrap_err();
-    let told = edl_core::error::chain(&error);
-    assert!(told.starts_with("cannot apply configmap `default/elasticdl-a`: "), "{told}");
-    assert!(told.contains("configmaps is forbidden"), "{told}");
+    let error = executor(&api, false).perform(&actions().remove(0)).await.unwrap_err();
+    let report = edl_core::error::chain(&error);
+    assert!(report.starts_with("cannot apply configmap `default/elasticdl-a`: "), "{report}");
+    assert!(report.contains("configmaps is forbidden"), "{report}");
     assert_eq!(api.calls().lines().count(), 1);
     // A pod that is gone, or another of its name, is as good as deleted.
     let pods = vec![("m".to_owned(), "1".to_owned())];
-    let stop = deed(Deed::Stop { pods });
-    hands(&api, false).perform(&stop).await.unwrap();
+    let stop = on_job(Action::Stop { pods });
+    executor(&api, false).perform(&stop).await.unwrap();
 }
 
 #[test]

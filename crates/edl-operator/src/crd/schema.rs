@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The CustomResourceDefinition: what an API server checks before a job reaches the operator.
+//! The CustomResourceDefinition, which the API server enforces.
 //!
 //! The fields of a job and their types come from the table of the job description.
 
-use edl_core::spec::{FIELDS, Field, Kind};
+use edl_core::spec::{FIELDS, Field, FieldKind, MAX_WORKERS};
 use serde_json::{Map, Value, json};
 
 use super::{GROUP, KIND, PLURAL, VERSION};
 
-/// Longer names do not leave room for those of the job's pods.
+/// The names of the job's pods are longer, and limited.
 const MAX_NAME: u32 = 50;
 
 /// The definition of `TrainingJob`.
@@ -84,12 +84,12 @@ fn columns() -> Value {
 }
 
 fn spec() -> Value {
-    let mut words = job_fields();
-    words.extend(our_words());
-    words.extend(edl_words());
+    let mut fields = job_fields();
+    fields.extend(cluster_fields());
+    fields.extend(edl_fields());
     json!({
         "type": "object",
-        "properties": words,
+        "properties": fields,
         "x-kubernetes-validations": [
             rule(
                 "!has(self.min_workers) || !has(self.max_workers) \
@@ -117,32 +117,43 @@ fn job_fields() -> Map<String, Value> {
 fn of_field(field: &Field) -> Value {
     match field.kind {
         _ if field.name == "job_name" => json!({ "type": "string", "maxLength": MAX_NAME }),
-        Kind::Text => json!({ "type": "string" }),
-        Kind::Choice(names) => json!({ "type": "string", "enum": names }),
-        Kind::Integer => json!({ "type": "integer", "format": "int64", "minimum": field.least }),
-        Kind::Number => json!({ "type": "number" }),
-        Kind::Boolean => json!({ "type": "boolean" }),
-        Kind::Map => free_form(),
+        FieldKind::Text => json!({ "type": "string" }),
+        FieldKind::Choice(names) => json!({ "type": "string", "enum": names }),
+        FieldKind::Integer => {
+            let mut schema =
+                json!({ "type": "integer", "format": "int64", "minimum": field.least });
+            if let Some(most) = field.most {
+                schema["maximum"] = most.into();
+            }
+            schema
+        }
+        FieldKind::Number => json!({ "type": "number" }),
+        FieldKind::Boolean => json!({ "type": "boolean" }),
+        FieldKind::Map => free_form(),
     }
 }
 
-/// Words that only jobs of a cluster have.
-fn our_words() -> Map<String, Value> {
+/// Fields that only jobs of a cluster have.
+fn cluster_fields() -> Map<String, Value> {
     let queue = json!({ "type": "string", "maxLength": 63 });
     // A number, or the name of a PriorityClass.
     let priority = json!({ "x-kubernetes-int-or-string": true });
     [("queue".to_owned(), queue), ("priority".to_owned(), priority)].into_iter().collect()
 }
 
-/// The words of PaddlePaddle EDL; [`crate::aliases`] says what they mean.
-fn edl_words() -> Map<String, Value> {
+/// The fields of PaddlePaddle EDL, which [`crate::aliases`] translates.
+fn edl_fields() -> Map<String, Value> {
     let whole = || json!({ "type": "integer", "format": "int64", "minimum": 0 });
+    let pods = || {
+        let most = MAX_WORKERS;
+        json!({ "type": "integer", "format": "int64", "minimum": 0, "maximum": most })
+    };
     let text = || json!({ "type": "string" });
     let role = |has_entry: bool| {
         let mut role = json!({
             "type": "object",
             "properties": {
-                "min-instance": whole(), "max-instance": whole(), "resources": free_form(),
+                "min-instance": pods(), "max-instance": pods(), "resources": free_form(),
                 "etcd-endpoint": text(), "replicaSpec": free_form(),
             },
             "x-kubernetes-validations": [rule(
@@ -152,16 +163,16 @@ fn edl_words() -> Map<String, Value> {
             )],
         });
         if has_entry {
-            for (word, schema) in
+            for (field, schema) in
                 [("entrypoint", text()), ("workspace", text()), ("passes", whole())]
             {
-                role["properties"][word] = schema;
+                role["properties"][field] = schema;
             }
         }
         role
     };
     let list = || json!({ "type": "array", "items": free_form() });
-    let words = [
+    let fields = [
         ("image", text()),
         ("ports_num", whole()),
         ("ports_num_for_sparse", whole()),
@@ -176,7 +187,7 @@ fn edl_words() -> Map<String, Value> {
         ("pserver", role(false)),
         ("master", role(false)),
     ];
-    words.into_iter().map(|(word, schema)| (word.to_owned(), schema)).collect()
+    fields.into_iter().map(|(field, schema)| (field.to_owned(), schema)).collect()
 }
 
 fn status() -> Value {
@@ -236,7 +247,7 @@ mod tests {
             Value::Number(number) => number.as_f64().into(),
             Value::Array(list) => list.iter().map(as_floats).collect(),
             Value::Object(map) => {
-                map.iter().map(|(word, value)| (word.clone(), as_floats(value))).collect()
+                map.iter().map(|(field, value)| (field.clone(), as_floats(value))).collect()
             }
             Value::Null | Value::Bool(_) | Value::String(_) => value.clone(),
         }
@@ -250,15 +261,15 @@ mod tests {
         let narrow = columns.iter().filter(|column| column.priority.is_none());
         let narrow: Vec<&str> = narrow.map(|column| column.name.as_str()).collect();
         assert_eq!(narrow, ["Workers", "Progress", "ETA", "Age"]);
-        // What was written is what was understood: no word fell on the floor.
+        // No field was lost.
         let written = serde_json::to_value(&read).unwrap();
         assert!(as_floats(&written["spec"]) == as_floats(&definition()["spec"]));
     }
 
     #[test]
-    fn every_word_of_a_job_has_its_type() {
+    fn every_field_of_a_job_has_its_type() {
         let spec = spec();
-        let kind = |word: &str| spec["properties"][word]["type"].as_str().unwrap_or("any");
+        let kind = |field: &str| spec["properties"][field]["type"].as_str().unwrap_or("any");
         let table = [
             ("model_def", "string"),
             ("shuffle", "boolean"),
@@ -272,10 +283,14 @@ mod tests {
             ("priority", "any"),
             ("trainer", "object"),
         ];
-        for (word, expected) in table {
-            assert_eq!(kind(word), expected, "{word}");
+        for (field, expected) in table {
+            assert_eq!(kind(field), expected, "{field}");
         }
         assert_eq!(spec["properties"]["min_workers"]["minimum"], 1);
         assert_eq!(spec["properties"]["num_ps_pods"]["minimum"], 0);
+        for field in ["num_workers", "min_workers", "max_workers", "lanes"] {
+            assert_eq!(spec["properties"][field]["maximum"], MAX_WORKERS, "{field}");
+        }
+        assert_eq!(spec["properties"]["num_epochs"]["maximum"], Value::Null);
     }
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes' amounts (`500m`, `4Gi`) as numbers. What is asked for is rounded up and what is
-//! offered down, so that rounding never lets a pod onto a node that is too small.
+//! Kubernetes quantities (`500m`, `4Gi`) as numbers. Requests are rounded up and capacities down, so
+//! rounding never puts a pod on a node that is too small.
 
 use std::collections::BTreeMap;
 
+use edl_core::cluster::UNITS;
 use edl_sched::resources::Resources;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -12,56 +13,47 @@ type Quantities = BTreeMap<String, Quantity>;
 
 /// More than any cluster has, and small enough to be added up.
 pub const BOUNDLESS: Resources =
-    Resources { gpu: 1 << 40, cpu_milli: 1 << 50, memory_mib: 1 << 50 };
+    Resources { gpu: 1 << 40, cpu_milli: 1 << 50, memory_mib: 1 << 50, pods: 1 << 40 };
+
+/// The kubelet's default, for nodes that do not say how many pods they accept.
+const USUAL_PODS: u64 = 110;
 
 const MIB: f64 = 1_048_576.0;
 
-/// Longer suffixes come first: `Mi` ends in no `m`, but `E` is in `Ei`.
-const UNITS: [(&str, f64); 15] = [
-    ("Ki", 1024.0),
-    ("Mi", MIB),
-    ("Gi", 1_073_741_824.0),
-    ("Ti", 1_099_511_627_776.0),
-    ("Pi", 1_125_899_906_842_624.0),
-    ("Ei", 1_152_921_504_606_846_976.0),
-    ("n", 1e-9),
-    ("u", 1e-6),
-    ("m", 1e-3),
-    ("k", 1e3),
-    ("M", 1e6),
-    ("G", 1e9),
-    ("T", 1e12),
-    ("P", 1e15),
-    ("E", 1e18),
-];
+/// Suffixes beside those of bytes.
+const SMALL_UNITS: [(&str, f64); 4] = [("n", 1e-9), ("u", 1e-6), ("m", 1e-3), ("k", 1e3)];
 
-/// The value of an amount; nothing where it is none.
+/// The value of an amount; 0 if it is invalid.
 #[must_use]
 pub fn value(text: &str) -> f64 {
     let text = text.trim();
     let parsed = text.parse::<f64>().ok().or_else(|| {
-        let (unit, factor) = UNITS.iter().find(|(unit, _)| text.ends_with(unit))?;
+        let units = UNITS.iter().chain(&SMALL_UNITS);
+        let (unit, factor) = units.into_iter().find(|(unit, _)| text.ends_with(unit))?;
         Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor)
     });
     parsed.filter(|value| value.is_finite() && *value > 0.0).unwrap_or(0.0)
 }
 
-/// Whether a resource is a GPU, whoever makes it.
+/// Whether a resource is a GPU of any vendor.
 #[must_use]
 pub fn is_gpu(name: &str) -> bool {
     name.ends_with("gpu")
 }
 
-/// What pods may ask for of a node.
+/// What pods can request on a node.
 #[must_use]
 pub fn offered(amounts: &Quantities) -> Resources {
-    of(amounts.iter().map(|(name, amount)| (name.as_str(), amount.0.as_str())), f64::floor)
+    let pods = amounts.get("pods").map_or(USUAL_PODS, |n| whole(value(&n.0), BOUNDLESS.pods));
+    let offered =
+        of(amounts.iter().map(|(name, amount)| (name.as_str(), amount.0.as_str())), f64::floor);
+    offered.with_pods(pods)
 }
 
-/// What a pod asks for: its containers together, or the largest of those that run before them.
+/// What a pod requests: a place on a node, and the sum of its containers, or more for the init containers before them.
 #[must_use]
-pub fn asked(pod: &Pod) -> Resources {
-    let Some(spec) = &pod.spec else { return Resources::ZERO };
+pub fn requested(pod: &Pod) -> Resources {
+    let Some(spec) = &pod.spec else { return Resources::ZERO.with_pods(1) };
     let requests = |container: &Container| {
         let amounts = container.resources.as_ref().and_then(|it| it.requests.as_ref());
         amounts.map_or(Resources::ZERO, rounded_up)
@@ -69,29 +61,30 @@ pub fn asked(pod: &Pod) -> Resources {
     let mut beside = Resources::ZERO;
     let mut before = Resources::ZERO;
     for container in spec.init_containers.iter().flatten() {
-        // One that is restarted stays beside the others.
+        // A sidecar keeps running beside the others.
         if container.restart_policy.as_deref() == Some("Always") {
             beside += requests(container);
-            before = larger(before, beside);
+            before = before.larger(beside);
         } else {
-            before = larger(before, beside + requests(container));
+            before = before.larger(beside + requests(container));
         }
     }
     let containers: Resources = spec.containers.iter().map(requests).sum();
     let overhead = spec.overhead.as_ref().map_or(Resources::ZERO, rounded_up);
-    larger(before, containers + beside) + overhead
+    (before.larger(containers + beside) + overhead).with_pods(1)
 }
 
-/// An upper limit that may name some kinds alone; the others are as in `free`.
+/// A limit that may name only some kinds; the others are as in `free`.
 #[must_use]
 pub fn limit(amounts: &BTreeMap<String, String>, free: Resources) -> Resources {
     let names = |wanted: fn(&str) -> bool| amounts.keys().any(|name| wanted(name));
-    let said =
+    let given =
         of(amounts.iter().map(|(name, amount)| (name.as_str(), amount.as_str())), f64::floor);
     Resources {
-        gpu: if names(is_gpu) { said.gpu } else { free.gpu },
-        cpu_milli: if names(|name| name == "cpu") { said.cpu_milli } else { free.cpu_milli },
-        memory_mib: if names(|name| name == "memory") { said.memory_mib } else { free.memory_mib },
+        gpu: if names(is_gpu) { given.gpu } else { free.gpu },
+        cpu_milli: if names(|name| name == "cpu") { given.cpu_milli } else { free.cpu_milli },
+        memory_mib: if names(|name| name == "memory") { given.memory_mib } else { free.memory_mib },
+        pods: free.pods,
     }
 }
 
@@ -121,14 +114,6 @@ fn whole(value: f64, most: u64) -> u64 {
     #[expect(clippy::cast_sign_loss, reason = "amounts are not negative")]
     let whole = value as u64;
     whole.min(most)
-}
-
-fn larger(one: Resources, other: Resources) -> Resources {
-    Resources {
-        gpu: one.gpu.max(other.gpu),
-        cpu_milli: one.cpu_milli.max(other.cpu_milli),
-        memory_mib: one.memory_mib.max(other.memory_mib),
-    }
 }
 
 #[cfg(test)]
@@ -168,9 +153,9 @@ mod tests {
         let pod = |init: serde_json::Value| {
             let pod = json!({"spec": {"initContainers": init, "overhead": {"memory": "1"},
                 "containers": [container("1"), container("0.5")]}});
-            asked(&serde_json::from_value(pod).unwrap())
+            requested(&serde_json::from_value(pod).unwrap())
         };
-        assert_eq!(pod(json!([])), Resources::new(0, 1500, 1));
+        assert_eq!(pod(json!([])), Resources::new(0, 1500, 1).with_pods(1));
         assert_eq!(pod(json!([container("2")])).cpu_milli, 2000);
         assert_eq!(pod(json!([sidecar])).cpu_milli, 1600);
         assert_eq!(pod(json!([sidecar, container("2")])).cpu_milli, 2100);
@@ -178,8 +163,8 @@ mod tests {
 
     #[test]
     fn a_limit_binds_the_kinds_that_it_names() {
-        let said = [("cpu".to_owned(), "2".to_owned())].into();
-        assert_eq!(limit(&said, Resources::ZERO), Resources::new(0, 2000, 0));
-        assert_eq!(limit(&said, BOUNDLESS).gpu, BOUNDLESS.gpu);
+        let given = [("cpu".to_owned(), "2".to_owned())].into();
+        assert_eq!(limit(&given, Resources::ZERO), Resources::new(0, 2000, 0));
+        assert_eq!(limit(&given, BOUNDLESS).gpu, BOUNDLESS.gpu);
     }
 }

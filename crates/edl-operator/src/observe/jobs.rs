@@ -1,63 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One TrainingJob with everything that belongs to it: what it says, what its master was told and
-//! says, and its pods.
+//! One TrainingJob with everything that belongs to it: its description, its grant, its master's
+//! report and its pods.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use edl_core::platform::{Ended, Role as PodRole};
+use edl_core::job::JobState;
+use edl_core::platform::Role;
+use edl_core::pod::PodState;
 use edl_core::spec::JobSpec;
 use edl_core::time::Time;
-use edl_kube::names;
-use edl_kube::note::StatusNote;
+use edl_kube::note::{Grant, StatusNote};
+use edl_kube::{manifest, names};
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::{Counts, Job, JobId, QueueId, RoleSpec, Roles};
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
 
-use super::marks::Book;
-use super::pods::{JobPod, Life};
-use super::readings::Reading;
-use super::seats::{Seats, Wanted};
-use super::{Seen, amounts, created};
-use crate::crd::{KIND, Kind, TrainingJob};
+use super::marks::MarkTable;
+use super::placement::{Placement, Wanted};
+use super::pods::JobPod;
+use super::spec_cache::ParsedSpec;
+use super::{ClusterObjects, amounts, created};
+use crate::crd::{ConditionKind, KIND, TrainingJob};
+use crate::description::{self, JobDescription, Priority, Trouble};
 use crate::queues::Queues;
 use crate::speed::Measured;
-use crate::words::{self, Described, Priority, Trouble};
 
-/// A job as it stands.
+/// The current state of a job.
 #[derive(Clone, Debug)]
 pub struct JobView {
     pub id: JobId,
     pub object: Arc<TrainingJob>,
-    pub stage: Stage,
+    pub stage: JobStage,
     /// Why it cannot be planned as it is written.
     pub trouble: Option<Trouble>,
-    /// The word that was changed while it runs, and has no effect.
+    /// A field that was changed while the job runs, which has no effect.
     pub edited: Option<String>,
-    /// What its master was started with; none before it was admitted.
+    /// The description that its master was started with; none before it was admitted.
     pub started: Option<Arc<JobSpec>>,
-    /// How many workers its master was told to have; 0: none, and no master either.
-    pub told: u32,
-    /// Workers that were asked to leave first.
-    pub leave: BTreeSet<u32>,
+    /// With 0 workers, the job has no master either.
+    pub grant: Grant,
     pub note: Option<StatusNote>,
     pub pods: Vec<JobPod>,
     pub running: Counts,
-    plan_as: Option<Arc<Described>>,
+    /// Whether its master may be created: the description that it was started with can be edited by
+    /// others.
+    pub may_start: bool,
+    plan_as: Option<Arc<JobDescription>>,
     priority: i32,
     masters_outside: bool,
 }
 
-/// Whether a job is still to be cared for.
+/// Whether a job still needs the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum JobStage {
     Live,
-    /// Its object is being deleted; the cluster clears away the rest.
+    /// Its object is being deleted; the cluster deletes the rest.
     Deleted,
     Succeeded,
-    /// With a reason of one word, and a sentence.
+    /// A reason of one word, and a message.
     Failed(String, String),
 }
 
@@ -65,11 +68,8 @@ pub enum Stage {
 pub(super) fn config_maps(maps: &[Arc<ConfigMap>]) -> BTreeMap<(String, String), &Arc<ConfigMap>> {
     let mut by_job = BTreeMap::new();
     for map in maps {
-        let (Some(namespace), Some(labels)) = (&map.metadata.namespace, &map.metadata.labels)
-        else {
-            continue;
-        };
-        let Some(job) = labels.get(names::JOB_LABEL) else { continue };
+        let Some(namespace) = &map.metadata.namespace else { continue };
+        let Some(job) = names::job_of(&map.metadata) else { continue };
         if map.metadata.name.as_deref() == Some(&names::config_map(job)) {
             by_job.insert((namespace.clone(), job.clone()), map);
         }
@@ -77,7 +77,7 @@ pub(super) fn config_maps(maps: &[Arc<ConfigMap>]) -> BTreeMap<(String, String),
     by_job
 }
 
-/// Whether a ConfigMap was made for this very job.
+/// Whether a ConfigMap belongs to this job, not to another of the same name.
 pub(super) fn is_owned(map: &ConfigMap, job: &TrainingJob) -> bool {
     let mut owners = map.metadata.owner_references.iter().flatten();
     owners.any(|owner| owner.uid == job.uid())
@@ -86,41 +86,45 @@ pub(super) fn is_owned(map: &ConfigMap, job: &TrainingJob) -> bool {
 pub(super) fn view(
     id: JobId,
     object: Arc<TrainingJob>,
-    reading: Reading,
+    parsed: ParsedSpec,
     map: Option<&Arc<ConfigMap>>,
     pods: Vec<JobPod>,
-    seen: &Seen,
+    objects: &ClusterObjects,
 ) -> JobView {
     let own_map = map.filter(|map| is_owned(map, &object));
-    let notes = own_map.and_then(|map| map.metadata.annotations.clone()).unwrap_or_default();
-    let told = notes.get(names::WORKERS_NOTE).and_then(|text| text.trim().parse().ok());
-    let leave = notes.get(names::LEAVE_NOTE).map(String::as_str).unwrap_or_default();
-    let note = StatusNote::read(&notes);
-    let Reading { described, started, edited, .. } = reading;
+    let grant = own_map.and_then(|map| Grant::read(map)).unwrap_or_default();
+    let note = own_map.and_then(|map| StatusNote::read(map));
+    let ParsedSpec { described, started, edited, .. } = parsed;
     let mut view = JobView {
         id,
         stage: stage(&object, &pods, note.as_ref()),
         trouble: described.as_ref().err().cloned(),
-        edited: edited.filter(|_| told.is_some_and(|told| told > 0)),
+        edited: edited.filter(|_| grant.workers > 0),
         started,
-        told: told.unwrap_or(0),
-        leave: leave.split(',').filter_map(|number| number.trim().parse().ok()).collect(),
+        grant,
         note,
         pods,
         running: Counts::default(),
+        may_start: true,
         plan_as: None,
         priority: 0,
-        masters_outside: seen.masters_outside,
+        masters_outside: objects.masters_outside,
         object,
     };
     if let Ok(described) = &described {
-        view.check(described, seen);
+        view.check(described, objects);
+    }
+    if let Some(spec) = view.started.as_deref()
+        && let Err(trouble) = objects.permissions.check(spec)
+    {
+        view.may_start = false;
+        view.trouble = Some(trouble);
     }
     if let Some(map) = map.filter(|_| own_map.is_none()) {
         view.trouble = Some(name_taken(&view.object, map));
     }
     view.running = view.count_running();
-    if view.stage == Stage::Live {
+    if view.stage == JobStage::Live {
         view.plan_as = view.plan_as(described.ok());
     }
     view
@@ -128,8 +132,7 @@ pub(super) fn view(
 
 /// The description that a job's master has; empty if there is none.
 pub(super) fn description<'a>(map: Option<&'a Arc<ConfigMap>>, job: &TrainingJob) -> &'a str {
-    let data = map.filter(|map| is_owned(map, job)).and_then(|map| map.data.as_ref());
-    data.and_then(|data| data.get(names::JOB_FILE)).map_or("", String::as_str)
+    map.filter(|map| is_owned(map, job)).map_or("", |map| manifest::description(map))
 }
 
 fn name_taken(job: &TrainingJob, map: &ConfigMap) -> Trouble {
@@ -150,54 +153,52 @@ fn name_taken(job: &TrainingJob, map: &ConfigMap) -> Trouble {
     }
 }
 
-/// What a master's pod, its last words and our own say about how a job is, in this order.
-fn stage(job: &TrainingJob, pods: &[JobPod], note: Option<&StatusNote>) -> Stage {
+/// The stage of a job by its master's pod, the master's last report or the job's status, in this
+/// order.
+fn stage(job: &TrainingJob, pods: &[JobPod], note: Option<&StatusNote>) -> JobStage {
     if job.metadata.deletion_timestamp.is_some() {
-        return Stage::Deleted;
+        return JobStage::Deleted;
     }
-    let masters = pods.iter().filter(|pod| pod.role == PodRole::Master);
-    let lives: Vec<Life> = masters.map(|pod| pod.life).collect();
-    if lives.iter().any(|life| matches!(life, Life::Waiting | Life::Running)) {
-        return Stage::Live;
+    let mut masters = pods.iter().filter(|pod| pod.role == Role::Master);
+    if masters.clone().any(JobPod::is_active) {
+        return JobStage::Live;
     }
-    match lives.first() {
-        Some(Life::Ended(Ended::Exit(0))) => return Stage::Succeeded,
-        Some(Life::Ended(Ended::Exit(1))) => return failed(job),
-        Some(Life::Ended(Ended::Exit(3))) => return stopped(job),
-        // It did not end by itself, so it is made again.
-        Some(_) => return Stage::Live,
-        None => {}
-    }
-    match note.map(|note| note.state.as_str()) {
-        Some("succeeded") => return Stage::Succeeded,
-        Some("failed") => return failed(job),
-        Some("stopped") => return stopped(job),
+    let state = match masters.next().map(|pod| &pod.state) {
+        Some(PodState::Ended(how)) if how.job_end().is_some() => how.job_end(),
+        // Its job is not over, so the master is recreated.
+        Some(_) => return JobStage::Live,
+        None => note.map(|note| note.state),
+    };
+    match state {
+        Some(JobState::Succeeded) => return JobStage::Succeeded,
+        Some(JobState::Failed) => return failed(job),
+        Some(JobState::Stopped) => return stopped(job),
         Some(_) | None => {}
     }
     let status = job.status.as_ref();
-    if status.is_some_and(|status| status.is(Kind::Succeeded)) {
-        return Stage::Succeeded;
+    if status.is_some_and(|status| status.is(ConditionKind::Succeeded)) {
+        return JobStage::Succeeded;
     }
-    let condition = status.and_then(|status| status.condition(Kind::Failed));
+    let condition = status.and_then(|status| status.condition(ConditionKind::Failed));
     match condition.filter(|condition| condition.holds()) {
-        Some(condition) => Stage::Failed(condition.reason.clone(), condition.message.clone()),
-        None => Stage::Live,
+        Some(condition) => JobStage::Failed(condition.reason.clone(), condition.message.clone()),
+        None => JobStage::Live,
     }
 }
 
-fn failed(job: &TrainingJob) -> Stage {
+fn failed(job: &TrainingJob) -> JobStage {
     let (name, namespace) = (job.name(), job.namespace());
     let why = format!("job failed; see `elasticdl logs {name} --namespace={namespace}`");
-    Stage::Failed("Failed".into(), why)
+    JobStage::Failed("Failed".into(), why)
 }
 
-fn stopped(job: &TrainingJob) -> Stage {
+fn stopped(job: &TrainingJob) -> JobStage {
     let (name, namespace) = (job.name(), job.namespace());
     let why = format!(
         "job was stopped before it finished; resume it with `elasticdl train --resume {name} \
          --namespace={namespace}`"
     );
-    Stage::Failed("Stopped".into(), why)
+    JobStage::Failed("Stopped".into(), why)
 }
 
 impl JobView {
@@ -207,19 +208,13 @@ impl JobView {
         format!("{}/{}", self.object.namespace(), self.object.name())
     }
 
-    /// What a plan is made with; none if it cannot be planned, or need not any more.
+    /// The description to plan with; none if the job cannot be planned, or is over.
     #[must_use]
-    pub fn plannable(&self) -> Option<&Described> {
+    pub fn plannable(&self) -> Option<&JobDescription> {
         self.plan_as.as_deref()
     }
 
-    /// Whether its master was told to work.
-    #[must_use]
-    pub fn is_admitted(&self) -> bool {
-        self.told > 0 && self.started.is_some()
-    }
-
-    /// The smallest and largest number of workers that it may have.
+    /// The minimum and maximum number of workers.
     #[must_use]
     pub fn limits(&self) -> Option<(u32, u32)> {
         self.plannable().map(|described| (described.min_workers, described.max_workers))
@@ -228,22 +223,35 @@ impl JobView {
     #[must_use]
     pub fn has_master(&self) -> bool {
         self.masters_outside
-            || self.pods.iter().any(|pod| pod.role == PodRole::Master && pod.is_active())
+            || self.pods.iter().any(|pod| pod.role == Role::Master && pod.is_active())
     }
 
-    /// Looks at what a description alone cannot know: queues and classes.
-    fn check(&mut self, described: &Described, seen: &Seen) {
+    /// Checks what the description refers to, its queue and PriorityClass, and whether it may.
+    fn check(&mut self, described: &JobDescription, objects: &ClusterObjects) {
         let trouble = |reason, message| Some(Trouble { reason, message });
-        if seen.queues.get(&described.queue).is_none() {
+        if objects.queues.get(&described.queue).is_none() {
             let (queue, map) = (&described.queue, crate::queues::CONFIG_MAP);
             self.trouble = trouble(
                 "UnknownQueue",
                 format!("queue `{queue}` not found; choose another, or add it to `{map}`"),
             );
+        } else if !objects.queues.admits(&described.queue, self.object.namespace()) {
+            let (queue, map) = (&described.queue, crate::queues::CONFIG_MAP);
+            let namespace = self.object.namespace();
+            self.trouble = trouble(
+                "QueueNotAllowed",
+                format!(
+                    "queue `{queue}` does not accept jobs of namespace `{namespace}`; choose another, \
+                     or ask the owner of the cluster to add the namespace in `{map}`"
+                ),
+            );
         }
-        self.priority = match &described.priority {
+        if let Err(refused) = objects.permissions.check(&described.spec) {
+            self.trouble = Some(refused);
+        }
+        let priority = match &described.priority {
             Priority::Number(number) => *number,
-            Priority::Class(class) => seen.classes.get(class).copied().unwrap_or_else(|| {
+            Priority::Class(class) => objects.classes.get(class).copied().unwrap_or_else(|| {
                 self.trouble = trouble(
                     "UnknownPriority",
                     format!("PriorityClass `{class}` not found; choose another, or use a number"),
@@ -251,68 +259,70 @@ impl JobView {
                 0
             }),
         };
+        self.priority = priority.min(objects.queues.max_priority(&described.queue));
     }
 
-    /// Whoever runs goes on as it was started, whatever became of its description.
-    fn plan_as(&self, described: Option<Arc<Described>>) -> Option<Arc<Described>> {
+    /// A running job keeps the description that it was started with.
+    fn plan_as(&self, described: Option<Arc<JobDescription>>) -> Option<Arc<JobDescription>> {
         let sound = described.filter(|_| self.trouble.is_none());
-        let Some(started) = self.started.as_ref().filter(|_| self.told > 0) else { return sound };
+        let workers = self.grant.workers;
+        let Some(started) = self.started.as_ref().filter(|_| workers > 0) else { return sound };
         if let Some(described) = &sound
             && self.edited.is_none()
-            && words::limits_of_started(started, described, self.told)
+            && description::limits_of_started(started, described, workers)
                 == (described.min_workers, described.max_workers)
         {
             return sound;
         }
-        words::as_started(started, sound.as_deref(), self.told).ok().map(Arc::new)
+        description::as_started(started, sound.as_deref(), workers).ok().map(Arc::new)
     }
 
-    /// The job in numbers, before its pods are seated.
+    /// The planner's view of the job, before its pods are placed.
     pub(super) fn job(
         &self,
         queues: &Queues,
-        book: &Book,
+        mark_table: &MarkTable,
         measured: &mut Measured,
         now: Time,
     ) -> Option<Job> {
         let described = self.plannable()?;
-        let Described { min_workers: min, max_workers: max, spec, .. } = described;
-        let n_servers = if spec.has_servers() { spec.num_ps_pods } else { 0 };
+        let JobDescription { min_workers: min, max_workers: max, spec, .. } = described;
+        let n_servers = spec.n_servers();
         let n_masters = u32::from(!self.masters_outside);
         let of = |shape: Resources, min, max| RoleSpec { shape, min, max };
         let roles = Roles {
-            master: of(amounts::asked(&described.master), n_masters, n_masters),
-            ps: of(amounts::asked(&described.ps), n_servers, n_servers),
-            worker: of(amounts::asked(&described.worker), *min, *max),
+            master: of(amounts::requested(&described.master), n_masters, n_masters),
+            ps: of(amounts::requested(&described.ps), n_servers, n_servers),
+            worker: of(amounts::requested(&described.worker), *min, *max),
         };
         let submitted = Duration::from_secs(u64::try_from(created(&self.object)).unwrap_or(0));
         let mut job = Job::new(self.id, Time::since_origin(submitted), roles);
         job.priority = self.priority;
         job.queue = queues.get(&described.queue).unwrap_or(QueueId(0));
-        job.tolerates = book.tolerates(&described.worker);
-        job.selects = book.selects(&described.worker);
+        job.tolerates = mark_table.tolerates(&described.worker);
+        job.selects = mark_table.selects(&described.worker);
         job.ran = self.admitted_since().map_or(Duration::ZERO, |since| now.since(since));
         if let Some(note) = &self.note {
-            measured.note(note, self.told);
-            job.speed = measured.speed(note, *max);
+            measured.record(note, self.grant.workers);
+            job.speed = measured.speed(note);
         }
         Some(job)
     }
 
-    /// How many pods of each role it shall have now.
-    pub(super) fn wanted(&self, job: &Job) -> Wanted {
-        let counts = match self.told {
+    /// How many pods of each role it should have now.
+    pub(super) fn wanted(&self, job: &Job) -> Wanted<'_> {
+        let counts = match self.grant.workers {
             0 => Counts::default(),
             worker => Counts { master: job.roles.master.min, ps: job.roles.ps.min, worker },
         };
-        Wanted { counts, leave: self.leave.clone() }
+        Wanted { counts, leave: &self.grant.leave }
     }
 
-    /// What its pods still hold, once nobody plans for them any more.
-    pub(super) fn leave(&self, seats: &mut Seats<'_>) {
-        for pod in self.pods.iter().filter(|pod| !matches!(pod.life, Life::Ended(_))) {
+    /// Counts the resources of its pods, which will be released, if it is not planned any more.
+    pub(super) fn leave(&self, placement: &mut Placement<'_>) {
+        for pod in self.pods.iter().filter(|pod| !pod.has_ended()) {
             if let Some(node) = &pod.node {
-                seats.book(node, pod.asks, true);
+                placement.occupy(node, pod.requests, true);
             }
         }
     }
@@ -320,13 +330,13 @@ impl JobView {
     fn count_running(&self) -> Counts {
         let mut counts = Counts::default();
         for pod in self.pods.iter().filter(|pod| pod.is_running()) {
-            *counts.of_mut(super::seats::role(pod.role)) += 1;
+            *counts.of_mut(pod.role) += 1;
         }
         counts
     }
 
     fn admitted_since(&self) -> Option<Time> {
-        let condition = self.object.status.as_ref()?.condition(Kind::Admitted)?;
+        let condition = self.object.status.as_ref()?.condition(ConditionKind::Admitted)?;
         let since: Timestamp = condition.last_transition_time.parse().ok()?;
         let since = u64::try_from(since.as_second()).ok()?;
         condition.holds().then(|| Time::since_origin(Duration::from_secs(since)))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Taints and node labels as bits, which is how the planner compares them.
+//! Taints and node labels as bits, as the planner compares them.
 //!
-//! There are 64 of each. What comes after shares the last bit: whoever bears all of it may use
-//! the node, so that too many taints make a plan careful and never wrong.
+//! There are 64 of each. Further ones share the last bit, which a pod has only if it tolerates all of
+//! them. So too many taints make a plan cautious, but never wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,15 +11,15 @@ use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 
 const N_MARKS: usize = 64;
 
-/// The taints of nodes and the labels that pods select, each with its place.
+/// The taints of nodes and the labels that pods select, each with its bit.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Book {
+pub(super) struct MarkTable {
     taints: Vec<(String, String, String)>,
     labels: Vec<(String, String)>,
 }
 
-impl Book {
-    /// Reads the taints of `nodes` and the labels that `pods` ask for.
+impl MarkTable {
+    /// Collects the taints of `nodes` and the labels that `pods` select.
     #[must_use]
     pub(super) fn new<'a>(
         nodes: impl IntoIterator<Item = &'a Node>,
@@ -92,7 +92,7 @@ fn marks<T>(all: &[T], share: Share, has: impl Fn(&T) -> bool) -> Marks {
     Marks(bits | u64::from(is_shared) << (N_MARKS - 1))
 }
 
-/// The taints that keep pods away and are not a state of the node itself.
+/// The taints that keep pods away, without those that describe the node's state.
 fn binding(node: &Node) -> impl Iterator<Item = &Taint> {
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
     taints
@@ -102,12 +102,12 @@ fn binding(node: &Node) -> impl Iterator<Item = &Taint> {
 }
 
 fn is_tolerated(toleration: &Toleration, (key, value, effect): &(String, String, String)) -> bool {
-    let word = |word: &Option<String>| word.clone().unwrap_or_default();
-    let (its_key, its_effect) = (word(&toleration.key), word(&toleration.effect));
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    let (its_key, its_effect) = (text(&toleration.key), text(&toleration.effect));
     let is_same_effect = its_effect.is_empty() || its_effect == *effect;
     let is_any_value = toleration.operator.as_deref() == Some("Exists");
     let is_same_key = its_key == *key || (its_key.is_empty() && is_any_value);
-    is_same_effect && is_same_key && (is_any_value || word(&toleration.value) == *value)
+    is_same_effect && is_same_key && (is_any_value || text(&toleration.value) == *value)
 }
 
 fn selector(pod: &Pod) -> &BTreeMap<String, String> {
@@ -132,8 +132,9 @@ mod tests {
     }
 
     fn may_use(pod: &Pod, node: &Node) -> bool {
-        let book = Book::new([node], [pod]);
-        book.taints(node).all_in(book.tolerates(pod)) && book.selects(pod).all_in(book.labels(node))
+        let mark_table = MarkTable::new([node], [pod]);
+        mark_table.taints(node).all_in(mark_table.tolerates(pod))
+            && mark_table.selects(pod).all_in(mark_table.labels(node))
     }
 
     #[test]
@@ -149,8 +150,8 @@ mod tests {
             (json!([{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}]), false),
         ];
         for (tolerations, expected) in table {
-            let told = tolerations.to_string();
-            assert_eq!(may_use(&pod(tolerations, json!({})), &tainted), expected, "{told}");
+            let text = tolerations.to_string();
+            assert_eq!(may_use(&pod(tolerations, json!({})), &tainted), expected, "{text}");
         }
         let labelled = node(json!([]), json!({"zone": "a"}));
         assert!(may_use(&pod(json!([]), json!({"zone": "a"})), &labelled));

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nodes: what they have, and whether they take pods.
+//! Nodes: their resources, and whether they accept pods.
 
 use edl_sched::resources::Resources;
 use edl_sched::snapshot::{self, NodeId, NodeState};
 use k8s_openapi::api::core::v1::Node;
 
 use super::amounts;
-use super::marks::Book;
+use super::marks::MarkTable;
 
-/// Taints that say what state a node is in; nobody tolerates them by a word of the job.
+/// Prefixes of taints that describe the state of a node, which no job tolerates.
 const STATES: [&str; 2] = ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"];
 
-/// Taints of a node that will be gone soon.
+/// Taints of a node that is about to be removed.
 const GOING: [&str; 6] = [
     "ToBeDeletedByClusterAutoscaler",
     "aws-node-termination-handler/spot-itn",
@@ -21,27 +21,27 @@ const GOING: [&str; 6] = [
     "node.kubernetes.io/out-of-service",
 ];
 
-/// Whether a taint is a state of the node, and not somebody's wish.
+/// Whether a taint describes the state of the node, and was not set by a user.
 pub(super) fn is_state(key: &str) -> bool {
     STATES.iter().any(|prefix| key.starts_with(prefix)) || GOING.contains(&key)
 }
 
 /// A node without its pods.
-pub(super) fn node(id: NodeId, node: &Node, book: &Book) -> snapshot::Node {
+pub(super) fn node(id: NodeId, node: &Node, mark_table: &MarkTable) -> snapshot::Node {
     let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
     snapshot::Node {
         id,
         capacity: allocatable.map_or(Resources::ZERO, amounts::offered),
         taken: Resources::ZERO,
         leaving: Resources::ZERO,
-        taints: book.taints(node),
-        labels: book.labels(node),
+        taints: mark_table.taints(node),
+        labels: mark_table.labels(node),
         state: state(node),
     }
 }
 
-/// A node that does not answer keeps what it has: often it comes back, and until its pods are
-/// replaced there is nothing to plan for them elsewhere.
+/// An unreachable node keeps its pods: it often comes back, and until its pods are replaced, there is
+/// nothing to plan for them.
 fn state(node: &Node) -> NodeState {
     let spec = node.spec.as_ref();
     let taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_takes_pods_unless_it_says_otherwise() {
+    fn a_node_accepts_pods_unless_marked_otherwise() {
         let taint = |key: &str| json!({"taints": [{"key": key, "effect": "NoSchedule"}]});
         let table = [
             (json!({}), "True", NodeState::Ready),

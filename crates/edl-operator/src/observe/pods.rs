@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pods: which job each belongs to, what it holds, and which others wait for room.
+//! Pods: the job of each, its resources, and which pods of others wait for capacity.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use edl_core::platform::{Ended, Role};
-use edl_core::pod::State;
+use edl_core::platform::Role;
+use edl_core::pod::PodState;
 use edl_kube::{facts, names};
 use edl_sched::resources::Resources;
 use k8s_openapi::api::core::v1::Pod;
@@ -22,54 +22,49 @@ pub struct JobPod {
     pub uid: String,
     /// The name of the node that it is bound to.
     pub node: Option<String>,
-    pub asks: Resources,
-    pub life: Life,
+    pub requests: Resources,
+    pub state: PodState,
 }
 
-/// Where a pod is in its life, as far as a plan cares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
-    Waiting,
-    Running,
-    /// It holds its room, but not for long.
-    Leaving,
-    Ended(Ended),
-}
-
-/// Pods by what they are to a plan.
+/// All pods, by their meaning to a plan.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sorted {
+pub(super) struct SortedPods {
     /// By namespace and name of the job.
     pub(super) of_jobs: BTreeMap<(String, String), Vec<JobPod>>,
-    pub(super) others: Vec<Other>,
-    /// Those that found no node for want of room.
+    pub(super) others: Vec<OtherPod>,
+    /// Pods of others that no node has capacity for.
     pub(super) waiting: Vec<Arc<Pod>>,
 }
 
-/// A pod that is not ours, on a node.
+/// A pod on a node that belongs to no training job.
 #[derive(Clone, Debug)]
-pub(super) struct Other {
+pub(super) struct OtherPod {
     pub(super) node: String,
-    pub(super) asks: Resources,
+    pub(super) requests: Resources,
     pub(super) is_leaving: bool,
 }
 
 impl JobPod {
-    /// Whether it has, or waits for, a place that it means to keep.
+    /// Whether it runs or will run.
     #[must_use]
     pub fn is_active(&self) -> bool {
-        matches!(self.life, Life::Waiting | Life::Running)
+        matches!(self.state, PodState::Waiting(_) | PodState::Running)
     }
 
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.life == Life::Running
+        self.state == PodState::Running
+    }
+
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, PodState::Ended(_))
     }
 }
 
-/// Sorts all pods of the cluster; `is_job` says whether a job of ours has this namespace and name.
-pub(super) fn sort(pods: &[Arc<Pod>], is_job: impl Fn(&(String, String)) -> bool) -> Sorted {
-    let mut sorted = Sorted::default();
+/// Sorts all pods of the cluster; `is_job` is whether a job has this namespace and name.
+pub(super) fn sort(pods: &[Arc<Pod>], is_job: impl Fn(&(String, String)) -> bool) -> SortedPods {
+    let mut sorted = SortedPods::default();
     for pod in pods {
         let job = job_of(pod).filter(|(key, _)| is_job(key));
         if let Some((key, pod)) = job {
@@ -79,12 +74,13 @@ pub(super) fn sort(pods: &[Arc<Pod>], is_job: impl Fn(&(String, String)) -> bool
         let state = facts::of(pod).state();
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         match (node, &state) {
-            (_, State::Ended(_)) => {}
+            (_, PodState::Ended(_)) => {}
             (Some(node), _) => {
-                let is_leaving = matches!(state, State::Leaving(_));
-                sorted.others.push(Other { node, asks: amounts::asked(pod), is_leaving });
+                let is_leaving = matches!(state, PodState::Leaving(_));
+                let requests = amounts::requested(pod);
+                sorted.others.push(OtherPod { node, requests, is_leaving });
             }
-            (None, State::Waiting(_)) if wants_room(pod) => sorted.waiting.push(pod.clone()),
+            (None, PodState::Waiting(_)) if needs_capacity(pod) => sorted.waiting.push(pod.clone()),
             (None, _) => {}
         }
     }
@@ -94,33 +90,26 @@ pub(super) fn sort(pods: &[Arc<Pod>], is_job: impl Fn(&(String, String)) -> bool
     sorted
 }
 
-/// The job that a pod says it belongs to.
+/// The job of a pod, by its labels.
 fn job_of(pod: &Pod) -> Option<((String, String), JobPod)> {
-    let labels = pod.metadata.labels.as_ref()?;
-    let instance = names::instance(labels)?;
-    let key = (pod.metadata.namespace.clone()?, labels.get(names::JOB_LABEL)?.clone());
-    let life = match facts::of(pod).state() {
-        State::Waiting(_) => Life::Waiting,
-        State::Running => Life::Running,
-        State::Leaving(_) => Life::Leaving,
-        State::Ended(how) => Life::Ended(how),
-    };
+    let instance = names::instance_of(&pod.metadata)?;
+    let key = (pod.metadata.namespace.clone()?, names::job_of(&pod.metadata)?.clone());
     let pod = JobPod {
         role: instance.role,
         index: instance.id,
         name: pod.metadata.name.clone()?,
         uid: pod.metadata.uid.clone()?,
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-        asks: amounts::asked(pod),
-        life,
+        requests: amounts::requested(pod),
+        state: facts::of(pod).state(),
     };
     Some((key, pod))
 }
 
-/// Whether room would help: the scheduler has tried the pod and found too little. One that waits
-/// for a volume or for a node that does not exist would wait on an empty cluster, too; and one of
-/// a DaemonSet fits on one node alone, which Kubernetes clears for it by itself.
-fn wants_room(pod: &Pod) -> bool {
+/// Whether free capacity would help: the scheduler has tried the pod and found too little. A pod
+/// that waits for a volume or for a missing node would also wait on an empty cluster, and a
+/// DaemonSet's pod fits on only one node, which Kubernetes clears by itself.
+fn needs_capacity(pod: &Pod) -> bool {
     let is_daemon = pod.metadata.owner_references.iter().flatten().any(|it| it.kind == "DaemonSet");
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref());
     let tried = conditions.unwrap_or_default().iter().find(|condition| {
@@ -132,7 +121,7 @@ fn wants_room(pod: &Pod) -> bool {
     !is_daemon && message.is_some_and(|text| text.is_empty() || text.contains("Insufficient"))
 }
 
-/// Who a pod belongs to, in words: its Deployment rather than one of many ReplicaSets.
+/// The name of a pod's service: its Deployment rather than one of many ReplicaSets.
 pub(super) fn service_of(pod: &Pod) -> String {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let own = pod.metadata.name.clone().unwrap_or_default();
@@ -158,16 +147,16 @@ mod tests {
                 {"apiVersion": "v1", "kind": kind, "name": "o", "uid": "u"}]},
             "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled",
                 "status": "False", "reason": reason, "message": message}]}});
-        wants_room(&serde_json::from_value(pod).unwrap())
+        needs_capacity(&serde_json::from_value(pod).unwrap())
     }
 
     #[test]
-    fn only_pods_that_lack_room_are_given_some() {
+    fn only_pods_that_lack_capacity_count_as_waiting() {
         assert!(waits("Unschedulable", "0/3 nodes are available: 3 Insufficient cpu.", "Job"));
         assert!(!waits("Unschedulable", "persistentvolumeclaim \"x\" not found", "Job"));
         assert!(!waits("SchedulingGated", "", "Job"));
         assert!(!waits("Unschedulable", "1 Insufficient cpu", "DaemonSet"));
-        assert!(!wants_room(&Pod::default()), "nobody has tried to place it yet");
+        assert!(!needs_capacity(&Pod::default()), "the scheduler has not tried it yet");
     }
 
     #[test]

@@ -60,7 +60,7 @@ const times = () => {
   const now = model.all.cluster.at_secs;
   return [Math.min(model.all.history.from_secs, now - 60), now];
 };
-const colourOf = (id) => `hsl(${(168 + id * 47) % 360} 55% ${46 + (id * 13) % 3 * 8}%)`;
+const colorOf = (id) => `hsl(${(168 + id * 47) % 360} 55% ${46 + (id * 13) % 3 * 8}%)`;
 const ago = (secs) => secs < 1 ? "now" : `${span(secs).replace(/ 0 s$/, "")} ago`;
 /// A step line through [x, y]: each value counts until the next.
 const stepPath = (points) => points.map(([x, y], n) => n ? `H${x.toFixed(1)}V${y.toFixed(1)}` : `M${x.toFixed(1)} ${y.toFixed(1)}`).join("");
@@ -119,10 +119,10 @@ const drawTiles = (cluster, live, waiting) => {
     const bar = el("div", { className: "stack" });
     bar.setAttribute("role", "img");
     bar.setAttribute("aria-label", `${name}: ${percent(jobs, total)} training jobs, ${percent(others, total)} other pods`);
-    for (const [part, colour] of [[jobs, "var(--compute)"], [others, "var(--idle)"]]) {
+    for (const [part, color] of [[jobs, "var(--compute)"], [others, "var(--idle)"]]) {
       const piece = el("i");
       piece.style.width = `${part * 100 / total}%`;
-      piece.style.background = colour;
+      piece.style.background = color;
       bar.append(piece);
     }
     const tile = el("div", { className: "tile" }, el("span", {}, name), el("b", {}, percent(jobs + others, total)), bar,
@@ -155,12 +155,12 @@ const sampled = (steps, moments) => {
     return steps[n][2];
   });
 };
-/// Who had workers: [colour, name, workers at these moments]. The smaller ones of many are one.
+/// Who had workers: [color, name, workers at these moments]. The smaller ones of many are one.
 const layersOf = (moments) => {
   const peak = ([, steps]) => Math.max(...steps.map(([, , running]) => running));
   const alive = [...model.series].filter((entry) => peak(entry) > 0);
   const kept = new Set([...alive].sort((a, b) => peak(b) - peak(a)).slice(0, MAX_LAYERS).map(([id]) => id));
-  const layers = alive.filter(([id]) => kept.has(id)).map(([id, steps]) => [colourOf(id), model.all.history.names[id] || "", sampled(steps, moments)]);
+  const layers = alive.filter(([id]) => kept.has(id)).map(([id, steps]) => [colorOf(id), model.all.history.names[id] || "", sampled(steps, moments)]);
   const rest = alive.filter(([id]) => !kept.has(id)).map(([, steps]) => sampled(steps, moments));
   if (rest.length) layers.push(["var(--idle)", `${rest.length} smaller jobs`, moments.map((_, m) => rest.reduce((sum, values) => sum + values[m], 0))]);
   return layers;
@@ -178,20 +178,20 @@ const drawStacked = (cluster) => {
   const told = cluster.jobs.filter((job) => job.running).slice(0, 12).map((job) => `${job.namespace}/${job.name} ${job.running}`).join(", ");
   const { svg, X, Y } = axes($("stacked"), `Running workers by job; now ${whole(last)}${told ? ": " + told : ""}`, Math.max(1, ...sums), short);
   let lower = moments.map(() => 0);
-  for (const [colour, name, values] of layers) {
+  for (const [color, name, values] of layers) {
     const upper = lower.map((below, m) => below + values[m]);
     const line = (heights) => moments.map((at, m) => [X(at), Y(heights[m])]);
     let path = stepPath(line(upper));
     // Back along the lower edge, where a value counts to its left.
     line(lower).reverse().forEach(([x, y], n) => { path += n ? `V${y.toFixed(1)}H${x.toFixed(1)}` : `V${y.toFixed(1)}`; });
-    svg.append(make("path", { d: `${path}Z`, fill: colour }, make("title", {}, name)));
+    svg.append(make("path", { d: `${path}Z`, fill: color }, make("title", {}, name)));
     lower = upper;
   }
   $("stacked").replaceChildren(svg);
   $("stacked").dataset.layers = layers.length;
 };
 const drawLoads = (cluster, history) => {
-  const colours = ["var(--compute)", "var(--communicate)", "var(--redo)"];
+  const colors = ["var(--compute)", "var(--communicate)", "var(--redo)"];
   const now = KINDS.map(([name, kind]) => cluster.total[kind] ? `${name} ${percent(cluster.of_jobs[kind] + cluster.of_others[kind], cluster.total[kind])}` : "").filter(Boolean);
   const { svg, X, Y } = axes($("loads"), `Share of the cluster requested by pods; now ${now.join(", ")}`, 100, (y) => `${y} %`);
   const limit = Y(cluster.max_load * 100);
@@ -200,12 +200,12 @@ const drawLoads = (cluster, history) => {
     const points = history.loads.filter((row) => row[n + 1] !== null).map((row) => [X(row[0]), Y(Math.min(100, row[n + 1] / 10))]);
     if (!points.length || !cluster.total[kind]) return;
     points.push([X(cluster.at_secs), points[points.length - 1][1]]);
-    svg.append(make("path", { class: "curve", stroke: colours[n], d: stepPath(points) }, make("title", {}, name)));
+    svg.append(make("path", { class: "curve", stroke: colors[n], d: stepPath(points) }, make("title", {}, name)));
   });
   const legend = el("ul", { className: "legend" }, ...KINDS.flatMap(([name, kind], n) => {
     if (!cluster.total[kind]) return [];
     const dot = el("i");
-    dot.style.background = colours[n];
+    dot.style.background = colors[n];
     return [el("li", {}, dot, name)];
   }));
   $("loads").replaceChildren(svg, legend);
@@ -221,7 +221,7 @@ const drawJobs = (cluster) => {
   const list = $("jobs");
   const ids = new Set(shown.map((job) => job.id));
   for (const [id, card] of model.cards) if (!ids.has(id)) { card.remove(); model.cards.delete(id); }
-  // Cards that stay are not taken out, so that whoever is on one stays there.
+  // Cards that stay keep their element, and so the focus.
   shown.forEach((job, n) => {
     let card = model.cards.get(job.id);
     if (!card) model.cards.set(job.id, card = newCard(job));
@@ -237,7 +237,7 @@ const drawJobs = (cluster) => {
 const part = (tag, name) => el(tag, { className: name });
 const newCard = (job) => {
   const dot = el("i");
-  dot.style.background = colourOf(job.id);
+  dot.style.background = colorOf(job.id);
   const track = el("span", { className: "track" }, el("i"));
   track.setAttribute("role", "progressbar");
   track.setAttribute("aria-label", `Progress of ${job.namespace}/${job.name}`);
@@ -261,7 +261,7 @@ const put = (card, name, text) => {
 const fillCard = (card, job, width) => {
   const meta = [job.queue ? `queue ${job.queue}` : "", job.priority ? `priority ${job.priority}` : "", job.servers ? `${job.servers} ${job.servers === 1 ? "server" : "servers"}` : ""];
   put(card, ".meta", meta.filter(Boolean).join(" · "));
-  put(card, ".size b", job.told === job.planned ? `${job.running} of ${job.planned}` : `${job.told} → ${job.planned}`);
+  put(card, ".size b", job.granted === job.planned ? `${job.running} of ${job.planned}` : `${job.granted} → ${job.planned}`);
   const pill = put(card, ".pill", job.state || "new");
   pill.className = "pill " + (["Running", "Succeeded"].includes(job.state) ? "good" : job.state === "Failed" ? "bad" : "");
   const far = [job.progress, job.eta && !ENDED.includes(job.state) ? `${job.eta} left` : "", job.records_per_second ? `${short(job.records_per_second)}/s` : ""];
@@ -293,8 +293,8 @@ const drawBand = (box, job, width) => {
   if (steps.length) {
     const running = stepPath(steps.map(([at, , n]) => [X(at), y(n)]));
     const wanted = stepPath(steps.map(([at, n]) => [X(at), y(n)]));
-    svg.append(make("path", { d: `${running}V${y(0)}H${X(steps[0][0]).toFixed(1)}Z`, fill: colourOf(job.id), opacity: .55 }));
-    svg.append(make("path", { class: "wanted", d: wanted, stroke: colourOf(job.id) }));
+    svg.append(make("path", { d: `${running}V${y(0)}H${X(steps[0][0]).toFixed(1)}Z`, fill: colorOf(job.id), opacity: .55 }));
+    svg.append(make("path", { class: "wanted", d: wanted, stroke: colorOf(job.id) }));
   }
   box.replaceChildren(svg);
   box.dataset.steps = steps.length;

@@ -8,11 +8,10 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use edl_core::error::chain;
-use edl_core::id::{CutId, Generation};
-use edl_core::job::CutFile;
+use edl_core::id::{CheckpointId, Generation};
 use edl_core::server::{Event, Inspection, Load, Progress};
 use edl_core::servers::PartitionState;
-use edl_tensor::checkpoint::{self, FileEntry, Origin, Snapshot};
+use edl_tensor::checkpoint::{self, Origin, Snapshot};
 use edl_tensor::partition::{Partition, PartitionConfig};
 use tokio::sync::watch;
 
@@ -37,14 +36,14 @@ enum Error {
 pub(super) enum Job {
     Drop(Generation),
     Load(Box<Load>),
-    Copy { checkpoint: CutId, at: Option<u64> },
+    Copy { checkpoint: CheckpointId, at: Option<u64> },
     Inspect(Inspection, Generation),
     End,
 }
 
 /// A copy of a partition, to be written.
 pub(super) struct Copy {
-    pub(super) checkpoint: CutId,
+    pub(super) checkpoint: CheckpointId,
     pub(super) folder: String,
     pub(super) snapshot: Snapshot,
 }
@@ -203,18 +202,14 @@ pub(super) fn write_copies(shared: &Shared, copies: &mpsc::Receiver<Option<Copy>
             continue;
         }
         shared.handle(match checkpoint::write_file(folder.as_ref(), &snapshot) {
-            Ok(FileEntry { partition, name, bytes, checksum, updates }) => {
-                let partition = partition.0;
-                let file = CutFile { partition, name, bytes, checksum, updates };
-                Event::Written { checkpoint, file }
-            }
+            Ok(file) => Event::Written { checkpoint, file: file.into() },
             Err(error) => Event::WriteFailed { checkpoint, error: chain(&error) },
         });
     }
 }
 
-/// Reports that an owner panicked, whatever it was doing.
-struct Guard(watch::Sender<bool>);
+/// Reports that a thread panicked, whatever it was doing.
+pub(super) struct Guard(pub(super) watch::Sender<bool>);
 
 impl Drop for Guard {
     fn drop(&mut self) {

@@ -90,16 +90,16 @@ impl Store {
                 request,
                 client,
                 generation: asked.generation,
-                partitions: asked.partitions.clone(),
-                min_round: asked.min_round,
-                step: asked.step,
-                will_push: asked.will_push,
-                patience: asked.patience,
+                partitions: asked.head.partitions.clone(),
+                min_round: asked.head.min_round,
+                step: asked.head.step,
+                will_push: asked.head.will_push,
+                patience: asked.head.patience,
             })
         });
         let hosted = self.shared.verdict(&buffers.verdicts, client, is_wanted)?;
         hosted.expect_shape(asked)?;
-        let n_left = asked.partitions.len();
+        let n_left = asked.head.partitions.len();
         let (out, pieces) = mpsc::channel();
         let request = Arc::new(std::mem::take(&mut buffers.request));
         buffers.last = Some(Arc::clone(&request));

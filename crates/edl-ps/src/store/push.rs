@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use edl_core::id::{BatchId, Generation};
 use edl_core::server::{self, Client, Event, Refusal};
 use edl_net::data::server::{ClientId, PushRequest};
+use edl_net::frame::PushHead;
 use edl_tensor::push::{Body, Head, Push};
 
 use crate::owner::Task;
@@ -63,7 +64,7 @@ impl Spare {
         let mut bodies = self.bodies();
         let push = bodies.in_use.remove(&sequence);
         // A partition may keep the push for a later round.
-        let body = push.and_then(Arc::into_inner).map(Push::into_body);
+        let body = push.and_then(Arc::into_inner).map(|push| push.body);
         if bodies.free.len() < MAX_SPARE {
             bodies.free.extend(body);
         }
@@ -78,8 +79,8 @@ impl Store {
     /// Hands a push to the owners, as soon as its generation is served. The reply comes when it is
     /// applied.
     pub fn push(&self, client: ClientId, request: PushRequest, buffers: &PushBuffers) {
-        let PushRequest { generation, sequence, batch, n_records, base_version, .. } = request;
-        let PushRequest { partitions, lane, body, .. } = request;
+        let PushRequest { generation, sequence, batch, head, body } = request;
+        let PushHead { n_records, base_version, partitions, lane, .. } = head;
         let client = Client(client.0);
         let (verdict, replies) = (Some(buffers.verdict.clone()), buffers.replies.clone());
         let caller = Caller::Push { verdict, replies, sequence, batch, generation };

@@ -7,7 +7,7 @@ use edl_core::id::Generation;
 use edl_core::model::{Init, ModelSpec};
 use edl_core::server::Load;
 use edl_core::spec::Mode;
-use edl_net::data::{Error, PsClient};
+use edl_net::data::{Error, Limits, PsClient};
 use edl_tensor::first_values;
 
 use crate::harness::{
@@ -171,7 +171,7 @@ fn a_route_that_leaves_partitions_out_is_refused_before_anything_is_sent() {
     let job = Job::start(Mode::Async);
     let mut route = job.route(1, By::Unix);
     route.servers[1].partitions = 3..N_PARTITIONS;
-    let refused = PsClient::connect(&route, &key(), RUN, layout(), &model(), DEADLINE);
+    let refused = PsClient::connect(&route, &key(), RUN, layout(), &model(), Limits::all(DEADLINE));
     assert!(matches!(refused.map(|_| ()), Err(Error::Refused(_))));
 }
 

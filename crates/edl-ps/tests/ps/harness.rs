@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use edl_core::id::{BatchId, CutId, Generation, PartitionId, PsId, RunId};
-use edl_core::job::{CutFile, LoadFrom};
+use edl_core::id::{BatchId, CheckpointId, Generation, PartitionId, PsId, RunId};
+use edl_core::job::{CheckpointFile, LoadFrom};
 use edl_core::layout::Layout;
 use edl_core::model::{Init, ModelSpec, ParamSpec, Rule, TableSpec};
 use edl_core::optimizer::OptimizerSpec;
 use edl_core::server::{Event, Load, Order, Report};
 use edl_core::servers::PartitionState;
 use edl_core::spec::Mode;
-use edl_net::data::{Error, PsClient, Route, ServerRoute};
+use edl_net::data::{Error, Limits, PsClient, Route, ServerRoute};
 use edl_net::key::JobKey;
 use edl_net::wire::Stream;
 use edl_ps::Front;
@@ -117,9 +117,15 @@ impl Server {
         Self { store, address, unix_path, reports: Mutex::new(reports), front }
     }
 
-    /// The next report to the master.
+    /// The next report to the master, except that a checkpoint of a step was taken up.
     pub(crate) fn report(&self) -> Report {
-        self.reports.lock().unwrap().blocking_recv().unwrap()
+        let mut reports = self.reports.lock().unwrap();
+        loop {
+            let report = reports.blocking_recv().unwrap();
+            if !matches!(report, Report::CheckpointStarted { .. }) {
+                return report;
+            }
+        }
     }
 
     pub(crate) fn load(&self, load: Load) -> Result<(), String> {
@@ -128,7 +134,8 @@ impl Server {
         let (generation, loaded) = match self.report() {
             Report::Loaded { generation, .. } => (generation, Ok(())),
             Report::LoadFailed { generation, error } => (generation, Err(error)),
-            other @ (Report::CheckpointDone { .. }
+            other @ (Report::CheckpointStarted { .. }
+            | Report::CheckpointDone { .. }
             | Report::CheckpointFailed { .. }
             | Report::States { .. }) => panic!("{other:?}"),
         };
@@ -141,7 +148,9 @@ impl Server {
     }
 
     pub(crate) fn order_checkpoint(&self, number: u64, folder: &Path, at: Option<u64>) {
-        let (checkpoint, generation) = (CutId(number), Generation(1));
+        // As the master does first.
+        std::fs::create_dir_all(folder).unwrap();
+        let (checkpoint, generation) = (CheckpointId(number), Generation(1));
         let folder = folder.to_str().unwrap().to_owned();
         let order = Order::Checkpoint { checkpoint, generation, folder, at };
         self.store.handle(Event::Order(order));
@@ -152,13 +161,14 @@ impl Server {
         let (checkpoint, files) = match self.report() {
             Report::CheckpointDone { checkpoint, files, .. } => (checkpoint, Ok(files)),
             Report::CheckpointFailed { checkpoint, error, .. } => (checkpoint, Err(error)),
-            other @ (Report::Loaded { .. } | Report::LoadFailed { .. } | Report::States { .. }) => {
-                panic!("{other:?}")
-            }
+            other @ (Report::CheckpointStarted { .. }
+            | Report::Loaded { .. }
+            | Report::LoadFailed { .. }
+            | Report::States { .. }) => panic!("{other:?}"),
         };
-        assert_eq!(checkpoint, CutId(number));
-        let entry = |file: CutFile| {
-            let CutFile { partition, name, bytes, checksum, updates } = file;
+        assert_eq!(checkpoint, CheckpointId(number));
+        let entry = |file: CheckpointFile| {
+            let CheckpointFile { partition, name, bytes, checksum, updates } = file;
             FileEntry { partition: PartitionId(partition), name, bytes, checksum, updates }
         };
         files.map(|files| files.into_iter().map(entry).collect())
@@ -238,7 +248,7 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn connect(route: &Route) -> Result<Self, Error> {
-        let net = PsClient::connect(route, &key(), RUN, layout(), &model(), DEADLINE)?;
+        let net = PsClient::connect(route, &key(), RUN, layout(), &model(), Limits::all(DEADLINE))?;
         let ids = vec![vec![5, 1, 900, 17, 4], (0..100).map(|id| id * 7 + 1).collect()];
         Ok(Self { net, ids, dense: vec![9.0; 20], rows: vec![Vec::new(), Vec::new()] })
     }
@@ -282,14 +292,15 @@ pub(crate) fn batch(index: u32) -> BatchId {
     BatchId { epoch: 0, index }
 }
 
-/// Makes the files of a cut one checkpoint.
+/// Completes a checkpoint with a manifest of its files.
 pub(crate) fn commit(folder: &Path, mut files: Vec<FileEntry>) {
     files.sort_by_key(|file| file.partition);
     let manifest = edl_tensor::checkpoint::Manifest {
         format: edl_tensor::checkpoint::FORMAT,
         version: 3,
+        exact: None,
         generation: Generation(1),
-        cut: CutId(1),
+        checkpoint: CheckpointId(1),
         term: edl_core::id::Term(1),
         run: RUN.to_string(),
         job: "test".into(),
@@ -301,6 +312,7 @@ pub(crate) fn commit(folder: &Path, mut files: Vec<FileEntry>) {
         fingerprint: "none".into(),
         files,
         metrics: std::collections::BTreeMap::new(),
+        skipped: Default::default(),
     };
     edl_tensor::checkpoint::commit_manifest(folder, &manifest).unwrap();
 }

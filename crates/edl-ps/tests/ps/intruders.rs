@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use edl_core::id::RunId;
 use edl_core::spec::Mode;
-use edl_net::data::{Error, PsClient};
+use edl_net::data::{Error, Limits, PsClient};
 use edl_net::frame::{HEADER_LEN, Header, Kind};
 use edl_net::key::JobKey;
 
@@ -19,7 +19,7 @@ use crate::relay::{self, Hook, Passed, pass};
 const UNTOUCHED: [u64; N_PARTITIONS as usize] = [0; N_PARTITIONS as usize];
 
 fn connect(job: &Job, by: By, key: &JobKey, run: RunId) -> Result<PsClient, Error> {
-    PsClient::connect(&job.route(1, by), key, run, layout(), &model(), DEADLINE)
+    PsClient::connect(&job.route(1, by), key, run, layout(), &model(), Limits::all(DEADLINE))
 }
 
 /// A client whose frames to the first server pass through `hook`.
@@ -271,6 +271,7 @@ fn a_server_that_does_not_know_its_run_yet_says_so() {
     let mut route = job.route(1, By::Unix);
     route.servers[0].unix_path = path.to_str().unwrap().into();
     let limit = Duration::from_secs(20);
-    let refused = PsClient::connect(&route, &key(), RUN, layout(), &model(), limit).map(|_| ());
+    let refused =
+        PsClient::connect(&route, &key(), RUN, layout(), &model(), Limits::all(limit)).map(|_| ());
     assert!(matches!(refused, Err(Error::NotServing)), "{refused:?}");
 }

@@ -15,9 +15,9 @@ use edl_net::proto::master_server::{Master, MasterServer};
 use edl_net::proto::ps_command::Kind as Order;
 use edl_net::proto::ps_message::Kind as Message;
 use edl_net::proto::{
-    AuditReport, AuditRequest, Cut, HarmReply, HarmRequest, Inspect, JobStatus, Load, PsCommand,
-    PsHello, PsMessage, PsWelcome, ScaleReply, ScaleRequest, Serve, StatusRequest, StopReply,
-    StopRequest, StopWork, WorkerCommand, WorkerMessage,
+    AuditReport, AuditRequest, ChaosReply, ChaosRequest, Inspect, JobStatus, Load, LoadFrom,
+    PsCommand, PsHello, PsMessage, PsWelcome, ScaleReply, ScaleRequest, Serve, ServerCheckpoint,
+    StatusRequest, StopReply, StopRequest, StopWork, WorkerCommand, WorkerMessage,
 };
 use edl_ps::Config;
 use tokio::net::TcpListener;
@@ -76,7 +76,7 @@ impl Master for Straw {
     async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReport>, Status> {
         Err(Status::unimplemented("not of this test"))
     }
-    async fn harm(&self, _: Request<HarmRequest>) -> Result<Response<HarmReply>, Status> {
+    async fn chaos(&self, _: Request<ChaosRequest>) -> Result<Response<ChaosReply>, Status> {
         Err(Status::unimplemented("not of this test"))
     }
 }
@@ -138,8 +138,9 @@ impl Session {
                 Message::Heartbeat(_) | Message::Spending(_) => {}
                 message @ (Message::Hello(_)
                 | Message::Loaded(_)
-                | Message::CutDone(_)
-                | Message::CutFailed(_)
+                | Message::CheckpointStarted(_)
+                | Message::CheckpointDone(_)
+                | Message::CheckpointFailed(_)
                 | Message::Sets(_)
                 | Message::LoadFailed(_)) => return message,
             }
@@ -184,8 +185,10 @@ impl Session {
             model_spec_json: serde_json::to_string(&model()).unwrap(),
             optimizer_json: serde_json::to_string(&OptimizerSpec::sgd(1.0)).unwrap(),
             n_batches: N_BATCHES,
-            checkpoint: checkpoint.into(),
-            keep_applied: true,
+            from: Some(LoadFrom {
+                checkpoint: (!checkpoint.is_empty()).then(|| checkpoint.into()),
+                keep_applied: true,
+            }),
         }))
         .await;
     }
@@ -251,9 +254,12 @@ async fn a_server_loads_serves_and_stops_by_order() {
     session.order(Order::Inspect(Inspect { request: 77 })).await;
     let Message::Sets(sets) = session.next().await else { panic!("no sets") };
     assert_eq!((sets.request, sets.generation), (77, 1));
+    let mut before = None;
     for set in &sets.sets {
         assert_eq!(set.updates, 1);
-        assert!(AppliedSet::from_bytes(&set.applied).unwrap().contains(batch(2)));
+        let applied = AppliedSet::from_bytes(&set.applied, before.as_ref()).unwrap();
+        assert!(applied.contains(batch(2)));
+        before = Some(applied);
     }
     session.heartbeat().await;
     session.order(Order::Stop(StopWork { reason: "done".into() })).await;
@@ -299,15 +305,20 @@ async fn a_cut_is_written_and_loaded_again_in_the_next_generation() {
     session.loaded(1, "").await;
     session.serve(1).await;
     push(route(&hello, 1), 0).await;
-    let folder = stage.folder.path().join("cut");
+    let folder = stage.folder.path().join("checkpoint");
     std::fs::create_dir(&folder).unwrap();
     let folder = folder.to_str().unwrap().to_owned();
     session
-        .order(Order::Cut(Cut { cut: 9, generation: 1, folder: folder.clone(), at: None }))
+        .order(Order::Checkpoint(ServerCheckpoint {
+            checkpoint: 9,
+            generation: 1,
+            folder: folder.clone(),
+            at: None,
+        }))
         .await;
-    let Message::CutDone(done) = session.next().await else { panic!("no cut") };
-    assert_eq!((done.cut, done.generation, done.files.len()), (9, 1, N_PARTITIONS as usize));
-    // What comes after the cut is gone after the next load.
+    let Message::CheckpointDone(done) = session.next().await else { panic!("no checkpoint") };
+    assert_eq!((done.checkpoint, done.generation, done.files.len()), (9, 1, N_PARTITIONS as usize));
+    // What comes after the checkpoint is gone after the next load.
     push(route(&hello, 1), 1).await;
     let file = |file: edl_net::proto::CheckpointFile| edl_tensor::checkpoint::FileEntry {
         partition: edl_core::id::PartitionId(file.partition),
@@ -320,12 +331,16 @@ async fn a_cut_is_written_and_loaded_again_in_the_next_generation() {
     assert_eq!(session.loaded(2, &folder).await, [1; N_PARTITIONS as usize]);
     session.serve(2).await;
     expect(route(&hello, 2), 1.0).await;
-    // A cut of the generation before is refused, and so is one into what is not a folder.
+    // A checkpoint of the generation before is refused, and so is one into what is not a folder.
     let no_folder = format!("{folder}/manifest.json");
-    for (cut, generation, folder) in [(10, 1, folder), (11, 2, no_folder)] {
-        session.order(Order::Cut(Cut { cut, generation, folder, at: None })).await;
-        let Message::CutFailed(failed) = session.next().await else { panic!("a cut") };
-        assert_eq!((failed.cut, failed.generation), (cut, generation));
+    for (checkpoint, generation, folder) in [(10, 1, folder), (11, 2, no_folder)] {
+        session
+            .order(Order::Checkpoint(ServerCheckpoint { checkpoint, generation, folder, at: None }))
+            .await;
+        let Message::CheckpointFailed(failed) = session.next().await else {
+            panic!("a checkpoint")
+        };
+        assert_eq!(failed.checkpoint, checkpoint);
         assert!(!failed.error.is_empty());
     }
     expect(route(&hello, 2), 1.0).await;

@@ -5,7 +5,7 @@ use edl_core::id::{Generation, PsId, WorldId};
 use edl_core::layout::Layout;
 use edl_core::server::{self, Load};
 use edl_core::spec::Mode;
-use edl_net::data::{Error, PsClient, Route, ServerRoute};
+use edl_net::data::{Error, Limits, PsClient, Route, ServerRoute};
 use edl_tensor::push::Lane;
 
 use crate::harness::{DEADLINE, N_PARTITIONS, RUN, Server, batch, key, load_spec, model};
@@ -44,7 +44,8 @@ impl Job {
         };
         let servers = (0..).zip(&self.servers).map(server).collect();
         let route = Route { generation: GENERATION, servers };
-        let net = PsClient::connect(&route, &key(), RUN, layout(), &model(), DEADLINE).unwrap();
+        let net = PsClient::connect(&route, &key(), RUN, layout(), &model(), Limits::all(DEADLINE))
+            .unwrap();
         Client { net, ids: vec![vec![5, 1, 900, 17, 4], (0..100).map(|id| id * 7).collect()] }
     }
 }
@@ -94,8 +95,8 @@ fn a_lane_is_acknowledged_when_it_is_kept_and_a_step_is_read_before_and_after_it
     bob.step(1);
     assert_eq!((bob.read(2).unwrap(), bob.read(1).unwrap()), (4.0, 2.0));
     for step in [0, 3] {
-        let torn = ann.read(step).unwrap_err();
-        assert!(matches!(torn, Error::Torn(_)), "{torn}");
+        let mismatch = ann.read(step).unwrap_err();
+        assert!(matches!(mismatch, Error::StepMismatch(_)), "{mismatch}");
     }
     assert_eq!(ann.read(2).unwrap(), 4.0, "the connection is as good as before");
 }

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Dominant resource fairness: the next pod goes to whoever has least; nobody gives one back.
+//! Dominant resource fairness: the next pod goes to the job with least; no job gives one back.
 
 use std::cmp::Reverse;
 
 use crate::admission;
 use crate::board::{Board, JobIx};
-use crate::fairness::{Measure, Sorted, queue_level};
+use crate::fairness::{Measure, OrderedF64, queue_level};
 use crate::growth::{self, Rules};
 use crate::packing;
-use crate::plan::{Reason, Waiting};
+use crate::plan::Reason;
 use crate::policy::elastic_fair;
-use crate::quota;
 
 pub(crate) fn decide(board: &mut Board<'_>) {
     loop {
         let bookmark = board.bookmark();
-        elastic_fair::make_room(board);
+        elastic_fair::clear_obligations(board);
         while admit_once(board) {}
         growth::fill(board, Rules { measure: Measure::Share, has_hysteresis: false });
         growth::follow_with_servers(board);
@@ -25,14 +24,18 @@ pub(crate) fn decide(board: &mut Board<'_>) {
     }
 }
 
-/// Looks at every job that waits; says whether a broken gang gave up its room.
+/// One pass over the waiting jobs; returns whether it stopped an incomplete one.
 fn admit_once(board: &mut Board<'_>) -> bool {
     let mut has_stopped = false;
     let mut waiting = board.sound_jobs();
     waiting.retain(|job| !board.jobs[*job].has_gang());
     while let Some(job) = least_served(board, &waiting) {
         waiting.retain(|other| *other != job);
-        has_stopped |= admit(board, job);
+        let missing = admission::missing(board.jobs[job].job, board.jobs[job].counts);
+        let put = |board: &mut Board<'_>| packing::put_gang(board, job, missing);
+        if let Err(waiting) = admission::try_start(board, job, missing, Reason::Starts, put) {
+            has_stopped |= admission::suspend(board, job, waiting);
+        }
     }
     has_stopped
 }
@@ -42,32 +45,6 @@ fn least_served(board: &Board<'_>, waiting: &[JobIx]) -> Option<JobIx> {
     waiting.iter().copied().min_by_key(|job| {
         let spec = board.jobs[*job].job;
         let queue = queue_level(board, spec.queue, board.queues[&spec.queue].used);
-        (Reverse(spec.priority), Sorted(queue), spec.submitted, spec.id)
+        (Reverse(spec.priority), OrderedF64(queue), spec.submitted, spec.id)
     })
-}
-
-/// Makes one job whole, or lets it wait; says whether it had to give up a broken gang.
-fn admit(board: &mut Board<'_>, job: JobIx) -> bool {
-    let spec = board.jobs[job].job;
-    let missing = admission::missing(spec, board.jobs[job].counts);
-    let more = spec.resources(missing);
-    let waiting = if let Some(kind) = admission::never_fits(board, spec) {
-        Waiting::NeverFits(kind)
-    } else if !quota::allows(board, spec.queue, more) {
-        Waiting::QuotaUsed(spec.queue)
-    } else if packing::put_gang(board, job, missing) {
-        board.because(job, Reason::Starts);
-        board.jobs[job].waiting = None;
-        return false;
-    } else {
-        let free = board.total.saturating_sub(board.asked);
-        more.lacks(free).map_or(Waiting::Fragmented, Waiting::NoRoom)
-    };
-    let is_broken = board.jobs[job].counts.sum() > 0;
-    if is_broken {
-        board.take_all(job);
-        board.because(job, Reason::Incomplete);
-    }
-    board.jobs[job].waiting = Some(waiting);
-    is_broken
 }

@@ -2,9 +2,9 @@
 //! `PaddlePaddle` EDL's rules: more workers for the least fulfilled job while the cluster is below
 //! its load, fewer for the most fulfilled one while it is above.
 //!
-//! Twice: mended, on the board, where up and down share one line, nodes are counted right, the
-//! order follows what is *planned*, gangs are whole and resized jobs are left alone for a while;
-//! and as published, faults included, to reproduce the published experiment.
+//! There are two versions. The fixed one runs on the board: growing and shrinking share one limit,
+//! nodes are counted correctly, the order follows what is *planned*, gangs are whole, and resized jobs
+//! are left alone for a while. The published one, with its faults, reproduces the experiment.
 
 use crate::board::Board;
 use crate::fairness::Measure;
@@ -14,44 +14,44 @@ use crate::policy::elastic_fair;
 use crate::resources::Resources;
 use crate::snapshot::Counts;
 
-/// How often the published rules may go up and down before they count as endless.
+/// Rounds after which the published rules count as endless.
 const MOST_ROUNDS: u32 = 10_000;
 
 pub(crate) fn decide(board: &mut Board<'_>) {
-    let rules = Rules { measure: Measure::Fulfilment, has_hysteresis: true };
+    let rules = Rules { measure: Measure::Fulfillment, has_hysteresis: true };
     board.options.load_band_permille = 0;
     elastic_fair::share_out(board, rules);
 }
 
-/// Numbers of workers by the published rules; Kubernetes finds nodes and victims.
+/// Numbers of workers by the published rules; Kubernetes chooses nodes and victims.
 pub(crate) fn decide_as_published(board: &mut Board<'_>) {
-    let mut books = Books::of(board);
+    let mut totals = ClusterTotals::of(board);
     let mut trainers: Vec<(usize, Trainer)> = Vec::new();
     let is_pending = |counts: Counts, running: Counts| counts.worker == 0 || running.worker == 0;
     let has_pending = board.jobs.iter().any(|s| is_pending(s.job.counts(), s.job.running));
-    for (job, seat) in board.jobs.iter_mut().enumerate() {
-        let counts = seat.job.counts();
-        if let Some(fault) = seat.job.fault() {
-            seat.waiting = Some(Waiting::Faulty(fault));
+    for (job, entry) in board.jobs.iter_mut().enumerate() {
+        let counts = entry.job.counts();
+        if let Some(fault) = entry.job.fault() {
+            entry.waiting = Some(Waiting::Faulty(fault));
             continue;
         }
-        // The first sight of a job makes all pods of its minimum, whether they fit or not.
+        // All pods of a new job's minimum are created, whether they fit or not.
         if counts.sum() == 0 {
-            seat.wanted = Some(seat.job.gang());
-            seat.reasons.push(Reason::Starts);
-            seat.waiting = Some(Waiting::LeftToKubernetes);
+            entry.wanted = Some(entry.job.gang());
+            entry.reasons.push(Reason::Starts);
+            entry.waiting = Some(Waiting::LeftToKubernetes);
             continue;
         }
-        let is_stable = counts.worker == seat.job.running.worker;
-        if seat.job.is_elastic() && (is_stable || has_pending) {
-            trainers.push((job, Trainer::new(seat.job, counts.worker)));
+        let is_stable = counts.worker == entry.job.running.worker;
+        if entry.job.is_elastic() && (is_stable || has_pending) {
+            trainers.push((job, Trainer::new(entry.job, counts.worker)));
         }
     }
     trainers.sort_by(|(_, a), (_, b)| a.order(b));
     let mut only: Vec<Trainer> = trainers.iter().map(|(_, trainer)| *trainer).collect();
     let load = board.options.max_load_permille;
-    // An endless dry run hung the published controller; here it counts as no decision.
-    if books.dry_run(&mut only, load).is_err() {
+    // An endless dry run hung the published controller; here it is no decision.
+    if totals.dry_run(&mut only, load).is_err() {
         return;
     }
     for ((job, before), after) in trainers.iter().zip(&only) {
@@ -66,20 +66,20 @@ pub(crate) fn decide_as_published(board: &mut Board<'_>) {
     }
 }
 
-/// What the published controller knew of the cluster: sums, and idle CPU and memory by node.
+/// What the published controller knew about the cluster: sums, and idle CPU and memory by node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Books {
+pub struct ClusterTotals {
     pub total: Resources,
     pub asked: Resources,
     pub idle: Vec<Resources>,
 }
 
-/// What it knew of a job.
+/// What it knew about a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trainer {
     pub min: i64,
     pub max: i64,
-    /// Workers that it has and is going to have.
+    /// Planned workers.
     pub planned: i64,
     pub shape: Resources,
     current: i64,
@@ -91,7 +91,7 @@ pub enum Direction {
     Down,
 }
 
-/// The dry run goes up and down for ever.
+/// The dry run never ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the dry run does not terminate: it alternates between scaling up and scaling down")]
 pub struct Endless;
@@ -107,9 +107,9 @@ impl Trainer {
         Self::of(worker.min.into(), worker.max.into(), n_workers.into(), worker.shape)
     }
 
-    /// How far the job is between its minimum and its maximum now; what is planned is ignored.
+    /// The job's current position between its minimum and maximum; the plan is ignored.
     #[must_use]
-    pub fn fulfilment(&self) -> f64 {
+    pub fn fulfillment(&self) -> f64 {
         match self.max - self.min {
             0 => 1.0,
             span => (self.current - self.min) as f64 / span as f64,
@@ -120,29 +120,27 @@ impl Trainer {
     #[must_use]
     pub fn order(&self, other: &Self) -> std::cmp::Ordering {
         let by_size = |one: &Self| (one.shape.gpu, one.shape.cpu_milli, one.shape.memory_mib);
-        let by_fulfilment = self.fulfilment().total_cmp(&other.fulfilment());
-        by_fulfilment.then_with(|| by_size(self).cmp(&by_size(other)))
+        let by_fulfillment = self.fulfillment().total_cmp(&other.fulfillment());
+        by_fulfillment.then_with(|| by_size(self).cmp(&by_size(other)))
     }
 }
 
-impl Books {
+impl ClusterTotals {
     fn of(board: &Board<'_>) -> Self {
-        let unplaced = board.jobs.iter().map(|seat| seat.job.resources(seat.job.unplaced));
+        let unplaced = board.jobs.iter().map(|entry| entry.job.resources(entry.job.unplaced));
         let online = board.online.iter().map(|pods| pods.shape * u64::from(pods.n));
         let leaving = board.nodes.iter().map(|node| node.leaving);
         let idle = |node: usize| board.free(node).saturating_sub(board.nodes[node].leaving);
         Self {
             total: board.total,
-            // Pods that leave still count, so more are told to leave than need be.
+            // Leaving pods still count, so more pods than necessary are removed.
             asked: board.asked + unplaced.sum() + online.sum() + leaving.sum(),
             idle: (0..board.nodes.len()).map(idle).collect(),
         }
     }
 
     /// Plans for all jobs: up in order, down against it, until nothing changes.
-    ///
-    /// # Errors
-    /// If it would go on for ever, as the published code did with GPUs.
+    /// Fails if it would never end, as the published code did with GPUs.
     pub fn dry_run(&mut self, trainers: &mut [Trainer], load_permille: u32) -> Result<(), Endless> {
         for _ in 0..MOST_ROUNDS {
             let mut has_changed = false;
@@ -159,7 +157,7 @@ impl Books {
         Err(Endless)
     }
 
-    /// One step for one job: how many workers more. Books and trainer are changed accordingly.
+    /// One step for one job: the change in workers, also applied to the totals and the trainer.
     pub fn step(&mut self, trainer: &mut Trainer, load_permille: u32, way: Direction) -> i64 {
         let more = match way {
             Direction::Down => self.down(trainer, load_permille),

@@ -1,37 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Optimus: one worker for everybody, then one more for whoever's remaining time it shortens most.
+//! Optimus: one worker for every job, then one more for the job whose remaining time it reduces most.
 
 use crate::board::{Board, JobIx};
 use crate::packing;
 use crate::plan::{Reason, Waiting};
 use crate::policy::elastic_fair;
 use crate::quota;
-use crate::snapshot::Role;
 
 pub(crate) fn decide(board: &mut Board<'_>) {
-    elastic_fair::make_room(board);
+    elastic_fair::clear_obligations(board);
     let wanted = wanted(board);
-    // Who keeps its number keeps its places; all others are placed anew, the smallest first.
-    let mut anew: Vec<(u32, JobIx)> = Vec::new();
+    // A job whose size does not change keeps its nodes; the others are placed again, smallest first.
+    let mut moving: Vec<(u32, JobIx)> = Vec::new();
     for (job, n) in wanted {
-        let seat = &board.jobs[job];
-        if seat.has_gang() && seat.counts.worker == n {
+        let entry = &board.jobs[job];
+        if entry.has_gang() && entry.counts.worker == n {
             continue;
         }
-        anew.push((n, job));
+        moving.push((n, job));
     }
-    for (_, job) in &anew {
+    for (_, job) in &moving {
         board.take_all(*job);
     }
-    anew.sort_by_key(|(n, job)| (*n, board.jobs[*job].job.submitted, board.jobs[*job].job.id));
-    for (n, job) in anew {
+    moving.sort_by_key(|(n, job)| (*n, board.jobs[*job].job.submitted, board.jobs[*job].job.id));
+    for (n, job) in moving {
         place(board, job, n);
     }
 }
 
 /// How many workers each job should have.
 fn wanted(board: &mut Board<'_>) -> Vec<(JobIx, u32)> {
-    let ours = board.jobs.iter().map(|seat| seat.used()).sum();
+    let ours = board.jobs.iter().map(|entry| entry.used()).sum();
     let mut left = board.total.saturating_sub(board.asked) + ours;
     let mut order = board.sound_jobs();
     order.sort_by_key(|job| {
@@ -66,14 +65,14 @@ fn wanted(board: &mut Board<'_>) -> Vec<(JobIx, u32)> {
     }
 }
 
-/// The time that one worker more saves a job.
+/// The time that one more worker saves a job.
 fn gain(board: &Board<'_>, job: JobIx, n: u32) -> f64 {
     let spec = board.jobs[job].job;
     if n == 0 || n >= spec.roles.worker.max {
         return 0.0;
     }
     let Some(speed) = &spec.speed else {
-        // Nothing is known: as if twice as many were twice as fast.
+        // Unknown speed: assume that it scales linearly.
         return 1.0 / f64::from(n) - 1.0 / f64::from(n + 1);
     };
     let per_node = packing::most_on_a_node(board, job);
@@ -81,7 +80,7 @@ fn gain(board: &Board<'_>, job: JobIx, n: u32) -> f64 {
     (secs(n) - secs(n + 1)) * speed.remaining
 }
 
-/// Places a job with `n` workers, or fewer if so many do not fit on the nodes there are.
+/// Places a job with `n` workers, or with as many as fit.
 fn place(board: &mut Board<'_>, job: JobIx, n: u32) {
     let spec = board.jobs[job].job;
     let reason = match board.jobs[job].n_before {
@@ -92,17 +91,13 @@ fn place(board: &mut Board<'_>, job: JobIx, n: u32) {
     board.because(job, reason);
     for n in (spec.roles.worker.min..=n).rev() {
         let counts = spec.counts_at(n);
-        let mut others = counts;
-        *others.of_mut(Role::Worker) = 0;
-        let bookmark = board.bookmark();
+        let put = |board: &mut Board<'_>| packing::put_spread(board, job, n);
         if quota::allows(board, spec.queue, spec.resources(counts))
-            && packing::put_spread(board, job, n)
-            && packing::put_gang(board, job, others)
+            && packing::put_job(board, job, counts, put)
         {
             board.jobs[job].waiting = None;
             return;
         }
-        board.rewind(bookmark);
     }
     let waiting = if n == 0 { Waiting::Outranked } else { Waiting::Fragmented };
     board.jobs[job].waiting = Some(waiting);

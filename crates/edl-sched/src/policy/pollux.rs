@@ -1,46 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pollux, for comparison: a genetic search over who has how many workers on which node for the
-//! best mean of speed-ups over an equal share.
+//! Pollux, for comparison: a genetic search over the workers of each job on each node, for the best
+//! mean speed-up over an equal share.
 //!
-//! The published one keeps two objectives apart and its population between rounds; this one
-//! keeps the first, which is the one it chooses by, and starts from where the jobs are.
+//! The published version has two objectives and keeps its population between rounds. This one has
+//! the first objective, by which the published one chooses, and starts from the current placement.
 
 use edl_core::rng::{Rng, key};
 
+use crate::admission;
 use crate::board::{Board, JobIx, NodeIx};
 use crate::packing;
 use crate::plan::{Reason, Waiting};
 use crate::policy::elastic_fair;
 use crate::quota;
-use crate::resources::Kind;
+use crate::resources::ResourceKind;
 use crate::snapshot::{NodeState, Role};
+use crate::speed::Speed;
 
 const POPULATION: usize = 64;
 const GENERATIONS: usize = 60;
-/// What a restart is taken to cost, in seconds.
+/// The assumed cost of a restart, in seconds.
 const RESTART_SECS: f64 = 30.0;
 
 /// Workers of one job on each node.
 type Row = Vec<u16>;
-/// One way to share out the cluster: a row for each job.
+/// One way to distribute the cluster: a row for each job.
 type Genome = Vec<Row>;
 
-struct Problem {
+struct Problem<'a> {
     jobs: Vec<JobIx>,
     nodes: Vec<NodeIx>,
-    /// Workers that each node holds, for each job alone.
+    /// The most workers of each job on each node.
     most: Vec<Row>,
     max: Vec<u32>,
     base: Genome,
-    /// Speed-up over an equal share by number of workers, on one node and on several.
-    together: Vec<Vec<f64>>,
-    apart: Vec<Vec<f64>>,
-    /// What is left of the speed-up for a job that is restarted.
+    /// The speed of each job, if it is known.
+    speeds: Vec<Option<&'a Speed>>,
+    /// The rate of each job with an equal share.
+    fair_rates: Vec<f64>,
+    /// The factor on the speed-up of a restarted job.
     restart: Vec<f64>,
 }
 
 pub(crate) fn decide(board: &mut Board<'_>) {
-    elastic_fair::make_room(board);
+    elastic_fair::clear_obligations(board);
     let Some(problem) = Problem::of(board) else { return };
     let now = board.now.since(edl_core::time::Time::ZERO).as_secs();
     let mut rng = Rng::new(key(&[board.options.seed, now]));
@@ -48,15 +51,16 @@ pub(crate) fn decide(board: &mut Board<'_>) {
     problem.carry_out(board, &best);
 }
 
-impl Problem {
-    fn of(board: &mut Board<'_>) -> Option<Self> {
+impl<'a> Problem<'a> {
+    fn of(board: &mut Board<'a>) -> Option<Self> {
         let mut jobs = board.sound_jobs();
         let is_ready = |node: &NodeIx| board.nodes[*node].state == NodeState::Ready;
         let nodes: Vec<NodeIx> = (0..board.nodes.len()).filter(is_ready).collect();
         if nodes.is_empty() {
             for job in jobs.drain(..) {
-                let is_waiting = board.jobs[job].counts.sum() == 0;
-                board.jobs[job].waiting = is_waiting.then_some(Waiting::NoRoom(Kind::Cpu));
+                if !board.jobs[job].has_gang() {
+                    admission::suspend(board, job, Waiting::NoCapacity(ResourceKind::Cpu));
+                }
             }
         }
         if jobs.is_empty() {
@@ -68,8 +72,8 @@ impl Problem {
             most: Vec::new(),
             max: Vec::new(),
             base: Vec::new(),
-            together: Vec::new(),
-            apart: Vec::new(),
+            speeds: Vec::new(),
+            fair_rates: Vec::new(),
             restart: Vec::new(),
             jobs,
             nodes,
@@ -80,32 +84,28 @@ impl Problem {
         Some(problem)
     }
 
-    fn add(&mut self, board: &Board<'_>, job: JobIx, n_jobs: usize) {
-        let seat = &board.jobs[job];
-        let spec = seat.job;
+    fn add(&mut self, board: &Board<'a>, job: JobIx, n_jobs: usize) {
+        let entry = &board.jobs[job];
+        let spec = entry.job;
         let shape = spec.roles.worker.shape;
         let small = |n: u64| u16::try_from(n).unwrap_or(u16::MAX);
         let most = |node: &NodeIx| {
             let node = board.nodes[*node];
-            let room = node.capacity.saturating_sub(node.taken);
-            if spec.may_use(node) { small(shape.times_in(room)) } else { 0 }
+            let capacity = node.capacity.saturating_sub(node.taken);
+            if spec.may_use(node) { small(shape.times_in(capacity)) } else { 0 }
         };
         self.most.push(self.nodes.iter().map(most).collect());
-        let has = |node: &NodeIx| small(seat.on.get(node).map_or(0, |counts| counts.worker).into());
+        let has =
+            |node: &NodeIx| small(entry.on.get(node).map_or(0, |counts| counts.worker).into());
         self.base.push(self.nodes.iter().map(has).collect());
         let max = spec.roles.worker.max;
         self.max.push(max);
         let all = shape.times_in(board.total);
         let fair = u32::try_from(all.div_ceil(n_jobs as u64)).unwrap_or(max).clamp(1, max);
         let per_node = packing::most_on_a_node(board, job);
-        let rate = |n: u32, is_together: bool| match &spec.speed {
-            Some(speed) => speed.at(n, is_together),
-            None => f64::from(n),
-        };
-        let at_fair = rate(fair, fair <= per_node).max(1e-12);
-        let curve = |is_together| (0..=max).map(|n| rate(n, is_together) / at_fair).collect();
-        self.together.push(curve(true));
-        self.apart.push(curve(false));
+        let speed = spec.speed.as_ref();
+        self.fair_rates.push(rate(speed, fair, fair <= per_node).max(1e-12));
+        self.speeds.push(speed);
         let age = board.now.since(spec.submitted).as_secs_f64();
         let n_restarts = board.state.jobs.get(&spec.id).map_or(0, |memory| memory.n_resizes);
         let spent = (age - f64::from(n_restarts) * RESTART_SECS).max(0.0);
@@ -139,10 +139,10 @@ impl Problem {
     fn fitness(&self, genome: &Genome) -> f64 {
         let mut sum = 0.0;
         for (which, row) in genome.iter().enumerate() {
-            let n: usize = row.iter().map(|n| usize::from(*n)).sum();
+            let n: u32 = row.iter().map(|n| u32::from(*n)).sum();
             let n_nodes = row.iter().filter(|n| **n > 0).count();
-            let curve = if n_nodes > 1 { &self.apart[which] } else { &self.together[which] };
-            let mut speedup = curve[n.min(curve.len() - 1)];
+            let rate = rate(self.speeds[which], n.min(self.max[which]), n_nodes <= 1);
+            let mut speedup = rate / self.fair_rates[which];
             if *row != self.base[which] {
                 speedup *= self.restart[which];
             }
@@ -169,7 +169,7 @@ impl Problem {
             }
         }
         for (which, row) in genome.iter_mut().enumerate() {
-            // One node with room on average, and one where the job is already.
+            // On average, one node with capacity, and one that the job already uses.
             let open = |node: usize| used[node] < u32::from(self.most[which][node]);
             let n_open = (0..row.len()).filter(|node| open(*node)).count() as u64;
             let n_own = (0..row.len()).filter(|node| open(*node) && row[*node] > 0).count() as u64;
@@ -184,7 +184,7 @@ impl Problem {
         }
     }
 
-    /// Makes a genome possible: one distributed job to a node, no maximum and no node exceeded.
+    /// Makes a genome feasible: one distributed job per node, no maximum and no node exceeded.
     fn repair(&self, genome: &mut Genome, rng: &mut Rng) {
         let n_nodes = self.nodes.len();
         let mut is_shared = vec![false; n_nodes];
@@ -199,15 +199,15 @@ impl Problem {
                     is_shared[node] = true;
                 }
             }
-            let mut room = self.max[which];
+            let mut capacity = self.max[which];
             let start = index(rng, n_nodes as u64);
             for step in 0..n_nodes {
                 let n = &mut row[(start + step) % n_nodes];
-                *n = (*n).min(u16::try_from(room).unwrap_or(u16::MAX));
-                room -= u32::from(*n);
+                *n = (*n).min(u16::try_from(capacity).unwrap_or(u16::MAX));
+                capacity -= u32::from(*n);
             }
             for (node, n) in row.iter_mut().enumerate() {
-                // Shares of a node, so that pods of different shapes can be added up.
+                // In shares of a node, so pods of different shapes can be added.
                 let each = 1.0 / f64::from(self.most[which][node].max(1));
                 while *n > 0
                     && (self.most[which][node] == 0 || f64::from(*n) * each > left[node] + 1e-9)
@@ -230,18 +230,14 @@ impl Problem {
             let spec = board.jobs[job].job;
             let n: u32 = best[which].iter().map(|n| u32::from(*n)).sum();
             let counts = spec.counts_at(n);
-            let mut others = counts;
-            others.worker = 0;
-            let bookmark = board.bookmark();
+            let put = |board: &mut Board<'_>| self.put_row(board, job, &best[which]);
             let is_placed = n >= spec.roles.worker.min
                 && quota::allows(board, spec.queue, spec.resources(counts))
-                && self.put_row(board, job, &best[which])
-                && packing::put_gang(board, job, others);
+                && packing::put_job(board, job, counts, put);
             if is_placed {
                 board.because(job, Reason::LargestGain);
                 board.jobs[job].waiting = None;
             } else {
-                board.rewind(bookmark);
                 board.because(job, Reason::SmallestLoss);
                 board.jobs[job].waiting = Some(Waiting::Outranked);
             }
@@ -267,6 +263,11 @@ impl Problem {
         }
         true
     }
+}
+
+/// Units of work per second; a job of unknown speed is assumed to scale linearly.
+fn rate(speed: Option<&Speed>, n: u32, is_together: bool) -> f64 {
+    speed.map_or(f64::from(n), |speed| speed.at(n, is_together))
 }
 
 fn index(rng: &mut Rng, limit: u64) -> usize {

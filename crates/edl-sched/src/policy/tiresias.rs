@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tiresias: jobs at full size; those that have had less GPU time go first.
 //!
-//! Two queues. A job falls to the second when it has had 16 GPU-hours, and never rises again.
-//! Each plan walks both in order: who fits in what is left runs, everybody else is stopped.
+//! There are two queues. After 16 GPU-hours, a job moves to the second queue for good. Each plan
+//! goes through both in order: jobs that fit in what is left run, and the others are stopped.
 
 use std::time::Duration;
 
@@ -11,28 +11,27 @@ use crate::packing;
 use crate::plan::{Reason, Waiting};
 use crate::policy::elastic_fair;
 use crate::quota;
-use crate::snapshot::Role;
-use crate::state::State;
+use crate::state::PlannerState;
 
-/// Worker time after which a job falls to the second queue.
+/// Worker time after which a job moves to the second queue.
 const THRESHOLD: Duration = Duration::from_secs(16 * 3600);
 
-pub(crate) fn decide(board: &mut Board<'_>, next: &mut State) {
-    elastic_fair::make_room(board);
+pub(crate) fn decide(board: &mut Board<'_>, next: &mut PlannerState) {
+    elastic_fair::clear_obligations(board);
     let order = order(board, next);
-    let ours = board.jobs.iter().map(|seat| seat.used()).sum();
+    let ours = board.jobs.iter().map(|entry| entry.used()).sum();
     let mut left = board.total.saturating_sub(board.asked) + ours;
     let mut runs: Vec<JobIx> = Vec::new();
     for job in order {
-        let seat = &board.jobs[job];
-        let full = seat.job.counts_at(seat.job.roles.worker.max);
-        let need = seat.job.resources(full);
+        let entry = &board.jobs[job];
+        let full = entry.job.counts_at(entry.job.roles.worker.max);
+        let need = entry.job.resources(full);
         if need.fits_in(left) {
             left -= need;
             runs.push(job);
             continue;
         }
-        if seat.counts.sum() > 0 {
+        if entry.counts.sum() > 0 {
             board.take_all(job);
             board.because(job, Reason::LessServedFirst);
         }
@@ -51,8 +50,8 @@ pub(crate) fn decide(board: &mut Board<'_>, next: &mut State) {
     }
 }
 
-/// First those that have had little, as they came; then the demoted, as they fell.
-fn order(board: &mut Board<'_>, next: &mut State) -> Vec<JobIx> {
+/// First the jobs with little GPU time, in order of arrival, then the demoted, in order of demotion.
+fn order(board: &mut Board<'_>, next: &mut PlannerState) -> Vec<JobIx> {
     let mut order = board.sound_jobs();
     order.sort_by_key(|job| (board.jobs[*job].job.submitted, board.jobs[*job].job.id));
     for job in &order {
@@ -64,7 +63,7 @@ fn order(board: &mut Board<'_>, next: &mut State) -> Vec<JobIx> {
             next.n_demoted += 1;
         }
     }
-    // Stable: the order of arrival stays where nobody was demoted.
+    // A stable sort, which keeps the order of arrival.
     order.sort_by_key(|job| next.jobs[&board.jobs[*job].job.id].demoted);
     order
 }
@@ -72,19 +71,13 @@ fn order(board: &mut Board<'_>, next: &mut State) -> Vec<JobIx> {
 fn start(board: &mut Board<'_>, job: JobIx) {
     let spec = board.jobs[job].job;
     let full = spec.counts_at(spec.roles.worker.max);
-    let bookmark = board.bookmark();
-    let mut others = full;
-    *others.of_mut(Role::Worker) = 0;
-    let waiting = if !quota::allows(board, spec.queue, spec.resources(full)) {
-        Waiting::QuotaUsed(spec.queue)
-    } else if packing::put_spread(board, job, full.worker) && packing::put_gang(board, job, others)
-    {
-        board.because(job, Reason::StartsWhole);
-        board.jobs[job].waiting = None;
-        return;
+    let put = |board: &mut Board<'_>| packing::put_spread(board, job, full.worker);
+    board.jobs[job].waiting = if !quota::allows(board, spec.queue, spec.resources(full)) {
+        Some(Waiting::QuotaUsed(spec.queue))
+    } else if !packing::put_job(board, job, full, put) {
+        Some(Waiting::Fragmented)
     } else {
-        Waiting::Fragmented
+        board.because(job, Reason::StartsWhole);
+        None
     };
-    board.rewind(bookmark);
-    board.jobs[job].waiting = Some(waiting);
 }

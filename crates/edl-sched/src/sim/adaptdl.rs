@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The workloads and profiles of the AdaptDL artifact: 16 nodes of 4 GPUs, jobs whose speed was
-//! measured by placement and whose progress was measured by batch size.
+//! The workloads and profiles of the AdaptDL artifact: 16 nodes of 4 GPUs, and jobs with measured
+//! speed by placement and progress by batch size.
 //!
-//! The data is not ours and not here: callers read the files and pass their text.
+//! The caller provides the text of the data files, which are not part of this crate.
 
 mod application;
 mod table;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use edl_core::time::Time;
 
 pub use application::Application;
-pub use training::{Batch, Tells, Training};
+pub use training::{Batch, SpeedReport, Training};
 
 use crate::resources::Resources;
 use crate::sim::kubernetes::Kubernetes;
@@ -48,7 +48,7 @@ pub enum Error {
 
 /// One line of a workload.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct WorkloadJob {
     pub name: String,
     pub submitted: Time,
     pub application: String,
@@ -56,18 +56,17 @@ pub struct Entry {
     pub batch: u32,
 }
 
-/// How jobs choose their batch, for policies that leave them the choice.
+/// How jobs choose their batch, if the policy allows a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchRule {
-    /// As the trace says.
+    /// As in the trace.
     Fixed,
-    /// As Pollux does: whatever makes the most progress.
+    /// The batch that makes the most progress, as in Pollux.
     Adaptive,
 }
 
 impl Profiles {
-    /// # Errors
-    /// If a file is missing or malformed.
+    /// Fails if a file is missing or malformed.
     pub fn parse(files: &Files) -> Result<Self, Error> {
         let limits = application::LIMITS.iter();
         let applications = limits.map(|limits| {
@@ -76,22 +75,19 @@ impl Profiles {
         Ok(Self { applications: applications.collect::<Result<_, _>>()? })
     }
 
-    /// # Errors
-    /// If there is none of that name.
+    /// Fails if there is no such application.
     pub fn get(&self, name: &str) -> Result<&Arc<Application>, Error> {
         self.applications.get(name).ok_or_else(|| Error::UnknownApplication(name.to_owned()))
     }
 }
 
-/// Reads a workload, e.g. `workloads/workload-1.csv`.
-///
-/// # Errors
-/// If it is missing or malformed.
-pub fn parse_workload(files: &Files, path: &str) -> Result<Vec<Entry>, Error> {
+/// Parses a workload, e.g. `workloads/workload-1.csv`.
+/// Fails if it is missing or malformed.
+pub fn parse_workload(files: &Files, path: &str) -> Result<Vec<WorkloadJob>, Error> {
     let rows =
         table::rows(files, path, &["name", "time", "application", "num_replicas", "batch_size"])?;
     let entry = |row: &table::Record<'_>| {
-        Ok(Entry {
+        Ok(WorkloadJob {
             name: row.text(0).to_owned(),
             submitted: Time::ZERO + Duration::from_secs_f64(row.number(1)?),
             application: row.text(2).to_owned(),
@@ -104,12 +100,10 @@ pub fn parse_workload(files: &Files, path: &str) -> Result<Vec<Entry>, Error> {
 
 /// A workload under the rules of the artifact's simulator: a plan every minute, half a minute
 /// lost at each change.
-///
-/// # Errors
-/// If a job's application is not known.
+/// Fails if a job's application is not known.
 pub fn scenario(
     name: &str,
-    entries: &[Entry],
+    entries: &[WorkloadJob],
     profiles: &Profiles,
     policy: Policy,
     rule: BatchRule,
@@ -118,19 +112,13 @@ pub fn scenario(
     let jobs =
         jobs.map(|(id, entry)| job(id, entry, profiles.get(&entry.application)?, policy, rule));
     Ok(Scenario {
-        name: name.to_owned(),
-        nodes: nodes(),
-        queues: Vec::new(),
         jobs: jobs.collect::<Result<_, Error>>()?,
-        services: Vec::new(),
-        faults: Vec::new(),
-        kubernetes: Kubernetes::instant(),
         plan_every: Duration::from_secs(60),
         plans_on_events: false,
         rescale: Duration::from_secs(30),
-        end: None,
         row_every: Duration::from_secs(60),
         options: Options { max_load_permille: 1000, ..Options::default() },
+        ..Scenario::new(name, nodes(), Kubernetes::instant())
     })
 }
 
@@ -142,12 +130,12 @@ pub fn nodes() -> Vec<Node> {
 
 fn job(
     id: usize,
-    entry: &Entry,
+    entry: &WorkloadJob,
     application: &Arc<Application>,
     policy: Policy,
     rule: BatchRule,
 ) -> Result<JobScript, Error> {
-    // One application gains nothing from workers; the artifact gives it one and one batch.
+    // One application does not scale; the artifact gives it one worker and one batch size.
     let is_single = entry.application == application::SINGLE;
     let most_by_batch = (entry.batch / application.min_local).max(1);
     let is_rigid = matches!(policy, Policy::Tiresias | Policy::Fifo | Policy::Off);
@@ -164,15 +152,15 @@ fn job(
     } else {
         (1, most_by_batch.min(64))
     };
-    let tells = if policy == Policy::Optimus {
-        Tells::Truth
+    let reports = if policy == Policy::Optimus {
+        SpeedReport::Truth
     } else if matches!(policy, Policy::Pollux | Policy::Goodput) {
-        Tells::Estimate
+        SpeedReport::Estimate
     } else {
-        Tells::Nothing
+        SpeedReport::Nothing
     };
-    // Pollux tries one worker, two, four …; `goodput` starts with up to sixteen if nobody needs
-    // them more, because each step costs half a minute.
+    // Pollux tries one worker, two, four, …; `goodput` starts with up to sixteen if they are free,
+    // because each step costs half a minute.
     let explores = if policy == Policy::Goodput { 32 } else { 2 };
     let worker = RoleSpec { shape: Resources::new(1, 0, 0), min, max };
     let job = Job::new(
@@ -180,6 +168,6 @@ fn job(
         entry.submitted,
         Roles { worker, ..Roles::default() },
     );
-    let training = Training::new(Arc::clone(application), batch, tells, explores);
+    let training = Training::new(Arc::clone(application), batch, reports, explores);
     Ok(JobScript { name: entry.name.clone(), job, work: Work::Training(Box::new(training)) })
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The most that any planner could use at a moment: what figures of utilisation are held against.
+//! The most that any planner could use at a moment, as a bound for utilization.
 
 use crate::resources::Resources;
 use crate::snapshot::{Job, Node, Role, Roles};
 
-/// The most that could be asked for on these nodes, in GPUs if there are any, else in thousandths
-/// of a CPU: what is taken there, and of the jobs all masters and servers and as many workers as
-/// fit and may be, wherever that is best. None if jobs differ in the shapes of their pods.
+/// The most that pods could request on these nodes, in GPUs if there are any, or else in thousandths
+/// of a CPU: what is taken, all masters and servers, and as many workers as fit and are allowed. None
+/// if the pods of jobs differ in shape.
 ///
-/// Exact but for masters, whose room is not looked for: dynamic programming over nodes, because
-/// a node's only choice is how many servers it holds; workers fill the rest.
+/// Exact, except that masters are assumed to fit. Dynamic programming over nodes: the only choice is
+/// how many servers a node holds; workers fill the rest.
 #[must_use]
 pub fn most_asked(nodes: &[Node], jobs: &[&Job]) -> Option<u64> {
     let has_gpus = nodes.iter().any(|node| node.capacity.gpu > 0);
@@ -23,30 +23,30 @@ pub fn most_asked(nodes: &[Node], jobs: &[&Job]) -> Option<u64> {
     let demand = |role: Role| amount(roles.of(role).shape) * u64::from(n_at_most(role));
     let masters = demand(Role::Master);
     let n_servers = usize::try_from(n_at_most(Role::Ps)).ok()?;
-    let room = |node: &Node| vec![node.capacity.saturating_sub(node.taken)];
-    let rooms: Vec<Vec<Resources>> = nodes.iter().map(room).collect();
-    let packed = packed(&rooms, &roles, n_servers, amount);
+    let capacity = |node: &Node| vec![node.capacity.saturating_sub(node.taken)];
+    let capacities: Vec<Vec<Resources>> = nodes.iter().map(capacity).collect();
+    let packed = packed(&capacities, &roles, n_servers, amount);
     let wanted = demand(Role::Ps) + demand(Role::Worker);
     Some(taken + masters + packed.min(wanted))
 }
 
-/// The same at several moments in a row, summed, with servers that stay where they are for all of
-/// them: the best places for somebody who knew beforehand how the rest would come and go.
-/// `rooms` says for each node what there is beside everything else, moment by moment.
+/// The sum of the same over several moments, with servers that stay on their nodes, as a planner
+/// could choose them that knew the future. `capacities` has the capacity of each node for jobs at
+/// each moment.
 #[must_use]
-pub fn most_asked_by_staying(rooms: &[Vec<Resources>], jobs: &[&Job]) -> Option<u64> {
+pub fn most_asked_by_staying(capacities: &[Vec<Resources>], jobs: &[&Job]) -> Option<u64> {
     let roles = jobs.first()?.roles;
-    let has_gpus = rooms.iter().flatten().any(|room| room.gpu > 0);
+    let has_gpus = capacities.iter().flatten().any(|capacity| capacity.gpu > 0);
     let amount = |of: Resources| if has_gpus { of.gpu } else { of.cpu_milli };
     let n_servers = jobs.iter().map(|job| job.roles.ps.max).sum::<u32>();
     let is_alike = jobs.iter().all(|job| shapes(&job.roles) == shapes(&roles));
     let n_servers = usize::try_from(n_servers).ok().filter(|_| is_alike)?;
-    Some(packed(rooms, &roles, n_servers, amount))
+    Some(packed(capacities, &roles, n_servers, amount))
 }
 
-/// The most that so many servers (as many of them as fit) and any number of workers ask for.
+/// The most that `n_servers` servers (or as many as fit) and any number of workers request.
 fn packed(
-    rooms: &[Vec<Resources>],
+    capacities: &[Vec<Resources>],
     roles: &Roles,
     n_servers: usize,
     amount: impl Fn(Resources) -> u64,
@@ -55,16 +55,16 @@ fn packed(
     // The best so far with 0, 1, 2, … servers placed.
     let mut best: Vec<Option<u64>> = vec![None; n_servers + 1];
     best[0] = Some(0);
-    for moments in rooms {
+    for moments in capacities {
         let here = |n_here: usize| -> u64 {
             let n_here = n_here as u64;
-            let at = |room: &Resources| {
-                let left = room.saturating_sub(server * n_here);
+            let at = |capacity: &Resources| {
+                let left = capacity.saturating_sub(server * n_here);
                 amount(server) * n_here + amount(worker) * worker.times_in(left)
             };
             moments.iter().map(at).sum()
         };
-        let most = moments.iter().map(|room| server.times_in(*room)).min().unwrap_or(0);
+        let most = moments.iter().map(|capacity| server.times_in(*capacity)).min().unwrap_or(0);
         let most = usize::try_from(most).unwrap_or(n_servers).min(n_servers);
         let gains: Vec<u64> = (0..=most).map(here).collect();
         let mut next: Vec<Option<u64>> = vec![None; n_servers + 1];
@@ -114,10 +114,10 @@ mod tests {
 
     #[test]
     fn servers_that_stay_must_suit_every_moment() {
-        let rooms = |each: &[u64]| each.iter().map(|n| cpus(*n)).collect::<Vec<_>>();
+        let capacities = |each: &[u64]| each.iter().map(|n| cpus(*n)).collect::<Vec<_>>();
         // Either node holds two workers at one moment and one at the other. A server beside them
         // wastes nothing when there are 9 CPUs and 1 when there are 10; it cannot change over.
-        let (one, other) = (rooms(&[9, 10]), rooms(&[10, 9]));
+        let (one, other) = (capacities(&[9, 10]), capacities(&[10, 9]));
         assert_eq!(most_asked_by_staying(&[one, other], &[&job(1, 9)]), Some(19_000 + 14_000));
     }
 

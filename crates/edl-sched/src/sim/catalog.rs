@@ -7,14 +7,14 @@ use crate::sim::kubernetes::Kubernetes;
 use crate::sim::{Scenario, philly};
 use crate::state::Policy;
 
-/// What can be played, for people.
+/// The names of all scenarios, as text.
 pub const NAMES: &str = "edl-case-1, edl-case-2 (-nodes-20, -28 or -59: CPUs of the large nodes); \
 from traces: adaptdl-1 to adaptdl-4 (-0.5, -1.5 or -2.0: load; -adaptive: jobs choose their batch \
 size), philly-PERCENT (percentage of elastic jobs)";
 
 /// CPUs of the larger nodes of the EDL experiment.
 const LARGE_CPUS: u64 = 28;
-/// The span of the Philly trace that is replayed: a busy month's beginning.
+/// The replayed part of the Philly trace: the beginning of a busy month.
 const PHILLY_FIRST: usize = 20_000;
 const PHILLY_JOBS: usize = 400;
 const PHILLY_NODES: u32 = 16;
@@ -33,11 +33,8 @@ pub fn needs_traces(name: &str) -> bool {
     name.starts_with("adaptdl-") || name.starts_with("philly-")
 }
 
-/// A scenario for a policy: where Kubernetes itself decides, the cluster is that of 2017 unless
-/// `kubernetes` says otherwise.
-///
-/// # Errors
-/// If there is none of that name, or a trace is missing or malformed.
+/// A scenario for a policy. If Kubernetes itself decides, the default `kubernetes` is that of 2017.
+/// Fails if there is no such scenario, or a trace is missing or malformed.
 pub fn scenario(
     name: &str,
     policy: Policy,
@@ -49,8 +46,8 @@ pub fn scenario(
     let usual = if by_kubernetes { Kubernetes::of_2017() } else { Kubernetes::of_today() };
     let kubernetes = kubernetes.unwrap_or(usual);
     let size = |fixed| if policy == Policy::Off { Size::Fixed(fixed) } else { Size::Elastic };
-    let words: Vec<&str> = name.split('-').collect();
-    match words.as_slice() {
+    let parts: Vec<&str> = name.split('-').collect();
+    match parts.as_slice() {
         ["edl", "case", which, rest @ ..] => {
             let large = match rest {
                 [] => LARGE_CPUS,

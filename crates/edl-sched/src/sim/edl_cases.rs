@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The published EDL experiment: 133 nodes, 2,348 CPUs; twenty jobs in a row (case 1), and six
-//! jobs beside a web service that breathes (case 2).
+//! jobs beside a web service of varying size (case 2).
 //!
-//! What the report does not say is fitted to its logs and named here. The nodes: 86 of 12 CPUs
-//! (one such was seen) and 47 of 28, which have both totals and pack as the logs show, 347
-//! trainers and 69 servers. The scripts: a submission takes 3.5 s beside its pause, and the last
-//! pause of case 1 takes 39 s more than its 300, because each look at the cluster took time too.
+//! What the report does not state is fitted to its logs. The nodes: 86 of 12 CPUs (one such node is
+//! in the logs) and 47 of 28, which match both totals and the logged packing of 347 trainers and 69
+//! servers. The scripts: a submission takes 3.5 s in addition to its pause, and the last pause of
+//! case 1 takes 39 s more than 300, because each query of the cluster also took time.
 
 use std::time::Duration;
 
@@ -16,10 +16,9 @@ use crate::sim::kubernetes::Kubernetes;
 use crate::sim::scenario::{JobScript, Scenario, ServiceScript};
 use crate::sim::work::Work;
 use crate::snapshot::{Job, JobId, Node, NodeId, RoleSpec, Roles};
-use crate::state::Options;
 
-pub const N_SMALL: u32 = 86;
-pub const N_LARGE: u32 = 47;
+const N_SMALL: u32 = 86;
+const N_LARGE: u32 = 47;
 const SMALL_CPU_MILLI: u64 = 12_000;
 const LARGE_CPU_MILLI: u64 = 28_000;
 /// 13,665,210 MB over 133 nodes, in MiB.
@@ -31,15 +30,15 @@ const SYSTEM_CPU_MILLI: u64 = 17_250;
 /// How many of the large nodes hold them.
 const N_SYSTEM_NODES: u64 = 23;
 
-const TRAINER: Resources = Resources { gpu: 0, cpu_milli: 5000, memory_mib: 8192 };
-const SERVER: Resources = Resources { gpu: 0, cpu_milli: 4000, memory_mib: 5120 };
-const MASTER: Resources = Resources { gpu: 0, cpu_milli: 1000, memory_mib: 512 };
-const NGINX: Resources = Resources { gpu: 0, cpu_milli: 3000, memory_mib: 3072 };
+const TRAINER: Resources = Resources::new(0, 5000, 8192);
+const SERVER: Resources = Resources::new(0, 4000, 5120);
+const MASTER: Resources = Resources::new(0, 1000, 512);
+const NGINX: Resources = Resources::new(0, 3000, 3072);
 
 /// How long the command that submits a job takes.
 const SUBMISSION: Duration = Duration::from_millis(3500);
 
-/// Whether jobs may have 2 to 60 trainers, or have a fixed number.
+/// Whether jobs have 2 to 60 trainers, or a fixed number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     Elastic,
@@ -52,8 +51,8 @@ pub fn nodes() -> Vec<Node> {
     nodes_of(N_SMALL, SMALL_CPU_MILLI, N_LARGE, LARGE_CPU_MILLI)
 }
 
-/// The experiment's totals with large nodes of another size beside those of 12 CPUs; none if they
-/// cannot be had.
+/// The experiment's totals with large nodes of another size beside those of 12 CPUs; none if that is
+/// impossible.
 #[must_use]
 pub fn nodes_with(large_cpus: u64) -> Option<Vec<Node>> {
     let above = 1000 * large_cpus.checked_sub(SMALL_CPU_MILLI / 1000)?;
@@ -63,7 +62,7 @@ pub fn nodes_with(large_cpus: u64) -> Option<Vec<Node>> {
     Some(nodes_of(N_SMALL + N_LARGE - n_large, SMALL_CPU_MILLI, n_large, 1000 * large_cpus))
 }
 
-/// A cluster of two sizes of nodes with the system's pods on it; the smaller ones come first.
+/// A cluster with two sizes of nodes and the system's pods; the smaller nodes come first.
 #[must_use]
 pub fn nodes_of(n_small: u32, small_milli: u64, n_large: u32, large_milli: u64) -> Vec<Node> {
     let node = |id: u32| {
@@ -83,7 +82,8 @@ pub fn case_1(size: Size, kubernetes: Kubernetes) -> Scenario {
     let gap = Duration::from_secs(10) + SUBMISSION;
     let jobs: Vec<JobScript> = (0..20).map(|id| job(id, Time::ZERO + gap * id, size)).collect();
     let hold = Duration::from_secs(339);
-    Scenario { end: Some(Time::ZERO + gap * 20 + hold), jobs, ..scenario("edl-case-1", kubernetes) }
+    let end = Some(Time::ZERO + gap * 20 + hold);
+    Scenario { end, jobs, ..Scenario::new("edl-case-1", nodes(), kubernetes) }
 }
 
 /// Six jobs beside nginx, which goes from 400 pods to 100 and back.
@@ -102,25 +102,7 @@ pub fn case_2(size: Size, kubernetes: Kubernetes) -> Scenario {
         end: Some(at + Duration::from_secs(30)),
         jobs,
         services: vec![nginx],
-        ..scenario("edl-case-2", kubernetes)
-    }
-}
-
-fn scenario(name: &str, kubernetes: Kubernetes) -> Scenario {
-    Scenario {
-        name: name.into(),
-        nodes: nodes(),
-        queues: Vec::new(),
-        jobs: Vec::new(),
-        services: Vec::new(),
-        faults: Vec::new(),
-        kubernetes,
-        plan_every: Duration::from_secs(5),
-        plans_on_events: true,
-        rescale: Duration::ZERO,
-        end: None,
-        row_every: Duration::from_secs(5),
-        options: Options::default(),
+        ..Scenario::new("edl-case-2", nodes(), kubernetes)
     }
 }
 

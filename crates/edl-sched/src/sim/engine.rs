@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The event loop of the simulator: a queue of events, and one place where each is handled.
+//! The event loop of the simulator: a queue of events and their handlers.
 
 mod apply;
 mod jobs;
@@ -14,14 +14,14 @@ use edl_core::rng::Rng;
 use edl_core::time::Time;
 
 use crate::plan;
-use crate::plan::OnlineRoom;
+use crate::plan::OnlinePlacement;
 use crate::resources::Resources;
 use crate::sim::metrics::Row;
 use crate::sim::report::{JobOutcome, Report, ServiceOutcome};
-use crate::sim::scenario::{FaultKind, JobScript, Scenario, ServiceScript};
+use crate::sim::scenario::{JobScript, NodeFaultKind, Scenario, ServiceScript};
 use crate::sim::work::Work;
 use crate::snapshot::{Node, NodeState, Role};
-use crate::state::{Options, Policy, State};
+use crate::state::{Options, PlannerState, Policy};
 
 /// A run that lasts longer than this in simulated time has hung.
 const LONGEST: Duration = Duration::from_secs(3600 * 24 * 365);
@@ -35,14 +35,14 @@ pub(crate) struct Engine<'a> {
     nodes: Vec<NodeLife<'a>>,
     pods: BTreeMap<PodId, Pod>,
     n_pods: u64,
-    /// Pods with a node that the rate of starts holds back.
+    /// Pods with a node that wait because of the rate of starts.
     starting: Vec<PodId>,
     is_start_due: bool,
     jobs: Vec<JobLife<'a>>,
-    /// Jobs whose running workers changed at this moment.
+    /// Jobs whose running workers just changed.
     changed: BTreeSet<usize>,
     services: Vec<ServiceLife<'a>>,
-    state: State,
+    state: PlannerState,
     is_plan_due: bool,
     rows: Vec<Row>,
     n_plans: u64,
@@ -51,7 +51,6 @@ pub(crate) struct Engine<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct PodId(u64);
 
-/// Everything that can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     NodeLost(usize),
@@ -74,7 +73,7 @@ struct NodeLife<'a> {
     spec: &'a Node,
     is_up: bool,
     state: NodeState,
-    /// What is free in fact: pods that leave still hold theirs.
+    /// Free capacity; leaving pods still hold theirs.
     free: Resources,
 }
 
@@ -89,16 +88,16 @@ struct Pod {
     owner: Owner,
     shape: Resources,
     node: Option<usize>,
-    phase: Phase,
-    /// How long the scheduler waits before it tries again.
+    phase: PodPhase,
+    /// How long the scheduler waits before its next attempt.
     retry: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Waits for the scheduler.
+enum PodPhase {
+    /// Waiting for the scheduler.
     Unscheduled,
-    /// Waits for room on the node that the plan named.
+    /// Waiting for capacity on the node that the plan chose.
     Pinned,
     Starting,
     Running,
@@ -109,37 +108,25 @@ struct JobLife<'a> {
     script: &'a JobScript,
     work: Work,
     is_submitted: bool,
-    first_worker: Option<Time>,
-    whole: Option<Time>,
-    done: Option<Time>,
+    outcome: JobOutcome,
     pods: BTreeSet<PodId>,
-    /// Workers that run now, by node.
+    /// Running workers by node.
     live: BTreeMap<usize, u32>,
-    /// The workers with which work was done since `touched`.
+    /// The workers since `touched`.
     workers: Vec<u32>,
     touched: Time,
     paused_until: Time,
     version: u64,
     ran: Duration,
-    worker_secs: f64,
-    paused_worker_secs: f64,
-    n_resizes: u32,
-    n_stops: u32,
 }
 
 struct ServiceLife<'a> {
     script: &'a ServiceScript,
     target: u32,
     pods: BTreeSet<PodId>,
-    /// Pod-seconds by which it was below its target.
-    deficit: f64,
-    /// Those of them after which pods had nowhere to go.
-    deficit_without_room: f64,
-    /// Those of them for which no plan had found room, either.
-    deficit_unplanned: f64,
-    /// Waiting pods for which the last plan has found room, once workers have left.
+    outcome: ServiceOutcome,
+    /// Waiting pods for which the last plan found capacity, once workers have left.
     promised: u32,
-    touched: Time,
 }
 
 impl<'a> Engine<'a> {
@@ -166,12 +153,12 @@ impl<'a> Engine<'a> {
             jobs: scenario.jobs.iter().map(JobLife::new).collect(),
             changed: BTreeSet::new(),
             services: scenario.services.iter().map(ServiceLife::new).collect(),
-            state: State::new(Options { policy, seed, ..scenario.options }),
+            state: PlannerState::new(Options { policy, seed, ..scenario.options }),
             is_plan_due: false,
             rows: Vec::new(),
             n_plans: 0,
         };
-        engine.write_script();
+        engine.schedule_script();
         engine
     }
 
@@ -187,15 +174,15 @@ impl<'a> Engine<'a> {
             }
             self.handle(event);
             self.settle_changed();
-            if self.scenario.end.is_none() && self.jobs.iter().all(|job| job.done.is_some()) {
+            if self.scenario.end.is_none() && self.jobs.iter().all(JobLife::is_done) {
                 break;
             }
         }
         self.report()
     }
 
-    /// Everything that is known to happen from the start.
-    fn write_script(&mut self) {
+    /// Schedules all events that are known from the start.
+    fn schedule_script(&mut self) {
         let scenario = self.scenario;
         for (job, script) in scenario.jobs.iter().enumerate() {
             self.at(script.job.submitted, Event::Submitted(job));
@@ -210,11 +197,11 @@ impl<'a> Engine<'a> {
                 continue;
             };
             match fault.kind {
-                FaultKind::Loss { back_after } => {
+                NodeFaultKind::Loss { back_after } => {
                     self.at(fault.at, Event::NodeLost(node));
                     self.at(fault.at + back_after, Event::NodeBack(node));
                 }
-                FaultKind::Reclaim { notice, back_after } => {
+                NodeFaultKind::Reclaim { notice, back_after } => {
                     self.at(fault.at, Event::NodeWarned(node, notice));
                     self.at(fault.at + notice + back_after, Event::NodeBack(node));
                 }
@@ -233,18 +220,18 @@ impl<'a> Engine<'a> {
             Event::NodeWarned(node, notice) => {
                 self.nodes[node].state = NodeState::Leaving;
                 self.after(notice, Event::NodeLost(node));
-                self.something_happened();
+                self.request_plan();
             }
             Event::NodeBack(node) => {
                 self.nodes[node].is_up = true;
                 self.nodes[node].state = self.nodes[node].spec.state;
-                self.room_freed(node);
-                self.something_happened();
+                self.capacity_freed(node);
+                self.request_plan();
             }
             Event::ServiceTarget(service, n) => self.scale_service(service, n),
             Event::Submitted(job) => {
                 self.jobs[job].is_submitted = true;
-                self.something_happened();
+                self.request_plan();
             }
             Event::PodGone(pod) => self.pod_gone(pod),
             Event::PodUp(pod) => self.pod_up(pod),
@@ -275,15 +262,16 @@ impl<'a> Engine<'a> {
         let plan = plan(&snapshot, &self.state, self.now);
         self.n_plans += 1;
         for (service, life) in self.services.iter_mut().enumerate() {
-            let is_its = |room: &&OnlineRoom| usize::try_from(room.service.0) == Ok(service);
-            life.promised = plan.room.iter().filter(is_its).map(|room| room.n).sum();
+            let is_its =
+                |placed: &&OnlinePlacement| usize::try_from(placed.service.0) == Ok(service);
+            life.promised = plan.online.iter().filter(is_its).map(|placed| placed.n).sum();
         }
         self.apply(&plan);
         self.state = plan.state;
     }
 
-    /// Asks for a plan at this very moment, once, if the scenario wants that.
-    fn something_happened(&mut self) {
+    /// Requests one plan at this moment, if the scenario plans on events.
+    fn request_plan(&mut self) {
         if self.scenario.plans_on_events && !self.is_plan_due {
             self.is_plan_due = true;
             self.after(Duration::ZERO, Event::PlanDue);
@@ -306,48 +294,29 @@ impl<'a> Engine<'a> {
             let homeless = self.n_homeless(service);
             let service = &mut self.services[service];
             let missing = service.target.saturating_sub(running);
-            service.deficit += f64::from(missing) * secs;
-            service.deficit_without_room += f64::from(homeless.min(missing)) * secs;
+            let outcome = &mut service.outcome;
+            outcome.deficit_pod_secs += f64::from(missing) * secs;
+            outcome.deficit_without_node_pod_secs += f64::from(homeless.min(missing)) * secs;
             let unplanned = homeless.min(missing).saturating_sub(service.promised);
-            service.deficit_unplanned += f64::from(unplanned) * secs;
-            service.touched = to;
+            outcome.deficit_unplanned_pod_secs += f64::from(unplanned) * secs;
         }
         self.now = to;
     }
 
     fn report(mut self) -> Report {
         self.settle_changed();
-        let now = self.now;
         for job in 0..self.jobs.len() {
             self.accrue(job);
         }
-        let outcome = |job: &JobLife<'_>| JobOutcome {
-            name: job.script.name.clone(),
-            submitted: job.script.job.submitted,
-            first_worker: job.first_worker,
-            whole: job.whole,
-            done: job.done,
-            n_resizes: job.n_resizes,
-            n_stops: job.n_stops,
-            worker_secs: job.worker_secs,
-            paused_worker_secs: job.paused_worker_secs,
-            max_workers: job.script.job.roles.worker.max,
-        };
-        let service = |service: &ServiceLife<'_>| ServiceOutcome {
-            name: service.script.name.clone(),
-            deficit_pod_secs: service.deficit,
-            deficit_without_room_pod_secs: service.deficit_without_room,
-            deficit_unplanned_pod_secs: service.deficit_unplanned,
-        };
         Report {
             scripts: self.scenario.jobs.iter().map(|script| script.job.clone()).collect(),
             scenario: self.scenario.name.clone(),
             policy: self.state.options.policy,
             seed: self.state.options.seed,
-            end: now,
+            end: self.now,
             capacity: self.scenario.nodes.iter().map(|node| node.capacity).sum(),
-            jobs: self.jobs.iter().map(outcome).collect(),
-            services: self.services.iter().map(service).collect(),
+            jobs: self.jobs.into_iter().map(|job| job.outcome).collect(),
+            services: self.services.into_iter().map(|service| service.outcome).collect(),
             rows: self.rows,
             n_plans: self.n_plans,
         }
@@ -360,9 +329,18 @@ impl<'a> JobLife<'a> {
             script,
             work: script.work.clone(),
             is_submitted: false,
-            first_worker: None,
-            whole: None,
-            done: None,
+            outcome: JobOutcome {
+                name: script.name.clone(),
+                submitted: script.job.submitted,
+                first_worker: None,
+                whole: None,
+                done: None,
+                n_resizes: 0,
+                n_stops: 0,
+                worker_secs: 0.0,
+                paused_worker_secs: 0.0,
+                max_workers: script.job.roles.worker.max,
+            },
             pods: BTreeSet::new(),
             live: BTreeMap::new(),
             workers: Vec::new(),
@@ -370,15 +348,15 @@ impl<'a> JobLife<'a> {
             paused_until: Time::ZERO,
             version: 0,
             ran: Duration::ZERO,
-            worker_secs: 0.0,
-            paused_worker_secs: 0.0,
-            n_resizes: 0,
-            n_stops: 0,
         }
     }
 
     fn is_active(&self) -> bool {
-        self.is_submitted && self.done.is_none()
+        self.is_submitted && !self.is_done()
+    }
+
+    fn is_done(&self) -> bool {
+        self.outcome.done.is_some()
     }
 }
 
@@ -388,11 +366,8 @@ impl<'a> ServiceLife<'a> {
             script,
             target: script.at_start,
             pods: BTreeSet::new(),
-            deficit: 0.0,
-            deficit_without_room: 0.0,
-            deficit_unplanned: 0.0,
+            outcome: ServiceOutcome { name: script.name.clone(), ..ServiceOutcome::default() },
             promised: 0,
-            touched: Time::ZERO,
         }
     }
 }

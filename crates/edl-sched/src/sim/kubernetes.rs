@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How quick the simulated Kubernetes is, and which node its scheduler takes.
+//! The simulated Kubernetes: how long pods take, and which node its scheduler chooses.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use edl_core::rng::Rng;
 
 use crate::resources::Resources;
 
-/// How long pods take to come and go, and when one that found no node is tried again.
+/// How long pods take to start and to leave, and when an unscheduled pod is tried again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kubernetes {
     pub start: Start,
-    /// From a pod's order to leave to its end, if it runs.
+    /// How long a running worker takes to exit.
     pub worker_leaves: Duration,
     pub service_leaves: Duration,
     pub retry: Retry,
@@ -21,17 +21,17 @@ pub struct Kubernetes {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Start {
     AtOnce,
-    /// Each by itself, after a time between these.
+    /// Each after a random time between these.
     Between(Duration, Duration),
-    /// The whole cluster starts so many a second, in no particular order.
+    /// The cluster starts this many per second, in random order.
     PerSecond(f64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// As soon as a pod leaves.
+    /// When a pod leaves.
     OnEvents,
-    /// After 1 s, 2 s, 4 s … up to this, whatever happens meanwhile.
+    /// After 1 s, 2 s, 4 s, … up to this.
     Backoff(Duration),
 }
 
@@ -47,9 +47,9 @@ impl Kubernetes {
         }
     }
 
-    /// The cluster of the published experiment (1.6, 2017). The rate of starts is fitted to how
-    /// slowly utilisation rises in its logs, in both cases, and the longest retry to utilisation
-    /// in case 2; trainers ignore the signal to end, so they stay for the whole grace period.
+    /// The cluster of the published experiment (Kubernetes 1.6, 2017). The rate of starts is fitted
+    /// to the rise of utilization in the logs of both cases, and the longest retry to utilization in
+    /// case 2. Trainers ignore SIGTERM, so they stay for the whole grace period.
     #[must_use]
     pub fn of_2017() -> Self {
         Self {
@@ -60,8 +60,8 @@ impl Kubernetes {
         }
     }
 
-    /// A cluster of today: images are on the nodes, waiting pods are tried again when something
-    /// leaves, and our workers leave at the end of a step.
+    /// A current cluster: images are on the nodes, waiting pods are tried again when a pod leaves,
+    /// and workers exit at the end of a step.
     #[must_use]
     pub fn of_today() -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Kubernetes {
     }
 }
 
-/// What the scheduler sees of a node.
+/// A node as the scheduler sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeView {
     pub capacity: Resources,
@@ -83,8 +83,8 @@ pub struct NodeView {
     pub is_usable: bool,
 }
 
-/// The node that Kubernetes' default priorities like best: emptiest, most balanced, with fewest
-/// pods of the same owner; any of equals.
+/// The best node by Kubernetes' default priorities: emptiest, most balanced, fewest pods of the same
+/// owner; a random one of equals.
 #[must_use]
 pub fn choose_node(nodes: &[NodeView], shape: Resources, rng: &mut Rng) -> Option<usize> {
     let fits = |view: &&NodeView| view.is_usable && shape.fits_in(view.free);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers from a run: means, quantiles, utilisation, fairness.
+//! Numbers from a run: means, quantiles, utilization, fairness.
 
 use std::ops::RangeInclusive;
 
@@ -12,13 +12,13 @@ use crate::resources::Resources;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     pub at: Time,
-    /// What pods that run ask for, the system's included; those that are leaving still run.
+    /// What running pods request, including the system's and leaving pods.
     pub asked: Resources,
-    /// The most that any planner could have asked for then, with online pods where they were
-    /// ([`crate::sim::bound`]), in GPUs or thousandths of a CPU; none if that is not known.
+    /// The most that any planner could have used, with online pods where they were
+    /// ([`crate::sim::bound`]), in GPUs or thousandths of a CPU; none if unknown.
     pub bound: Option<u64>,
-    /// What each node has beside the system's and online pods; kept where there are services.
-    pub rooms: Vec<Resources>,
+    /// The capacity of each node without the system's and online pods, if there are services.
+    pub free_by_node: Vec<Resources>,
     pub n_pending: usize,
     pub n_not_submitted: usize,
     pub n_done: usize,
@@ -61,18 +61,7 @@ pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// The standard deviation of a sample.
-#[must_use]
-pub fn deviation(values: &[f64]) -> f64 {
-    if values.len() < 2 {
-        return 0.0;
-    }
-    let mean = mean(values);
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    (squares / (values.len() - 1) as f64).sqrt()
-}
-
-/// The value that a share `q` of all values does not exceed (0.5: the median).
+/// The value that a share `q` of all values does not exceed (0.5 for the median).
 #[must_use]
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
@@ -102,6 +91,5 @@ mod tests {
         assert!((quantile(&values, 0.5) - 2.0).abs() < 1e-12);
         assert!((quantile(&values, 0.99) - 4.0).abs() < 1e-12);
         assert!((quantile(&[], 0.5)).abs() < 1e-12);
-        assert!((deviation(&values) - 1.290_994).abs() < 1e-6);
     }
 }

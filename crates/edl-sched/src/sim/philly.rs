@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Jobs of Microsoft's Philly cluster (2017), replayed with some of them elastic.
 //!
-//! The trace knows how many GPUs a job had and for how long. An elastic job may have from a
-//! quarter to twice as many and has the same work to do; more GPUs are worth a little less each.
-//! The text of the trace comes from the caller.
+//! The trace has the number of GPUs and the duration of each job. An elastic job may have from a
+//! quarter to twice as many GPUs for the same work; additional GPUs are a little less efficient. The
+//! caller provides the text of the trace.
 
 use std::time::Duration;
 
@@ -24,18 +24,16 @@ const GPUS_PER_NODE: u64 = 8;
 
 /// One job of the trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Entry {
+pub struct PhillyJob {
     /// Seconds since an origin that all entries share.
     pub submitted: i64,
     pub secs: f64,
     pub n_gpus: u32,
 }
 
-/// Reads the trace; in order of submission.
-///
-/// # Errors
-/// If a line is not what it should be.
-pub fn parse(text: &str) -> Result<Vec<Entry>, Error> {
+/// Parses the trace; in order of submission.
+/// Fails if a line is malformed.
+pub fn parse(text: &str) -> Result<Vec<PhillyJob>, Error> {
     let mut entries = Vec::new();
     for (index, line) in text.lines().enumerate().skip(1).filter(|(_, line)| !line.is_empty()) {
         let entry = entry(line).ok_or_else(|| Error::Malformed {
@@ -49,16 +47,16 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, Error> {
     Ok(entries)
 }
 
-/// `n_jobs` jobs from `first` on, on `n_nodes` nodes of 8 GPUs; so many percent of them elastic.
+/// `n_jobs` jobs starting with `first`, on `n_nodes` nodes of 8 GPUs; a percentage of them elastic.
 #[must_use]
 pub fn scenario(
-    entries: &[Entry],
+    entries: &[PhillyJob],
     first: usize,
     n_jobs: usize,
     n_nodes: u32,
     elastic_percent: u32,
 ) -> Scenario {
-    let chosen: Vec<Entry> = entries
+    let chosen: Vec<PhillyJob> = entries
         .iter()
         .skip(first)
         .filter(|entry| u64::from(entry.n_gpus) <= GPUS_PER_NODE * u64::from(n_nodes) / 2)
@@ -68,24 +66,18 @@ pub fn scenario(
     let origin = chosen.first().map_or(0, |entry| entry.submitted);
     let jobs = chosen.iter().zip(0..).map(|(entry, id)| job(id, entry, origin, elastic_percent));
     let node = |id| Node::new(NodeId(id), Resources::new(GPUS_PER_NODE, 0, 0));
+    let name = format!("philly, {elastic_percent} % elastic");
     Scenario {
-        name: format!("philly, {elastic_percent} % elastic"),
-        nodes: (0..n_nodes).map(node).collect(),
-        queues: Vec::new(),
         jobs: jobs.collect(),
-        services: Vec::new(),
-        faults: Vec::new(),
-        kubernetes: Kubernetes::of_today(),
         plan_every: Duration::from_secs(60),
-        plans_on_events: true,
         rescale: Duration::from_secs(10),
-        end: None,
         row_every: Duration::from_secs(600),
         options: Options { max_load_permille: 1000, ..Options::default() },
+        ..Scenario::new(name, (0..n_nodes).map(node).collect(), Kubernetes::of_today())
     }
 }
 
-fn job(id: u32, entry: &Entry, origin: i64, elastic_percent: u32) -> JobScript {
+fn job(id: u32, entry: &PhillyJob, origin: i64, elastic_percent: u32) -> JobScript {
     let n = entry.n_gpus.max(1);
     let is_elastic = unit(key(&[u64::from(id), 17])) * 100.0 < f64::from(elastic_percent);
     let (min, max) = if is_elastic { (n.div_ceil(4), n * 2) } else { (n, n) };
@@ -103,10 +95,10 @@ fn job(id: u32, entry: &Entry, origin: i64, elastic_percent: u32) -> JobScript {
     }
 }
 
-fn entry(line: &str) -> Option<Entry> {
+fn entry(line: &str) -> Option<PhillyJob> {
     let mut fields = line.split(',');
     let submitted = seconds(fields.next()?)?;
-    Some(Entry {
+    Some(PhillyJob {
         submitted,
         secs: fields.next()?.parse().ok()?,
         n_gpus: fields.next()?.parse().ok()?,
@@ -123,7 +115,7 @@ fn seconds(text: &str) -> Option<i64> {
     let ([year, month, day], [hour, minute, second]) = (date.as_slice(), time.as_slice()) else {
         return None;
     };
-    // Days of the proleptic calendar, counted from March so that leap days come last.
+    // Days of the proleptic calendar. Years begin in March, so leap days come last.
     let (shifted, moved) = if *month > 2 { (*year, month - 3) } else { (year - 1, month + 9) };
     let days =
         365 * shifted + shifted / 4 - shifted / 100 + shifted / 400 + (153 * moved + 2) / 5 + day;

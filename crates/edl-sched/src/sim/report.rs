@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What happened in a run: a table for people, CSV for programs, a picture.
+//! The results of a run, as a table, CSV or a plot.
 
 use std::fmt::Write;
 use std::ops::Add;
@@ -32,34 +32,34 @@ pub struct Report {
 pub struct JobOutcome {
     pub name: String,
     pub submitted: Time,
-    /// When its first worker ran (what the published experiment calls the end of waiting).
+    /// When its first worker ran (the end of waiting in the published experiment).
     pub first_worker: Option<Time>,
     /// When its whole minimum ran.
     pub whole: Option<Time>,
     pub done: Option<Time>,
     pub n_resizes: u32,
-    /// How often it was stopped altogether.
+    /// How often it lost all workers.
     pub n_stops: u32,
     pub worker_secs: f64,
-    /// Worker-seconds in which it stood still because its workers had changed.
+    /// Worker-seconds of pauses after a change of workers.
     pub paused_worker_secs: f64,
     pub max_workers: u32,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceOutcome {
     pub name: String,
     /// Pod-seconds below its target.
     pub deficit_pod_secs: f64,
-    /// Those in which pods had no node: what is left is their start-up.
-    pub deficit_without_room_pod_secs: f64,
-    /// Those in which nobody was leaving for them either: what the planner answers for.
+    /// Of these, those in which pods had no node; the rest is their start-up.
+    pub deficit_without_node_pod_secs: f64,
+    /// Of these, those for which no removal was planned: the planner's responsibility.
     pub deficit_unplanned_pod_secs: f64,
 }
 
 impl Report {
-    /// Seconds from submission to the first worker. A job that never had one counts as waiting
-    /// until the end (right-censored), as in the published experiment.
+    /// Seconds from submission to the first worker. A job without one counts as waiting until the end
+    /// (right-censored), as in the published experiment.
     #[must_use]
     pub fn waits(&self) -> Vec<f64> {
         let wait =
@@ -86,41 +86,42 @@ impl Report {
         self.jobs.iter().filter_map(|job| job.done).map(secs).fold(0.0, f64::max)
     }
 
-    /// The share of CPUs (of GPUs, where there are any) that running pods ask for, in percent.
+    /// The share of CPUs (or GPUs, if there are any) that running pods request, in percent.
     #[must_use]
-    pub fn utilisation(&self, row: &Row) -> f64 {
+    pub fn utilization(&self, row: &Row) -> f64 {
         self.percent(if self.capacity.gpu > 0 { row.asked.gpu } else { row.asked.cpu_milli })
     }
 
-    /// The mean of the most that any planner could have reached over a window, in percent.
+    /// The mean of the best possible utilization over a window, in percent.
     #[must_use]
     pub fn mean_bound(&self, from: f64, to: f64) -> Option<f64> {
         let bound = |row: &Row| row.bound.map_or(f64::NAN, |bound| self.percent(bound));
         Some(mean_over(&self.rows, from..=to, bound)).filter(|bound| !bound.is_nan())
     }
 
-    /// The same for servers that stay where they start, whoever chose their places knowing
-    /// beforehand how services would come and go: from the moment on when every job is there.
-    /// None without services, or where jobs end or nodes fail.
+    /// The same for servers that stay on their nodes, chosen with knowledge of the future, once all
+    /// jobs are submitted. None without services, or if jobs end or nodes fail.
     #[must_use]
     pub fn mean_bound_by_staying(&self, from: f64, to: f64) -> Option<f64> {
         let inside = |row: &&Row| (from..=to).contains(&row.secs());
         let (late, early): (Vec<&Row>, Vec<&Row>) =
             self.rows.iter().filter(inside).partition(|row| row.n_not_submitted == 0);
-        let n_nodes = late.first()?.rooms.len();
-        if n_nodes == 0 || late.iter().any(|row| row.rooms.len() != n_nodes || row.n_done > 0) {
+        let n_nodes = late.first()?.free_by_node.len();
+        if n_nodes == 0
+            || late.iter().any(|row| row.free_by_node.len() != n_nodes || row.n_done > 0)
+        {
             return None;
         }
-        let of_node = |node: usize| late.iter().map(|row| row.rooms[node]).collect();
-        let rooms: Vec<Vec<Resources>> = (0..n_nodes).map(of_node).collect();
+        let of_node = |node: usize| late.iter().map(|row| row.free_by_node[node]).collect();
+        let free_by_node: Vec<Vec<Resources>> = (0..n_nodes).map(of_node).collect();
         let jobs: Vec<&Job> = self.scripts.iter().collect();
         let masters: Resources =
             jobs.iter().map(|job| job.roles.master.shape * u64::from(job.roles.master.min)).sum();
         let amount = |of: Resources| if self.capacity.gpu > 0 { of.gpu } else { of.cpu_milli };
-        let mut sum = most_asked_by_staying(&rooms, &jobs)?;
+        let mut sum = most_asked_by_staying(&free_by_node, &jobs)?;
         for row in &late {
-            let room: Resources = row.rooms.iter().copied().sum();
-            sum += amount(self.capacity.saturating_sub(room)) + amount(masters);
+            let free: Resources = row.free_by_node.iter().copied().sum();
+            sum += amount(self.capacity.saturating_sub(free)) + amount(masters);
         }
         for row in &early {
             sum += row.bound?;
@@ -134,8 +135,8 @@ impl Report {
     }
 
     #[must_use]
-    pub fn mean_utilisation(&self, from: f64, to: f64) -> f64 {
-        mean_over(&self.rows, from..=to, |row| self.utilisation(row))
+    pub fn mean_utilization(&self, from: f64, to: f64) -> f64 {
+        mean_over(&self.rows, from..=to, |row| self.utilization(row))
     }
 
     #[must_use]
@@ -148,7 +149,7 @@ impl Report {
         self.jobs.iter().map(|job| job.n_stops).sum()
     }
 
-    /// The share of worker time in which jobs got on, in percent.
+    /// The share of worker time in which jobs made progress, in percent.
     #[must_use]
     pub fn productive(&self) -> f64 {
         let all: f64 = self.jobs.iter().map(|job| job.worker_secs).sum();
@@ -156,7 +157,6 @@ impl Report {
         if all > 0.0 { 100.0 * (all - paused) / all } else { 100.0 }
     }
 
-    /// Resizes for each hour in which a job was there.
     #[must_use]
     pub fn resizes_per_job_hour(&self) -> f64 {
         let there = |job: &JobOutcome| secs(job.done.unwrap_or(self.end)) - secs(job.submitted);
@@ -164,27 +164,22 @@ impl Report {
         if hours > 0.0 { f64::from(self.n_resizes()) / hours } else { 0.0 }
     }
 
+    /// The deficit without the pods' start-up.
     #[must_use]
-    pub fn deficit(&self) -> f64 {
-        self.services.iter().map(|service| service.deficit_pod_secs).fold(0.0, Add::add)
-    }
-
-    /// What is left of the deficit when the pods' start-up is left out.
-    #[must_use]
-    pub fn deficit_without_room(&self) -> f64 {
+    pub fn deficit_without_node(&self) -> f64 {
         self.services
             .iter()
-            .map(|service| service.deficit_without_room_pod_secs)
+            .map(|service| service.deficit_without_node_pod_secs)
             .fold(0.0, Add::add)
     }
 
-    /// What is left of that when the time is left out which workers took to leave.
+    /// The deficit without start-up and the time that workers took to leave.
     #[must_use]
     pub fn deficit_unplanned(&self) -> f64 {
         self.services.iter().map(|service| service.deficit_unplanned_pod_secs).fold(0.0, Add::add)
     }
 
-    /// The numbers of the run, one to a line.
+    /// The results, one per line.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = String::new();
@@ -206,13 +201,13 @@ impl Report {
             line("completion time, s", quantiles(&times));
             line("makespan, s", format!("{:.0}", self.makespan()));
         }
-        line("requested utilisation, %", format!("{:.2}", self.mean_utilisation(0.0, end)));
+        line("requested utilization, %", format!("{:.2}", self.mean_utilization(0.0, end)));
         if let Some(bound) = self.mean_bound(0.0, end) {
-            let share = 100.0 * self.mean_utilisation(0.0, end) / bound;
+            let share = 100.0 * self.mean_utilization(0.0, end) / bound;
             line("packing bound, % (share reached)", format!("{bound:.2} ({share:.1} %)"));
         }
         if let Some(bound) = self.mean_bound_by_staying(0.0, end) {
-            let share = 100.0 * self.mean_utilisation(0.0, end) / bound;
+            let share = 100.0 * self.mean_utilization(0.0, end) / bound;
             line("bound with servers fixed, %", format!("{bound:.2} ({share:.1} %)"));
         }
         line("productive share of it, %", format!("{:.2}", self.productive()));
@@ -224,21 +219,21 @@ impl Report {
         line("jobs stopped and queued again", self.n_stops().to_string());
         for service in &self.services {
             let name = format!("deficit of {}, pod-s", service.name);
-            let (all, room) = (service.deficit_pod_secs, service.deficit_without_room_pod_secs);
+            let (all, free) = (service.deficit_pod_secs, service.deficit_without_node_pod_secs);
             let unplanned = service.deficit_unplanned_pod_secs;
             line(&name, {
-                format!("{all:.0}, without a node {room:.0}, no removal planned {unplanned:.0}")
+                format!("{all:.0}, without a node {free:.0}, no removal planned {unplanned:.0}")
             });
         }
         line("simulated time, s / plans", format!("{end:.0} / {}", self.n_plans));
         text
     }
 
-    /// One line for each moment that was written down.
+    /// One line per recorded moment.
     #[must_use]
     pub fn csv(&self) -> String {
         let mut text = String::from(
-            "seconds,utilisation_percent,workers,servers,jobs_not_submitted,jobs_pending,jobs_done,service_pods,workers_by_job\n",
+            "seconds,utilization_percent,workers,servers,jobs_not_submitted,jobs_pending,jobs_done,service_pods,workers_by_job\n",
         );
         for row in &self.rows {
             let each: Vec<String> = row.workers.iter().map(u32::to_string).collect();
@@ -246,7 +241,7 @@ impl Report {
                 text,
                 "{:.0},{:.2},{},{},{},{},{},{},{}",
                 row.secs(),
-                self.utilisation(row),
+                self.utilization(row),
                 row.n_workers(),
                 row.n_ps,
                 row.n_not_submitted,
@@ -260,7 +255,7 @@ impl Report {
         text
     }
 
-    /// Workers by job, utilisation and waiting over time, as a picture.
+    /// A plot of workers by job, utilization and waiting jobs over time.
     #[must_use]
     pub fn svg(&self) -> String {
         svg::draw(self)

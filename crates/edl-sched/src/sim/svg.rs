@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A report as a picture, drawn by hand: three panels over one time axis.
+//! A report as an SVG plot: three panels over one time axis.
 
 use std::fmt::Write;
 
@@ -10,10 +10,10 @@ const WIDTH: f64 = 960.0;
 const LEFT: f64 = 60.0;
 const TOP: f64 = 40.0;
 const GAP: f64 = 36.0;
-/// More points than this are not seen.
+/// More points would not be visible.
 const MOST_POINTS: usize = 480;
 
-/// One panel: where it is and what its axis reaches to.
+/// One panel: its position, and the maximum of its axis.
 struct Panel {
     title: &'static str,
     top: f64,
@@ -28,7 +28,7 @@ pub(crate) fn draw(report: &Report) -> String {
     let most_pending = rows.iter().map(|row| row.n_pending).max().unwrap_or(0).max(1);
     let panel = |title, top, height, max| Panel { title, top, height, max };
     let workers = panel("workers by job", TOP, 280.0, f64::from(most_workers));
-    let load = panel("utilisation, %", workers.bottom() + GAP, 120.0, 100.0);
+    let load = panel("utilization, %", workers.bottom() + GAP, 120.0, 100.0);
     let waiting = panel("jobs waiting", load.bottom() + GAP, 90.0, most_pending as f64);
     let height = waiting.bottom() + GAP;
     let mut svg = format!(
@@ -41,7 +41,7 @@ pub(crate) fn draw(report: &Report) -> String {
     let end = rows.last().map_or(1.0, |row| row.secs()).max(1.0);
     let x = |row: &Row| LEFT + (WIDTH - LEFT - 20.0) * row.secs() / end;
     draw_stack(&mut svg, &workers, &rows, &x);
-    let used: Vec<f64> = rows.iter().map(|row| report.utilisation(row)).collect();
+    let used: Vec<f64> = rows.iter().map(|row| report.utilization(row)).collect();
     let pending: Vec<f64> = rows.iter().map(|row| row.n_pending as f64).collect();
     for (panel, values) in [(&load, used), (&waiting, pending)] {
         let point = |(row, value): (&&Row, f64)| format!("{:.1},{:.1}", x(row), panel.y(value));
@@ -71,7 +71,7 @@ fn draw_stack(svg: &mut String, panel: &Panel, rows: &[&Row], x: &impl Fn(&Row) 
         let point = |(row, y): (&&Row, &f64)| format!("{:.1},{:.1}", x(row), panel.y(*y));
         let mut points: Vec<String> = rows.iter().zip(&above).map(point).collect();
         points.extend(rows.iter().zip(&below).rev().map(point));
-        // Neighbours differ: the golden angle never comes back to the same hue.
+        // The golden angle gives neighbors different hues.
         let hue = (job as f64 * 137.5) % 360.0;
         add(
             svg,

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a simulated job has to do, and how fast it gets on where it is.
+//! The work of a simulated job, and how fast it progresses.
 
 use crate::sim::adaptdl::Training;
-use crate::snapshot::{RoleSpec, Speed};
+use crate::snapshot::RoleSpec;
+use crate::speed::{Curve, Speed};
 
-/// What is left of a job.
+/// The remaining work of a job.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// Never ends.
     Endless,
-    /// So many seconds of one worker; more workers are as much faster as there are more of them,
-    /// to the power of `scaling` (1: twice as many, twice as fast).
+    /// Seconds of one worker; `n` workers are `n` to the power of `scaling` times faster.
     WorkerSeconds { left: f64, scaling: f64 },
     /// A job of the AdaptDL artifact.
     Training(Box<Training>),
 }
 
 impl Work {
-    /// How much is done in a second with so many workers on each node.
+    /// Work per second with these workers on each node.
     #[must_use]
     pub fn rate(&self, workers: &[u32]) -> f64 {
         let n: u32 = workers.iter().sum();
@@ -28,7 +28,7 @@ impl Work {
         }
     }
 
-    /// Seconds until something happens to the work itself (its end), if nothing else does.
+    /// Seconds until the next milestone of the work, such as its end.
     #[must_use]
     pub fn secs_to_milestone(&self, workers: &[u32]) -> Option<f64> {
         let rate = self.rate(workers);
@@ -39,7 +39,7 @@ impl Work {
         }
     }
 
-    /// Does so many seconds of work.
+    /// Does `secs` seconds of work.
     pub fn advance(&mut self, workers: &[u32], secs: f64) {
         let done = self.rate(workers) * secs;
         match self {
@@ -58,22 +58,18 @@ impl Work {
         }
     }
 
-    /// What the job tells the planner of its speed.
+    /// The speed that the job reports to the planner.
     #[must_use]
     pub fn speed(&self, max_workers: u32) -> Option<Speed> {
         match self {
             Self::Endless => None,
             Self::Training(training) => training.speed(max_workers),
-            Self::WorkerSeconds { left, scaling } => {
-                let curve: Vec<f64> =
-                    (1..=max_workers).map(|n| f64::from(n).powf(*scaling)).collect();
-                Some(Speed {
-                    together: curve.clone(),
-                    apart: curve,
-                    remaining: *left,
-                    measured_to: max_workers,
-                })
-            }
+            Self::WorkerSeconds { left, scaling } => Some(Speed {
+                together: Curve::Power(*scaling),
+                apart: Curve::Power(*scaling),
+                remaining: *left,
+                measured_to: max_workers,
+            }),
         }
     }
 
@@ -85,23 +81,23 @@ impl Work {
         }
     }
 
-    /// What [`Self::secs_to_milestone`] foretold has come.
+    /// The milestone of [`Self::secs_to_milestone`] is reached.
     pub fn pass_milestone(&mut self, workers: &[u32]) {
         match self {
             Self::Endless => {}
-            // Whatever rounding left over is done.
+            // Only a rounding error is left.
             Self::WorkerSeconds { left, .. } => *left = 0.0,
             Self::Training(training) => training.end_epoch(workers),
         }
     }
 
-    /// Whether the work changes its own ways between milestones.
+    /// Whether the work adapts between milestones.
     #[must_use]
     pub fn adapts(&self) -> bool {
         matches!(self, Self::Training(_))
     }
 
-    /// Lets work that adapts do so.
+    /// Lets the work adapt.
     pub fn refresh(&mut self, workers: &[u32]) {
         match self {
             Self::Endless | Self::WorkerSeconds { .. } => {}

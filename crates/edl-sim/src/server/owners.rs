@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use edl_core::layout::Layout;
-use edl_core::server::{Event, Load, Outcome, Part, Refusal, Request};
+use edl_core::server::{Event, Load, Part, Refusal, Request};
 use edl_net::frame::PieceHead;
 use edl_tensor::partition::{Partition, PartitionConfig};
 use edl_tensor::push::{Push, span};
@@ -13,7 +13,7 @@ use edl_tensor::push::{Push, span};
 use super::{Body, Open, Owner, Owners, Server, Task};
 use crate::frames::{self, Pull};
 use crate::message::Message;
-use crate::model::{DIMS, encode};
+use crate::model::DIMS;
 use crate::process::Context;
 
 impl Server {
@@ -22,9 +22,9 @@ impl Server {
         let make = |id: u32| match &load.from.checkpoint {
             None => Ok(Partition::new(PartitionConfig::of(load, id))),
             Some(folder) => {
-                let (bytes, config) =
+                let (snapshot, config) =
                     (context.disk.read(folder, id)?, PartitionConfig::of(load, id));
-                let part = Partition::restore(config, &mut &*bytes, load.from.keep_applied);
+                let part = Partition::from_snapshot(config, snapshot, load.from.keep_applied);
                 part.map_err(|error| error.to_string())
             }
         };
@@ -100,7 +100,7 @@ impl Server {
             let Some((checkpoint, at)) = owner.copy_at.get(&partition).copied() else { continue };
             if updates >= at {
                 owner.copy_at.remove(&partition);
-                self.copies.insert((checkpoint, partition), (encode(part), updates));
+                self.copies.insert((checkpoint, partition), part.snapshot());
                 events.push(Event::Copied { checkpoint, partition, updates });
             }
         }
@@ -166,7 +166,7 @@ fn read(parts: &mut [Partition], hosted: &Range<u32>, pull: &Pull, layout: &Layo
 }
 
 fn apply(part: &mut Partition, push: &Arc<Push>) -> Part {
-    let outcome = Outcome::from(part.push(push));
+    let outcome = part.push(push);
     part.check_invariants();
     Part { partition: part.id(), outcome, progress: part.progress() }
 }

@@ -4,12 +4,15 @@
 
 mod activity;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use edl_core::id::{LeaseId, WorldId};
-use edl_core::job::{News as WorldNews, Peer};
-use edl_core::member::{self, Activity, Config, Effect, Event, Failure, Order, Outcome, Place};
+use edl_core::activity::WaitingFor;
+use edl_core::id::{CheckpointId, LeaseId, WorldId};
+use edl_core::job::{CheckpointFile, MemberReport, Peer};
+use edl_core::member::{
+    self, Activity, Config, Effect, Event, Failure, Limits, Order, Outcome, Place,
+};
 use edl_core::metric::{Measures, Metric};
 use edl_core::platform::Ended;
 use edl_core::spec::JobSpec;
@@ -19,7 +22,9 @@ use edl_net::convert::member as convert;
 use edl_net::proto::worker_command::Kind;
 
 use super::Control;
+use super::shell::{Events, Shell};
 use crate::client::{Limit, Link, News};
+use crate::disk::WriteId;
 use crate::history::State;
 use crate::kernel::Pid;
 use crate::mesh::{self, Mesh, pid_of};
@@ -27,17 +32,16 @@ use crate::message::Timer;
 use crate::network::ConnId;
 use crate::process::{self, Context};
 
-/// How long a member that leaves waits for a world without it, and how long without a master.
-const HAND_OVER: Duration = Duration::from_secs(10);
+/// How long a member that exits waits.
+const LIMITS: Limits =
+    Limits { finish: Duration::from_millis(1200), hand_over: Duration::from_secs(10) };
 /// Every worker of a simulated job computes the same gradients.
 const PROBE: u64 = 7;
 
 pub(crate) struct Member {
     pid: Pid,
     machine: member::Member,
-    /// Events that wait for the effects of the one before.
-    events: VecDeque<Event>,
-    is_handling: bool,
+    events: Events<Event>,
     mesh: Mesh,
     link: Link,
     /// The last connection to the servers.
@@ -54,7 +58,11 @@ pub(crate) struct Member {
     current: Option<Activity>,
     /// Counts activities, so late timers are recognized.
     act: u64,
-    is_leaving: bool,
+    /// It leaves its world without waiting for all members: the world was replaced at once, or a
+    /// member was lost.
+    is_forced: bool,
+    /// The last world that it entered in this way.
+    forced: WorldId,
 }
 
 #[derive(Clone, Debug)]
@@ -71,29 +79,17 @@ pub(crate) enum Done {
     Cancelled {
         act: u64,
     },
-    Write(Order, State),
-    GiveUpLeaving,
+    Write(CheckpointId, Vec<(WriteId, CheckpointFile)>),
 }
 
 impl Member {
     pub(crate) fn new(spec: &JobSpec, n_records: u64, control: &Control, now: Time) -> Self {
-        let plan = spec.plan(n_records);
-        let config = Config {
-            worker: control.id,
-            incarnation: control.incarnation,
-            plan,
-            n_lanes: spec.n_lanes(),
-            num_epochs: spec.num_epochs,
-            minibatch_size: spec.minibatch_size,
-            n_partitions: spec.partitions,
-            has_tables: spec.is_hybrid(),
-            is_balanced: false,
-        };
+        let worker = (control.id, control.incarnation);
+        let config = Config { is_balanced: false, ..Config::new(spec, n_records, worker, LIMITS) };
         Self {
             pid: pid_of(control.incarnation),
             machine: member::Member::new(config, now),
-            events: VecDeque::new(),
-            is_handling: false,
+            events: Events::default(),
             mesh: Mesh::default(),
             link: Link::default(),
             connection: 0,
@@ -105,7 +101,8 @@ impl Member {
             shards: BTreeMap::new(),
             current: None,
             act: 0,
-            is_leaving: false,
+            is_forced: false,
+            forced: WorldId(0),
         }
     }
 
@@ -113,10 +110,14 @@ impl Member {
         self.state.map(|state| state.step)
     }
 
-    pub(crate) fn waiting_for(&self) -> String {
+    pub(crate) fn progress(&self) -> u64 {
+        self.machine.progress()
+    }
+
+    pub(crate) fn waiting_for(&self) -> WaitingFor {
         match self.owing() {
-            Some((worker, _)) => format!("worker-{worker}"),
-            None => self.machine.status().waiting_for.to_owned(),
+            Some(_) => WaitingFor::Members,
+            None => self.machine.activity().waiting_for,
         }
     }
 
@@ -124,40 +125,26 @@ impl Member {
         self.handle(control, context, Event::Tick);
     }
 
-    /// Says that it is ready, how others reach it, and what it holds.
-    pub(crate) fn announce(&mut self, control: &mut Control, context: &mut Context<'_>) {
-        let claim = self.machine.claim();
+    pub(crate) fn built(&mut self, control: &mut Control, context: &mut Context<'_>) {
         let peer = Peer {
             address: context.pid.to_string(),
             unix_path: String::new(),
             probe: PROBE,
-            step: claim.map(|claim| claim.step),
+            step: None,
         };
-        let ready = Report::Ready {
-            model: Box::new((*context.model.model).clone()),
-            capacity: 2,
-            held: Vec::new(),
-            peer: Some(Box::new(peer)),
-            world: claim.map_or(WorldId(0), |claim| claim.world),
-        };
-        control.report(context, ready);
+        let model = Box::new((*context.model.model).clone());
+        self.handle(control, context, Event::Built { model, peer: Box::new(peer) });
     }
 
     pub(crate) fn rejoined(&mut self, control: &mut Control, context: &mut Context<'_>) {
-        self.announce(control, context);
         self.handle(control, context, Event::Rejoined);
-        if self.is_leaving {
-            control.report(context, Report::Leaving);
-        }
+    }
+
+    pub(crate) fn master_lost(&mut self, control: &mut Control, context: &mut Context<'_>) {
+        self.handle(control, context, Event::MasterLost);
     }
 
     pub(crate) fn leave(&mut self, control: &mut Control, context: &mut Context<'_>) {
-        if std::mem::replace(&mut self.is_leaving, true) {
-            return;
-        }
-        let done = process::Done::Worker(super::Done::Member(Done::GiveUpLeaving));
-        context.kernel.schedule(context.pid, HAND_OVER, Timer::Done(Box::new(done)));
-        control.report(context, Report::Leaving);
         self.handle(control, context, Event::Leave);
     }
 
@@ -171,61 +158,10 @@ impl Member {
         if let Event::Lease { lease, task: Task::Shard(shard) } = &event {
             self.shards.insert(*lease, (shard.clone(), Measures::new(&[Metric::loss()])));
         }
+        if let Event::World(announced) = &event {
+            self.is_forced |= announced.world.after.is_none();
+        }
         self.handle(control, context, event);
-    }
-
-    fn handle(&mut self, control: &mut Control, context: &mut Context<'_>, event: Event) {
-        self.events.push_back(event);
-        if std::mem::replace(&mut self.is_handling, true) {
-            return; // It follows the effects of the event before.
-        }
-        while let Some(event) = self.events.pop_front().filter(|_| context.exit.is_none()) {
-            let now = control.now(context);
-            context.kernel.detail(context.pid, || format!("member <- {event:?}"));
-            let effects = self.machine.handle(event, now);
-            self.machine.check_invariants();
-            for effect in effects {
-                context.kernel.detail(context.pid, || format!("member -> {effect:?}"));
-                self.perform(control, context, effect);
-            }
-        }
-        self.is_handling = false;
-        let deadline = self.machine.next_deadline();
-        control.clock.wake_at(context, deadline);
-    }
-
-    fn perform(&mut self, control: &mut Control, context: &mut Context<'_>, effect: Effect) {
-        match effect {
-            Effect::Report(report) => {
-                if let Report::Member(WorldNews::Formed { world, step, .. }) = &report
-                    && let Some(state) = self.state.filter(|state| state.step == *step)
-                {
-                    context.judge.formed.insert((control.id, *world), state);
-                }
-                control.report(context, report);
-            }
-            Effect::Prepare(_) | Effect::Forget(_) | Effect::Waste(_) => {}
-            Effect::Read { place, .. } => {
-                let most = context.scenario.read_ms;
-                later(context, 0, most, Done::Decoded(place));
-            }
-            Effect::Finish(lease) => {
-                let (shard, measures) = self.shards.remove(&lease).expect("an assigned shard");
-                let n_records = shard.records.end - shard.records.start;
-                let finished = Finished::Evaluation { measures: Box::new(measures), n_records };
-                self.handle(control, context, Event::Finished { lease, result: Ok(finished) });
-            }
-            Effect::DropShard(lease) => drop(self.shards.remove(&lease)),
-            Effect::Write(order) => {
-                let state = self.state.expect("a state to write");
-                later(context, 2, 150, Done::Write(order, state));
-            }
-            Effect::DropState => self.state = None,
-            Effect::HangUp => self.link.abort(context, self.connection),
-            Effect::Start(activity) => self.start(control, context, activity),
-            Effect::Cancel => later(context, 0, 2, Done::Cancelled { act: self.act }),
-            Effect::End => context.exit = Some(Ended::Exit(0)),
-        }
     }
 
     pub(crate) fn done(&mut self, control: &mut Control, context: &mut Context<'_>, done: Done) {
@@ -244,22 +180,26 @@ impl Member {
             }
             Done::Cancelled { act } if act == self.act => self.cancelled(control, context),
             Done::Computed { .. } | Done::Silent { .. } | Done::Cancelled { .. } => {}
-            Done::Write(order, state) => self.write(control, context, &order, state),
-            Done::GiveUpLeaving => context.exit = Some(Ended::Exit(0)),
+            Done::Write(checkpoint, writes) => {
+                let finish = |(write, file)| context.disk.finish(write).map(|()| file);
+                // All files get their names, even if one fails.
+                let results: Vec<_> = writes.into_iter().map(finish).collect();
+                let result = results.into_iter().collect();
+                self.handle(control, context, Event::Written { checkpoint, result });
+            }
         }
     }
 
-    fn write(
-        &mut self,
-        control: &mut Control,
-        context: &mut Context<'_>,
-        order: &Order,
-        state: State,
-    ) {
-        let Order { cut, folder, partitions, .. } = order;
-        let write = |id| context.disk.write(folder, id, state.encode(), state.step);
-        let result = partitions.clone().map(write).collect();
-        self.handle(control, context, Event::Written { cut: *cut, result });
+    /// Begins to write the files that were ordered.
+    fn begin_write(&self, context: &mut Context<'_>, order: Order) -> Done {
+        let Order { checkpoint, folder, at, partitions, .. } = order;
+        let state = self.state.expect("a state to write");
+        assert_eq!(state.step, at, "{folder} gets a file of another step");
+        let begin = |partition| {
+            let snapshot = state.snapshot(partition, &context.model.layout);
+            context.disk.begin_file(context.pid, &folder, &snapshot)
+        };
+        Done::Write(checkpoint, partitions.map(begin).collect())
     }
 
     pub(crate) fn hear(
@@ -324,6 +264,56 @@ impl Member {
                 }
             }
             self.advance(control, context);
+        }
+    }
+}
+
+impl Shell for Member {
+    type Machine = member::Member;
+    const NAME: &'static str = "member";
+
+    fn machine(&mut self) -> &mut member::Member {
+        &mut self.machine
+    }
+
+    fn events(&mut self) -> &mut Events<Event> {
+        &mut self.events
+    }
+
+    fn perform(&mut self, control: &mut Control, context: &mut Context<'_>, effect: Effect) {
+        match effect {
+            Effect::Report(report) => {
+                if let Report::Member(MemberReport::Formed { world, step, .. }) = &report
+                    && let Some(state) = self.state.filter(|state| state.step == *step)
+                {
+                    context.judge.formed.insert((control.id, *world), state);
+                    if std::mem::take(&mut self.is_forced) {
+                        self.forced = *world;
+                    }
+                }
+                control.report(context, report);
+            }
+            Effect::Prepare(_) | Effect::Forget(_) | Effect::Waste(_) => {}
+            Effect::Read { place, .. } => {
+                let most = context.scenario.read_ms;
+                later(context, 0, most, Done::Decoded(place));
+            }
+            Effect::Finish(lease) => {
+                let (shard, measures) = self.shards.remove(&lease).expect("an assigned shard");
+                let n_records = shard.records.end - shard.records.start;
+                let finished = Finished::Evaluation { measures: Box::new(measures), n_records };
+                self.handle(control, context, Event::Finished { lease, result: Ok(finished) });
+            }
+            Effect::DropShard(lease) => drop(self.shards.remove(&lease)),
+            Effect::Write(order) => {
+                let done = self.begin_write(context, order);
+                later(context, 2, context.scenario.write_ms, done);
+            }
+            Effect::DropState => self.state = None,
+            Effect::HangUp => self.link.abort(context, self.connection),
+            Effect::Start(activity) => self.start(control, context, activity),
+            Effect::Cancel(_) => later(context, 0, 2, Done::Cancelled { act: self.act }),
+            Effect::End | Effect::ExitNow => context.exit = Some(Ended::CLEAN),
         }
     }
 }

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A worker with parameter servers: what its machine asks for, done in simulated time.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use edl_core::activity::WaitingFor;
+use edl_core::exit::Exit;
 use edl_core::id::{BatchId, LeaseId};
 use edl_core::metric::{Measures, Metric};
 use edl_core::platform::Ended;
 use edl_core::spec::JobSpec;
 use edl_core::worker::{
-    Computed, Config, Effect, Event, Finished, Item, Limits, Shard, Wants, Worker,
+    Computed, Config, Effect, Event, Fault, Finished, Item, Limits, Shard, Wants, Worker,
 };
 use edl_net::convert::worker as convert;
 use edl_net::proto::worker_command;
 
 use super::Control;
-use crate::client::{Ask, Limit, Link, News, Pulled, Wish};
+use super::shell::{Events, Shell};
+use crate::client::{Ask, Limit, Link, News, Pulled, Source, Wish};
+use crate::judge;
 use crate::message::Timer;
 use crate::network::ConnId;
 use crate::process::{self, Context};
@@ -26,18 +30,16 @@ const LIMITS: Limits =
 
 pub(crate) struct Trainer {
     machine: Worker,
-    /// Events that wait for the effects of the one before.
-    events: VecDeque<Event>,
-    is_handling: bool,
+    events: Events<Event>,
     link: Link,
     /// Items whose records are here.
     decoded: BTreeSet<Item>,
     /// The item whose parameters are pulled, and on which connection.
     pulling: Option<Item>,
     pulled: Option<(Item, Pulled)>,
-    /// Mean of the dense parameters, and the versions of the servers when they were pulled.
+    /// Mean of the dense parameters, and where they come from.
     dense: f64,
-    base: Vec<u64>,
+    source: Source,
     /// The gradient that was computed last.
     gradient: Option<BatchId>,
     shards: BTreeMap<LeaseId, (Shard, Measures)>,
@@ -53,20 +55,23 @@ impl Trainer {
     pub(crate) fn new(spec: &JobSpec, n_records: u64) -> Self {
         Self {
             machine: Worker::new(Config::new(spec, n_records, LIMITS)),
-            events: VecDeque::new(),
-            is_handling: false,
+            events: Events::default(),
             link: Link::default(),
             decoded: BTreeSet::new(),
             pulling: None,
             pulled: None,
             dense: 0.0,
-            base: Vec::new(),
+            source: Source::default(),
             gradient: None,
             shards: BTreeMap::new(),
         }
     }
 
-    pub(crate) fn waiting_for(&self) -> &'static str {
+    pub(crate) fn progress(&self) -> u64 {
+        self.machine.progress()
+    }
+
+    pub(crate) fn waiting_for(&self) -> WaitingFor {
         self.machine.activity().waiting_for
     }
 
@@ -153,7 +158,7 @@ impl Trainer {
             Done::Computed(item) => {
                 if context.kernel.chance(context.scenario.crashes) {
                     context.kernel.count("crashes");
-                    context.exit = Some(Ended::Exit(101));
+                    context.exit = Some(Exit::Panicked.into());
                     return;
                 }
                 let result = self.compute(context, item);
@@ -163,16 +168,17 @@ impl Trainer {
         self.handle(control, context, event);
     }
 
-    fn compute(&mut self, context: &mut Context<'_>, item: Item) -> Result<Computed, String> {
+    fn compute(&mut self, context: &mut Context<'_>, item: Item) -> Result<Computed, Fault> {
         if context.kernel.chance(context.scenario.failures) {
-            return Err("user code failed".into());
+            return Err(Fault::Failed("user code failed".into()));
         }
         match item {
+            Item::Batch(batch) if !context.model.is_finite(batch) => {
+                Err(Fault::NonFinite("the loss is not finite".into()))
+            }
             Item::Batch(batch) => {
                 self.gradient = Some(batch);
-                let n_records = context.model.plan.records(batch).len();
-                let n_records = u32::try_from(n_records).expect("a batch is small");
-                Ok(Computed::Batch { loss: 0.5, n_records })
+                Ok(Computed::Batch { loss: 0.5 })
             }
             Item::Piece { lease, piece } => {
                 let minibatch = u64::from(context.scenario.spec.minibatch_size);
@@ -188,24 +194,35 @@ impl Trainer {
         }
     }
 
-    fn handle(&mut self, control: &mut Control, context: &mut Context<'_>, event: Event) {
-        self.events.push_back(event);
-        if std::mem::replace(&mut self.is_handling, true) {
-            return; // It follows the effects of the event before.
+    #[expect(clippy::cast_precision_loss, reason = "counts stay small")]
+    fn begin_compute(&mut self, context: &mut Context<'_>, item: Item) {
+        let (of, pulled) = self.pulled.take().expect("parameters are pulled first");
+        assert_eq!(of, item, "the item pulled last is computed");
+        assert!(self.decoded.remove(&item), "{item:?} is computed before it is read");
+        if let Item::Batch(batch) = item {
+            judge::started(context.model, batch, &pulled);
         }
-        while let Some(event) = self.events.pop_front().filter(|_| context.exit.is_none()) {
-            let now = control.now(context);
-            context.kernel.detail(context.pid, || format!("worker <- {event:?}"));
-            let effects = self.machine.handle(event, now);
-            self.machine.check_invariants();
-            for effect in effects {
-                context.kernel.detail(context.pid, || format!("worker -> {effect:?}"));
-                self.perform(control, context, effect);
-            }
+        if !pulled.dense.is_empty() {
+            let sum: f64 = pulled.dense.iter().copied().map(f64::from).sum();
+            self.dense = sum / pulled.dense.len() as f64;
+            self.source.versions = pulled.source.versions;
         }
-        self.is_handling = false;
-        let deadline = self.machine.next_deadline();
-        control.clock.wake_at(context, deadline);
+        self.source.generation = pulled.source.generation;
+        let most = context.scenario.step_ms;
+        later(context, most, Done::Computed(item));
+    }
+}
+
+impl Shell for Trainer {
+    type Machine = Worker;
+    const NAME: &'static str = "worker";
+
+    fn machine(&mut self) -> &mut Worker {
+        &mut self.machine
+    }
+
+    fn events(&mut self) -> &mut Events<Event> {
+        &mut self.events
     }
 
     fn perform(&mut self, control: &mut Control, context: &mut Context<'_>, effect: Effect) {
@@ -231,8 +248,11 @@ impl Trainer {
             }
             Effect::Push { connection, batch } => {
                 assert_eq!(self.gradient.take(), Some(batch), "the batch computed last is pushed");
-                let ask = Ask::Push { batch, base: self.base.clone(), lane: None };
+                let ask = Ask::Push { batch, source: self.source.clone() };
                 self.link.ask(context, connection, ask);
+            }
+            Effect::Skip { connection, batch } => {
+                self.link.ask(context, connection, Ask::Skip { batch, lane: None });
             }
             Effect::Compute(item) => self.begin_compute(context, item),
             Effect::Begin { lease, shard } => {
@@ -248,22 +268,8 @@ impl Trainer {
                 self.shards.remove(&lease);
             }
             Effect::Report(report) => control.report(context, report),
-            Effect::End => context.exit = Some(Ended::Exit(0)),
+            Effect::End => context.exit = Some(Ended::CLEAN),
         }
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "counts stay small")]
-    fn begin_compute(&mut self, context: &mut Context<'_>, item: Item) {
-        let (of, pulled) = self.pulled.take().expect("parameters are pulled first");
-        assert_eq!(of, item, "the item pulled last is computed");
-        assert!(self.decoded.remove(&item), "{item:?} is computed before it is read");
-        if !pulled.dense.is_empty() {
-            let sum: f64 = pulled.dense.iter().copied().map(f64::from).sum();
-            self.dense = sum / pulled.dense.len() as f64;
-            self.base = pulled.versions;
-        }
-        let most = context.scenario.step_ms;
-        later(context, most, Done::Computed(item));
     }
 }
 

@@ -9,12 +9,11 @@
 //! | BLAKE3 of all before (32)
 //! ```
 //! All numbers are little-endian. Lengths follow from the header. A reader believes none of them
-//! further than the bytes that are really there, so that a damaged file costs an error and not
-//! the machine's memory.
+//! further than the bytes that exist, so a damaged file causes an error and does not exhaust the
+//! memory.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 
-use edl_core::applied::AppliedSet;
 use edl_core::id::PartitionId;
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
@@ -40,7 +39,7 @@ const MAX_DIM: usize = 1 << 20;
 /// A BLAKE3 checksum.
 pub type Checksum = [u8; 32];
 
-/// One copy of a partition's state, to be written while the partition goes on.
+/// A copy of a partition's state, to be written while the partition keeps running.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     pub header: Header,
@@ -121,21 +120,6 @@ pub enum Error {
 }
 
 impl Snapshot {
-    #[must_use]
-    pub fn partition(&self) -> PartitionId {
-        self.header.partition
-    }
-
-    #[must_use]
-    pub fn version(&self) -> u64 {
-        self.header.version
-    }
-
-    #[must_use]
-    pub fn updates(&self) -> u64 {
-        self.header.updates
-    }
-
     /// Size of the numbers in it.
     #[must_use]
     pub fn n_bytes(&self) -> u64 {
@@ -146,8 +130,8 @@ impl Snapshot {
 }
 
 impl Header {
-    /// Whether a job whose own header would be `ours` can go on from this file; with
-    /// `keep_applied` as the same job.
+    /// Whether a job with the header `ours` can continue from this file; with `keep_applied`, as the
+    /// same job.
     pub(crate) fn expect_fits(&self, ours: &Self, keep_applied: bool) -> Result<(), Error> {
         let other =
             |what| Err(Error::Model { found: self.model.clone(), needs: ours.model.clone(), what });
@@ -186,24 +170,23 @@ impl Header {
     }
 
     fn check_bounds(&self) -> Result<(), Error> {
-        let impossible = |what| Err(Error::Impossible { what });
         let is_odd = self.is_apart && !self.n_partitions.is_multiple_of(2);
-        if self.n_partitions > MAX_PARTITIONS || self.partition.0 >= self.n_partitions || is_odd {
-            return impossible("number of partitions");
+        let has_partition = self.partition.0 < self.n_partitions;
+        let is_long = |table: &TableHeader| u32::try_from(table.n_rows).is_err();
+        let checks = [
+            (
+                is_odd || !has_partition || self.n_partitions > MAX_PARTITIONS,
+                "number of partitions",
+            ),
+            (self.dense_len > MAX_DENSE, "number of parameters"),
+            (self.slots.len() > MAX_SLOTS, "number of optimizer slots"),
+            (self.tables.iter().any(|table| table.dim > MAX_DIM), "row length"),
+            (self.tables.iter().any(is_long), "number of rows"),
+        ];
+        match checks.into_iter().find(|(is_invalid, _)| *is_invalid) {
+            Some((_, what)) => Err(Error::Impossible { what }),
+            None => Ok(()),
         }
-        if self.dense_len > MAX_DENSE {
-            return impossible("number of parameters");
-        }
-        if self.slots.len() > MAX_SLOTS {
-            return impossible("number of optimizer slots");
-        }
-        if self.tables.iter().any(|table| table.dim > MAX_DIM) {
-            return impossible("row length");
-        }
-        if self.tables.iter().any(|table| u32::try_from(table.n_rows).is_err()) {
-            return impossible("number of rows");
-        }
-        Ok(())
     }
 }
 
@@ -229,7 +212,7 @@ pub(crate) fn table_headers(model: &ModelSpec, tables: &[Table]) -> Vec<TableHea
 
 /// Writes a snapshot; returns how many bytes and their checksum.
 pub fn encode(snapshot: &Snapshot, writer: &mut impl Write) -> io::Result<(u64, Checksum)> {
-    let mut sink = Sink { writer, hasher: blake3::Hasher::new(), n_bytes: 0 };
+    let mut sink = HashingWriter { writer, hasher: blake3::Hasher::new(), n_bytes: 0 };
     let header = serde_json::to_vec(&snapshot.header)?;
     let header_len = u32::try_from(header.len()).map_err(io::Error::other)?;
     sink.put(MAGIC)?;
@@ -262,9 +245,17 @@ pub fn decode(reader: &mut impl Read) -> Result<(Snapshot, Checksum), Error> {
     Ok((snapshot, computed))
 }
 
+/// The checksum of all bytes of a file of `length` bytes before the one that it carries.
+pub(super) fn checksum(reader: &mut (impl Read + Seek), length: u64) -> io::Result<Checksum> {
+    reader.rewind()?;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(reader.take(length.saturating_sub(size_of::<Checksum>() as u64)))?;
+    Ok(*hasher.finalize().as_bytes())
+}
+
 /// Reads a whole file; returns the checksum of what was read and the one it carries.
 pub(crate) fn parse(reader: &mut impl Read) -> Result<(Snapshot, Checksum, Checksum), Error> {
-    let mut source = Source { reader, hasher: blake3::Hasher::new() };
+    let mut source = HashingReader { reader, hasher: blake3::Hasher::new() };
     let header = read_header(&mut source)?;
     let n_applied = u64::from_le_bytes(source.array()?);
     let n_applied = usize::try_from(n_applied).map_err(|_| Error::Applied)?;
@@ -290,17 +281,7 @@ pub(crate) fn parse(reader: &mut impl Read) -> Result<(Snapshot, Checksum, Check
     Ok((Snapshot { header, dense, tables, applied }, computed, stored))
 }
 
-/// Reads the applied set of a file, believing no more than its length.
-pub(crate) fn applied_set(bytes: &[u8]) -> Option<AppliedSet> {
-    // The number of closed epochs is the second word; near its limit the set could not go on.
-    let closed = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?);
-    if closed > u32::MAX / 2 {
-        return None;
-    }
-    AppliedSet::from_bytes(bytes)
-}
-
-fn read_header<R: Read>(source: &mut Source<'_, R>) -> Result<Header, Error> {
+fn read_header<R: Read>(source: &mut HashingReader<'_, R>) -> Result<Header, Error> {
     if &source.array()? != MAGIC {
         return Err(Error::Magic);
     }
@@ -318,15 +299,15 @@ fn read_header<R: Read>(source: &mut Source<'_, R>) -> Result<Header, Error> {
 }
 
 /// Writes, counts and sums up.
-struct Sink<'a, W> {
+struct HashingWriter<'a, W> {
     writer: &'a mut W,
     hasher: blake3::Hasher,
     n_bytes: u64,
 }
 
-impl<W: Write> Sink<'_, W> {
+impl<W: Write> HashingWriter<'_, W> {
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // In pieces, so that a piece is still in the cache when it is written.
+        // In pieces, so a piece is still in the cache when it is written.
         for piece in bytes.chunks(STEP) {
             self.hasher.update(piece);
             self.writer.write_all(piece)?;
@@ -337,12 +318,12 @@ impl<W: Write> Sink<'_, W> {
 }
 
 /// Reads and sums up.
-struct Source<'a, R> {
+struct HashingReader<'a, R> {
     reader: &'a mut R,
     hasher: blake3::Hasher,
 }
 
-impl<R: Read> Source<'_, R> {
+impl<R: Read> HashingReader<'_, R> {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
         self.reader.read_exact(bytes).map_err(|error| {
             let is_end = error.kind() == io::ErrorKind::UnexpectedEof;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The manifest: makes the files of many partitions one checkpoint.
+//! The manifest: lists the files of one checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use edl_core::id::{CutId, Generation, PartitionId, Term};
+use edl_core::id::{BatchId, CheckpointId, Generation, PartitionId, Term};
+use edl_core::job::CheckpointFile;
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::OptimizerSpec;
@@ -17,8 +18,12 @@ pub struct Manifest {
     /// `FORMAT` or `FORMAT_APART`.
     pub format: u32,
     pub version: u64,
+    /// Set if no work was in progress: it holds exactly the batches before this position.
+    #[serde(default)]
+    pub exact: Option<u64>,
     pub generation: Generation,
-    pub cut: CutId,
+    #[serde(rename = "cut")]
+    pub checkpoint: CheckpointId,
     pub term: Term,
     /// 32 hex digits.
     pub run: String,
@@ -32,9 +37,12 @@ pub struct Manifest {
     /// Of the training data.
     pub fingerprint: String,
     pub files: Vec<FileEntry>,
-    /// The measures known when it was written.
-    #[serde(default)]
+    /// The metrics known when it was written.
+    #[serde(default, deserialize_with = "edl_core::nonfinite::map")]
     pub metrics: BTreeMap<String, f64>,
+    /// Batches that count as applied and changed nothing.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub skipped: BTreeSet<BatchId>,
 }
 
 /// One partition's file.
@@ -46,6 +54,13 @@ pub struct FileEntry {
     /// BLAKE3 in hex, as it stands at the file's end.
     pub checksum: String,
     pub updates: u64,
+}
+
+impl From<FileEntry> for CheckpointFile {
+    fn from(file: FileEntry) -> Self {
+        let FileEntry { partition, name, bytes, checksum, updates } = file;
+        Self { partition: partition.0, name, bytes, checksum, updates }
+    }
 }
 
 /// Why text is not the manifest of a whole checkpoint.
@@ -86,7 +101,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// How the model's state is cut.
+    /// How the model's state is partitioned.
     #[must_use]
     pub fn layout(&self) -> Layout {
         let is_apart = super::is_apart(self.format) == Some(true);

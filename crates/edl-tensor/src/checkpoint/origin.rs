@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a job's partitions come from: first values, or a complete checkpoint.
+//! Where a job's partitions come from: initial values, or a complete checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,15 +13,15 @@ use crate::first_values;
 use crate::partition::{Dense, Partition, PartitionConfig};
 use crate::table::Slab;
 
-/// Makes partitions, one by one and in any order.
+/// Creates partitions, in any order.
 #[derive(Clone, Debug)]
-pub struct Origin(Source);
+pub struct Origin(OriginKind);
 
 #[derive(Clone, Debug)]
-enum Source {
+enum OriginKind {
     /// A function of the partition's config.
     Config,
-    /// The flat vector of all dense parameters, as the model brought it.
+    /// The flat vector of all dense parameters, as the model provides it.
     Given(Vec<f32>),
     Checkpoint {
         folder: PathBuf,
@@ -32,36 +32,40 @@ enum Source {
 }
 
 impl Origin {
-    /// First values of `model`; those that it brings are read from the job's folder.
+    /// Initial values of `model`; those that it provides are read from the job's folder.
     pub fn first_values(model: &ModelSpec, job_dir: &Path) -> Result<Self, Error> {
         if !model.brings_first_values() {
-            return Ok(Self(Source::Config));
+            return Ok(Self(OriginKind::Config));
         }
         let values = first_values::read(job_dir, model.dense_len());
         let values = values.map_err(|error| Error::FirstValues { source: Box::new(error) })?;
-        Ok(Self(Source::Given(values)))
+        Ok(Self(OriginKind::Given(values)))
     }
 
-    /// The checkpoint in `folder`, which must be cut as finely as `ours`; `keep_applied` as in
-    /// `Partition::restore`. A new job may start from one whose rows lie apart, or the other way
-    /// round: what one partition holds there, one or two hold here.
+    /// The checkpoint in `folder`, which must have as many partitions as `ours`; `keep_applied` as in
+    /// `Partition::restore`. In a new job, rows may be in separate partitions although they are not in
+    /// the checkpoint, or the other way round: one or two partitions here hold what one holds there.
     pub fn checkpoint(folder: &Path, ours: &Layout, keep_applied: bool) -> Result<Self, Error> {
         let checkpoint = Checkpoint::open(folder)?;
         let layout = checkpoint.manifest.layout();
         let (theirs, ours_each) = (layout.with_segments().end, ours.with_segments().end);
         if theirs != ours_each || keep_applied && layout.is_apart != ours.is_apart {
-            return Err(Error::OtherCut { path: folder.to_owned(), theirs, ours: ours_each });
+            return Err(Error::OtherPartitioning {
+                path: folder.to_owned(),
+                theirs,
+                ours: ours_each,
+            });
         }
         let files = checkpoint.manifest.files.into_iter().map(|file| (file.partition, file));
         let files = files.collect();
-        Ok(Self(Source::Checkpoint { folder: folder.to_owned(), files, layout, keep_applied }))
+        Ok(Self(OriginKind::Checkpoint { folder: folder.to_owned(), files, layout, keep_applied }))
     }
 
     pub fn make(&self, config: PartitionConfig) -> Result<Partition, Error> {
         let (folder, files, layout, keep_applied) = match &self.0 {
-            Source::Config => return Ok(Partition::new(config)),
-            Source::Given(values) => return Ok(Partition::with_first_values(config, values)),
-            Source::Checkpoint { folder, files, layout, keep_applied } => {
+            OriginKind::Config => return Ok(Partition::new(config)),
+            OriginKind::Given(values) => return Ok(Partition::with_first_values(config, values)),
+            OriginKind::Checkpoint { folder, files, layout, keep_applied } => {
                 (folder, files, layout, *keep_applied)
             }
         };
@@ -78,13 +82,13 @@ impl Origin {
             let rows = PartitionId(layout.with_rows().start + place);
             snapshot.tables = read_snapshot(folder, file(rows)?)?.tables;
         }
-        Partition::from_snapshot(config.clone(), recut(snapshot, &config), keep_applied)
+        Partition::from_snapshot(config.clone(), restricted(snapshot, &config), keep_applied)
             .map_err(|source| Error::Partition { path: folder.clone(), source })
     }
 }
 
-/// Leaves of `snapshot` what the partition of `config` holds.
-fn recut(mut snapshot: Snapshot, config: &PartitionConfig) -> Snapshot {
+/// Keeps the part of `snapshot` that the partition of `config` holds.
+fn restricted(mut snapshot: Snapshot, config: &PartitionConfig) -> Snapshot {
     let PartitionConfig { id, layout, .. } = config;
     if !layout.with_segments().contains(&id.0) {
         snapshot.dense = Dense::default();

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files and folders: what is written is read back, and nothing else is believed.
 
-use std::collections::BTreeMap;
-
 use edl_core::error::chain;
 use edl_core::id::{PartitionId, Term};
 use edl_core::spec::Mode;
 use proptest::prelude::*;
 
 use super::*;
-use crate::fixture::{Job, batch};
+use crate::tests::fixture::{Job, batch};
 use crate::{export, fuzz};
 
 fn job() -> Job {
@@ -27,12 +25,13 @@ fn trained(job: &Job) -> Vec<Partition> {
     partitions
 }
 
-fn manifest(job: &Job, cut: u64, version: u64, files: Vec<FileEntry>) -> Manifest {
+fn manifest(job: &Job, checkpoint: u64, version: u64, files: Vec<FileEntry>) -> Manifest {
     Manifest {
         format: FORMAT,
         version,
+        exact: None,
         generation: Generation(1),
-        cut: CutId(cut),
+        checkpoint: CheckpointId(checkpoint),
         term: Term(1),
         run: "00".repeat(16),
         job: "test".into(),
@@ -44,6 +43,7 @@ fn manifest(job: &Job, cut: u64, version: u64, files: Vec<FileEntry>) -> Manifes
         fingerprint: "f".into(),
         files,
         metrics: BTreeMap::from([("accuracy".into(), 0.5)]),
+        skipped: Default::default(),
     }
 }
 
@@ -56,11 +56,22 @@ pub(crate) fn commit(job: &Job, dir: &Path, files: Vec<FileEntry>) {
     commit_manifest(dir, &Manifest { format, n_partitions, ..manifest }).unwrap();
 }
 
+const RUN: RunId = RunId([0; 16]);
+
+/// An empty folder for a checkpoint.
+fn folder(dir: &Path, checkpoint: u64, version: u64, generation: u64, run: RunId) -> PathBuf {
+    let (checkpoint, generation) = (CheckpointId(checkpoint), Generation(generation));
+    let name = CheckpointName { generation, version, checkpoint, run };
+    let folder = dir.join(name.to_string());
+    fs::create_dir(&folder).unwrap();
+    folder
+}
+
 /// Writes a complete checkpoint below `dir`.
-fn write(job: &Job, dir: &Path, cut: u64, version: u64) -> PathBuf {
-    let folder = dir.join(folder_name(version, Generation(1), CutId(cut)));
+fn write(job: &Job, dir: &Path, checkpoint: u64, version: u64) -> PathBuf {
+    let folder = folder(dir, checkpoint, version, 1, RUN);
     let files = trained(job).iter().map(|p| write_file(&folder, &p.snapshot()).unwrap()).collect();
-    commit_manifest(&folder, &manifest(job, cut, version, files)).unwrap();
+    commit_manifest(&folder, &manifest(job, checkpoint, version, files)).unwrap();
     folder
 }
 
@@ -136,7 +147,7 @@ fn another_format_gives_one_sentence() {
 }
 
 #[test]
-fn a_checkpoint_of_another_model_or_cut_is_refused_by_name() {
+fn a_checkpoint_of_another_model_or_layout_is_refused_by_name() {
     let (job, bytes) = (job(), encoded(&job()));
     let refusal = |job: &Job, partition| {
         Partition::restore(job.config(partition), &mut bytes.as_slice(), true)
@@ -190,8 +201,8 @@ fn only_complete_checkpoints_are_found_and_the_newest_is_last() {
     write(&job, dir.path(), 2, 10);
     write(&job, dir.path(), 1, 9);
     // Files without a manifest, and a manifest without one of its files.
-    let folder = dir.path().join(folder_name(11, Generation(1), CutId(3)));
-    write_file(&folder, &trained(&job)[0].snapshot()).unwrap();
+    let unfinished = folder(dir.path(), 3, 11, 1, RUN);
+    write_file(&unfinished, &trained(&job)[0].snapshot()).unwrap();
     let damaged = write(&job, dir.path(), 4, 12);
     fs::remove_file(damaged.join(file_name(PartitionId(2)))).unwrap();
     let versions = |found: Vec<Checkpoint>| -> Vec<u64> {
@@ -199,7 +210,7 @@ fn only_complete_checkpoints_are_found_and_the_newest_is_last() {
     };
     assert_eq!(versions(find(dir.path()).unwrap()), [9, 10]);
     // After a restore to version 9 the history goes on from there, under a higher generation.
-    let folder = dir.path().join(folder_name(9, Generation(2), CutId(5)));
+    let folder = folder(dir.path(), 5, 9, 2, RUN);
     let files = trained(&job).iter().map(|p| write_file(&folder, &p.snapshot()).unwrap()).collect();
     let newer = Manifest { generation: Generation(2), ..manifest(&job, 5, 9, files) };
     commit_manifest(&folder, &newer).unwrap();
@@ -227,22 +238,72 @@ fn a_manifest_is_written_once_and_must_name_every_partition() {
 }
 
 #[test]
-fn pruning_keeps_the_newest_the_protected_and_cuts_under_way() {
+fn a_sweep_removes_only_unfinished_checkpoints_of_its_own_run_that_are_over() {
     let (job, dir) = (job(), tempfile::tempdir().unwrap());
-    let folders: Vec<PathBuf> = (1..=5).map(|cut| write(&job, dir.path(), cut, cut * 10)).collect();
-    let incomplete = |cut| {
-        let folder = dir.path().join(folder_name(99, Generation(1), CutId(cut)));
+    let incomplete = |checkpoint, run| {
+        let folder = folder(dir.path(), checkpoint, 99, 1, run);
         write_file(&folder, &trained(&job)[0].snapshot()).unwrap();
         folder
     };
-    let (left_over, under_way) = (incomplete(2), incomplete(6));
-    assert!(prune(dir.path(), 0, &[]).unwrap().is_empty());
-    let removed = prune(dir.path(), 2, &folders[..1]).unwrap();
-    assert_eq!(removed, [folders[2].clone(), folders[1].clone(), left_over]);
-    let found = find(dir.path()).unwrap();
-    let kept: Vec<PathBuf> = found.into_iter().map(|checkpoint| checkpoint.path).collect();
-    assert_eq!(kept, [folders[0].clone(), folders[3].clone(), folders[4].clone()]);
-    assert!(under_way.exists() && removed.iter().all(|folder| !folder.exists()));
+    let complete = write(&job, dir.path(), 1, 10);
+    let (over, under_way) = (incomplete(2, RUN), incomplete(6, RUN));
+    let foreign = incomplete(2, RunId([9; 16]));
+    let named_by_a_user = dir.path().join("version-99");
+    fs::create_dir(&named_by_a_user).unwrap();
+    sweep(dir.path(), RUN, |checkpoint| checkpoint < CheckpointId(6)).unwrap();
+    assert!(!over.exists());
+    for kept in [complete, under_way, foreign, named_by_a_user] {
+        assert!(kept.exists(), "{kept:?}");
+    }
+    sweep(&dir.path().join("absent"), RUN, |_| true).unwrap();
+}
+
+#[test]
+fn a_late_writer_does_not_bring_back_a_checkpoint_that_was_given_up() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let folder = folder(dir.path(), 1, 10, 1, RUN);
+    let partitions = trained(&job);
+    let write = |p: &Partition| write_file(&folder, &p.snapshot());
+    let files: Vec<FileEntry> = partitions.iter().map(|p| write(p).unwrap()).collect();
+    remove(&folder).unwrap();
+    remove(&folder).unwrap();
+    assert!(write(&partitions[0]).is_err());
+    assert!(commit_manifest(&folder, &manifest(&job, 1, 10, files)).is_err());
+    assert!(!folder.exists());
+}
+
+#[test]
+fn the_newest_of_several_runs_is_not_guessed() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    assert_eq!(newest(dir.path()).unwrap(), None);
+    write(&job, dir.path(), 1, 10);
+    let last = write(&job, dir.path(), 2, 20);
+    assert_eq!(newest(dir.path()).unwrap().unwrap().path, last);
+    let other = folder(dir.path(), 1, 10, 1, RunId([9; 16]));
+    let files = trained(&job).iter().map(|p| write_file(&other, &p.snapshot()).unwrap()).collect();
+    let theirs = Manifest { run: "09".repeat(16), job: "b".into(), ..manifest(&job, 1, 10, files) };
+    commit_manifest(&other, &theirs).unwrap();
+    let text = newest(dir.path()).unwrap_err().to_string();
+    assert!(
+        text.ends_with("several jobs: `test`, `b`; name the folder of one checkpoint"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_damaged_byte_anywhere_is_a_wrong_checksum() {
+    let (job, dir) = (job(), tempfile::tempdir().unwrap());
+    let folder = write(&job, dir.path(), 1, 10);
+    let entry = Checkpoint::open(&folder).unwrap().manifest.files[1].clone();
+    let path = folder.join(&entry.name);
+    let whole = fs::read(&path).unwrap();
+    for place in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[place] ^= 0x10;
+        fs::write(&path, damaged).unwrap();
+        let text = chain(&read_snapshot(&folder, &entry).unwrap_err());
+        assert!(text.contains("checksum"), "byte {place}: {text}");
+    }
 }
 
 #[test]
@@ -318,14 +379,14 @@ proptest! {
     #[test]
     fn damaged_bytes_never_panic(
         places in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..8),
-        cut in any::<usize>(),
+        checkpoint in any::<usize>(),
         junk in proptest::collection::vec(any::<u8>(), 0..200),
     ) {
         let mut bytes = encoded(&job());
         let n = bytes.len();
         places.iter().for_each(|(place, byte)| bytes[place % n] = *byte);
         fuzz::partition_file(&bytes);
-        fuzz::partition_file(&bytes[..cut % n]);
+        fuzz::partition_file(&bytes[..checkpoint % n]);
         fuzz::partition_file(&junk);
         fuzz::manifest(&junk);
     }

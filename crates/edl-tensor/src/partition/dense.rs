@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use edl_core::model::{Init, ModelSpec, Rule};
 
-use crate::init::Source;
+use crate::init::InitialValues;
 use crate::optimizer::{MAX_SLOTS, Optimizer, Update};
 
 /// Weights of a segment, and as many numbers in each slot.
@@ -18,19 +18,19 @@ pub struct Dense {
 
 /// A piece of a segment under one rule.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Run {
+pub(super) struct RuleRange {
     range: Range<usize>,
     rule: Rule,
 }
 
 /// The rules of a segment, neighbours with the same rule joined.
-pub(super) fn runs(model: &ModelSpec, segment: &Range<usize>) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+pub(super) fn runs(model: &ModelSpec, segment: &Range<usize>) -> Vec<RuleRange> {
+    let mut runs: Vec<RuleRange> = Vec::new();
     each_param(model, segment, |index, _, range| {
         let rule = model.params[index].rule;
         match runs.last_mut() {
             Some(last) if last.rule == rule => last.range.end = range.end,
-            Some(_) | None => runs.push(Run { range, rule }),
+            Some(_) | None => runs.push(RuleRange { range, rule }),
         }
     });
     runs
@@ -47,7 +47,7 @@ impl Dense {
         let mut weights = vec![0.0; segment.len()];
         each_param(model, segment, |index, first, range| {
             let param = &model.params[index];
-            Source::param(param.init, seed, &param.name).fill(first, &mut weights[range]);
+            InitialValues::param(param.init, seed, &param.name).fill(first, &mut weights[range]);
         });
         let mut dense = Self { weights, slots: Default::default() };
         dense.reset_slots(optimizer);
@@ -74,9 +74,9 @@ impl Dense {
         }
     }
 
-    pub(super) fn apply(&mut self, update: &Update, runs: &[Run], gradient: &[f32]) {
+    pub(super) fn apply(&mut self, update: &Update, runs: &[RuleRange], gradient: &[f32]) {
         let Self { weights, slots } = self;
-        for Run { range, rule } in runs {
+        for RuleRange { range, rule } in runs {
             apply(update, *rule, weights, slots, range.clone(), &gradient[range.clone()]);
         }
     }
@@ -87,11 +87,11 @@ impl Dense {
         &mut self,
         weights: &mut [f32],
         update: &Update,
-        runs: &[Run],
+        runs: &[RuleRange],
         first: usize,
         gradient: &[&[f32]],
     ) {
-        for Run { range, rule } in runs {
+        for RuleRange { range, rule } in runs {
             let (from, to) = (first + range.start, first + range.end);
             let mut start = 0;
             for piece in gradient {

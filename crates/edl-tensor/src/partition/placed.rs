@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A partition whose weights lie in memory of its owner's, where a model reads them.
+//! A partition whose weights are in a vector of its owner, where a model reads them.
 //!
-//! A worker of AllReduce holds all partitions and trains with all of them: their weights are side by
-//! side in the vector that its model computes with, so that a step writes them there and nowhere
-//! else. Optimizer state, counts and the applied set stay in the partition.
+//! A worker under AllReduce holds all partitions. Their weights are adjacent in the vector that its
+//! model computes with, so a step writes them where the next pass reads them. Optimizer state, counts
+//! and the applied set stay in the partition.
 
 use edl_core::applied::AppliedSet;
 use edl_core::id::{BatchId, PartitionId};
@@ -49,6 +49,14 @@ impl Placed {
         let weights = &mut all[segment.clone()];
         partition.dense.apply_to(weights, &update, &partition.runs, segment.start, gradient);
         partition.finish_step([batch]);
+    }
+
+    /// Counts a batch that is skipped: the weights stay as they are.
+    ///
+    /// # Panics
+    /// If the batch was applied before.
+    pub fn pass(&mut self, batch: BatchId) {
+        self.0.finish_step([batch]);
     }
 
     /// One copy of the state, into the memory of an earlier one.

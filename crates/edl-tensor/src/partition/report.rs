@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use edl_core::id::PartitionId;
-use edl_core::server::{Load, Outcome, Progress};
+use edl_core::server::{Load, Progress};
 use edl_core::servers::PartitionState;
 
-use super::{Partition, PartitionConfig, Pushed};
+use super::{Partition, PartitionConfig};
 
 impl PartitionConfig {
     /// One partition of a load.
@@ -40,18 +40,6 @@ impl Partition {
             applied: self.applied().clone(),
             updates: self.updates(),
             n_rows: self.n_rows(),
-        }
-    }
-}
-
-impl From<Pushed> for Outcome {
-    fn from(pushed: Pushed) -> Self {
-        match pushed {
-            Pushed::Already => Self::Already,
-            Pushed::Applied => Self::Applied,
-            Pushed::Staged => Self::Staged,
-            Pushed::Round(batches) => Self::Round(batches),
-            Pushed::Refused(refusal) => Self::Refused(refusal.to_string()),
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Round r of an epoch is its batches `[r * size, (r + 1) * size)`; the last one may be smaller.
 //! Rounds are applied in order, over all epochs. Which round is next follows from the applied set
-//! alone, so that a restored partition goes on where its set says.
+//! alone, so a restored partition continues where its set ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) struct Rounds {
 
 impl Rounds {
     /// How many rounds may be open at once. Workers wait for a round before they pull for the
-    /// next, so that more than one is a rare overlap and more than this is misuse.
+    /// next, so more than one open round is rare and more than this is misuse.
     pub(super) const OPEN: u64 = 4;
 
     pub(super) fn new(size: u32, applied: &AppliedSet) -> Self {
@@ -36,7 +36,10 @@ impl Rounds {
             next: 0,
             staged: BTreeMap::new(),
         };
-        rounds.next = u64::from(applied.epoch()) * rounds.per_epoch();
+        // Nearly all rounds before the first gap are in one run.
+        let first_run = applied.runs(applied.epoch()).first().filter(|run| run.start == 0);
+        let n_whole = first_run.map_or(0, |run| run.end / rounds.size);
+        rounds.next = u64::from(applied.epoch()) * rounds.per_epoch() + u64::from(n_whole);
         rounds.skip_applied(applied);
         rounds
     }
@@ -55,7 +58,7 @@ impl Rounds {
 
     /// Keeps a push whose batch is not applied yet; the first one of a batch stays.
     pub(super) fn stage(&mut self, push: &Arc<Push>) {
-        self.staged.entry(push.batch).or_insert_with(|| Arc::clone(push));
+        self.staged.entry(push.head.batch).or_insert_with(|| Arc::clone(push));
     }
 
     /// Takes out the pushes of the next round, in batch order, if all that are missing are here.
@@ -78,7 +81,7 @@ impl Rounds {
     pub(super) fn check_invariants(&self, applied: &AppliedSet) {
         assert!(self.batches(self.next).any(|batch| !applied.contains(batch)), "next is open");
         for (batch, push) in &self.staged {
-            assert_eq!(*batch, push.batch, "a push is staged under its own batch");
+            assert_eq!(*batch, push.head.batch, "a push is staged under its own batch");
             assert!(!applied.contains(*batch), "staged batch {batch} is not applied");
             let round = self.round_of(*batch);
             assert!(

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Steps that come in lanes: the lanes of the next batch, and what the last one changed.
+//! Batches that are pushed lane by lane: the lanes of the next batch, and what the last one changed.
 //!
-//! A batch is applied when all its lanes are here from one world. So every member of that world
-//! has begun the step, and holds what the step before has left; whoever dies, nobody who goes on
-//! is further behind than one step. For those the rows that the last step changed are kept as
-//! they were before it.
+//! A batch is applied when all its lanes have arrived from one world. Every member of that world has
+//! then begun the step with the state after the step before. So no member that survives is more than
+//! one step behind. For a member that is behind, the partition keeps the previous values of the rows
+//! that the last step changed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use edl_core::applied::AppliedSet;
 use edl_core::id::{BatchId, WorldId};
+use edl_core::server::Outcome;
 
-use super::{Partition, Pushed, Refusal};
+use super::{Partition, Refusal};
 use crate::push::Push;
 use crate::table::Table;
 use crate::unique::Unique;
 
-/// The lanes that wait for the others of their batch, and the way back.
+/// The lanes that wait for the others of their batch, and the rows before the last step.
 #[derive(Clone, Debug)]
 pub(super) struct Steps {
     n_lanes: u32,
@@ -27,12 +28,12 @@ pub(super) struct Steps {
     /// The last step applied, counted from zero; none since the partition was made.
     last: Option<u64>,
     /// Per table, what the last step changed.
-    former: Vec<Former>,
+    previous: Vec<PreviousRows>,
 }
 
-/// Rows as they were.
+/// Rows before the last step.
 #[derive(Clone, Debug, Default)]
-struct Former {
+struct PreviousRows {
     ids: Vec<u64>,
     rows: Vec<f32>,
     dim: usize,
@@ -40,8 +41,8 @@ struct Former {
 
 impl Steps {
     pub(super) fn new(n_lanes: u32) -> Self {
-        let (lanes, former) = (BTreeMap::new(), Vec::new());
-        Self { n_lanes: n_lanes.max(1), world: WorldId(0), lanes, last: None, former }
+        let (lanes, previous) = (BTreeMap::new(), Vec::new());
+        Self { n_lanes: n_lanes.max(1), world: WorldId(0), lanes, last: None, previous }
     }
 
     pub(super) fn n_staged(&self) -> usize {
@@ -50,8 +51,8 @@ impl Steps {
 
     /// Keeps a lane of the next batch; all of them, in order, once they are here.
     pub(super) fn stage(&mut self, push: &Arc<Push>) -> Result<Option<Vec<Arc<Push>>>, Refusal> {
-        let batch = push.batch;
-        let lane = push.lane.filter(|lane| lane.of == self.n_lanes && lane.number < lane.of);
+        let batch = push.head.batch;
+        let lane = push.head.lane.filter(|lane| lane.of == self.n_lanes && lane.number < lane.of);
         let lane = lane.ok_or(Refusal::Shape { batch })?;
         if lane.world < self.world {
             let (theirs, ours) = (lane.world, self.world);
@@ -70,19 +71,19 @@ impl Steps {
     /// The step after `step` steps is about to change rows.
     pub(super) fn begin(&mut self, step: u64) {
         self.last = Some(step);
-        self.former.iter_mut().for_each(|former| former.ids.clear());
+        self.previous.iter_mut().for_each(|previous| previous.ids.clear());
     }
 
     /// Keeps the rows of `ids` as they are, before they change.
     pub(super) fn remember(&mut self, index: usize, table: &Table, ids: &[u64]) {
-        if self.former.len() <= index {
-            self.former.resize_with(index + 1, Former::default);
+        if self.previous.len() <= index {
+            self.previous.resize_with(index + 1, PreviousRows::default);
         }
-        let former = &mut self.former[index];
-        former.dim = table.dim();
-        former.ids.extend_from_slice(ids);
-        former.rows.resize(ids.len() * former.dim, 0.0);
-        table.peek(ids, &mut former.rows);
+        let previous = &mut self.previous[index];
+        previous.dim = table.dim();
+        previous.ids.extend_from_slice(ids);
+        previous.rows.resize(ids.len() * previous.dim, 0.0);
+        table.peek(ids, &mut previous.rows);
     }
 
     /// Whether the state after `step` steps is that before the last one.
@@ -92,14 +93,16 @@ impl Steps {
 
     /// Puts back into `out` what the last step changed of the rows of `ids`.
     pub(super) fn undo(&self, index: usize, ids: &[u64], out: &mut [f32]) {
-        let Some(former) = self.former.get(index).filter(|former| former.dim > 0) else { return };
+        let Some(previous) = self.previous.get(index).filter(|previous| previous.dim > 0) else {
+            return;
+        };
         // Rarely done, so the way from an id to its row is made for each call.
         let mut unique = Unique::new();
-        unique.set(&[former.ids.as_slice(), ids].concat());
-        let places = &unique.inverse()[former.ids.len()..];
-        for (place, out) in places.iter().zip(out.chunks_exact_mut(former.dim)) {
-            let start = *place as usize * former.dim;
-            if let Some(row) = former.rows.get(start..start + former.dim) {
+        unique.set(&[previous.ids.as_slice(), ids].concat());
+        let places = &unique.inverse()[previous.ids.len()..];
+        for (place, out) in places.iter().zip(out.chunks_exact_mut(previous.dim)) {
+            let start = *place as usize * previous.dim;
+            if let Some(row) = previous.rows.get(start..start + previous.dim) {
                 out.copy_from_slice(row);
             }
         }
@@ -109,9 +112,9 @@ impl Steps {
         assert!(is_prefix(applied), "steps are applied one after the other");
         assert!(self.lanes.len() < self.n_lanes as usize, "a whole step is applied");
         for (number, push) in &self.lanes {
-            let lane = push.lane.expect("only lanes are staged");
+            let lane = push.head.lane.expect("only lanes are staged");
             assert_eq!((lane.number, lane.world), (*number, self.world), "lanes are of one world");
-            assert_eq!(push.batch, next(applied), "only the next batch is staged");
+            assert_eq!(push.head.batch, next(applied), "only the next batch is staged");
         }
     }
 }
@@ -136,22 +139,21 @@ impl Partition {
     }
 
     /// Takes one lane of the next batch; the last one applies it.
-    pub(super) fn push_lane(&mut self, push: &Arc<Push>) -> Pushed {
-        let (batch, next) = (push.batch, next(&self.applied));
+    pub(super) fn push_lane(&mut self, push: &Arc<Push>) -> Result<Outcome, Refusal> {
+        let (batch, next) = (push.head.batch, next(&self.applied));
         if batch != next {
-            return Pushed::Refused(Refusal::NotNext { batch, next });
+            return Err(Refusal::NotNext { batch, next });
         }
-        let Some(steps) = &mut self.steps else { return Pushed::Staged };
-        let lanes = match steps.stage(push) {
-            Ok(Some(lanes)) => lanes,
-            Ok(None) => return Pushed::Staged,
-            Err(refusal) => return Pushed::Refused(refusal),
-        };
+        let Some(steps) = &mut self.steps else { return Ok(Outcome::Staged) };
+        let Some(lanes) = steps.stage(push)? else { return Ok(Outcome::Staged) };
         steps.begin(self.updates);
         let update = self.begin_step(1);
-        self.apply_mean(&update, &lanes);
+        // A step that is skipped has no records in any lane.
+        if lanes.iter().any(|lane| lane.head.n_records > 0) {
+            self.apply_mean(&update, &lanes);
+        }
         self.finish_step([batch]);
-        Pushed::Applied
+        Ok(Outcome::Applied)
     }
 }
 
@@ -163,8 +165,5 @@ pub(super) fn next(applied: &AppliedSet) -> BatchId {
 
 /// Whether the applied batches are the first ones of the plan, without a gap.
 pub(super) fn is_prefix(applied: &AppliedSet) -> bool {
-    let next = next(applied);
-    let closed = u64::from(next.epoch) * u64::from(applied.n_batches());
-    let mut open = (0..next.index).map(|index| BatchId { index, ..next });
-    applied.len() == closed + u64::from(next.index) && open.all(|batch| applied.contains(batch))
+    *applied == AppliedSet::of_first(applied.len(), applied.n_batches())
 }

@@ -4,7 +4,7 @@
 use edl_core::id::PsId;
 
 use super::*;
-use crate::fixture::{Job, batch};
+use crate::tests::fixture::{Job, batch};
 
 mod members;
 mod naive;
@@ -33,7 +33,7 @@ fn restored(job: &Job, partition: &Partition, keep_applied: bool) -> Partition {
 }
 
 #[test]
-fn first_values_do_not_depend_on_the_cut_into_partitions() {
+fn initial_values_do_not_depend_on_the_number_of_partitions() {
     let whole = Job { n_partitions: 1, ..Job::new(Mode::Async) };
     let cut = Job { n_partitions: 5, ..Job::new(Mode::Async) };
     let dense: Vec<f32> = cut.partitions().iter().flat_map(|p| p.dense().to_vec()).collect();
@@ -47,9 +47,9 @@ fn a_batch_pushed_twice_is_applied_once_and_an_empty_part_sets_its_bit() {
     // Twenty dense numbers over thirty partitions: some have nothing to change.
     for partition in &mut job.partitions() {
         let push = job.push(batch(3), 0, 0..30);
-        assert_eq!(partition.push(&push), Pushed::Applied);
+        assert_eq!(partition.push(&push), Outcome::Applied);
         let after = visible(partition);
-        assert_eq!(partition.push(&push), Pushed::Already);
+        assert_eq!(partition.push(&push), Outcome::Already);
         assert_eq!(visible(partition), after);
         assert_eq!((partition.updates(), partition.version()), (1, 1));
         assert!(partition.applied().contains(batch(3)));
@@ -63,8 +63,8 @@ fn pushes_that_do_not_fit_are_refused_and_change_nothing() {
     let mut partition = Partition::new(job.config(1));
     let before = visible(&partition);
     let refusal = |pushed| {
-        let Pushed::Refused(refusal) = pushed else { panic!("{pushed:?}") };
-        refusal.to_string()
+        let Outcome::Refused(refusal) = pushed else { panic!("{pushed:?}") };
+        refusal
     };
     let far = Job { n_batches: 100, ..job.clone() }.push(batch(99), 0, 0..4);
     assert_eq!(refusal(partition.push(&far)), "batch 0/99 does not exist: an epoch has 7 batches");
@@ -106,20 +106,20 @@ fn the_last_round_of_an_epoch_is_smaller() {
     let job = Job::new(SYNC);
     let mut partition = Partition::new(job.config(2));
     for (first, round) in [(0, 1), (2, 2), (4, 3)] {
-        assert_eq!(partition.push(&job.push(batch(first), 0, 2..4)), Pushed::Staged);
+        assert_eq!(partition.push(&job.push(batch(first), 0, 2..4)), Outcome::Staged);
         let pushed = partition.push(&job.push(batch(first + 1), 0, 2..4));
-        assert_eq!(pushed, Pushed::Round(vec![batch(first), batch(first + 1)]));
+        assert_eq!(pushed, Outcome::Round(vec![batch(first), batch(first + 1)]));
         assert_eq!(partition.round(), round);
     }
-    assert_eq!(partition.push(&job.push(batch(6), 0, 2..4)), Pushed::Round(vec![batch(6)]));
+    assert_eq!(partition.push(&job.push(batch(6), 0, 2..4)), Outcome::Round(vec![batch(6)]));
     assert_eq!((partition.round(), partition.version(), partition.updates()), (4, 4, 7));
     let next = BatchId { epoch: 1, index: 0 };
-    assert_eq!(partition.push(&job.push(next, 4, 2..4)), Pushed::Staged);
+    assert_eq!(partition.push(&job.push(next, 4, 2..4)), Outcome::Staged);
     partition.check_invariants();
 }
 
 #[test]
-fn a_round_is_one_step_by_the_mean_in_batch_order_whoever_comes_first() {
+fn a_round_is_one_step_by_the_mean_in_batch_order() {
     let job = Job { mode: Mode::Sync { grads_to_wait: 4 }, ..Job::new(SYNC).with_adam() };
     let run = |order: [u32; 4]| {
         let mut partition = Partition::new(job.config(1));
@@ -133,23 +133,23 @@ fn a_round_is_one_step_by_the_mean_in_batch_order_whoever_comes_first() {
 }
 
 #[test]
-fn a_worker_that_dies_with_its_round_half_pushed_leaves_every_partition_able_to_go_on() {
+fn a_half_pushed_round_of_a_dead_worker_blocks_no_partition() {
     let job = Job::new(SYNC).with_adam();
     let (mut partitions, mut undisturbed) = (job.partitions(), job.partitions());
     // Ann pushes batch 0 everywhere; Bob reaches partitions 0 and 1 with batch 1, and dies.
     for partition in &mut partitions {
-        assert_eq!(partition.push(&job.push(batch(0), 0, 0..4)), Pushed::Staged);
+        assert_eq!(partition.push(&job.push(batch(0), 0, 0..4)), Outcome::Staged);
     }
     for partition in &mut partitions[..2] {
-        let round = Pushed::Round(vec![batch(0), batch(1)]);
+        let round = Outcome::Round(vec![batch(0), batch(1)]);
         assert_eq!(partition.push(&job.push(batch(1), 0, 0..4)), round);
     }
     // Ann takes Bob's batch: those that applied the round say so, the others apply it now.
     for (index, partition) in partitions.iter_mut().enumerate() {
         let pushed = partition.push(&job.push(batch(1), 0, 0..4));
         match index {
-            0 | 1 => assert_eq!(pushed, Pushed::Already),
-            _ => assert_eq!(pushed, Pushed::Round(vec![batch(0), batch(1)])),
+            0 | 1 => assert_eq!(pushed, Outcome::Already),
+            _ => assert_eq!(pushed, Outcome::Round(vec![batch(0), batch(1)])),
         }
     }
     for partition in &mut undisturbed {
@@ -168,11 +168,11 @@ fn one_worker_supplies_all_batches_of_a_round() {
     let job = Job { mode: Mode::Sync { grads_to_wait: 3 }, ..Job::new(SYNC) };
     let mut partition = Partition::new(job.config(0));
     let mut push = |index| partition.push(&job.push(batch(index), 0, 0..1));
-    assert_eq!(push(1), Pushed::Staged);
-    assert_eq!(push(1), Pushed::Staged, "a repeated push waits as the first one does");
-    assert_eq!(push(0), Pushed::Staged);
-    assert_eq!(push(2), Pushed::Round(vec![batch(0), batch(1), batch(2)]));
-    assert_eq!(push(1), Pushed::Already);
+    assert_eq!(push(1), Outcome::Staged);
+    assert_eq!(push(1), Outcome::Staged, "a repeated push waits as the first one does");
+    assert_eq!(push(0), Outcome::Staged);
+    assert_eq!(push(2), Outcome::Round(vec![batch(0), batch(1), batch(2)]));
+    assert_eq!(push(1), Outcome::Already);
 }
 
 #[test]
@@ -180,8 +180,8 @@ fn a_later_round_waits_for_the_earlier_one() {
     let job = Job::new(SYNC);
     let mut partition = Partition::new(job.config(0));
     let mut push = |index| partition.push(&job.push(batch(index), 0, 0..1));
-    assert_eq!([push(2), push(3), push(0)], [Pushed::Staged, Pushed::Staged, Pushed::Staged]);
-    assert_eq!(push(1), Pushed::Round(vec![batch(0), batch(1), batch(2), batch(3)]));
+    assert_eq!([push(2), push(3), push(0)], [Outcome::Staged, Outcome::Staged, Outcome::Staged]);
+    assert_eq!(push(1), Outcome::Round(vec![batch(0), batch(1), batch(2), batch(3)]));
     assert_eq!((partition.version(), partition.round()), (2, 2));
 }
 
@@ -195,7 +195,7 @@ fn staged_pushes_are_not_saved_and_their_batches_are_pushed_again() {
     let mut back = restored(&job, &partition, true);
     assert_eq!((back.n_staged(), back.round(), back.updates()), (0, 1, 2));
     back.check_invariants();
-    assert_eq!(back.push(&job.push(batch(3), 0, 3..4)), Pushed::Staged);
+    assert_eq!(back.push(&job.push(batch(3), 0, 3..4)), Outcome::Staged);
     for partition in [&mut back, &mut partition] {
         partition.push(&job.push(batch(2), 0, 3..4));
         partition.push(&job.push(batch(3), 0, 3..4));
@@ -213,17 +213,17 @@ fn a_job_that_turns_synchronous_completes_the_rounds_that_it_finds_open() {
     let job = Job { mode: SYNC, ..job };
     let mut partition = restored(&job, &partition, true);
     assert_eq!(partition.round(), 1);
-    assert_eq!(partition.push(&job.push(batch(2), 0, 0..4)), Pushed::Round(vec![batch(2)]));
-    assert_eq!(partition.push(&job.push(batch(5), 0, 0..4)), Pushed::Staged);
+    assert_eq!(partition.push(&job.push(batch(2), 0, 0..4)), Outcome::Round(vec![batch(2)]));
+    assert_eq!(partition.push(&job.push(batch(5), 0, 0..4)), Outcome::Staged);
     let pushed = partition.push(&job.push(batch(4), 0, 0..4));
-    assert_eq!(pushed, Pushed::Round(vec![batch(4), batch(5)]));
+    assert_eq!(pushed, Outcome::Round(vec![batch(4), batch(5)]));
     assert_eq!(partition.round(), 4, "round 3 was applied before");
     partition.check_invariants();
 }
 
 /// Design §13, 5.
 #[test]
-fn a_restore_with_another_number_of_servers_from_a_cut_whose_partitions_differ_by_one_batch() {
+fn a_restore_with_another_number_of_servers_from_partitions_that_differ_by_one_batch() {
     let job = Job::new(Mode::Async).with_adam();
     let mut partitions = job.partitions();
     let mut undisturbed = job.partitions();
@@ -233,7 +233,7 @@ fn a_restore_with_another_number_of_servers_from_a_cut_whose_partitions_differ_b
             let hosted = job.layout().hosted(PsId(ps), 2);
             let push = job.push(batch(index), 0, hosted.clone());
             for partition in hosted.filter(|_| index < 4 || ps == 0) {
-                assert_eq!(partitions[partition as usize].push(&push), Pushed::Applied);
+                assert_eq!(partitions[partition as usize].push(&push), Outcome::Applied);
             }
         }
     }
@@ -251,7 +251,7 @@ fn a_restore_with_another_number_of_servers_from_a_cut_whose_partitions_differ_b
             for partition in hosted {
                 let pushed = partitions[partition as usize].push(&push);
                 let had_it = index == 4 && partition < 2;
-                assert_eq!(pushed, if had_it { Pushed::Already } else { Pushed::Applied });
+                assert_eq!(pushed, if had_it { Outcome::Already } else { Outcome::Applied });
             }
         }
     }
@@ -296,7 +296,7 @@ fn another_optimizer_takes_the_weights_alone_and_only_for_a_new_job() {
     assert_eq!(error.to_string(), "the checkpoint's optimizer state is [m, v], the job's is []");
     let mut new = Partition::from_snapshot(sgd.config(0), old.snapshot(), false).unwrap();
     assert_eq!((visible(&new).0, visible(&new).1), (visible(&old).0, visible(&old).1));
-    assert_eq!(new.push(&sgd.push(batch(0), 0, 0..1)), Pushed::Applied);
+    assert_eq!(new.push(&sgd.push(batch(0), 0, 0..1)), Outcome::Applied);
     new.check_invariants();
 }
 

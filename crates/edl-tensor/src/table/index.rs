@@ -131,7 +131,7 @@ impl Bucket {
     const NEW: Self = Self { ids: [0; WIDTH], places: [EMPTY; WIDTH] };
 
     /// Looks at every entry, because that is quicker than to guess where to stop. Unused ones
-    /// come last, so that the first match is the one, if there is one.
+    /// come last, so the first match is the one, if there is one.
     #[inline]
     fn get(&self, id: u64) -> u32 {
         let matches = (0..WIDTH).fold(0, |bits, i| bits | u32::from(self.ids[i] == id) << i);

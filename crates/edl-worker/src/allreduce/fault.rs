@@ -9,9 +9,9 @@
 //! sends and reduces nothing, and so reaches none of the phases.
 
 use edl_core::id::WorkerId;
+use edl_net::mesh::Phase;
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Where the fault is written.
 const VARIABLE: &str = "ELASTICDL_FAULT";
 
 /// What happens, and where.
@@ -19,7 +19,7 @@ const VARIABLE: &str = "ELASTICDL_FAULT";
 pub(crate) struct Fault {
     worker: WorkerId,
     step: u64,
-    phase: String,
+    phase: Phase,
     action: Action,
 }
 
@@ -30,11 +30,9 @@ enum Action {
     Exit,
 }
 
-const PHASES: [&str; 5] = ["before_send", "half_sent", "reducing", "before_gather", "after"];
-
 impl Fault {
-    /// The fault that this worker's environment names, if any. One that cannot be read is an
-    /// error: a test must not pass because nothing happened.
+    /// The fault in this worker's environment, if any. An invalid one is an error: a test must not
+    /// pass because nothing happened.
     pub(crate) fn from_env(worker: WorkerId) -> Result<Option<Self>, String> {
         let Ok(text) = std::env::var(VARIABLE) else { return Ok(None) };
         let fault = Self::parse(&text).ok_or_else(|| format!("invalid {VARIABLE}={text}"))?;
@@ -43,11 +41,13 @@ impl Fault {
 
     fn parse(text: &str) -> Option<Self> {
         let (mut worker, mut step, mut phase, mut action) = (None, None, None, None);
-        for word in text.split(',') {
-            match word.trim().split_once('=')? {
+        for field in text.split(',') {
+            match field.trim().split_once('=')? {
                 ("worker", number) => worker = Some(WorkerId(number.parse().ok()?)),
                 ("step", number) => step = Some(number.parse().ok()?),
-                ("phase", name) => phase = PHASES.contains(&name).then(|| name.to_owned()),
+                ("phase", name) => {
+                    phase = Phase::ALL.into_iter().find(|known| known.name() == name)
+                }
                 ("action", "kill") => action = Some(Action::Kill),
                 ("action", "stop") => action = Some(Action::Stop),
                 ("action", "exit") => action = Some(Action::Exit),
@@ -58,12 +58,12 @@ impl Fault {
     }
 
     /// Whether `phase` of `step` is the place.
-    pub(crate) fn is_at(&self, phase: &str, step: u64) -> bool {
+    pub(crate) fn is_at(&self, phase: Phase, step: u64) -> bool {
         self.step == step && self.phase == phase
     }
 
     pub(crate) fn happen(&self) {
-        tracing::warn!(step = self.step, phase = self.phase, "injecting a fault");
+        tracing::warn!(step = self.step, phase = self.phase.name(), "injecting a fault");
         // A signal to oneself cannot fail in a way that a test could use.
         match self.action {
             Action::Kill => drop(kill_process(getpid(), Signal::KILL)),
@@ -78,16 +78,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_is_read_word_by_word() {
+    fn a_fault_is_parsed_field_by_field() {
         let fault = Fault::parse("worker=1,step=7,phase=half_sent,action=stop").unwrap();
-        let phase = "half_sent".to_owned();
+        let phase = Phase::HalfSent;
         assert_eq!(fault, Fault { worker: WorkerId(1), step: 7, phase, action: Action::Stop });
-        assert!(fault.is_at("half_sent", 7));
-        assert!(!fault.is_at("half_sent", 8) && !fault.is_at("after", 7));
+        assert!(fault.is_at(Phase::HalfSent, 7));
+        assert!(!fault.is_at(Phase::HalfSent, 8) && !fault.is_at(Phase::After, 7));
     }
 
     #[test]
-    fn a_fault_that_says_too_little_or_anything_else_is_none() {
+    fn an_incomplete_or_unknown_fault_is_rejected() {
         for text in [
             "",
             "worker=1,step=7,phase=half_sent",

@@ -11,12 +11,15 @@ use edl_core::rng;
 use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_net::mesh::round_to_bf16;
 use edl_tensor::clip;
-use edl_tensor::model::{Error, Gradient, Inputs, Memory, Model};
+use edl_tensor::model::{Error, Gradient, Inputs, Memory, Model, is_finite};
 use edl_tensor::push::Lane;
 use twox_hash::XxHash3_64;
 
 use super::tables::{FirstRows, Tables};
 use crate::feed::Decoded;
+
+/// The probe of a lane whose loss or gradient is not finite.
+const NONFINITE_PROBE: u64 = 1;
 
 /// The model with its buffers.
 pub(super) struct Lanes {
@@ -25,7 +28,7 @@ pub(super) struct Lanes {
     dtype: AllreduceDtype,
     gradient: Gradient,
     tables: Tables,
-    /// With tables: what is made of a lane's gradient, of which nobody sees the whole sum.
+    /// With tables, each lane is clipped: no process sees the norm of the whole gradient.
     clip: Option<Clip>,
     summed: Vec<f32>,
     /// For sums that must be complete before they are added to another, the outermost first.
@@ -236,7 +239,13 @@ impl Lanes {
     ) -> Result<f32, Failure> {
         let batch = step.batch;
         self.pass_lane(step, (lane, dense), records).map_err(|error| {
-            Failure::Failed(format!("{error} (batch {batch}, lane {lane}: {})", records.describe()))
+            let text = format!("{error} (batch {batch}, lane {lane}: {})", records.describe());
+            match error {
+                Error::NonFinite(_) => Failure::NonFinite(text),
+                Error::Column { .. } | Error::Record { .. } | Error::Other(_) => {
+                    Failure::Failed(text)
+                }
+            }
         })
     }
 
@@ -267,7 +276,16 @@ impl Lanes {
                 "the shape of the model's gradient differs from that of its inputs".into(),
             ));
         }
-        if outcome.loss.is_finite() { Ok(outcome.loss) } else { Err(Error::NotANumber) }
+        if !outcome.loss.is_finite() {
+            return Err(Error::NonFinite("loss"));
+        }
+        let mut numbers = self.pieces();
+        numbers.extend(self.gradient.rows.iter().map(Vec::as_slice));
+        if numbers.into_iter().all(is_finite) {
+            Ok(outcome.loss)
+        } else {
+            Err(Error::NonFinite("gradient"))
+        }
     }
 
     /// A hash of the bits that this machine computes for one lane: where it differs between two
@@ -295,6 +313,8 @@ impl Lanes {
                 out.extend(self.gradient.rows.iter().flatten());
                 Ok(hash(&[&out]))
             }
+            // It says nothing about this machine; the step that trains the lane reports it.
+            Err(Failure::NonFinite(_)) => Ok(NONFINITE_PROBE),
             Err(
                 Failure::Failed(error)
                 | Failure::Servers(error)

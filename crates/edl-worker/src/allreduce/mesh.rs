@@ -8,6 +8,8 @@ use edl_core::member::{Failure, Move};
 use edl_core::spec::JobSpec;
 use edl_net::mesh::Peer;
 
+use crate::progress::IsBlocked;
+
 pub(crate) use real::open_mesh;
 
 /// Links to the members of a world, used by one thread. Every call of a world ends at once when
@@ -22,7 +24,7 @@ pub(crate) trait Mesh: Send {
     /// How the members are linked, for people.
     fn transport(&self) -> String;
 
-    /// Tells everybody a few bytes, and hears theirs in the order of the members.
+    /// Sends a few bytes to all members, and returns theirs in the order of the members.
     fn exchange(&mut self, number: u64, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure>;
 
     /// Moves items between members, who all call it with the same list.
@@ -48,26 +50,19 @@ pub(crate) trait Mesh: Send {
     ) -> Result<(), Failure>;
 }
 
-/// Ends blocked calls of a mesh from another thread.
-pub(crate) trait Abort: Send + Sync {
-    /// Ends every call of worlds before `world`, now and later.
-    fn abort(&self, world: WorldId);
+/// Ends every call of worlds before this one, now and later, from any thread.
+pub(crate) type AbortMesh = Box<dyn Fn(WorldId) + Send + Sync>;
 
-    /// Ends every call, for good.
-    fn close(&self);
-}
-
-/// A mesh that listens, and what others must know of it.
+/// A mesh that listens, and how other workers reach it.
 pub(crate) struct Opened {
     pub(crate) mesh: Box<dyn Mesh>,
     pub(crate) address: String,
     pub(crate) unix_path: String,
-    pub(crate) abort: Box<dyn Abort>,
-    /// Names the members that a blocked call waits for; empty while none is.
-    pub(crate) waiting_for: Box<dyn Fn() -> String + Send + Sync>,
+    pub(crate) abort: AbortMesh,
+    pub(crate) is_blocked: IsBlocked,
 }
 
-/// Who opens a mesh.
+/// The worker that opens a mesh.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) run: RunId,

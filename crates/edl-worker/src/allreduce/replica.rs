@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use edl_core::applied::AppliedSet;
 use edl_core::batch::batch_of;
 use edl_core::id::{BatchId, PartitionId};
 use edl_core::layout::Layout;
@@ -46,7 +47,7 @@ pub(crate) enum Error {
         "partition {partition} does not hold exactly the first {step} steps; to start from a \
          checkpoint of another strategy, use --checkpoint_dir_for_init"
     )]
-    Torn { partition: PartitionId, step: u64 },
+    PartialStep { partition: PartitionId, step: u64 },
 }
 
 /// The parameters after some step.
@@ -147,16 +148,9 @@ impl Recipe {
             }
         }
         let step = partitions.first().map_or(0, Partition::updates);
-        let next = batch_of(step, self.n_batches);
-        for partition in &partitions {
-            let applied = partition.applied();
-            let mut open = (0..next.index).map(|index| BatchId { index, ..next });
-            let is_whole = applied.len() == step
-                && applied.epoch() == next.epoch
-                && open.all(|batch| applied.contains(batch));
-            if !is_whole {
-                return Err(Error::Torn { partition: partition.id(), step });
-            }
+        let applied = AppliedSet::of_first(step, self.n_batches);
+        if let Some(partial) = partitions.iter().find(|part| *part.applied() != applied) {
+            return Err(Error::PartialStep { partition: partial.id(), step });
         }
         let all = memory.numbers_mut();
         assert_eq!(all.len(), self.model.dense_len(), "memory of another model");
@@ -190,6 +184,13 @@ impl Replica {
         for partition in &mut self.partitions {
             partition.step(batch, all, gradient);
         }
+        self.step += 1;
+    }
+
+    /// Takes the next step without a gradient: the parameters stay as they are.
+    pub(crate) fn pass(&mut self) {
+        let batch = self.next_batch();
+        self.partitions.iter_mut().for_each(|partition| partition.pass(batch));
         self.step += 1;
     }
 
@@ -265,7 +266,7 @@ mod tests {
         let decode = |(partition, bytes): (u32, &Vec<u8>)| recipe.decode(partition, bytes).unwrap();
         let torn = || (0..).zip(&bytes).map(decode).collect::<Vec<_>>();
         let refused = recipe.assemble(torn(), memory(&recipe)).err().unwrap();
-        assert!(matches!(refused, Error::Torn { partition: PartitionId(1), step: 3 }));
+        assert!(matches!(refused, Error::PartialStep { partition: PartitionId(1), step: 3 }));
         let refused = recipe.assemble(torn().split_off(1), memory(&recipe)).err().unwrap();
         assert!(matches!(refused, Error::Missing(PartitionId(0))));
     }

@@ -1,81 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The training loop: passes events to the machine, and performs what it returns.
+//! The compute thread: performs what the machine decides, on the numbers that it is about.
 //!
-//! Nothing about the protocol is decided here. Activities block this thread; between two of them
-//! it takes everything from its inbox.
+//! Nothing about the protocol is decided here. Activities block this thread.
 
 mod activity;
-mod told;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
-use std::time::Instant;
+use std::sync::mpsc::Receiver;
 
 use edl_core::goodput;
 use edl_core::id::{LeaseId, WorldId};
-use edl_core::member::{Activity, Effect, Event, Member, Order, Place, Records};
-use edl_core::metric::{Measures, Metric};
+use edl_core::member::{Effect, Event, Order, Place};
+use edl_core::metric::Metric;
 use edl_core::optimizer::Clip;
-use edl_core::time::Time;
-use edl_core::worker::Finished;
 use edl_net::mesh::Peer;
-use edl_net::proto::worker_message::Kind;
-use tokio::sync::mpsc;
 
-use super::inbox::Inbox;
+use super::interrupt::Interrupt;
 use super::lanes::Lanes;
 use super::mesh::Mesh;
 use super::replica::{Recipe, Replica};
-use super::seat::Seat;
+use super::shell::{MemberShell, Task};
 use super::writer::Writer;
-use crate::compute::Died;
-use crate::feed::{Decoded, Read, Source};
+use crate::driver::{Driver, Shell};
+use crate::evaluate::Evaluation;
+use crate::feed::Decoded;
 use crate::progress::Progress;
 
 /// What the loop starts with.
 pub(super) struct Setup {
-    pub(super) member: Member,
-    /// The origin of the machine's time.
-    pub(super) origin: Instant,
+    pub(super) driver: Driver<MemberShell>,
     pub(super) lanes: Lanes,
     pub(super) recipe: Recipe,
     pub(super) clip: Option<Clip>,
     pub(super) log_loss_steps: u64,
     pub(super) metrics: Vec<Metric>,
     pub(super) mesh: Box<dyn Mesh>,
-    pub(super) inbox: Inbox,
-    pub(super) feed: Sender<(Place, Read)>,
     pub(super) writer: Writer,
-    pub(super) reports: mpsc::Sender<Kind>,
-    pub(super) seat: Arc<Seat>,
+    pub(super) interrupt: Arc<Interrupt>,
     pub(super) progress: Arc<Progress>,
 }
 
 /// The numbers that the machine's effects are about.
 pub(super) struct Run {
     setup: Setup,
-    /// What the machine has yet to be told.
-    answers: VecDeque<Event>,
-    todo: Option<Activity>,
-    is_cancelled: bool,
-    is_over: bool,
-    died: Option<Died>,
     replica: Option<Replica>,
     /// How the members of announced worlds are reached.
     peers: BTreeMap<WorldId, Vec<Peer>>,
-    /// Records that were requested; with what came, once it is there.
-    records: BTreeMap<Place, Option<Decoded>>,
-    shards: BTreeMap<LeaseId, Sums>,
+    records: BTreeMap<Place, Decoded>,
+    /// Of the shards in progress.
+    shards: BTreeMap<LeaseId, Evaluation>,
     /// Memory for the mean gradient and the loss.
     mean: Vec<f32>,
     made: activity::Made,
-}
-
-/// What was measured on a shard.
-struct Sums {
-    measures: Measures,
-    n_records: u64,
 }
 
 impl Run {
@@ -83,11 +60,6 @@ impl Run {
         Self {
             mean: vec![0.0; setup.lanes.len()],
             setup,
-            answers: VecDeque::new(),
-            todo: None,
-            is_cancelled: false,
-            is_over: false,
-            died: None,
             replica: None,
             peers: BTreeMap::new(),
             records: BTreeMap::new(),
@@ -96,128 +68,61 @@ impl Run {
         }
     }
 
-    /// Trains until the machine ends it.
-    pub(super) fn run(mut self) -> Result<(), Died> {
-        self.handle(Event::Tick);
-        while !self.is_over {
-            self.hear_all();
-            if let Some(died) = self.died.take() {
-                return Err(died);
-            }
-            match self.todo.take() {
-                Some(activity) => {
-                    let result = self.perform(activity);
-                    self.handle(Event::Ended(result));
-                }
-                None if self.is_over => break,
-                None => self.wait(),
+    /// Works until the machine ends, or until the session is gone.
+    pub(super) fn run(mut self, tasks: &Receiver<Task>) {
+        for task in tasks {
+            match task {
+                Task::Effect(Effect::End) => break,
+                Task::Effect(effect) => self.effect(effect),
+                Task::Records(place, records) => drop(self.records.insert(place, records)),
+                Task::Peers(world, peers) => drop(self.peers.insert(world, peers)),
+                Task::Spare(spare) => self.setup.writer.spare = spare,
             }
         }
         if let Some(replica) = &self.replica {
             self.setup.lanes.finish(replica.dense());
         }
-        Ok(())
-    }
-
-    /// Takes everything from the inbox.
-    fn hear_all(&mut self) {
-        while self.died.is_none()
-            && !self.is_over
-            && let Some(event) = self.setup.inbox.look()
-        {
-            self.hear(event);
-        }
-    }
-
-    fn wait(&mut self) {
-        let deadline = self.setup.member.next_deadline();
-        let limit = deadline.map(|at| at.since(self.now()));
-        match self.setup.inbox.wait(limit) {
-            Some(event) => self.hear(event),
-            None => self.handle(Event::Tick),
-        }
-    }
-
-    fn now(&self) -> Time {
-        Time::since_origin(self.setup.origin.elapsed())
-    }
-
-    /// Passes an event to the machine, and performs what it returns.
-    fn handle(&mut self, event: Event) {
-        self.answers.push_back(event);
-        while let Some(event) = self.answers.pop_front() {
-            let now = self.now();
-            let effects = self.setup.member.handle(event, now);
-            if cfg!(debug_assertions) {
-                self.setup.member.check_invariants();
-            }
-            self.publish();
-            effects.into_iter().for_each(|effect| self.effect(effect));
-        }
-    }
-
-    /// Shows the session how this worker stands.
-    fn publish(&self) {
-        let Setup { member, seat, progress, .. } = &self.setup;
-        seat.holds(member.claim());
-        let status = member.status();
-        progress.waiting(status.phase, status.waiting_for);
-        progress.spending.on(status.spends);
-        if let Some(step) = member.step() {
-            progress.at_step(step);
-        }
     }
 
     fn effect(&mut self, effect: Effect) {
         match effect {
-            Effect::Report(report) => self.report(report),
+            Effect::Start(activity) => {
+                let result = self.perform(activity);
+                self.setup.driver.handle(Event::Ended(result));
+            }
             Effect::Prepare(world) => {
                 let peers = self.peers.get(&world.id);
                 self.setup.mesh.prepare(peers.map_or(&[][..], Vec::as_slice));
             }
-            Effect::Read { place, records } => {
-                self.records.insert(place, None);
-                // A feeder that is gone says so by an event.
-                let _ = self.setup.feed.send((place, read(records)));
-            }
             Effect::Forget(place) => drop(self.records.remove(&place)),
             Effect::Finish(lease) => {
-                let sums = self.shards.remove(&lease).ok_or("the shard is gone".to_owned());
-                let finished = |Sums { measures, n_records }| Finished::Evaluation {
-                    measures: Box::new(measures),
-                    n_records,
-                };
-                self.answers.push_back(Event::Finished { lease, result: sums.map(finished) });
+                let evaluation = self.shards.remove(&lease);
+                let evaluation = evaluation.unwrap_or_else(|| Evaluation::new(&self.setup.metrics));
+                let result = Ok(evaluation.finish());
+                self.setup.driver.handle(Event::Finished { lease, result });
             }
             Effect::DropShard(lease) => drop(self.shards.remove(&lease)),
             Effect::Write(order) => self.write(order),
             Effect::DropState => self.replica = None,
             Effect::HangUp => self.setup.lanes.tables().hang_up(),
-            Effect::Waste(time) => self.setup.progress.spending.waste(time),
-            Effect::Start(activity) => {
-                self.is_cancelled = false;
-                self.todo = Some(activity);
-            }
-            Effect::Cancel => self.is_cancelled = true,
-            Effect::End => self.is_over = true,
+            Effect::Report(_)
+            | Effect::Read { .. }
+            | Effect::Waste(_)
+            | Effect::Cancel(_)
+            | Effect::End
+            | Effect::ExitNow => unreachable!("performed by the shell"),
         }
     }
 
     fn write(&mut self, order: Order) {
         let Some(replica) = &self.replica else { return };
-        let spending = &self.setup.progress.spending;
-        spending.on(goodput::Kind::Checkpoint);
-        let cut = order.cut;
-        if let Err(error) = self.setup.writer.write(order, replica) {
-            self.answers.push_back(Event::Written { cut, result: Err(error) });
+        let (driver, spending) = (&self.setup.driver, &self.setup.progress.spending);
+        let checkpoint = order.checkpoint;
+        driver.with(|_| spending.on(goodput::TimeKind::Checkpoint));
+        let written = self.setup.writer.write(order, replica);
+        driver.with(|shell| spending.on(shell.activity().spends));
+        if let Err(error) = written {
+            driver.handle(Event::Written { checkpoint, result: Err(error) });
         }
-        spending.on(self.setup.member.status().spends);
-    }
-}
-
-fn read(records: Records) -> Read {
-    match records {
-        Records::Lane(batch, lane) => Read::Lane(batch, lane),
-        Records::Validation(range) => Read::Range(Source::Validation, range),
     }
 }

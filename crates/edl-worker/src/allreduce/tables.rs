@@ -2,26 +2,25 @@
 //! Embedding tables, which servers hold while workers hold the rest.
 //!
 //! A lane's rows are read as they are after the step that the worker holds, and its row gradients
-//! go to the servers before the worker takes part in the sum of the dense ones. So whoever has
-//! that sum knows that every server has the whole step.
+//! go to the servers before the worker takes part in the sum of the dense ones. So a worker that
+//! has that sum knows that every server has the whole step.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use edl_core::activity::WaitingFor;
 use edl_core::id::BatchId;
 use edl_core::member::Failure;
 use edl_net::data::{Route, Versions};
 use edl_tensor::batch::Batch;
 use edl_tensor::model::{Gradient, Model};
 use edl_tensor::push::Lane;
-use edl_tensor::unique::Unique;
 use tracing::info;
 
-use super::seat::Seat;
+use super::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::servers::{Dial, Error, Line, Pull, Push, Servers};
-
-const PHASE: &str = "exchanging rows";
+use crate::train::Lookups;
 
 /// Fills in the first rows of some ids of a table.
 pub(super) type FirstRows<'a> = &'a dyn Fn(usize, &[u64], &mut Vec<f32>);
@@ -33,9 +32,9 @@ pub(super) struct Tables {
     /// None under pure AllReduce, which has no tables.
     dial: Option<Box<dyn Dial>>,
     line: Option<Open>,
-    seat: Arc<Seat>,
+    interrupt: Arc<Interrupt>,
     progress: Arc<Progress>,
-    lookups: Vec<Unique>,
+    lookups: Lookups,
     pull: Pull,
     /// One row per id that the model looked up.
     pub(super) rows: Vec<Vec<f32>>,
@@ -52,7 +51,7 @@ impl Tables {
     pub(super) fn new(
         dims: Vec<usize>,
         dial: Option<Box<dyn Dial>>,
-        seat: Arc<Seat>,
+        interrupt: Arc<Interrupt>,
         progress: Arc<Progress>,
     ) -> Self {
         let n = dims.len();
@@ -61,9 +60,9 @@ impl Tables {
             dims,
             dial,
             line: None,
-            seat,
+            interrupt,
             progress,
-            lookups: vec![Unique::new(); n],
+            lookups: Lookups::default(),
             pull,
             rows: vec![Vec::new(); n],
         }
@@ -83,7 +82,7 @@ impl Tables {
         let Line { servers, abort } = dial.dial(&route).map_err(failure)?;
         info!(generation = %route.generation, servers = route.servers.len(), "servers connected");
         // From here on every wait ends when the session has something more important.
-        self.seat.waits_on(abort);
+        self.interrupt.set_servers(abort);
         self.line = Some(Open { route, servers, n_unanswered: 0 });
         Ok(())
     }
@@ -105,10 +104,9 @@ impl Tables {
         }
         self.look_up(model, batch)?;
         self.pull.step = Some(step);
-        self.progress.waiting(PHASE, "parameter servers");
         let open = self.line.as_mut().ok_or_else(|| Failure::Servers("not connected".into()))?;
-        open.servers.pull(&mut self.pull).map_err(failure)?;
-        self.progress.busy("training");
+        let pull = || open.servers.pull(&mut self.pull);
+        self.progress.while_waiting(WaitingFor::Servers, pull).map_err(failure)?;
         self.expand();
         Ok(())
     }
@@ -129,33 +127,19 @@ impl Tables {
     }
 
     fn look_up(&mut self, model: &dyn Model, batch: &Batch) -> Result<(), Failure> {
-        let looked_up = model.lookups(batch).map_err(|error| Failure::Failed(error.to_string()))?;
-        if looked_up.len() != self.dims.len() {
-            let (named, tables) = (looked_up.len(), self.dims.len());
-            let problem = format!("the model looks up IDs in {named} tables but has {tables}");
-            return Err(Failure::Failed(problem));
-        }
-        for (table, looked_up) in looked_up.iter().enumerate() {
-            let unique = &mut self.lookups[table];
-            unique.set(looked_up);
-            let ids = &mut self.pull.ids[table];
-            ids.clear();
-            ids.extend_from_slice(unique.ids());
-            self.pull.rows[table].resize(ids.len() * self.dims[table], 0.0);
-        }
-        Ok(())
+        let Pull { ids, rows, .. } = &mut self.pull;
+        let found = self.lookups.set((model, batch), &self.dims, ids, rows);
+        found.map_err(|error| Failure::Failed(error.to_string()))
     }
 
     fn expand(&mut self) {
-        for (table, unique) in self.lookups.iter().enumerate() {
-            unique.expand(self.dims[table], &self.pull.rows[table], &mut self.rows[table]);
-        }
+        self.lookups.expand(&self.dims, &self.pull.rows, &mut self.rows);
     }
 
     /// Adds up the row gradients of equal ids, in place.
     pub(super) fn sum(&self, gradient: &mut Gradient, spare: &mut Vec<f32>) {
-        for (table, unique) in self.lookups.iter().enumerate() {
-            unique.sum(self.dims[table], &gradient.rows[table], spare);
+        for (table, dim) in self.dims.iter().enumerate() {
+            self.lookups.sum(table, *dim, &gradient.rows[table], spare);
             std::mem::swap(&mut gradient.rows[table], spare);
         }
     }
@@ -177,7 +161,7 @@ impl Tables {
         sent
     }
 
-    /// Says that a lane has no records in this step: the servers wait for every lane.
+    /// Reports that a lane has no records in this step: the servers wait for every lane.
     pub(super) fn push_nothing(&mut self, batch: BatchId, lane: Lane) -> Result<(), Failure> {
         if self.is_empty() {
             return Ok(());
@@ -211,6 +195,6 @@ impl Tables {
 fn failure(error: Error) -> Failure {
     match error {
         Error::Lost(error) => Failure::Servers(error),
-        Error::Torn(error) => Failure::OtherStep(error),
+        Error::StepMismatch(error) => Failure::OtherStep(error),
     }
 }

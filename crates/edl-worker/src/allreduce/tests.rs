@@ -5,12 +5,11 @@ pub(crate) mod hub;
 mod stage;
 pub(crate) mod toy;
 
-use edl_core::metric::Measures;
 use edl_core::spec::{AllreduceDtype, JobSpec};
 use edl_net::mesh::{self, Transport};
 use edl_net::proto::{self, worker_message::Kind};
 
-use crate::compute;
+use edl_core::member::Event;
 use hub::Phase;
 use stage::{Named, Stage, Weights, spec};
 use toy::{ABYSS, CORRUPT, POISON, ToyModel};
@@ -96,15 +95,14 @@ fn members_linked_as_in_real_jobs_yield_the_same_bits() {
     stage.transport = Some(Transport::SharedMemory);
     (0..4).for_each(|worker| stage.start(worker));
     let members = &[0, 1, 2];
-    let formed = stage.form(Named { members, until: 3, load: Some(""), ..Named::default() });
-    assert_eq!(formed[0].transport, "shared memory");
+    stage.form(Named { members, until: 3, load: Some(""), ..Named::default() });
     stage.stepped(members, 3);
     // One joins and one leaves at a boundary; later one is gone at once.
     let members = &[0, 2, 3];
     let (void, left_out, after) = (&[3], &[1], Some(5));
     let named = Named { members, void, left_out, after, until: 7, ..Named::default() };
     let world = stage.name(named);
-    stage.tell(1, compute::Event::Leave);
+    stage.tell(1, Event::Leave);
     (0..3).for_each(|worker| stage.go_on(worker, 1, 5));
     members.iter().for_each(|worker| assert_eq!(stage.formed(*worker, world).step, 5));
     stage.ended(1).unwrap();
@@ -147,9 +145,9 @@ fn every_worker_computes_the_same_probe() {
     let mut stage = Stage::new(spec(), N_RECORDS);
     stage.start(0);
     stage.start(1);
-    assert_eq!(stage.peer(0).probe, stage.peer(1).probe);
-    assert_ne!(stage.peer(0).probe, 0);
-    assert_eq!((stage.peer(0).world, stage.peer(0).step), (0, 0));
+    assert_eq!(stage.probe(0), stage.probe(1));
+    assert_ne!(stage.probe(0), 0);
+    assert_eq!(stage.claim(0), (0, 0));
 }
 
 #[test]
@@ -194,7 +192,7 @@ fn a_member_that_is_one_step_ahead_hands_its_state_over() {
     // Worker 0 has the step and finds out at the next one; worker 1 does not have it.
     assert_eq!(stage.lost(1).suspect, 2);
     assert_eq!(stage.lost(0).suspect, 2);
-    assert_eq!((stage.peer(0).step, stage.peer(1).step), (6, 5));
+    assert_eq!((stage.claim(0).1, stage.claim(1).1), (6, 5));
     let formed = stage.form(Named { members: &[0, 1], until: END, ..Named::default() });
     assert_eq!((formed[0].step, formed[1].step), (6, 6));
     assert!(formed[0].state_bytes == 0 && formed[1].state_bytes > 0);
@@ -244,13 +242,13 @@ fn a_void_state_is_dropped() {
     stage.stepped(&[0, 1], 4);
     stage.form(Named { members: &[0], left_out: &[1], until: 6, ..Named::default() });
     stage.stepped(&[0], 6);
-    assert_eq!((stage.peer(1).world, stage.peer(1).step), (1, 4));
+    assert_eq!(stage.claim(1), (1, 4));
     let members = &[0, 1];
     let formed = stage.form(Named { members, void: &[1], until: END, ..Named::default() });
     assert_eq!((formed[1].step, formed[1].state_bytes > 0), (6, true));
     stage.stepped(members, END);
     assert!(stage.weights(members, END) == reference(spec(), N_RECORDS));
-    assert_eq!((stage.peer(1).world, stage.peer(1).step), (3, END));
+    assert_eq!(stage.claim(1), (3, END));
 }
 
 /// Both lost the master at once. The one that comes back first trains alone; the other one, which
@@ -284,10 +282,10 @@ fn a_member_of_a_world_that_was_replaced_unheard_does_not_wait_for_its_steps() {
 fn training_goes_no_further_than_granted() {
     let mut stage = stage(&[0, 1], 2);
     stage.stepped(&[0, 1], 2);
-    assert_eq!((stage.peer(0).step, stage.peer(1).step), (2, 2));
+    assert_eq!((stage.claim(0).1, stage.claim(1).1), (2, 2));
     stage.go(&[0, 1], 4);
     stage.stepped(&[0, 1], 4);
-    assert_eq!((stage.peer(0).step, stage.peer(1).step), (4, 4));
+    assert_eq!((stage.claim(0).1, stage.claim(1).1), (4, 4));
 }
 
 #[test]
@@ -295,7 +293,7 @@ fn a_cut_is_taken_at_its_step_while_training_goes_on() {
     let members = &[0, 1];
     let mut stage = stage(members, 2);
     stage.stepped(members, 2);
-    let folder = stage.cut(members, 5);
+    let folder = stage.checkpoint(members, 5);
     stage.go(members, END);
     let weights = stage.written(members, &folder);
     stage.stepped(members, END);
@@ -308,9 +306,10 @@ fn a_cut_is_taken_at_its_step_while_training_goes_on() {
 fn a_cut_that_comes_too_late_is_refused() {
     let mut stage = stage(&[0], 3);
     stage.stepped(&[0], 3);
-    stage.cut(&[0], 2);
-    let error = stage
-        .find(0, |kind| if let Kind::CutFailed(failed) = kind { Some(failed.error) } else { None });
+    stage.checkpoint(&[0], 2);
+    let error = stage.find(0, |kind| {
+        if let Kind::CheckpointFailed(failed) = kind { Some(failed.error) } else { None }
+    });
     assert_eq!(error, "step 2 has passed: this worker is at step 3");
 }
 
@@ -318,7 +317,7 @@ fn a_cut_that_comes_too_late_is_refused() {
 fn training_goes_on_from_a_checkpoint() {
     let mut first = stage(&[0, 1], 7);
     first.stepped(&[0, 1], 7);
-    let folder = first.cut(&[0, 1], 7);
+    let folder = first.checkpoint(&[0, 1], 7);
     first.written(&[0, 1], &folder);
     commit(&folder, 5);
     let mut second = Stage::new(spec(), N_RECORDS);
@@ -333,7 +332,7 @@ fn training_goes_on_from_a_checkpoint() {
 
 /// Makes the files in a folder a complete checkpoint, as the master does.
 fn commit(folder: &str, n_partitions: u32) {
-    use edl_core::id::{CutId, Generation, PartitionId, Term};
+    use edl_core::id::{CheckpointId, Generation, PartitionId, Term};
     use edl_core::optimizer;
     use edl_tensor::checkpoint::{FileEntry, Manifest, commit_manifest, file_name};
     use edl_tensor::model::Model;
@@ -348,15 +347,16 @@ fn commit(folder: &str, n_partitions: u32) {
             name,
             bytes: bytes.len() as u64,
             checksum: checksum.iter().map(|byte| format!("{byte:02x}")).collect(),
-            updates: snapshot.updates(),
+            updates: snapshot.header.updates,
         }
     };
     let model = ToyModel::new().spec().clone();
     let manifest = Manifest {
         format: edl_tensor::checkpoint::FORMAT,
         version: 7,
+        exact: None,
         generation: Generation(1),
-        cut: CutId(1),
+        checkpoint: CheckpointId(1),
         term: Term(1),
         run: "00".repeat(16),
         job: "toy".into(),
@@ -368,6 +368,7 @@ fn commit(folder: &str, n_partitions: u32) {
         fingerprint: String::new(),
         files: (0..n_partitions).map(file).collect(),
         metrics: std::collections::BTreeMap::new(),
+        skipped: Default::default(),
     };
     commit_manifest(folder, &manifest).unwrap();
 }
@@ -404,8 +405,8 @@ fn shards_are_measured_at_their_step_while_everybody_waits() {
                 let done = stage.find(worker, |kind| {
                     if let Kind::EvalDone(done) = kind { Some(done) } else { None }
                 });
-                assert_eq!((done.n_records, done.generation), (7, 1));
-                let measured: Measures = serde_json::from_str(&done.measures_json).unwrap();
+                assert_eq!(done.generation, 1);
+                let measured = edl_net::convert::master::measures(done.measures).unwrap();
                 measures.push((done.shard, measured));
             }
             stage.go(members, END);
@@ -430,9 +431,9 @@ fn a_shard_of_a_step_that_is_over_is_given_back() {
 #[test]
 fn a_member_that_leaves_trains_to_the_boundary_and_ends_well() {
     let mut stage = stage(&[0, 1, 2], 3);
-    stage.tell(1, compute::Event::Leave);
+    stage.tell(1, Event::Leave);
     stage.stepped(&[0, 1, 2], 3);
-    let folder = stage.cut(&[0, 1, 2], 6);
+    let folder = stage.checkpoint(&[0, 1, 2], 6);
     let members = &[0, 2];
     let named = Named { members, left_out: &[1], after: Some(6), until: END, ..Named::default() };
     let world = stage.name(named);
@@ -452,7 +453,7 @@ fn a_member_that_leaves_trains_to_the_boundary_and_ends_well() {
 fn a_worker_that_is_in_no_world_leaves_at_once() {
     let mut stage = Stage::new(spec(), N_RECORDS);
     stage.start(0);
-    stage.tell(0, compute::Event::Leave);
+    stage.tell(0, Event::Leave);
     stage.ended(0).unwrap();
 }
 
@@ -485,17 +486,24 @@ fn bad_record(bad: u64) -> String {
     let members = &[0, 1];
     stage.form(Named { members, until: END, load: Some(""), ..Named::default() });
     // The second step's records are 8 to 16; lane 1 is worker 0's and has 10 and 11.
-    let failed =
-        stage.find(0, |kind| if let Kind::StepFailed(failed) = kind { Some(failed) } else { None });
-    assert_eq!((failed.world, failed.step), (1, 1));
-    failed.error
+    let (place, error) = stage.find(0, |kind| {
+        if let Kind::StepFailed(proto::StepFailed { world, step, error }) = kind {
+            return Some(((world, step), error));
+        }
+        let Kind::StepNonFinite(proto::StepNonFinite { world, step, error }) = kind else {
+            return None;
+        };
+        Some(((world, step), error))
+    });
+    assert_eq!(place, (1, 1));
+    error
 }
 
 #[test]
 fn records_that_cannot_be_trained_are_named() {
     let place = "(batch 0/1, lane 1: 2 records starting at toy file, record 10)";
     assert_eq!(bad_record(POISON), format!("record {POISON}: poison {place}"));
-    assert_eq!(bad_record(ABYSS), format!("the loss is not a number {place}"));
+    assert_eq!(bad_record(ABYSS), format!("the loss is not finite {place}"));
     assert_eq!(bad_record(CORRUPT), format!("toy file, record {CORRUPT} is corrupt"));
 }
 
@@ -515,5 +523,6 @@ fn a_model_with_tables_is_refused() {
     let mut stage = Stage::new(spec(), N_RECORDS);
     stage.launch(0, ToyModel::with_table());
     let error = stage.ended(0).unwrap_err().to_string();
-    assert!(error.starts_with("model `toy` has embedding tables"), "{error}");
+    let expected = "cannot build the model: model `toy` has embedding tables";
+    assert!(error.starts_with(expected), "{error}");
 }

@@ -2,79 +2,52 @@
 //! Writes this worker's files of a checkpoint while training continues: the pause is one copy.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use edl_core::id::CutId;
-use edl_core::job::CutFile;
-use edl_core::member::Order;
-use edl_tensor::checkpoint::{self, FileEntry, Snapshot};
+use edl_core::job::CheckpointFile;
+use edl_core::member::{Event, Order};
+use edl_tensor::checkpoint::{self, Snapshot};
 
-use super::Event;
 use super::replica::Replica;
+use super::shell::{MemberShell, Task};
 use crate::chain;
-use crate::compute;
+use crate::driver::Driver;
 
 /// The thread that writes.
 pub(super) struct Writer {
-    jobs: Sender<(Order, Vec<Snapshot>)>,
+    orders: Sender<(Order, Vec<Snapshot>)>,
     /// The memory of the last copies, once they are written.
-    spare: Vec<Snapshot>,
-}
-
-/// How the files of a checkpoint were written.
-pub(crate) struct Written {
-    pub(super) cut: CutId,
-    pub(super) result: Result<Vec<CutFile>, String>,
-    spare: Vec<Snapshot>,
+    pub(super) spare: Vec<Snapshot>,
 }
 
 impl Writer {
-    pub(super) fn start(events: Sender<compute::Event>) -> std::io::Result<Self> {
-        let (jobs, asked) = channel();
-        let body = move || run(&asked, &events);
+    pub(super) fn start(driver: Driver<MemberShell>) -> std::io::Result<Self> {
+        let (orders, queue) = channel();
+        let body = move || run(&queue, &driver);
         thread::Builder::new().name("checkpoint".into()).spawn(body)?;
-        Ok(Self { jobs, spare: Vec::new() })
+        Ok(Self { orders, spare: Vec::new() })
     }
 
-    /// Copies what `order` names and lets it be written; fails if there is no thread any more.
+    /// Copies the partitions of `order` and has them written. Fails if the thread has exited.
     pub(super) fn write(&mut self, order: Order, replica: &Replica) -> Result<(), String> {
         let mut snapshots = std::mem::take(&mut self.spare);
         replica.snapshot_into(order.partitions.clone(), &mut snapshots);
-        let sent = self.jobs.send((order, snapshots));
+        let sent = self.orders.send((order, snapshots));
         sent.map_err(|_| "the checkpoint thread has exited".into())
     }
-
-    /// Takes the memory of the copies back.
-    pub(super) fn written(&mut self, written: Written) -> (CutId, Result<Vec<CutFile>, String>) {
-        self.spare = written.spare;
-        (written.cut, written.result)
-    }
 }
 
-fn run(asked: &Receiver<(Order, Vec<Snapshot>)>, events: &Sender<compute::Event>) {
-    for (order, spare) in asked {
-        let files = || write(order.folder.as_ref(), &spare).map_err(|error| chain(&error));
-        let result = catch_unwind(AssertUnwindSafe(files));
-        let result = result.unwrap_or_else(|_| Err("the checkpoint thread panicked".into()));
-        let written = Event::Written(Written { cut: order.cut, result, spare });
-        // A compute thread that is gone needs no answer.
-        let _ = events.send(compute::Event::AllReduce(Box::new(written)));
-    }
-}
-
-fn write(folder: &Path, snapshots: &[Snapshot]) -> Result<Vec<CutFile>, checkpoint::Error> {
-    let written = snapshots.iter().map(|snapshot| checkpoint::write_file(folder, snapshot));
-    written.map(|file| file.map(entry)).collect()
-}
-
-fn entry(file: FileEntry) -> CutFile {
-    CutFile {
-        partition: file.partition.0,
-        name: file.name,
-        bytes: file.bytes,
-        checksum: file.checksum,
-        updates: file.updates,
+fn run(orders: &Receiver<(Order, Vec<Snapshot>)>, driver: &Driver<MemberShell>) {
+    for (order, snapshots) in orders {
+        let write = |snapshot| checkpoint::write_file(order.folder.as_ref(), snapshot);
+        let files = || snapshots.iter().map(write).map(|file| file.map(CheckpointFile::from));
+        let result = catch_unwind(AssertUnwindSafe(|| files().collect::<Result<_, _>>()));
+        let result = match result {
+            Ok(written) => written.map_err(|error| chain(&error)),
+            Err(_) => Err("the checkpoint thread panicked".into()),
+        };
+        let event = Event::Written { checkpoint: order.checkpoint, result };
+        driver.handle_data(Task::Spare(snapshots), event);
     }
 }

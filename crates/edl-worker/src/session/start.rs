@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From the first welcome to a running worker: the job as the master tells it, and the threads.
+//! From the first welcome to a running worker: its machine and its threads.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,29 +10,30 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use edl_core::id::{Incarnation, RunId};
+use edl_core::job_dir::JobDir;
+use edl_core::member;
 use edl_core::model::ModelSpec;
 use edl_core::rng;
 use edl_core::spec::{JobSpec, JobType, Mode};
 use edl_core::worker::{self, Item, Worker};
 use edl_net::control::Job;
-use edl_net::proto::worker_message::Kind;
 use edl_tensor::first_values;
-use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::Error;
-use crate::allreduce::{self, Identity, OpenMesh, Seat};
-use crate::compute::{Compute, Event, Numbers, Task};
-use crate::driver::{Channels, Driver, Output};
+use crate::allreduce::{self, Identity, MemberShell, OpenMesh};
+use crate::compute::{Compute, Numbers, Task};
+use crate::driver::{self, Driver, Output, Shell};
 use crate::feed::{self, Counts, Feeder, OpenRecords, Read, Source};
-use crate::link::{Ask, Link, News};
+use crate::link::{Ask, Link};
 use crate::progress::Progress;
+use crate::ps_worker::PsWorker;
 use crate::servers::{Dial, PsDial};
 use crate::train::Trainer;
 use crate::{Config, OpenModel, chain};
 
-/// As much as a main thread has, and more: a model's own code may go deep. Untouched, it costs
-/// nothing.
+/// More than a main thread has: a model's own code may need it. Unused stack costs nothing.
 const STACK: usize = 64 << 20;
 
 /// Makes what connects to the servers of one run.
@@ -46,13 +48,6 @@ pub(crate) struct Edges {
     pub(crate) limits: Limits,
 }
 
-/// What the session and the compute thread both look at.
-#[derive(Clone)]
-pub(super) struct Shared {
-    pub(super) progress: Arc<Progress>,
-    pub(super) seat: Arc<Seat>,
-}
-
 /// How long a worker waits for others. What concerns its end fits into the two seconds that a
 /// stopped process has.
 #[derive(Clone, Copy, Debug)]
@@ -63,8 +58,7 @@ pub(crate) struct Limits {
     pub(crate) finish: Duration,
     /// Until the servers have answered the last gradients.
     pub(crate) last_answers: Duration,
-    /// AllReduce: until the master has named a world without this worker, whose lanes others
-    /// take over then.
+    /// AllReduce: until the master has announced a world without this worker.
     pub(crate) hand_over: Duration,
     /// Until the last messages have reached the master.
     pub(crate) flush: Duration,
@@ -82,19 +76,10 @@ impl Default for Limits {
     }
 }
 
-/// The compute thread's ends of the channels to the session.
+/// The worker's ends of the channels to the session.
 pub(super) struct Ends {
-    /// Of a worker with parameter servers.
     pub(super) outputs: UnboundedSender<Output>,
-    /// Of a member of a world.
-    pub(super) reports: mpsc::Sender<Kind>,
     pub(super) end: oneshot::Sender<Ended>,
-}
-
-/// How the session reaches the compute thread.
-pub(super) enum Commands {
-    Servers(Driver),
-    Member(Sender<Event>),
 }
 
 /// How the compute thread ended.
@@ -103,13 +88,14 @@ pub(super) type Ended = Result<(), Error>;
 impl Edges {
     pub(crate) fn real(config: &Config, open_model: OpenModel) -> Self {
         let key = config.key.clone();
+        let indexes = JobDir::new(&config.job_dir).indexes();
         Self {
             open_model,
-            open_records: Box::new(feed::open_records),
+            open_records: Box::new(move |spec| feed::open_records(spec, indexes)),
             open_dial: Box::new(|run, spec, model| {
                 let layout = spec.layout(model.dense_len());
                 let is_bounded = matches!(spec.mode(), Mode::Bounded { .. });
-                let patience = spec.task_timeout();
+                let patience = spec.round_timeout();
                 Box::new(PsDial { key, run, layout, model, patience, is_bounded })
             }),
             open_mesh: allreduce::open_mesh(config),
@@ -119,88 +105,85 @@ impl Edges {
 }
 
 /// Starts the compute thread, which starts the others when it has the model.
-pub(super) fn threads(
+pub(super) fn worker(
     edges: Edges,
     ends: Ends,
     (job, counts): (Job, Counts),
     (config, incarnation): (&Config, Incarnation),
-    shared: Shared,
-) -> Result<Commands, Error> {
-    shared.progress.busy("building the model");
-    let job_dir = config.job_dir.clone();
-    let Ends { outputs, reports, end } = ends;
+    progress: Arc<Progress>,
+) -> Result<Box<dyn driver::Worker>, Error> {
+    let Ends { outputs, end } = ends;
+    let Limits { finish, last_answers, hand_over, .. } = edges.limits;
+    let start = Start { edges, job, counts, job_dir: config.job_dir.clone() };
     // A panic drops the other half of `end`, which has the same meaning.
-    if job.spec.is_allreduce() {
-        let identity = Identity { run: job.run, worker: config.worker, incarnation };
-        let (events, heard) = channel();
-        let birth = Birth { edges, job, counts, shared, job_dir };
-        let commands = Commands::Member(events.clone());
-        let body = move || drop(end.send(birth.all_reduce(identity, events, heard, reports)));
-        return spawn("compute", body).map(|()| commands);
+    if start.job.spec.step_lanes().is_some() {
+        let identity = Identity { run: start.job.run, worker: config.worker, incarnation };
+        let limits = member::Limits { finish, hand_over };
+        let worker = (config.worker, incarnation);
+        let machine = member::Config::new(&start.job.spec, counts.training, worker, limits);
+        let (driver, queues) = Driver::of_member(machine, outputs, &progress);
+        let ours = driver.clone();
+        let body = move || start.all_reduce(identity, driver, queues, progress);
+        spawn("compute", move || drop(end.send(body())))?;
+        return Ok(Box::new(ours));
     }
     let (compute, tasks) = channel();
     let (feed, reads) = channel();
-    let (link, asks) = channel();
-    let Limits { finish, last_answers, .. } = edges.limits;
+    let (link, requests) = channel();
     let limits = worker::Limits { finish, last_answers };
-    let machine = Worker::new(worker::Config::new(&job.spec, counts.training, limits));
-    let channels = Channels { session: outputs, compute, feed, link: link.clone() };
-    let driver = Driver::new(machine, channels, Arc::clone(&shared.progress));
-    let commands = Commands::Servers(driver.clone());
-    let birth = Birth { edges, job, counts, shared, job_dir };
-    let queues = Queues { driver, tasks, reads, link, asks };
-    let body = move || drop(end.send(birth.compute(queues)));
-    spawn("compute", body).map(|()| commands)
+    let machine = Worker::new(worker::Config::new(&start.job.spec, counts.training, limits));
+    let shell =
+        PsWorker { machine, compute, feed, link: link.clone(), abort: None, gradient: None };
+    let driver = Driver::new(shell, outputs, progress);
+    let ours = driver.clone();
+    let queues = Queues { driver, tasks, reads, link, requests };
+    spawn("compute", move || drop(end.send(start.compute(queues))))?;
+    Ok(Box::new(ours))
 }
 
 /// A compute thread that is about to start.
-struct Birth {
+struct Start {
     edges: Edges,
     job: Job,
     counts: Counts,
-    shared: Shared,
     job_dir: PathBuf,
 }
 
 /// What the threads of a worker with parameter servers read from.
 struct Queues {
-    driver: Driver,
+    driver: Driver<PsWorker>,
     tasks: Receiver<Task>,
     reads: Receiver<(Item, Read)>,
     link: Sender<(u64, Ask)>,
-    asks: Receiver<(u64, Ask)>,
+    requests: Receiver<(u64, Ask)>,
 }
 
-impl Birth {
+impl Start {
     /// Works with parameter servers.
     fn compute(self, queues: Queues) -> Result<(), Error> {
-        let Self { edges, job, counts, job_dir, .. } = self;
-        let Queues { driver, tasks, reads, link, asks } = queues;
+        let Self { edges, job, counts, job_dir } = self;
+        let Queues { driver, tasks, reads, link, requests } = queues;
         let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
         let model_spec = model.spec().clone();
         model_spec.check().map_err(Error::Model)?;
         first_values::offer(&job_dir, &*model).map_err(|error| Error::Model(chain(&error)))?;
-        driver.tell(worker::Event::Built(Box::new(model_spec.clone())));
+        driver.handle(worker::Event::Built(Box::new(model_spec.clone())));
 
         let feeder = feeder(edges.open_records, &job.spec, counts, &model_spec);
         let to = driver.clone();
         let decoded = move |item, result| match result {
             Ok(decoded) => {
                 let event = worker::Event::Decoded { item, result: Ok(()) };
-                to.tell_with(Task::Records(item, decoded), event);
+                to.handle_data(Task::Records(item, decoded), event);
             }
-            Err(error) => to.tell(worker::Event::Decoded { item, result: Err(error) }),
+            Err(error) => to.handle(worker::Event::Decoded { item, result: Err(error) }),
         };
-        let panicked = |name| {
-            let driver = driver.clone();
-            move || driver.died(name)
-        };
-        spawn_for("feed", move || feeder.run(&reads, decoded), panicked("feed"))?;
+        spawn_for("feed", move || feeder.run(&reads, decoded), driver.clone())?;
 
         let dial = (edges.open_dial)(job.run, &job.spec, model_spec.clone());
         let to = driver.clone();
-        let news = move |connection, news| pass_on(&to, connection, news);
-        spawn_for("link", move || Link::new(dial, asks, news).run(), panicked("link"))?;
+        let news = move |connection, news| to.news(connection, news);
+        spawn_for("link", move || Link::new(dial, requests, news).run(), driver.clone())?;
 
         Compute {
             trainer: Trainer::new(model, &job.spec),
@@ -220,46 +203,36 @@ impl Birth {
     fn all_reduce(
         self,
         identity: Identity,
-        events: Sender<Event>,
-        heard: Receiver<Event>,
-        reports: mpsc::Sender<Kind>,
+        driver: Driver<MemberShell>,
+        queues: allreduce::Queues,
+        progress: Arc<Progress>,
     ) -> Result<(), Error> {
-        let Self { edges, job, counts, shared, job_dir } = self;
+        let allreduce::Queues { tasks, reads, interrupt } = queues;
+        let Self { edges, job, counts, job_dir } = self;
         let model = (edges.open_model)(&job.spec).map_err(Error::Model)?;
         let feeder = feeder(edges.open_records, &job.spec, counts, model.spec());
-        let plan = feeder.plan.clone();
-        let (feed, reads) = channel();
-        let (to, died) = (events.clone(), events.clone());
-        let decoded = move |place, records| {
-            let decoded = allreduce::Event::Decoded(place, records);
-            drop(to.send(Event::AllReduce(Box::new(decoded))));
-        };
-        let panicked = move || drop(died.send(Event::Died("feed")));
-        spawn_for("feed", move || feeder.run(&reads, decoded), panicked)?;
         let dial = || (edges.open_dial)(job.run, &job.spec, model.spec().clone());
-        let dial = job.spec.is_hybrid().then(dial);
+        let dial = (job.spec.n_servers() > 0).then(dial);
+        let (open_mesh, to) = (edges.open_mesh, driver.clone());
+        let start_feed = move |feeder: Feeder| {
+            let (to, panicked) = (to.clone(), to);
+            let decoded = move |place, records| to.decoded(place, records);
+            spawn_for("feed", move || feeder.run(&reads, decoded), panicked)
+        };
+        let spec = &job.spec;
         let start = allreduce::Start {
             identity,
-            spec: &job.spec,
-            plan,
+            spec,
             model,
             dial,
             job_dir,
-            open_mesh: edges.open_mesh,
-            events: heard,
-            tell: events,
-            feed,
-            reports,
-            seat: shared.seat,
-            progress: shared.progress,
+            open_mesh,
+            driver,
+            tasks,
+            interrupt,
+            progress,
         };
-        allreduce::run(start).map_err(|error| match error {
-            allreduce::Error::Unfit(why) => Error::Model(why),
-            error @ (allreduce::Error::Died(_)
-            | allreduce::Error::Mesh(_)
-            | allreduce::Error::Probe(_)
-            | allreduce::Error::Thread(_)) => Error::Died(error.to_string()),
-        })
+        allreduce::run(start, feeder, start_feed)
     }
 }
 
@@ -278,36 +251,21 @@ fn feeder(
         },
         counts,
         plan: spec.plan(counts.training),
-        n_lanes: if spec.is_allreduce() { spec.n_lanes() } else { 1 },
+        n_lanes: spec.step_lanes().unwrap_or(1),
         fields: model.inputs.clone(),
+        opened: BTreeMap::new(),
     }
 }
 
-/// Passes news of the servers to the machine.
-fn pass_on(driver: &Driver, connection: u64, news: News) {
-    match news {
-        News::Connected(abort) => driver.connected(connection, abort),
-        News::Pulled(item, pull, versions) => driver.tell_with(
-            Task::Parameters { connection, item, pull, versions },
-            worker::Event::Pulled { connection, item },
-        ),
-        News::Sent(push) => driver.sent(push),
-        News::Acknowledged { batch, generation } => {
-            driver.tell(worker::Event::Acknowledged { connection, batch, generation });
-        }
-        News::Broken => driver.tell(worker::Event::Broken { connection }),
-    }
-}
-
-/// Starts a thread that reports its panic.
-fn spawn_for(
+/// Starts a thread whose panic ends the worker.
+fn spawn_for<S: Shell>(
     name: &'static str,
     body: impl FnOnce() + Send + 'static,
-    panicked: impl FnOnce() + Send + 'static,
+    driver: Driver<S>,
 ) -> Result<(), Error> {
     spawn(name, move || {
         if catch_unwind(AssertUnwindSafe(body)).is_err() {
-            panicked();
+            driver.output(Output::Died(name));
         }
     })
 }
@@ -324,9 +282,8 @@ pub(super) fn result(ended: Result<Ended, oneshot::error::RecvError>) -> Result<
     ended.unwrap_or_else(|_| Err(Error::Died("the compute thread panicked".into())))
 }
 
-/// A number that another start of a process will not have.
+/// Unique to this start of the process.
 pub(super) fn incarnation() -> Incarnation {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let words = [now.as_secs(), now.subsec_nanos().into(), std::process::id().into()];
-    Incarnation(rng::key(&words))
+    Incarnation(rng::key(&[now.as_secs(), now.subsec_nanos().into(), std::process::id().into()]))
 }

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use edl_core::activity::{Phase, WaitingFor};
 use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
 use edl_net::proto::master_server::{Master, MasterServer};
@@ -97,12 +98,12 @@ impl ToySession {
         }
     }
 
-    /// Waits for a heartbeat that says `phase` and `waiting_for`.
-    pub(super) async fn heartbeat(&mut self, phase: &str, waiting_for: &str) {
+    /// Waits for a heartbeat with this `phase` and `waiting_for`.
+    pub(super) async fn heartbeat(&mut self, phase: Phase, waiting_for: WaitingFor) {
         loop {
             let message = timeout(HANG, self.messages.message()).await.expect("no such heartbeat");
             if let Some(Kind::Heartbeat(beat)) = message.unwrap().unwrap().kind
-                && (beat.phase.as_str(), beat.waiting_for.as_str()) == (phase, waiting_for)
+                && (beat.phase(), beat.waiting_for()) == (phase, waiting_for)
             {
                 return;
             }
@@ -122,22 +123,22 @@ impl ToySession {
     }
 
     pub(super) async fn lend(&mut self, lease: u64, work: proto::lease::Work) {
-        let lease = proto::Lease { lease, deadline_secs: 300.0, work: Some(work) };
+        let lease = proto::Lease { lease, work: Some(work) };
         self.send(command::Kind::Lease(lease)).await;
     }
 
     pub(super) async fn train(&mut self, lease: u64, first: u32, count: u32) {
-        let work = proto::TrainWork { epoch: 0, first, count };
+        let work = proto::TrainWork { epoch: 0, first, count, skipped: Vec::new() };
         self.lend(lease, proto::lease::Work::Train(work)).await;
     }
 
-    /// The next `n` reports of batches: lease, index and generation of each.
-    pub(super) async fn done(&mut self, n: usize) -> Vec<(u64, u32, u64)> {
+    /// The next `n` reports of batches: index and generation of each.
+    pub(super) async fn done(&mut self, n: usize) -> Vec<(u32, u64)> {
         let mut done = Vec::new();
         while done.len() < n {
             let next = self.next().await;
             let Kind::BatchDone(batch) = next else { panic!("expected a batch, got {next:?}") };
-            done.push((batch.lease, batch.index, batch.generation));
+            done.push((batch.index, batch.generation));
         }
         done
     }
@@ -196,10 +197,10 @@ impl Master for Service {
         Err(Status::unimplemented("workers only"))
     }
 
-    async fn harm(
+    async fn chaos(
         &self,
-        _: Request<proto::HarmRequest>,
-    ) -> Result<Response<proto::HarmReply>, Status> {
+        _: Request<proto::ChaosRequest>,
+    ) -> Result<Response<proto::ChaosReply>, Status> {
         Err(Status::unimplemented("workers only"))
     }
 }

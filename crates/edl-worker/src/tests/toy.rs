@@ -234,6 +234,13 @@ impl Servers for ToyLine {
         if is_broken { Err(Error::Lost("broken pipe".into())) } else { Ok(()) }
     }
 
+    fn skip(&mut self, batch: BatchId) -> Result<(), Error> {
+        self.check(&self.servers.book())?;
+        self.servers.change(|book| book.log.push("skip"));
+        self.unanswered.push(batch);
+        Ok(())
+    }
+
     fn acknowledged(&mut self, limit: Duration) -> Result<Option<Acked>, Error> {
         let is_silent = |book: &Book| book.held_acks || self.unanswered.len() < book.round;
         let (book, changed) = (self.servers.book(), &self.servers.0.1);

@@ -7,7 +7,7 @@ use super::kernel::{narrow, wide};
 use super::{Tape, Var};
 
 impl Tape<'_> {
-    /// Drops a share of the numbers and scales the others up, so that sums keep their mean.
+    /// Drops a share of the numbers and scales the others up, so sums keep their mean.
     pub fn dropout<const D: usize>(&mut self, x: Var<D>, share: f64, seed: u64) -> Var<D> {
         let mut factors = self.buffer(x.size());
         mask(&mut factors, share, seed);

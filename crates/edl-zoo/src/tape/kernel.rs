@@ -40,7 +40,7 @@ pub(crate) fn count(n: usize) -> f64 {
     n as f64
 }
 
-/// Channels that are added side by side, so that the compiler can use vector registers.
+/// Channels that are added side by side, so the compiler can use vector registers.
 const LANES: usize = 16;
 
 /// Pixels whose sum stays in single precision.

@@ -3,9 +3,8 @@
 
 use gemm_common::Parallelism;
 
-/// Terms that are added in registers before they go to memory. The library chooses by the size of
-/// the machine's caches above this, so that equal machines but for their caches would differ in
-/// the last bits.
+/// Terms that are added in registers before they go to memory. Above this, the library chooses by
+/// the size of the caches, so results would differ bitwise between machines with different caches.
 const MAX_DEPTH: usize = 512;
 
 /// A matrix within a slice: number `(row, column)` is at `row * strides[0] + column * strides[1]`.

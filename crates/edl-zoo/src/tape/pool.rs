@@ -4,7 +4,7 @@
 /// Keeps the buffers of finished passes for the next one.
 ///
 /// A buffer's old numbers never reach a result: every operation writes all numbers of what it
-/// takes. In this crate's tests buffers are filled with NaN first, so that a stale number shows.
+/// takes. In this crate's tests buffers are filled with NaN first, so a stale number shows.
 #[derive(Debug, Default)]
 pub struct Pool {
     free: Vec<Vec<f32>>,

@@ -62,7 +62,7 @@ pub(crate) struct PlannerFlags {
     /// Kubeconfig file [default: the in-cluster configuration, or kubectl's]
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Share of the cluster's resources up to which jobs grow
+    /// Load limit: jobs grow until pods request this share of the cluster's resources
     #[arg(long, value_name = "SHARE", default_value_t = 0.97)]
     pub(crate) max_load_desired: f64,
     /// Scheduling policy; see docs/scheduling.md

@@ -9,7 +9,7 @@ const EXAMPLES: &str = "\
 Examples:
   elasticdl zoo init --model_zoo=model_zoo && elasticdl zoo build --image=elasticdl:mnist
   elasticdl zoo init --language=rust && elasticdl zoo build --image=localhost:5000/elasticdl:mnist
-  elasticdl zoo build --image=elasticdl:mnist --output=mnist.tar     for `docker load`, `ctr images import`
+  elasticdl zoo build --image=elasticdl:mnist --output=mnist.tar     for `docker load`
   elasticdl zoo push localhost:5000/elasticdl:mnist";
 
 #[derive(Args, Debug)]
@@ -23,7 +23,8 @@ pub(crate) struct ZooArgs {
 pub(crate) enum ZooCommand {
     /// Write a Dockerfile, and an example model if there is none
     Init(ZooInitArgs),
-    /// Build the image with docker, podman or buildah, or without them if none is available
+    /// Build the image with docker, podman or buildah, or with the built-in builder if none is
+    /// available
     Build(ZooBuildArgs),
     /// Push an image to its registry
     Push(ZooPushArgs),
@@ -79,7 +80,7 @@ pub(crate) struct ZooBuildArgs {
     /// Also write the image to a file
     #[arg(long, value_name = "FILE.tar")]
     pub(crate) output: Option<PathBuf>,
-    /// elasticdl binary to put into the image [default: this one]
+    /// elasticdl binary to put into the image [default: the one that runs this command]
     #[arg(long, value_name = "FILE")]
     pub(crate) binary: Option<PathBuf>,
 }

@@ -1,100 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How far a job on the cluster is: from its master while it runs, and from its pods otherwise.
 
-use edl_kube::client::{Found, Phase, Pod, phase};
+use edl_core::job::JobState;
+use edl_core::platform::InstanceState;
+use edl_kube::client::{Found, Pod, PodState, pod_state};
 use edl_kube::names;
 use edl_net::proto::{Instance, JobStatus};
 
-use super::{Remote, sentence};
+use super::ClusterJob;
 use crate::exit::Exit;
+use crate::status::described;
 
-/// The job's status as well as it can be known.
-pub(crate) async fn of(remote: &Remote) -> JobStatus {
-    if let Ok(mut master) = remote.connect().await
+/// The job's status, as well as it is known.
+pub(crate) async fn of(job: &ClusterJob) -> JobStatus {
+    if let Ok(mut master) = job.connect().await
         && let Ok(status) = master.status().await
     {
         return status;
     }
-    of_pods(&remote.found, &remote.handle())
+    of_pods(&job.found, &job.handle())
 }
 
-/// The same, of what the cluster knows now.
-pub(super) async fn fresh(remote: &Remote) -> anyhow::Result<JobStatus> {
-    let found = remote.cluster.find(&remote.spec().job_name).await.map_err(sentence)?;
-    Ok(of_pods(found.as_ref().unwrap_or(&remote.found), &remote.handle()))
-}
-
-/// What the pods alone tell.
+/// The status that follows from the pods alone.
 pub(super) fn of_pods(found: &Found, handle: &str) -> JobStatus {
-    let master = found.master();
-    let mut status = match master.map(phase) {
-        Some(Phase::Ended { code, message }) => ended(code, &message),
-        Some(Phase::Running) => JobStatus {
-            state: "starting".into(),
-            reason: "waiting for the master to respond".into(),
-            ..JobStatus::default()
-        },
-        Some(Phase::Waiting(trouble)) => JobStatus {
-            state: "waiting".into(),
-            reason: trouble.map(|trouble| trouble.text).unwrap_or_default(),
-            ..JobStatus::default()
-        },
-        None => JobStatus {
-            state: "interrupted".into(),
-            reason: format!(
-                "master pod is gone; resume with `elasticdl {} --resume {handle}`",
-                found.spec.job_type.name()
-            ),
-            ..JobStatus::default()
-        },
-    };
     let spec = &found.spec;
-    status.job.clone_from(&spec.job_name);
-    status.job_type = spec.job_type.name().into();
-    status.model_def.clone_from(&spec.model_def);
-    status.num_epochs = spec.num_epochs;
-    status.workers_wanted = spec.num_workers;
-    status.eta_secs = -1.0;
-    status.job_dir = spec.cluster_job_dir().unwrap_or_default();
-    status.instances = found.pods.iter().filter_map(instance).collect();
-    status
+    let reported = match found.master().map(pod_state) {
+        Some(PodState::Ended { code, message }) => ended(code, &message),
+        Some(PodState::Running) => {
+            in_state(JobState::Starting, "waiting for the master to respond".into())
+        }
+        Some(PodState::Waiting(trouble)) => {
+            in_state(JobState::Waiting, trouble.map(|trouble| trouble.text).unwrap_or_default())
+        }
+        None => {
+            let kind = spec.job_type.name();
+            let reason =
+                format!("master pod is gone; resume with `elasticdl {kind} --resume {handle}`");
+            in_state(JobState::Interrupted, reason)
+        }
+    };
+    JobStatus {
+        instances: found.pods.iter().filter_map(instance).collect(),
+        ..described(spec, spec.cluster_job_dir().unwrap_or_default(), reported)
+    }
 }
 
-/// The master's last words are the status of its end; an end without words has a code.
+fn in_state(state: JobState, reason: String) -> JobStatus {
+    JobStatus { state: state.into(), reason, ..JobStatus::default() }
+}
+
+/// The final status that the master left in its termination message, or one for its exit code.
 fn ended(code: i32, message: &str) -> JobStatus {
-    let mut words = serde_json::to_value(JobStatus::default()).unwrap_or_default();
-    let said: Option<serde_json::Value> = serde_json::from_str(message).ok();
-    if let Some(serde_json::Value::Object(said)) = said {
-        for (word, value) in said {
-            words[word] = value;
+    let mut fields = serde_json::to_value(JobStatus::default()).unwrap_or_default();
+    if let Ok(serde_json::Value::Object(written)) = serde_json::from_str(message) {
+        for (name, value) in written {
+            fields[name] = value;
         }
-        if let Ok(status) = serde_json::from_value(words) {
+        if let Ok(status) = serde_json::from_value(fields) {
             return status;
         }
     }
-    let state = match u8::try_from(code) {
-        Ok(0) => "succeeded",
-        Ok(code) if code == Exit::Stopped.code() || code == Exit::Interrupted.code() => "stopped",
-        Ok(_) | Err(_) => "failed",
+    let state = match Exit::from_code(code) {
+        Some(Exit::Interrupted) => JobState::Stopped,
+        exit => exit.and_then(Exit::job_end).unwrap_or(JobState::Failed),
     };
-    let reason = if message.is_empty() && state == "failed" {
+    let reason = if message.is_empty() && state == JobState::Failed {
         format!("master exited with code {code}; see its log")
     } else {
         message.to_owned()
     };
-    JobStatus { state: state.into(), reason, ..JobStatus::default() }
+    in_state(state, reason)
 }
 
 fn instance(pod: &Pod) -> Option<Instance> {
-    let instance = names::instance(pod.metadata.labels.as_ref()?)?;
+    let instance = names::instance_of(&pod.metadata)?;
     let status = pod.status.clone().unwrap_or_default();
+    let phase = status.phase.unwrap_or_default().to_lowercase();
     let restarts = status.container_statuses.unwrap_or_default();
     let restarts = restarts.first().map_or(0, |container| container.restart_count);
     Some(Instance {
-        role: instance.role.to_string(),
+        role: instance.role.into(),
         id: instance.id,
         address: status.pod_ip.unwrap_or_default(),
-        state: status.phase.unwrap_or_default().to_lowercase(),
+        state: phase.parse().unwrap_or(InstanceState::Unknown).into(),
         restarts: u32::try_from(restarts).unwrap_or(0),
         ..Instance::default()
     })
@@ -105,12 +93,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_masters_last_words_tell_how_the_job_ended() {
+    fn a_termination_message_has_the_final_status() {
         let status = ended(1, r#"{"state": "failed", "reason": "bad data", "step": 7}"#);
-        assert_eq!((status.state.as_str(), status.reason.as_str()), ("failed", "bad data"));
+        assert_eq!((status.state(), status.reason.as_str()), (JobState::Failed, "bad data"));
         assert_eq!(status.step, 7);
-        assert_eq!(ended(0, "").state, "succeeded");
-        assert_eq!(ended(3, "").state, "stopped");
+        assert_eq!(ended(0, "").state(), JobState::Succeeded);
+        assert_eq!(ended(3, "").state(), JobState::Stopped);
         let oom = ended(137, "");
         assert!(oom.reason.contains("code 137"), "{}", oom.reason);
     }

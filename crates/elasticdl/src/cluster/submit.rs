@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `train`, `evaluate` and `predict` with `--image_name`: makes the job's objects and follows its
+//! `train`, `evaluate` and `predict` with `--image_name`: creates the job's objects and follows its
 //! master. A job that cannot start leaves nothing behind.
 
 use std::io::Write;
@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use edl_core::spec::{JobSpec, JobType};
-use edl_kube::client::{Cluster, Error, Phase, phase};
+use edl_kube::client::{Cluster, Error, PodState, pod_state};
 use edl_kube::manifest;
 use edl_net::key::JobKey;
 
-use super::{Remote, image, sentence};
+use super::{ClusterJob, Target, explained, image, is_active};
 use crate::cli::RunFlags;
+use crate::console::{counted, eprint};
 use crate::exit::{Exit, refuse};
 use crate::flags::{self, Given};
-use crate::say::{counted, say};
-use crate::{config, shipped};
+use crate::{attach, config, shipped};
 
-/// A pod of a cluster that has room starts much quicker.
-const START_PATIENCE: Duration = Duration::from_secs(20);
+/// A pod starts much faster on a cluster with free capacity.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(200);
 
-/// Whether what the user said is for a cluster.
+/// Whether the user asks for a job on a cluster.
 pub(crate) fn is_asked(run: &RunFlags, given: &Given) -> bool {
     let is_named = flags::text(given, "image_name").is_some_and(|image| !image.is_empty());
     (is_named || run.docker_image_prefix.is_some()) && run.resume.is_none()
@@ -36,7 +36,7 @@ pub(crate) fn run(
     mut given: Given,
     out: &mut dyn Write,
 ) -> anyhow::Result<Exit> {
-    let image = image::Wanted::of(run, &mut given)?;
+    let image = image::JobImage::of(run, &mut given)?;
     let mut spec = described(kind, run, given)?;
     if run.print_config {
         out.write_all(config::to_yaml(&spec)?.as_bytes())?;
@@ -55,35 +55,35 @@ pub(crate) fn run(
     let runtime = crate::runtime()?;
     let force = run.force_use_kube_config_file.unwrap_or(false);
     let (cluster, found) = runtime.block_on(async {
-        let cluster = Cluster::connect(&spec.namespace, force).await.map_err(sentence)?;
+        let cluster = Cluster::connect(&spec.namespace, force).await.map_err(explained)?;
         if let Err(error) = cluster.submit(&spec, objects).await {
-            return Err(told(error, &cluster, &spec).await);
+            return Err(refused(error, &cluster, &spec).await);
         }
         started(&cluster, &spec).await?;
-        let found = cluster.find(&spec.job_name).await.map_err(sentence)?;
+        let found = cluster.find(&spec.job_name).await.map_err(explained)?;
         anyhow::Ok((cluster, found.context("the job was deleted")?))
     })?;
-    finish(run, &Remote { runtime, cluster, found }, out)
+    finish(run, ClusterJob { runtime, cluster, found }, out)
 }
 
-/// Follows the job, or leaves it to itself.
-pub(super) fn finish(run: &RunFlags, remote: &Remote, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let spec = remote.spec();
-    say(format_args!(
+/// Follows the job, unless it runs in the background.
+pub(super) fn finish(run: &RunFlags, job: ClusterJob, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    let (spec, handle) = (job.spec(), job.handle());
+    eprint(format_args!(
         "submitted job {} to the cluster: namespace {}, {} PS, {}; view logs with \
          `elasticdl logs {}`",
         spec.job_name,
-        remote.cluster.namespace(),
+        job.cluster.namespace(),
         spec.num_ps_pods,
         counted(u64::from(spec.num_workers), "worker"),
-        remote.handle()
+        handle
     ));
     if run.detach {
         writeln!(out, "{}", spec.job_name)?;
-        say(format_args!("watch it with `elasticdl attach {}`", remote.handle()));
+        eprint(format_args!("watch it with `elasticdl attach {handle}`"));
         return Ok(Exit::Ok);
     }
-    super::attach(remote, out)
+    attach::attach(&Target::Cluster(Box::new(job)), out)
 }
 
 fn print(text: &str, file: Option<&Path>, out: &mut dyn Write) -> anyhow::Result<Exit> {
@@ -100,7 +100,7 @@ fn print(text: &str, file: Option<&Path>, out: &mut dyn Write) -> anyhow::Result
     Ok(Exit::Ok)
 }
 
-/// The job that the user describes. Its paths are those of its pods, so they stay as they are.
+/// The job that the user describes. Its paths are paths inside its pods, so they stay unchanged.
 fn described(kind: JobType, run: &RunFlags, mut given: Given) -> anyhow::Result<JobSpec> {
     settle(run, &mut given)?;
     let mut spec = config::job(kind, given)?;
@@ -109,7 +109,7 @@ fn described(kind: JobType, run: &RunFlags, mut given: Given) -> anyhow::Result<
     Ok(spec)
 }
 
-/// Puts what the run flags say into words of the job.
+/// Puts the flags of a run that describe the job into its fields.
 pub(super) fn settle(run: &RunFlags, given: &mut Given) -> anyhow::Result<()> {
     if let Some(dir) = &run.job_dir {
         given.insert("job_dir".into(), dir.to_string_lossy().into_owned().into());
@@ -135,7 +135,7 @@ fn patches(file: &Path) -> anyhow::Result<String> {
     serde_json::to_string(&patches).context("cannot write the patches")
 }
 
-/// Everything that can be known before the cluster is asked.
+/// Checks everything that does not need the cluster.
 pub(super) fn check(spec: &JobSpec) -> anyhow::Result<()> {
     let invalid = |invalid: edl_core::spec::Invalid| refuse(invalid.0);
     spec.check().map_err(invalid)?;
@@ -144,12 +144,8 @@ pub(super) fn check(spec: &JobSpec) -> anyhow::Result<()> {
     if spec.num_workers == 0 {
         return Err(refuse("--num_workers=0 is too few; use at least 1"));
     }
-    let (flag, data) = match spec.job_type {
-        JobType::Train => ("training_data", &spec.training_data),
-        JobType::Evaluate => ("validation_data", &spec.validation_data),
-        JobType::Predict => ("prediction_data", &spec.prediction_data),
-    };
-    if data.is_empty() && !spec.is_own_loop() {
+    let (flag, data) = shipped::data_of(spec);
+    if data.is_empty() && !spec.is_custom_loop() {
         return Err(refuse(format!(
             "--{flag} is missing; specify a file, folder or glob as seen by the job's pods, or a \
              URL"
@@ -163,49 +159,47 @@ pub(super) fn check(spec: &JobSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A name that is taken is told with what has it.
-async fn told(error: Error, cluster: &Cluster, spec: &JobSpec) -> anyhow::Error {
-    let Error::Taken { job, namespace } = &error else { return sentence(error) };
+/// The error of a submission; for a name in use, with what to do about the job that has it.
+async fn refused(error: Error, cluster: &Cluster, spec: &JobSpec) -> anyhow::Error {
+    let Error::Taken { job, namespace } = &error else { return explained(error) };
     let handle = super::handle(spec, cluster);
     let found = cluster.find(job).await.ok().flatten();
-    let runs = found.as_ref().and_then(|found| found.master()).map(phase);
-    let next = match runs {
-        Some(Phase::Running | Phase::Waiting(_)) => {
-            format!(
-                "by a running job; watch it with `elasticdl attach {handle}`, or choose another \
-                 --job_name"
-            )
-        }
-        Some(Phase::Ended { .. }) | None => format!(
+    let next = if found.as_ref().is_some_and(is_active) {
+        format!(
+            "by a running job; watch it with `elasticdl attach {handle}`, or choose another \
+             --job_name"
+        )
+    } else {
+        format!(
             "by a finished job; resume it with `--resume {handle}`, choose another --job_name, or \
              remove it with `elasticdl clean {handle}`"
-        ),
+        )
     };
     refuse(format!("job name `{job}` is already in use in namespace `{namespace}` {next}"))
 }
 
-/// Waits until the master runs, or says why it does not: a job that never can is deleted again.
+/// Waits until the master runs, and prints why it does not. A job that can never start is deleted.
 pub(super) async fn started(cluster: &Cluster, spec: &JobSpec) -> anyhow::Result<()> {
     let job = &spec.job_name;
-    let deadline = Instant::now() + START_PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     loop {
-        let found = cluster.find(job).await.map_err(sentence)?;
+        let found = cluster.find(job).await.map_err(explained)?;
         let pod = found.as_ref().and_then(|found| found.master());
-        match pod.map(phase) {
-            Some(Phase::Waiting(Some(trouble))) if trouble.is_final => {
-                cluster.delete(job).await.map_err(sentence)?;
+        match pod.map(pod_state) {
+            Some(PodState::Waiting(Some(trouble))) if trouble.is_final => {
+                cluster.delete(job).await.map_err(explained)?;
                 return Err(refuse(format!(
                     "job `{job}` cannot start and was removed: {}",
                     trouble.text
                 )));
             }
-            Some(Phase::Waiting(trouble)) if Instant::now() >= deadline => {
+            Some(PodState::Waiting(trouble)) if Instant::now() >= deadline => {
                 let why = trouble.map(|trouble| trouble.text).unwrap_or_default();
-                say(format_args!("the master is waiting: {why}"));
+                eprint(format_args!("the master is waiting: {why}"));
                 return Ok(());
             }
-            Some(Phase::Waiting(_)) => tokio::time::sleep(POLL).await,
-            Some(Phase::Running | Phase::Ended { .. }) => return Ok(()),
+            Some(PodState::Waiting(_)) => tokio::time::sleep(POLL).await,
+            Some(PodState::Running | PodState::Ended { .. }) => return Ok(()),
             None => return Err(refuse(format!("job `{job}` was deleted before it started"))),
         }
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Making and removing job folders: a folder appears whole or not at all, and is its owner's alone.
+//! Creating and removing job folders: a folder appears complete or not at all, and only its owner can
+//! read it.
 
 use std::fs::{self, DirBuilder};
 use std::io::{ErrorKind, Write as _};
@@ -16,8 +17,7 @@ use super::{Home, Job};
 use crate::exit::refuse;
 
 impl Home {
-    /// Makes the folder of a new job, with a new key. `dir` puts it elsewhere; the job is then
-    /// found by a link.
+    /// Creates the folder of a new job, with a new key. If it is `dir`, a link leads to it.
     pub(crate) fn create(&self, spec: &JobSpec, dir: Option<&Path>) -> anyhow::Result<Job> {
         let link = self.jobs_dir().join(&spec.job_name);
         let place = match dir {
@@ -51,7 +51,7 @@ impl Home {
         Job::open(&place).with_context(|| format!("`{}` no longer exists", place.display()))
     }
 
-    /// Refuses a name or a place that another job has.
+    /// Refuses a name or a folder of another job.
     pub(crate) fn check_free(&self, name: &str, place: &Path) -> anyhow::Result<()> {
         let link = self.jobs_dir().join(name);
         if let Some(job) = Job::open(&link).or_else(|| Job::open(place)) {
@@ -71,7 +71,7 @@ impl Home {
             }));
         }
         if link.is_symlink() && !link.exists() {
-            // Its folder was removed by hand.
+            // Its folder was removed manually.
             fs::remove_file(&link)
                 .with_context(|| format!("cannot remove `{}`", link.display()))?;
         }
@@ -88,17 +88,14 @@ impl Home {
         }
     }
 
-    /// Removes a job that does not run, with everything in its folder.
+    /// Removes a job that is not running, with everything in its folder.
     pub(crate) fn remove(&self, job: &Job) -> anyhow::Result<()> {
-        let name = job.name();
+        let (name, handle) = (job.name(), job.handle());
         let shown = job.dir().display();
-        // Held while it is removed, so that nobody resumes it meanwhile.
+        // Held while it is removed, so it cannot be resumed meanwhile.
         let hold = job.hold().with_context(|| format!("cannot lock `{shown}`"))?;
         if hold.is_none() {
-            let name = name.unwrap_or_else(|| shown.to_string());
-            return Err(refuse(format!(
-                "job `{name}` is running; stop it first with `elasticdl stop {name}`"
-            )));
+            return Err(still_running(&handle, &handle));
         }
         fs::remove_dir_all(job.dir()).with_context(|| format!("cannot remove `{shown}`"))?;
         let link = self.jobs_dir().join(name.unwrap_or_default());
@@ -111,8 +108,8 @@ impl Home {
 }
 
 impl Job {
-    /// The job in a folder that all its pods see; made if it is not there yet. What describes the
-    /// job is held elsewhere, and what the folder says of it is brought up to date.
+    /// The job in a folder that all its pods see; created if it does not exist. The description in
+    /// it is updated from the ConfigMap.
     pub(crate) fn in_folder(dir: &Path, spec: &JobSpec) -> anyhow::Result<Self> {
         let unusable = |error: &dyn std::fmt::Display| {
             refuse(format!(
@@ -136,7 +133,7 @@ fn fill(draft: &Path, spec: &JobSpec) -> anyhow::Result<()> {
     write_json(&paths.spec(), spec)
 }
 
-/// Writes a file by another name first, so that no reader sees half of it.
+/// Writes a temporary file and renames it, so readers see a complete file.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.new"));
@@ -156,7 +153,12 @@ fn private_dir(path: &Path, recursive: bool) -> std::io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(recursive).create(path)
 }
 
-/// Four digits that tell names apart.
+/// The refusal to remove a running job; `handle` is what commands find it by.
+pub(crate) fn still_running(name: &str, handle: &str) -> anyhow::Error {
+    refuse(format!("job `{name}` is running; stop it first with `elasticdl stop {handle}`"))
+}
+
+/// Four digits that make a name unique.
 pub(crate) fn suffix() -> anyhow::Result<String> {
     let mut bytes = [0; 2];
     getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;

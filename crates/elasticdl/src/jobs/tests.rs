@@ -24,7 +24,7 @@ fn a_new_job_is_private_and_complete() {
     assert_eq!(mode(&job.paths().spec()), 0o600);
     assert_eq!(job.spec().unwrap(), spec("one"));
     assert!(job.key().is_ok());
-    assert_eq!(job.state(), "interrupted");
+    assert_eq!(job.state(), JobState::Interrupted);
     let hidden = fs::read_dir(home.jobs_dir()).unwrap().count();
     assert_eq!(hidden, 1, "no draft is left behind");
 }
@@ -81,7 +81,7 @@ fn a_held_job_runs_and_cannot_be_removed() {
     let hold = job.hold().unwrap().unwrap();
     assert!(job.is_running());
     assert!(job.hold().unwrap().is_none());
-    assert_eq!(job.state(), "starting");
+    assert_eq!(job.state(), JobState::Starting);
     assert!(home.remove(&job).unwrap_err().to_string().contains("elasticdl stop one"));
     drop(hold);
     assert!(!job.is_running());

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job's master in a pod: the master and the platform under it, side by side.
+//! A job's master in a pod, with the platform that starts its other pods.
 
 use std::time::Duration;
 
-use edl_core::job::OWN_LOOP_GRACE;
+use edl_core::job::CUSTOM_LOOP_GRACE;
+use edl_core::job::JobState;
+use edl_core::platform::{InstanceState, Role};
 use edl_core::spec::JobSpec;
 use edl_kube::board::Board;
 use edl_kube::note::StatusNote;
@@ -15,31 +17,31 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::Pod;
+use crate::custom_loop;
 use crate::exit::{Exit, refuse};
-use crate::jobs::{self, Job};
-use crate::own_loop;
+use crate::jobs::Job;
 use crate::processes::{self, exit_of_master};
 use crate::submit::checks;
 
-/// A master of before, on a node that was lost, may hold the store until it is ended.
-const STORE_PATIENCE: Duration = Duration::from_secs(60);
-/// What the platform gets after the job's end for those who do not leave by themselves.
-const FAREWELL: Duration = Duration::from_secs(40);
-/// An operator that plans by a job's progress needs it no more often.
-const TELL_EVERY: Duration = Duration::from_secs(3);
-/// Kubernetes shows what is written there with a container that has ended; longer is cut off.
-const LAST_WORDS: &str = "/dev/termination-log";
-const MAX_LAST_WORDS: usize = 4096;
-/// Of a sentence among the last words, each of whose bytes may be written as several.
+/// An earlier master, on a lost node, may hold the store until it is killed.
+const STORE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for the platform to stop processes that do not exit by themselves after the job's end.
+const EXIT_GRACE: Duration = Duration::from_secs(40);
+/// Interval between progress reports to the operator.
+const REPORT_INTERVAL: Duration = Duration::from_secs(3);
+/// Kubernetes shows this file with a container that has ended, up to its limit.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+const MAX_MESSAGE: usize = 4096;
+/// Limit for a reason in the message; a byte may take several in JSON.
 const MAX_REASON: usize = 1000;
 
-/// The job's folder as this master finds it.
+/// The job's folder.
 struct Opened {
     job: Job,
     spec: JobSpec,
-    /// A loop of the user's own that nobody has asked yet what it goes through.
-    is_unasked: bool,
-    /// The job in it had ended.
+    /// Whether the custom training loop has not been described yet.
+    is_undescribed: bool,
+    /// Whether the job had ended.
     was_over: bool,
 }
 
@@ -53,21 +55,21 @@ pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
         let _signals = processes::cancel_on_signal(&asked)?;
         tokio::select! {
             exit = Box::pin(serve(pod, opened)) => exit,
-            // Whoever comes next finds all that counts on disk.
+            // The next master finds its state on disk.
             () = asked.cancelled() => Ok(Exit::Interrupted),
         }
     })?;
     if exit == Exit::Ok || exit == Exit::Failed || exit == Exit::Stopped {
-        leave_last_words(&job);
+        write_termination_message(&job);
     }
     runtime.shutdown_background();
     Ok(exit)
 }
 
-/// The master and the platform under it, side by side.
+/// Runs the master and the platform concurrently.
 async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
-    let Opened { job, spec, is_unasked, was_over } = opened;
-    let spec = if is_unasked { asked(&job, spec).await? } else { Ok(spec) };
+    let Opened { job, spec, is_undescribed, was_over } = opened;
+    let spec = if is_undescribed { described(&job, spec).await? } else { Ok(spec) };
     let spec = match spec {
         Ok(spec) => spec,
         Err(why) => return Ok(refused(&why)),
@@ -81,7 +83,7 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         spec,
         resume: was_over,
         ip: Some(pod.ip),
-        store_patience: STORE_PATIENCE,
+        store_patience: STORE_TIMEOUT,
     };
     let board = Board::new(client.clone(), &pod.namespace, &pod.spec.job_name);
     let board = if board.is_used().await { Some(board) } else { None };
@@ -94,14 +96,14 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         board: board.clone(),
     };
     let (port, Platform { orders, reports }) = edl_master::port();
-    // Held to the end: a master whose platform is gone stops its job, and the platform also ends
-    // when another master takes over, which finds the job running.
+    // Held to the end: a master stops its job when its platform is gone, but the platform also ends
+    // when another master takes over the running job.
     let _open_port = reports.clone();
     let mut platform = JoinSet::new();
     platform.spawn(platform::run(client, platform_config, orders, reports));
-    let mut telling = JoinSet::new();
+    let mut reporter = JoinSet::new();
     if let Some(board) = board.clone() {
-        telling.spawn(tell(board, job.clone()));
+        reporter.spawn(report_progress(board, job.clone()));
     }
     let never = CancellationToken::new();
     let ended = tokio::select! {
@@ -116,109 +118,113 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         }
     };
     let exit = exit_of_master(ended);
-    telling.abort_all();
+    reporter.abort_all();
     if let (Some(board), Some(note)) = (&board, note(&job)) {
-        board.tell(&note).await;
+        board.report(&note).await;
     }
-    // Those who were told of the end leave by themselves, most of them at once; what follows a
-    // loop of the user's own takes as long as it takes.
-    let has_more = pod.spec.is_own_loop() && exit == Exit::Ok;
-    let farewell = if has_more { OWN_LOOP_GRACE + FAREWELL } else { FAREWELL };
-    let _ = tokio::time::timeout(farewell, platform.join_next()).await;
+    // Processes that know of the end exit by themselves, most of them at once. A custom training
+    // loop may do more work after its last step.
+    let has_more = pod.spec.is_custom_loop() && exit == Exit::Ok;
+    let grace = if has_more { CUSTOM_LOOP_GRACE + EXIT_GRACE } else { EXIT_GRACE };
+    let _ = tokio::time::timeout(grace, platform.join_next()).await;
     Ok(exit)
 }
 
-/// Tells an operator how far the job is, whenever that has changed.
-async fn tell(board: Board, job: Job) {
-    let mut told = None;
+/// Reports the job's progress to the operator whenever it has changed.
+async fn report_progress(board: Board, job: Job) {
+    let mut last = None;
     loop {
         let new = note(&job);
-        if let Some(new) = new.filter(|new| told.as_ref() != Some(new)) {
-            board.tell(&new).await;
-            told = Some(new);
+        if let Some(new) = new.filter(|new| last.as_ref() != Some(new)) {
+            board.report(&new).await;
+            last = Some(new);
         }
-        tokio::time::sleep(TELL_EVERY).await;
+        tokio::time::sleep(REPORT_INTERVAL).await;
     }
 }
 
-/// What an operator wants to know of the job.
-fn note(job: &Job) -> Option<String> {
+/// The progress of the job, for the operator.
+fn note(job: &Job) -> Option<StatusNote> {
     let status = job.status()?;
-    let working = |it: &&proto::Instance| it.role == "worker" && it.state != "waiting";
+    let working =
+        |it: &&proto::Instance| it.role() == Role::Worker && it.state() != InstanceState::Waiting;
     let workers = status.instances.iter().filter(working).count();
-    let note = StatusNote {
+    Some(StatusNote {
         records_done: status.records_done,
         records_total: Some(status.records_total),
         records_per_second: Some(status.records_per_second.round()),
         workers: u32::try_from(workers).unwrap_or(u32::MAX),
         eta_secs: Some(status.eta_secs.round()),
         step: status.step,
-        state: status.state,
-    };
-    serde_json::to_string(&note).ok()
+        state: status.state(),
+    })
 }
 
-/// A loop of the user's own says itself what it goes through: the first master asks it, up to its
-/// first step, and leaves the answer in the job's folder. A loop that cannot be trained has failed
-/// its job, with a reason.
-async fn asked(job: &Job, mut spec: JobSpec) -> anyhow::Result<Result<JobSpec, String>> {
+/// Runs a custom training loop up to its first step and saves its description in the job's folder.
+/// A loop that cannot be trained fails its job, with a reason.
+async fn described(job: &Job, mut spec: JobSpec) -> anyhow::Result<Result<JobSpec, String>> {
     tracing::info!("running `{}` up to its first step to find its model", spec.job_command);
     let job = job.clone();
-    let asked = tokio::task::spawn_blocking(move || {
-        let told = own_loop::describe(&spec)?;
-        told.settle(&mut spec);
-        checks::check(&spec, Some(&told.model))?;
-        told.keep(job.dir())?;
+    let described = tokio::task::spawn_blocking(move || {
+        let description = custom_loop::describe(&spec)?;
+        description.settle(&mut spec);
+        let indexes = job.paths().indexes();
+        checks::check(&spec, Some(&description.model), Some(&indexes))?.save_indexes(&indexes);
+        description.save(job.dir())?;
         job.rewrite_spec(&spec)?;
         anyhow::Ok(spec)
     });
-    Ok(asked.await?.map_err(|error| format!("{error:#}")))
+    Ok(described.await?.map_err(|error| format!("{error:#}")))
 }
 
-/// Ends a job that cannot be trained; the next master would find the same.
+/// Fails a job that cannot be trained, because the next master would fail, too.
 fn refused(why: &str) -> Exit {
     tracing::error!("{why}");
     let reason = last_of(why);
-    say_last(&proto::JobStatus { state: "failed".into(), reason, ..proto::JobStatus::default() });
+    write_message(&proto::JobStatus {
+        state: JobState::Failed.into(),
+        reason,
+        ..proto::JobStatus::default()
+    });
     Exit::Failed
 }
 
-/// What fits of a sentence whose end says most, as that of a traceback does.
+/// The end of a text that is too long; the end of a traceback matters most.
 fn last_of(why: &str) -> String {
     let n_over = why.chars().count().saturating_sub(MAX_REASON);
-    let cut = if n_over > 0 { "… " } else { "" };
-    format!("{cut}{}", why.chars().skip(n_over).collect::<String>())
+    let prefix = if n_over > 0 { "… " } else { "" };
+    format!("{prefix}{}", why.chars().skip(n_over).collect::<String>())
 }
 
 impl Opened {
-    /// Makes the job's folder what the ConfigMap says.
+    /// Updates the job's folder from the ConfigMap.
     fn of(pod: &Pod) -> anyhow::Result<Self> {
         let mut spec = pod.spec.clone();
-        let plan = own_loop::plan(&pod.job_dir).filter(|_| spec.is_own_loop());
-        let is_unasked = spec.is_own_loop() && plan.is_none();
+        let plan = custom_loop::plan(&pod.job_dir).filter(|_| spec.is_custom_loop());
+        let is_undescribed = spec.is_custom_loop() && plan.is_none();
         if let Some(plan) = plan {
             plan.settle(&mut spec);
         }
         let job = Job::in_folder(&pod.job_dir, &spec)?;
-        let was_over = job.status().is_some_and(|status| jobs::is_final(&status.state));
-        Ok(Self { job, spec, is_unasked, was_over })
+        let was_over = job.status().is_some_and(|status| status.state().is_final());
+        Ok(Self { job, spec, is_undescribed, was_over })
     }
 }
 
-/// Leaves the job's last status with the container.
-fn leave_last_words(job: &Job) {
+/// Writes the job's last status to the container's termination message.
+fn write_termination_message(job: &Job) {
     let Some(mut status) = job.status() else { return };
     status.instances.clear();
     status.events.clear();
     status.evaluations.drain(..status.evaluations.len().saturating_sub(1));
-    say_last(&status);
+    write_message(&status);
 }
 
-fn say_last(status: &proto::JobStatus) {
-    let said = serde_json::to_vec(status).unwrap_or_default();
-    if said.len() <= MAX_LAST_WORDS {
-        // Without it the exit code still tells how the job ended.
-        let _ = std::fs::write(LAST_WORDS, said);
+fn write_message(status: &proto::JobStatus) {
+    let message = serde_json::to_vec(status).unwrap_or_default();
+    if message.len() <= MAX_MESSAGE {
+        // Without it, the exit code still shows how the job ended.
+        let _ = std::fs::write(TERMINATION_LOG, message);
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Row {
     completion_p50_secs: f64,
     completion_p99_secs: f64,
     makespan_secs: f64,
-    utilisation_percent: f64,
+    utilization_percent: f64,
     /// Over the last tenth of the run.
     jain: f64,
     resizes: u32,
@@ -51,11 +51,11 @@ fn row(report: &Report) -> Row {
         completion_p50_secs: quantile(&times, 0.5),
         completion_p99_secs: quantile(&times, 0.99),
         makespan_secs: report.makespan(),
-        utilisation_percent: report.mean_utilisation(0.0, end),
+        utilization_percent: report.mean_utilization(0.0, end),
         jain: mean_over(&report.rows, 0.9 * end..=end, Moment::jain),
         resizes: report.n_resizes(),
         stops: report.n_stops(),
-        deficit_pod_secs: report.deficit_without_room(),
+        deficit_pod_secs: report.deficit_without_node(),
     }
 }
 
@@ -113,7 +113,7 @@ fn write_line(row: &Row, seed: &str, width: usize, out: &mut dyn Write) -> io::R
         "{:<width$}{:<15}{seed:>4}  {done:>9}  {wait:>14}  {completion:>22}  {makespan:>9}  {:>6.1}  {:>5.3}  {:>7}  {:>5}  {:>9.0}",
         row.scenario,
         row.policy,
-        row.utilisation_percent,
+        row.utilization_percent,
         row.jain,
         row.resizes,
         row.stops,
@@ -142,7 +142,7 @@ fn mean_of(scenario: &str, rows: &[&Row]) -> Row {
         completion_p50_secs: over(|row| row.completion_p50_secs),
         completion_p99_secs: over(|row| row.completion_p99_secs),
         makespan_secs: over(|row| row.makespan_secs),
-        utilisation_percent: over(|row| row.utilisation_percent),
+        utilization_percent: over(|row| row.utilization_percent),
         jain: over(|row| row.jain),
         resizes: whole(|row| f64::from(row.resizes)),
         stops: whole(|row| f64::from(row.stops)),

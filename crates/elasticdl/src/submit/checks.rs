@@ -1,39 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is looked at before anything starts: each failure is one sentence that names the thing
-//! and the next step.
+//! Checks before anything starts. Each failure is one sentence that names the problem and the next
+//! step.
 
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
+use edl_core::error::chain;
 use edl_core::model::{ModelSpec, unlabelled};
-use edl_core::spec::{JobSpec, JobType};
-use edl_data::{Dataset, OpenOptions};
+use edl_core::spec::{FIELDS, Field, JobSpec, JobType};
+use edl_data::{Dataset, OpenOptions, Progress};
 use edl_tensor::checkpoint::{self, Checkpoint};
 
+use crate::console::eprint;
 use crate::exit::refuse;
 use crate::flags::Given;
 use crate::jobs::Job;
-use crate::models;
+use crate::{models, shipped};
 
 /// Workers are processes of one machine.
 pub(crate) const MAX_WORKERS: u32 = 512;
 
-/// What the checks found out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Between two lines about an index that is being built.
+const PROGRESS_EVERY: Duration = Duration::from_secs(2);
+
+/// What the checks found.
 pub(crate) struct Facts {
     /// Of the data that the job goes through.
     pub(crate) n_records: u64,
+    data: Vec<Dataset>,
 }
 
-/// Checks everything that can be known at submit time, but the job's folder.
-/// `known` is the model of a loop that has described itself.
-pub(crate) fn check(spec: &JobSpec, known: Option<&ModelSpec>) -> anyhow::Result<Facts> {
+impl Facts {
+    /// Saves the indexes of the data for the processes of the job.
+    pub(crate) fn save_indexes(&self, dir: &Path) {
+        if let Err(error) = self.data.iter().try_for_each(|data| data.save_index(dir)) {
+            eprint(format_args!("{error}; every process of the job indexes the data itself"));
+        }
+    }
+}
+
+/// Checks everything that can be known at submit time, except the job's folder. `known` is the model
+/// of a job that was already described; `indexes` is the folder that can have indexes of its data.
+pub(crate) fn check(
+    spec: &JobSpec,
+    known: Option<&ModelSpec>,
+    indexes: Option<&Path>,
+) -> anyhow::Result<Facts> {
     spec.check().map_err(|invalid| refuse(invalid.to_string()))?;
     check_symbols(spec)?;
     let model = &known.cloned().map_or_else(|| models::describe(spec), Ok)?;
     check_strategy(spec, model)?;
     edl_core::optimizer::resolve(spec, model).map_err(|error| refuse(error.to_string()))?;
-    let n_records = check_data(spec, model)?;
+    let data = check_data(spec, model, indexes)?;
     check_checkpoint(spec, model)?;
     for (flag, port) in [("--port", spec.port), ("--http_port", spec.http_port)] {
         check_port(flag, port)?;
@@ -46,31 +66,23 @@ pub(crate) fn check(spec: &JobSpec, known: Option<&ModelSpec>) -> anyhow::Result
     for (flag, folder) in folders {
         check_folder(flag, folder)?;
     }
-    Ok(Facts { n_records })
+    Ok(Facts { n_records: data.first().map_or(0, Dataset::n_records), data })
 }
 
-/// Only a Python module has functions to name.
+/// Only a Python model has functions to name.
 fn check_symbols(spec: &JobSpec) -> anyhow::Result<()> {
-    let symbols = [
-        ("optimizer_fn", &spec.optimizer_fn),
-        ("loss", &spec.loss),
-        ("feed", &spec.feed),
-        ("eval_metrics_fn", &spec.eval_metrics_fn),
-        ("callbacks", &spec.callbacks),
-        ("custom_data_reader", &spec.custom_data_reader),
-        ("prediction_outputs_processor", &spec.prediction_outputs_processor),
-    ];
-    match symbols.iter().find(|(_, symbol)| !symbol.is_empty()) {
-        Some((flag, _)) if !models::is_python(spec) => Err(refuse(format!(
-            "--{flag} names a part of a Python model, but `{}` is built in; remove it",
-            spec.model_def
+    let fields = serde_json::json!(spec);
+    let is_set = |field: &&Field| field.is_symbol && fields[field.name] != "";
+    match FIELDS.iter().find(is_set) {
+        Some(field) if !models::is_python(spec) => Err(refuse(format!(
+            "--{} names a part of a Python model, but `{}` is built in; remove it",
+            field.name, spec.model_def
         ))),
         Some(_) | None => Ok(()),
     }
 }
 
-/// A job whose processes are started here needs some workers, and not more than the machine and
-/// its supervisor can bear.
+/// A job on this machine needs at least one worker, and no more than its supervisor can handle.
 pub(crate) fn check_workers(num_workers: u32) -> anyhow::Result<()> {
     match num_workers {
         0 => Err(refuse(
@@ -84,16 +96,16 @@ pub(crate) fn check_workers(num_workers: u32) -> anyhow::Result<()> {
     }
 }
 
-/// Tables live on servers, and servers that hold nothing else need some.
+/// Embedding tables need servers, and Hybrid needs embedding tables.
 fn check_strategy(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<()> {
     match model.tables.first() {
-        Some(table) if !spec.has_servers() => Err(refuse(format!(
+        Some(table) if spec.n_servers() == 0 => Err(refuse(format!(
             "model `{}` has an embedding table `{}`, which AllReduce alone cannot train; use \
              --distribution_strategy=HybridStrategy, which keeps tables on parameter servers, or \
              ParameterServerStrategy",
             model.name, table.name
         ))),
-        None if spec.is_hybrid() => Err(refuse(format!(
+        None if spec.step_lanes().is_some() && spec.n_servers() > 0 => Err(refuse(format!(
             "model `{}` has no embedding tables, so parameter servers would be empty; use \
              --distribution_strategy=AllreduceStrategy",
             model.name
@@ -103,45 +115,66 @@ fn check_strategy(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<()> {
 }
 
 /// Opens every data set of the job and tries the first record on the model.
-fn check_data(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<u64> {
-    let optional = |flag, data: &String| (!data.is_empty()).then(|| (flag, data.clone()));
-    let sets: Vec<(&str, String)> = match spec.job_type {
-        JobType::Train => [
-            Some(("--training_data", spec.training_data.clone())),
-            optional("--validation_data", &spec.validation_data),
-        ]
-        .into_iter()
-        .flatten()
-        .collect(),
-        JobType::Evaluate => vec![("--validation_data", spec.validation_data.clone())],
-        JobType::Predict => vec![("--prediction_data", spec.prediction_data.clone())],
-    };
+fn check_data(
+    spec: &JobSpec,
+    model: &ModelSpec,
+    indexes: Option<&Path>,
+) -> anyhow::Result<Vec<Dataset>> {
+    let (flag, data) = shipped::data_of(spec);
+    let mut sets = vec![(flag, data)];
+    if spec.job_type == JobType::Train && !spec.validation_data.is_empty() {
+        sets.push(("validation_data", &spec.validation_data));
+    }
     let options = OpenOptions { codec: spec.codec_type, params: spec.data_reader_params.clone() };
     let fields = match spec.job_type {
         JobType::Train | JobType::Evaluate => model.inputs.clone(),
         JobType::Predict => unlabelled(&model.inputs),
     };
-    let mut n_records = None;
+    let mut opened = Vec::new();
     for (flag, location) in sets {
         if location.is_empty() {
-            return Err(refuse(format!("{flag} is missing; specify a file, folder, glob or URL")));
+            return Err(refuse(format!(
+                "--{flag} is missing; specify a file, folder, glob or URL"
+            )));
         }
-        let refused = |error: edl_data::Error| refuse(format!("{flag}: {}", chain(&error)));
-        let data = Dataset::open(&location, &options).map_err(refused)?;
+        let refused = |error: edl_data::Error| refuse(format!("--{flag}: {}", chain(&error)));
+        let data = open(flag, location, &options, indexes).map_err(refused)?;
         data.check(&fields).map_err(|error| {
             refuse(format!(
-                "{flag} does not match model `{}`: {}; choose other data or another --model_def",
+                "--{flag} does not match model `{}`: {}; choose other data or another --model_def",
                 model.name,
                 chain(&error)
             ))
         })?;
-        n_records.get_or_insert(data.n_records());
+        opened.push(data);
     }
-    Ok(n_records.unwrap_or_default())
+    Ok(opened)
 }
 
-/// Replaces `--checkpoint_dir_for_init` by the one checkpoint that it means, and takes from the
-/// job that wrote it what the user left open.
+/// Opens a data set; if that takes long, the terminal shows how far it is.
+fn open(
+    flag: &str,
+    location: &str,
+    options: &OpenOptions,
+    indexes: Option<&Path>,
+) -> Result<Dataset, edl_data::Error> {
+    let progress = &Progress::default();
+    std::thread::scope(|scope| {
+        // Dropped at the end, which ends the thread.
+        let (_opening, ended) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            while ended.recv_timeout(PROGRESS_EVERY) == Err(RecvTimeoutError::Timeout) {
+                let (done, total) = progress.bytes();
+                let percent = done.saturating_mul(100).checked_div(total).unwrap_or(0);
+                eprint(format_args!("indexing --{flag}: {percent} %"));
+            }
+        });
+        Dataset::open_indexed(location, options, indexes, progress)
+    })
+}
+
+/// Replaces `--checkpoint_dir_for_init` by the checkpoint that it selects, and copies fields that the
+/// user did not set from the job that wrote it.
 pub(crate) fn pin_checkpoint(spec: &mut JobSpec, given: &Given) -> anyhow::Result<()> {
     if spec.checkpoint_dir_for_init.is_empty() {
         if spec.job_type == JobType::Train {
@@ -154,24 +187,24 @@ pub(crate) fn pin_checkpoint(spec: &mut JobSpec, given: &Given) -> anyhow::Resul
     }
     let checkpoint = find_checkpoint(Path::new(&spec.checkpoint_dir_for_init))?;
     let writer = checkpoint.path.ancestors().skip(1).take(2).find_map(Job::open);
-    let said = |word: &str| given.contains_key(word);
+    let is_given = |field: &str| given.contains_key(field);
     match writer.and_then(|job| job.spec().ok()) {
-        Some(before) if !said("model_def") || spec.model_def == before.model_def => {
+        Some(before) if !is_given("model_def") || spec.model_def == before.model_def => {
             spec.model_def = before.model_def;
-            if !said("model_params") {
+            if !is_given("model_params") {
                 spec.model_params = before.model_params;
             }
-            if !said("codec_type") {
+            if !is_given("codec_type") {
                 spec.codec_type = before.codec_type;
             }
-            if !said("data_reader_params") {
+            if !is_given("data_reader_params") {
                 spec.data_reader_params = before.data_reader_params;
             }
-            if spec.job_type == JobType::Evaluate && !said("validation_data") {
+            if spec.job_type == JobType::Evaluate && !is_given("validation_data") {
                 spec.validation_data = before.validation_data;
             }
         }
-        None if !said("model_def") => spec.model_def = checkpoint.manifest.model.name.clone(),
+        None if !is_given("model_def") => spec.model_def = checkpoint.manifest.model.name.clone(),
         Some(_) | None => {}
     }
     spec.checkpoint_dir_for_init = checkpoint.path.to_string_lossy().into_owned();
@@ -187,11 +220,10 @@ pub(crate) fn find_checkpoint(dir: &Path) -> anyhow::Result<Checkpoint> {
     if dir.join("manifest.json").is_file() {
         return Checkpoint::open(dir).map_err(refused);
     }
-    let below = match Job::open(dir) {
-        Some(job) => job.paths().checkpoints(&job.spec()?),
-        None => PathBuf::from(dir),
+    let found = match Job::open(dir) {
+        Some(job) => job.newest_checkpoint(&job.spec()?).map_err(refused)?,
+        None => checkpoint::newest(dir).map_err(refused)?,
     };
-    let found = checkpoint::find(&below).map_err(refused)?.pop();
     found.ok_or_else(|| {
         refuse(format!(
             "--checkpoint_dir_for_init: no complete checkpoint in `{shown}`; choose another folder"
@@ -223,7 +255,7 @@ fn check_checkpoint(spec: &JobSpec, model: &ModelSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A port that is asked for must be free.
+/// A port that the user sets must be free.
 pub(crate) fn check_port(flag: &str, port: u16) -> anyhow::Result<()> {
     if port == 0 {
         return Ok(());
@@ -239,7 +271,7 @@ fn check_folder(flag: &str, folder: &str) -> anyhow::Result<()> {
     if folder.is_empty() {
         return Ok(());
     }
-    // The nearest folder that exists must take new entries; nothing is made yet.
+    // The nearest existing folder must be writable; nothing is created yet.
     let path = Path::new(folder);
     let existing = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(path);
     let problem = if existing.is_dir() {
@@ -255,26 +287,11 @@ fn check_folder(flag: &str, folder: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Makes an entry and removes it: permissions alone do not tell of read-only mounts.
+/// Creates a folder and removes it: permissions do not show read-only mounts.
 pub(crate) fn tempdir_in(folder: &Path) -> std::io::Result<()> {
     let probe = folder.join(format!(".elasticdl-{}", std::process::id()));
     std::fs::create_dir(&probe)?;
     std::fs::remove_dir(&probe)
-}
-
-/// An error with its causes, as one sentence.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let words = error.to_string();
-        // Some libraries repeat their cause in their own words.
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use edl_core::platform::{Ended, Harm, InstanceId, Role, WORKER_VARIABLES};
+use edl_core::error::is_disk_full;
+use edl_core::platform::{ChaosAction, Ended, InstanceId, Process, Role, WORKER_VARIABLES};
 use edl_core::spec::{JobSpec, Strategy};
 use rustix::process::Signal;
 use tokio::process::{Child, ChildStdin, Command};
@@ -21,7 +22,7 @@ use super::link::Link;
 use super::slow::Slowed;
 use super::tasks::Task;
 use crate::jobs::Job;
-use crate::{host, models, own_loop, python, signals};
+use crate::{custom_loop, host, models, python, signals};
 
 /// The master of a job, as a child.
 pub(super) const MASTER: InstanceId = InstanceId::MASTER;
@@ -29,7 +30,7 @@ pub(super) const MASTER: InstanceId = InstanceId::MASTER;
 /// Every child that has not been reaped.
 pub(super) struct Children {
     job: Job,
-    /// None: they are tasks of this process.
+    /// None if the children are tasks of this process.
     programs: Option<Programs>,
     running: BTreeMap<InstanceId, Running>,
     reapers: JoinSet<Reaped>,
@@ -40,8 +41,8 @@ pub(super) struct Programs {
     own: Vec<OsString>,
     worker: Vec<OsString>,
     worker_environment: Vec<(&'static str, String)>,
-    /// The job, if its workers are the user's own command, which takes no flags of ours.
-    own_loop: Option<JobSpec>,
+    /// The job, if its workers run a custom training loop, which takes no flags.
+    custom_loop: Option<JobSpec>,
 }
 
 impl Programs {
@@ -51,20 +52,21 @@ impl Programs {
 
     fn of_processes(spec: &JobSpec) -> Self {
         let own = host::get().command.clone();
-        let own_loop = spec.is_own_loop().then(|| spec.clone());
+        let custom_loop = spec.is_custom_loop().then(|| spec.clone());
         if models::is_python(spec) {
             let worker_environment = python::environment(spec);
-            return Self { own, worker: python::command(), worker_environment, own_loop };
+            return Self { own, worker: python::command(), worker_environment, custom_loop };
         }
         // One thread per worker: the engine gains little by more, and workers share the cores.
         let worker_environment = vec![("RAYON_NUM_THREADS", "1".to_owned())];
-        Self { worker: own.clone(), own, worker_environment, own_loop }
+        Self { worker: own.clone(), own, worker_environment, custom_loop }
     }
 }
 
 struct Running {
     pid: u32,
-    /// Held open: its end tells the child that nobody supervises it any more.
+    started: Instant,
+    /// Held open: the child exits when it is closed.
     stdin: Option<ChildStdin>,
     kill_at: Option<Instant>,
     slowed: Slowed,
@@ -73,25 +75,25 @@ struct Running {
 
 impl Running {
     fn new(pid: u32, stdin: Option<ChildStdin>, task: Option<Task>) -> Self {
-        Self { pid, stdin, kill_at: None, slowed: Slowed::default(), task }
+        Self { pid, started: Instant::now(), stdin, kill_at: None, slowed: Slowed::default(), task }
     }
 
     fn signal(&self, signal: Signal) {
         match &self.task {
             Some(task) => task.signal(signal),
-            // It may have ended a moment ago; the reaper tells.
+            // It may have just ended; the reaper reports that.
             None => _ = signals::send(self.pid, signal),
         }
     }
 
-    /// Writes to its standard input, which is never waited for: a child that reads nothing has
-    /// other troubles, and what is this short goes as a whole or not at all.
-    fn tell(&self, harm: Harm) {
-        let (Some(stdin), Ok(mut line)) = (&self.stdin, serde_json::to_string(&harm)) else {
+    /// Writes to its standard input without waiting: a line this short is written completely or
+    /// not at all.
+    fn send(&self, action: ChaosAction) {
+        let (Some(stdin), Ok(mut line)) = (&self.stdin, serde_json::to_string(&action)) else {
             return;
         };
         line.push('\n');
-        let _unheard = rustix::io::write(stdin, line.as_bytes());
+        let _ignored = rustix::io::write(stdin, line.as_bytes());
     }
 }
 
@@ -117,9 +119,14 @@ impl Children {
     }
 
     /// Everything that runs but the master.
-    pub(super) fn list(&self) -> Vec<(InstanceId, u32)> {
+    pub(super) fn list(&self) -> Vec<Process> {
         let others = self.running.iter().filter(|(instance, _)| **instance != MASTER);
-        others.map(|(instance, child)| (*instance, child.pid)).collect()
+        let process = |(instance, child): (&InstanceId, &Running)| Process {
+            instance: *instance,
+            pid: child.pid,
+            age_ms: u64::try_from(child.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        };
+        others.map(process).collect()
     }
 
     /// Starts a parameter server or a worker; one that runs already is left alone.
@@ -129,7 +136,7 @@ impl Children {
         }
         let Some(programs) = &self.programs else {
             let task = Task::default();
-            let body = task.worker(&self.job, instance).map_err(sentence)?;
+            let body = task.worker(&self.job, instance).map_err(to_io_error)?;
             return Ok(self.keep_task(instance, task, body));
         };
         let mut command = self.command(programs, instance)?;
@@ -137,7 +144,7 @@ impl Children {
         match instance.role {
             Role::Master => return Err(io::Error::other("a master cannot be started by request")),
             Role::Ps => command.arg(format!("--ps_id={}", instance.id)),
-            Role::Worker if programs.own_loop.is_some() => &mut command,
+            Role::Worker if programs.custom_loop.is_some() => &mut command,
             Role::Worker => command.arg(format!("--worker_id={}", instance.id)),
         };
         let mut child = command.spawn()?;
@@ -149,7 +156,7 @@ impl Children {
     pub(super) fn launch_master(&mut self, port: u16, resume: bool) -> io::Result<Link> {
         let Some(programs) = &self.programs else {
             let task = Task::default();
-            let (link, body) = task.master(&self.job, port, resume).map_err(sentence)?;
+            let (link, body) = task.master(&self.job, port, resume).map_err(to_io_error)?;
             self.keep_task(MASTER, task, body);
             return Ok(link);
         };
@@ -166,8 +173,8 @@ impl Children {
     }
 
     fn command(&self, programs: &Programs, instance: InstanceId) -> io::Result<Command> {
-        let mut command = match &programs.own_loop {
-            Some(spec) if instance.role == Role::Worker => self.own_loop(spec, instance.id)?,
+        let mut command = match &programs.custom_loop {
+            Some(spec) if instance.role == Role::Worker => self.custom_loop(spec, instance.id)?,
             Some(_) | None => self.process(programs, instance),
         };
         if instance.role == Role::Worker {
@@ -190,31 +197,32 @@ impl Children {
         let mut command = Command::new(program);
         if instance.role == Role::Worker {
             command.envs(worker_environment.iter().map(|(name, value)| (name, value)));
-            command.env(own_loop::WORKER_ID, instance.id.to_string());
+            command.env(custom_loop::WORKER_ID, instance.id.to_string());
         }
         command.args(first_args).arg(instance.role.to_string()).arg("--supervised");
         command.arg("--job_dir").arg(self.job.dir());
         command
     }
 
-    /// A worker of the user's own.
-    fn own_loop(&self, spec: &JobSpec, worker: u32) -> io::Result<Command> {
+    /// A worker that runs a custom training loop.
+    fn custom_loop(&self, spec: &JobSpec, worker: u32) -> io::Result<Command> {
         let master = self.job.master();
         let master = master.ok_or_else(|| io::Error::other("the master's address is unknown"))?;
-        let membership = own_loop::Membership {
-            worker,
-            master_addr: master.address,
-            key_file: self.job.paths().key(),
-            job_dir: self.job.dir().to_owned(),
-        };
-        let mut command = Command::from(own_loop::worker(spec, &membership));
-        command.env(own_loop::SUPERVISED, "1");
+        let (key_file, job_dir) = (self.job.paths().key(), self.job.dir());
+        let command = custom_loop::worker(spec, worker, &master.address, &key_file, job_dir);
+        let mut command = Command::from(command);
+        command.env(custom_loop::SUPERVISED, "1");
         Ok(command)
     }
 
-    fn log(&self, instance: InstanceId) -> io::Result<File> {
+    /// Where a child's output goes. On a full disk a child runs without a log rather than not at all.
+    fn log(&self, instance: InstanceId) -> io::Result<Stdio> {
         let path = self.job.paths().log(instance);
-        File::options().create(true).append(true).mode(0o600).open(path)
+        match File::options().create(true).append(true).mode(0o600).open(path) {
+            Ok(file) => Ok(file.into()),
+            Err(error) if is_disk_full(&error) => Ok(Stdio::null()),
+            Err(error) => Err(error),
+        }
     }
 
     fn keep(
@@ -245,7 +253,7 @@ impl Children {
         pid
     }
 
-    /// Asks a child to leave, and ends it for good after `grace`.
+    /// Asks a child to exit, and kills it after `grace`.
     pub(super) fn terminate(&mut self, instance: InstanceId, grace: Duration, now: Instant) {
         if let Some(child) = self.running.get_mut(&instance) {
             child.signal(Signal::TERM);
@@ -261,7 +269,7 @@ impl Children {
         }
     }
 
-    /// Ends every child whose grace is over.
+    /// Kills every child whose grace period is over.
     pub(super) fn kill_overdue(&self, now: Instant) {
         for child in self.running.values() {
             if child.kill_at.is_some_and(|kill_at| kill_at <= now) {
@@ -276,26 +284,26 @@ impl Children {
         }
     }
 
-    /// Does what somebody wants to see the job heal from.
-    pub(super) fn harm(&mut self, instance: InstanceId, harm: Harm) {
-        // A task is part of the only process there is.
+    /// Performs a chaos action.
+    pub(super) fn chaos(&mut self, instance: InstanceId, action: ChaosAction) {
+        // Tasks run in the supervisor's own process.
         let child = self.running.get_mut(&instance).filter(|child| child.task.is_none());
         let Some(child) = child else { return };
-        match harm {
-            Harm::Kill => child.signal(Signal::KILL),
-            Harm::Stop => {
+        match action {
+            ChaosAction::Kill => child.signal(Signal::KILL),
+            ChaosAction::Pause => {
                 child.slowed.end();
                 child.signal(Signal::STOP);
             }
-            Harm::Wake => {
+            ChaosAction::Resume => {
                 child.slowed.end();
                 child.signal(Signal::CONT);
             }
-            Harm::Slow { factor, millis } => {
+            ChaosAction::Slow { factor, millis } => {
                 child.slowed.begin(child.pid, factor, Duration::from_millis(millis));
             }
-            // Its connections are its own, so it does that itself.
-            Harm::Partition { .. } => child.tell(harm),
+            // A process holds its own traffic.
+            ChaosAction::Partition { .. } => child.send(action),
         }
     }
 
@@ -326,7 +334,7 @@ fn how_it_ended(status: ExitStatus) -> Ended {
     }
 }
 
-fn sentence(error: anyhow::Error) -> io::Error {
+fn to_io_error(error: anyhow::Error) -> io::Error {
     io::Error::other(format!("{error:#}"))
 }
 
@@ -351,7 +359,7 @@ mod tests {
             own: vec![program.clone().into()],
             worker: vec![program.into()],
             worker_environment: vec![("THREADS", "1".into())],
-            own_loop: None,
+            custom_loop: None,
         };
         (root, Children::new(job, Some(programs)))
     }
@@ -374,7 +382,8 @@ mod tests {
         let (_root, mut children) = children("echo \"$@\" $THREADS; exit 5");
         let pid = launch(&mut children);
         assert_eq!(children.launch(WORKER).unwrap(), pid, "a second order starts no second one");
-        assert_eq!(children.list(), [(WORKER, pid)]);
+        let listed: Vec<_> = children.list().iter().map(|p| (p.instance, p.pid)).collect();
+        assert_eq!(listed, [(WORKER, pid)]);
         let ended = children.ended().await;
         assert_eq!(ended, Reaped { instance: WORKER, pid, how: Ended::Exit(5) });
         assert!(children.is_empty());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The supervisor's end of the port to its master.
+//! The supervisor's side of the port to its master.
 
 use edl_core::platform::{Order, Report};
 use edl_master::Platform;
@@ -33,9 +33,9 @@ impl Link {
         Self { platform, _tasks: tasks }
     }
 
-    /// Sends a report; `false` if the master has not read the others for long.
+    /// Sends a report; `false` if the queue is full because the master does not read.
     pub(super) fn report(&self, report: Report) -> bool {
-        // A closed port belongs to a dead master: its successor is told what runs.
+        // A closed port belongs to a dead master; the next one gets the list of processes.
         let sent = self.platform.reports.try_send(report);
         !matches!(sent, Err(mpsc::error::TrySendError::Full(_)))
     }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_master_that_reads_nothing_is_noticed_and_a_dead_one_is_not_waited_for() {
+    async fn a_master_that_does_not_read_is_detected_and_a_dead_one_is_not_awaited() {
         let (ours, theirs) = tokio::io::duplex(16);
         let (our_out, our_in) = tokio::io::split(ours);
         let mut link = Link::to_child(our_in, our_out);

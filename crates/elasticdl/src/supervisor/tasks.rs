@@ -8,15 +8,17 @@
 use anyhow::Context as _;
 use edl_core::id::WorkerId;
 use edl_core::platform::{Ended, InstanceId, Role};
+use edl_net::place::Place;
 use rustix::process::Signal;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::link::Link;
+use crate::exit::Exit;
 use crate::jobs::Job;
-use crate::processes;
+use crate::processes::{self, Membership};
 
-/// How a task is asked to leave, and made to.
+/// Stops or kills a task.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Task {
     stop: CancellationToken,
@@ -24,7 +26,7 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Does what the signal does to a process, if that is to end it.
+    /// Does what the signal would do to a process, if that ends it.
     pub(super) fn signal(&self, signal: Signal) {
         if signal == Signal::TERM {
             self.stop.cancel();
@@ -38,7 +40,7 @@ impl Task {
         let mut task = JoinSet::new();
         task.spawn(body);
         tokio::select! {
-            ended = task.join_next() => ended.and_then(Result::ok).unwrap_or(Ended::Exit(101)),
+            ended = task.join_next() => ended.and_then(Result::ok).unwrap_or(Exit::Panicked.into()),
             () = self.kill.cancelled() => Ended::Signal(9),
         }
     }
@@ -64,13 +66,17 @@ impl Task {
     ) -> anyhow::Result<impl Future<Output = Ended> + Send + use<>> {
         anyhow::ensure!(instance.role == Role::Worker, "only workers can run in this process");
         let master = job.master().context("the master's address is unknown")?;
-        let (worker, dir) = (WorkerId(instance.id), job.dir().to_owned());
-        let config = processes::worker_config(worker, master.address, job.key()?, dir);
-        let stop = self.stop.clone();
+        let membership = Membership {
+            master_addr: master.address,
+            key: job.key()?,
+            job_dir: job.dir().to_owned(),
+            place: Place::default(),
+        };
+        let (worker, stop) = (WorkerId(instance.id), self.stop.clone());
         Ok(async move {
-            let ended = edl_worker::run(config, processes::open_model(), stop).await;
+            let ended = membership.worker(worker, processes::open_model(), stop).await;
             if let Err(error) = &ended {
-                tracing::error!("{:#}", anyhow::anyhow!("{error}"));
+                tracing::error!("{error}");
             }
             Ended::Exit(i32::from(ended.is_err()))
         })

@@ -1,46 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Notices a master that lives but does nothing, such as one that was stopped by a signal.
+//! Detects a master that runs but does nothing, such as one that was paused by a signal.
 //!
-//! A working master writes `status.json` about every second. One that has not for too long is
-//! asked over the wire, because a full disk keeps a healthy one from writing; only when it does
-//! not answer either is it to be replaced.
+//! A working master writes `status.json` about every second. If it has not for too long, it is
+//! probed over the network, because a full disk prevents a healthy master from writing. It is
+//! replaced only if it does not answer the probe either.
 
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// A master may have to read through much data before its first word.
-const FIRST_WORD: Duration = Duration::from_secs(120);
+/// A master may have to scan much data before it writes its first status.
+const FIRST_WRITE: Duration = Duration::from_secs(120);
 
-/// Follows the signs of life of one master.
+/// When one master last showed that it works.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
-    patience: Duration,
+    limit: Duration,
     last_sign: Instant,
     last_write: Option<SystemTime>,
-    has_spoken: bool,
+    has_written: bool,
 }
 
 impl Watch {
     /// A master that starts now; `written` is when the status was written by the one before.
-    pub(super) fn new(patience: Duration, written: Option<SystemTime>, now: Instant) -> Self {
-        Self { patience, last_sign: now, last_write: written, has_spoken: false }
+    pub(super) fn new(limit: Duration, written: Option<SystemTime>, now: Instant) -> Self {
+        Self { limit, last_sign: now, last_write: written, has_written: false }
     }
 
-    /// Takes the time of the last write of the status; says whether the master must be asked.
+    /// Takes the time of the last write of the status; returns whether the master must be probed.
     pub(super) fn is_silent(&mut self, written: Option<SystemTime>, now: Instant) -> bool {
         if written != self.last_write {
             self.last_write = written;
             self.answered(now);
         }
-        let patience = if self.has_spoken { self.patience } else { self.patience.max(FIRST_WORD) };
-        now.duration_since(self.last_sign) > patience
+        let limit = if self.has_written { self.limit } else { self.limit.max(FIRST_WRITE) };
+        now.duration_since(self.last_sign) > limit
     }
 
-    /// The master gave a sign of life.
+    /// The master wrote its status or answered a probe.
     pub(super) fn answered(&mut self, now: Instant) {
         self.last_sign = now;
-        self.has_spoken = true;
+        self.has_written = true;
     }
 }
 
@@ -63,11 +63,11 @@ mod tests {
     }
 
     #[test]
-    fn a_new_master_has_longer_to_say_its_first_word() {
+    fn a_new_master_has_more_time_for_its_first_status() {
         let start = Instant::now();
         let old = Some(SystemTime::UNIX_EPOCH);
         let mut watch = Watch::new(PATIENCE, old, start);
         assert!(!watch.is_silent(old, start + PATIENCE * 3));
-        assert!(watch.is_silent(old, start + FIRST_WORD * 2));
+        assert!(watch.is_silent(old, start + FIRST_WRITE * 2));
     }
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The terminal view's picture of one moment.
+//! Draws the full-screen view.
 
+use edl_core::job::JobState;
+use edl_core::spec::JobType;
+use edl_core::text::decimal;
 use edl_net::proto::{Goodput, Instance, JobStatus};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -10,16 +13,16 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph};
 
 use super::screen::{Curve, Screen, bounds};
-use crate::say::{grouped, lane_range, span};
-use crate::ui::measures;
+use crate::console::{grouped, lane_range, span};
+use crate::ui::{epoch, metrics_text};
 
 const KEYS: &str = " + - scale   ↑ ↓ select   k kill   q quit (the job keeps running) ";
-/// Below this height the plots give way to what is in words.
-const ROOM_FOR_PLOTS: u16 = 24;
+/// Below this height there are no plots.
+const MIN_HEIGHT_OF_PLOTS: u16 = 24;
 
 pub(crate) fn draw(frame: &mut Frame<'_>, screen: &Screen) {
-    let status = screen.status();
-    let plots = if frame.area().height >= ROOM_FOR_PLOTS { 10 } else { 0 };
+    let status = &screen.status;
+    let plots = if frame.area().height >= MIN_HEIGHT_OF_PLOTS { 10 } else { 0 };
     let n_processes = u16::try_from(screen.processes().count()).unwrap_or(u16::MAX);
     let [head, bar, charts, middle, events, foot] = Layout::vertical([
         Constraint::Length(2),
@@ -34,8 +37,8 @@ pub(crate) fn draw(frame: &mut Frame<'_>, screen: &Screen) {
     frame.render_widget(progress(status), bar);
     if plots > 0 {
         let [left, right] = Layout::horizontal([Constraint::Fill(1); 2]).areas(charts);
-        plot(frame, left, "loss", screen.loss(), Color::Yellow);
-        plot(frame, right, "records/s", screen.rate(), Color::Cyan);
+        plot(frame, left, "loss", &screen.loss, Color::Yellow);
+        plot(frame, right, "records/s", &screen.rate, Color::Cyan);
     }
     let [left, right] =
         Layout::horizontal([Constraint::Fill(3), Constraint::Fill(2)]).areas(middle);
@@ -46,15 +49,20 @@ pub(crate) fn draw(frame: &mut Frame<'_>, screen: &Screen) {
 }
 
 fn heading(status: &JobStatus) -> Paragraph<'static> {
-    let colour = match status.state.as_str() {
-        "running" | "evaluating" | "succeeded" => Color::Green,
-        "failed" => Color::Red,
-        _ => Color::Yellow,
+    let colour = match status.state() {
+        JobState::Running | JobState::Evaluating | JobState::Succeeded => Color::Green,
+        JobState::Failed => Color::Red,
+        JobState::Starting
+        | JobState::Recovering
+        | JobState::Finishing
+        | JobState::Stopped
+        | JobState::Waiting
+        | JobState::Interrupted => Color::Yellow,
     };
     let first = Line::from(vec![
         Span::styled(status.job.clone(), Style::new().add_modifier(Modifier::BOLD)),
-        Span::raw(format!("  {} {}  ", status.job_type, status.model_def)),
-        Span::styled(status.state.clone(), Style::new().fg(colour)),
+        Span::raw(format!("  {} {}  ", status.job_type(), status.model_def)),
+        Span::styled(status.state().name(), Style::new().fg(colour)),
         Span::raw(if status.reason.is_empty() {
             String::new()
         } else {
@@ -62,7 +70,11 @@ fn heading(status: &JobStatus) -> Paragraph<'static> {
         }),
     ]);
     let measured = status.evaluations.last().map_or(String::new(), |evaluation| {
-        format!("   evaluated at step {}: {}", grouped(evaluation.version), measures(evaluation))
+        format!(
+            "   evaluated at step {}: {}",
+            grouped(evaluation.version),
+            metrics_text(evaluation)
+        )
     });
     let left = if status.eta_secs < 0.0 {
         String::new()
@@ -70,9 +82,9 @@ fn heading(status: &JobStatus) -> Paragraph<'static> {
         format!(", {} left", span(status.eta_secs))
     };
     let second = format!(
-        "step {}, loss {:.4}, {}{left}{measured}",
+        "step {}, loss {}, {}{left}{measured}",
         grouped(status.step),
-        status.loss,
+        decimal(status.loss.into()),
         span(status.elapsed_secs)
     );
     Paragraph::new(vec![first, Line::raw(second)])
@@ -81,8 +93,8 @@ fn heading(status: &JobStatus) -> Paragraph<'static> {
 fn progress(status: &JobStatus) -> Gauge<'static> {
     #[expect(clippy::cast_precision_loss, reason = "a share")]
     let share = status.records_done as f64 / status.records_total.max(1) as f64;
-    let epoch = if status.num_epochs > 0 && status.job_type == "train" {
-        format!("epoch {} of {}, ", (status.epoch + 1).min(status.num_epochs), status.num_epochs)
+    let epoch = if status.num_epochs > 0 && status.job_type() == JobType::Train {
+        format!("epoch {}, ", epoch(status, " of "))
     } else {
         String::new()
     };
@@ -132,7 +144,7 @@ fn processes(screen: &Screen) -> Paragraph<'static> {
         .processes()
         .map(|process| process_line(process, screen.is_chosen(process)))
         .collect();
-    let wanted = screen.status().workers_wanted;
+    let wanted = screen.status.workers_wanted;
     let title = format!(" processes (target workers: {wanted}) ");
     Paragraph::new(lines).block(Block::bordered().title(title))
 }
@@ -142,7 +154,7 @@ fn process_line(process: &Instance, is_chosen: bool) -> Line<'static> {
     let text = format!(
         "{mark} {:<11} {:<12} {:<10} restarts {:<3} pid {}",
         process.name(),
-        process.state,
+        process.state(),
         lane_range(&process.lanes),
         process.restarts,
         process.pid
@@ -156,7 +168,7 @@ fn process_line(process: &Instance, is_chosen: bool) -> Line<'static> {
 fn goodput(goodput: Option<&Goodput>, width: u16) -> Paragraph<'static> {
     let spent = goodput.and_then(|goodput| goodput.workers).unwrap_or_default();
     let total = spent.total();
-    let room = f64::from(width.saturating_sub(24));
+    let bar_width = f64::from(width.saturating_sub(24));
     let lines: Vec<Line<'static>> = spent
         .parts()
         .into_iter()
@@ -164,7 +176,7 @@ fn goodput(goodput: Option<&Goodput>, width: u16) -> Paragraph<'static> {
             let share = if total > 0.0 { secs / total } else { 0.0 };
             #[expect(clippy::cast_possible_truncation, reason = "a width in columns")]
             #[expect(clippy::cast_sign_loss, reason = "a share of a width")]
-            let bar = "█".repeat((share * room).round() as usize);
+            let bar = "█".repeat((share * bar_width).round() as usize);
             let name = kind.name().replace('_', " ");
             Line::raw(format!("{name:<12}{:>5.1} % {bar}", share * 100.0))
         })
@@ -176,11 +188,11 @@ fn goodput(goodput: Option<&Goodput>, width: u16) -> Paragraph<'static> {
 
 /// The newest last, as far as they fit.
 fn log(status: &JobStatus, height: u16) -> Paragraph<'static> {
-    let room = usize::from(height.saturating_sub(2));
-    let skipped = status.events.len().saturating_sub(room);
+    let n_lines = usize::from(height.saturating_sub(2));
+    let skipped = status.events.len().saturating_sub(n_lines);
     let lines: Vec<Line<'static>> = status.events[skipped..]
         .iter()
-        .map(|event| Line::raw(format!("{:<14} {}", event.kind, event.text)))
+        .map(|event| Line::raw(format!("{:<14} {}", event.kind(), event.text)))
         .collect();
     Paragraph::new(lines).block(Block::bordered().title(" events "))
 }
@@ -188,12 +200,14 @@ fn log(status: &JobStatus, height: u16) -> Paragraph<'static> {
 fn footer(screen: &Screen) -> Paragraph<'static> {
     Paragraph::new(Line::from(vec![
         Span::styled(KEYS, Style::new().add_modifier(Modifier::DIM)),
-        Span::styled(screen.told().to_owned(), Style::new().fg(Color::Yellow)),
+        Span::styled(screen.message.clone(), Style::new().fg(Color::Yellow)),
     ]))
 }
 
 #[cfg(test)]
 mod tests {
+    use edl_core::job::EventKind;
+    use edl_core::platform::InstanceState;
     use edl_net::proto::{Event, Spent};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -202,19 +216,19 @@ mod tests {
 
     fn status(at: f64) -> JobStatus {
         let worker = |id: u32| Instance {
-            role: "worker".into(),
+            role: edl_core::platform::Role::Worker.into(),
             id,
             pid: 4000 + id,
-            state: "training".into(),
+            state: InstanceState::Working.into(),
             lanes: vec![2 * id, 2 * id + 1],
             ..Instance::default()
         };
         let workers = Spent { compute: 9.0, communicate: 1.0, ..Spent::default() };
         JobStatus {
             job: "demo".into(),
-            job_type: "train".into(),
+            job_type: JobType::Train.into(),
             model_def: "mnist_cnn".into(),
-            state: "running".into(),
+            state: JobState::Running.into(),
             num_epochs: 2,
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small")]
             step: at as u64 + 1,
@@ -227,7 +241,7 @@ mod tests {
             instances: vec![worker(0), worker(1)],
             goodput: Some(Goodput { workers: Some(workers), share: 0.9, ..Goodput::default() }),
             events: vec![Event {
-                kind: "world".into(),
+                kind: EventKind::World.into(),
                 text: "two train on".into(),
                 ..Event::default()
             }],
@@ -272,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_terminal_shows_words_and_never_breaks() {
+    fn a_small_terminal_shows_text_and_never_breaks() {
         assert!(drawn(80, 20, 3).contains("worker-1"));
         for (width, height) in [(1, 1), (10, 3), (40, 12), (300, 5)] {
             drawn(width, height, 2);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The words at a job's end.
+//! The summary at a job's end.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
+use edl_core::spec::JobType;
+use edl_core::text::decimal;
 use edl_net::proto::JobStatus;
 
 use super::{rounded, sorted};
+use crate::console::{counted, grouped, span};
 use crate::exit::Exit;
 use crate::goodput;
-use crate::say::{counted, grouped, span};
 
 /// How the job ended, what it reached, where its results are and what to do next.
 /// `handle` is what commands find the job by.
@@ -28,19 +30,19 @@ pub(crate) fn summary(handle: &str, status: Option<&JobStatus>, exit: Exit) -> S
     }
     if let Some(evaluation) = status.evaluations.last() {
         for (metric, value) in sorted(evaluation) {
-            line(&mut text, metric, &format!("{value:.4}"));
+            line(&mut text, metric, &decimal(*value));
         }
     }
     line(&mut text, "records", &records(status, exit));
     if let Some(goodput) = status.goodput.as_ref().and_then(goodput::line) {
         line(&mut text, "goodput", &goodput);
     }
-    if exit == Exit::Ok && !status.output.is_empty() && status.job_type != "evaluate" {
-        let what = if status.job_type == "predict" { "output" } else { "model" };
+    if exit == Exit::Ok && !status.output.is_empty() && status.job_type() != JobType::Evaluate {
+        let what = if status.job_type() == JobType::Predict { "output" } else { "model" };
         line(&mut text, what, &result_file(&status.output, what));
     }
     match exit {
-        Exit::Ok if status.job_type == "train" => {
+        Exit::Ok if status.job_type() == JobType::Train => {
             line(&mut text, "audit", &format!("elasticdl audit {name}"));
             // On a cluster the page is where the pods' storage is.
             if job == name {
@@ -49,9 +51,13 @@ pub(crate) fn summary(handle: &str, status: Option<&JobStatus>, exit: Exit) -> S
         }
         Exit::Failed => line(&mut text, "logs", &format!("elasticdl logs {name}")),
         Exit::Stopped | Exit::Interrupted => {
-            line(&mut text, "resume", &format!("elasticdl {} --resume {name}", status.job_type));
+            line(
+                &mut text,
+                "resume",
+                &format!("elasticdl {} --resume {name}", status.job_type().name()),
+            );
         }
-        Exit::Ok | Exit::BadInput | Exit::NotFound | Exit::Relaunch => {}
+        Exit::Ok | Exit::BadInput | Exit::NotFound | Exit::Relaunch | Exit::Panicked => {}
     }
     text
 }
@@ -62,13 +68,13 @@ fn outcome(exit: Exit) -> &'static str {
         Exit::Failed => "failed",
         Exit::Stopped => "was stopped",
         Exit::Interrupted => "was interrupted",
-        Exit::BadInput | Exit::NotFound | Exit::Relaunch => "did not start",
+        Exit::BadInput | Exit::NotFound | Exit::Relaunch | Exit::Panicked => "did not start",
     }
 }
 
 fn records(status: &JobStatus, exit: Exit) -> String {
     // Nothing is counted any more after an evaluation's end.
-    let is_measured = status.job_type == "evaluate" && exit == Exit::Ok;
+    let is_measured = status.job_type() == JobType::Evaluate && exit == Exit::Ok;
     let done = if is_measured { status.records_total } else { status.records_done };
     let mut text = grouped(done);
     if done < status.records_total {
@@ -77,7 +83,7 @@ fn records(status: &JobStatus, exit: Exit) -> String {
     #[expect(clippy::cast_precision_loss, reason = "a speed for the eye")]
     let speed = done as f64 / status.elapsed_secs.max(1e-3);
     let _infallible = write!(text, ", {} records/s", grouped(rounded(speed)));
-    if status.job_type == "train" {
+    if status.job_type() == JobType::Train {
         let _infallible = write!(text, ", {}", counted(status.step, "step"));
     }
     text
@@ -105,10 +111,10 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_tells_what_was_reached_and_what_to_do_next() {
+    fn a_summary_shows_the_results_and_the_next_commands() {
         let metrics = [("loss".to_owned(), 0.33), ("accuracy".to_owned(), 0.87654)].into();
         let mut status = JobStatus {
-            job_type: "train".into(),
+            job_type: JobType::Train.into(),
             elapsed_secs: 41.0,
             records_done: 10_000,
             records_total: 10_000,

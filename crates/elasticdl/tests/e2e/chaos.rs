@@ -13,7 +13,7 @@ use crate::harness::{Home, Running, assert_exactly_once, shipped, signal};
 
 const EPOCHS: u32 = 3;
 const ATTACKS: u64 = 8;
-/// Attacks end after this long, so that a slow machine is not attacked for ever.
+/// Attacks end after this long, so a slow machine is not attacked for ever.
 const ATTACK_TIME: Duration = Duration::from_secs(40);
 
 pub(crate) fn seeds(default: u64) -> Vec<u64> {
@@ -36,6 +36,36 @@ fn every_record_is_trained_once_whatever_is_killed_in_rounds() {
     for seed in seeds(2) {
         survive(&format!("sync-{seed}"), 1000 + seed, 3, &["--grads_to_wait=3"]);
     }
+}
+
+/// With one bit per batch, the sets of its partitions alone would take 16 GB.
+#[test]
+fn a_master_that_restarts_over_a_billion_batches_loses_no_server() {
+    let home = Home::new();
+    let mut job = home.start(
+        "large",
+        &[
+            "train",
+            "--model_def=count",
+            "--job_name=large",
+            "--training_data=range:1000000000",
+            "--minibatch_size=1",
+            "--num_ps_pods=4",
+            "--partitions=128",
+            "--heartbeat_timeout_secs=2",
+        ],
+    );
+    let before = job.wait_until("some training", |status| status["step"].as_u64() > Some(100));
+    let master = job.instances().into_iter().find(|i| i.role == "master").expect("a master");
+    signal(master.pid, Signal::KILL);
+    let after = job.wait_until("training under the next master", |status| {
+        status["term"].as_u64() > before["term"].as_u64()
+            && status["step"].as_u64() > before["step"].as_u64()
+    });
+    assert_eq!(after["generation"], before["generation"], "no server had to load again");
+    let audit = home.stdout(&["audit", "large"]);
+    assert!(audit.contains("128 partitions checked: every record"), "{audit}");
+    job.kill_all();
 }
 
 fn survive(name: &str, seed: u64, round: usize, more: &[&str]) {

@@ -168,7 +168,7 @@ fn workers_come_and_go_by_scale_and_every_record_is_trained_once() {
 }
 
 #[test]
-fn doctor_finds_this_machine_ready_and_tells_how_to_mend_a_bad_home() {
+fn doctor_finds_this_machine_ready_and_prints_how_to_fix_a_bad_home() {
     let home = Home::new();
     let told = home.stdout(&["doctor"]);
     assert!(told.ends_with("this machine is ready to train\n"), "{told}");

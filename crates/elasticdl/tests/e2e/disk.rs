@@ -4,10 +4,14 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{Home, Running, assert_exactly_once, has_checkpoint, shipped_as, tell};
+use crate::harness::{
+    Home, PATIENCE, Running, assert_exactly_once, has_checkpoint, shipped_as, signal, tell,
+};
 
 fn start(home: &Home, name: &str, checkpoint_dir: &Path) -> Running {
     let (name_flag, data) = (format!("--job_name={name}"), shipped_as("training_data", "test"));
@@ -47,7 +51,7 @@ fn survives(mut job: Running, break_disk: impl FnOnce(), mend: impl FnOnce()) {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
+fn a_checkpoint_that_cannot_be_written_is_reported_and_training_continues() {
     let home = Home::new();
     let (folder, away) = (home.path().join("checkpoints"), home.path().join("away"));
     let job = start(&home, "blocked", &folder);
@@ -69,7 +73,7 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
 }
 
 #[test]
-fn a_full_disk_is_told_and_training_goes_on() {
+fn a_full_disk_is_reported_and_training_continues() {
     let home = Home::new();
     let disk = home.path().join("disk");
     fs::create_dir(&disk).expect("a folder");
@@ -88,6 +92,97 @@ fn a_full_disk_is_told_and_training_goes_on() {
         || fs::remove_file(&filler).expect("a file"),
     );
     assert_exactly_once(&home, "full", 2, 1);
+}
+
+/// Starts a job whose folder is on a small disk of its own, if one can be mounted.
+fn start_on_small_disk<'a>(
+    home: &Home,
+    jobs: &'a Path,
+    name: &str,
+    more: &[&str],
+) -> Option<(Mounted<'a>, Running)> {
+    fs::create_dir(jobs).expect("a folder");
+    let Some(mounted) = Mounted::new(jobs) else {
+        tell("skipped: a small disk cannot be mounted here; that needs root");
+        return None;
+    };
+    let (name_flag, data) = (format!("--job_name={name}"), shipped_as("training_data", "test"));
+    let mut args = vec!["train", "--model_def=count", &name_flag, &data, "--minibatch_size=10"];
+    args.extend(more);
+    let job = home.start(name, &args);
+    Some((mounted, job))
+}
+
+fn reason(status: &Value) -> String {
+    status["reason"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_job_whose_folder_is_full_says_so_and_goes_on_when_there_is_room() {
+    let home = Home::new();
+    let jobs = home.path().join("jobs");
+    let more = ["--model_params=sleep_ms=15", "--num_epochs=3", "--checkpoint_steps=20"];
+    let Some((mounted, mut job)) = start_on_small_disk(&home, &jobs, "tight", &more) else {
+        return;
+    };
+    job.wait_until("a checkpoint", has_checkpoint);
+    let filler = mounted.path().join("filler");
+    let _full = fs::write(&filler, vec![0; 64 << 20]);
+    job.wait_until("a failed checkpoint", |status| reason(status).contains("No space left"));
+    let lost = job.instances().into_iter().find(|i| i.role == "ps").expect("a server");
+    signal(lost.pid, Signal::KILL);
+    job.wait_until("a new server", |status| {
+        status["generation"].as_u64() == Some(2) && status["state"] == "running"
+            || reason(status).contains("cannot save the job's state")
+    });
+    fs::remove_file(&filler).expect("a file");
+    let status = job.wait_until("a checkpoint", |status| {
+        reason(status).is_empty() && status["generation"].as_u64() == Some(2)
+    });
+    assert_eq!(status["term"], 1, "no master died");
+    job.wait_for_success();
+    assert_exactly_once(&home, "tight", 3, 1);
+}
+
+#[test]
+fn a_job_that_starts_on_a_full_disk_goes_on_when_there_is_room() {
+    let home = Home::new();
+    let jobs = home.path().join("jobs");
+    let more = ["--num_epochs=1"];
+    let Some((mounted, mut job)) = start_on_small_disk(&home, &jobs, "early", &more) else {
+        return;
+    };
+    let start = std::time::Instant::now();
+    while !jobs.join("early/supervisor.json").exists() && start.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+    let filler = mounted.path().join("filler");
+    let _full = fs::write(&filler, vec![0; 64 << 20]);
+    // Long enough for several deaths, if the master could not wait.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(job.is_running(), "{}", job.log());
+    fs::remove_file(&filler).expect("a file");
+    job.wait_for_success();
+    assert_exactly_once(&home, "early", 1, 1);
+    assert_eq!(home.status("early")["term"], 1, "no master died");
+}
+
+#[test]
+fn a_job_that_ends_on_a_full_disk_waits_for_room() {
+    let home = Home::new();
+    let jobs = home.path().join("jobs");
+    let more = ["--model_params=sleep_ms=5", "--num_epochs=1", "--checkpoint_secs=0"];
+    let Some((mounted, mut job)) = start_on_small_disk(&home, &jobs, "last", &more) else { return };
+    job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
+    let filler = mounted.path().join("filler");
+    let _full = fs::write(&filler, vec![0; 64 << 20]);
+    let status = job.wait_until("an end that waits", |status| {
+        status["state"] == "finishing" && !reason(status).is_empty()
+    });
+    assert!(reason(&status).contains("No space left"), "{status:#}");
+    fs::remove_file(&filler).expect("a file");
+    job.wait_for_success();
+    assert_exactly_once(&home, "last", 1, 1);
 }
 
 /// A disk of some megabytes in memory.

@@ -36,9 +36,9 @@ fn every_second_of_a_chaotic_job_is_accounted_for() {
     let at = |step: u64| move |status: &Value| status["step"].as_u64() > Some(step);
     job.wait_until("some training", at(60));
     // Without a checkpoint all of it is trained again.
-    harm(&home, &mut job, "ps", "--ps=0", "kill");
+    chaos(&home, &mut job, "ps", "--ps=0", "kill");
     job.wait_until("the same training", at(100));
-    harm(&home, &mut job, "worker", "--worker=0", "kill");
+    chaos(&home, &mut job, "worker", "--worker=0", "kill");
     job.wait_until("more training", at(200));
     let stopped = of_role(&mut job, "worker");
     signal(stopped, Signal::STOP);
@@ -85,8 +85,19 @@ fn every_second_of_a_chaotic_job_is_accounted_for() {
     assert!((booked - share).abs() < 0.1, "{booked} of the time, {share} of the batches");
 }
 
+/// It ends before the second heartbeat, so its workers report their time only when they leave.
+#[test]
+fn a_short_job_shows_what_its_workers_did() {
+    let home = Home::new();
+    let model = ["--model_def=count", "--model_params=sleep_ms=10", "--num_workers=1"];
+    let data = ["--training_data=range:200", "--minibatch_size=10"];
+    home.train("short", &[&model[..], &data[..]].concat());
+    let workers = &home.status("short")["goodput"]["workers"];
+    assert!(workers["compute"].as_f64() >= Some(0.2), "20 batches of 10 ms: {workers:#}");
+}
+
 /// Harms by the command.
-fn harm(home: &Home, job: &mut Running, role: &str, whom: &str, how: &str) {
+fn chaos(home: &Home, job: &mut Running, role: &str, whom: &str, how: &str) {
     let victim = of_role(job, role);
     home.stdout(&["chaos", "books", how, whom]);
     wait_for_end(job, victim);

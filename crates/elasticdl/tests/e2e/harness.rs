@@ -2,7 +2,7 @@
 //! Starts jobs in a folder of their own, looks at them, kills them, and reads what they leave.
 
 use std::fs::File;
-use std::io::{Read as _, Seek as _};
+use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -19,6 +19,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 /// Records of the shipped test data.
 pub(crate) const N_RECORDS: u64 = 2000;
 const POLL: Duration = Duration::from_millis(20);
+/// Names a folder that all tests of a run share; each of them has its own process.
+const SHARED: &str = "ELASTICDL_TEST_SHARED";
 
 /// A home for jobs, removed with everything in it.
 pub(crate) struct Home {
@@ -292,6 +294,23 @@ pub(crate) fn is_alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // A zombie has ended; only its parent has not looked yet.
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
+}
+
+/// A result that several tests compare with. The first one that needs it computes it, if the run
+/// has a folder to share it in.
+pub(crate) fn shared(name: &str, compute: impl FnOnce() -> String) -> String {
+    let Some(folder) = std::env::var_os(SHARED) else { return compute() };
+    let path = Path::new(&folder).join(name);
+    let file = File::options().create(true).read(true).append(true).open(path);
+    let mut file = file.expect("a file in the shared folder");
+    file.lock().expect("the only test that computes it");
+    let mut result = String::new();
+    file.read_to_string(&mut result).expect("a shared result");
+    if result.is_empty() {
+        result = compute();
+        file.write_all(result.as_bytes()).expect("a file in the shared folder");
+    }
+    result
 }
 
 /// The data shipped with the repository.

@@ -11,6 +11,7 @@ use crate::harness::{Home, N_RECORDS, counts};
 
 /// What the order of a job's records depends on.
 pub(crate) struct Plan {
+    version: u64,
     seed: u64,
     minibatch: usize,
     shard: usize,
@@ -26,6 +27,8 @@ impl Plan {
         let size = |field: &str| usize::try_from(number(field)).expect("a small number");
         let minibatch = size("minibatch_size") * n_lanes;
         Self {
+            // A job from before there were versions names none.
+            version: spec["batch_plan"].as_u64().unwrap_or(1),
             seed: number("seed"),
             minibatch,
             shard: minibatch * size("num_minibatches_per_task"),
@@ -41,11 +44,11 @@ impl Plan {
             // A short shard at the end stays there.
             let n_full = shards.iter().take_while(|shard| shard.len() == self.shard).count();
             let mut full: Vec<Vec<u64>> = shards.drain(..n_full).collect();
-            shuffle(&mut full, &[self.seed, 1, epoch]);
+            self.reorder(&mut full, &[self.seed, 1, epoch]);
             shards.splice(0..0, full);
             for shard in &mut shards {
                 let first = shard[0];
-                shuffle(shard, &[self.seed, 2, epoch, first]);
+                self.reorder(shard, &[self.seed, 2, epoch, first]);
             }
         }
         let of_shard = |shard: Vec<u64>| -> Vec<Vec<u64>> {
@@ -53,11 +56,58 @@ impl Plan {
         };
         shards.into_iter().flat_map(of_shard).collect()
     }
+
+    fn reorder<T: Clone>(&self, items: &mut Vec<T>, words: &[u64]) {
+        let seed = keyed(words);
+        match self.version {
+            1 => shuffle(items, seed),
+            2 if !items.is_empty() => {
+                let order = computed_order(items.len() as u64, seed);
+                *items = order.into_iter().map(|place| items[place].clone()).collect();
+            }
+            2 => {}
+            version => panic!("unknown version {version} of the plan"),
+        }
+    }
+}
+
+/// The numbers below `n` as version 2 orders them: all pairs of halves go through the rounds of a
+/// Feistel network, and from those that end beyond `n` the way is followed on in a table.
+fn computed_order(n: u64, seed: u64) -> Vec<usize> {
+    let small = |number: u64| usize::try_from(number).expect("a small number");
+    let n_high = (1..).find(|side| side * side >= n).expect("a root");
+    let n_low = n.div_ceil(n_high);
+    let distance = |round: u64, half: u64, n: u64| {
+        let product = u128::from(hash(keyed(&[seed, round]) ^ half)) * u128::from(n);
+        u64::try_from(product >> 64).expect("below n")
+    };
+    let after: Vec<u64> = (0..n_high * n_low)
+        .map(|pair| {
+            let (mut high, mut low) = (pair / n_low, pair % n_low);
+            for round in (0..12).step_by(2) {
+                high = (high + distance(round, low, n_high)) % n_high;
+                low = (low + distance(round + 1, high, n_low)) % n_low;
+            }
+            high * n_low + low
+        })
+        .collect();
+    let number_at = |place: u64| {
+        let mut number = after[small(place)];
+        while number >= n {
+            number = after[small(number)];
+        }
+        small(number)
+    };
+    (0..n).map(number_at).collect()
+}
+
+/// One word from several.
+fn keyed(words: &[u64]) -> u64 {
+    words.iter().fold(0x5851_f42d_4c95_7f2d, |state, word| hash(state ^ hash(*word)))
 }
 
 /// Fisher and Yates' shuffle, from the last place to the second.
-fn shuffle<T>(items: &mut [T], words: &[u64]) {
-    let seed = words.iter().fold(0x5851_f42d_4c95_7f2d, |state, word| hash(state ^ hash(*word)));
+fn shuffle<T>(items: &mut [T], seed: u64) {
     let mut n_drawn = 0_u64;
     for last in (1..items.len()).rev() {
         let limit = last as u128 + 1;
@@ -150,8 +200,8 @@ pub(crate) fn assert_counted(home: &Home, name: &str, epochs: u32, step: Step) {
 
 #[test]
 fn the_oracle_names_every_record_once_per_epoch() {
-    let plan = Plan { seed: 7, minibatch: 9, shard: 36, is_shuffled: true };
-    for epoch in 0..2 {
+    for (version, epoch) in [(1, 0), (1, 1), (2, 0), (2, 1)] {
+        let plan = Plan { version, seed: 7, minibatch: 9, shard: 36, is_shuffled: true };
         let mut all = plan.batches(epoch).concat();
         assert_ne!(all[..4], [0, 1, 2, 3]);
         all.sort_unstable();

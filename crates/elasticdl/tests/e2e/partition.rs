@@ -128,7 +128,7 @@ fn has_event(status: &Value, kind: &str) -> bool {
 }
 
 #[test]
-fn cut_off_from_the_master_nobody_commits_and_nothing_is_committed_twice() {
+fn without_the_master_nothing_is_committed_and_nothing_is_committed_twice() {
     let expected = undisturbed();
     let (home, elsewhere) = (Home::new(), Home::new());
     let port = free_port();

@@ -53,6 +53,33 @@ fn a_job_killed_before_its_first_checkpoint_resumes_from_its_start() {
 }
 
 #[test]
+fn a_job_of_an_earlier_version_resumes_with_its_own_order_of_records() {
+    let home = Home::new();
+    let config = home.path().join("old.yaml");
+    std::fs::write(&config, "batch_plan: 1\n").unwrap();
+    let config = format!("--config={}", config.display());
+    let data = format!("--training_data={}", shipped("test"));
+    let mut args = train_args("--job_name=old", &data);
+    // The last round of an epoch is short, so the result depends on the order of the records.
+    args.retain(|arg| !arg.starts_with("--minibatch_size"));
+    args.extend(["--minibatch_size=15", "--grads_to_wait=3", "--num_workers=1", &config]);
+    let mut job = home.start("old", &args);
+    job.wait_until("a checkpoint", |s| {
+        s["last_checkpoint"].as_str().is_some_and(|c| !c.is_empty())
+    });
+    job.kill_all();
+    let file = home.job_dir("old").join("job.json");
+    let mut spec: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let version = spec.as_object_mut().unwrap().remove("batch_plan");
+    assert_eq!(version, Some(1.into()), "an earlier version wrote no such field");
+    std::fs::write(&file, spec.to_string()).unwrap();
+    let mut resumed = home.start("old", &["train", "--resume", "old"]);
+    resumed.wait_for_success();
+    assert_exactly_once(&home, "old", 2, 3);
+}
+
+#[test]
 fn children_follow_their_supervisor_within_two_seconds_even_if_one_is_stopped() {
     let home = Home::new();
     let data = format!("--training_data={}", shipped("test"));
@@ -69,22 +96,31 @@ fn children_follow_their_supervisor_within_two_seconds_even_if_one_is_stopped() 
 }
 
 #[test]
-fn an_interrupt_ends_everything_and_leaves_a_job_that_can_be_resumed() {
+fn an_interrupt_saves_a_checkpoint_ends_everything_and_leaves_a_job_that_can_be_resumed() {
     let home = Home::new();
     let data = format!("--training_data={}", shipped("test"));
-    let mut job = home.start("interrupted", &train_args("--job_name=interrupted", &data));
-    job.wait_until("a checkpoint", |s| {
-        s["last_checkpoint"].as_str().is_some_and(|c| !c.is_empty())
-    });
+    let mut args = train_args("--job_name=interrupted", &data);
+    args.retain(|arg| !arg.starts_with("--checkpoint"));
+    args.push("--checkpoint_secs=0");
+    let mut job = home.start("interrupted", &args);
+    job.wait_until("some training", |status| status["step"].as_u64() > Some(50));
     let instances = job.instances();
     signal(job.pid(), Signal::INT);
     assert_eq!(job.wait().code(), Some(130));
+    let saved = home.status("interrupted")["last_checkpoint"].as_str().unwrap().to_owned();
+    let version = saved.rsplit_once("/version-").and_then(|(_, name)| name.split('.').next());
+    let step: u64 = version.and_then(|version| version.parse().ok()).expect("a checkpoint");
+    assert!(step > 50, "{saved}");
     for instance in &instances {
         assert!(wait_gone(instance.pid), "{instance:?} outlived the interrupt");
     }
+    let stderr = home.path().join("interrupted.stderr");
+    let n_before = std::fs::read_to_string(&stderr).unwrap().lines().count();
     let mut resumed = home.start("interrupted", &["train", "--resume", "interrupted"]);
     resumed.wait_for_success();
     assert_exactly_once(&home, "interrupted", 2, 1);
+    let printed = std::fs::read_to_string(stderr).unwrap();
+    assert_eq!(printed.lines().nth(n_before), Some(&*format!("resumed at step {step}")));
 }
 
 fn wait_gone(pid: i32) -> bool {

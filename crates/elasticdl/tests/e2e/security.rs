@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::harness::{Home, assert_exactly_once, shipped_as, stderr};
 
 #[test]
-fn a_worker_and_a_server_with_another_jobs_key_are_refused_and_the_job_goes_on() {
+fn processes_with_the_key_of_another_job_are_refused_and_the_job_continues() {
     let (home, elsewhere) = (Home::new(), Home::new());
     let data = shipped_as("training_data", "test");
     elsewhere.train("other", &["--model_def=count", &data, "--max_step=1", "--num_workers=1"]);

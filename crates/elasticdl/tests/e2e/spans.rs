@@ -77,7 +77,7 @@ fn number(span: &Span, key: &str) -> Option<i64> {
 }
 
 #[test]
-fn a_job_is_one_trace_whoever_of_its_masters_tells_of_it() {
+fn a_job_is_one_trace_over_all_its_masters() {
     let (sink, home) = (Sink::default(), Home::new());
     let endpoint = format!("--otlp_endpoint=http://{}", sink.start());
     let mut job = home.start(

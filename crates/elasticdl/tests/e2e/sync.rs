@@ -19,7 +19,7 @@ fn one_worker_supplies_every_gradient_of_a_round() {
             "--num_epochs=2",
         ],
     );
-    // 134 batches, so that the last round has two and the last batch five records.
+    // 134 batches, so the last round has two and the last batch five records.
     assert_eq!(home.status("rounds")["step"], 2 * 45);
     assert_exactly_once(&home, "rounds", 2, 3);
 }

@@ -2,9 +2,11 @@
 //! The terminal view in a real terminal, and the demo.
 
 use std::process::{Command, Output};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::harness::{Home, PATIENCE, assert_exactly_once, shipped_as, tell};
+use rustix::process::Signal;
+
+use crate::harness::{Home, PATIENCE, assert_exactly_once, shipped_as, signal, tell};
 
 /// A terminal of its own, which ends with the test.
 struct Terminal {
@@ -68,7 +70,7 @@ impl Terminal {
                 return text;
             }
             assert!(start.elapsed() < PATIENCE, "{what} did not come:\n{text}");
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 }
@@ -95,12 +97,15 @@ fn the_terminal_view_draws_kills_scales_and_leaves_the_job_alone() {
         "--num_minibatches_per_task=4",
         "--checkpoint_secs=1",
         "--max_workers=4",
+        "--allow_chaos",
     ];
     home.stdout(&job);
     let Some(terminal) = Terminal::open(&home, "top seen") else { return };
     // A plot is drawn in Braille.
     let is_plot = |text: &str| text.chars().any(|c| ('\u{2801}'..='\u{28ff}').contains(&c));
     terminal.wait_until("a plot", |text| is_plot(text) && text.contains("▸ worker-"));
+    terminal.press("k");
+    terminal.wait_until("the question", |text| text.contains("press k again to kill worker-"));
     terminal.press("k");
     terminal.wait_until("the kill", |text| text.contains("was killed"));
     terminal.wait_until("its replacement", |text| text.contains("worker-2 "));
@@ -113,7 +118,7 @@ fn the_terminal_view_draws_kills_scales_and_leaves_the_job_alone() {
 }
 
 #[test]
-fn the_demo_ends_with_an_audit_and_the_same_bits() {
+fn the_demo_ends_with_an_audit_and_bit_identical_results() {
     let home = Home::new();
     let text = home.stdout(&["demo", "--plain", "--epochs=1", "--seed=3"]);
     assert!(
@@ -122,4 +127,18 @@ fn the_demo_ends_with_an_audit_and_the_same_bits() {
     );
     assert!(text.contains("6 processes killed"), "{text}");
     assert!(text.ends_with("results are bit-identical\n"), "{text}");
+}
+
+#[test]
+fn an_interrupted_demo_leaves_no_job_behind() {
+    let home = Home::new();
+    let mut demo = home.start("demo", &["demo", "--plain", "--epochs=1"]);
+    let (stderr, start) = (home.path().join("demo.stderr"), Instant::now());
+    while !std::fs::read_to_string(&stderr).is_ok_and(|text| text.contains("was killed")) {
+        assert!(start.elapsed() < PATIENCE, "{}", demo.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    signal(demo.pid(), Signal::INT);
+    assert_eq!(demo.wait().code(), Some(130));
+    assert_eq!(home.jobs(), [""; 0]);
 }

@@ -5,20 +5,23 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use crate::activity::WaitingFor;
 use crate::applied::AppliedSet;
 use crate::evaluation::Evaluated;
 use crate::id::{
-    BatchId, CutId, Generation, Incarnation, LeaseId, PartitionId, PsId, Term, WorkerId,
+    BatchId, CheckpointId, Generation, Incarnation, LeaseId, PartitionId, PsId, RunId, Term,
+    WorkerId,
 };
+use crate::job::EventKind;
 use crate::job::{
-    Command, Config, CutFile, Durable, Effect, End, Event, Held, Holder, Job, Note, PsOrder,
-    Refusal, Work,
+    CheckpointFile, CheckpointWriter, Command, Config, Durable, Effect, End, Event, HeldLease, Job,
+    Note, PsOrder, Refusal, Work,
 };
 use crate::metric::{Measures, Metric};
 use crate::model::ModelSpec;
 use crate::optimizer::OptimizerSpec;
-use crate::platform::{Ended, InstanceId, Order, Report, Role};
-use crate::servers::{Member, PartitionState};
+use crate::platform::{Ended, InstanceId, Order, Process, Report, Role};
+use crate::servers::{PartitionState, ServerMember};
 use crate::spec::JobSpec;
 use crate::time::Time;
 
@@ -63,10 +66,13 @@ pub(super) struct Bench {
     pub disk_is_full: bool,
     pub unreadable: BTreeSet<String>,
     /// Effects that a test keeps to itself.
-    pub holds_cuts: bool,
+    pub holds_checkpoints: bool,
+    pub holds_commits: bool,
     pub holds_loads: bool,
     pub holds_launches: bool,
     pub held_back: Vec<Effect>,
+    /// What every heartbeat says that a worker has computed.
+    pub progress: u64,
     next_process: u32,
 }
 
@@ -97,7 +103,8 @@ pub(super) fn spec() -> JobSpec {
 }
 
 pub(super) fn config(spec: JobSpec, n_validation_records: u64) -> Config {
-    Config { spec, term: Term(1), n_records: 20, n_validation_records, n_prediction_records: 0 }
+    let (run, term) = (RunId::default(), Term(1));
+    Config { spec, run, term, n_records: 20, n_validation_records, n_prediction_records: 0 }
 }
 
 pub(super) fn worker(id: u32) -> InstanceId {
@@ -135,10 +142,12 @@ impl Bench {
             n_shards_evaluated: 0,
             disk_is_full: false,
             unreadable: BTreeSet::new(),
-            holds_cuts: false,
+            holds_checkpoints: false,
+            holds_commits: false,
             holds_loads: false,
             holds_launches: false,
             held_back: Vec::new(),
+            progress: 0,
             next_process: 100,
         }
     }
@@ -148,7 +157,11 @@ impl Bench {
         let mut config = self.job.config().clone();
         config.term = config.term.next();
         self.job = Job::new(config, self.disk.clone(), self.now);
-        let running = |role: Role, id: u32, pid: u32| (InstanceId { role, id }, pid);
+        let running = |role: Role, id: u32, pid: u32| Process {
+            instance: InstanceId { role, id },
+            pid,
+            age_ms: 0,
+        };
         let servers = self.servers.iter().map(|(id, ps)| running(Role::Ps, *id, ps.pid));
         let workers = self.workers.iter().map(|(id, w)| running(Role::Worker, *id, w.pid));
         let running = servers.chain(workers).collect();
@@ -171,8 +184,8 @@ impl Bench {
     fn perform(&mut self, effect: Effect, events: &mut VecDeque<Event>) {
         match effect {
             Effect::Persist => self.disk = self.job.durable().clone(),
-            Effect::ToWorker(id, command) => self.tell_worker(id, command),
-            Effect::ToPs(id, order) => events.extend(self.tell_ps(id, order)),
+            Effect::ToWorker(id, command) => self.send_to_worker(id, command),
+            Effect::ToPs(id, order) => events.extend(self.send_to_ps(id, order)),
             Effect::CloseWorker(id, _) | Effect::RefuseWorker(id, _) => {
                 if let Some(worker) = self.workers.get_mut(&id.0) {
                     worker.work.clear();
@@ -183,18 +196,22 @@ impl Bench {
                 self.orders.push(order.clone());
                 events.extend(self.obey(&order));
             }
-            Effect::PrepareCut { folder, .. } => {
+            Effect::PrepareCheckpoint { folder, .. } => {
                 let is_new = self.folders.insert(folder, Parts::new()).is_none();
                 assert!(is_new, "no folder is used twice");
             }
-            Effect::Commit { cut, folder, files, .. } => {
+            commit @ Effect::Commit { .. } if self.holds_commits => self.held_back.push(commit),
+            Effect::Commit { checkpoint, folder, files, .. } => {
                 assert_eq!(files.len(), self.job.config().spec.partitions as usize);
                 self.committed.insert(folder);
-                events.push_back(Event::Committed { cut });
+                events.push_back(Event::Committed { checkpoint });
             }
             Effect::Delete(folder) => {
                 self.folders.remove(&folder);
                 self.committed.remove(&folder);
+            }
+            Effect::Export { .. } if self.disk_is_full => {
+                events.push_back(Event::ExportFailed { error: "full".into(), is_disk_full: true });
             }
             Effect::Export { checkpoint } => {
                 assert!(self.committed.contains(&checkpoint), "only what is complete is exported");
@@ -209,11 +226,11 @@ impl Bench {
         }
     }
 
-    fn tell_worker(&mut self, id: WorkerId, command: Command) {
+    fn send_to_worker(&mut self, id: WorkerId, command: Command) {
         let generation = self.job.servers().generation();
         let Some(worker) = self.workers.get_mut(&id.0) else { return };
         match command {
-            Command::Welcome => {}
+            Command::Welcome | Command::Ping => {}
             Command::Route => {
                 if worker.generation != Some(generation) {
                     worker.work.clear();
@@ -222,7 +239,7 @@ impl Bench {
             }
             Command::Lease { lease, work, .. } => worker.work.push_back((lease, work)),
             Command::Revoke(lease) => worker.work.retain(|(held, _)| *held != lease),
-            Command::World { .. } | Command::Go { .. } | Command::Cut { .. } => {
+            Command::World(_) | Command::Go { .. } | Command::Checkpoint { .. } => {
                 panic!("the servers hold the parameters")
             }
             Command::Stop(_) => {
@@ -231,9 +248,9 @@ impl Bench {
         }
     }
 
-    fn tell_ps(&mut self, id: PsId, order: PsOrder) -> Option<Event> {
+    fn send_to_ps(&mut self, id: PsId, order: PsOrder) -> Option<Event> {
         if matches!(order, PsOrder::Load { .. }) && self.holds_loads
-            || matches!(order, PsOrder::Cut { .. }) && self.holds_cuts
+            || matches!(order, PsOrder::Checkpoint { .. }) && self.holds_checkpoints
         {
             self.held_back.push(Effect::ToPs(id, order));
             return None;
@@ -246,7 +263,7 @@ impl Bench {
         let spec = &self.job.config().spec;
         let layout = spec.layout(0);
         let hosted = layout.hosted(id, spec.num_ps_pods);
-        let n_batches = spec.plan(self.job.config().n_records).n_batches().max(1);
+        let n_batches = self.job.config().n_batches();
         let server = self.servers.get_mut(&id.0)?;
         match order {
             PsOrder::Welcome | PsOrder::Stop(_) => None,
@@ -274,17 +291,28 @@ impl Bench {
                 server.is_serving = true;
                 None
             }
-            PsOrder::Cut { cut, generation, folder, .. } => self.cut(id, cut, generation, &folder),
+            PsOrder::Checkpoint { checkpoint, generation, folder, .. } => {
+                self.checkpoint(id, checkpoint, generation, &folder)
+            }
         }
     }
 
-    fn cut(&mut self, id: PsId, cut: CutId, generation: Generation, folder: &str) -> Option<Event> {
+    fn checkpoint(
+        &mut self,
+        id: PsId,
+        checkpoint: CheckpointId,
+        generation: Generation,
+        folder: &str,
+    ) -> Option<Event> {
         if self.disk_is_full {
-            return Some(Event::CutFailed { cut, error: "no space left on device".into() });
+            return Some(Event::CheckpointFailed {
+                checkpoint,
+                error: "no space left on device".into(),
+            });
         }
         let parts = self.servers[&id.0].parts.clone();
         self.folders.get_mut(folder)?.extend(parts.clone());
-        let file = |(partition, (_, updates)): (u32, (AppliedSet, u64))| CutFile {
+        let file = |(partition, (_, updates)): (u32, (AppliedSet, u64))| CheckpointFile {
             partition,
             name: format!("partition-{partition:05}.edlp"),
             bytes: 1,
@@ -292,14 +320,19 @@ impl Bench {
             updates,
         };
         let files = parts.into_iter().map(file).collect();
-        Some(Event::CutDone { holder: Holder::Ps(id), cut, generation, files })
+        Some(Event::CheckpointDone {
+            holder: CheckpointWriter::Ps(id),
+            checkpoint,
+            generation,
+            files,
+        })
     }
 
     fn obey(&mut self, order: &Order) -> Vec<Event> {
         match order {
             Order::Launch { .. } if self.holds_launches => Vec::new(),
             Order::Launch { instance, .. } => self.launch(*instance),
-            Order::Harm { .. } => Vec::new(),
+            Order::Chaos { .. } => Vec::new(),
             Order::Stop { instance, grace_ms: 0 } => self.kill(*instance, Ended::Signal(9)),
             Order::Stop { instance, .. } | Order::Dismiss { instance, .. } => {
                 let mut events = Vec::new();
@@ -310,7 +343,7 @@ impl Bench {
                     let worker = WorkerId(instance.id);
                     events.push(Event::WorkerLeaving { worker, incarnation });
                 }
-                events.extend(self.kill(*instance, Ended::Exit(0)));
+                events.extend(self.kill(*instance, Ended::CLEAN));
                 events
             }
         }
@@ -353,7 +386,7 @@ impl Bench {
             }
             Role::Ps => {
                 let known = &self.servers[&instance.id];
-                let member = Member {
+                let member = ServerMember {
                     incarnation: Incarnation(known.incarnation),
                     address: String::new(),
                     unix_path: String::new(),
@@ -412,7 +445,12 @@ impl Bench {
         for (id, incarnation) in workers {
             if silent != Some(worker(id)) {
                 let (worker, incarnation) = (WorkerId(id), Incarnation(incarnation));
-                self.handle(Event::WorkerHeard { worker, incarnation, waiting_for: String::new() });
+                self.handle(Event::WorkerHeard {
+                    worker,
+                    incarnation,
+                    waiting_for: WaitingFor::Nothing,
+                    progress: self.progress,
+                });
             }
         }
         let servers: Vec<(u32, u64)> =
@@ -429,13 +467,14 @@ impl Bench {
     pub(super) fn step(&mut self, id: u32) -> bool {
         let Some(next) = self.next_work(id) else { return false };
         match next {
-            (lease, Work::Train { epoch, range }) => {
+            (lease, Work::Train { epoch, range, skipped }) => {
                 let batch = BatchId { epoch, index: range.start };
                 self.push_everywhere(batch);
                 let left = range.start + 1..range.end;
                 if !left.is_empty() {
                     let worker = self.workers.get_mut(&id).unwrap();
-                    worker.work.push_front((lease, Work::Train { epoch, range: left }));
+                    let work = Work::Train { epoch, range: left, skipped };
+                    worker.work.push_front((lease, work));
                 }
                 self.report(id, batch);
             }
@@ -516,7 +555,7 @@ impl Bench {
         }
     }
 
-    pub(super) fn has_note(&self, kind: &str) -> bool {
+    pub(super) fn has_note(&self, kind: EventKind) -> bool {
         self.notes.iter().any(|note| note.kind == kind)
     }
 
@@ -538,10 +577,10 @@ fn states(parts: &Parts) -> Vec<PartitionState> {
     parts.iter().map(state).collect()
 }
 
-fn held(work: &VecDeque<(LeaseId, Work)>) -> Vec<Held> {
+fn held(work: &VecDeque<(LeaseId, Work)>) -> Vec<HeldLease> {
     let held = |(lease, work): &(LeaseId, Work)| match work {
-        Work::Train { epoch, range } => {
-            Some(Held { lease: *lease, epoch: *epoch, indices: range.clone().collect() })
+        Work::Train { epoch, range, .. } => {
+            Some(HeldLease { lease: *lease, epoch: *epoch, indices: range.clone().collect() })
         }
         Work::Eval { .. } | Work::Predict { .. } => None,
     };

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::bench::{Bench, config, spec};
+use crate::job::EventKind;
 use crate::job::{Durable, Event};
 use crate::platform::Report;
 use crate::spec::{JobSpec, Seconds};
@@ -71,22 +72,34 @@ fn every_deadline_is_met() {
         start(bench);
         bench.run_to(3);
     };
-    let noted = |kind: &'static str| move |bench: &Bench| bench.has_note(kind);
+    let noted = |kind: EventKind| move |bench: &Bench| bench.has_note(kind);
     let silence = JobSpec { heartbeat_timeout_secs: 8.0, ..spec() };
-    check(silence.clone(), false, &start, &noted("worker_silent"), 8);
-    check(silence.clone(), false, &start, &noted("ps_lost"), 8);
+    check(silence.clone(), false, &start, &noted(EventKind::WorkerSilent), 8);
+    check(silence.clone(), false, &start, &noted(EventKind::PsLost), 8);
     let never_connects = |bench: &mut Bench| {
         bench.holds_launches = true;
         start(bench);
     };
-    check(silence, false, &never_connects, &noted("not_heard"), 18);
+    check(silence, false, &never_connects, &noted(EventKind::NotHeard), 18);
     let overdue = JobSpec { task_timeout_secs: 30, ..spec() };
-    check(overdue, true, &begin, &noted("work_failed"), 30);
-    check(JobSpec { max_time: Seconds(40), ..spec() }, true, &begin, &noted("max_time"), 40);
-    check(JobSpec { checkpoint_secs: 25, ..spec() }, true, &begin, &noted("checkpoint"), 25);
+    check(overdue, true, &begin, &noted(EventKind::WorkFailed), 30);
+    check(
+        JobSpec { max_time: Seconds(40), ..spec() },
+        true,
+        &begin,
+        &noted(EventKind::MaxTime),
+        40,
+    );
+    check(
+        JobSpec { checkpoint_secs: 25, ..spec() },
+        true,
+        &begin,
+        &noted(EventKind::Checkpoint),
+        25,
+    );
     let stop = |bench: &mut Bench| {
         begin(bench);
-        bench.holds_cuts = true;
+        bench.holds_checkpoints = true;
         bench.handle(Event::Stop { reason: "enough".into(), with_checkpoint: true });
     };
     check(spec(), true, &stop, &|bench| bench.ended.is_some(), 20);
@@ -94,5 +107,5 @@ fn every_deadline_is_met() {
         bench.holds_loads = true;
         start(bench);
     };
-    check(spec(), true, &load, &noted("ps_lost"), 600);
+    check(spec(), true, &load, &noted(EventKind::PsLost), 600);
 }

@@ -4,11 +4,14 @@
 use std::time::Duration;
 
 use super::bench::{Bench, config, model, ps, spec, worker};
-use crate::id::{BatchId, Incarnation, LeaseId, PsId, WorkerId};
-use crate::job::{Durable, Effect, End, Event, PsOrder, Suspect, Work};
+use crate::activity::WaitingFor;
+use crate::exit::Exit;
+use crate::id::{BatchId, CheckpointId, Generation, Incarnation, LeaseId, PsId, WorkerId};
+use crate::job::{Durable, Effect, End, Event, EventKind, Job, PsOrder, Suspect, Work};
 use crate::platform::{Ended, Order, Report};
-use crate::servers::Phase;
+use crate::servers::{ServerMember, ServersPhase};
 use crate::spec::JobSpec;
+use crate::time::Time;
 
 fn train(n_epochs: u32) -> JobSpec {
     JobSpec { num_epochs: n_epochs, ..spec() }
@@ -32,13 +35,37 @@ fn a_server_lost_before_the_first_checkpoint_takes_training_back_to_its_start() 
 }
 
 #[test]
+fn a_server_that_was_replaced_is_refused_by_this_master_and_by_the_next() {
+    let mut job = Job::new(config(train(1), 0), Durable::default(), Time::ZERO);
+    let mut connect = |incarnation: u32| {
+        let member = Box::new(ServerMember {
+            incarnation: Incarnation(incarnation.into()),
+            address: String::new(),
+            unix_path: String::new(),
+            generation: Generation(0),
+            sets: Vec::new(),
+        });
+        let connected = Event::PsConnected { ps: PsId(0), pid: incarnation, member };
+        drop(job.handle(connected, Time::ZERO));
+        job.clone()
+    };
+    assert!(!connect(1).is_replaced_server(Incarnation(1)));
+    assert!(!connect(1).is_replaced_server(Incarnation(1)), "its stream only broke");
+    let job = connect(2);
+    let next = Job::new(config(train(1), 0), job.durable().clone(), Time::ZERO);
+    for job in [job, next] {
+        assert!(job.is_replaced_server(Incarnation(1)) && !job.is_replaced_server(Incarnation(2)));
+    }
+}
+
+#[test]
 fn a_server_lost_after_a_checkpoint_takes_training_back_to_it() {
     let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 6, ..train(2) }, 0));
     bench.run_to(9);
-    bench.kill_now(ps(0), Ended::Exit(101));
+    bench.kill_now(ps(0), Exit::Panicked.into());
     bench.pass(Duration::from_secs(1), None);
     assert_eq!(bench.job.ledger().n_done(), 6, "a crash is followed by a pause, then by a load");
-    assert!(bench.has_note("restored"));
+    assert!(bench.has_note(EventKind::Restored));
     bench.run();
     bench.expect_trained(2);
 }
@@ -95,9 +122,9 @@ fn a_full_disk_keeps_the_checkpoint_before_and_training_goes_on() {
     assert_eq!(before.len(), 1);
     bench.disk_is_full = true;
     bench.run_to(13);
-    assert!(bench.has_note("checkpoint_failed"));
+    assert!(bench.has_note(EventKind::CheckpointFailed));
     assert_eq!(bench.disk.checkpoints, before);
-    assert_eq!(bench.folders.len(), 1, "what a failed cut has left is deleted");
+    assert_eq!(bench.folders.len(), 1, "what a failed checkpoint has left is deleted");
     bench.kill_now(ps(0), Ended::Signal(9));
     assert_eq!(bench.job.ledger().n_done(), 4);
     bench.disk_is_full = false;
@@ -106,12 +133,43 @@ fn a_full_disk_keeps_the_checkpoint_before_and_training_goes_on() {
 }
 
 #[test]
-fn a_final_checkpoint_that_cannot_be_written_fails_the_job_after_some_tries() {
+fn a_final_checkpoint_waits_for_room_on_the_disk_and_says_so_once() {
     let mut bench = Bench::started(config(train(1), 0));
     bench.disk_is_full = true;
-    bench.run();
-    assert!(bench.failure().contains("cannot write the final checkpoint"));
-    assert_eq!(bench.notes.iter().filter(|n| n.kind == "checkpoint_failed").count(), 5);
+    bench.run_to(10);
+    bench.pass(Duration::from_secs(600), None);
+    assert_eq!(bench.ended, None);
+    let trouble = bench.job.trouble().unwrap();
+    assert!(trouble.starts_with("cannot write the final checkpoint: "), "{trouble}");
+    assert_eq!(bench.notes.iter().filter(|n| n.kind == EventKind::CheckpointFailed).count(), 1);
+    bench.disk_is_full = false;
+    bench.pass(Duration::from_secs(5), None);
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_result_waits_for_room_on_the_disk() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.holds_commits = true;
+    bench.run_to(10);
+    let [Effect::Commit { checkpoint, folder, .. }] = &bench.held_back[..] else { panic!() };
+    let (checkpoint, folder) = (*checkpoint, folder.clone());
+    bench.committed.insert(folder);
+    bench.disk_is_full = true;
+    bench.handle(Event::Committed { checkpoint });
+    bench.pass(Duration::from_secs(600), None);
+    assert_eq!(bench.ended, None);
+    assert_eq!(bench.job.trouble().unwrap(), "cannot write the result: full; retrying");
+    bench.disk_is_full = false;
+    bench.pass(Duration::from_secs(5), None);
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_result_that_can_never_be_written_fails_the_job() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.handle(Event::ExportFailed { error: "corrupt".into(), is_disk_full: false });
+    assert!(bench.failure().contains("cannot write the result: corrupt"));
 }
 
 #[test]
@@ -138,7 +196,7 @@ fn an_error_of_user_code_counts_against_its_batch_and_success_pardons_it() {
     assert!(bench.disk.failures.is_empty(), "it was done in the end");
     // A number that the lease does not hold must not be believed.
     let (lease, work) = bench.next_work(0).unwrap();
-    let Work::Train { epoch, range } = work else { panic!() };
+    let Work::Train { epoch, range, .. } = work else { panic!() };
     bench.handle(failed(&bench, 0, lease, u32::MAX));
     let first = BatchId { epoch, index: range.start };
     assert_eq!(bench.disk.failures[0].work, Suspect::Batch(first));
@@ -160,7 +218,7 @@ fn a_server_beyond_those_of_the_job_is_refused_with_their_number() {
     let refusal = |n_ps: u32| {
         let mut bench = Bench::started(config(JobSpec { num_ps_pods: n_ps, ..train(1) }, 0));
         bench.launch(ps(7)).into_iter().skip(1).for_each(|event| bench.handle(event));
-        let note = bench.notes.iter().find(|note| note.kind == "refused");
+        let note = bench.notes.iter().find(|note| note.kind == EventKind::Refused);
         note.expect("it is refused").text.clone()
     };
     assert_eq!(refusal(1), "ps-7 was refused: the job has 1 parameter server");
@@ -203,7 +261,7 @@ fn a_lease_that_expires_too_often_ends_the_job_and_nothing_follows() {
 }
 
 #[test]
-fn a_stuck_worker_that_nobody_can_replace_is_not_lent_the_same_at_once_again() {
+fn a_stuck_worker_without_a_replacement_is_not_assigned_the_same_work_at_once() {
     let mut config = config(JobSpec { task_timeout_secs: 30, num_workers: 0, ..train(1) }, 0);
     config.spec.max_batch_failures = 2;
     let mut bench = Bench::started(config);
@@ -222,7 +280,7 @@ fn a_stuck_worker_that_nobody_can_replace_is_not_lent_the_same_at_once_again() {
 fn a_silent_worker_is_replaced_and_its_work_goes_to_others() {
     let mut bench = Bench::started(config(train(1), 0));
     bench.pass(Duration::from_secs(11), Some(worker(0)));
-    assert!(bench.has_note("worker_silent"));
+    assert!(bench.has_note(EventKind::WorkerSilent));
     assert!(!bench.workers.contains_key(&0) && bench.workers.contains_key(&2));
     bench.run();
     bench.expect_trained(1);
@@ -241,6 +299,71 @@ fn a_silent_server_is_replaced_and_all_load_again() {
 }
 
 #[test]
+fn a_worker_that_computes_keeps_its_leases_and_one_that_does_not_loses_them() {
+    let spec = JobSpec { task_timeout_secs: 4, ..train(1) };
+    for computes in [true, false] {
+        let mut bench = Bench::started(config(spec.clone(), 0));
+        for _ in 0..60 {
+            bench.progress += u64::from(computes);
+            bench.pass(Duration::from_millis(100), None);
+        }
+        let is_blamed = bench.has_note(EventKind::WorkFailed);
+        assert_eq!(is_blamed, !computes, "nothing is finished, but batches are computed");
+    }
+}
+
+#[test]
+fn a_lease_lasts_longer_where_batches_take_longer() {
+    let spec = JobSpec { task_timeout_secs: 4, heartbeat_timeout_secs: 1.0, ..train(1) };
+    let mut bench = Bench::started(config(spec, 0));
+    let batch = Duration::from_secs(3);
+    for _ in 0..8 {
+        bench.progress += 1;
+        bench.pass(batch, None);
+    }
+    bench.pass(3 * batch, None);
+    assert!(!bench.has_note(EventKind::WorkFailed), "one batch takes three times as long");
+    bench.pass(4 * batch, None);
+    assert!(bench.has_note(EventKind::WorkFailed), "{:?}", bench.notes);
+}
+
+#[test]
+fn the_tasks_of_a_frozen_worker_go_to_others_before_it_is_replaced() {
+    let mut bench = Bench::started(config(JobSpec { num_epochs: 0, ..train(1) }, 0));
+    for _ in 0..10 {
+        bench.progress += 1;
+        bench.pass(Duration::from_millis(100), None);
+    }
+    assert!(!bench.has_note(EventKind::Stuck));
+    let (frozen, since) = (worker(1), bench.now);
+    while !bench.has_note(EventKind::Stuck) {
+        bench.pass(Duration::from_millis(100), Some(frozen));
+    }
+    let time = bench.now.since(since);
+    assert!((Duration::from_secs(1)..Duration::from_millis(1500)).contains(&time), "{time:?}");
+    assert_eq!(bench.job.ledger().n_held(WorkerId(1)), 0, "its tasks are free");
+    assert!(!bench.has_note(EventKind::WorkerSilent));
+    bench.pass(Duration::from_millis(200), None);
+    assert!(bench.job.ledger().n_held(WorkerId(1)) > 0, "it was heard again");
+}
+
+#[test]
+fn nobody_is_frozen_while_the_master_itself_was_stopped() {
+    let mut bench = Bench::started(config(JobSpec { num_epochs: 0, ..train(1) }, 0));
+    for _ in 0..10 {
+        bench.progress += 1;
+        bench.pass(Duration::from_millis(100), None);
+    }
+    for _ in 0..5 {
+        // Too short to be noticed as a pause; heartbeats wait until after the tick.
+        bench.now = bench.now + Duration::from_millis(4900);
+        (0..5).for_each(|_| bench.handle(Event::Tick));
+        bench.pass(Duration::from_millis(300), None);
+    }
+    assert!(!bench.has_note(EventKind::Stuck), "{:?}", bench.notes);
+}
+
+#[test]
 fn silence_is_noticed_under_a_load_that_leaves_no_time_for_ticks() {
     let mut bench = Bench::started(config(train(1), 0));
     let mut shortest = Duration::MAX;
@@ -250,12 +373,13 @@ fn silence_is_noticed_under_a_load_that_leaves_no_time_for_ticks() {
         bench.handle(Event::WorkerHeard {
             worker: WorkerId(1),
             incarnation,
-            waiting_for: String::new(),
+            waiting_for: WaitingFor::Nothing,
+            progress: 0,
         });
         shortest = shortest.min(bench.job.next_deadline(bench.now).since(bench.now));
     }
     assert_eq!(shortest, Duration::from_millis(10), "a tick comes nearer, whatever else happens");
-    assert!(bench.has_note("worker_silent") && bench.has_note("ps_lost"));
+    assert!(bench.has_note(EventKind::WorkerSilent) && bench.has_note(EventKind::PsLost));
 }
 
 #[test]
@@ -265,7 +389,7 @@ fn nobody_is_silent_while_the_master_itself_was_stopped() {
     bench.now = bench.now + Duration::from_secs(4000);
     bench.handle(Event::Tick);
     assert_eq!(bench.job.servers().generation().0, 1);
-    assert!(!bench.has_note("worker_silent") && bench.disk.failures.is_empty());
+    assert!(!bench.has_note(EventKind::WorkerSilent) && bench.disk.failures.is_empty());
     bench.run();
     bench.expect_trained(1);
 }
@@ -281,7 +405,7 @@ fn a_process_that_calls_before_the_platform_tells_of_it_is_not_waited_for() {
         events.into_iter().for_each(|event| bench.handle(event));
     }
     bench.pass(Duration::from_secs(25), None);
-    assert!(!bench.has_note("not_heard"));
+    assert!(!bench.has_note(EventKind::NotHeard));
     bench.run();
     bench.expect_trained(1);
 }
@@ -326,7 +450,7 @@ fn a_worker_with_another_model_is_refused() {
         held: Vec::new(),
         peer: None,
     });
-    let refusal = bench.notes.iter().find(|note| note.kind == "refused").unwrap();
+    let refusal = bench.notes.iter().find(|note| note.kind == EventKind::Refused).unwrap();
     assert!(refusal.text.contains("`other`") && refusal.text.contains("`counter`"));
     assert_eq!(bench.disk.model.as_ref().unwrap().name, "counter");
     bench.run();
@@ -336,21 +460,60 @@ fn a_worker_with_another_model_is_refused() {
 #[test]
 fn a_server_whose_stream_breaks_is_told_again_to_serve_and_to_cut() {
     let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(1) }, 0));
-    bench.holds_cuts = true;
+    bench.holds_checkpoints = true;
     bench.run_to(5);
     let lost = bench.held_back.len();
-    assert_eq!(lost, 2, "the orders to cut never arrive");
-    bench.holds_cuts = false;
+    assert_eq!(lost, 2, "the orders for a checkpoint never arrive");
+    bench.holds_checkpoints = false;
     let server = bench.servers.get_mut(&1).unwrap();
     server.is_serving = false; // Neither did the order to serve.
     let incarnation = Incarnation(server.incarnation);
     bench.handle(Event::PsGone { ps: PsId(1), incarnation });
     bench.connect(ps(1));
     assert!(bench.servers[&1].is_serving);
-    assert_eq!(bench.committed.len(), 1, "everybody cut again");
+    assert_eq!(bench.committed.len(), 1, "every server writes again");
     assert_eq!(bench.job.servers().generation().0, 1, "a broken stream alone restores nothing");
     bench.run();
     bench.expect_trained(1);
+}
+
+/// A job whose first checkpoint is written but for its manifest when a server dies.
+fn dies_before_the_manifest() -> (Bench, CheckpointId) {
+    let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(1) }, 0));
+    bench.holds_commits = true;
+    bench.run_to(6);
+    let [Effect::Commit { checkpoint, folder, .. }] = &bench.held_back[..] else {
+        panic!("{:?}", bench.held_back)
+    };
+    let (checkpoint, folder) = (*checkpoint, folder.clone());
+    bench.kill_now(ps(1), Ended::Signal(9));
+    assert!(bench.folders.contains_key(&folder), "it is not deleted");
+    assert_eq!(bench.job.servers().generation().0, 1, "nothing is loaded before it is complete");
+    bench.holds_commits = false;
+    (bench, checkpoint)
+}
+
+#[test]
+fn a_server_lost_while_the_manifest_is_written_does_not_cost_the_checkpoint() {
+    let (mut bench, checkpoint) = dies_before_the_manifest();
+    let lost = bench.notes.iter().find(|note| note.kind == EventKind::PsLost).unwrap();
+    assert!(lost.text.ends_with("restoring checkpoint 4"), "{}", lost.text);
+    bench.handle(Event::Committed { checkpoint });
+    assert_eq!((bench.job.servers().generation().0, bench.job.ledger().n_done()), (2, 4));
+    bench.run();
+    bench.expect_trained(1);
+}
+
+#[test]
+fn a_manifest_that_cannot_be_written_does_not_keep_servers_from_loading() {
+    let (mut bench, checkpoint) = dies_before_the_manifest();
+    bench.handle(Event::CheckpointFailed { checkpoint, error: "no space".into() });
+    assert_eq!((bench.job.servers().generation().0, bench.job.ledger().n_done()), (2, 0));
+    bench.run();
+    bench.expect_trained(1);
+    let (mut bench, _) = dies_before_the_manifest();
+    bench.pass(Duration::from_secs(601), None);
+    assert_eq!(bench.job.servers().generation().0, 2, "storage that hangs is not waited for");
 }
 
 #[test]
@@ -370,7 +533,7 @@ fn a_server_that_dies_while_loading_loads_again_when_it_is_back() {
     let mut bench = Bench::new(config(train(1), 0), Durable::default());
     bench.holds_loads = true;
     bench.handle(Event::Platform(Report::Running(Vec::new())));
-    assert_eq!(bench.job.servers().phase(), Phase::Loading);
+    assert_eq!(bench.job.servers().phase(), ServersPhase::Loading);
     bench.kill_now(ps(0), Ended::Signal(9));
     let held = std::mem::take(&mut bench.held_back);
     assert_eq!(held.len(), 3, "one of them for the newcomer");
@@ -392,7 +555,7 @@ fn a_server_that_never_finishes_loading_is_replaced() {
     bench.handle(Event::Platform(Report::Running(Vec::new())));
     bench.holds_loads = false;
     bench.pass(Duration::from_secs(601), None);
-    assert!(bench.has_note("ps_lost"));
+    assert!(bench.has_note(EventKind::PsLost));
     bench.run();
     bench.expect_trained(1);
 }
@@ -423,10 +586,10 @@ fn an_export_under_way_is_not_begun_again_when_a_server_is_lost() {
         for effect in bench.job.handle(event, bench.now) {
             match effect {
                 Effect::ToPs(id, order) => events.extend(bench.obey_as_ps(id, order)),
-                Effect::PrepareCut { folder, .. } => {
+                Effect::PrepareCheckpoint { folder, .. } => {
                     bench.folders.insert(folder, Default::default());
                 }
-                Effect::Commit { cut, .. } => events.push(Event::Committed { cut }),
+                Effect::Commit { checkpoint, .. } => events.push(Event::Committed { checkpoint }),
                 Effect::Export { .. } => n_exports += 1,
                 Effect::Platform(Order::Launch { instance, .. }) => {
                     events.extend(bench.launch(instance));

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use super::bench::{Bench, config, ps, spec, worker};
 use crate::id::{BatchId, Generation, Incarnation, WorkerId};
-use crate::job::{Effect, End, Event, Held};
-use crate::platform::{Ended, Report};
+use crate::job::EventKind;
+use crate::job::{Durable, Effect, End, Event, HeldLease, Job};
+use crate::platform::{Ended, Process, Report};
 use crate::spec::JobSpec;
+use crate::time::Time;
 
 fn train(n_epochs: u32) -> JobSpec {
     JobSpec { num_epochs: n_epochs, ..spec() }
@@ -20,8 +22,8 @@ fn a_new_master_goes_on_with_what_the_servers_hold_and_loads_nothing() {
     bench.restart_master();
     bench.connect_all();
     assert_eq!((bench.job.ledger().n_done(), bench.job.servers().generation().0), (7, 1));
-    let note = bench.notes.iter().find(|note| note.kind == "resumed").expect("it resumed");
-    assert_eq!(note.text, "resumed in generation 1; batches already trained: 7");
+    let note = bench.notes.iter().find(|note| note.kind == EventKind::Resumed).expect("it resumed");
+    assert_eq!(note.text, "resumed at step 7");
     bench.run();
     bench.expect_trained(2);
 }
@@ -57,7 +59,7 @@ fn work_that_a_worker_dropped_at_a_new_generation_comes_back_soon_and_blames_nob
     bench.run_to(2);
     // The worker says that it holds this, and drops it when it hears of the new route.
     let (worker, incarnation) = (WorkerId(0), Incarnation(bench.workers[&0].incarnation));
-    let held = vec![Held { lease: crate::id::LeaseId(77), epoch: 0, indices: vec![9, 9] }];
+    let held = vec![HeldLease { lease: crate::id::LeaseId(77), epoch: 0, indices: vec![9, 9] }];
     let model = Box::new(super::bench::model());
     bench.handle(Event::WorkerConnected { worker, incarnation, pid: 1 });
     bench.workers.get_mut(&0).unwrap().work.clear();
@@ -67,8 +69,8 @@ fn work_that_a_worker_dropped_at_a_new_generation_comes_back_soon_and_blames_nob
     bench.pass(Duration::from_secs(11), None);
     bench.run();
     bench.expect_trained(1);
-    assert!(bench.now.since(crate::time::Time::ZERO) < Duration::from_secs(30));
-    assert!(bench.disk.failures.is_empty() && !bench.has_note("work_failed"));
+    assert!(bench.now.since(Time::ZERO) < Duration::from_secs(30));
+    assert!(bench.disk.failures.is_empty() && !bench.has_note(EventKind::WorkFailed));
 }
 
 #[test]
@@ -160,7 +162,7 @@ impl Bench {
                 | Effect::RefuseWorker(..)
                 | Effect::ClosePs(..)
                 | Effect::Platform(_)
-                | Effect::PrepareCut { .. }
+                | Effect::PrepareCheckpoint { .. }
                 | Effect::Commit { .. }
                 | Effect::Delete(_)
                 | Effect::Export { .. }
@@ -203,13 +205,13 @@ fn a_lost_evaluation_is_made_again_and_a_kept_one_is_not() {
 fn the_best_model_is_kept_though_the_master_died_before_it_was_written() {
     let mut bench = Bench::started(config(train(3), 4));
     bench.losses = vec![0.5, 0.6, 0.7];
-    bench.holds_cuts = true;
+    bench.holds_checkpoints = true;
     bench.run_until(|bench| !bench.evaluated.is_empty());
     assert_eq!(bench.disk.best, None);
-    bench.holds_cuts = false;
+    bench.holds_checkpoints = false;
     bench.restart_master();
     bench.connect_all();
-    let best = bench.disk.best.clone().expect("it was cut by the new master");
+    let best = bench.disk.best.clone().expect("the new master saved it");
     assert!(bench.folders[&best].values().all(|(applied, _)| applied.len() == 10));
     bench.run();
     bench.expect_trained(3);
@@ -258,4 +260,21 @@ fn a_master_that_knows_a_higher_generation_refuses_what_older_servers_hold() {
     assert_eq!((bench.job.servers().generation().0, bench.job.ledger().n_done()), (10, 8));
     bench.run();
     bench.expect_trained(1);
+}
+
+#[test]
+fn a_process_that_ran_long_before_a_new_master_has_the_heartbeat_timeout_to_connect() {
+    let spec = JobSpec { heartbeat_timeout_secs: 2.0, ..spec() };
+    for (age_ms, expected) in [(60_000, 2), (4_000, 8), (0, 12)] {
+        let mut job = Job::new(config(spec.clone(), 0), Durable::default(), Time::ZERO);
+        let process = |instance| Process { instance, pid: 1, age_ms };
+        let running = vec![process(worker(0)), process(ps(0)), process(ps(1))];
+        drop(job.handle(Event::Platform(Report::Running(running)), Time::ZERO));
+        let mut now = Time::ZERO;
+        let is_late = |effect: &Effect| matches!(effect, Effect::Note(note) if note.kind == EventKind::NotHeard);
+        while !job.handle(Event::Tick, now).iter().any(is_late) {
+            now = now + Duration::from_millis(100);
+        }
+        assert_eq!(now.since(Time::ZERO), Duration::from_secs(expected), "of {age_ms} ms");
+    }
 }

@@ -5,7 +5,7 @@
 //! come back.
 
 use crate::id::WorkerId;
-use crate::job::{Effect, End, Job, Peer, Suspect};
+use crate::job::{Effect, End, EventKind, Job, Peer, Suspect};
 use crate::spec::SameBits;
 use crate::time::Time;
 
@@ -23,18 +23,24 @@ impl Job {
             true => "left its world".to_owned(),
             false => format!("lost worker-{suspect}"),
         };
-        self.note("peer_lost", format!("worker-{worker} {what} ({error}); the others continue"));
+        self.note(
+            EventKind::PeerLost,
+            format!("worker-{worker} {what} ({error}); the others continue"),
+        );
         if suspect == worker {
             // It could not use the state that it holds or received.
             self.steps_mut().worlds_mut().disown(worker);
             self.keep_holders();
-            return self.roster.shun_as_unfit(worker, now);
+            return self.roster.ban_as_unfit(worker, now);
         }
         // A new worker that cannot reach the holders of the state must not displace them.
         let is_newcomer = !self.is_holding(worker) && self.is_holding(suspect);
-        self.roster.shun(if is_newcomer { worker } else { suspect }, now);
+        self.roster.ban(if is_newcomer { worker } else { suspect }, now);
         if self.roster.is_lost_too_often(suspect) {
-            self.note("stuck", format!("other workers keep losing worker-{suspect}; replacing it"));
+            self.note(
+                EventKind::Stuck,
+                format!("other workers keep losing worker-{suspect}; replacing it"),
+            );
             self.roster.pardon_all(now);
             self.replace(suspect);
         }
@@ -49,19 +55,19 @@ impl Job {
 
     /// Replaces members that delay the others.
     pub(super) fn check_progress(&mut self, now: Time) {
-        let timeout = self.config.spec.task_timeout();
+        let timeout = self.hang_timeout();
         let is_owed = self.ledger().n_done() < self.steps().worlds().until() || !self.is_together();
         let Self { strategy, roster, .. } = self;
-        let waits_for = |worker| roster.worker(worker).map_or("", |w| w.waiting_for.as_str());
+        let waits_for = |worker| roster.waiting_for(worker);
         let steps = strategy.steps_mut().filter(|_| is_owed);
         let stuck = steps.and_then(|steps| steps.find_stuck(timeout, waits_for, now));
         let Some(stuck) = stuck else { return };
         if stuck.is_empty() {
             let text = format!("no step for {timeout:?} although no worker is busy; retrying");
-            return self.note("stuck", text);
+            return self.note(EventKind::Stuck, text);
         }
         for worker in stuck {
-            self.roster.ban(worker, now + timeout);
+            self.roster.ban_until(worker, now + timeout);
             if let Some(suspect) = self.step_of(worker) {
                 self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
             }
@@ -76,7 +82,7 @@ impl Job {
     pub(in crate::job) fn accept_probe(&mut self, worker: WorkerId, peer: Option<&Peer>) -> bool {
         let Some(peer) = peer else {
             let why = format!("other workers cannot reach worker-{worker}");
-            self.note("refused", why.clone());
+            self.note(EventKind::Refused, why.clone());
             self.effects.push(Effect::RefuseWorker(worker, why));
             return false;
         };
@@ -94,7 +100,7 @@ impl Job {
                          same build and the same data, or allow the difference with \
                          --same_bits=report"
                     );
-                    self.note("refused", why.clone());
+                    self.note(EventKind::Refused, why.clone());
                     self.effects.push(Effect::RefuseWorker(worker, why));
                     false
                 }
@@ -117,7 +123,7 @@ impl Job {
         if !self.durable.bits_differ {
             self.change(|facts| facts.bits_differ = true);
             self.note(
-                "bits_differ",
+                EventKind::BitsDiffer,
                 format!("{what}; the result depends on which worker computed it"),
             );
         }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use crate::id::{Incarnation, WorkerId};
 use crate::instances::Instance;
-use crate::job::roster::Worker;
 use crate::job::{Job, Stage};
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;
@@ -54,20 +53,17 @@ impl Job {
         let is_early = now.since(since) < self.config.spec.heartbeat_timeout();
         // After a network failure, workers reconnect one by one, and the first ones may hold no
         // state that counts. A worker that is known to have exited is not a holder.
-        let is_missed = |(id, incarnation): (&WorkerId, &Incarnation)| match self.roster.worker(*id)
-        {
-            Some(worker) => {
-                let is_away = worker.capacity == 0 && !worker.is_leaving;
-                is_away && worker.incarnation == *incarnation
-            }
-            None => self.stages.has_started(),
-        };
+        let is_missed =
+            |(id, incarnation): (&WorkerId, &Incarnation)| match self.roster.incarnation(*id) {
+                Some(known) => known == *incarnation && self.roster.is_away(*id),
+                None => self.stages.has_started(),
+            };
         let is_awaited = |worker: &WorkerId| {
             let instance = InstanceId::from(*worker);
             let runs = self.instances.running().get(&instance).is_some_and(|i| !i.is_leaving);
             runs && self.roster.is_awaited(instance, now)
         };
-        self.checkpoints.is_committing()
+        self.checkpoints.committing().is_some()
             || is_early && self.steps().worlds().holders().into_iter().flatten().any(is_missed)
             || !self.stages.has_started() && self.steps().survivors().iter().any(is_awaited)
     }
@@ -75,11 +71,12 @@ impl Job {
     /// Whether workers that hold the state are about to form a world.
     pub(in crate::job) fn is_world_expected(&self) -> bool {
         let Some(worlds) = self.strategy.worlds() else { return false };
-        let holds = |(id, worker): (&WorkerId, &Worker)| {
-            let is_here = worker.is_connected && worker.step().is_some();
-            is_here && worlds.is_holder(*id, worker.incarnation)
+        let is_holder = |id: WorkerId| {
+            self.roster.incarnation(id).is_some_and(|incarnation| worlds.is_holder(id, incarnation))
         };
-        self.roster.workers().iter().any(holds)
+        let has_state =
+            |id: WorkerId| self.roster.is_connected(id) && self.roster.step(id).is_some();
+        self.roster.worker_ids().any(|id| has_state(id) && is_holder(id))
     }
 
     /// If the last workers that hold the state leave, they write a checkpoint first. True while
@@ -90,20 +87,20 @@ impl Job {
         now: Time,
     ) -> bool {
         let members = self.strategy.members();
-        let is_leaving = |m: &Member| self.roster.worker(m.worker).is_some_and(|w| w.is_leaving);
+        let is_leaving = |m: &Member| self.roster.is_leaving(m.worker);
         let has_state = |m: &Member| candidates.get(&m.worker).is_some_and(|c| c.step.is_some());
         let at = self.strategy.last_step();
         let is_kept = self.durable.latest_checkpoint().is_some_and(|c| c.exact == at);
         if !members.iter().all(is_leaving) || !members.iter().any(has_state) || is_kept {
             return false;
         }
-        self.steps_mut().begin_farewell();
+        self.steps_mut().begin_drain();
         if !self.checkpoints.can_begin(now) || *self.stages.stage() == Stage::Finishing {
             return true;
         }
-        let is_next = self.steps_mut().next_farewell();
+        let is_next = self.steps_mut().next_drain_checkpoint();
         if is_next {
-            self.begin_cut(None, now);
+            self.begin_checkpoint(None, now);
         }
         is_next
     }

@@ -27,8 +27,8 @@ struct Shell {
     reading: BTreeSet<Place>,
     unreadable: BTreeSet<Place>,
     /// Orders that were not answered, and what is being written.
-    orders: BTreeMap<CutId, Order>,
-    writing: Option<CutId>,
+    orders: BTreeMap<CheckpointId, Order>,
+    writing: Option<CheckpointId>,
     leases: BTreeMap<LeaseId, u64>,
     finishing: Vec<LeaseId>,
     has_ended: bool,
@@ -39,7 +39,7 @@ struct Shell {
 
 impl Shell {
     fn new(has_tables: bool) -> Self {
-        Self {
+        let mut shell = Self {
             member: Member::new(Config { has_tables, ..config() }, Time::ZERO),
             now: Time::ZERO,
             doing: None,
@@ -61,7 +61,9 @@ impl Shell {
             has_ended: false,
             n_events: 0,
             met: BTreeMap::new(),
-        }
+        };
+        shell.feed(built());
+        shell
     }
 
     fn feed(&mut self, event: Event) {
@@ -103,8 +105,8 @@ impl Shell {
             Effect::DropShard(lease) => self.finishing.retain(|finishing| *finishing != lease),
             Effect::Write(order) => {
                 assert_eq!(Some(order.at), self.state, "an exact step");
-                assert_eq!(self.writing.replace(order.cut), None, "one at a time");
-                assert!(self.orders.remove(&order.cut).is_some(), "ordered once");
+                assert_eq!(self.writing.replace(order.checkpoint), None, "one at a time");
+                assert!(self.orders.remove(&order.checkpoint).is_some(), "ordered once");
             }
             Effect::DropState => self.state = None,
             Effect::Start(activity) => {
@@ -112,39 +114,42 @@ impl Shell {
                 self.check_start(&activity);
                 self.doing = Some(activity);
             }
-            Effect::Cancel => assert!(self.doing.is_some()),
+            Effect::Cancel(_) => assert!(self.doing.is_some()),
             Effect::End => {
                 assert!(self.doing.is_none() && self.writing.is_none());
                 self.has_ended = true;
             }
+            Effect::ExitNow => panic!("no time has passed since it was stopped"),
             Effect::Prepare(_) | Effect::HangUp | Effect::Waste(_) => {}
         }
     }
 
     fn reported(&mut self, report: Report) {
         match report {
-            Report::Member(News::Stepped { world, step, .. }) => {
+            Report::Member(MemberReport::Stepped { world, step, .. }) => {
                 assert_eq!(self.trained.get(&step), Some(&world), "the world that trained it");
             }
-            Report::Member(News::Formed { world, step, .. }) => {
+            Report::Member(MemberReport::Formed { world, step, .. }) => {
                 assert!(world <= self.entered && self.announced.contains_key(&world));
                 assert!(world < self.entered || Some(step) <= self.state);
             }
-            Report::CheckpointFailed { cut, .. } => {
-                assert!(self.orders.remove(&cut).is_some() || self.writing.is_none());
+            Report::CheckpointFailed { checkpoint, .. } => {
+                assert!(self.orders.remove(&checkpoint).is_some() || self.writing.is_none());
             }
             Report::EvalDone { lease, .. } | Report::Failed { lease, .. } => {
                 assert!(self.leases.remove(&lease).is_some(), "a lease is answered once");
             }
             Report::Member(
-                News::Pace { .. }
-                | News::PeerLost { .. }
-                | News::StepFailed { .. }
-                | News::Torn { .. }
-                | News::NotLoaded { .. },
+                MemberReport::Pace { .. }
+                | MemberReport::PeerLost { .. }
+                | MemberReport::StepFailed { .. }
+                | MemberReport::NonFinite { .. }
+                | MemberReport::StepMismatch { .. }
+                | MemberReport::NotLoaded { .. },
             )
             | Report::Ready { .. }
             | Report::BatchDone { .. }
+            | Report::NonFinite { .. }
             | Report::PredictDone { .. }
             | Report::Leaving
             | Report::Heartbeat { .. }
@@ -192,6 +197,11 @@ impl Shell {
                 assert_eq!((step.world, Some(step.number)), (self.entered, self.state));
                 assert!(self.has_sum);
             }
+            Activity::Pass(step) => {
+                self.check_step(step);
+                assert!(self.announced[&step.world].skipped.contains(&step.number));
+                assert!(!has_tables || self.is_settled, "the servers have the step");
+            }
             Activity::Evaluate { lease, version, piece } => {
                 assert_eq!(Some(*version), self.state, "an exact step");
                 assert_eq!(self.leases.get(lease), Some(version));
@@ -220,12 +230,15 @@ impl Shell {
     fn end(&mut self, a: u64, b: u64) {
         let Some(activity) = self.doing.take() else { return };
         let result = match activity {
-            _ if a == 0 && !matches!(activity, Activity::Hash | Activity::Apply(_)) => {
-                Err(match b % 5 {
+            _ if a == 0
+                && !matches!(activity, Activity::Hash | Activity::Apply(_) | Activity::Pass(_)) =>
+            {
+                Err(match b % 6 {
                     0 => Failure::Cancelled,
                     1 => Failure::Lost { peer: OTHER, error: "gone".into() },
                     2 => Failure::Servers("refused".into()),
                     3 => Failure::OtherStep("ahead".into()),
+                    4 => Failure::NonFinite("nan".into()),
                     _ => Failure::Failed("no".into()),
                 })
             }
@@ -257,7 +270,7 @@ impl Shell {
                 self.has_sum = !b.is_multiple_of(9);
                 Ok(Outcome::Reduced { loss: if self.has_sum { 0.5 } else { f32::NAN } })
             }
-            Activity::Apply(step) => {
+            Activity::Apply(step) | Activity::Pass(step) => {
                 self.state = Some(step.number + 1);
                 self.trained.insert(step.number + 1, step.world);
                 Ok(Outcome::Done)
@@ -289,6 +302,9 @@ impl Shell {
         if after.is_none() && (self.state.is_none() || a.is_multiple_of(7)) {
             announced = loading(announced);
         }
+        if b.is_multiple_of(4) {
+            announced.skipped = BTreeSet::from([step, step + 1]);
+        }
         self.announced.insert(id, announced.clone());
         self.feed(Event::World(announced));
     }
@@ -307,7 +323,7 @@ impl Shell {
             }
             2 => {
                 let order = order(n, self.state.unwrap_or(0) + b % 4);
-                self.orders.insert(order.cut, order.clone());
+                self.orders.insert(order.checkpoint, order.clone());
                 self.feed(Event::Checkpoint(order));
             }
             3 => {
@@ -329,9 +345,9 @@ impl Shell {
             }
             6 => self.feed(Event::Route(route(GENERATION.0 - a % 2))),
             7 => {
-                if let Some(cut) = self.writing.take() {
+                if let Some(checkpoint) = self.writing.take() {
                     let result = if a == 0 { Err("full".into()) } else { Ok(Vec::new()) };
-                    self.feed(Event::Written { cut, result });
+                    self.feed(Event::Written { checkpoint, result });
                 }
             }
             8 => {
@@ -401,10 +417,11 @@ fn random_events_meet_everything() {
     let effects = ["Prepare", "Read", "Forget", "Finish", "DropShard", "Write", "DropState"];
     let others = ["HangUp", "Waste", "Cancel"];
     let forming = ["Farewell", "Load", "Enter", "Exchange", "Transfer", "Connect"];
-    let training = ["Train", "Skip", "Settle", "Reduce", "Apply", "Hash", "Evaluate"];
-    let news = ["Formed", "Stepped", "PeerLost", "StepFailed", "Torn", "NotLoaded"];
+    let training = ["Train", "Skip", "Settle", "Reduce", "Apply", "Pass", "Hash", "Evaluate"];
+    let news = ["Formed", "Stepped", "PeerLost", "StepFailed", "NonFinite"];
+    let others_news = ["StepMismatch", "NotLoaded"];
     let reports = ["EvalDone", "Failed", "CheckpointDone", "CheckpointFailed"];
-    let all = [&effects[..], &others, &forming, &training, &news, &reports].concat();
+    let all = [&effects[..], &others, &forming, &training, &news, &others_news, &reports].concat();
     let missing: Vec<&str> =
         all.into_iter().filter(|kind| met.get(*kind).is_none_or(|n| *n < 5)).collect();
     assert!(missing.is_empty(), "never met: {missing:?} of {met:?}");

@@ -108,7 +108,7 @@ impl Naive {
 #[derive(Clone, Debug)]
 enum Task {
     Push(Request, u32),
-    Copy(CutId),
+    Copy(CheckpointId),
 }
 
 #[derive(Debug)]
@@ -132,8 +132,8 @@ struct Site {
     last_request: u64,
     last_checkpoint: u64,
     /// Checkpoints without an answer, and what is on disk of them.
-    checkpoints: BTreeMap<CutId, BTreeSet<u32>>,
-    copies: VecDeque<(CutId, u32)>,
+    checkpoints: BTreeMap<CheckpointId, BTreeSet<u32>>,
+    copies: VecDeque<(CheckpointId, u32)>,
 }
 
 impl Site {
@@ -183,7 +183,7 @@ impl Site {
             Act::Work { owner } => self.work(owner),
             Act::Checkpoint => {
                 self.last_checkpoint += 1;
-                self.checkpoints.insert(CutId(self.last_checkpoint), BTreeSet::new());
+                self.checkpoints.insert(CheckpointId(self.last_checkpoint), BTreeSet::new());
                 self.on(checkpoint(self.last_checkpoint, self.held.unwrap_or(0), None));
             }
             Act::Write { is_good } => self.write(is_good),
@@ -246,6 +246,9 @@ impl Site {
             Effect::Report(Report::CheckpointDone { checkpoint, files, .. }) => {
                 let on_disk = self.checkpoints.remove(&checkpoint).expect("one answer to an order");
                 assert_eq!((on_disk.len(), files.len()), (2, 2));
+            }
+            Effect::Report(Report::CheckpointStarted { checkpoint }) => {
+                assert!(self.checkpoints.contains_key(&checkpoint), "it was ordered");
             }
             Effect::Report(Report::CheckpointFailed { checkpoint, .. }) => {
                 self.checkpoints.remove(&checkpoint).expect("one answer to an order");

@@ -6,14 +6,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::id::EvalId;
 
-const TRAINED: Trained = Trained { loss: 0.5, n_records: 10 };
+const LOSS: f32 = 0.5;
 
 fn batch(index: u32) -> BatchId {
     BatchId { epoch: 0, index }
 }
 
 fn assign(work: &mut Work, lease: u64, indices: Range<u32>) {
-    work.assign_batches(LeaseId(lease), 0, indices);
+    work.assign_batches(LeaseId(lease), 0, indices, &[]);
 }
 
 /// A shard of so many pieces of ten records.
@@ -52,9 +52,9 @@ fn a_batch_is_reported_once_however_often_it_is_acknowledged() {
     let mut work = Work::default();
     assign(&mut work, 1, 0..1);
     assert_eq!(work.acknowledged(batch(0)), None, "it was never sent");
-    assert!(work.pushed(batch(0), TRAINED));
-    assert!(!work.pushed(batch(0), TRAINED), "it was sent already");
-    assert_eq!(work.acknowledged(batch(0)), Some((LeaseId(1), TRAINED)));
+    assert!(work.pushed(batch(0), LOSS));
+    assert!(!work.pushed(batch(0), LOSS), "it was sent already");
+    assert_eq!(work.acknowledged(batch(0)), Some((LeaseId(1), LOSS)));
     assert_eq!(work.acknowledged(batch(0)), None);
     assert_eq!(work, Work::default());
 }
@@ -63,9 +63,9 @@ fn a_batch_is_reported_once_however_often_it_is_acknowledged() {
 fn a_revoked_batch_is_neither_sent_nor_reported() {
     let mut work = Work::default();
     assign(&mut work, 1, 0..2);
-    assert!(work.pushed(batch(0), TRAINED));
+    assert!(work.pushed(batch(0), LOSS));
     work.release(LeaseId(1));
-    assert!(!work.pushed(batch(1), TRAINED));
+    assert!(!work.pushed(batch(1), LOSS));
     assert_eq!(work.acknowledged(batch(0)), None);
 }
 
@@ -73,7 +73,7 @@ fn a_revoked_batch_is_neither_sent_nor_reported() {
 fn a_broken_connection_opens_what_was_sent_again() {
     let mut work = Work::default();
     assign(&mut work, 1, 0..2);
-    assert!(work.pushed(batch(0), TRAINED));
+    assert!(work.pushed(batch(0), LOSS));
     assert_eq!(work.n_pushed(), 1);
     work.reopen();
     assert_eq!((work.n_pushed(), upcoming(&work).len()), (0, 2));
@@ -85,10 +85,10 @@ fn a_master_is_told_what_is_not_acknowledged() {
     let mut work = Work::default();
     assign(&mut work, 7, 2..5);
     work.assign_shard(LeaseId(9), shard(1), 10);
-    work.pushed(batch(2), TRAINED);
-    work.pushed(batch(3), TRAINED);
+    work.pushed(batch(2), LOSS);
+    work.pushed(batch(3), LOSS);
     work.acknowledged(batch(2));
-    let held = Held { lease: LeaseId(7), epoch: 0, indices: vec![3, 4] };
+    let held = HeldLease { lease: LeaseId(7), epoch: 0, indices: vec![3, 4] };
     assert_eq!(work.announce(), [held]);
     assert_eq!(work.release_shards(), [LeaseId(9)]);
 }
@@ -97,10 +97,10 @@ fn a_master_is_told_what_is_not_acknowledged() {
 fn a_lease_number_that_comes_again_replaces_the_old_one() {
     let mut work = Work::default();
     assign(&mut work, 1, 0..3);
-    work.pushed(batch(2), TRAINED);
+    work.pushed(batch(2), LOSS);
     assign(&mut work, 1, 2..4);
     assert_eq!(upcoming(&work), [Item::Batch(batch(3))]);
-    assert_eq!(work.acknowledged(batch(2)), Some((LeaseId(1), TRAINED)));
+    assert_eq!(work.acknowledged(batch(2)), Some((LeaseId(1), LOSS)));
 }
 
 #[derive(Clone, Debug)]
@@ -164,7 +164,7 @@ proptest! {
                 Step::Push(index) => {
                     let expected = naive.find(index).is_some_and(|held| !held.2);
                     prop_assert_eq!(work.is_open(Item::Batch(batch(index))), expected);
-                    prop_assert_eq!(work.pushed(batch(index), TRAINED), expected);
+                    prop_assert_eq!(work.pushed(batch(index), LOSS), expected);
                     if let Some(held) = naive.find(index) {
                         held.2 = true;
                     }

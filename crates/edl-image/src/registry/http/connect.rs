@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections: straight or through a proxy, with TLS by the roots of this machine.
+//! Connections: direct or through a proxy, with this machine's TLS roots.
 
 use std::error::Error;
 use std::future::Future;
@@ -22,7 +22,7 @@ use tower_service::Service;
 type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Box<dyn Error + Send + Sync>>> + Send>>;
 
-/// Gives up where there is no connection in time.
+/// Connects within a deadline.
 #[derive(Clone)]
 pub(super) struct Connector {
     inner: HttpsConnector<Route>,
@@ -42,14 +42,14 @@ impl Connector {
         let tls = Arc::new(tls());
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
-        // Of several addresses, each gets its part of it.
+        // Shared among the addresses of a host.
         plain.set_connect_timeout(Some(limit));
         let route = Route { plain, tls: Arc::clone(&tls), proxies: proxies.map(Arc::new) };
         Self { inner: HttpsConnector::from((route, tls)), limit }
     }
 }
 
-/// The roots of this machine, or where it has none, Mozilla's.
+/// The roots of this machine, or Mozilla's if it has none.
 fn tls() -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -98,7 +98,7 @@ impl Service<Uri> for Route {
         let Some(proxy) = proxy else {
             return Box::pin(async move { Ok(MaybeHttpsStream::Http(plain.call(uri).await?)) });
         };
-        // A proxy may want TLS itself.
+        // A proxy may require TLS itself.
         let connector = HttpsConnector::from((plain, Arc::clone(&self.tls)));
         let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
         if let Some(authorization) = proxy.basic_auth() {

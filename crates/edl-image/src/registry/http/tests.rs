@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Servers that say nothing, take nothing or send us elsewhere, played by a few lines of TCP.
+//! Servers that are silent, stop reading or redirect, in a few lines of TCP.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -10,11 +10,11 @@ use super::*;
 
 const SHORT: Duration = Duration::from_millis(50);
 
-/// A server that plays every connection by `play`.
-fn serve(play: impl Fn(TcpStream) + Send + 'static) -> String {
+/// A server that handles every connection with `handle`.
+fn serve(handle: impl Fn(TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    thread::spawn(move || listener.incoming().for_each(|stream| play(stream.unwrap())));
+    thread::spawn(move || listener.incoming().for_each(|stream| handle(stream.unwrap())));
     address
 }
 
@@ -25,11 +25,14 @@ fn head(stream: &TcpStream) -> Vec<String> {
 }
 
 fn get(http: &Http, url: &str) -> Result<Answer, Error> {
-    http.send("GET", url, &[("Authorization", "secret"), ("Accept", "all")], Body::None)
+    http.send(Request {
+        headers: &[("Authorization", "secret"), ("Accept", "all")],
+        ..Request::new("GET", url)
+    })
 }
 
 #[test]
-fn a_server_that_says_nothing_is_not_waited_for_forever() {
+fn a_silent_server_times_out() {
     let (keep, _kept) = mpsc::channel();
     let address = serve(move |stream| keep.send(stream).unwrap());
     let http = Http::with(None, Limits { answer: SHORT, ..LIMITS }).unwrap();
@@ -46,7 +49,10 @@ fn a_server_that_takes_nothing_is_not_waited_for_forever() {
     // Far more than what the kernel takes for the server.
     file.set_len(1 << 30).unwrap();
     let open = || Ok(file.try_clone().unwrap());
-    let sent = http.send("PUT", &format!("http://{address}/"), &[], Body::File(&open));
+    let sent = http.send(Request {
+        body: Body::File(&open),
+        ..Request::new("PUT", &format!("http://{address}/"))
+    });
     assert!(matches!(sent.unwrap_err(), Error::Stuck(_)));
 }
 
@@ -78,11 +84,15 @@ fn a_file_that_shrinks_meanwhile_is_an_error() {
         io::Seek::seek(&mut &file, io::SeekFrom::End(0)).unwrap();
         Ok(file)
     };
-    http.send("PUT", &format!("http://{address}/"), &[], Body::File(&open)).unwrap_err();
+    http.send(Request {
+        body: Body::File(&open),
+        ..Request::new("PUT", &format!("http://{address}/"))
+    })
+    .unwrap_err();
 }
 
 #[test]
-fn a_connection_that_was_closed_while_nobody_asked_is_replaced() {
+fn an_idle_closed_connection_is_replaced() {
     let (closed, is_closed) = mpsc::channel();
     let address = serve(move |mut stream| {
         head(&stream);
@@ -93,7 +103,8 @@ fn a_connection_that_was_closed_while_nobody_asked_is_replaced() {
     let http = Http::with(None, LIMITS).unwrap();
     let url = format!("http://{address}/");
     for method in ["GET", "PUT", "GET"] {
-        let answer = http.send(method, &url, &[], Body::Bytes(b"")).unwrap();
+        let answer =
+            http.send(Request { body: Body::Bytes(b""), ..Request::new(method, &url) }).unwrap();
         answer.copy(0, &mut Vec::new()).unwrap();
         is_closed.recv().unwrap();
     }
@@ -101,14 +112,14 @@ fn a_connection_that_was_closed_while_nobody_asked_is_replaced() {
 
 #[test]
 fn redirects_are_followed_without_credentials() {
-    let (told, heads) = mpsc::channel();
+    let (sender, heads) = mpsc::channel();
     let address = serve(move |mut stream| {
         let head = head(&stream);
         let answer = match head[0].as_str() {
             "GET /a HTTP/1.1" => "307 Temporary Redirect\r\nLocation: /b",
             _ => "200 OK",
         };
-        told.send(head).unwrap();
+        sender.send(head).unwrap();
         write!(stream, "HTTP/1.1 {answer}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             .unwrap();
     });
@@ -131,13 +142,13 @@ fn what_has_a_body_is_not_sent_elsewhere_and_circles_end() {
     });
     let http = Http::with(None, LIMITS).unwrap();
     let url = format!("http://{address}/");
-    let put = http.send("PUT", &url, &[], Body::None).unwrap();
+    let put = http.send(Request::new("PUT", &url)).unwrap();
     assert_eq!(put.status, 307);
     assert!(matches!(get(&http, &url).unwrap_err(), Error::Redirects));
 }
 
 #[test]
-fn a_location_is_joined_to_where_it_was_said() {
+fn a_location_is_resolved_against_its_request() {
     for (location, expected) in [
         ("https://b/c?d=e:f", "https://b/c?d=e:f"),
         ("//b/c", "http://b/c"),
@@ -151,10 +162,10 @@ fn a_location_is_joined_to_where_it_was_said() {
 }
 
 #[test]
-fn a_proxy_is_asked_for_a_tunnel_and_refuses_in_words() {
-    let (told, heads) = mpsc::channel();
+fn a_proxy_that_refuses_a_tunnel_is_an_error() {
+    let (sender, heads) = mpsc::channel();
     let proxy = serve(move |mut stream| {
-        told.send(head(&stream)).unwrap();
+        sender.send(head(&stream)).unwrap();
         stream.write_all(b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n").unwrap();
     });
     let proxies = Matcher::builder().all(format!("http://ann:x@{proxy}")).build();
@@ -168,7 +179,7 @@ fn a_proxy_is_asked_for_a_tunnel_and_refuses_in_words() {
 }
 
 #[test]
-fn an_error_says_what_the_system_said() {
+fn an_error_has_the_innermost_cause() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let http = Http::with(None, LIMITS).unwrap();
     let error = get(&http, &format!("http://{address}/")).unwrap_err();

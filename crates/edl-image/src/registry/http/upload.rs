@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The body of a request, read piece by piece as the connection takes it.
+//! The body of a request, read in pieces as the connection accepts them.
 
 use std::fs::File;
 use std::io::{self, Cursor, Read};
@@ -20,7 +20,7 @@ pub(super) struct Upload {
     pace: Pace,
 }
 
-/// When an upload got on last. The connection and the caller look at the same one.
+/// When an upload last made progress, shared by the connection and the caller.
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     limits: Limits,
@@ -39,7 +39,7 @@ impl Pace {
         Self { limits, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// How long the upload, or the answer to it, is waited for as things are.
+    /// The current deadline of the upload, or of the answer to it.
     pub(super) fn deadline(&self) -> Instant {
         let State { last, is_sent } = *self.lock();
         last + if is_sent { self.limits.answer } else { self.limits.progress }
@@ -94,7 +94,7 @@ impl Body for Upload {
     type Data = Bytes;
     type Error = io::Error;
 
-    /// Reads a file at once: nobody else waits on this thread.
+    /// Blocks while it reads, because nothing else runs on this thread.
     fn poll_frame(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,

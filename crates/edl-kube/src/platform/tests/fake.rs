@@ -21,9 +21,9 @@ pub(super) struct Fake {
 #[derive(Default)]
 struct State {
     pods: BTreeMap<String, Value>,
-    /// What a watch tells; a version is a place in it.
+    /// The events of all watches; a version is a position in it.
     log: Vec<Value>,
-    /// Watches from before this place are told to list again.
+    /// Watches from before this position must list again.
     oldest: usize,
     refusals: VecDeque<(u16, String)>,
     graces: Vec<u64>,
@@ -54,7 +54,7 @@ impl Fake {
     pub(super) fn add(&self, name: &str, role: &str, uid: &str) {
         let labels = json!({"elasticdl_replica_type": role, "elasticdl_replica_index": "0"});
         let pod = json!({"metadata": {"name": name, "uid": uid, "labels": labels}});
-        self.tell("ADDED", name, pod);
+        self.publish("ADDED", name, pod);
     }
 
     /// Changes a field of a pod.
@@ -65,10 +65,10 @@ impl Fake {
             pod[parent.trim_start_matches('/')] = json!({});
         }
         pod.pointer_mut(parent).expect("an object")[field] = value.into();
-        self.tell("MODIFIED", name, pod);
+        self.publish("MODIFIED", name, pod);
     }
 
-    /// Removes a pod without a word to any watch, and breaks the watches.
+    /// Removes a pod without an event to any watch, and breaks the watches.
     pub(super) fn vanish(&self, name: &str) {
         let mut state = self.state();
         state.pods.remove(name);
@@ -94,7 +94,7 @@ impl Fake {
         self.state.lock().expect("no test panics while it holds this")
     }
 
-    fn tell(&self, kind: &str, name: &str, mut pod: Value) -> Value {
+    fn publish(&self, kind: &str, name: &str, mut pod: Value) -> Value {
         let mut state = self.state();
         let version = state.log.len() + 1;
         pod["metadata"]["resourceVersion"] = version.to_string().into();
@@ -158,7 +158,7 @@ impl Fake {
         self.state().n_made += 1;
         let mut pod = pod.clone();
         pod["metadata"]["uid"] = format!("uid-{}", self.state().n_made).into();
-        success(&self.tell("ADDED", &name, pod))
+        success(&self.publish("ADDED", &name, pod))
     }
 
     fn delete(&self, name: &str, options: &Value) -> Response<Body> {
@@ -170,7 +170,7 @@ impl Fake {
         }
         let grace = options["gracePeriodSeconds"].as_u64().unwrap_or_default();
         self.state().graces.push(grace);
-        success(&self.tell("DELETED", name, pod))
+        success(&self.publish("DELETED", name, pod))
     }
 }
 

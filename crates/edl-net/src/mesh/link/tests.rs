@@ -30,7 +30,7 @@ fn next(link: &mut Link) -> Result<Option<Header>, Error> {
         match link.read(&mut [])? {
             Got::Nothing => return Ok(None),
             Got::More => {}
-            Got::Header => link.place(Room::Scratch),
+            Got::Header => link.place(Target::Scratch),
             Got::Frame(header) => return Ok(Some(header)),
             Got::Dropped => panic!("placed in the scratch"),
         }
@@ -42,7 +42,7 @@ fn bytes(sequence: u64, payload: &[u8]) -> Vec<u8> {
     let (end, mut reader) = UnixStream::pair().unwrap();
     let mut sender = link(end, 1, 2);
     sender.outbox.next = sequence;
-    sender.post(Kind::Word, WORLD, 5, payload);
+    sender.post(Kind::Exchange, WORLD, 5, payload);
     assert!(sender.write(&[]).unwrap());
     drop(sender);
     let mut bytes = Vec::new();
@@ -50,7 +50,7 @@ fn bytes(sequence: u64, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn hear(bytes: &[u8]) -> Result<Option<Header>, Error> {
+fn receive_frame(bytes: &[u8]) -> Result<Option<Header>, Error> {
     let (mut writer, end) = UnixStream::pair().unwrap();
     let mut receiver = link(end, 2, 1);
     writer.write_all(bytes).unwrap();
@@ -60,26 +60,28 @@ fn hear(bytes: &[u8]) -> Result<Option<Header>, Error> {
 #[test]
 fn a_genuine_frame_is_heard_and_nothing_else_is() {
     let frame = bytes(1, b"hello");
-    assert!(matches!(hear(&frame), Ok(Some(header)) if number(&header) == 5));
-    assert!(matches!(hear(&frame[..frame.len() - 1]), Ok(None)));
+    assert!(matches!(receive_frame(&frame), Ok(Some(header)) if number(&header) == 5));
+    assert!(matches!(receive_frame(&frame[..frame.len() - 1]), Ok(None)));
     // But for byte 7, which means nothing.
     for place in (0..frame.len()).filter(|place| *place != 7) {
         let mut altered = frame.clone();
         altered[place] ^= 1;
         // A longer length only makes it wait for what will never come.
-        assert!(!matches!(hear(&altered), Ok(Some(_))), "{place}");
+        assert!(!matches!(receive_frame(&altered), Ok(Some(_))), "{place}");
     }
-    assert!(matches!(hear(&bytes(2, b"hello")), Err(Error::Forged { sequence: 2 })));
-    assert!(matches!(hear(&[b'x'; 4096]), Err(Error::Frame(_))));
+    assert!(matches!(receive_frame(&bytes(2, b"hello")), Err(Error::Forged { sequence: 2 })));
+    assert!(matches!(receive_frame(&[b'x'; 4096]), Err(Error::Frame(_))));
 }
 
 #[test]
 fn a_length_beyond_a_block_is_refused_before_room_is_made() {
-    for (kind, length) in [(Kind::Part, MAX_BLOCK + 1), (Kind::Word, 4097), (Kind::Sum, u64::MAX)] {
+    for (kind, length) in
+        [(Kind::Part, MAX_BLOCK + 1), (Kind::Exchange, 4097), (Kind::Sum, u64::MAX)]
+    {
         let mut frame = bytes(1, b"");
         frame[6] = kind as u8;
         frame[48..56].copy_from_slice(&length.to_le_bytes());
-        assert!(matches!(hear(&frame), Err(Error::Frame(_))));
+        assert!(matches!(receive_frame(&frame), Err(Error::Frame(_))));
     }
 }
 
@@ -114,13 +116,13 @@ fn a_frame_of_an_ended_world_is_read_for_nobody() {
     a.post(Kind::Part, WORLD, 0, &[1; 3000]);
     a.write(&[]).unwrap();
     assert!(matches!(b.read(&mut []), Ok(Got::Header)));
-    b.place(Room::Caller);
+    b.place(Target::Caller);
     let mut room = [0; 3000];
     // As if its world ended now, with half of it in the caller's memory.
     b.inbox.open.as_mut().unwrap().n_read = 1500;
     let mut half = [0; 1500];
     rustix::net::recv(&b, half.as_mut_slice(), RecvFlags::empty()).unwrap();
-    b.forget_room();
+    b.discard_payload();
     assert!(matches!(b.read(&mut room), Ok(Got::Dropped)));
     a.post(Kind::Enter, WORLD, 0, &[]);
     a.write(&[]).unwrap();

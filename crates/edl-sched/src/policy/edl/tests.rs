@@ -6,7 +6,7 @@ use edl_core::time::Time;
 
 use super::*;
 use crate::snapshot::{Counts, Job, JobId, Node, NodeId, RoleSpec, Roles, Snapshot};
-use crate::state::{Options, Policy, State};
+use crate::state::{Options, PlannerState, Policy};
 use crate::{applied, plan};
 
 fn cpu(milli: u64) -> Resources {
@@ -14,20 +14,20 @@ fn cpu(milli: u64) -> Resources {
 }
 
 /// One node with everything on it.
-fn books(total: Resources, asked: Resources) -> Books {
-    Books { total, asked, idle: vec![total.saturating_sub(asked)] }
+fn totals(total: Resources, asked: Resources) -> ClusterTotals {
+    ClusterTotals { total, asked, idle: vec![total.saturating_sub(asked)] }
 }
 
 fn plenty(cpu_milli: u64, gpu: u64) -> Resources {
     Resources::new(gpu, cpu_milli, 1_000_000)
 }
 
-fn up(books: &mut Books, trainer: &mut Trainer, load: u32) -> i64 {
-    books.step(trainer, load, Direction::Up)
+fn up(totals: &mut ClusterTotals, trainer: &mut Trainer, load: u32) -> i64 {
+    totals.step(trainer, load, Direction::Up)
 }
 
-fn down(books: &mut Books, trainer: &mut Trainer, load: u32) -> i64 {
-    books.step(trainer, load, Direction::Down)
+fn down(totals: &mut ClusterTotals, trainer: &mut Trainer, load: u32) -> i64 {
+    totals.step(trainer, load, Direction::Down)
 }
 
 /// How many workers more the mended policy plans for one job that has `n` on a single node.
@@ -48,84 +48,84 @@ fn planned(total: Resources, taken: Resources, job: (u32, u32, u32, Resources), 
     let snapshot = Snapshot { nodes: vec![node], jobs: vec![job], ..Snapshot::default() };
     let options =
         Options { policy: Policy::Edl, max_load_permille: load, growth: 100, ..Options::default() };
-    let made = plan(&snapshot, &State::new(options), Time::ZERO);
+    let made = plan(&snapshot, &PlannerState::new(options), Time::ZERO);
     i64::from(applied(&snapshot, &made).jobs[0].counts().worker) - i64::from(n)
 }
 
 #[test]
 fn a_job_at_its_maximum_stays() {
-    let mut books = books(plenty(2000, 0), plenty(1000, 0).permille(0));
+    let mut totals = totals(plenty(2000, 0), plenty(1000, 0).permille(0));
     let mut trainer = Trainer::of(1, 2, 2, cpu(1000));
-    assert_eq!(up(&mut books, &mut trainer, 1000), 0);
+    assert_eq!(up(&mut totals, &mut trainer, 1000), 0);
     assert_eq!(planned(plenty(4000, 0), Resources::ZERO, (1, 2, 2, cpu(1000)), 1000), 0);
 }
 
 #[test]
 fn cpus_that_are_free_are_used() {
-    let mut books = books(plenty(3000, 0), cpu(100));
+    let mut totals = totals(plenty(3000, 0), cpu(100));
     let mut trainer = Trainer::of(1, 3, 1, cpu(1000));
-    assert_eq!(up(&mut books, &mut trainer, 1000), 1);
+    assert_eq!(up(&mut totals, &mut trainer, 1000), 1);
     assert_eq!(trainer.planned, 2);
     assert_eq!(planned(plenty(3100, 0), cpu(100), (1, 3, 1, cpu(1000)), 1000), 2);
 }
 
 #[test]
 fn without_free_cpus_nothing_grows() {
-    let mut books = books(plenty(1000, 0), cpu(1000));
+    let mut totals = totals(plenty(1000, 0), cpu(1000));
     let mut trainer = Trainer::of(1, 3, 1, cpu(1000));
-    assert_eq!(up(&mut books, &mut trainer, 1000), 0);
+    assert_eq!(up(&mut totals, &mut trainer, 1000), 0);
     assert_eq!(planned(plenty(1000, 0), Resources::ZERO, (1, 3, 1, cpu(1000)), 1000), 0);
 }
 
 #[test]
 fn gpus_that_are_free_are_used() {
     let shape = Resources::new(1, 1000, 1);
-    let mut books = books(plenty(4000, 10), Resources::new(9, 0, 0));
+    let mut totals = totals(plenty(4000, 10), Resources::new(9, 0, 0));
     let mut trainer = Trainer::of(1, 3, 1, shape);
-    assert_eq!(up(&mut books, &mut trainer, 1000), 1);
+    assert_eq!(up(&mut totals, &mut trainer, 1000), 1);
     assert_eq!(planned(plenty(4000, 3), Resources::ZERO, (1, 3, 1, shape), 1000), 2);
 }
 
 #[test]
 fn without_free_gpus_nothing_grows() {
     let shape = Resources::new(1, 1000, 1);
-    let mut books = books(plenty(4000, 10), Resources::new(10, 0, 0));
+    let mut totals = totals(plenty(4000, 10), Resources::new(10, 0, 0));
     let mut trainer = Trainer::of(1, 3, 1, shape);
-    assert_eq!(up(&mut books, &mut trainer, 1000), 0);
+    assert_eq!(up(&mut totals, &mut trainer, 1000), 0);
     assert_eq!(planned(plenty(4000, 1), Resources::ZERO, (1, 3, 1, shape), 1000), 0);
 }
 
 #[test]
 fn a_job_above_its_maximum_shrinks_one_by_one_and_stops_there() {
-    let mut books = books(plenty(2000, 0), cpu(1000));
+    let mut totals = totals(plenty(2000, 0), cpu(1000));
     let mut trainer = Trainer::of(1, 3, 6, cpu(1000));
-    let steps: Vec<i64> = (0..4).map(|_| down(&mut books, &mut trainer, 1000)).collect();
+    let steps: Vec<i64> = (0..4).map(|_| down(&mut totals, &mut trainer, 1000)).collect();
     assert_eq!(steps, [-1, -1, -1, 0]);
     assert_eq!(planned(plenty(20_000, 0), Resources::ZERO, (1, 3, 6, cpu(1000)), 1000), -3);
 }
 
 #[test]
 fn a_full_cluster_shrinks_jobs_to_their_minimum_and_no_further() {
-    let mut books = books(plenty(1000, 0), cpu(6000));
+    let mut totals = totals(plenty(1000, 0), cpu(6000));
     let mut trainer = Trainer::of(1, 3, 3, cpu(1000));
-    let steps: Vec<i64> = (0..3).map(|_| down(&mut books, &mut trainer, 1000)).collect();
+    let steps: Vec<i64> = (0..3).map(|_| down(&mut totals, &mut trainer, 1000)).collect();
     assert_eq!(steps, [-1, -1, 0]);
     assert_eq!(planned(plenty(4000, 0), cpu(1000), (1, 3, 3, cpu(1000)), 500), -2);
 }
 
 #[test]
 fn a_cluster_above_its_load_takes_one() {
-    let mut books = books(plenty(1000, 0), cpu(1100));
+    let mut totals = totals(plenty(1000, 0), cpu(1100));
     let mut trainer = Trainer::of(1, 3, 3, cpu(1000));
-    assert_eq!(down(&mut books, &mut trainer, 1000), -1);
+    assert_eq!(down(&mut totals, &mut trainer, 1000), -1);
 }
 
 #[test]
 fn without_free_memory_nothing_grows() {
     let total = Resources::new(0, 10_000, 100);
-    let mut books = books(total, Resources::new(0, 0, 99));
+    let mut totals = totals(total, Resources::new(0, 0, 99));
     let mut trainer = Trainer::of(1, 3, 1, Resources::new(0, 1000, 1));
-    assert_eq!(up(&mut books, &mut trainer, 1000), 0);
+    assert_eq!(up(&mut totals, &mut trainer, 1000), 0);
     let taken = Resources::new(0, 0, 98);
     let shape = Resources::new(0, 1000, 2);
     assert_eq!(planned(total, taken, (1, 3, 1, shape), 1000), 0);
@@ -134,9 +134,9 @@ fn without_free_memory_nothing_grows() {
 #[test]
 fn the_whole_dry_run_fills_what_is_free() {
     // Four CPUs, one in use.
-    let mut books = books(plenty(4000, 0), cpu(1000));
+    let mut totals = totals(plenty(4000, 0), cpu(1000));
     let mut trainers = [Trainer::of(1, 3, 1, cpu(1000))];
-    assert_eq!(books.dry_run(&mut trainers, 1000), Ok(()));
+    assert_eq!(totals.dry_run(&mut trainers, 1000), Ok(()));
     assert_eq!(trainers[0].planned - 1, 2);
     assert_eq!(planned(plenty(4000, 0), Resources::ZERO, (1, 3, 1, cpu(1000)), 1000), 2);
 }
@@ -144,36 +144,36 @@ fn the_whole_dry_run_fills_what_is_free() {
 #[test]
 fn the_whole_dry_run_stops_where_memory_is_used_up() {
     let total = Resources::new(0, 4000, 10);
-    let mut books = books(total, Resources::new(0, 1000, 10));
+    let mut totals = totals(total, Resources::new(0, 1000, 10));
     let mut trainers = [Trainer::of(1, 3, 1, cpu(1000))];
-    assert_eq!(books.dry_run(&mut trainers, 1000), Ok(()));
+    assert_eq!(totals.dry_run(&mut trainers, 1000), Ok(()));
     assert_eq!(trainers[0].planned, 1);
 }
 
 #[test]
-fn a_load_below_one_leaves_room_free() {
+fn a_load_below_one_leaves_capacity_free() {
     // Eight tenths of three CPUs hold two workers.
-    let mut books = books(plenty(3000, 0), cpu(1000));
+    let mut totals = totals(plenty(3000, 0), cpu(1000));
     let mut trainers = [Trainer::of(1, 3, 1, cpu(1000))];
-    assert_eq!(books.dry_run(&mut trainers, 800), Ok(()));
+    assert_eq!(totals.dry_run(&mut trainers, 800), Ok(()));
     assert_eq!(trainers[0].planned - 1, 1);
     assert_eq!(planned(plenty(3000, 0), Resources::ZERO, (1, 3, 1, cpu(1000)), 800), 1);
 }
 
 #[test]
 fn a_load_below_one_takes_back_what_is_above_it() {
-    let mut books = books(plenty(3000, 0), cpu(3000));
+    let mut totals = totals(plenty(3000, 0), cpu(3000));
     let mut trainers = [Trainer::of(1, 3, 3, cpu(1000))];
-    assert_eq!(books.dry_run(&mut trainers, 800), Ok(()));
+    assert_eq!(totals.dry_run(&mut trainers, 800), Ok(()));
     assert_eq!(trainers[0].planned - 3, -1);
     assert_eq!(planned(plenty(3000, 0), Resources::ZERO, (1, 3, 3, cpu(1000)), 800), -1);
 }
 
 #[test]
 fn jobs_that_ask_for_too_much_cpu_stay_small() {
-    let mut books = books(plenty(2000, 0), cpu(1000));
+    let mut totals = totals(plenty(2000, 0), cpu(1000));
     let mut trainers = [Trainer::of(1, 3, 1, cpu(1500))];
-    assert_eq!(books.dry_run(&mut trainers, 1000), Ok(()));
+    assert_eq!(totals.dry_run(&mut trainers, 1000), Ok(()));
     assert_eq!(trainers[0].planned, 1);
     assert_eq!(planned(plenty(2000, 0), Resources::ZERO, (1, 3, 1, cpu(1500)), 1000), 0);
 }
@@ -181,20 +181,20 @@ fn jobs_that_ask_for_too_much_cpu_stay_small() {
 #[test]
 fn jobs_that_ask_for_too_many_gpus_stay_small() {
     let shape = Resources::new(2, 100, 1);
-    let mut books = books(plenty(4000, 3), Resources::new(2, 100, 1));
+    let mut totals = totals(plenty(4000, 3), Resources::new(2, 100, 1));
     let mut trainers = [Trainer::of(1, 3, 1, shape)];
-    assert_eq!(books.dry_run(&mut trainers, 1000), Ok(()));
+    assert_eq!(totals.dry_run(&mut trainers, 1000), Ok(()));
     assert_eq!(trainers[0].planned, 1);
     assert_eq!(planned(plenty(4000, 3), Resources::ZERO, (1, 3, 1, shape), 1000), 0);
 }
 
 #[test]
-fn fulfilment_goes_from_nothing_to_one() {
-    let of = |current| Trainer::of(1, 3, current, cpu(1)).fulfilment();
+fn fulfillment_goes_from_nothing_to_one() {
+    let of = |current| Trainer::of(1, 3, current, cpu(1)).fulfillment();
     assert!((of(1) - 0.0).abs() < 1e-12);
     assert!((of(2) - 0.5).abs() < 1e-12);
     assert!((of(3) - 1.0).abs() < 1e-12);
-    assert!((Trainer::of(2, 2, 2, cpu(1)).fulfilment() - 1.0).abs() < 1e-12, "rigid");
+    assert!((Trainer::of(2, 2, 2, cpu(1)).fulfillment() - 1.0).abs() < 1e-12, "rigid");
 }
 
 #[test]
@@ -223,9 +223,9 @@ fn more_memory_breaks_a_tie_last() {
 fn the_published_rules_go_up_and_down_for_ever_with_gpus_and_the_mended_ones_end() {
     // Ten GPUs at 0.97: up fills the tenth, down takes it away.
     let shape = Resources::new(1, 100, 1);
-    let mut books = books(plenty(100_000, 10), Resources::new(1, 100, 1));
+    let mut totals = totals(plenty(100_000, 10), Resources::new(1, 100, 1));
     let mut trainers = [Trainer::of(1, 20, 1, shape)];
-    assert_eq!(books.dry_run(&mut trainers, 970), Err(Endless));
+    assert_eq!(totals.dry_run(&mut trainers, 970), Err(Endless));
     assert_eq!(planned(plenty(100_000, 10), Resources::ZERO, (1, 20, 1, shape), 970), 8);
 }
 
@@ -233,13 +233,13 @@ fn the_published_rules_go_up_and_down_for_ever_with_gpus_and_the_mended_ones_end
 fn the_published_rules_see_no_end_to_a_node_and_the_mended_ones_do() {
     // Two nodes of 6 CPUs hold one worker of 5 each, whatever the sums say.
     let shape = cpu(5000);
-    let mut books = Books {
+    let mut totals = ClusterTotals {
         total: plenty(12_000, 0) + plenty(12_000, 0),
         asked: Resources::ZERO,
         idle: vec![plenty(6000, 0)],
     };
     let mut trainers = [Trainer::of(1, 9, 0, shape)];
-    assert_eq!(books.dry_run(&mut trainers, 1000), Ok(()));
+    assert_eq!(totals.dry_run(&mut trainers, 1000), Ok(()));
     assert_eq!(trainers[0].planned, 4, "the wrong sign: one node takes them all");
     assert_eq!(planned(plenty(6000, 0), Resources::ZERO, (1, 9, 1, shape), 1000), 0);
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was measured of one application: time of a step by placement and local batch, progress
-//! and gradient noise by epoch and batch.
+//! The measurements of one application: step time by placement and local batch, progress and
+//! gradient noise by epoch and batch.
 
 use std::collections::BTreeMap;
 
 use super::table;
 use super::{Error, Files};
 
-/// The application that gains nothing from more workers.
+/// The application that does not scale.
 pub(super) const SINGLE: &str = "ncf";
 
-/// What the artifact sets by hand.
+/// Constants of the artifact.
 pub(super) struct Limits {
     pub(super) name: &'static str,
     n_epochs: usize,
@@ -43,7 +43,7 @@ pub struct Application {
     pub n_epochs: usize,
     /// By batch size, then by epoch.
     validation: BTreeMap<u32, Vec<Epoch>>,
-    /// Curves of placements that were measured, by workers on each node.
+    /// Curves of measured placements, by workers on each node.
     placements: BTreeMap<Vec<u32>, Curve>,
     /// Curves by number of nodes and workers.
     grid: Vec<GridPoint>,
@@ -62,7 +62,7 @@ struct Epoch {
 /// Times by local batch, in order.
 type Curve = Vec<(f64, StepTime)>;
 
-/// Seconds of a step, and of it in synchronisation.
+/// Seconds of a step, and its share of synchronization.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTime {
     pub step: f64,
@@ -149,7 +149,7 @@ impl Application {
             }
             return sum;
         }
-        // Outside of everything measured: as at the nearest point.
+        // Outside of all measurements: as at the nearest point.
         let distance = |point: &&GridPoint| {
             (point.n_nodes - n_nodes).powi(2) + (point.n_replicas - n_replicas).powi(2)
         };
@@ -252,7 +252,7 @@ fn mean_by_size(placements: &BTreeMap<Vec<u32>, Curve>) -> Vec<GridPoint> {
     sums.into_iter().map(point).collect()
 }
 
-/// Linear between measured batches; beyond them as at the nearest.
+/// Linear between measured batches; constant beyond them.
 fn on_curve(curve: &Curve, local: f64) -> StepTime {
     let after = curve.partition_point(|(bsz, _)| *bsz < local);
     let (Some(above), below) = (curve.get(after), after.checked_sub(1)) else {
@@ -271,8 +271,8 @@ fn smallest_rotation(workers: &[u32]) -> Vec<u32> {
     (0..workers.len()).map(turned).min().unwrap_or_default()
 }
 
-/// Delaunay's triangles: those whose circumcircle holds no other point. A few hundred points at
-/// most, so every three are tried. Squares, whose corners share a circle, appear cut both ways.
+/// Delaunay triangles: those whose circumcircle contains no other point. There are at most a few
+/// hundred points, so all triples are tried. Squares are split in both ways.
 fn triangulate(grid: &[GridPoint]) -> Vec<[usize; 3]> {
     let mut triangles = Vec::new();
     for a in 0..grid.len() {
@@ -305,7 +305,7 @@ fn is_delaunay(grid: &[GridPoint], [a, b, c]: [usize; 3]) -> bool {
     !(0..grid.len()).any(is_inside)
 }
 
-/// How much each corner counts at a point inside a triangle; none outside.
+/// The weight of each corner at a point inside a triangle; none outside.
 fn weights_in(grid: &[GridPoint], [a, b, c]: [usize; 3], x: f64, y: f64) -> Option<[f64; 3]> {
     let at = |point: usize| (grid[point].n_nodes, grid[point].n_replicas);
     let ((ax, ay), (bx, by), (cx, cy)) = (at(a), at(b), at(c));

@@ -1,61 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job of the artifact: epochs to go through, a batch that is fixed or chosen, and what it has
-//! learnt of its own speed.
+//! A job of the artifact: its epochs, its fixed or adaptive batch, and its measured speed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::application::Application;
 use super::{GPUS_PER_NODE, application};
-use crate::snapshot::{RoleSpec, Speed};
-use crate::throughput::{Model, Sample};
+use crate::snapshot::RoleSpec;
+use crate::speed::{Curve, Speed};
+use crate::throughput::{StepSample, ThroughputModel};
 
 /// Tolerance of the artifact's roundings.
 const EPS: f64 = 1e-8;
-/// How many batches are tried when the best is looked for.
+/// How many batch sizes are tried to find the best.
 const N_BATCHES: u32 = 50;
-/// The artifact's simulator knows no more workers.
+/// The limit of the artifact's simulator.
 const MOST_WORKERS: u32 = 64;
 
 #[derive(Clone, Debug)]
 pub struct Training {
     application: Arc<Application>,
     batch: Batch,
-    tells: Tells,
+    reports: SpeedReport,
     epoch: usize,
     progress: f64,
     split: Split,
     noise: Option<Noise>,
-    samples: BTreeMap<(u32, u32, u32), Sample>,
-    model: Option<Model>,
+    samples: BTreeMap<(u32, u32, u32), StepSample>,
+    model: Option<ThroughputModel>,
     most_measured: u32,
-    /// Rate where it is now; worked out when that changes.
+    /// The current rate, computed when workers change.
     rate: f64,
-    /// How far beyond what it has measured a job may be tried.
+    /// How many times its largest measured size a job may have.
     explores: u32,
-    /// Steps a second by number of workers, for those who tell the truth.
+    /// Steps per second by number of workers, for [`SpeedReport::Truth`].
     truth: Vec<f64>,
 }
 
-/// Who chooses the batch.
+/// How the batch is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
     Fixed(u32),
-    /// Whatever makes the most progress by the job's own model.
+    /// The batch that makes the most progress by the job's own model.
     Adaptive,
 }
 
-/// What the job tells the planner.
+/// What the job reports to the planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tells {
+pub enum SpeedReport {
     Nothing,
-    /// What it has measured and fitted.
+    /// Its measurements and fitted model.
     Estimate,
-    /// What nobody can know: exact times of every size (Optimus with an oracle).
+    /// Exact times of every size, which no real job knows (Optimus with an oracle).
     Truth,
 }
 
-/// How a batch is cut: examples at once, and how often before a step.
+/// How a batch is split: examples per pass, and accumulated passes per step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Split {
     atomic: f64,
@@ -70,15 +70,20 @@ struct Noise {
 
 impl Training {
     #[must_use]
-    pub fn new(application: Arc<Application>, batch: Batch, tells: Tells, explores: u32) -> Self {
-        let truth = match (tells, batch) {
-            (Tells::Truth, Batch::Fixed(batch)) => true_rates(&application, batch),
+    pub fn new(
+        application: Arc<Application>,
+        batch: Batch,
+        reports: SpeedReport,
+        explores: u32,
+    ) -> Self {
+        let truth = match (reports, batch) {
+            (SpeedReport::Truth, Batch::Fixed(batch)) => true_rates(&application, batch),
             _ => Vec::new(),
         };
         Self {
             application,
             batch,
-            tells,
+            reports,
             epoch: 0,
             progress: 0.0,
             split: Split { atomic: 0.0, n_accumulate: 0.0 },
@@ -120,7 +125,7 @@ impl Training {
         self.choose_batch(workers);
     }
 
-    /// Learns from where it is, and chooses its batch anew.
+    /// Measures its current placement, and chooses its batch again.
     pub fn refresh(&mut self, workers: &[u32]) {
         if !workers.is_empty() && !self.is_done() {
             self.learn(workers);
@@ -137,10 +142,9 @@ impl Training {
         }
     }
 
-    /// Narrows the largest size to what the job has experience for: so many times what it has
-    /// measured, and half of that at first.
+    /// Limits the maximum to a multiple of the largest measured size, and to half of it at first.
     pub fn limit(&self, worker: &mut RoleSpec) {
-        if self.tells == Tells::Estimate {
+        if self.reports == SpeedReport::Estimate {
             let known = (self.explores * self.most_measured).max(self.explores / 2);
             worker.max = worker.max.min(known).min(MOST_WORKERS).max(worker.min);
         }
@@ -148,10 +152,10 @@ impl Training {
 
     #[must_use]
     pub fn speed(&self, max_workers: u32) -> Option<Speed> {
-        match self.tells {
-            Tells::Nothing => None,
-            Tells::Truth => Some(self.true_speed(max_workers)),
-            Tells::Estimate => self.estimated_speed(max_workers),
+        match self.reports {
+            SpeedReport::Nothing => None,
+            SpeedReport::Truth => Some(self.true_speed(max_workers)),
+            SpeedReport::Estimate => self.estimated_speed(max_workers),
         }
     }
 
@@ -163,7 +167,7 @@ impl Training {
     fn learn(&mut self, workers: &[u32]) {
         let (sqr, var) = self.application.noise(self.n_examples(workers), self.epoch);
         self.noise = Some(Noise { sqr, var });
-        if self.tells != Tells::Estimate {
+        if self.reports != SpeedReport::Estimate {
             return;
         }
         let n_nodes = u32::try_from(workers.len()).unwrap_or(u32::MAX);
@@ -176,10 +180,10 @@ impl Training {
         let compute = (time.step - time.sync).max(1e-6);
         let local_batch = self.split.atomic;
         self.samples
-            .insert(key, Sample { n_nodes, n_workers, local_batch, compute, step: time.step });
+            .insert(key, StepSample { n_nodes, n_workers, local_batch, compute, step: time.step });
         self.most_measured = self.most_measured.max(n_workers);
-        let samples: Vec<Sample> = self.samples.values().copied().collect();
-        self.model = Model::fit(&samples, self.model);
+        let samples: Vec<StepSample> = self.samples.values().copied().collect();
+        self.model = ThroughputModel::fit(&samples, self.model);
     }
 
     fn choose_batch(&mut self, workers: &[u32]) {
@@ -206,7 +210,7 @@ impl Training {
         self.rate = self.true_rate(workers);
     }
 
-    /// Progress a second, in truth.
+    /// The true progress per second.
     fn true_rate(&self, workers: &[u32]) -> f64 {
         let batch = self.n_examples(workers);
         let time = self.application.step_time(workers, self.split.atomic);
@@ -216,11 +220,11 @@ impl Training {
         gain / (time.step + (time.step - time.sync) * self.split.n_accumulate)
     }
 
-    /// Steps a second with each number of workers packed on nodes, and steps to go.
+    /// Steps per second by number of packed workers, and remaining steps.
     fn true_speed(&self, max_workers: u32) -> Speed {
         let Batch::Fixed(batch) = self.batch else { return Speed::default() };
         let application = &self.application;
-        let curve = self.truth.clone();
+        let curve = Curve::Table(self.truth.clone());
         let last = application.n_epochs - 1;
         let remaining = if self.epoch >= last {
             1.0
@@ -255,10 +259,10 @@ impl Training {
     }
 }
 
-/// Steps a second with 1, 2, … workers packed on nodes.
+/// Steps per second with 1, 2, … packed workers.
 fn true_rates(application: &Application, batch: u32) -> Vec<f64> {
     let rate = |n: u32| {
-        // With one worker the artifact's oracle always accumulates.
+        // With one worker, the artifact's oracle always accumulates.
         let split = split_of(application, f64::from(batch), n, 0);
         let count = f64::from(n) * (split.n_accumulate + 1.0);
         let atomic = split.atomic.min((f64::from(application.max_batch) / count).floor());
@@ -276,8 +280,8 @@ fn packed(n: u32) -> Vec<u32> {
     workers
 }
 
-/// Cuts a batch for `n` workers. One worker alone accumulates above `init_batch`: the noise of
-/// gradients cannot be measured from one batch.
+/// Splits a batch for `n` workers. A single worker accumulates above `init_batch`, because gradient
+/// noise cannot be measured from one pass.
 fn split_of(application: &Application, batch: f64, n: u32, init_batch: u32) -> Split {
     let local = (batch / f64::from(n) - EPS).ceil();
     let mut n_accumulate = (local / f64::from(application.max_local) - EPS).ceil() - 1.0;
@@ -290,7 +294,7 @@ fn split_of(application: &Application, batch: f64, n: u32, init_batch: u32) -> S
 /// The batch that makes the most progress by the model, and how much.
 fn best_split(
     application: &Application,
-    model: &Model,
+    model: &ThroughputModel,
     noise: Noise,
     n_nodes: u32,
     n: u32,
@@ -316,10 +320,10 @@ fn best_split(
     best
 }
 
-/// Examples a second times how much each is worth, by the model.
+/// Examples per second times their statistical efficiency, by the model.
 fn goodput(
     application: &Application,
-    model: &Model,
+    model: &ThroughputModel,
     noise: Noise,
     n_nodes: u32,
     n: u32,

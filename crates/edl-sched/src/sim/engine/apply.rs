@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Carries a plan out. Nothing is decided here, except where the plan leaves it to Kubernetes.
+//! Carries out a plan. Decisions are made here only if the plan leaves them to Kubernetes.
 
-use super::{Engine, Owner, Phase, PodId};
+use super::{Engine, Owner, PodId, PodPhase};
 use crate::plan::{Change, Placing, Plan};
 use crate::snapshot::{Counts, Placed, Role};
 
 impl Engine<'_> {
     pub(super) fn apply(&mut self, plan: &Plan) {
-        // Stops come first: what they free at once can be used at once.
+        // Stops come first, because what they free can be used at once.
         for change in &plan.changes {
             let Some(job) = self.job_of(change) else { continue };
             self.note_resize(job, change);
@@ -35,8 +35,8 @@ impl Engine<'_> {
     }
 
     fn note_resize(&mut self, job: usize, change: &Change) {
-        let has = self.counts_in(job, |phase| phase != Phase::Leaving);
-        let life = &mut self.jobs[job];
+        let has = self.counts_in(job, |phase| phase != PodPhase::Leaving);
+        let outcome = &mut self.jobs[job].outcome;
         let changes_workers = match &change.placing {
             Placing::Named { start, stop } => {
                 start.iter().chain(stop).any(|placed| placed.role == Role::Worker)
@@ -45,9 +45,9 @@ impl Engine<'_> {
         };
         if has.worker > 0 && changes_workers {
             if change.target.worker == 0 {
-                life.n_stops += 1;
+                outcome.n_stops += 1;
             }
-            life.n_resizes += 1;
+            outcome.n_resizes += 1;
         }
     }
 
@@ -59,7 +59,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Those that do not run yet go first, then the youngest.
+    /// Pods that do not run yet are stopped first, then the newest.
     fn stop_named(&mut self, job: usize, placed: &Placed) {
         let node = self.nodes.iter().position(|node| node.spec.id == placed.node);
         let mut there = self.pods_of(job, placed.role);
@@ -69,7 +69,7 @@ impl Engine<'_> {
         }
     }
 
-    /// What Kubernetes' controllers do to have as many pods as they should.
+    /// Does what Kubernetes' controllers do to reach the target.
     fn fit_job(&mut self, job: usize, target: Counts) {
         for role in Role::ALL {
             let there = self.pods_of(job, role);
@@ -84,8 +84,8 @@ impl Engine<'_> {
         }
     }
 
-    /// A job's pods of one role that are not leaving, in the order in which they would go:
-    /// without a node, not running, running; the youngest first.
+    /// A job's pods of one role that are not leaving, in the order in which they would be stopped:
+    /// without a node, not running, running; the newest first.
     fn pods_of(&self, job: usize, role: Role) -> Vec<(u8, PodId)> {
         let mut pods: Vec<(u8, PodId)> = Vec::new();
         for id in self.jobs[job].pods.iter().rev() {
@@ -94,11 +94,11 @@ impl Engine<'_> {
                 continue;
             }
             let rank = match pod.phase {
-                Phase::Unscheduled => 0,
-                Phase::Pinned => 1,
-                Phase::Starting => 2,
-                Phase::Running => 3,
-                Phase::Leaving => continue,
+                PodPhase::Unscheduled => 0,
+                PodPhase::Pinned => 1,
+                PodPhase::Starting => 2,
+                PodPhase::Running => 3,
+                PodPhase::Leaving => continue,
             };
             pods.push((rank, *id));
         }

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How jobs get on: work done with the workers that run, pauses when they change, ends.
+//! The progress of jobs: work done by running workers, pauses when they change, completion.
 
 use std::time::Duration;
 
-use super::{Engine, Event, Phase, PodId};
+use super::{Engine, Event, PodId, PodPhase};
 use crate::snapshot::Counts;
 
 impl Engine<'_> {
-    /// Books the time since a job was last looked at.
+    /// Accounts for the time since the job's last update.
     pub(super) fn accrue(&mut self, job: usize) {
         let now = self.now;
         let job = &mut self.jobs[job];
         let from = job.touched;
         job.touched = now;
-        if job.workers.is_empty() || job.done.is_some() {
+        if job.workers.is_empty() || job.is_done() {
             return;
         }
         let n: u32 = job.workers.iter().sum();
@@ -22,23 +22,23 @@ impl Engine<'_> {
         let paused = pause_end.since(from);
         let busy = all.saturating_sub(paused).as_secs_f64();
         job.ran += all;
-        job.worker_secs += f64::from(n) * all.as_secs_f64();
-        job.paused_worker_secs += f64::from(n) * paused.as_secs_f64();
+        job.outcome.worker_secs += f64::from(n) * all.as_secs_f64();
+        job.outcome.paused_worker_secs += f64::from(n) * paused.as_secs_f64();
         if busy > 0.0 {
             job.work.advance(&job.workers, busy);
         }
     }
 
-    /// Lets jobs whose workers changed go on with those they have now.
+    /// Continues jobs whose workers changed with their current workers.
     pub(super) fn settle_changed(&mut self) {
         while let Some(job) = self.changed.pop_first() {
             self.accrue(job);
             let now = self.now;
             let mut workers: Vec<u32> = self.jobs[job].live.values().copied().collect();
-            // Fullest node first, as those who place from the emptiest node on list them.
+            // The fullest node first, as placement from the emptiest node lists them.
             workers.sort_unstable_by_key(|n| std::cmp::Reverse(*n));
             let life = &mut self.jobs[job];
-            if life.done.is_some() {
+            if life.is_done() {
                 continue;
             }
             life.workers = workers;
@@ -48,7 +48,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Works out anew when the next milestone of a job's work is due.
+    /// Schedules the next milestone of a job's work.
     fn order_milestone(&mut self, job: usize) {
         let life = &mut self.jobs[job];
         life.version += 1;
@@ -61,25 +61,25 @@ impl Engine<'_> {
     }
 
     pub(super) fn milestone(&mut self, job: usize, version: u64) {
-        if self.jobs[job].version != version || self.jobs[job].done.is_some() {
+        if self.jobs[job].version != version || self.jobs[job].is_done() {
             return;
         }
         self.accrue(job);
         let life = &mut self.jobs[job];
         life.work.pass_milestone(&life.workers);
         if life.work.is_done() {
-            life.done = Some(self.now);
+            life.outcome.done = Some(self.now);
             let pods: Vec<PodId> = life.pods.iter().copied().collect();
             for id in pods {
                 self.pod_gone(id);
             }
-            self.something_happened();
+            self.request_plan();
         } else {
             self.order_milestone(job);
         }
     }
 
-    /// Lets work that adapts itself (its batch) do so before a plan is made.
+    /// Lets jobs adapt their batch before a plan is made.
     pub(super) fn refresh_work(&mut self) {
         for job in 0..self.jobs.len() {
             let life = &self.jobs[job];
@@ -93,7 +93,7 @@ impl Engine<'_> {
     }
 
     /// How many pods of a job are in phases that `is_in` accepts.
-    pub(super) fn counts_in(&self, job: usize, is_in: impl Fn(Phase) -> bool) -> Counts {
+    pub(super) fn counts_in(&self, job: usize, is_in: impl Fn(PodPhase) -> bool) -> Counts {
         let mut counts = Counts::default();
         for pod in self.jobs[job].pods.iter().filter_map(|id| self.pods.get(id)) {
             if let super::Owner::Job(_, role) = pod.owner

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the planner and the log see of the simulated cluster.
+//! The simulated cluster as the planner and the report see it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Engine, Owner, Phase};
+use super::{Engine, Owner, PodPhase};
 use crate::resources::Resources;
 use crate::sim::bound::most_asked;
 use crate::sim::metrics::Row;
@@ -16,14 +16,17 @@ impl Engine<'_> {
         let mut leaving = vec![Resources::ZERO; self.nodes.len()];
         let mut waiting: BTreeMap<usize, u32> = BTreeMap::new();
         for pod in self.pods.values() {
-            if let Some(node) = pod.node.filter(|_| pod.phase == Phase::Leaving) {
+            if let Some(node) = pod.node.filter(|_| pod.phase == PodPhase::Leaving) {
                 leaving[node] += pod.shape;
             }
             let Owner::Service(service) = pod.owner else { continue };
             match (pod.phase, pod.node) {
-                (Phase::Unscheduled, _) => *waiting.entry(service).or_insert(0) += 1,
-                (Phase::Starting | Phase::Running, Some(node)) => taken[node] += pod.shape,
-                (Phase::Starting | Phase::Running | Phase::Pinned | Phase::Leaving, _) => {}
+                (PodPhase::Unscheduled, _) => *waiting.entry(service).or_insert(0) += 1,
+                (PodPhase::Starting | PodPhase::Running, Some(node)) => taken[node] += pod.shape,
+                (
+                    PodPhase::Starting | PodPhase::Running | PodPhase::Pinned | PodPhase::Leaving,
+                    _,
+                ) => {}
             }
         }
         let nodes =
@@ -55,11 +58,11 @@ impl Engine<'_> {
         for pod in life.pods.iter().filter_map(|id| self.pods.get(id)) {
             let Owner::Job(_, role) = pod.owner else { continue };
             match (pod.phase, pod.node) {
-                (Phase::Leaving, _) => continue,
+                (PodPhase::Leaving, _) => continue,
                 (_, Some(node)) => *placed.entry((role, node)).or_insert(0) += 1,
                 (_, None) => *unplaced.of_mut(role) += 1,
             }
-            if pod.phase == Phase::Running {
+            if pod.phase == PodPhase::Running {
                 *running.of_mut(role) += 1;
             }
         }
@@ -91,7 +94,7 @@ impl Engine<'_> {
         let mut nodes: Vec<Option<Node>> =
             self.nodes.iter().map(|node| node.is_up.then(|| node.spec.clone())).collect();
         for pod in self.pods.values() {
-            let stays = matches!(pod.phase, Phase::Starting | Phase::Running);
+            let stays = matches!(pod.phase, PodPhase::Starting | PodPhase::Running);
             let Some(node) = pod.node.filter(|_| stays) else { continue };
             if let (Owner::Service(_), Some(node)) = (pod.owner, &mut nodes[node]) {
                 node.taken += pod.shape;
@@ -104,10 +107,10 @@ impl Engine<'_> {
         let mut running = Resources::ZERO;
         let mut n_service = 0;
         for pod in self.pods.values() {
-            if matches!(pod.phase, Phase::Running | Phase::Leaving) {
+            if matches!(pod.phase, PodPhase::Running | PodPhase::Leaving) {
                 running += pod.shape;
             }
-            if matches!(pod.owner, Owner::Service(_)) && pod.phase == Phase::Running {
+            if matches!(pod.owner, Owner::Service(_)) && pod.phase == PodPhase::Running {
                 n_service += 1;
             }
         }
@@ -116,22 +119,22 @@ impl Engine<'_> {
         let waits = |job: usize| self.jobs[job].is_active() && workers[job] == 0;
         let n_pending = (0..self.jobs.len()).filter(|job| waits(*job)).count();
         let n_ps = (0..self.jobs.len())
-            .map(|job| self.counts_in(job, |phase| phase == Phase::Running).ps)
+            .map(|job| self.counts_in(job, |phase| phase == PodPhase::Running).ps)
             .sum();
         let nodes = self.nodes_without_jobs();
         let active = self.jobs.iter().filter(|job| job.is_active());
         let jobs: Vec<&Job> = active.map(|job| &job.script.job).collect();
-        let room = |node: &Node| node.capacity.saturating_sub(node.taken);
+        let free = |node: &Node| node.capacity.saturating_sub(node.taken);
         let has_services = !self.services.is_empty();
-        let rooms = nodes.iter().filter(|_| has_services).map(room).collect();
+        let free_by_node = nodes.iter().filter(|_| has_services).map(free).collect();
         Row {
             at: self.now,
             asked: running + system,
             bound: most_asked(&nodes, &jobs),
-            rooms,
+            free_by_node,
             n_pending,
             n_not_submitted: self.jobs.iter().filter(|job| !job.is_submitted).count(),
-            n_done: self.jobs.iter().filter(|job| job.done.is_some()).count(),
+            n_done: self.jobs.iter().filter(|job| job.is_done()).count(),
             n_service,
             n_ps,
             workers,

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How pods come, find a node, start, leave and are gone.
+//! The life of pods: creation, scheduling, start, removal.
 
 use std::time::Duration;
 
-use super::{Engine, Event, Owner, Phase, Pod, PodId};
+use super::{Engine, Event, Owner, Pod, PodId, PodPhase};
 use crate::sim::kubernetes::{NodeView, Retry, Start, choose_node};
 use crate::snapshot::{NodeState, Role};
 
 impl Engine<'_> {
-    /// Services run before anything else happens.
+    /// Starts all services before the first event.
     pub(super) fn start_services(&mut self) {
         for service in 0..self.services.len() {
             for _ in 0..self.services[service].script.at_start {
                 let pod = self.create(Owner::Service(service), None);
                 if let Some(node) = self.pick_node(pod) {
                     self.occupy(pod, node);
-                    self.set_phase(pod, Phase::Running);
+                    self.set_phase(pod, PodPhase::Running);
                 }
             }
         }
     }
 
-    /// Makes a pod, for a node that the plan named or for the scheduler.
+    /// Creates a pod, for a node that the plan chose or for the scheduler.
     pub(super) fn create(&mut self, owner: Owner, node: Option<usize>) -> PodId {
         let shape = match owner {
             Owner::Job(job, role) => self.jobs[job].script.job.roles.of(role).shape,
@@ -29,7 +29,7 @@ impl Engine<'_> {
         };
         let id = PodId(self.n_pods);
         self.n_pods += 1;
-        let phase = if node.is_some() { Phase::Pinned } else { Phase::Unscheduled };
+        let phase = if node.is_some() { PodPhase::Pinned } else { PodPhase::Unscheduled };
         let pod = Pod { owner, shape, node, phase, retry: Duration::from_secs(1) };
         self.pods.insert(id, pod);
         match owner {
@@ -39,19 +39,19 @@ impl Engine<'_> {
         id
     }
 
-    /// Lets a pinned pod start if its node has room by now.
+    /// Starts a pinned pod if its node has capacity.
     pub(super) fn try_to_bind(&mut self, id: PodId) {
         let Some(pod) = self.pods.get(&id) else { return };
-        let Some(node) = pod.node.filter(|_| pod.phase == Phase::Pinned) else { return };
+        let Some(node) = pod.node.filter(|_| pod.phase == PodPhase::Pinned) else { return };
         if self.nodes[node].is_up && pod.shape.fits_in(self.nodes[node].free) {
             self.occupy(id, node);
             self.begin_start(id);
         }
     }
 
-    /// One try of the scheduler.
+    /// One attempt of the scheduler.
     pub(super) fn try_to_schedule(&mut self, id: PodId) {
-        if self.pods.get(&id).is_none_or(|pod| pod.phase != Phase::Unscheduled) {
+        if self.pods.get(&id).is_none_or(|pod| pod.phase != PodPhase::Unscheduled) {
             return;
         }
         if let Some(node) = self.pick_node(id) {
@@ -67,7 +67,7 @@ impl Engine<'_> {
             self.after(wait, Event::Retry(id));
         }
         if matches!(self.pods.get(&id).map(|pod| pod.owner), Some(Owner::Service(_))) {
-            self.something_happened();
+            self.request_plan();
         }
     }
 
@@ -99,7 +99,7 @@ impl Engine<'_> {
         let Some(pod) = self.pods.get_mut(&id) else { return };
         self.nodes[node].free -= pod.shape;
         pod.node = Some(node);
-        pod.phase = Phase::Starting;
+        pod.phase = PodPhase::Starting;
     }
 
     fn begin_start(&mut self, id: PodId) {
@@ -125,7 +125,7 @@ impl Engine<'_> {
         }
     }
 
-    /// The rate of starts lets one of the waiting pods through.
+    /// Starts one of the pods that wait because of the rate of starts.
     pub(super) fn start_next(&mut self) {
         self.is_start_due = false;
         if !self.starting.is_empty() {
@@ -137,12 +137,12 @@ impl Engine<'_> {
     }
 
     pub(super) fn pod_up(&mut self, id: PodId) {
-        if self.pods.get(&id).is_some_and(|pod| pod.phase == Phase::Starting) {
-            self.set_phase(id, Phase::Running);
+        if self.pods.get(&id).is_some_and(|pod| pod.phase == PodPhase::Starting) {
+            self.set_phase(id, PodPhase::Running);
         }
     }
 
-    /// Orders a pod to leave. One that does not run yet is gone at once.
+    /// Stops a pod. One that does not run yet is gone at once.
     pub(super) fn remove(&mut self, id: PodId) {
         let Some(pod) = self.pods.get(&id).copied() else { return };
         let leave = match pod.owner {
@@ -150,21 +150,21 @@ impl Engine<'_> {
             Owner::Service(_) => self.scenario.kubernetes.service_leaves,
         };
         match pod.phase {
-            Phase::Leaving => {}
-            Phase::Running if leave > Duration::ZERO => {
-                self.set_phase(id, Phase::Leaving);
+            PodPhase::Leaving => {}
+            PodPhase::Running if leave > Duration::ZERO => {
+                self.set_phase(id, PodPhase::Leaving);
                 self.after(leave, Event::PodGone(id));
             }
-            Phase::Running | Phase::Unscheduled | Phase::Pinned | Phase::Starting => {
+            PodPhase::Running | PodPhase::Unscheduled | PodPhase::Pinned | PodPhase::Starting => {
                 self.pod_gone(id);
             }
         }
     }
 
-    /// A pod is no more; what it held is free.
+    /// Removes a pod and frees its capacity.
     pub(super) fn pod_gone(&mut self, id: PodId) {
-        if self.pods.get(&id).is_some_and(|pod| pod.phase == Phase::Running) {
-            self.set_phase(id, Phase::Leaving);
+        if self.pods.get(&id).is_some_and(|pod| pod.phase == PodPhase::Running) {
+            self.set_phase(id, PodPhase::Leaving);
         }
         let Some(pod) = self.pods.remove(&id) else { return };
         self.starting.retain(|other| *other != id);
@@ -172,17 +172,17 @@ impl Engine<'_> {
             Owner::Job(job, _) => self.jobs[job].pods.remove(&id),
             Owner::Service(service) => self.services[service].pods.remove(&id),
         };
-        let held = matches!(pod.phase, Phase::Starting | Phase::Running | Phase::Leaving);
+        let held = matches!(pod.phase, PodPhase::Starting | PodPhase::Running | PodPhase::Leaving);
         if let Some(node) = pod.node.filter(|_| held) {
             self.nodes[node].free += pod.shape;
-            self.room_freed(node);
+            self.capacity_freed(node);
         }
     }
 
-    /// Pods that wait for room on a node get their chance: online ones first.
-    pub(super) fn room_freed(&mut self, node: usize) {
+    /// Tries pods that wait for capacity on a node, online pods first.
+    pub(super) fn capacity_freed(&mut self, node: usize) {
         if self.scenario.kubernetes.retry == Retry::OnEvents {
-            let is_homeless = |pod: &Pod| pod.phase == Phase::Unscheduled;
+            let is_homeless = |pod: &Pod| pod.phase == PodPhase::Unscheduled;
             let mut homeless: Vec<(bool, PodId)> = self
                 .pods
                 .iter()
@@ -194,7 +194,7 @@ impl Engine<'_> {
                 self.try_to_schedule(id);
             }
         }
-        let is_pinned = |pod: &Pod| pod.phase == Phase::Pinned && pod.node == Some(node);
+        let is_pinned = |pod: &Pod| pod.phase == PodPhase::Pinned && pod.node == Some(node);
         let pinned: Vec<PodId> =
             self.pods.iter().filter(|(_, pod)| is_pinned(pod)).map(|(id, _)| *id).collect();
         for id in pinned {
@@ -202,8 +202,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Moves a pod to a phase and tells its job of workers that came or went.
-    fn set_phase(&mut self, id: PodId, phase: Phase) {
+    /// Changes the phase of a pod, and updates its job's workers.
+    fn set_phase(&mut self, id: PodId, phase: PodPhase) {
         let Some(pod) = self.pods.get_mut(&id) else { return };
         let before = pod.phase;
         pod.phase = phase;
@@ -213,10 +213,10 @@ impl Engine<'_> {
             return;
         };
         let live = &mut self.jobs[job].live;
-        if phase == Phase::Running {
+        if phase == PodPhase::Running {
             *live.entry(node).or_insert(0) += 1;
-            self.jobs[job].first_worker.get_or_insert(self.now);
-        } else if before == Phase::Running {
+            self.jobs[job].outcome.first_worker.get_or_insert(self.now);
+        } else if before == PodPhase::Running {
             let n = live.entry(node).or_insert(1);
             *n -= 1;
             if *n == 0 {
@@ -228,13 +228,13 @@ impl Engine<'_> {
     }
 
     fn note_whole(&mut self, job: usize) {
-        if self.jobs[job].whole.is_some() {
+        if self.jobs[job].outcome.whole.is_some() {
             return;
         }
-        let running = self.counts_in(job, |phase| phase == Phase::Running);
+        let running = self.counts_in(job, |phase| phase == PodPhase::Running);
         let roles = &self.jobs[job].script.job.roles;
         if Role::ALL.into_iter().all(|role| running.of(role) >= roles.of(role).min) {
-            self.jobs[job].whole = Some(self.now);
+            self.jobs[job].outcome.whole = Some(self.now);
         }
     }
 
@@ -243,10 +243,11 @@ impl Engine<'_> {
         self.fit_service(service);
     }
 
-    /// Makes or stops pods until a service has as many as it should.
+    /// Creates or stops pods until a service reaches its target.
     fn fit_service(&mut self, service: usize) {
         let target = self.services[service].target as usize;
-        let stays = |id: &PodId| self.pods.get(id).is_some_and(|pod| pod.phase != Phase::Leaving);
+        let stays =
+            |id: &PodId| self.pods.get(id).is_some_and(|pod| pod.phase != PodPhase::Leaving);
         let staying: Vec<PodId> =
             self.services[service].pods.iter().copied().filter(stays).collect();
         for id in staying.iter().skip(target) {
@@ -256,10 +257,10 @@ impl Engine<'_> {
             let id = self.create(Owner::Service(service), None);
             self.try_to_schedule(id);
         }
-        self.something_happened();
+        self.request_plan();
     }
 
-    /// All pods of a node are gone with it.
+    /// Removes a node with all its pods.
     pub(super) fn lose_node(&mut self, node: usize) {
         self.nodes[node].is_up = false;
         let lost: Vec<PodId> =
@@ -270,18 +271,18 @@ impl Engine<'_> {
         for service in 0..self.services.len() {
             self.fit_service(service);
         }
-        self.something_happened();
+        self.request_plan();
     }
 
     pub(super) fn n_running(&self, service: usize) -> u32 {
-        self.n_in_phase(service, Phase::Running)
+        self.n_in_phase(service, PodPhase::Running)
     }
 
     pub(super) fn n_homeless(&self, service: usize) -> u32 {
-        self.n_in_phase(service, Phase::Unscheduled)
+        self.n_in_phase(service, PodPhase::Unscheduled)
     }
 
-    fn n_in_phase(&self, service: usize, phase: Phase) -> u32 {
+    fn n_in_phase(&self, service: usize, phase: PodPhase) -> u32 {
         let is_in = |id: &&PodId| self.pods.get(id).is_some_and(|pod| pod.phase == phase);
         u32::try_from(self.services[service].pods.iter().filter(is_in).count()).unwrap_or(u32::MAX)
     }

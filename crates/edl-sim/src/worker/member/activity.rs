@@ -3,22 +3,24 @@
 
 use std::collections::BTreeMap;
 
+use edl_core::exit::Exit;
 use edl_core::id::{LeaseId, WorkerId};
 use edl_core::job::LoadFrom;
 use edl_core::member::{Activity, Event, Failure, Move, Outcome, Step, Transferred};
-use edl_core::platform::Ended;
 use edl_core::world;
 use edl_tensor::push::Lane;
 
+use super::super::shell::Shell as _;
 use super::{Control, Done, Member, later};
 use crate::client::{Ask, Wish};
 use crate::history::{State, lane_key};
+use crate::judge::Region;
 use crate::kernel::Pid;
 use crate::mesh::{Content, Received, pid_of};
 use crate::process::Context;
 
-/// A member that owes something and sends nothing for this long is lost.
-const SILENCE_MS: u64 = 1200;
+/// A lane that is out of the ordinary takes so long at most.
+const HICCUP_MS: u64 = 3000;
 
 impl Member {
     pub(super) fn start(
@@ -52,27 +54,35 @@ impl Member {
                     let records = context.model.lane_records(step.batch, *lane);
                     self.pull(context, records, step.number);
                 } else {
-                    later(context, step_ms / 4, step_ms, Done::Computed { act });
+                    let is_slow = context.kernel.chance(context.scenario.hiccups);
+                    let most = if is_slow { HICCUP_MS } else { step_ms };
+                    later(context, step_ms / 4, most, Done::Computed { act });
                 }
             }
             Activity::Skip { step, lane } => {
                 if step.mine.start == *lane {
                     self.begin_step(context, step);
                 }
-                self.push_lane(context, step, *lane);
+                let lane = Some(lane_of(context, step, *lane));
+                self.n_unacknowledged += 1;
+                let ask = Ask::Skip { batch: step.batch, lane };
+                self.link.ask(context, self.connection, ask);
                 later(context, 0, 1, Done::Computed { act });
             }
             Activity::Settle(_) => {}
             Activity::Reduce(step) => self.send_nodes(context, step),
-            Activity::Apply(_) | Activity::Hash => later(context, 0, 2, Done::Computed { act }),
+            Activity::Apply(_) | Activity::Pass(_) | Activity::Hash => {
+                later(context, 0, 2, Done::Computed { act });
+            }
             Activity::Evaluate { version, .. } => match context.scenario.spec.is_hybrid() {
                 true => self.pull(context, Vec::new(), *version),
-                false => later(context, 0, step_ms, Done::Computed { act }),
+                false => later(context, 0, context.scenario.eval_ms, Done::Computed { act }),
             },
         }
         self.current = Some(activity);
         if self.owing().is_some() {
-            later(context, SILENCE_MS, SILENCE_MS, Done::Silent { act });
+            let silence_ms = context.scenario.silence_ms();
+            later(context, silence_ms, silence_ms, Done::Silent { act });
         }
         self.advance(control, context);
     }
@@ -82,7 +92,8 @@ impl Member {
         self.trained.clear();
         let world = self.mesh.world().expect("a step is trained in a world");
         let members = world.members.iter().map(|member| pid_of(member.incarnation)).collect();
-        context.judge.regions.insert(context.pid, (step.world, members));
+        let region = Region { world: step.world, members, forced: self.forced };
+        context.judge.regions.insert(context.pid, region);
     }
 
     fn pull(&mut self, context: &mut Context<'_>, ids: Vec<u64>, step: u64) {
@@ -91,10 +102,9 @@ impl Member {
     }
 
     fn push_lane(&mut self, context: &mut Context<'_>, step: &Step, lane: u32) {
-        let of = context.scenario.spec.n_lanes();
-        let lane = Some(Lane { world: step.world, number: lane, of });
+        let lane = lane_of(context, step, lane);
         self.n_unacknowledged += 1;
-        let ask = Ask::Push { batch: step.batch, base: Vec::new(), lane };
+        let ask = Ask::PushLane { batch: step.batch, lane };
         self.link.ask(context, self.connection, ask);
     }
 
@@ -145,6 +155,7 @@ impl Member {
             | Activity::Skip { .. }
             | Activity::Settle(_)
             | Activity::Apply(_)
+            | Activity::Pass(_)
             | Activity::Hash
             | Activity::Evaluate { .. } => None,
         }
@@ -193,6 +204,7 @@ impl Member {
             | Activity::Train { .. }
             | Activity::Skip { .. }
             | Activity::Apply(_)
+            | Activity::Pass(_)
             | Activity::Hash
             | Activity::Evaluate { .. } => return,
         };
@@ -230,12 +242,8 @@ impl Member {
         }
         self.mesh.forget_step(step.number);
         self.gradient = context.model.history.gradient(step.number, &nodes);
-        let regions = &context.judge.regions;
-        let is_overwritten = |pid: &Pid| {
-            let region = regions.get(pid);
-            region.is_some_and(|(of, members)| *of > step.world && !members.contains(&context.pid))
-        };
-        if others.iter().any(|(_, pid)| is_overwritten(pid)) {
+        let mut others = others.iter().map(|(_, pid)| *pid);
+        if others.any(|pid| context.judge.is_overwritten(step.world, pid, context.pid)) {
             // A member that trains without this one has overwritten what was read.
             context.kernel.count("torn steps");
             self.gradient = edl_core::rng::key(&[self.gradient, 0xbad]);
@@ -249,6 +257,7 @@ impl Member {
         result: Result<Outcome, Failure>,
     ) {
         if self.current.take().is_some() {
+            self.is_forced |= matches!(result, Err(Failure::Lost { .. } | Failure::Cancelled));
             self.handle(control, context, Event::Ended(result));
         }
     }
@@ -270,6 +279,7 @@ impl Member {
                 | Activity::Train { .. }
                 | Activity::Skip { .. }
                 | Activity::Apply(_)
+                | Activity::Pass(_)
                 | Activity::Hash
                 | Activity::Evaluate { .. },
             )
@@ -291,7 +301,7 @@ impl Member {
             Activity::Train { step, lane } => {
                 if context.kernel.chance(context.scenario.crashes) {
                     context.kernel.count("crashes");
-                    context.exit = Some(Ended::Exit(101));
+                    context.exit = Some(Exit::Panicked.into());
                     return;
                 }
                 self.train(context, &step, lane)
@@ -301,6 +311,10 @@ impl Member {
                 let state = self.state.expect("a member has state").apply(self.gradient);
                 self.state = Some(state);
                 context.kernel.trace(state.digest);
+                Ok(Outcome::Done)
+            }
+            Activity::Pass(_) => {
+                self.state = self.state.map(State::pass);
                 Ok(Outcome::Done)
             }
             Activity::Hash => Ok(Outcome::Hashed(self.gradient)),
@@ -323,7 +337,7 @@ impl Member {
         let state = match &from.checkpoint {
             None => context.model.history.state(0),
             Some(folder) => {
-                let read = |id| context.disk.read(folder, id).map(State::decode);
+                let read = |id| Ok(State::of(&context.disk.read(folder, id)?));
                 let parts: Result<Vec<State>, String> =
                     context.model.layout.with_segments().map(read).collect();
                 whole(parts.map_err(Failure::Failed)?.into_iter())
@@ -343,6 +357,9 @@ impl Member {
         if is_bad || context.kernel.chance(context.scenario.failures) {
             context.kernel.count("failed steps");
             return Err(Failure::Failed("user code failed".into()));
+        }
+        if !context.model.is_finite(step.batch) && lane + 1 == step.mine_active().end {
+            return Err(Failure::NonFinite("the loss is not finite".into()));
         }
         if context.scenario.spec.is_hybrid() {
             self.push_lane(context, step, lane);
@@ -377,10 +394,16 @@ impl Member {
                 self.trained.push((*lane, lane_key(&records, sum)));
                 later(context, step_ms / 4, step_ms, Done::Computed { act });
             }
-            Some(Activity::Evaluate { .. }) => later(context, 0, step_ms, Done::Computed { act }),
+            Some(Activity::Evaluate { .. }) => {
+                later(context, 0, context.scenario.eval_ms, Done::Computed { act });
+            }
             Some(_) | None => {}
         }
     }
+}
+
+fn lane_of(context: &Context<'_>, step: &Step, number: u32) -> Lane {
+    Lane { world: step.world, number, of: context.scenario.spec.n_lanes() }
 }
 
 /// The one state that all parts are of. Parts of different states make one that no worker had.

@@ -7,8 +7,8 @@ use edl_core::model::Rule;
 use proptest::prelude::*;
 
 use super::*;
-use crate::fixture::Part;
-use crate::init::{Source, name_key};
+use crate::init::{InitialValues, name_key};
+use crate::tests::fixture::Part;
 
 const N_PARTITIONS: u32 = 3;
 
@@ -47,7 +47,7 @@ impl Naive {
         let mut dense = Vec::new();
         for param in &job.model.params {
             let mut values = vec![0.0; param.len()];
-            Source::param(param.init, 11, &param.name).fill(0, &mut values);
+            InitialValues::param(param.init, 11, &param.name).fill(0, &mut values);
             dense.extend(values.into_iter().map(f64::from));
         }
         let dense = dense[job.layout().segment(PartitionId(partition))].to_vec();
@@ -59,18 +59,18 @@ impl Naive {
         self.rows.entry((table, id)).or_insert_with(|| {
             let spec = &job.model.tables[table];
             let mut values = vec![0.0; spec.dim];
-            Source::row(spec.init, name_key(11, &spec.name), id).fill(0, &mut values);
+            InitialValues::row(spec.init, name_key(11, &spec.name), id).fill(0, &mut values);
             values.into_iter().map(f64::from).collect()
         })
     }
 
-    fn push(&mut self, job: &Job, partition: u32, batch: BatchId) -> Pushed {
+    fn push(&mut self, job: &Job, partition: u32, batch: BatchId) -> Outcome {
         if self.applied.contains(&batch) {
-            return Pushed::Already;
+            return Outcome::Already;
         }
         let Mode::Sync { grads_to_wait } = job.mode else {
             self.step(job, partition, &[batch]);
-            return Pushed::Applied;
+            return Outcome::Applied;
         };
         let round_of = |batch: BatchId| {
             let per_epoch = job.n_batches.div_ceil(grads_to_wait);
@@ -83,7 +83,7 @@ impl Naive {
         };
         let (round, first) = (round_of(batch), next(&self.applied));
         if round >= first + 4 {
-            return Pushed::Refused(Refusal::TooEarly { batch, round, next: first });
+            return Outcome::Refused(Refusal::TooEarly { batch, round, next: first }.to_string());
         }
         self.staged.insert(batch);
         let mut done = Vec::new();
@@ -98,7 +98,7 @@ impl Naive {
             members.iter().for_each(|b| assert!(self.staged.remove(b)));
             done.extend(members);
         }
-        if done.is_empty() { Pushed::Staged } else { Pushed::Round(done) }
+        if done.is_empty() { Outcome::Staged } else { Outcome::Round(done) }
     }
 
     /// One step of SGD by the mean over records.

@@ -22,7 +22,7 @@ fn rows(job: &Job) -> Partition {
     Partition::new(job.config(job.layout().with_rows().start))
 }
 
-fn push(job: &Job, partition: &mut Partition, index: u32, lane: Lane) -> Pushed {
+fn push(job: &Job, partition: &mut Partition, index: u32, lane: Lane) -> Outcome {
     let hosted = job.layout().with_rows();
     let pushed = partition.push(&job.push_lane(batch(index), lane, hosted));
     partition.check_invariants();
@@ -51,13 +51,13 @@ fn seen(partition: &Partition, step: u64) -> Vec<u32> {
 fn a_step_is_applied_when_its_last_lane_is_here() {
     let job = job();
     let mut partition = rows(&job);
-    assert_eq!(push(&job, &mut partition, 0, lane(1, 2)), Pushed::Staged);
-    assert_eq!(push(&job, &mut partition, 0, lane(1, 2)), Pushed::Staged, "the same lane again");
-    assert_eq!(push(&job, &mut partition, 0, lane(1, 0)), Pushed::Staged);
+    assert_eq!(push(&job, &mut partition, 0, lane(1, 2)), Outcome::Staged);
+    assert_eq!(push(&job, &mut partition, 0, lane(1, 2)), Outcome::Staged, "the same lane again");
+    assert_eq!(push(&job, &mut partition, 0, lane(1, 0)), Outcome::Staged);
     assert_eq!((partition.updates(), partition.n_staged()), (0, 2));
-    assert_eq!(push(&job, &mut partition, 0, lane(1, 1)), Pushed::Applied);
+    assert_eq!(push(&job, &mut partition, 0, lane(1, 1)), Outcome::Applied);
     assert_eq!((partition.updates(), partition.n_staged()), (1, 0));
-    assert_eq!(push(&job, &mut partition, 0, lane(2, 0)), Pushed::Already, "a repeated step");
+    assert_eq!(push(&job, &mut partition, 0, lane(2, 0)), Outcome::Already, "a repeated step");
 }
 
 #[test]
@@ -87,13 +87,15 @@ fn lanes_of_different_worlds_make_no_step() {
     let job = job();
     let mut partition = rows(&job);
     step(&job, &mut partition, 0, 1);
-    assert_eq!(push(&job, &mut partition, 1, lane(1, 0)), Pushed::Staged);
-    assert_eq!(push(&job, &mut partition, 1, lane(2, 1)), Pushed::Staged);
-    assert_eq!(push(&job, &mut partition, 1, lane(2, 2)), Pushed::Staged);
+    assert_eq!(push(&job, &mut partition, 1, lane(1, 0)), Outcome::Staged);
+    assert_eq!(push(&job, &mut partition, 1, lane(2, 1)), Outcome::Staged);
+    assert_eq!(push(&job, &mut partition, 1, lane(2, 2)), Outcome::Staged);
     let late = push(&job, &mut partition, 1, lane(1, 0));
-    assert!(matches!(late, Pushed::Refused(Refusal::OldWorld { .. })), "{late:?}");
+    let (theirs, ours) = (WorldId(1), WorldId(2));
+    let outdated = Refusal::OldWorld { batch: batch(1), theirs, ours };
+    assert_eq!(late, Outcome::Refused(outdated.to_string()));
     assert_eq!(partition.updates(), 1);
-    assert_eq!(push(&job, &mut partition, 1, lane(2, 0)), Pushed::Applied);
+    assert_eq!(push(&job, &mut partition, 1, lane(2, 0)), Outcome::Applied);
     let mut undisturbed = rows(&job);
     step(&job, &mut undisturbed, 0, 1);
     step(&job, &mut undisturbed, 1, 1);
@@ -101,13 +103,16 @@ fn lanes_of_different_worlds_make_no_step() {
 }
 
 #[test]
-fn lanes_of_another_step_or_another_cut_are_refused() {
+fn lanes_of_another_step_or_layout_are_refused() {
     let job = job();
     let mut partition = rows(&job);
     let early = push(&job, &mut partition, 1, lane(1, 0));
-    assert_eq!(early, Pushed::Refused(Refusal::NotNext { batch: batch(1), next: batch(0) }));
+    assert_eq!(
+        early,
+        Outcome::Refused(Refusal::NotNext { batch: batch(1), next: batch(0) }.to_string())
+    );
     let other = Lane { of: LANES + 1, ..lane(1, 0) };
-    let shape = Pushed::Refused(Refusal::Shape { batch: batch(0) });
+    let shape = Outcome::Refused(Refusal::Shape { batch: batch(0) }.to_string());
     assert_eq!(push(&job, &mut partition, 0, other), shape);
     let whole = job.push(batch(0), 0, job.layout().with_rows());
     assert_eq!(partition.push(&whole), shape, "a batch that is not cut into lanes");
@@ -137,7 +142,7 @@ proptest! {
 }
 
 #[test]
-fn one_cut_becomes_the_other_for_a_new_job() {
+fn a_new_job_can_start_from_the_other_layout() {
     let (apart, shared) = (job(), Job::new(Mode::Async).with_adam());
     let folder = tempfile::tempdir().unwrap();
     let mut partitions = apart.partitions();
@@ -150,6 +155,7 @@ fn one_cut_becomes_the_other_for_a_new_job() {
         [(&apart, &shared, partitions), (&shared, &apart, shared.partitions())]
     {
         let dir = folder.path().join(format!("{}", job.layout().is_apart));
+        std::fs::create_dir(&dir).unwrap();
         let write = |p: &Partition| crate::checkpoint::write_file(&dir, &p.snapshot()).unwrap();
         let files = partitions.iter().map(write).collect();
         crate::checkpoint::tests::commit(job, &dir, files);

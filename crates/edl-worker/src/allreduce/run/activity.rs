@@ -19,13 +19,14 @@ use crate::allreduce::lanes::{Lanes, divisor, hash};
 use crate::allreduce::replica::Replica;
 use crate::chain;
 use crate::compute::loss_line;
+use crate::evaluate::Evaluation;
 use crate::feed::Decoded;
 
 /// Numbers of the exchanges within a world.
 const LEVEL: u64 = 0;
 const FAREWELL: u64 = 1;
-/// How often a wait for acknowledgements looks into the inbox.
-const LOOK_UP: Duration = Duration::from_millis(20);
+/// How often a wait for acknowledgements checks whether it is cancelled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Reported instead of a hash that is not known any more.
 const NO_HASH: u64 = 0;
 
@@ -69,6 +70,11 @@ impl Run {
                 self.apply(&step);
                 Ok(Outcome::Done)
             }
+            Activity::Pass(_) => {
+                self.made = Made::Nothing;
+                self.replica.iter_mut().for_each(Replica::pass);
+                Ok(Outcome::Done)
+            }
             Activity::Hash => Ok(Outcome::Hashed(self.hash())),
             Activity::Evaluate { lease, piece, version } => {
                 self.evaluate(lease, piece, version).map(done)
@@ -92,12 +98,14 @@ impl Run {
     fn enter(&mut self, world: &World, place: usize) -> Result<(), Failure> {
         self.peers = self.peers.split_off(&world.id);
         let peers = self.peers.get(&world.id).map_or(&[][..], Vec::as_slice);
-        self.setup.mesh.enter(world.id, place, peers)
+        self.setup.mesh.enter(world.id, place, peers)?;
+        info!(world = %world.id, transport = self.setup.mesh.transport(), "members connected");
+        Ok(())
     }
 
     fn exchange(&mut self, step: Option<u64>) -> Result<Outcome, Failure> {
-        let told = self.setup.mesh.exchange(LEVEL, &tell_step(step))?;
-        Ok(Outcome::Levels(told.iter().map(|bytes| hear_step(bytes)).collect()))
+        let steps = self.setup.mesh.exchange(LEVEL, &encode_step(step))?;
+        Ok(Outcome::Levels(steps.iter().map(|bytes| decode_step(bytes)).collect()))
     }
 
     fn transfer(&mut self, moves: &[Move], is_behind: bool) -> Result<Outcome, Failure> {
@@ -128,7 +136,7 @@ impl Run {
 
     /// The records that the machine knows to be there.
     fn take(&mut self, place: Place) -> Result<Decoded, Failure> {
-        let records = self.records.remove(&place).flatten();
+        let records = self.records.remove(&place);
         records.ok_or_else(|| Failure::Failed(format!("the records of {place:?} are gone")))
     }
 
@@ -147,9 +155,8 @@ impl Run {
     }
 
     fn settle(&mut self) -> Result<(), Failure> {
-        while !self.setup.lanes.tables().settle(LOOK_UP)? {
-            self.hear_all();
-            if self.is_cancelled || self.died.is_some() {
+        while !self.setup.lanes.tables().settle(POLL_INTERVAL)? {
+            if self.setup.interrupt.is_cancelled() {
                 return Err(Failure::Cancelled);
             }
         }
@@ -201,25 +208,23 @@ impl Run {
 
     fn evaluate(&mut self, lease: LeaseId, piece: u32, version: u64) -> Result<(), Failure> {
         let records = self.take(Place::Piece(lease, piece))?;
-        let (Some(replica), Some(sums)) = (&self.replica, self.shards.get_mut(&lease)) else {
-            return Err(Failure::Cancelled);
-        };
+        let Some(replica) = &self.replica else { return Err(Failure::Cancelled) };
+        let new = || Evaluation::new(&self.setup.metrics);
+        let evaluation = self.shards.entry(lease).or_insert_with(new);
         self.made = Made::Nothing;
         let named = |error: String| Failure::Failed(format!("{error} ({})", records.describe()));
         let evaluated =
             self.setup.lanes.pass(&records, (version, replica.dense()), |model, inputs| {
-                model.evaluate(inputs, &mut sums.measures)
+                evaluation.add(model, inputs)
             });
         match evaluated {
-            Ok(Ok(_)) => {
-                sums.n_records += records.batch.len() as u64;
-                Ok(())
-            }
+            Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(named(error.to_string())),
             Err(Failure::Failed(error)) => Err(named(error)),
             Err(
                 failure @ (Failure::Cancelled
                 | Failure::Lost { .. }
+                | Failure::NonFinite(_)
                 | Failure::Servers(_)
                 | Failure::OtherStep(_)),
             ) => Err(failure),
@@ -227,12 +232,12 @@ impl Run {
     }
 }
 
-/// What a member tells the others when a world begins: the step of its state, if it has one.
-fn tell_step(step: Option<u64>) -> Vec<u8> {
+/// The step of a member's state, as it sends it to the other members of a new world.
+fn encode_step(step: Option<u64>) -> Vec<u8> {
     step.map_or_else(Vec::new, |step| step.to_le_bytes().to_vec())
 }
 
-fn hear_step(bytes: &[u8]) -> Option<u64> {
+fn decode_step(bytes: &[u8]) -> Option<u64> {
     bytes.try_into().ok().map(u64::from_le_bytes)
 }
 
@@ -250,9 +255,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_survives_being_told() {
+    fn a_step_is_decoded_as_it_was_encoded() {
         for step in [None, Some(0), Some(u64::MAX)] {
-            assert_eq!(hear_step(&tell_step(step)), step);
+            assert_eq!(decode_step(&encode_step(step)), step);
         }
     }
 }

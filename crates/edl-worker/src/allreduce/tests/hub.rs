@@ -11,7 +11,7 @@ use edl_core::member::{Failure, Move};
 use edl_core::spec::AllreduceDtype;
 use edl_net::mesh::{Peer, round_to_bf16};
 
-use crate::allreduce::mesh::{Abort, Identity, Mesh, OpenMesh, Opened};
+use crate::allreduce::mesh::{Identity, Mesh, OpenMesh, Opened};
 
 /// A hang becomes a failure after this time; nothing depends on it otherwise.
 const HANG: Duration = Duration::from_secs(60);
@@ -39,7 +39,6 @@ struct State {
     calls: BTreeMap<Call, BTreeMap<usize, Said>>,
     /// Calls of worlds before these are over.
     aborted: BTreeMap<WorkerId, WorldId>,
-    closed: BTreeSet<WorkerId>,
     dead: BTreeSet<WorkerId>,
     waiting: BTreeMap<WorkerId, String>,
     faults: BTreeMap<(WorkerId, u64), Phase>,
@@ -83,7 +82,7 @@ impl Hub {
         let hub = self.clone();
         Box::new(move |identity: Identity, spec| {
             let (worker, is_half) = (identity.worker, spec.allreduce_dtype == AllreduceDtype::Bf16);
-            let (ends, names) = (End { hub: hub.clone(), worker }, hub.clone());
+            let (ends, names) = (hub.clone(), hub.clone());
             let none = WorldId(0);
             let (members, nodes) = (Vec::new(), Vec::new());
             let mesh = ToyMesh { hub, worker, is_half, world: none, me: 0, members, nodes };
@@ -91,12 +90,20 @@ impl Hub {
                 mesh: Box::new(mesh),
                 address: format!("toy:{worker}"),
                 unix_path: String::new(),
-                abort: Box::new(ends),
-                waiting_for: Box::new(move || {
-                    names.state().waiting.get(&worker).cloned().unwrap_or_default()
+                abort: Box::new(move |world| {
+                    ends.change(|state| {
+                        let before = state.aborted.entry(worker).or_default();
+                        *before = world.max(*before);
+                    });
                 }),
+                is_blocked: Box::new(move || names.state().waiting.contains_key(&worker)),
             })
         })
+    }
+
+    /// The members that a blocked call of `worker` waits for.
+    pub(crate) fn waiting_for(&self, worker: u32) -> String {
+        self.state().waiting.get(&WorkerId(worker)).cloned().unwrap_or_default()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -106,26 +113,6 @@ impl Hub {
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state());
         self.0.1.notify_all();
-    }
-}
-
-struct End {
-    hub: Hub,
-    worker: WorkerId,
-}
-
-impl Abort for End {
-    fn abort(&self, world: WorldId) {
-        self.hub.change(|state| {
-            let before = state.aborted.entry(self.worker).or_default();
-            *before = world.max(*before);
-        });
-    }
-
-    fn close(&self) {
-        self.hub.change(|state| {
-            state.closed.insert(self.worker);
-        });
     }
 }
 
@@ -162,7 +149,7 @@ impl ToyMesh {
         let mut state = self.hub.state();
         loop {
             let is_over = state.aborted.get(&self.worker).is_some_and(|least| self.world < *least);
-            if is_over || state.closed.contains(&self.worker) {
+            if is_over {
                 state.waiting.remove(&self.worker);
                 return Err(Failure::Cancelled);
             }

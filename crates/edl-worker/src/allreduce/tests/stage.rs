@@ -8,25 +8,27 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use edl_core::id::{Incarnation, LeaseId, RunId, WorkerId, WorldId};
+use edl_core::activity::WaitingFor;
+use edl_core::id::{Incarnation, RunId, WorkerId};
 use edl_core::lanes::assign;
+use edl_core::member::{self, Claim, Event, Limits};
 use edl_core::spec::{JobSpec, Strategy};
 use edl_net::convert;
 use edl_net::key::JobKey;
 use edl_net::mesh::{Phase, PhaseHook, Transport};
 use edl_net::place::Place;
-use edl_net::proto::{self, worker_message::Kind};
+use edl_net::proto::{self, worker_command::Kind as Command, worker_message::Kind};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use super::hub::Hub;
 use super::toy::{ToyModel, ToyRecords};
-use crate::Config;
 use crate::allreduce::mesh::real;
-use crate::allreduce::{self, Error, Event, Identity, OpenMesh, Seat, Start};
-use crate::compute::{self, Loan};
+use crate::allreduce::{self, Identity, MemberShell, OpenMesh, Queues, Start};
+use crate::driver::{Driver, Input, Output, Worker as _};
 use crate::feed::{Counts, Feeder, Source};
 use crate::progress::Progress;
+use crate::{Config, Error};
 
 const HANG: Duration = Duration::from_secs(60);
 
@@ -66,12 +68,14 @@ pub(crate) struct Stage {
     /// Reports of members that nobody has asked for yet.
     kept: BTreeMap<u32, VecDeque<Kind>>,
     world: u64,
-    n_cuts: u64,
+    n_checkpoints: u64,
 }
 
 struct Player {
-    events: Sender<compute::Event>,
-    seat: Arc<Seat>,
+    driver: Driver<MemberShell>,
+    progress: Arc<Progress>,
+    /// As it announced it.
+    peer: proto::Peer,
     thread: JoinHandle<Result<(), Error>>,
 }
 
@@ -107,7 +111,7 @@ impl Stage {
             reports,
             kept: BTreeMap::new(),
             world: 0,
-            n_cuts: 0,
+            n_checkpoints: 0,
         }
     }
 
@@ -116,48 +120,57 @@ impl Stage {
         self.launch(worker, ToyModel::new());
         let Kind::Ready(ready) = self.next(worker) else { panic!("ready comes first") };
         assert!(ready.model_spec_json.contains("toy"));
+        let player = self.members.get_mut(&worker).expect("it was launched");
+        player.peer = ready.peer.expect("the mesh is open");
     }
 
     pub(crate) fn launch(&mut self, worker: u32, model: ToyModel) {
-        let (events, heard) = channel();
-        let (reports, mut reported) = mpsc::channel(64);
-        let told = self.told.clone();
+        let (outputs, mut outgoing) = mpsc::unbounded_channel();
+        let reports = self.told.clone();
         thread::spawn(move || {
-            while let Some(kind) = reported.blocking_recv() {
-                let _ = told.send((worker, kind));
+            while let Some(output) = outgoing.blocking_recv() {
+                if let Output::Report(report) = output {
+                    let kind = convert::worker::message(report).kind.expect("a report has a kind");
+                    let _ = reports.send((worker, kind));
+                }
             }
         });
-        let mesh = match self.transport {
+        let open_mesh = match self.transport {
             Some(transport) => self.real_mesh(worker, transport),
             None => self.hub.opener(),
         };
-        let (seat, spec) = (Arc::new(Seat::default()), self.spec.clone());
-        let (feed, tell) = (self.feed(events.clone()), events.clone());
-        let (plan, shared) = (spec.plan(self.n_records), Arc::clone(&seat));
+        let (spec, feeder) = (self.spec.clone(), self.feeder());
         let job_dir = self.folder.path().to_owned();
+        let (worker, incarnation) = (WorkerId(worker), incarnation(worker));
+        let limits = Limits { finish: HANG, hand_over: HANG };
+        let config = member::Config::new(&spec, self.n_records, (worker, incarnation), limits);
+        let progress = Arc::new(Progress::new());
+        let (driver, queues) = Driver::of_member(config, outputs, &progress);
+        let Queues { tasks, reads, interrupt } = queues;
+        let (ours, shown) = (driver.clone(), Arc::clone(&progress));
         let thread = thread::spawn(move || {
-            let identity = Identity {
-                run: RunId::default(),
-                worker: WorkerId(worker),
-                incarnation: incarnation(worker),
+            let to = driver.clone();
+            let start_feed = |feeder: Feeder| {
+                let decoded = move |place, records| to.decoded(place, records);
+                thread::spawn(move || feeder.run(&reads, decoded));
+                Ok(())
             };
-            allreduce::run(Start {
-                identity,
+            let start = Start {
+                identity: Identity { run: RunId::default(), worker, incarnation },
                 spec: &spec,
-                plan,
                 model: Box::new(model),
                 job_dir,
                 dial: None,
-                open_mesh: mesh,
-                events: heard,
-                tell,
-                feed,
-                reports,
-                seat: shared,
-                progress: Arc::new(Progress::new()),
-            })
+                open_mesh,
+                driver,
+                tasks,
+                interrupt,
+                progress,
+            };
+            allreduce::run(start, feeder, start_feed)
         });
-        self.members.insert(worker, Player { events, seat, thread });
+        let peer = proto::Peer::default();
+        self.members.insert(worker.0, Player { driver: ours, progress: shown, peer, thread });
     }
 
     fn real_mesh(&self, worker: u32, transport: Transport) -> OpenMesh {
@@ -179,27 +192,17 @@ impl Stage {
         Box::new(move |identity, spec| real::open(config, identity, spec, Some(transport), hook))
     }
 
-    fn feed(
-        &self,
-        events: Sender<compute::Event>,
-    ) -> Sender<(edl_core::member::Place, crate::feed::Read)> {
-        let (feed, asks) = channel();
+    fn feeder(&self) -> Feeder {
         let (n_records, swap) = (self.n_records, self.swap);
-        let feeder = Feeder {
+        Feeder {
             open: Box::new(move |_| Ok(Arc::new(ToyRecords { n_records, swap }))),
             first: Source::Training,
             counts: Counts { training: n_records, validation: n_records, prediction: 0 },
             plan: self.spec.plan(n_records),
             n_lanes: self.spec.n_lanes(),
             fields: Vec::new(),
-        };
-        thread::spawn(move || {
-            feeder.run(&asks, |place, records| {
-                let event = Event::Decoded(place, records);
-                drop(events.send(compute::Event::AllReduce(Box::new(event))));
-            });
-        });
-        feed
+            opened: BTreeMap::new(),
+        }
     }
 
     /// The next report of `worker`.
@@ -234,29 +237,22 @@ impl Stage {
         }
     }
 
-    pub(crate) fn tell(&self, worker: u32, event: compute::Event) {
-        self.members[&worker].events.send(event).expect("the member lives");
+    pub(crate) fn tell(&self, worker: u32, event: Event) {
+        self.members[&worker].driver.handle(event);
     }
 
-    fn tell_member(&self, worker: u32, event: Event) {
-        self.tell(worker, compute::Event::AllReduce(Box::new(event)));
+    fn command(&self, worker: u32, command: Command) {
+        self.members[&worker].driver.input(Input::Command(command));
     }
 
-    /// Names a world to all whom it concerns, as the session passes it on.
+    /// Announces a world to all whom it concerns, as the session passes it on.
     pub(crate) fn name(&mut self, named: Named<'_>) -> u64 {
         self.world += 1;
         let world = self.message(named);
         for worker in named.members.iter().chain(named.left_out) {
             // A worker that a test has not started is one that never comes.
-            if !self.members.contains_key(worker) {
-                continue;
-            }
-            let announced = convert::member::announced(&world);
-            let is_due = announced.world.is_due_at_once(WorkerId(*worker), incarnation(*worker));
-            let peers = convert::member::peers(world.clone());
-            self.tell_member(*worker, Event::World(announced, peers));
-            if is_due {
-                self.members[worker].seat.abort(WorldId(self.world));
+            if self.members.contains_key(worker) {
+                self.command(*worker, Command::World(world.clone()));
             }
         }
         self.world
@@ -271,7 +267,7 @@ impl Stage {
         let n_members = u32::try_from(named.members.len()).unwrap();
         let lanes = assign(self.spec.n_lanes(), n_members);
         let member = |(worker, lanes): (&u32, std::ops::Range<u32>)| {
-            let peer = self.members.get(worker).and_then(|player| player.seat.peer());
+            let peer = self.members.get(worker).map(|player| player.peer.clone());
             let proto::Peer { address, unix_path, .. } = peer.unwrap_or_default();
             proto::Member {
                 worker: *worker,
@@ -283,11 +279,9 @@ impl Stage {
                 has_state: named.load.is_none() && !named.void.contains(worker),
             }
         };
-        let load = named.load.map(|checkpoint| proto::Load {
-            generation: 1,
-            checkpoint: checkpoint.into(),
+        let load = named.load.map(|checkpoint| proto::LoadFrom {
+            checkpoint: (!checkpoint.is_empty()).then(|| checkpoint.into()),
             keep_applied: true,
-            ..proto::Load::default()
         });
         proto::World {
             world: self.world,
@@ -296,6 +290,7 @@ impl Stage {
             until: named.until,
             generation: 1,
             load,
+            skipped: Vec::new(),
         }
     }
 
@@ -323,7 +318,7 @@ impl Stage {
     }
 
     pub(crate) fn go_on(&self, worker: u32, world: u64, until: u64) {
-        self.tell_member(worker, Event::Go { world: WorldId(world), until });
+        self.command(worker, Command::Go(proto::Go { world, until }));
     }
 
     /// Waits until every one of `members` has said that it holds the state after `step`.
@@ -360,33 +355,34 @@ impl Stage {
         }
     }
 
-    /// Orders a cut from each of `members`; its folder.
-    pub(crate) fn cut(&mut self, members: &[u32], at: u64) -> String {
-        self.n_cuts += 1;
-        let folder = self.folder.path().join(format!("cut-{}", self.n_cuts));
+    /// Orders a checkpoint from each of `members`; its folder.
+    pub(crate) fn checkpoint(&mut self, members: &[u32], at: u64) -> String {
+        self.n_checkpoints += 1;
+        let folder = self.folder.path().join(format!("checkpoint-{}", self.n_checkpoints));
+        std::fs::create_dir(&folder).unwrap();
         let folder = folder.to_str().unwrap().to_owned();
         let n_members = u32::try_from(members.len()).unwrap();
         for (worker, share) in members.iter().zip(assign(self.spec.partitions, n_members)) {
-            let order = proto::CutAt {
-                cut: self.n_cuts,
+            let order = proto::WorkerCheckpoint {
+                checkpoint: self.n_checkpoints,
                 generation: 1,
                 folder: folder.clone(),
                 at,
                 first_partition: share.start,
                 end_partition: share.end,
             };
-            self.tell_member(*worker, Event::Checkpoint(convert::member::order(order)));
+            self.command(*worker, Command::Checkpoint(order));
         }
         folder
     }
 
-    /// Waits for the files of a cut, and reads them.
+    /// Waits for the files of a checkpoint, and reads them.
     pub(crate) fn written(&mut self, members: &[u32], folder: &str) -> Weights {
         let mut weights = Weights::new();
         for worker in members {
             let done = self.find(*worker, |kind| {
-                assert!(!matches!(kind, Kind::CutFailed(_)), "no cut: {kind:?}");
-                if let Kind::CutDone(done) = kind { Some(done) } else { None }
+                assert!(!matches!(kind, Kind::CheckpointFailed(_)), "no checkpoint: {kind:?}");
+                if let Kind::CheckpointDone(done) = kind { Some(done) } else { None }
             });
             for file in done.files {
                 let bytes = std::fs::read(Path::new(folder).join(&file.name)).unwrap();
@@ -399,27 +395,33 @@ impl Stage {
 
     /// The state of members that wait at `step`.
     pub(crate) fn weights(&mut self, members: &[u32], step: u64) -> Weights {
-        let folder = self.cut(members, step);
+        let folder = self.checkpoint(members, step);
         let weights = self.written(members, &folder);
         assert_eq!(weights.len(), self.spec.partitions as usize, "every partition is written");
         weights
     }
 
     pub(crate) fn lend(&self, worker: u32, lease: u64, work: proto::EvalWork) {
-        self.tell(worker, compute::Event::Lease(LeaseId(lease), Loan::Evaluate(work)));
+        let work = Some(proto::lease::Work::Eval(work));
+        self.command(worker, Command::Lease(proto::Lease { lease, work }));
     }
 
-    pub(crate) fn peer(&self, worker: u32) -> proto::Peer {
-        self.members[&worker].seat.peer().expect("the mesh is open")
+    pub(crate) fn probe(&self, worker: u32) -> u64 {
+        self.members[&worker].peer.probe
+    }
+
+    /// The last world of `worker`, and the step that it holds; zeros without state.
+    pub(crate) fn claim(&self, worker: u32) -> (u64, u64) {
+        let claim = self.members[&worker].driver.with(|shell| shell.machine.claim()).flatten();
+        claim.map_or((0, 0), |Claim { world, step }| (world.0, step))
     }
 
     /// Waits until a blocked call of `worker` waits for somebody.
     pub(crate) fn waits_for(&self, worker: u32) -> String {
         let start = std::time::Instant::now();
         loop {
-            let names = self.members[&worker].seat.waiting_for();
-            if !names.is_empty() {
-                return names;
+            if self.members[&worker].progress.waiting_for() == WaitingFor::Members {
+                return self.hub.waiting_for(worker);
             }
             assert!(start.elapsed() < HANG, "nobody is waited for");
             thread::yield_now();
@@ -428,9 +430,7 @@ impl Stage {
 
     /// Stops a member as the session does, and waits for its end.
     pub(crate) fn stop(&mut self, worker: u32) {
-        let player = &self.members[&worker];
-        let _ = player.events.send(compute::Event::Stop);
-        player.seat.close();
+        self.tell(worker, Event::Stop);
         self.ended(worker).unwrap();
     }
 
@@ -449,9 +449,6 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        for player in self.members.values() {
-            let _ = player.events.send(compute::Event::Stop);
-            player.seat.close();
-        }
+        self.members.values().for_each(|player| player.driver.close());
     }
 }

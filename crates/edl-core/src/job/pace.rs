@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How long a batch or a step takes, and how long a worker may therefore be silent or busy.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The median is taken over so many of the last batches or steps.
+const N_RECENT: usize = 31;
+/// The first ones are slower than the rest, so they alone say little.
+const N_LEAST: usize = 5;
+/// What takes so many times as long as the median is out of the ordinary.
+const FACTOR: u32 = 5;
+/// A worker is not frozen before this, no matter how short the steps are.
+const MIN_FREEZE: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pace {
+    recent: VecDeque<Duration>,
+}
+
+impl Pace {
+    /// A batch or step took so long.
+    pub(super) fn add(&mut self, time: Duration) {
+        self.recent.push_back(time);
+        if self.recent.len() > N_RECENT {
+            self.recent.pop_front();
+        }
+    }
+
+    fn median(&self) -> Option<Duration> {
+        let mut sorted: Vec<Duration> = self.recent.iter().copied().collect();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / 2).copied().filter(|_| sorted.len() >= N_LEAST)
+    }
+
+    /// A worker that computes nothing for so long hangs; `least` is what the user allows.
+    pub(super) fn hang_timeout(&self, least: Duration) -> Duration {
+        least.max(self.median().unwrap_or_default() * FACTOR)
+    }
+
+    /// A busy worker that answers nothing for so long is frozen, once steps have been measured.
+    pub(super) fn freeze_timeout(&self) -> Option<Duration> {
+        self.median().map(|median| MIN_FREEZE.max(median * FACTOR))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_limits_follow_the_median_of_the_last_steps() {
+        let secs = Duration::from_secs;
+        let mut pace = Pace::default();
+        (0..N_LEAST - 1).for_each(|_| pace.add(secs(60)));
+        assert_eq!((pace.freeze_timeout(), pace.hang_timeout(secs(4))), (None, secs(4)));
+        (0..N_RECENT).for_each(|_| pace.add(Duration::from_millis(10)));
+        assert_eq!((pace.freeze_timeout(), pace.hang_timeout(secs(4))), (Some(secs(1)), secs(4)));
+        (0..N_RECENT / 2 + 1).for_each(|_| pace.add(secs(2)));
+        assert_eq!((pace.freeze_timeout(), pace.hang_timeout(secs(4))), (Some(secs(10)), secs(10)));
+    }
+}

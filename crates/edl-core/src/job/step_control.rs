@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Training in steps: the world, how many steps it may train, and whether it makes progress.
+//!
+//! A worker trains up to the last step that it is allowed, then it waits. No worker has passed a
+//! step that is not allowed yet, so anything can be ordered for it: a checkpoint, a change of
+//! members. Without a master, all workers stop there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::activity::WaitingFor;
+use crate::id::{Incarnation, WorkerId, WorldId};
+use crate::spec::JobSpec;
+use crate::time::Time;
+use crate::world::{Candidate, Formed, Member, World, Worlds};
+
+/// Steps are allowed in advance for about so much time of training.
+const AHEAD: Duration = Duration::from_secs(1);
+const MIN_AHEAD: u64 = 8;
+const MAX_AHEAD: u64 = 100_000;
+/// The speed is measured over at least so long.
+const MEASURED: Duration = Duration::from_millis(200);
+/// Hashes of so many steps are kept for comparison.
+const MAX_HASHES: usize = 64;
+/// The hash that a worker reports when it no longer knows the one of a step.
+const UNKNOWN_HASH: u64 = 0;
+/// Members that leave last take so many checkpoints until one is complete.
+const MAX_DRAIN_CHECKPOINTS: u32 = 3;
+/// A world is formed again so often before members that wait for each other are replaced.
+const MAX_STUCK: u32 = 4;
+/// The job fails if workers and servers disagree so often without a step in between.
+const MAX_MISMATCHES: u32 = 3;
+
+/// The world, its speed, and what is known of the last steps.
+#[derive(Clone, Debug)]
+pub(super) struct StepControl {
+    worlds: Worlds,
+    measured_at: Time,
+    n_measured: u64,
+    /// Steps that are allowed in advance.
+    ahead: u64,
+    /// When the world last made progress.
+    progressed_at: Time,
+    /// When it last finished a step, unless it has paused since.
+    stepped_at: Option<Time>,
+    /// Since when workers wait for a first world.
+    gathering_since: Option<Time>,
+    hashes: BTreeMap<u64, u64>,
+    pause_secs: f64,
+    state_bytes: u64,
+    /// Times in a row without progress although no worker was busy.
+    n_stuck: u32,
+    /// All members leave: no step is allowed, and so many checkpoints were begun for it.
+    n_drain_checkpoints: Option<u32>,
+    /// Workers that ran before this master did; they may hold the state.
+    survivors: BTreeSet<WorkerId>,
+    /// Times in a row that workers and servers disagreed on the step.
+    n_mismatches: u32,
+}
+
+impl StepControl {
+    pub(super) fn new(
+        spec: &JobSpec,
+        holders: Option<&[(WorkerId, Incarnation)]>,
+        now: Time,
+    ) -> Self {
+        let holders = holders.map(|holders| holders.iter().copied().collect());
+        let worlds = Worlds::new(spec.n_lanes(), spec.min_workers, holders);
+        Self {
+            worlds: if spec.lane_balance { worlds.balanced() } else { worlds },
+            measured_at: now,
+            n_measured: 0,
+            ahead: MIN_AHEAD,
+            progressed_at: now,
+            stepped_at: None,
+            gathering_since: None,
+            hashes: BTreeMap::new(),
+            pause_secs: 0.0,
+            state_bytes: 0,
+            n_stuck: 0,
+            n_drain_checkpoints: None,
+            survivors: BTreeSet::new(),
+            n_mismatches: 0,
+        }
+    }
+
+    pub(super) fn worlds(&self) -> &Worlds {
+        &self.worlds
+    }
+
+    pub(super) fn worlds_mut(&mut self) -> &mut Worlds {
+        &mut self.worlds
+    }
+
+    pub(super) fn survivors(&self) -> &BTreeSet<WorkerId> {
+        &self.survivors
+    }
+
+    pub(super) fn set_survivors(&mut self, workers: impl Iterator<Item = WorkerId>) {
+        self.survivors = workers.collect();
+    }
+
+    /// The world made progress, or could not be expected to.
+    pub(super) fn progressed(&mut self, now: Time) {
+        (self.progressed_at, self.n_stuck) = (now, 0);
+    }
+
+    /// The last step that can be allowed when `n_done` are done and training pauses at `end`.
+    fn allowed(&self, n_done: u64, end: u64) -> u64 {
+        end.min(n_done.saturating_add(self.ahead))
+    }
+
+    /// Allows further steps after `n_done`.
+    pub(super) fn allow_after(&mut self, n_done: u64, end: u64) {
+        self.worlds.allow(self.allowed(n_done, end));
+    }
+
+    /// All workers load the state of `step`.
+    pub(super) fn start_over(&mut self, step: u64, end: u64) {
+        self.worlds.start_over(step);
+        self.allow_after(step, end);
+    }
+
+    /// Allows further steps before those allowed are used up; returns the last one.
+    pub(super) fn grant(&mut self, n_done: u64, end: u64, now: Time) -> Option<u64> {
+        if self.n_drain_checkpoints.is_some() || !self.worlds.is_settled() {
+            return None;
+        }
+        self.measure(n_done, now);
+        let (until, allowed) = (self.worlds.until(), self.allowed(n_done, end));
+        let is_due = until.saturating_sub(n_done) <= self.ahead / 2 || allowed == end;
+        if allowed <= until || !is_due {
+            return None;
+        }
+        if n_done >= until {
+            self.progressed(now); // The workers had nothing to do until now.
+            self.stepped_at = None;
+        }
+        self.worlds.allow(allowed);
+        Some(allowed)
+    }
+
+    /// Adapts the steps allowed in advance to the speed of training.
+    fn measure(&mut self, n_done: u64, now: Time) {
+        let elapsed = now.since(self.measured_at);
+        if elapsed < MEASURED {
+            return;
+        }
+        let n_new = n_done.saturating_sub(self.n_measured);
+        if n_new > 0 {
+            let ahead = u128::from(n_new) * AHEAD.as_nanos() / elapsed.as_nanos().max(1);
+            self.ahead = u64::try_from(ahead).unwrap_or(MAX_AHEAD).clamp(MIN_AHEAD, MAX_AHEAD);
+        }
+        (self.measured_at, self.n_measured) = (now, n_done);
+    }
+
+    pub(super) fn form(
+        &mut self,
+        id: WorldId,
+        workers: &[WorkerId],
+        after: Option<u64>,
+        candidates: &BTreeMap<WorkerId, Candidate>,
+        now: Time,
+    ) -> Option<World> {
+        (self.progressed_at, self.stepped_at) = (now, None);
+        self.n_drain_checkpoints = None;
+        (self.pause_secs, self.state_bytes) = (0.0, 0);
+        self.worlds.form(id, workers, after, candidates).cloned()
+    }
+
+    /// A member holds the state that its world begins with.
+    pub(super) fn formed(
+        &mut self,
+        world: WorldId,
+        worker: WorkerId,
+        (pause_secs, state_bytes): (f64, u64),
+        now: Time,
+    ) -> Option<Formed> {
+        self.pause_secs = self.pause_secs.max(pause_secs);
+        self.state_bytes += state_bytes;
+        let formed = self.worlds.formed(world, worker)?;
+        self.progressed(now);
+        Some(formed)
+    }
+
+    /// Describes the world that continues after `step`.
+    pub(super) fn describe(&self, step: u64) -> Option<String> {
+        let lanes = |m: &Member| match m.lanes.len() {
+            0 => format!("worker-{} (no lanes)", m.worker),
+            1 => format!("worker-{} (lane {})", m.worker, m.lanes.start),
+            _ => format!("worker-{} (lanes {}-{})", m.worker, m.lanes.start, m.lanes.end - 1),
+        };
+        let members: Vec<String> = self.worlds.current()?.members.iter().map(lanes).collect();
+        let mut text = format!(
+            "{} continued after step {step}; the pause was {:.3} s",
+            members.join(", "),
+            self.pause_secs
+        );
+        if self.state_bytes > 0 {
+            text.push_str(&format!(", {} bytes of state were transferred", self.state_bytes));
+        }
+        Some(text)
+    }
+
+    /// So many steps were done for the first time; how long one took, if that can be told.
+    pub(super) fn stepped(&mut self, n_new: u64, now: Time) -> Option<Duration> {
+        self.progressed(now);
+        self.n_mismatches = 0;
+        let before = self.stepped_at.replace(now)?;
+        Some(now.since(before) / u32::try_from(n_new).unwrap_or(u32::MAX))
+    }
+
+    /// Workers and servers disagree on the step; whether that happened too often.
+    pub(super) fn is_mismatched_too_often(&mut self) -> bool {
+        self.n_mismatches += 1;
+        self.n_mismatches >= MAX_MISMATCHES
+    }
+
+    /// Whether every report of this step had the same gradient.
+    pub(super) fn is_same_hash(&mut self, step: u64, hash: u64) -> bool {
+        if hash == UNKNOWN_HASH {
+            return true;
+        }
+        let is_same = *self.hashes.entry(step).or_insert(hash) == hash;
+        while self.hashes.len() > MAX_HASHES {
+            self.hashes.pop_first();
+        }
+        is_same
+    }
+
+    /// Whether a worker is a member that has steps to train.
+    pub(super) fn is_training(&self, worker: WorkerId, n_done: u64) -> bool {
+        let mut members = self.worlds.current().into_iter().flat_map(|world| &world.members);
+        members.any(|member| member.worker == worker) && n_done < self.worlds.until()
+    }
+
+    /// Whether every member holds the last step: then it cannot be lost with one of them.
+    pub(super) fn is_together(&self, n_done: u64, step: impl Fn(WorkerId) -> Option<u64>) -> bool {
+        let is_there = |member: &Member| step(member.worker) >= Some(n_done);
+        let world = self.worlds.current().filter(|_| self.worlds.is_settled());
+        world.is_some_and(|world| world.members.iter().all(is_there))
+    }
+
+    /// Looks for members that delay the others if the world owes a step for longer than `timeout`.
+    /// Nothing is returned if it is in time, and no member if all wait and should retry. A member
+    /// that waits for another one is not at fault.
+    pub(super) fn find_stuck(
+        &mut self,
+        timeout: Duration,
+        waits_for: impl Fn(WorkerId) -> WaitingFor,
+        now: Time,
+    ) -> Option<Vec<WorkerId>> {
+        if now.since(self.progressed_at) < timeout {
+            return None;
+        }
+        let world = self.worlds.current()?;
+        let members: Vec<WorkerId> = world.members.iter().map(|member| member.worker).collect();
+        let id = world.id;
+        self.progressed_at = now;
+        self.worlds.broken(id);
+        self.n_stuck += 1;
+        let that_wait_for = |what: WaitingFor| {
+            let waits = members.iter().copied().filter(|worker| waits_for(*worker) == what);
+            waits.collect::<Vec<_>>()
+        };
+        let mut stuck = that_wait_for(WaitingFor::Nothing);
+        if stuck.is_empty() && self.n_stuck > 1 {
+            // They were informed twice and still wait for the master: they do not listen.
+            stuck = that_wait_for(WaitingFor::Master);
+        }
+        if stuck.is_empty() && self.n_stuck >= MAX_STUCK {
+            stuck = members; // They wait for each other, world after world.
+        }
+        Some(stuck)
+    }
+
+    /// When a world without progress is stuck after `timeout`, and when waits for workers end.
+    pub(super) fn deadlines(
+        &self,
+        timeout: Duration,
+        waits: [Duration; 2],
+    ) -> impl Iterator<Item = Time> {
+        let gathering = self.gathering_since.map(|since| waits.map(|wait| since + wait));
+        [self.progressed_at + timeout].into_iter().chain(gathering.into_iter().flatten())
+    }
+
+    /// Since when workers wait for a first world.
+    pub(super) fn gathering_since(&mut self, now: Time) -> Time {
+        *self.gathering_since.get_or_insert(now)
+    }
+
+    pub(super) fn stop_gathering(&mut self) {
+        self.gathering_since = None;
+    }
+
+    /// Whether members stay only until a checkpoint is complete.
+    pub(super) fn is_draining(&self) -> bool {
+        self.n_drain_checkpoints.is_some()
+    }
+
+    /// All members leave.
+    pub(super) fn begin_drain(&mut self) {
+        self.n_drain_checkpoints.get_or_insert(0);
+    }
+
+    /// Whether members that leave should take one more checkpoint.
+    pub(super) fn next_drain_checkpoint(&mut self) -> bool {
+        let n_before = self.n_drain_checkpoints.unwrap_or(0);
+        let is_next = n_before < MAX_DRAIN_CHECKPOINTS;
+        self.n_drain_checkpoints = Some(n_before + u32::from(is_next));
+        is_next
+    }
+
+    pub(super) fn end_drain(&mut self) {
+        self.n_drain_checkpoints = None;
+    }
+}

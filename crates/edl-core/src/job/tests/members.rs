@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the job makes of members whose results, steps or progress are not as they should be.
+//! Real workers do not report such things to order; `edl-sim` simulates the rest.
+
+use std::time::Duration;
+
+use super::bench::{model, ps, worker};
+use crate::activity::WaitingFor;
+use crate::applied::AppliedSet;
+use crate::id::{
+    BatchId, Generation, Incarnation, PartitionId, PsId, RunId, Term, WorkerId, WorldId,
+};
+use crate::job::{
+    Command, Config, Durable, Effect, End, Event, EventKind, Job, MemberReport, Peer,
+};
+use crate::platform::{Order, Process, Report};
+use crate::servers::{PartitionState, ServerMember};
+use crate::spec::{JobSpec, OnNonfinite, SameBits, Strategy};
+use crate::time::Time;
+use crate::world::Announced;
+
+/// A job with two workers, and everything that it has asked for.
+struct Members {
+    job: Job,
+    now: Time,
+    effects: Vec<Effect>,
+}
+
+fn spec() -> JobSpec {
+    JobSpec {
+        job_name: "members".into(),
+        distribution_strategy: Strategy::Allreduce,
+        num_ps_pods: 0,
+        lanes: Some(4),
+        num_workers: 2,
+        minibatch_size: 2,
+        partitions: 4,
+        checkpoint_secs: 0,
+        evaluation_epochs: false,
+        task_timeout_secs: 20,
+        ..JobSpec::default()
+    }
+}
+
+impl Members {
+    /// Both workers hold the state of step 0, unless their probes keep one of them out.
+    fn with_probes(spec: JobSpec, probes: [u64; 2]) -> Self {
+        let n_ps = spec.num_ps_pods;
+        let config = Config {
+            spec,
+            run: RunId::default(),
+            term: Term(1),
+            n_records: 160,
+            n_validation_records: 0,
+            n_prediction_records: 0,
+        };
+        let job = Job::new(config, Durable::default(), Time::ZERO);
+        let mut members = Self { job, now: Time::ZERO, effects: Vec::new() };
+        let workers = [0, 1].map(|id| (worker(id), id));
+        let servers = (0..n_ps).map(|id| (ps(id), 10 + id));
+        let process = |(instance, pid)| Process { instance, pid, age_ms: 0 };
+        let running = workers.into_iter().chain(servers).map(process).collect();
+        members.handle(Event::Platform(Report::Running(running)));
+        for (id, probe) in (0..).zip(probes) {
+            members.join(id, probe);
+        }
+        (0..n_ps).for_each(|id| members.join_ps(id));
+        members.loaded(1);
+        members.form();
+        members
+    }
+
+    fn new(spec: JobSpec) -> Self {
+        Self::with_probes(spec, [7, 7])
+    }
+
+    fn handle(&mut self, event: Event) {
+        let effects = self.job.handle(event, self.now);
+        self.job.check_invariants();
+        self.effects.extend(effects);
+    }
+
+    fn join(&mut self, id: u32, probe: u64) {
+        let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
+        self.handle(Event::WorkerConnected { worker, incarnation, pid: id });
+        let (address, unix_path) = Default::default();
+        let peer = Some(Box::new(Peer { address, unix_path, probe, step: None }));
+        let (model, held) = (Box::new(model()), Vec::new());
+        self.handle(Event::WorkerReady { worker, incarnation, model, capacity: 1, held, peer });
+    }
+
+    fn join_ps(&mut self, id: u32) {
+        let member = ServerMember {
+            incarnation: Incarnation(10 + u64::from(id)),
+            address: String::new(),
+            unix_path: String::new(),
+            generation: Generation(0),
+            sets: Vec::new(),
+        };
+        self.handle(Event::PsConnected { ps: PsId(id), pid: 10 + id, member: Box::new(member) });
+    }
+
+    /// All servers have loaded first values.
+    fn loaded(&mut self, generation: u64) {
+        let n_ps = self.job.config().spec.num_ps_pods;
+        let state = |partition| PartitionState {
+            partition: PartitionId(partition),
+            applied: AppliedSet::new(20),
+            updates: 0,
+            n_rows: 0,
+        };
+        for id in 0..n_ps {
+            let sets = (4 + 4 / n_ps * id..4 + 4 / n_ps * (id + 1)).map(state).collect();
+            let generation = Generation(generation);
+            self.handle(Event::Loaded { ps: PsId(id), generation, sets });
+        }
+    }
+
+    fn world(&self) -> WorldId {
+        self.job.worlds().and_then(|worlds| worlds.current()).expect("a world").id
+    }
+
+    fn members(&self) -> Vec<u32> {
+        let world = self.job.worlds().and_then(|worlds| worlds.current()).expect("a world");
+        world.members.iter().map(|member| member.worker.0).collect()
+    }
+
+    fn report(&mut self, id: u32, report: MemberReport) {
+        let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
+        self.handle(Event::Member { worker, incarnation, report });
+    }
+
+    fn form(&mut self) {
+        self.pass(Duration::from_secs(2), [WaitingFor::Master; 2]);
+        for id in self.members() {
+            let (world, pause_secs, state_bytes) = (self.world(), 0.0, 0);
+            self.report(id, MemberReport::Formed { world, step: 0, pause_secs, state_bytes });
+        }
+    }
+
+    fn lost(&mut self, id: u32, world: WorldId, suspect: u32) {
+        let suspect = WorkerId(suspect);
+        self.report(id, MemberReport::PeerLost { world, suspect, error: "silent".into() });
+    }
+
+    /// Time passes; all processes send heartbeats.
+    fn pass(&mut self, time: Duration, waiting_for: [WaitingFor; 2]) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now = self.now + Duration::from_millis(100);
+            for (id, waiting_for) in (0..).zip(waiting_for) {
+                let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
+                let progress = 0;
+                self.handle(Event::WorkerHeard { worker, incarnation, waiting_for, progress });
+            }
+            for id in 0..self.job.config().spec.num_ps_pods {
+                let incarnation = Incarnation(10 + u64::from(id));
+                self.handle(Event::PsHeard { ps: PsId(id), incarnation });
+            }
+            self.handle(Event::Tick);
+        }
+    }
+
+    fn notes(&self, kind: EventKind) -> Vec<&str> {
+        let mut texts = Vec::new();
+        for effect in &self.effects {
+            if let Effect::Note(note) = effect
+                && note.kind == kind
+            {
+                texts.push(note.text.as_str());
+            }
+        }
+        texts
+    }
+
+    fn end(&self) -> Option<&End> {
+        self.job.durable().end.as_ref()
+    }
+}
+
+#[test]
+fn the_report_of_a_lost_member_says_who_lost_whom() {
+    for (suspect, expected) in [
+        (0, "worker-0 left its world (silent); the others continue"),
+        (1, "worker-0 lost worker-1 (silent); the others continue"),
+    ] {
+        let mut members = Members::new(spec());
+        members.lost(0, members.world(), suspect);
+        assert_eq!(members.notes(EventKind::PeerLost), [expected]);
+    }
+}
+
+#[test]
+fn a_report_from_an_earlier_world_changes_nothing() {
+    let mut members = Members::new(spec());
+    let (world, earlier) = (members.world(), WorldId(1));
+    members.lost(0, earlier, 1);
+    members.report(0, MemberReport::Stepped { world: earlier, step: 8, hash: 8, loss: 0.5 });
+    assert_eq!((members.world(), members.job.ledger().n_done()), (world, 0));
+    assert!(members.notes(EventKind::PeerLost).is_empty());
+}
+
+#[test]
+fn a_worker_with_another_probe_is_refused_or_reported() {
+    let members = Members::with_probes(spec(), [7, 8]);
+    let is_refusal = |effect: &Effect| {
+        let says_why = |why: &str| why.contains("--same_bits");
+        matches!(effect, Effect::RefuseWorker(WorkerId(1), why) if says_why(why))
+    };
+    assert_eq!((members.members(), members.notes(EventKind::Refused).len()), (vec![0], 1));
+    assert!(members.effects.iter().any(is_refusal) && !members.job.durable().bits_differ);
+
+    let spec = JobSpec { same_bits: SameBits::Report, ..spec() };
+    let members = Members::with_probes(spec, [7, 8]);
+    assert_eq!((members.members(), members.notes(EventKind::BitsDiffer).len()), (vec![0, 1], 1));
+    assert!(members.job.durable().bits_differ, "the next master knows it too");
+}
+
+#[test]
+fn two_results_of_one_step_fail_a_job_that_promised_equal_bits() {
+    let mut members = Members::new(spec());
+    let world = members.world();
+    members.report(0, MemberReport::Stepped { world, step: 1, hash: 1, loss: 0.5 });
+    members.report(1, MemberReport::Stepped { world, step: 1, hash: 99, loss: 0.5 });
+    assert!(matches!(members.end(), Some(End::Failed(why)) if why.contains("different gradient")));
+}
+
+#[test]
+fn a_member_that_hangs_is_replaced_and_one_that_waits_for_it_is_not() {
+    let mut members = Members::new(spec());
+    members.pass(Duration::from_secs(22), [WaitingFor::Nothing, WaitingFor::Members]);
+    let stopped = |effect: &Effect| {
+        let Effect::Platform(Order::Stop { instance, .. }) = effect else { return None };
+        Some(*instance)
+    };
+    let stopped: Vec<_> = members.effects.iter().filter_map(stopped).collect();
+    assert_eq!(stopped, [worker(0)]);
+}
+
+#[test]
+fn the_others_continue_without_a_member_that_does_not_answer() {
+    let mut members = Members::new(spec());
+    let beat = Duration::from_millis(100);
+    for step in 1..=8 {
+        let world = members.world();
+        members.report(0, MemberReport::Stepped { world, step, hash: 0, loss: 0.5 });
+        members.report(1, MemberReport::Stepped { world, step, hash: 0, loss: 0.5 });
+        members.pass(beat, [WaitingFor::Nothing; 2]);
+    }
+    // Both compute for long, and answer.
+    members.pass(Duration::from_secs(5), [WaitingFor::Nothing; 2]);
+    assert_eq!(members.members(), [0, 1]);
+    let since = members.now;
+    while members.members() == [0, 1] {
+        members.now = members.now + beat;
+        let (worker, incarnation) = (WorkerId(0), Incarnation(0));
+        let (waiting_for, progress) = (WaitingFor::Members, 0);
+        members.handle(Event::WorkerHeard { worker, incarnation, waiting_for, progress });
+        members.handle(Event::Tick);
+    }
+    let time = members.now.since(since);
+    assert!((Duration::from_secs(1)..Duration::from_millis(1500)).contains(&time), "{time:?}");
+    assert_eq!((members.members(), members.notes(EventKind::Stuck).len()), (vec![0], 1));
+    let pinged = Effect::ToWorker(WorkerId(1), Command::Ping);
+    assert!(members.effects.contains(&pinged));
+}
+
+#[test]
+fn members_and_servers_at_different_steps_load_again_but_not_for_ever() {
+    let spec = JobSpec { distribution_strategy: Strategy::Hybrid, num_ps_pods: 2, ..spec() };
+    let mut members = Members::new(spec);
+    let torn =
+        |world| MemberReport::StepMismatch { world, error: "step 9 is wanted, 11 is here".into() };
+    members.report(0, torn(WorldId(1)));
+    assert_eq!(members.job.durable().generation, Generation(1), "of an unknown world");
+    for generation in 2..4 {
+        let world = members.world();
+        for id in [0, 1] {
+            members.report(id, torn(world));
+            assert_eq!(members.job.durable().generation, Generation(generation), "once is enough");
+        }
+        members.loaded(generation);
+        members.form();
+    }
+    members.report(0, torn(members.world()));
+    assert!(matches!(members.end(), Some(End::Failed(_))), "{:?}", members.end());
+}
+
+/// The last world that was announced.
+fn announced(members: &Members) -> &Announced {
+    let world = |effect: &'_ Effect| matches!(effect, Effect::ToWorker(_, Command::World(_)));
+    let last = members.effects.iter().rfind(|effect| world(effect)).expect("a world");
+    let Effect::ToWorker(_, Command::World(announced)) = last else { unreachable!() };
+    announced
+}
+
+fn nonfinite(members: &mut Members, step: u64) {
+    let (world, error) = (members.world(), "the loss is not finite".into());
+    members.report(1, MemberReport::NonFinite { world, step, error });
+}
+
+#[test]
+fn all_members_of_the_next_world_skip_a_step_that_is_not_finite() {
+    let mut members = Members::new(JobSpec { on_nonfinite: OnNonfinite::Skip, ..spec() });
+    nonfinite(&mut members, 0);
+    let next = announced(&members);
+    assert_eq!((next.skipped.clone(), next.load.clone()), ([0].into(), None));
+    assert!(next.world.members.iter().all(|member| member.has_state), "they keep their state");
+    assert!(members.job.durable().skipped.contains(&BatchId { epoch: 0, index: 0 }));
+}
+
+#[test]
+fn a_rollback_that_does_not_help_skips_the_step_before_too() {
+    let mut members = Members::new(JobSpec { on_nonfinite: OnNonfinite::Rollback, ..spec() });
+    for (step, expected) in [(5, &[5][..]), (6, &[4, 5, 6]), (7, &[3, 4, 5, 6, 7])] {
+        let world = members.world();
+        members.report(0, MemberReport::Stepped { world, step, hash: 0, loss: 0.5 });
+        nonfinite(&mut members, step);
+        let next = announced(&members);
+        assert_eq!(next.skipped.iter().copied().collect::<Vec<_>>(), expected);
+        assert!(next.load.is_some(), "what the members hold does not count");
+        members.form();
+        assert_eq!(members.job.ledger().n_done(), 0, "there is no checkpoint");
+    }
+}
+
+#[test]
+fn a_step_that_is_not_finite_stops_the_job_by_default() {
+    let mut members = Members::new(spec());
+    nonfinite(&mut members, 2);
+    let Some(End::Failed(why)) = members.end() else { panic!("{:?}", members.end()) };
+    assert!(why.contains("step 3, worker-1: ") && why.ends_with("there is no checkpoint"), "{why}");
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Workers with a custom training loop: a command that calls `elasticdl.init()`.
+//!
+//! Such a command is run once before the job, up to its first step, to find its number of records
+//! and its model. On this machine the submitting command does that, on a cluster the first master.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use edl_core::id::WorkerId;
+use edl_core::job_dir::JobDir;
+use edl_core::model::ModelSpec;
+use edl_core::spec::{JobSpec, LogLevel};
+use edl_net::key::JobKey;
+use edl_net::place::Place;
+use edl_tensor::first_values;
+use edl_worker::OpenModel;
+use serde::{Deserialize, Serialize};
+
+use crate::exit::refuse;
+use crate::jobs::write_json;
+use crate::processes::{self, Membership};
+use crate::{pod, python};
+
+/// The folder for the description of a command that runs only up to its first step.
+const DESCRIBE: &str = "ELASTICDL_DESCRIBE";
+const MASTER_ADDR: &str = "ELASTICDL_MASTER_ADDR";
+/// The number of a worker.
+pub(crate) const WORKER_ID: &str = "ELASTICDL_WORKER_ID";
+const KEY_FILE: &str = "ELASTICDL_JOB_KEY_FILE";
+/// Unset: the folder of the key.
+const JOB_DIR: &str = "ELASTICDL_JOB_DIR";
+/// Set for a worker whose supervisor holds its standard input.
+pub(crate) const SUPERVISED: &str = "ELASTICDL_SUPERVISED";
+/// Set for a worker in a pod.
+pub(crate) const IN_POD: &str = "ELASTICDL_IN_POD";
+/// The files of the description.
+const MODEL: &str = "model.json";
+const VALUES: &str = "first_values.f32";
+/// A script may read much data before its first step.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(3600);
+const POLL: Duration = Duration::from_millis(20);
+
+/// The description of a training loop.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Description {
+    #[serde(flatten)]
+    plan: LoopPlan,
+    pub(crate) model: ModelSpec,
+    #[serde(skip)]
+    first_values: Vec<f32>,
+}
+
+/// The data that a loop goes through.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LoopPlan {
+    n_records: u64,
+    minibatch_size: u32,
+    num_epochs: u32,
+    shuffle: bool,
+}
+
+/// The command of a worker, on this machine or in a pod. Its environment names the job.
+pub(crate) fn worker(
+    spec: &JobSpec,
+    worker: u32,
+    master_addr: &str,
+    key_file: &Path,
+    job_dir: &Path,
+) -> Command {
+    let mut command = command(spec);
+    command
+        .env(WORKER_ID, worker.to_string())
+        .env(MASTER_ADDR, master_addr)
+        .env(KEY_FILE, key_file)
+        .env(JOB_DIR, job_dir);
+    command
+}
+
+fn command(spec: &JobSpec) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("exec {}", spec.job_command)).envs(python::environment(spec));
+    command
+}
+
+/// Runs the command up to its first step.
+pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
+    let stderr = folder.path().join("stderr");
+    let mut child = command(spec)
+        .env(DESCRIBE, folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(File::create(&stderr).context("cannot write a temporary file")?)
+        .spawn()
+        .map_err(|error| refuse(format!("cannot start `sh` for --job_command: {error}")))?;
+    let deadline = Instant::now() + DESCRIBE_LIMIT;
+    while child.try_wait().context("cannot wait for the command")?.is_none() {
+        if Instant::now() > deadline {
+            child.kill().and_then(|()| child.wait()).context("cannot stop the command")?;
+            let command = &spec.job_command;
+            return Err(refuse(format!("`{command}` did not reach its first step within an hour")));
+        }
+        std::thread::sleep(POLL);
+    }
+    let Ok(text) = std::fs::read_to_string(folder.path().join(MODEL)) else {
+        let printed = std::fs::read(&stderr).unwrap_or_default();
+        let why = match String::from_utf8_lossy(&printed).trim() {
+            "" => "it never reached a step of `elasticdl.init()`".to_owned(),
+            text => text.to_owned(),
+        };
+        return Err(refuse(format!("cannot train `{}`: {why}", spec.job_command)));
+    };
+    let mut described: Description =
+        serde_json::from_str(&text).context("cannot read the description of the training loop")?;
+    let values =
+        std::fs::read(folder.path().join(VALUES)).context("no initial values were saved")?;
+    let numbers = values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    described.first_values = numbers.collect();
+    Ok(described)
+}
+
+/// The plan of a loop that was described before.
+pub(crate) fn plan(job_dir: &Path) -> Option<LoopPlan> {
+    serde_json::from_slice(&std::fs::read(JobDir::new(job_dir).loop_plan()).ok()?).ok()
+}
+
+impl LoopPlan {
+    /// Sets the fields of the job that the loop decides.
+    pub(crate) fn settle(&self, spec: &mut JobSpec) {
+        spec.training_data = format!("range:{}", self.n_records);
+        spec.validation_data.clear();
+        spec.minibatch_size = self.minibatch_size;
+        spec.num_epochs = self.num_epochs;
+        spec.shuffle = self.shuffle;
+    }
+}
+
+impl Description {
+    /// Sets the fields of the job that the loop decides.
+    pub(crate) fn settle(&self, spec: &mut JobSpec) {
+        self.plan.settle(spec);
+    }
+
+    /// Saves what workers need in the job's folder.
+    pub(crate) fn save(&self, job_dir: &Path) -> anyhow::Result<()> {
+        let paths = JobDir::new(job_dir);
+        write_json(&paths.loop_model(), &self.model)?;
+        first_values::write(job_dir, &self.first_values)?;
+        // Last: once it exists, the rest is complete.
+        write_json(&paths.loop_plan(), &self.plan)
+    }
+}
+
+/// The model of this job's loop.
+pub(crate) fn model(job_dir: &Path) -> Result<ModelSpec, String> {
+    let path = JobDir::new(job_dir).loop_model();
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        let shown = path.display();
+        format!("cannot read `{shown}`: {error}; the training loop must see the job's folder")
+    })?;
+    serde_json::from_str(&text).map_err(|error| format!("`{}`: {error}", path.display()))
+}
+
+/// Makes this process a worker of the job that its environment names, until the job's end. `open`
+/// gets the description of the model from the job's folder.
+pub fn work(open: impl FnOnce(ModelSpec) -> OpenModel) -> Result<u8, String> {
+    let (worker, membership) = membership()?;
+    let model = open(model(&membership.job_dir)?);
+    crate::telemetry::start(LogLevel::Info);
+    let ended = if std::env::var_os(IN_POD).is_some() {
+        pod::work(worker, model)
+    } else {
+        let is_supervised = std::env::var_os(SUPERVISED).is_some();
+        processes::run(is_supervised, async |shutdown| {
+            membership.worker(worker, model, shutdown).await
+        })
+    };
+    ended.map(crate::exit::Exit::code).map_err(|error| format!("{error:#}"))
+}
+
+fn membership() -> Result<(WorkerId, Membership), String> {
+    let read = |name: &str| {
+        std::env::var(name).map_err(|_| {
+            format!(
+                "{name} is not set: this process is not a worker of a job; start it with \
+                 `elasticdl run` or `elasticdl train --job_command=…`"
+            )
+        })
+    };
+    let master_addr = read(MASTER_ADDR)?;
+    let worker = read(WORKER_ID)?.parse().map_err(|_| format!("{WORKER_ID} must be a number"))?;
+    let key_file = read(KEY_FILE)?;
+    let key = JobKey::load(Path::new(&key_file)).map_err(|error| format!("{KEY_FILE}: {error}"))?;
+    let beside = || Path::new(&key_file).parent().unwrap_or(Path::new(".")).to_owned();
+    let job_dir = std::env::var_os(JOB_DIR).map_or_else(beside, PathBuf::from);
+    let place = Place::default();
+    Ok((WorkerId(worker), Membership { master_addr, key, job_dir, place }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    fn saying(command: &str) -> JobSpec {
+        JobSpec { job_command: command.into(), ..JobSpec::default() }
+    }
+
+    #[test]
+    fn a_worker_finds_its_job_in_its_environment() {
+        let (key_file, job_dir) = (Path::new("/key/job.key"), Path::new("/data/job"));
+        let command = worker(&saying("python train.py"), 7, "there:1", key_file, job_dir);
+        let words: Vec<&OsStr> = command.get_args().collect();
+        assert_eq!(words, ["-c", "exec python train.py"]);
+        for (name, value) in [
+            ("ELASTICDL_WORKER_ID", "7"),
+            ("ELASTICDL_MASTER_ADDR", "there:1"),
+            ("ELASTICDL_JOB_KEY_FILE", "/key/job.key"),
+            ("ELASTICDL_JOB_DIR", "/data/job"),
+            ("OMP_NUM_THREADS", "1"),
+        ] {
+            let is_set = (OsStr::new(name), Some(OsStr::new(value)));
+            assert!(command.get_envs().any(|set| set == is_set), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_description_of_a_loop_is_saved_and_sets_the_job() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(plan(folder.path()), None);
+        let count = JobSpec { model_def: "count".into(), ..JobSpec::default() };
+        let described = Description {
+            plan: LoopPlan { n_records: 40, minibatch_size: 5, num_epochs: 2, shuffle: false },
+            model: crate::models::describe(&count).unwrap(),
+            first_values: vec![0.5],
+        };
+        described.save(folder.path()).unwrap();
+        let mut spec = saying("x");
+        plan(folder.path()).unwrap().settle(&mut spec);
+        assert_eq!((spec.training_data.as_str(), spec.num_epochs), ("range:40", 2));
+        assert_eq!((spec.minibatch_size, spec.shuffle), (5, false));
+        assert_eq!(model(folder.path()).unwrap(), described.model);
+    }
+
+    #[test]
+    fn a_command_that_trains_nothing_is_refused_with_its_output() {
+        for (command, why) in [
+            ("echo no module called torch >&2; exit 1", "no module called torch"),
+            ("true", "never reached a step"),
+        ] {
+            // Not `exec`: what follows a `;` is the shell's.
+            let refused = describe(&saying(&format!("sh -c '{command}'"))).unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
+}

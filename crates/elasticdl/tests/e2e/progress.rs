@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Workers that are slow, and workers that are frozen: the first are waited for, the others are not.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::{Home, shipped_as, signal};
+
+fn has_event(status: &Value, text: &str) -> bool {
+    let events = status["events"].as_array().into_iter().flatten();
+    events.filter_map(|event| event["text"].as_str()).any(|found| found.contains(text))
+}
+
+#[test]
+fn a_round_that_takes_longer_than_a_task_may_take_is_no_failure() {
+    let home = Home::new();
+    let sync = ["--grads_to_wait=40", "--minibatch_size=1", "--training_data=range:80"];
+    let model = ["--model_def=count", "--model_params=sleep_ms=50"];
+    let alone = ["--num_workers=1", "--task_timeout_secs=1", "--max_batch_failures=1"];
+    home.train("alone", &[&sync[..], &model, &alone].concat());
+    let status = home.status("alone");
+    assert!(!has_event(&status, "no progress"), "{status:#}");
+    assert_eq!(status["goodput"]["repeated"], 0, "nothing was computed twice: {status:#}");
+}
+
+#[test]
+fn the_others_continue_long_before_the_heartbeat_timeout_of_a_frozen_worker() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let steps = ["--num_ps_pods=0", "--lanes=2", "--num_workers=2", "--num_epochs=0"];
+    let args = ["train", "--job_name=a", "--model_def=mnist_mlp", "--heartbeat_timeout_secs=120"];
+    let mut job = home.start("a", &[&args[..], &steps, &[&data]].concat());
+    // Enough steps to be measured, which takes a fraction of a second.
+    let is_training = |status: &Value| status["step"].as_u64() > Some(1000);
+    job.wait_until("both train", is_training);
+    let all = job.instances();
+    let worker = all.iter().find(|instance| instance.role == "worker").expect("a worker");
+    signal(worker.pid, Signal::STOP);
+    let status = job.wait_until("it is noticed", |status| has_event(status, "did not respond for"));
+    assert!(!has_event(&status, "sent no heartbeat"), "{status:#}");
+    let step = status["step"].as_u64();
+    job.wait_until("the other one trains", |status| status["step"].as_u64() > step.map(|n| n + 50));
+    signal(worker.pid, Signal::CONT);
+    let returned = format!("worker-{} ", worker.id);
+    job.wait_until("it trains again", |status| {
+        let last = status["events"].as_array().and_then(|events| {
+            let mut texts = events.iter().filter_map(|event| event["text"].as_str());
+            texts.rfind(|text| text.contains("continued after step"))
+        });
+        last.is_some_and(|text| text.contains(&returned))
+    });
+    job.kill_all();
+}
