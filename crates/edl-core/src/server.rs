@@ -26,7 +26,6 @@ pub use self::event::{
 use self::held::Held;
 pub use self::load::Load;
 use self::requests::Waiting;
-use crate::activity::{self, WaitingFor};
 use crate::id::{CheckpointId, Generation, PartitionId};
 use crate::machine::Machine;
 use crate::servers::PartitionState;
@@ -89,40 +88,6 @@ struct Loading {
     generation: Generation,
     partitions: Range<u32>,
     mode: Mode,
-}
-
-/// What a server is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activity {
-    Empty,
-    Loading,
-    Loaded,
-    Serving,
-    Failed,
-    Stopped,
-}
-
-impl Activity {
-    #[must_use]
-    pub fn phase(self) -> activity::Phase {
-        match self {
-            Self::Empty | Self::Failed => activity::Phase::Empty,
-            Self::Loading => activity::Phase::Loading,
-            Self::Loaded => activity::Phase::Loaded,
-            Self::Serving => activity::Phase::Serving,
-            Self::Stopped => activity::Phase::Closed,
-        }
-    }
-
-    #[must_use]
-    pub fn waiting_for(self) -> WaitingFor {
-        match self {
-            Self::Empty => WaitingFor::Load,
-            Self::Failed => WaitingFor::SuccessfulLoad,
-            Self::Loaded => WaitingFor::ServeOrder,
-            Self::Loading | Self::Serving | Self::Stopped => WaitingFor::Nothing,
-        }
-    }
 }
 
 impl Machine for Server {
@@ -211,15 +176,8 @@ impl Server {
     }
 
     #[must_use]
-    pub fn activity(&self) -> Activity {
-        match &self.phase {
-            Phase::Empty => Activity::Empty,
-            Phase::Loading { .. } => Activity::Loading,
-            Phase::Held(held) if held.is_served => Activity::Serving,
-            Phase::Held(_) => Activity::Loaded,
-            Phase::Failed(_) => Activity::Failed,
-            Phase::Stopped => Activity::Stopped,
-        }
+    pub fn is_loading(&self) -> bool {
+        matches!(self.phase, Phase::Loading { .. })
     }
 
     /// Whether the copies of this checkpoint are still needed.

@@ -25,7 +25,7 @@ use self::exit::Exit;
 use self::pipeline::Pipeline;
 pub use self::report::{Outbox, Priority, Report};
 use self::work::Work;
-use crate::activity::{Activity, Phase, WaitingFor};
+use crate::activity::{Activity, WaitingFor};
 use crate::goodput::TimeKind;
 use crate::id::{BatchId, Generation, LeaseId};
 use crate::machine::Machine;
@@ -68,8 +68,6 @@ pub struct Worker {
     work: Work,
     pipeline: Pipeline,
     connection: Connection,
-    /// Batches trained by this process.
-    n_trained: u64,
     /// Items computed by this process.
     n_computed: u64,
     exit: Option<Exit>,
@@ -181,7 +179,6 @@ impl Worker {
             model: None,
             work: Work::default(),
             connection: Connection::new(),
-            n_trained: 0,
             n_computed: 0,
             exit: None,
             is_over: false,
@@ -193,52 +190,32 @@ impl Worker {
     #[must_use]
     pub fn activity(&self) -> Activity {
         use TimeKind::{Communicate, Compute, DataWait, Heal, Idle};
-        let activity = |phase, waiting_for, spends| Activity { phase, waiting_for, spends };
+        let activity = |waiting_for, spends| Activity { waiting_for, spends };
         if self.model.is_none() {
-            return activity(Phase::BuildingModel, WaitingFor::Nothing, Idle);
+            return activity(WaitingFor::Nothing, Idle);
         }
-        if let Some(phase) = self.computing_phase() {
-            return activity(phase, WaitingFor::Nothing, Compute);
+        if self.pipeline.computing_item().is_some() || self.work.is_finishing() {
+            return activity(WaitingFor::Nothing, Compute);
         }
         if self.exit.is_some() {
-            return activity(Phase::Leaving, WaitingFor::Acknowledgements, Communicate);
+            return activity(WaitingFor::Acknowledgements, Communicate);
         }
         let (is_idle, n_pushed) = (self.work.upcoming().next().is_none(), self.work.n_pushed());
         if is_idle && n_pushed == 0 {
-            return activity(Phase::Idle, WaitingFor::Work, Idle);
+            return activity(WaitingFor::Work, Idle);
         }
         if !is_idle && !self.connection.is_up() {
             // Before the first work there is nothing to recover from.
             let spends = if self.pipeline.has_computed { Heal } else { Idle };
-            return activity(Phase::WaitingForServers, self.connection.waiting_for(), spends);
+            return activity(self.connection.waiting_for(), spends);
         }
         if !is_idle && self.pipeline.pull.is_some() {
-            return activity(Phase::Pulling, WaitingFor::Parameters, Communicate);
+            return activity(WaitingFor::Parameters, Communicate);
         }
         if is_idle || n_pushed >= pipeline::MAX_UNANSWERED {
-            return activity(Phase::Pushed, WaitingFor::Acknowledgements, Communicate);
+            return activity(WaitingFor::Acknowledgements, Communicate);
         }
-        activity(Phase::Reading, WaitingFor::Nothing, DataWait)
-    }
-
-    fn computing_phase(&self) -> Option<Phase> {
-        let phase = |shard: &Shard| match shard.pass {
-            Pass::Evaluate { .. } => Phase::Evaluating,
-            Pass::Predict { .. } => Phase::Predicting,
-        };
-        match self.pipeline.computing_item() {
-            Some(Item::Batch(_)) => Some(Phase::Training),
-            Some(Item::Piece { lease, .. }) => {
-                Some(self.work.shard(lease).map_or(Phase::Evaluating, phase))
-            }
-            None => self.work.finishing().map(phase),
-        }
-    }
-
-    /// Batches trained by this process.
-    #[must_use]
-    pub fn n_trained(&self) -> u64 {
-        self.n_trained
+        activity(WaitingFor::Nothing, DataWait)
     }
 
     /// Batches and minibatches computed by this process.

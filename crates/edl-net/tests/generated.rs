@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use edl_core::activity::{Phase, WaitingFor};
+use edl_core::activity::WaitingFor;
 use edl_core::job::{EventKind, JobState};
 use edl_core::platform::InstanceState;
 
@@ -50,6 +50,5 @@ fn the_enums_of_the_proto_have_the_values_of_edl_core_in_their_order() {
     check("JobState", names(&JobState::ALL));
     check("EventKind", names(&EventKind::ALL));
     check("InstanceState", names(&InstanceState::ALL));
-    check("Phase", names(&Phase::ALL));
     check("WaitingFor", names(&WaitingFor::ALL));
 }

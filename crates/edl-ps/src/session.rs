@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use edl_core::goodput::{TimeKind, TimeReport};
-use edl_core::server::{Activity, Report};
+use edl_core::server::Report;
 use edl_core::worker::Priority;
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::control::{self, Boxed, Event};
@@ -148,7 +148,8 @@ impl Session {
                     Event::Command(PsCommand { kind: Some(command) }) => self.obey(command),
                     Event::Command(_) => tracing::warn!("ignored an unknown order"),
                     Event::Heartbeat => {
-                        self.send(self.heartbeat());
+                        let heartbeat = ps_message::Kind::Heartbeat(Heartbeat::default());
+                        self.send(PsMessage { kind: Some(heartbeat) });
                         self.send(self.spending());
                     }
                     Event::Lost => {}
@@ -173,21 +174,9 @@ impl Session {
         self.control.outbox.push(Priority::Last, message);
     }
 
-    fn heartbeat(&self) -> PsMessage {
-        let activity = self.store.activity();
-        let heartbeat = Heartbeat {
-            step: self.store.version(),
-            phase: activity.phase().into(),
-            waiting_for: activity.waiting_for().into(),
-            progress: 0,
-        };
-        PsMessage { kind: Some(ps_message::Kind::Heartbeat(heartbeat)) }
-    }
-
     fn spending(&self) -> PsMessage {
         let (spent, pulls, pushes, rows) = self.store.load_of();
-        let is_loading = self.store.activity() == Activity::Loading;
-        let last = if is_loading { TimeKind::Heal } else { TimeKind::Idle };
+        let last = if self.store.is_loading() { TimeKind::Heal } else { TimeKind::Idle };
         let load = Some(PsLoad { pulls, pushes, rows });
         let spending = Spending { load, ..TimeReport { spent, last, step: 0 }.into() };
         PsMessage { kind: Some(ps_message::Kind::Spending(spending)) }

@@ -21,7 +21,7 @@ use edl_core::id::{BatchId, CheckpointId, Generation};
 use edl_core::layout::Layout;
 use edl_core::machine::Machine;
 use edl_core::server::{
-    Activity, Client, Effect, Event, Inspection, Note, Order, Refusal, Report, Request, Server,
+    Client, Effect, Event, Inspection, Note, Order, Refusal, Report, Request, Server,
 };
 use edl_core::servers::PartitionState;
 use edl_core::time::Time;
@@ -163,15 +163,9 @@ impl Store {
         receiver
     }
 
-    /// Optimizer steps of the partition that has taken the fewest.
     #[must_use]
-    pub fn version(&self) -> u64 {
-        self.shared.state().server.version()
-    }
-
-    #[must_use]
-    pub fn activity(&self) -> Activity {
-        self.shared.state().server.activity()
+    pub fn is_loading(&self) -> bool {
+        self.shared.state().server.is_loading()
     }
 
     /// Where the time went, how many pulls and pushes came, and how many rows are held.

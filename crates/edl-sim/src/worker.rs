@@ -5,7 +5,7 @@ mod member;
 mod servers;
 mod shell;
 
-use edl_core::activity::{Phase, WaitingFor};
+use edl_core::activity::WaitingFor;
 use edl_core::exit::Exit;
 use edl_core::id::{Incarnation, WorkerId};
 use edl_core::platform::Ended;
@@ -202,8 +202,7 @@ impl Worker {
             Role::Trainer(trainer) => trainer.progress(),
             Role::Member(member) => member.progress(),
         };
-        let (step, phase) = (0, Phase::default());
-        let heartbeat = convert::message(Report::Heartbeat { step, phase, waiting_for, progress });
+        let heartbeat = convert::message(Report::Heartbeat { waiting_for, progress });
         self.control.session.transmit(context, heartbeat.encode_to_vec());
     }
 

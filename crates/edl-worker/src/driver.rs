@@ -54,11 +54,12 @@ pub(crate) trait Shell: Send + 'static {
 
     fn activity(&self) -> Activity;
 
-    /// The job's step, where all workers take it together; otherwise the batches trained here.
+    /// The job's step, where all workers take it together; otherwise zero.
     fn step(&self) -> u64;
 
     /// Batches, lanes and minibatches that were computed.
     fn progress(&self) -> u64;
+
     /// Ends every wait of other threads.
     fn close(&mut self);
 }
@@ -164,10 +165,10 @@ impl<S: Shell> State<S> {
         if cfg!(debug_assertions) {
             shell.machine().check_invariants();
         }
-        self.progress.set_computed(shell.progress());
+        self.progress.advance(shell.progress(), shell.step());
         let activity = shell.activity();
         if self.activity.replace(activity) != Some(activity) {
-            self.progress.show(activity, shell.step());
+            self.progress.show(activity);
         }
         let deadline = shell.machine().next_deadline();
         if deadline != self.deadline {

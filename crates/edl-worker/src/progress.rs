@@ -4,25 +4,18 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use edl_core::activity::{Activity, Phase, WaitingFor};
+use edl_core::activity::{Activity, WaitingFor};
 
 use crate::spending::Spending;
-
-/// The state behind the heartbeats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct State {
-    /// Batches trained by this process; under AllReduce the job's step.
-    pub(crate) step: u64,
-    pub(crate) phase: Phase,
-    pub(crate) waiting_for: WaitingFor,
-}
 
 /// Whether a call waits for other members.
 pub(crate) type IsBlocked = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Shared by the compute thread and the session.
 pub(crate) struct Progress {
-    state: Mutex<State>,
+    waiting_for: Mutex<WaitingFor>,
+    /// Under AllReduce, the job's step.
+    step: AtomicU64,
     /// Batches, lanes and minibatches that were computed.
     n_computed: AtomicU64,
     is_blocked: OnceLock<IsBlocked>,
@@ -32,36 +25,39 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        let state =
-            State { step: 0, phase: Phase::BuildingModel, waiting_for: WaitingFor::Nothing };
         Self {
-            state: Mutex::new(state),
+            waiting_for: Mutex::new(WaitingFor::Nothing),
+            step: AtomicU64::new(0),
             n_computed: AtomicU64::new(0),
             is_blocked: OnceLock::new(),
             spending: Spending::new(),
         }
     }
 
-    pub(crate) fn set_computed(&self, n_computed: u64) {
+    pub(crate) fn advance(&self, n_computed: u64, step: u64) {
         self.n_computed.store(n_computed, Ordering::Relaxed);
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    pub(crate) fn step(&self) -> u64 {
+        self.step.load(Ordering::Relaxed)
     }
 
     pub(crate) fn n_computed(&self) -> u64 {
         self.n_computed.load(Ordering::Relaxed)
     }
 
-    /// What the machine does or waits for, and at which step.
-    pub(crate) fn show(&self, activity: Activity, step: u64) {
-        let Activity { phase, waiting_for, spends } = activity;
-        *self.lock() = State { step, phase, waiting_for };
-        self.spending.on(spends);
+    /// What the machine does or waits for.
+    pub(crate) fn show(&self, activity: Activity) {
+        *self.lock() = activity.waiting_for;
+        self.spending.on(activity.spends);
     }
 
     /// Runs a call that waits for `waiting_for` within the activity that is shown.
     pub(crate) fn while_waiting<R>(&self, waiting_for: WaitingFor, call: impl FnOnce() -> R) -> R {
-        self.lock().waiting_for = waiting_for;
+        *self.lock() = waiting_for;
         let result = call();
-        self.lock().waiting_for = WaitingFor::Nothing;
+        *self.lock() = WaitingFor::Nothing;
         result
     }
 
@@ -69,21 +65,17 @@ impl Progress {
         assert!(self.is_blocked.set(is_blocked).is_ok(), "a worker opens one mesh");
     }
 
-    pub(crate) fn state(&self) -> State {
-        *self.lock()
-    }
-
     /// An activity that counts as busy may be blocked in a call that waits for other workers.
     pub(crate) fn waiting_for(&self) -> WaitingFor {
         let is_blocked = || self.is_blocked.get().is_some_and(|is_blocked| is_blocked());
-        let waiting_for = self.state().waiting_for;
+        let waiting_for = *self.lock();
         if waiting_for == WaitingFor::Nothing && is_blocked() {
             return WaitingFor::Members;
         }
         waiting_for
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("the lock on the progress is poisoned")
+    fn lock(&self) -> MutexGuard<'_, WaitingFor> {
+        self.waiting_for.lock().expect("the lock on the progress is poisoned")
     }
 }

@@ -124,18 +124,14 @@ impl Session {
     }
 
     fn heartbeat(&mut self) {
-        let (state, waiting_for) = (self.progress.state(), self.progress.waiting_for());
-        let (step, phase, progress) = (state.step, state.phase, self.progress.n_computed());
-        self.send(Report::Heartbeat { step, phase, waiting_for, progress });
+        let (waiting_for, progress) = (self.progress.waiting_for(), self.progress.n_computed());
+        self.send(Report::Heartbeat { waiting_for, progress });
         self.send(self.spending());
     }
 
     fn spending(&self) -> Report {
         let (spent, last) = self.progress.spending.read();
-        // Without lanes, a step is this process's own count, which is no step of the job.
-        let is_member = self.control.job().is_some_and(|job| job.spec.step_lanes().is_some());
-        let step = if is_member { self.progress.state().step } else { 0 };
-        Report::Spending(TimeReport { spent, last, step })
+        Report::Spending(TimeReport { spent, last, step: self.progress.step() })
     }
 
     /// The first welcome starts the worker.

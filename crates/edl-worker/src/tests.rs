@@ -8,7 +8,7 @@ mod toy;
 use std::sync::Arc;
 use std::time::Duration;
 
-use edl_core::activity::{Phase, WaitingFor};
+use edl_core::activity::WaitingFor;
 use edl_core::id::{BatchId, Generation, WorkerId};
 use edl_core::metric::{Measures, Metric};
 use edl_core::spec::JobSpec;
@@ -172,7 +172,7 @@ async fn after_a_lost_server_the_next_route_voids_what_was_lent() {
         book.over.insert(Generation(1));
         book.held_acks = false;
     });
-    session.heartbeat(Phase::WaitingForServers, WaitingFor::Servers).await;
+    session.heartbeat(WaitingFor::Servers).await;
     session.route(2).await;
     session.train(2, 1, 2).await;
     assert_eq!(session.done(2).await, [(1, 2), (2, 2)]);
@@ -186,7 +186,7 @@ async fn a_revoked_lease_is_not_trained() {
     session.route(1).await;
     session.train(1, 0, 4).await;
     stage.servers.wait(|book| book.n_pulls == 1);
-    session.heartbeat(Phase::Pulling, WaitingFor::Parameters).await;
+    session.heartbeat(WaitingFor::Parameters).await;
     session.send(command::Kind::Revoke(proto::Revoke { lease: 1 })).await;
     // A record that cannot be read fails while the pull still waits: so the revoke is heard.
     session.train(2, 9, 1).await;
@@ -296,7 +296,7 @@ async fn a_worker_told_to_leave_finishes_gives_back_and_says_so() {
     session.train(1, 0, 2).await;
     stage.servers.wait(|book| book.pushes.len() == 2);
     stage.shutdown.cancel();
-    session.heartbeat(Phase::Leaving, WaitingFor::Acknowledgements).await;
+    session.heartbeat(WaitingFor::Acknowledgements).await;
     stage.servers.change(|book| book.held_acks = false);
     assert_eq!(session.done(2).await, [(0, 1), (1, 1)]);
     assert!(matches!(session.next().await, Kind::Leaving(_)));

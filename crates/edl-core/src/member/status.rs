@@ -3,7 +3,7 @@
 
 use super::train::Stage;
 use super::{Doing, Member, Next};
-use crate::activity::{Activity, Phase, WaitingFor};
+use crate::activity::{Activity, WaitingFor};
 use crate::goodput::TimeKind;
 use crate::id::WorldId;
 
@@ -11,55 +11,37 @@ impl Member {
     /// What it is doing. A collective operation may wait for other members while it is busy.
     #[must_use]
     pub fn activity(&self) -> Activity {
-        let busy = |phase, spends| Activity { phase, waiting_for: WaitingFor::Nothing, spends };
-        let waiting = |phase, waiting_for, spends| Activity { phase, waiting_for, spends };
-        if self.announcement.is_none() {
-            return busy(Phase::BuildingModel, TimeKind::Idle);
-        }
-        match (&self.doing, &self.training) {
+        let (waiting_for, spends) = match (&self.doing, &self.training) {
+            _ if self.announcement.is_none() => (WaitingFor::Nothing, TimeKind::Idle),
             (Some(Doing::Parting(_) | Doing::Forming(..)), _) => {
-                busy(Phase::FormingWorld, self.healing())
+                (WaitingFor::Nothing, self.healing())
             }
-            (Some(Doing::Connecting(_)), _) => {
-                waiting(Phase::ExchangingRows, WaitingFor::Servers, TimeKind::Compute)
-            }
+            (Some(Doing::Connecting(_)), _) => (WaitingFor::Servers, TimeKind::Compute),
             (Some(Doing::Training), Some(training)) => match training.stage {
-                Stage::Lane(_) | Stage::Apply { .. } => busy(Phase::Training, TimeKind::Compute),
-                Stage::Settle => {
-                    waiting(Phase::ExchangingRows, WaitingFor::Servers, TimeKind::Compute)
-                }
-                Stage::Reduce => busy(Phase::Reducing, TimeKind::Communicate),
+                Stage::Lane(_) | Stage::Apply { .. } => (WaitingFor::Nothing, TimeKind::Compute),
+                Stage::Settle => (WaitingFor::Servers, TimeKind::Compute),
+                Stage::Reduce => (WaitingFor::Nothing, TimeKind::Communicate),
             },
-            (Some(Doing::Training | Doing::Hashing), _) => busy(Phase::Training, TimeKind::Compute),
-            (Some(Doing::Evaluating(_)), _) => busy(Phase::Evaluating, TimeKind::Compute),
-            (None, Some(_)) => busy(Phase::Training, TimeKind::DataWait),
+            (Some(Doing::Training | Doing::Hashing | Doing::Evaluating(_)), _) => {
+                (WaitingFor::Nothing, TimeKind::Compute)
+            }
+            (None, Some(_)) => (WaitingFor::Nothing, TimeKind::DataWait),
             (None, None) => self.idle(),
-        }
+        };
+        Activity { waiting_for, spends }
     }
 
     /// Nothing is under way.
-    fn idle(&self) -> Activity {
-        let waiting = |phase, waiting_for, spends| Activity { phase, waiting_for, spends };
+    fn idle(&self) -> (WaitingFor, TimeKind) {
         match self.choose() {
-            Next::End => {
-                waiting(Phase::WritingLastCheckpoint, WaitingFor::Nothing, TimeKind::Checkpoint)
-            }
+            Next::End => (WaitingFor::Nothing, TimeKind::Checkpoint),
             Next::Train | Next::Evaluate(_) if self.lacks_servers() => {
-                waiting(Phase::WaitingForServers, WaitingFor::Servers, TimeKind::Compute)
+                (WaitingFor::Servers, TimeKind::Compute)
             }
-            Next::Evaluate(_) => {
-                waiting(Phase::Evaluating, WaitingFor::Nothing, TimeKind::DataWait)
-            }
-            Next::Train | Next::Enter => {
-                waiting(Phase::Training, WaitingFor::Nothing, TimeKind::Compute)
-            }
-            Next::Wait => match (&self.world, self.is_leaving) {
-                (Some(_), false) => {
-                    waiting(Phase::WaitingForStep, WaitingFor::Master, TimeKind::Idle)
-                }
-                (Some(_), true) => waiting(Phase::Leaving, WaitingFor::Master, TimeKind::Idle),
-                (None, _) => waiting(Phase::BetweenWorlds, WaitingFor::Master, self.healing()),
-            },
+            Next::Evaluate(_) => (WaitingFor::Nothing, TimeKind::DataWait),
+            Next::Train | Next::Enter => (WaitingFor::Nothing, TimeKind::Compute),
+            Next::Wait if self.world.is_some() => (WaitingFor::Master, TimeKind::Idle),
+            Next::Wait => (WaitingFor::Master, self.healing()),
         }
     }
 

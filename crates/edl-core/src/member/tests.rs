@@ -7,7 +7,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::*;
-use crate::activity::Phase;
+use crate::activity::WaitingFor;
+use crate::goodput::TimeKind;
 use crate::id::{EvalId, PsId};
 use crate::job::{LoadFrom, MemberReport};
 use crate::metric::Measures;
@@ -444,7 +445,7 @@ fn a_worker_that_is_stopped_does_not_wait_long_for_what_is_under_way() {
 fn nothing_is_decided_before_the_model_is_built() {
     let mut member = Member::new(config(), Time::ZERO);
     assert_eq!(member.handle(Event::Leave, Time::ZERO), [Effect::Report(Report::Leaving)]);
-    assert_eq!(member.activity().phase, Phase::BuildingModel);
+    assert_eq!(member.activity().spends, TimeKind::Idle);
     assert_eq!(member.handle(built(), Time::ZERO).last(), Some(&Effect::End));
 }
 
@@ -608,7 +609,7 @@ fn servers_that_cannot_be_reached_are_tried_again() {
     assert_eq!(bench.doing, None);
     let at = bench.member.next_deadline().unwrap();
     assert_eq!(at, bench.now + Duration::from_millis(50));
-    assert_eq!(bench.member.activity().phase, Phase::WaitingForServers);
+    assert_eq!(bench.member.activity().waiting_for, WaitingFor::Servers);
     bench.now = at;
     bench.feed(Event::Tick);
     assert_eq!(bench.log.last().unwrap(), "connect");

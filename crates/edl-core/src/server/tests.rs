@@ -267,7 +267,7 @@ fn an_older_generation_is_neither_loaded_nor_served() {
     bench.on(loaded(3));
     assert_eq!(bench.on(load(2, Mode::Async)), [older()]);
     assert_eq!(bench.on(serve(2)), [Effect::Note(Note::CannotServe(asked))]);
-    assert_eq!(bench.server.activity(), Activity::Loaded);
+    assert!(matches!(&bench.server.phase, Phase::Held(held) if !held.is_served));
     assert_eq!(bench.pull(pull(1, ANN, 2)), [refused(1, Refusal::Generation { current: ours })]);
 }
 
@@ -301,7 +301,7 @@ fn one_load_at_a_time_and_the_last_order_counts() {
     let (generation, error) = (Generation(3), "unreadable".to_owned());
     let event = Event::LoadFailed { generation, error: error.clone() };
     assert_eq!(bench.on(event), [Effect::Report(Report::LoadFailed { generation, error })]);
-    assert_eq!(bench.server.activity(), Activity::Failed);
+    assert_eq!(bench.server.phase, Phase::Failed(generation));
     assert!(matches!(bench.on(load(3, Mode::Async))[..], [Effect::Load(_)]), "a second try");
 }
 

@@ -43,7 +43,7 @@ impl Worker {
     pub(super) fn exit_if_done(&mut self, now: Time) {
         let is_busy = self.model.is_none()
             || self.pipeline.computing_item().is_some()
-            || self.work.finishing().is_some();
+            || self.work.is_finishing();
         let n_pushed = self.work.n_pushed();
         let Some(exit) = &mut self.exit else { return };
         if !is_busy && exit.answers_until.is_none() {

@@ -256,10 +256,7 @@ impl Worker {
             return;
         }
         match (item, result) {
-            (Item::Batch(batch), Ok(Computed::Batch { loss })) => {
-                self.n_trained += 1;
-                self.push(batch, loss);
-            }
+            (Item::Batch(batch), Ok(Computed::Batch { loss })) => self.push(batch, loss),
             (Item::Piece { lease, .. }, Ok(Computed::Piece)) => {
                 if self.work.piece_done(lease) {
                     self.effects.push(Effect::Finish(lease));

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::activity::{Phase, WaitingFor};
+use crate::activity::WaitingFor;
 use crate::goodput::TimeReport;
 use crate::id::{BatchId, CheckpointId, EvalId, Generation, LeaseId};
 use crate::job::{CheckpointFile, HeldLease, MemberReport, Peer};
@@ -59,8 +59,6 @@ pub enum Report {
     /// The worker was asked to exit and returns its leases.
     Leaving,
     Heartbeat {
-        step: u64,
-        phase: Phase,
         waiting_for: WaitingFor,
         /// Batches, lanes and minibatches that the process has computed.
         progress: u64,

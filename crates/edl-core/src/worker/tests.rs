@@ -6,7 +6,7 @@ mod shell;
 use std::time::Duration;
 
 use super::*;
-use crate::activity::{Activity, Phase, WaitingFor};
+use crate::activity::{Activity, WaitingFor};
 use crate::id::EvalId;
 use crate::job::HeldLease;
 use crate::metric::Measures;
@@ -342,7 +342,7 @@ fn a_shard_is_computed_piece_by_piece_before_training() {
     let wants = Wants { dense: true, will_push: false, min_round: None };
     assert_eq!(effects, [Effect::Pull { connection: 2, item: piece(8, 1), wants }]);
     stage.take(Event::Pulled { connection: 2, item: piece(8, 1) });
-    assert_eq!(stage.worker.activity().phase, Phase::Evaluating);
+    assert_eq!(stage.worker.activity().spends, TimeKind::Compute);
     assert!(stage.take(computed(1)).contains(&Effect::Finish(lease)));
     let measures = Box::new(Measures::new(&[]));
     let result = Ok(Finished::Evaluation { measures: measures.clone(), n_records: 15 });
@@ -442,10 +442,10 @@ fn a_worker_that_leaves_finishes_its_batch_and_waits_for_acknowledgements() {
     stage.take(trained(0));
     stage.compute(1, item(1));
     assert_eq!(stage.take(Event::Leave), []);
-    assert_eq!(stage.worker.activity().phase, Phase::Training);
+    assert_eq!(stage.worker.activity().spends, TimeKind::Compute);
     assert_eq!(stage.acknowledged(1, 0, 1), [done(7, 0, 1)]);
     assert_eq!(stage.take(trained(1)), [Effect::Push { connection: 1, batch: batch(1) }]);
-    assert_eq!(stage.worker.activity().phase, Phase::Leaving);
+    assert_eq!(stage.worker.activity().waiting_for, WaitingFor::Acknowledgements);
     let end = [Effect::Report(Report::Leaving), Effect::Abort { connection: 1 }, Effect::End];
     let mut late = Stage { worker: stage.worker.clone(), now: stage.now };
     let effects = stage.acknowledged(1, 1, 1);
@@ -484,20 +484,17 @@ fn what_a_worker_waits_for_is_named() {
     let mut worker = Worker::new(config(Mode::Async));
     let mut take = |event: Event| {
         drop(worker.handle(event, Time::ZERO));
-        let Activity { phase, waiting_for, spends } = worker.activity();
-        (phase.name(), waiting_for.name(), spends.name())
+        let Activity { waiting_for, spends } = worker.activity();
+        (waiting_for.name(), spends.name())
     };
-    assert_eq!(take(Event::Tick), ("building the model", "", "idle"));
-    assert_eq!(take(Event::Built(model())), ("idle", "work", "idle"));
-    let waiting = ("waiting for servers", "a route from the master", "idle");
-    assert_eq!(take(train(7, 0..1)), waiting);
-    let waiting = ("waiting for servers", "parameter servers", "idle");
-    assert_eq!(take(Event::Route(route(1))), waiting);
-    assert_eq!(take(Event::Connected { connection: 1 }), ("reading", "", "data_wait"));
-    assert_eq!(take(decoded(item(0))), ("pulling", "parameters", "communicate"));
+    assert_eq!(take(Event::Tick), ("", "idle"));
+    assert_eq!(take(Event::Built(model())), ("work", "idle"));
+    assert_eq!(take(train(7, 0..1)), ("a route from the master", "idle"));
+    assert_eq!(take(Event::Route(route(1))), ("parameter servers", "idle"));
+    assert_eq!(take(Event::Connected { connection: 1 }), ("", "data_wait"));
+    assert_eq!(take(decoded(item(0))), ("parameters", "communicate"));
     let pulled = Event::Pulled { connection: 1, item: item(0) };
-    assert_eq!(take(pulled), ("training", "", "compute"));
-    assert_eq!(take(trained(0)), ("pushed", "acknowledgements", "communicate"));
-    let broken = Event::Broken { connection: 1 };
-    assert_eq!(take(broken), ("waiting for servers", "parameter servers", "heal"));
+    assert_eq!(take(pulled), ("", "compute"));
+    assert_eq!(take(trained(0)), ("acknowledgements", "communicate"));
+    assert_eq!(take(Event::Broken { connection: 1 }), ("parameter servers", "heal"));
 }

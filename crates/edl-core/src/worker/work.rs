@@ -170,10 +170,9 @@ impl Work {
         held.n_done == held.n_pieces
     }
 
-    /// The first shard with no piece left to compute.
-    pub(super) fn finishing(&self) -> Option<&Shard> {
-        let held = self.shards.values().find(|held| held.n_done == held.n_pieces);
-        held.map(|held| &held.shard)
+    /// Whether a shard has no piece left to compute.
+    pub(super) fn is_finishing(&self) -> bool {
+        self.shards.values().any(|held| held.n_done == held.n_pieces)
     }
 
     /// Opens every pushed batch again: their acknowledgements are lost with the connection. It is

@@ -52,13 +52,8 @@ pub fn message(report: Report) -> proto::WorkerMessage {
             Kind::NonFinite(proto::NonFinite { lease: lease.0, index, error })
         }
         Report::Leaving => Kind::Leaving(proto::Leaving {}),
-        Report::Heartbeat { step, phase, waiting_for, progress } => {
-            Kind::Heartbeat(proto::Heartbeat {
-                step,
-                phase: phase.into(),
-                waiting_for: waiting_for.into(),
-                progress,
-            })
+        Report::Heartbeat { waiting_for, progress } => {
+            Kind::Heartbeat(proto::Heartbeat { waiting_for: waiting_for.into(), progress })
         }
         Report::Spending(report) => Kind::Spending(report.into()),
         Report::Member(news) => member(news),

@@ -195,11 +195,6 @@ pub struct Leaving {}
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Heartbeat {
-    #[prost(uint64, tag = "1")]
-    pub step: u64,
-    #[prost(enumeration = "::edl_core::activity::Phase", tag = "2")]
-    #[serde(with = "crate::ByName::<::edl_core::activity::Phase>")]
-    pub phase: i32,
     #[prost(enumeration = "::edl_core::activity::WaitingFor", tag = "3")]
     #[serde(with = "crate::ByName::<::edl_core::activity::WaitingFor>")]
     pub waiting_for: i32,

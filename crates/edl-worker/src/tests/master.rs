@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use edl_core::activity::{Phase, WaitingFor};
+use edl_core::activity::WaitingFor;
 use edl_core::spec::JobSpec;
 use edl_net::key::JobKey;
 use edl_net::proto::master_server::{Master, MasterServer};
@@ -98,12 +98,12 @@ impl ToySession {
         }
     }
 
-    /// Waits for a heartbeat with this `phase` and `waiting_for`.
-    pub(super) async fn heartbeat(&mut self, phase: Phase, waiting_for: WaitingFor) {
+    /// Waits for a heartbeat with this `waiting_for`.
+    pub(super) async fn heartbeat(&mut self, waiting_for: WaitingFor) {
         loop {
             let message = timeout(HANG, self.messages.message()).await.expect("no such heartbeat");
             if let Some(Kind::Heartbeat(beat)) = message.unwrap().unwrap().kind
-                && (beat.phase(), beat.waiting_for()) == (phase, waiting_for)
+                && beat.waiting_for() == waiting_for
             {
                 return;
             }

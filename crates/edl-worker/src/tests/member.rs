@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use edl_core::activity::{Phase, WaitingFor};
+use edl_core::activity::WaitingFor;
 use edl_core::id::WorkerId;
 use edl_core::spec::{JobSpec, Strategy};
 use edl_net::place::Place;
@@ -139,7 +139,7 @@ async fn a_broken_stream_does_not_stop_training_before_the_granted_step() {
     assert_eq!((again, peer.step.is_some(), peer.probe), (me, true, probe));
     assert_eq!(formed(&mut session, 5).await, 0, "said again, for it may have been lost");
     stepped(&mut session, 6).await;
-    session.heartbeat(Phase::WaitingForStep, WaitingFor::Master).await;
+    session.heartbeat(WaitingFor::Master).await;
     session.send(command::Kind::Stop(proto::StopWork { reason: "done".into() })).await;
     assert!(session.last().await.is_none());
     drop(session);
@@ -150,13 +150,13 @@ async fn a_broken_stream_does_not_stop_training_before_the_granted_step() {
 async fn those_who_are_waited_for_are_named_and_a_new_world_ends_the_wait() {
     let mut stage = Stage::new(Props::default().limits).await;
     let (mut session, _, me) = stage.welcome().await;
-    session.heartbeat(Phase::BetweenWorlds, WaitingFor::Master).await;
+    session.heartbeat(WaitingFor::Master).await;
     session.send(world(1, &[(ME, me), (8, 1)], 2, true)).await;
-    session.heartbeat(Phase::FormingWorld, WaitingFor::Members).await;
+    session.heartbeat(WaitingFor::Members).await;
     session.send(world(2, &[(ME, me)], 2, true)).await;
     assert_eq!(formed(&mut session, 2).await, 0);
     session.send(world(3, &[(ME, me), (8, 1)], 4, false)).await;
-    session.heartbeat(Phase::FormingWorld, WaitingFor::Members).await;
+    session.heartbeat(WaitingFor::Members).await;
     session.send(command::Kind::Stop(proto::StopWork { reason: "done".into() })).await;
     drop(session);
     stage.ended().await.unwrap();
@@ -170,7 +170,7 @@ async fn a_member_told_to_leave_says_so_at_once_and_trains_until_a_world_is_with
     stepped(&mut session, 2).await;
     stage.shutdown.cancel();
     assert!(matches!(session.next().await, Kind::Leaving(_)));
-    session.heartbeat(Phase::Leaving, WaitingFor::Master).await;
+    session.heartbeat(WaitingFor::Master).await;
     session.send(command::Kind::Go(proto::Go { world: 1, until: 4 })).await;
     stepped(&mut session, 4).await;
     session.send(world(2, &[(8, 1)], 9, false)).await;
