@@ -15,9 +15,11 @@ use edl_core::job::{Command, Config, Durable, Effect, Event, Job, Work};
 use edl_core::ledger::Ledger;
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::OptimizerSpec;
+use edl_core::server;
 use edl_core::servers::{PartitionState, ServerMember};
 use edl_core::spec::{JobSpec, Mode};
 use edl_core::time::Time;
+use edl_core::worker::Report;
 
 const N_BATCHES: u32 = 1_000_000;
 const N_EVENTS: usize = 300_000;
@@ -110,13 +112,13 @@ fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
             let now = Time::since_origin(Duration::from_micros(100 * number as u64));
             let (worker, batch) = assigned.pop_front().expect("there is always work");
             let generation = Generation(1);
-            let done = Event::BatchDone { worker, batch, generation, loss: 0.5 };
-            take_leases(job.handle(done, now), &mut assigned);
             let incarnation = Incarnation(u64::from(worker.0));
-            let waiting_for = WaitingFor::Nothing;
-            let heard =
-                Event::WorkerHeard { worker, incarnation, waiting_for, progress: number as u64 };
-            job.handle(heard, now);
+            let report = Report::BatchDone { batch, generation, loss: 0.5 };
+            let done = Event::FromWorker { worker, incarnation, report };
+            take_leases(job.handle(done, now), &mut assigned);
+            let (waiting_for, progress) = (WaitingFor::Nothing, number as u64);
+            let report = Report::Heartbeat { waiting_for, progress };
+            job.handle(Event::FromWorker { worker, incarnation, report }, now);
         }
         2 * N_EVENTS
     })
@@ -135,9 +137,8 @@ fn start(job: &mut Job, n_workers: u32, assigned: &mut VecDeque<(WorkerId, Batch
         let (worker, incarnation) = (WorkerId(id), Incarnation(u64::from(id)));
         job.handle(Event::WorkerConnected { worker, incarnation, pid: id }, Time::ZERO);
         let (model, held) = (Box::new(model.clone()), Vec::new());
-        let ready =
-            Event::WorkerReady { worker, incarnation, model, capacity: 2, held, peer: None };
-        job.handle(ready, Time::ZERO);
+        let report = Report::Ready { model, capacity: 2, held, peer: None };
+        job.handle(Event::FromWorker { worker, incarnation, report }, Time::ZERO);
     }
     let member = ServerMember {
         incarnation: Incarnation(1),
@@ -150,7 +151,8 @@ fn start(job: &mut Job, n_workers: u32, assigned: &mut VecDeque<(WorkerId, Batch
     job.handle(Event::PsConnected { ps, pid: 1, member }, Time::ZERO);
     let applied = AppliedSet::new(N_BATCHES);
     let state = PartitionState { partition: PartitionId(0), applied, updates: 0, n_rows: 0 };
-    let loaded = Event::Loaded { ps, generation: Generation(1), sets: vec![state] };
+    let report = server::Report::Loaded { generation: Generation(1), states: vec![state] };
+    let loaded = Event::FromPs { ps, incarnation: Incarnation(1), report };
     take_leases(job.handle(loaded, Time::ZERO), assigned);
 }
 

@@ -51,14 +51,16 @@ use self::stages::{Stage, Stages};
 pub use self::state::{End, JobState};
 use self::strategy::Strategy;
 use self::worlds::GATHERING;
-use crate::id::{RunId, Term};
+use crate::id::{Incarnation, PsId, RunId, Term, WorkerId};
 use crate::instances::Instances;
 use crate::ledger::Ledger;
 use crate::pod::Wait;
 use crate::pool::Pool;
+use crate::server;
 use crate::servers::Servers;
 use crate::spec::{JobSpec, JobType};
 use crate::time::Time;
+use crate::worker;
 
 /// Silence, processes and idle workers are checked this long after an event at the latest.
 const TICK: Duration = Duration::from_millis(200);
@@ -157,7 +159,7 @@ impl Job {
     pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
         if matches!(self.stages.stage(), Stage::Ended) {
             // Processes report how they spent their time until they leave.
-            if matches!(event, Event::TimeReport { .. }) {
+            if event.is_time_report() {
                 self.account(&event, now);
             }
             return reply_after_end(&event).into_iter().collect();
@@ -168,13 +170,7 @@ impl Job {
         let is_about_processes =
             is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
         let n_done = self.ledger().n_done();
-        let is_sign_of_life = matches!(
-            event,
-            Event::Tick
-                | Event::WorkerHeard { .. }
-                | Event::PsHeard { .. }
-                | Event::TimeReport { .. }
-        );
+        let is_sign_of_life = event.is_sign_of_life();
         self.account(&event, now);
         self.take(event, now);
         if is_tick && !self.is_ended() {
@@ -194,50 +190,24 @@ impl Job {
     }
 
     fn take(&mut self, event: Event, now: Time) {
-        if let Some((worker, incarnation)) = event.sender()
-            && !self.roster.hears_worker(worker, incarnation, now)
-        {
-            return;
-        }
         match event {
-            // Already accounted.
-            Event::Tick | Event::TimeReport { .. } => {}
+            Event::Tick => {}
             Event::Platform(report) => self.platform(&report, now),
             Event::WorkerConnected { worker, incarnation, pid } => {
                 self.worker_connected(worker, incarnation, pid, now);
             }
-            Event::WorkerReady { worker, model, capacity, held, peer, .. } => {
-                let peer = peer.map(|peer| *peer);
-                self.worker_ready(worker, *model, capacity, held, peer, now);
-            }
             Event::WorkerGone { worker, incarnation } => self.worker_gone(worker, incarnation),
-            Event::WorkerLeaving { worker, .. } => self.worker_leaving(worker),
-            Event::WorkerHeard { worker, waiting_for, progress, .. } => {
-                self.roster.worker_waits(worker, waiting_for);
-                self.worker_progressed(worker, progress, now);
-            }
-            Event::Member { worker, report, .. } => self.member_reported(worker, report, now),
-            Event::BatchDone { worker, batch, generation, loss } => {
-                self.batch_done(worker, batch, generation, loss, now);
-            }
-            Event::EvalDone { worker, eval, shard, generation, measures } => {
-                self.eval_done(worker, (eval, shard), generation, *measures, now);
-            }
-            Event::PredictDone { worker, shard } => self.predict_done(worker, shard, now),
-            Event::Failed { worker, lease, item, error, .. } => {
-                self.work_failed(worker, lease, item, &error, now);
-            }
-            Event::NonFinite { worker, lease, item, error, .. } => {
-                self.batch_nonfinite(worker, lease, item, &error, now);
+            Event::FromWorker { worker, incarnation, report } => {
+                if report.counts_from_any_process()
+                    || self.roster.hears_worker(worker, incarnation, now)
+                {
+                    self.worker_reported(worker, report, now);
+                }
             }
             Event::PsConnected { ps, pid, member } => self.ps_connected(ps, pid, *member, now),
             Event::PsGone { ps, incarnation } => self.roster.server_disconnected(ps, incarnation),
-            Event::PsHeard { ps, incarnation } => self.roster.hears_server(ps, incarnation, now),
-            Event::Loaded { ps, generation, sets } => self.ps_loaded(ps, generation, sets, now),
-            Event::LoadFailed { ps, generation, error } => self.load_failed(ps, generation, &error),
-            Event::CheckpointStarted { ps, checkpoint } => self.checkpoints.started(ps, checkpoint),
-            Event::CheckpointDone { holder, checkpoint, generation, files } => {
-                self.checkpoint_done(holder, checkpoint, generation, files, now);
+            Event::FromPs { ps, incarnation, report } => {
+                self.ps_reported(ps, incarnation, report, now);
             }
             Event::CheckpointFailed { checkpoint, error } => {
                 self.checkpoint_failed(checkpoint, &error, now)
@@ -258,6 +228,69 @@ impl Job {
             Event::Chaos { instance, action } => {
                 let result = self.chaos(instance, action);
                 self.effects.push(Effect::Reply(result));
+            }
+        }
+    }
+
+    fn worker_reported(&mut self, worker: WorkerId, report: worker::Report, now: Time) {
+        use worker::Report;
+        match report {
+            Report::Ready { model, capacity, held, peer } => {
+                let peer = peer.map(|peer| *peer);
+                self.worker_ready(worker, *model, capacity, held, peer, now);
+            }
+            Report::Leaving => self.worker_leaving(worker),
+            Report::Heartbeat { waiting_for, progress } => {
+                self.roster.worker_waits(worker, waiting_for);
+                self.worker_progressed(worker, progress, now);
+            }
+            // Already accounted.
+            Report::Spending(_) => {}
+            Report::Member(report) => self.member_reported(worker, report, now),
+            Report::BatchDone { batch, generation, loss } => {
+                self.batch_done(worker, batch, generation, loss, now);
+            }
+            Report::EvalDone { eval, shard, generation, measures } => {
+                self.eval_done(worker, (eval, shard), generation, *measures, now);
+            }
+            Report::PredictDone { shard } => self.predict_done(worker, shard, now),
+            Report::Failed { lease, index, error } => {
+                self.work_failed(worker, lease, index, &error, now);
+            }
+            Report::NonFinite { lease, index, error } => {
+                self.batch_nonfinite(worker, lease, index, &error, now);
+            }
+            Report::CheckpointDone { checkpoint, generation, files } => {
+                let writer = CheckpointWriter::Worker(worker);
+                self.checkpoint_done(writer, checkpoint, generation, files, now);
+            }
+            Report::CheckpointFailed { checkpoint, error } => {
+                self.checkpoint_failed(checkpoint, &error, now);
+            }
+        }
+    }
+
+    fn ps_reported(
+        &mut self,
+        ps: PsId,
+        incarnation: Incarnation,
+        report: server::Report,
+        now: Time,
+    ) {
+        use server::Report;
+        match report {
+            Report::Heartbeat => self.roster.hears_server(ps, incarnation, now),
+            // Already accounted; and what only the shell has asked for.
+            Report::Spending(_) | Report::States { .. } => {}
+            Report::Loaded { generation, states } => self.ps_loaded(ps, generation, states, now),
+            Report::LoadFailed { generation, error } => self.load_failed(ps, generation, &error),
+            Report::CheckpointStarted { checkpoint } => self.checkpoints.started(ps, checkpoint),
+            Report::CheckpointDone { checkpoint, generation, files } => {
+                let writer = CheckpointWriter::Ps(ps);
+                self.checkpoint_done(writer, checkpoint, generation, files, now);
+            }
+            Report::CheckpointFailed { checkpoint, error } => {
+                self.checkpoint_failed(checkpoint, &error, now);
             }
         }
     }

@@ -283,8 +283,8 @@ impl Worker {
         if !is_current {
             return;
         }
-        let Some((lease, loss)) = self.work.acknowledged(batch) else { return };
-        let done = Report::BatchDone { lease, batch, generation, loss };
+        let Some(loss) = self.work.acknowledged(batch) else { return };
+        let done = Report::BatchDone { batch, generation, loss };
         self.effects.push(Effect::Report(done));
     }
 
@@ -296,13 +296,11 @@ impl Worker {
         let Some(Shard { number, pass, .. }) = self.work.release(lease) else { return };
         let generation = self.connection.generation().unwrap_or_default();
         let report = match (finished, pass) {
-            (Finished::Evaluation { measures, n_records }, Pass::Evaluate { eval, .. }) => {
-                Report::EvalDone { lease, eval, shard: number, generation, measures, n_records }
+            (Finished::Evaluation(measures), Pass::Evaluate { eval, .. }) => {
+                Report::EvalDone { eval, shard: number, generation, measures }
             }
-            (Finished::Prediction, Pass::Predict { .. }) => {
-                Report::PredictDone { lease, shard: number }
-            }
-            (Finished::Evaluation { .. }, Pass::Predict { .. })
+            (Finished::Prediction, Pass::Predict { .. }) => Report::PredictDone { shard: number },
+            (Finished::Evaluation(_), Pass::Predict { .. })
             | (Finished::Prediction, Pass::Evaluate { .. }) => {
                 unreachable!("the result of a shard fits its pass")
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use edl_core::audit::{Audit, audit};
 use edl_core::batch::BatchPlan;
-use edl_core::id::{BatchId, PsId};
+use edl_core::id::{BatchId, Generation, PsId};
 use edl_core::servers::PartitionState;
 use edl_core::spec::{JobSpec, Mode};
 use edl_net::proto::{self, PsCommand, ps_command};
@@ -88,7 +88,7 @@ impl Engine {
         &mut self,
         ps: PsId,
         request: u64,
-        generation: u64,
+        generation: Generation,
         states: Vec<PartitionState>,
     ) {
         // The caller has hung up, or asked an earlier master.
@@ -104,7 +104,7 @@ impl Engine {
         let skipped = self.job.durable().skipped.clone();
         // The caller waits for it; the loop does not.
         tokio::task::spawn_blocking(move || {
-            let report = report(&name, &plan, &open.states, &skipped, n_epochs, generation);
+            let report = report(&name, &plan, &open.states, &skipped, n_epochs, generation.0);
             let _ = open.reply.send(Ok(report));
         });
     }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use edl_core::id::{PsId, WorkerId};
 use edl_core::job::{self, Durable, Effect, End, Event, Job, JobState};
 use edl_core::platform::Order;
+use edl_core::server;
 use edl_core::time::Time;
+use edl_core::worker::Report;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
 use tokio::net::TcpListener;
@@ -233,10 +235,14 @@ impl Engine {
                 self.workers.insert(worker, number, incarnation, outbound);
                 Some(Event::WorkerConnected { worker, incarnation, pid })
             }
-            Input::WorkerMessage { number, worker, event } => {
+            Input::WorkerMessage { number, worker, incarnation, report } => {
                 // A report about a batch counts from any stream; the rest only from the current one.
-                let is_fact = matches!(event, Event::BatchDone { .. });
-                (is_fact || self.workers.is_current(worker, number)).then_some(event)
+                let is_fact = matches!(report, Report::BatchDone { .. });
+                (is_fact || self.workers.is_current(worker, number)).then_some(Event::FromWorker {
+                    worker,
+                    incarnation,
+                    report,
+                })
             }
             Input::WorkerClosed { number, worker, refused } => {
                 let incarnation = self.workers.closed(worker, number, refused)?;
@@ -253,14 +259,18 @@ impl Engine {
                 self.servers.insert(ps, number, incarnation, outbound);
                 Some(event)
             }
-            Input::PsMessage { number, ps, event, load } => {
+            Input::PsMessage {
+                ps,
+                report: server::Report::States { request, generation, states },
+                ..
+            } => {
+                self.answer_audit(ps, request, generation, states);
+                None
+            }
+            Input::PsMessage { number, ps, incarnation, report, load } => {
                 let is_current = self.servers.is_current(ps, number);
                 self.loads.extend(load.filter(|_| is_current).map(|load| (ps, load)));
-                is_current.then_some(event)
-            }
-            Input::PsSets { ps, request, generation, sets } => {
-                self.answer_audit(ps, request, generation, sets);
-                None
+                is_current.then_some(Event::FromPs { ps, incarnation, report })
             }
             Input::PsClosed { number, ps, refused } => {
                 let incarnation = self.servers.closed(ps, number, refused)?;

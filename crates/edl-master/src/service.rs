@@ -11,7 +11,7 @@ use std::time::Duration;
 use edl_core::id::{Incarnation, PsId, WorkerId};
 use edl_core::job::{Event, Refusal};
 use edl_core::platform::InstanceId;
-use edl_core::servers::PartitionState;
+use edl_core::{server, worker};
 use edl_net::CONTROL_PROTOCOL;
 use edl_net::proto::master_server::Master;
 use edl_net::proto::{
@@ -23,7 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::convert::{self, PsInput};
+use crate::convert;
 use crate::peers::{Outbound, QUEUE};
 
 /// How long a new stream may take to say who it is.
@@ -41,7 +41,8 @@ pub(crate) enum Input {
     WorkerMessage {
         number: u64,
         worker: WorkerId,
-        event: Event,
+        incarnation: Incarnation,
+        report: worker::Report,
     },
     WorkerClosed {
         number: u64,
@@ -59,14 +60,9 @@ pub(crate) enum Input {
     PsMessage {
         number: u64,
         ps: PsId,
-        event: Event,
+        incarnation: Incarnation,
+        report: server::Report,
         load: Option<proto::PsLoad>,
-    },
-    PsSets {
-        ps: PsId,
-        request: u64,
-        generation: u64,
-        sets: Vec<PartitionState>,
     },
     PsClosed {
         number: u64,
@@ -87,12 +83,15 @@ pub(crate) enum Input {
 impl Input {
     /// Whether it says no more than that its sender lives.
     pub(crate) fn is_sign_of_life(&self) -> bool {
-        let (Self::WorkerMessage { event, .. } | Self::PsMessage { event, .. }) = self else {
-            return false;
-        };
         matches!(
-            event,
-            Event::WorkerHeard { .. } | Event::PsHeard { .. } | Event::TimeReport { .. }
+            self,
+            Self::WorkerMessage {
+                report: worker::Report::Heartbeat { .. } | worker::Report::Spending(_),
+                ..
+            } | Self::PsMessage {
+                report: server::Report::Heartbeat | server::Report::Spending(_),
+                ..
+            }
         )
     }
 }
@@ -173,8 +172,8 @@ impl Master for Service {
         let inputs = self.inputs.clone();
         self.tasks.spawn(async move {
             let refused = pass_on(messages, worker.into(), &inputs, |message| {
-                let event = convert::worker_event(worker, incarnation, message)?;
-                Ok(Input::WorkerMessage { number, worker, event })
+                let report = convert::worker_report(message)?;
+                Ok(Input::WorkerMessage { number, worker, incarnation, report })
             });
             let closed = Input::WorkerClosed { number, worker, refused: refused.await };
             // The engine may be gone already.
@@ -201,15 +200,8 @@ impl Master for Service {
         let inputs = self.inputs.clone();
         self.tasks.spawn(async move {
             let refused = pass_on(messages, ps.into(), &inputs, |message| {
-                Ok(match convert::ps_input(ps, incarnation, message)? {
-                    PsInput::Event(event) => Input::PsMessage { number, ps, event, load: None },
-                    PsInput::Load(event, load) => {
-                        Input::PsMessage { number, ps, event, load: Some(load) }
-                    }
-                    PsInput::Sets { request, generation, sets } => {
-                        Input::PsSets { ps, request, generation, sets }
-                    }
-                })
+                let (report, load) = convert::ps_report(message)?;
+                Ok(Input::PsMessage { number, ps, incarnation, report, load })
             });
             let closed = Input::PsClosed { number, ps, refused: refused.await };
             // The engine may be gone already.

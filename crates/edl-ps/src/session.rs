@@ -15,9 +15,7 @@ use edl_net::CONTROL_PROTOCOL;
 use edl_net::control::{self, Boxed, Event};
 use edl_net::convert;
 use edl_net::handshake::ClientId;
-use edl_net::proto::{
-    Heartbeat, PsCommand, PsHello, PsLoad, PsMessage, Spending, ps_command, ps_message,
-};
+use edl_net::proto::{PsCommand, PsHello, PsLoad, PsMessage, Spending, ps_command, ps_message};
 use edl_net::wire::Stream;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinSet;
@@ -148,8 +146,7 @@ impl Session {
                     Event::Command(PsCommand { kind: Some(command) }) => self.obey(command),
                     Event::Command(_) => tracing::warn!("ignored an unknown order"),
                     Event::Heartbeat => {
-                        let heartbeat = ps_message::Kind::Heartbeat(Heartbeat::default());
-                        self.send(PsMessage { kind: Some(heartbeat) });
+                        self.send(convert::server::message(Report::Heartbeat));
                         self.send(self.spending());
                     }
                     Event::Lost => {}

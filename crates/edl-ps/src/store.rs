@@ -389,7 +389,9 @@ fn log(report: &Report) {
         Report::CheckpointFailed { checkpoint, error, .. } => {
             tracing::warn!(%checkpoint, error, "cannot write a checkpoint");
         }
-        Report::CheckpointStarted { .. }
+        Report::Heartbeat
+        | Report::Spending(_)
+        | Report::CheckpointStarted { .. }
         | Report::CheckpointDone { .. }
         | Report::States { .. } => {}
     }

@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use edl_core::batch::batch_of;
 use edl_core::evaluation::Evaluated;
 use edl_core::id::{BatchId, Generation, Term, WorkerId, WorldId};
-use edl_core::job::{End, Event, Job, MemberReport};
+use edl_core::job::{End, Job, MemberReport};
 use edl_core::metric::{Measures, Metric};
 use edl_core::spec::OnNonfinite;
+use edl_core::worker::Report;
 
 use crate::client::Pulled;
 use crate::disk::Disk;
@@ -77,14 +78,14 @@ impl Judge {
     }
 
     /// What a member that counts holds is what a single worker would hold.
-    pub(crate) fn received(&self, model: &Model, job: &Job, event: &Event) {
-        let Event::Member { worker, report: news, .. } = event else { return };
+    pub(crate) fn received(&self, model: &Model, job: &Job, worker: WorkerId, report: &Report) {
+        let Report::Member(news) = report else { return };
         let worlds = job.worlds().expect("workers are members of worlds");
         match news {
             MemberReport::Formed { world, step, .. } => {
                 let current = worlds.current().filter(|current| current.id == *world);
-                if current.is_some_and(|c| c.members.iter().any(|m| m.worker == *worker)) {
-                    let held = self.formed.get(&(*worker, *world));
+                if current.is_some_and(|c| c.members.iter().any(|m| m.worker == worker)) {
+                    let held = self.formed.get(&(worker, *world));
                     let expected = model.history.state(*step);
                     assert_eq!(held, Some(&expected), "{worker} formed a different state");
                 }

@@ -7,7 +7,8 @@ use edl_core::exit::Exit;
 use edl_core::id::{CheckpointId, Generation, Incarnation, PartitionId, PsId, Term, WorkerId};
 use edl_core::job::{CheckpointFile, Config, Effect, End, Event, Job};
 use edl_core::platform::{Ended, Order};
-use edl_net::convert::master::{self as convert, PsInput};
+use edl_core::worker::Report;
+use edl_net::convert::master as convert;
 use edl_net::proto::{PsMessage, WorkerMessage, ps_message, worker_message};
 use edl_tensor::checkpoint::{self, FileEntry, Manifest};
 use prost::Message as _;
@@ -114,12 +115,12 @@ impl Master {
             let pid = hello.pid;
             return self.handle(context, Event::WorkerConnected { worker, incarnation, pid });
         };
-        let event = convert::worker_event(worker, incarnation, message).expect("it makes sense");
+        let report = convert::worker_report(message).expect("it makes sense");
         // Facts about batches count from any stream; the rest only from the current one.
-        let is_fact = matches!(event, Event::BatchDone { .. });
+        let is_fact = matches!(report, Report::BatchDone { .. });
         if is_fact || self.workers.get(&worker) == Some(&conn) {
-            context.judge.received(context.model, &self.job, &event);
-            self.handle(context, event);
+            context.judge.received(context.model, &self.job, worker, &report);
+            self.handle(context, Event::FromWorker { worker, incarnation, report });
         }
     }
 
@@ -149,14 +150,9 @@ impl Master {
             }
             return;
         };
-        let input = convert::ps_input(ps, incarnation, message).expect("it makes sense");
-        if self.servers.get(&ps) != Some(&conn) {
-            return;
-        }
-        match input {
-            PsInput::Event(event) | PsInput::Load(event, _) => self.handle(context, event),
-            // Only status pages ask for it.
-            PsInput::Sets { .. } => {}
+        let (report, _) = convert::ps_report(message).expect("it makes sense");
+        if self.servers.get(&ps) == Some(&conn) {
+            self.handle(context, Event::FromPs { ps, incarnation, report });
         }
     }
 

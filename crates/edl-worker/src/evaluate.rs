@@ -7,24 +7,19 @@ use edl_tensor::model::{Error, Inputs, Model};
 
 /// The sums of one shard.
 #[derive(Debug)]
-pub(crate) struct Evaluation {
-    measures: Box<Measures>,
-    n_records: u64,
-}
+pub(crate) struct Evaluation(Box<Measures>);
 
 impl Evaluation {
     pub(crate) fn new(metrics: &[Metric]) -> Self {
-        Self { measures: Box::new(Measures::new(metrics)), n_records: 0 }
+        Self(Box::new(Measures::new(metrics)))
     }
 
     /// Adds one minibatch.
     pub(crate) fn add(&mut self, model: &mut dyn Model, inputs: Inputs<'_>) -> Result<(), Error> {
-        model.evaluate(inputs, &mut self.measures)?;
-        self.n_records += inputs.batch.len() as u64;
-        Ok(())
+        model.evaluate(inputs, &mut self.0)
     }
 
     pub(crate) fn finish(self) -> Finished {
-        Finished::Evaluation { measures: self.measures, n_records: self.n_records }
+        Finished::Evaluation(self.0)
     }
 }

@@ -8,7 +8,9 @@ use crate::applied::AppliedSet;
 use crate::goodput::Goodput;
 use crate::id::WorkerId;
 use crate::platform::{Ended, InstanceId, Order, Report, Role};
+use crate::server;
 use crate::time::Time;
+use crate::worker;
 
 /// Where the time went, and which work was done before.
 #[derive(Clone, Debug)]
@@ -32,20 +34,27 @@ impl Job {
     pub(super) fn account(&mut self, event: &Event, now: Time) {
         let goodput = &mut self.accounting.goodput;
         match event {
-            Event::WorkerConnected { worker: id, incarnation, .. } => {
-                goodput.connected((*id).into(), *incarnation, now);
+            Event::WorkerConnected { worker, incarnation, .. } => {
+                goodput.connected((*worker).into(), *incarnation, now);
             }
             Event::PsConnected { ps, member, .. } => {
                 goodput.connected((*ps).into(), member.incarnation, now);
             }
-            Event::TimeReport { instance, incarnation, report } => {
-                goodput.report(*instance, *incarnation, *report, &self.accounting.redo, now);
+            Event::FromWorker { worker, incarnation, report: worker::Report::Spending(report) } => {
+                let redo = &self.accounting.redo;
+                goodput.report((*worker).into(), *incarnation, *report, redo, now);
             }
-            Event::BatchDone { worker: id, batch, .. } => {
+            Event::FromPs { ps, incarnation, report: server::Report::Spending(report) } => {
+                let redo = &self.accounting.redo;
+                goodput.report((*ps).into(), *incarnation, *report, redo, now);
+            }
+            Event::FromWorker {
+                worker, report: worker::Report::BatchDone { batch, .. }, ..
+            } => {
                 let is_ours = batch.index < self.accounting.seen.n_batches();
                 if is_ours {
                     let is_repeated = !self.accounting.seen.insert(*batch);
-                    goodput.finished((*id).into(), is_repeated);
+                    goodput.finished((*worker).into(), is_repeated);
                 }
             }
             Event::Platform(Report::Ended { instance, pid, how }) => {

@@ -1,101 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything that can happen to a job: a closed list of all triggers.
 
-use crate::activity::WaitingFor;
-use crate::goodput::TimeReport;
-use crate::id::{
-    BatchId, CheckpointId, EvalId, Generation, Incarnation, LeaseId, PsId, WorkerId, WorldId,
-};
-use crate::job::{CheckpointFile, CheckpointWriter};
-use crate::metric::Measures;
-use crate::model::ModelSpec;
-use crate::platform::{ChaosAction, InstanceId, Report};
-use crate::servers::{PartitionState, ServerMember};
+use crate::id::{CheckpointId, Generation, Incarnation, LeaseId, PsId, WorkerId, WorldId};
+use crate::platform::{self, ChaosAction, InstanceId};
+use crate::server;
+use crate::servers::ServerMember;
+use crate::worker;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Time has passed.
     Tick,
-    Platform(Report),
+    Platform(platform::Report),
 
     WorkerConnected {
         worker: WorkerId,
         incarnation: Incarnation,
         pid: u32,
     },
-    WorkerReady {
-        worker: WorkerId,
-        incarnation: Incarnation,
-        model: Box<ModelSpec>,
-        capacity: u32,
-        held: Vec<HeldLease>,
-        /// Under AllReduce, how others reach it and what it holds.
-        peer: Option<Box<Peer>>,
-    },
     /// Its stream broke; it may be dead or come back.
     WorkerGone {
         worker: WorkerId,
         incarnation: Incarnation,
     },
-    /// It was asked to exit and has returned its leases.
-    WorkerLeaving {
+    FromWorker {
         worker: WorkerId,
         incarnation: Incarnation,
-    },
-    WorkerHeard {
-        worker: WorkerId,
-        incarnation: Incarnation,
-        waiting_for: WaitingFor,
-        /// Batches, lanes and minibatches that it has computed.
-        progress: u64,
-    },
-    /// A process reports where its time went.
-    TimeReport {
-        instance: InstanceId,
-        incarnation: Incarnation,
-        report: TimeReport,
-    },
-    /// Every partition has acknowledged the batch in `generation`. It counts from any process.
-    BatchDone {
-        worker: WorkerId,
-        batch: BatchId,
-        generation: Generation,
-        loss: f32,
-    },
-    EvalDone {
-        worker: WorkerId,
-        eval: EvalId,
-        shard: u32,
-        generation: Generation,
-        measures: Box<Measures>,
-    },
-    PredictDone {
-        worker: WorkerId,
-        shard: u32,
-    },
-    Failed {
-        worker: WorkerId,
-        incarnation: Incarnation,
-        lease: LeaseId,
-        item: u32,
-        error: String,
-    },
-
-    /// The loss or the gradient of a batch is not finite.
-    NonFinite {
-        worker: WorkerId,
-        incarnation: Incarnation,
-        lease: LeaseId,
-        item: u32,
-        error: String,
-    },
-
-    /// A report of a member of a world, under AllReduce.
-    Member {
-        worker: WorkerId,
-        incarnation: Incarnation,
-        report: MemberReport,
+        report: worker::Report,
     },
 
     PsConnected {
@@ -107,39 +39,19 @@ pub enum Event {
         ps: PsId,
         incarnation: Incarnation,
     },
-    PsHeard {
+    FromPs {
         ps: PsId,
         incarnation: Incarnation,
-    },
-    Loaded {
-        ps: PsId,
-        generation: Generation,
-        sets: Vec<PartitionState>,
-    },
-    LoadFailed {
-        ps: PsId,
-        generation: Generation,
-        error: String,
-    },
-    /// A server will copy the step of a checkpoint: workers may pass it.
-    CheckpointStarted {
-        ps: PsId,
-        checkpoint: CheckpointId,
-    },
-    CheckpointDone {
-        holder: CheckpointWriter,
-        checkpoint: CheckpointId,
-        generation: Generation,
-        files: Vec<CheckpointFile>,
-    },
-    CheckpointFailed {
-        checkpoint: CheckpointId,
-        error: String,
+        report: server::Report,
     },
 
     /// Answers to effects.
     Committed {
         checkpoint: CheckpointId,
+    },
+    CheckpointFailed {
+        checkpoint: CheckpointId,
+        error: String,
     },
     Exported,
     ExportFailed {
@@ -163,18 +75,22 @@ pub enum Event {
 }
 
 impl Event {
-    /// The worker whose report this is, if it counts from the known process alone.
-    pub(super) fn sender(&self) -> Option<(WorkerId, Incarnation)> {
-        if let Self::WorkerReady { worker, incarnation, .. }
-        | Self::WorkerLeaving { worker, incarnation }
-        | Self::WorkerHeard { worker, incarnation, .. }
-        | Self::Member { worker, incarnation, .. }
-        | Self::Failed { worker, incarnation, .. }
-        | Self::NonFinite { worker, incarnation, .. } = self
-        {
-            return Some((*worker, *incarnation));
-        }
-        None
+    /// Whether it shows no more than that time has passed or that a process lives.
+    pub(super) fn is_sign_of_life(&self) -> bool {
+        let is_heartbeat = matches!(
+            self,
+            Self::FromWorker { report: worker::Report::Heartbeat { .. }, .. }
+                | Self::FromPs { report: server::Report::Heartbeat, .. }
+        );
+        *self == Self::Tick || is_heartbeat || self.is_time_report()
+    }
+
+    pub(super) fn is_time_report(&self) -> bool {
+        matches!(
+            self,
+            Self::FromWorker { report: worker::Report::Spending(_), .. }
+                | Self::FromPs { report: server::Report::Spending(_), .. }
+        )
     }
 }
 

@@ -107,8 +107,8 @@ impl Member {
         let Some(generation) = assigned.finishing else { return };
         let (eval, shard) = (assigned.eval, assigned.shard.number);
         let report = match result {
-            Ok(Finished::Evaluation { measures, n_records }) => {
-                Report::EvalDone { lease, eval, shard, generation, measures, n_records }
+            Ok(Finished::Evaluation(measures)) => {
+                Report::EvalDone { eval, shard, generation, measures }
             }
             Ok(Finished::Prediction) => panic!("a member predicts nothing"),
             Err(error) => Report::Failed { lease, index: shard, error },

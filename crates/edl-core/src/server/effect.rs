@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use crate::goodput::TimeReport;
 use crate::id::{CheckpointId, Generation, PartitionId};
 use crate::job::CheckpointFile;
 use crate::server::{Inspection, Load, Request};
@@ -42,6 +43,9 @@ pub enum Effect {
 /// What a server reports to its master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
+    Heartbeat,
+    /// Where the time of the process went.
+    Spending(TimeReport),
     Loaded {
         generation: Generation,
         states: Vec<PartitionState>,

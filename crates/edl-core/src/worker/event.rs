@@ -153,10 +153,7 @@ pub enum Fault {
 /// The result of a whole shard.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finished {
-    Evaluation {
-        measures: Box<Measures>,
-        n_records: u64,
-    },
+    Evaluation(Box<Measures>),
     /// The file is written.
     Prediction,
 }

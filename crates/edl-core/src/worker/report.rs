@@ -25,21 +25,17 @@ pub enum Report {
     },
     /// Every server has acknowledged the batch in `generation`.
     BatchDone {
-        lease: LeaseId,
         batch: BatchId,
         generation: Generation,
         loss: f32,
     },
     EvalDone {
-        lease: LeaseId,
         eval: EvalId,
         shard: u32,
         generation: Generation,
         measures: Box<Measures>,
-        n_records: u64,
     },
     PredictDone {
-        lease: LeaseId,
         shard: u32,
     },
     /// The work cannot be done here; the lease is returned.
@@ -90,6 +86,26 @@ pub enum Priority {
 }
 
 impl Report {
+    /// Whether it counts from every process of the worker, not only from the one that the master
+    /// knows.
+    #[must_use]
+    pub fn counts_from_any_process(&self) -> bool {
+        match self {
+            Self::BatchDone { .. }
+            | Self::EvalDone { .. }
+            | Self::PredictDone { .. }
+            | Self::Spending(_)
+            | Self::CheckpointDone { .. }
+            | Self::CheckpointFailed { .. } => true,
+            Self::Ready { .. }
+            | Self::Failed { .. }
+            | Self::NonFinite { .. }
+            | Self::Leaving
+            | Self::Heartbeat { .. }
+            | Self::Member(_) => false,
+        }
+    }
+
     #[must_use]
     pub fn priority(&self) -> Priority {
         match self {

@@ -118,9 +118,8 @@ impl Stage {
     }
 }
 
-fn done(lease: u64, index: u32, generation: u64) -> Effect {
+fn done(index: u32, generation: u64) -> Effect {
     Effect::Report(Report::BatchDone {
-        lease: LeaseId(lease),
         batch: batch(index),
         generation: Generation(generation),
         loss: 0.5,
@@ -149,7 +148,7 @@ fn a_batch_is_read_pulled_computed_pushed_and_reported() {
     assert_eq!(stage.take(pulled), [Effect::Compute(item(0))]);
     let push = Effect::Push { connection: 1, batch: batch(0) };
     assert_eq!(stage.take(trained(0)), [push]);
-    assert_eq!(stage.acknowledged(1, 0, 1), [done(7, 0, 1)]);
+    assert_eq!(stage.acknowledged(1, 0, 1), [done(0, 1)]);
     assert_eq!(stage.acknowledged(1, 0, 1), [], "reported once");
 }
 
@@ -222,7 +221,7 @@ fn a_new_generation_voids_leases_and_what_is_computed() {
     stage.take(trained(0));
     assert_eq!(stage.acknowledged(1, 0, 1), [], "of the generation before");
     assert_eq!(stage.acknowledged(2, 0, 1), [], "of the generation before");
-    assert_eq!(stage.acknowledged(2, 0, 2), [done(9, 0, 2)]);
+    assert_eq!(stage.acknowledged(2, 0, 2), [done(0, 2)]);
 }
 
 #[test]
@@ -345,15 +344,9 @@ fn a_shard_is_computed_piece_by_piece_before_training() {
     assert_eq!(stage.worker.activity().spends, TimeKind::Compute);
     assert!(stage.take(computed(1)).contains(&Effect::Finish(lease)));
     let measures = Box::new(Measures::new(&[]));
-    let result = Ok(Finished::Evaluation { measures: measures.clone(), n_records: 15 });
-    let done = Report::EvalDone {
-        lease,
-        eval: EvalId(5),
-        shard: 2,
-        generation: Generation(1),
-        measures,
-        n_records: 15,
-    };
+    let result = Ok(Finished::Evaluation(measures.clone()));
+    let (eval, generation) = (EvalId(5), Generation(1));
+    let done = Report::EvalDone { eval, shard: 2, generation, measures };
     assert_eq!(stage.take(Event::Finished { lease, result }), [Effect::Report(done)]);
 }
 
@@ -443,13 +436,13 @@ fn a_worker_that_leaves_finishes_its_batch_and_waits_for_acknowledgements() {
     stage.compute(1, item(1));
     assert_eq!(stage.take(Event::Leave), []);
     assert_eq!(stage.worker.activity().spends, TimeKind::Compute);
-    assert_eq!(stage.acknowledged(1, 0, 1), [done(7, 0, 1)]);
+    assert_eq!(stage.acknowledged(1, 0, 1), [done(0, 1)]);
     assert_eq!(stage.take(trained(1)), [Effect::Push { connection: 1, batch: batch(1) }]);
     assert_eq!(stage.worker.activity().waiting_for, WaitingFor::Acknowledgements);
     let end = [Effect::Report(Report::Leaving), Effect::Abort { connection: 1 }, Effect::End];
     let mut late = Stage { worker: stage.worker.clone(), now: stage.now };
     let effects = stage.acknowledged(1, 1, 1);
-    assert_eq!(effects[0], done(7, 1, 1));
+    assert_eq!(effects[0], done(1, 1));
     assert_eq!(effects[1..], end);
     assert_eq!(stage.take(train(8, 4..5)), [], "it is over");
     assert_eq!(late.worker.next_deadline(), Some(late.now + LIMITS.last_answers));

@@ -154,13 +154,12 @@ impl Work {
         self.batches.iter_mut().filter(open).map(push).collect()
     }
 
-    /// Notes that every server has acknowledged `batch`; its lease and loss. An acknowledgement
+    /// Notes that every server has acknowledged `batch`; returns its loss. An acknowledgement
     /// of a batch that was revoked or opened again meanwhile has no effect.
-    pub(super) fn acknowledged(&mut self, batch: BatchId) -> Option<(LeaseId, f32)> {
-        let HeldBatch { lease, pushed, .. } = *self.batches.get(&batch)?;
-        let loss = pushed?;
+    pub(super) fn acknowledged(&mut self, batch: BatchId) -> Option<f32> {
+        let loss = self.batches.get(&batch)?.pushed?;
         self.batches.remove(&batch);
-        Some((lease, loss))
+        Some(loss)
     }
 
     /// Notes that the next piece of a shard is computed; true if it was the last.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a master receives, as events, and what it sends, as messages.
+//! What a master receives, as reports, and what it sends, as messages.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use edl_core::id::{
     BatchId, CheckpointId, EvalId, Generation, Incarnation, LeaseId, PartitionId, PsId, WorkerId,
     WorldId,
 };
-use edl_core::job::{
-    CheckpointWriter, Command, Event, HeldLease, Job, LoadFrom, MemberReport, Peer, PsOrder, Work,
-};
+use edl_core::job::{Command, Event, HeldLease, Job, LoadFrom, MemberReport, Peer, PsOrder, Work};
 use edl_core::layout::Layout;
 use edl_core::metric::{Measures, MetricKind, Sums};
 use edl_core::optimizer;
 use edl_core::platform::{ChaosAction, InstanceId, Role};
+use edl_core::server;
 use edl_core::servers::{PartitionState, ServerMember};
+use edl_core::worker;
 use edl_core::world::{self, Announced};
 use tonic::Status;
 
@@ -27,79 +27,67 @@ use crate::proto::{worker_command, worker_message};
 const UNKNOWN_KIND: &str = "unknown kind of message; run the same build everywhere";
 const SECOND_HELLO: &str = "a hello must be the first message of a stream";
 
-/// A worker's message as an event, unless it makes no sense.
-pub fn worker_event(
-    worker: WorkerId,
-    incarnation: Incarnation,
-    message: proto::WorkerMessage,
-) -> Result<Event, Status> {
+/// What a worker reports, unless it makes no sense.
+pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, Status> {
+    use worker::Report;
     use worker_message::Kind;
     let kind = message.kind.ok_or_else(|| Status::invalid_argument(UNKNOWN_KIND))?;
-    let member = |report| Event::Member { worker, incarnation, report };
     Ok(match kind {
         Kind::Hello(_) => return Err(Status::invalid_argument(SECOND_HELLO)),
-        Kind::Ready(ready) => Event::WorkerReady {
-            worker,
-            incarnation,
+        Kind::Ready(ready) => Report::Ready {
             model: Box::new(parse(&ready.model_spec_json, "model spec")?),
             capacity: ready.capacity,
             held: ready.held.into_iter().map(held).collect(),
             peer: ready.peer.map(|peer| Box::new(self::peer(peer))),
         },
-        Kind::BatchDone(done) => Event::BatchDone {
-            worker,
-            batch: BatchId { epoch: done.epoch, index: done.index },
-            generation: Generation(done.generation),
-            loss: done.loss,
-        },
-        Kind::EvalDone(done) => Event::EvalDone {
-            worker,
+        Kind::BatchDone(proto::BatchDone { epoch, index, generation, loss }) => {
+            let batch = BatchId { epoch, index };
+            Report::BatchDone { batch, generation: Generation(generation), loss }
+        }
+        Kind::EvalDone(done) => Report::EvalDone {
             eval: EvalId(done.eval),
             shard: done.shard,
             generation: Generation(done.generation),
             measures: Box::new(measures(done.measures)?),
         },
-        Kind::PredictDone(done) => Event::PredictDone { worker, shard: done.shard },
-        Kind::Failed(failed) => Event::Failed {
-            worker,
-            incarnation,
-            lease: LeaseId(failed.lease),
-            item: failed.index,
-            error: failed.error,
-        },
+        Kind::PredictDone(proto::PredictDone { shard }) => Report::PredictDone { shard },
+        Kind::Failed(proto::Failed { lease, index, error }) => {
+            Report::Failed { lease: LeaseId(lease), index, error }
+        }
         Kind::NonFinite(proto::NonFinite { lease, index, error }) => {
-            let lease = LeaseId(lease);
-            Event::NonFinite { worker, incarnation, lease, item: index, error }
+            Report::NonFinite { lease: LeaseId(lease), index, error }
         }
-        Kind::Leaving(_) => Event::WorkerLeaving { worker, incarnation },
+        Kind::Leaving(_) => Report::Leaving,
         Kind::Heartbeat(heartbeat) => {
-            let (waiting_for, progress) = (heartbeat.waiting_for(), heartbeat.progress);
-            Event::WorkerHeard { worker, incarnation, waiting_for, progress }
+            Report::Heartbeat { waiting_for: heartbeat.waiting_for(), progress: heartbeat.progress }
         }
-        Kind::Spending(spending) => Event::TimeReport {
-            instance: worker.into(),
-            incarnation,
-            report: time_report(&spending)?,
-        },
-        Kind::CheckpointDone(done) => checkpoint_done(CheckpointWriter::Worker(worker), done),
-        Kind::CheckpointFailed(failed) => checkpoint_failed(failed),
-        Kind::Formed(report) => member(formed(&report)),
+        Kind::Spending(spending) => Report::Spending(time_report(&spending)?),
+        Kind::CheckpointDone(proto::CheckpointDone { checkpoint, generation, files }) => {
+            let (checkpoint, generation) = (CheckpointId(checkpoint), Generation(generation));
+            let files = files.into_iter().map(Into::into).collect();
+            Report::CheckpointDone { checkpoint, generation, files }
+        }
+        Kind::CheckpointFailed(proto::CheckpointFailed { checkpoint, error }) => {
+            Report::CheckpointFailed { checkpoint: CheckpointId(checkpoint), error }
+        }
+        Kind::Formed(report) => Report::Member(formed(&report)),
         Kind::Stepped(proto::Stepped { world, step, hash, loss }) => {
-            member(MemberReport::Stepped { world: WorldId(world), step, hash, loss })
+            Report::Member(MemberReport::Stepped { world: WorldId(world), step, hash, loss })
         }
-        Kind::Pace(proto::Pace { lane_secs }) => member(MemberReport::Pace { lane_secs }),
-        Kind::PeerLost(report) => member(peer_lost(report)),
+        Kind::Pace(proto::Pace { lane_secs }) => Report::Member(MemberReport::Pace { lane_secs }),
+        Kind::PeerLost(report) => Report::Member(peer_lost(report)),
         Kind::StepFailed(proto::StepFailed { world, step, error }) => {
-            member(MemberReport::StepFailed { world: WorldId(world), step, error })
+            Report::Member(MemberReport::StepFailed { world: WorldId(world), step, error })
         }
         Kind::StepNonFinite(proto::StepNonFinite { world, step, error }) => {
-            member(MemberReport::NonFinite { world: WorldId(world), step, error })
+            Report::Member(MemberReport::NonFinite { world: WorldId(world), step, error })
         }
         Kind::StepMismatch(proto::StepMismatch { world, error }) => {
-            member(MemberReport::StepMismatch { world: WorldId(world), error })
+            Report::Member(MemberReport::StepMismatch { world: WorldId(world), error })
         }
         Kind::LoadFailed(proto::LoadFailed { generation, error }) => {
-            member(MemberReport::NotLoaded { generation: Generation(generation), error })
+            let generation = Generation(generation);
+            Report::Member(MemberReport::NotLoaded { generation, error })
         }
     })
 }
@@ -128,73 +116,43 @@ fn peer(peer: proto::Peer) -> Peer {
     Peer { address, unix_path, probe, step }
 }
 
-fn checkpoint_done(holder: CheckpointWriter, done: proto::CheckpointDone) -> Event {
-    Event::CheckpointDone {
-        holder,
-        checkpoint: CheckpointId(done.checkpoint),
-        generation: Generation(done.generation),
-        files: done.files.into_iter().map(Into::into).collect(),
-    }
-}
-
-fn checkpoint_failed(failed: proto::CheckpointFailed) -> Event {
-    Event::CheckpointFailed { checkpoint: CheckpointId(failed.checkpoint), error: failed.error }
-}
-
-/// What a server's message is for its master.
-#[derive(Clone, Debug, PartialEq)]
-pub enum PsInput {
-    Event(Event),
-    /// An event, and how much the server had to do.
-    Load(Event, proto::PsLoad),
-    /// The answer to a request for the state of the partitions.
-    Sets {
-        request: u64,
-        generation: u64,
-        sets: Vec<PartitionState>,
-    },
-}
-
-/// A server's message, unless it makes no sense.
-pub fn ps_input(
-    ps: PsId,
-    incarnation: Incarnation,
+/// What a server reports, unless it makes no sense, and how much it had to do.
+pub fn ps_report(
     message: proto::PsMessage,
-) -> Result<PsInput, Status> {
+) -> Result<(server::Report, Option<proto::PsLoad>), Status> {
     use ps_message::Kind;
+    use server::Report;
     let kind = message.kind.ok_or_else(|| Status::invalid_argument(UNKNOWN_KIND))?;
-    let event = match kind {
+    let report = match kind {
         Kind::Hello(_) => return Err(Status::invalid_argument(SECOND_HELLO)),
-        Kind::Sets(proto::Sets { request, generation, sets }) => {
-            return Ok(PsInput::Sets { request, generation, sets: partition_states(sets)? });
-        }
-        Kind::Loaded(loaded) => Event::Loaded {
-            ps,
-            generation: Generation(loaded.generation),
-            sets: partition_states(loaded.sets)?,
-        },
-        Kind::LoadFailed(failed) => {
-            Event::LoadFailed { ps, generation: Generation(failed.generation), error: failed.error }
-        }
-        Kind::CheckpointStarted(started) => {
-            Event::CheckpointStarted { ps, checkpoint: CheckpointId(started.checkpoint) }
-        }
-        Kind::CheckpointDone(done) => checkpoint_done(CheckpointWriter::Ps(ps), done),
-        Kind::CheckpointFailed(failed) => checkpoint_failed(failed),
-        Kind::Heartbeat(_) => Event::PsHeard { ps, incarnation },
+        Kind::Heartbeat(_) => Report::Heartbeat,
         Kind::Spending(spending) => {
-            let event = Event::TimeReport {
-                instance: ps.into(),
-                incarnation,
-                report: time_report(&spending)?,
-            };
-            return Ok(match spending.load {
-                Some(load) => PsInput::Load(event, load),
-                None => PsInput::Event(event),
-            });
+            return Ok((Report::Spending(time_report(&spending)?), spending.load));
         }
+        Kind::Loaded(proto::Loaded { generation, sets }) => {
+            Report::Loaded { generation: Generation(generation), states: partition_states(sets)? }
+        }
+        Kind::LoadFailed(proto::LoadFailed { generation, error }) => {
+            Report::LoadFailed { generation: Generation(generation), error }
+        }
+        Kind::CheckpointStarted(proto::CheckpointStarted { checkpoint }) => {
+            Report::CheckpointStarted { checkpoint: CheckpointId(checkpoint) }
+        }
+        Kind::CheckpointDone(proto::CheckpointDone { checkpoint, generation, files }) => {
+            let (checkpoint, generation) = (CheckpointId(checkpoint), Generation(generation));
+            let files = files.into_iter().map(Into::into).collect();
+            Report::CheckpointDone { checkpoint, generation, files }
+        }
+        Kind::CheckpointFailed(proto::CheckpointFailed { checkpoint, error }) => {
+            Report::CheckpointFailed { checkpoint: CheckpointId(checkpoint), error }
+        }
+        Kind::Sets(proto::Sets { request, generation, sets }) => Report::States {
+            request,
+            generation: Generation(generation),
+            states: partition_states(sets)?,
+        },
     };
-    Ok(PsInput::Event(event))
+    Ok((report, None))
 }
 
 fn time_report(spending: &proto::Spending) -> Result<TimeReport, Status> {

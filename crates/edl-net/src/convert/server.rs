@@ -68,6 +68,8 @@ fn load(order: proto::Load, spec: &JobSpec) -> Result<Load, String> {
 pub fn message(report: Report) -> PsMessage {
     use ps_message::Kind;
     let kind = match report {
+        Report::Heartbeat => Kind::Heartbeat(proto::Heartbeat::default()),
+        Report::Spending(report) => Kind::Spending(report.into()),
         Report::Loaded { generation, states } => {
             Kind::Loaded(proto::Loaded { generation: generation.0, sets: sets(states) })
         }

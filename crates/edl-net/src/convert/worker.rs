@@ -30,21 +30,19 @@ pub fn message(report: Report) -> proto::WorkerMessage {
                 proto::Peer { address, unix_path, probe, step }
             }),
         }),
-        Report::BatchDone { batch, generation, loss, .. } => Kind::BatchDone(proto::BatchDone {
+        Report::BatchDone { batch, generation, loss } => Kind::BatchDone(proto::BatchDone {
             epoch: batch.epoch,
             index: batch.index,
             generation: generation.0,
             loss,
         }),
-        Report::EvalDone { eval, shard, generation, measures, .. } => {
-            Kind::EvalDone(proto::EvalDone {
-                eval: eval.0,
-                shard,
-                generation: generation.0,
-                measures: measures.into_iter().map(sums).collect(),
-            })
-        }
-        Report::PredictDone { shard, .. } => Kind::PredictDone(proto::PredictDone { shard }),
+        Report::EvalDone { eval, shard, generation, measures } => Kind::EvalDone(proto::EvalDone {
+            eval: eval.0,
+            shard,
+            generation: generation.0,
+            measures: measures.into_iter().map(sums).collect(),
+        }),
+        Report::PredictDone { shard } => Kind::PredictDone(proto::PredictDone { shard }),
         Report::Failed { lease, index, error } => {
             Kind::Failed(proto::Failed { lease: lease.0, index, error })
         }
@@ -145,7 +143,6 @@ pub fn task(work: proto::lease::Work) -> Task {
 #[cfg(test)]
 mod tests {
     use edl_core::id::{BatchId, Generation};
-    use edl_core::job;
     use edl_core::metric::{Measures, Metric};
     use prost::Message;
 
@@ -180,18 +177,16 @@ mod tests {
         measures.add_loss(f64::INFINITY, 2);
         measures.add_class(true);
         let report = Report::EvalDone {
-            lease: LeaseId(1),
             eval: EvalId(2),
             shard: 3,
             generation: Generation(4),
             measures: Box::new(measures.clone()),
-            n_records: 2,
         };
         let sent = message(report).encode_to_vec();
         let received = proto::WorkerMessage::decode(&*sent).unwrap();
-        let event = master::worker_event(WorkerId(5), Incarnation(6), received).unwrap();
-        let job::Event::EvalDone { measures: found, shard: 3, .. } = event else {
-            panic!("{event:?}")
+        let report = master::worker_report(received).unwrap();
+        let Report::EvalDone { measures: found, shard: 3, .. } = report else {
+            panic!("{report:?}")
         };
         assert_eq!(*found, measures);
         assert!(found.fits(&metrics));
@@ -200,7 +195,6 @@ mod tests {
     #[test]
     fn a_report_keeps_all_its_fields() {
         let report = Report::BatchDone {
-            lease: LeaseId(1),
             batch: BatchId { epoch: 2, index: 3 },
             generation: Generation(4),
             loss: 0.5,

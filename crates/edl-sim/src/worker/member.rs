@@ -299,9 +299,8 @@ impl Shell for Member {
                 later(context, 0, most, Done::Decoded(place));
             }
             Effect::Finish(lease) => {
-                let (shard, measures) = self.shards.remove(&lease).expect("an assigned shard");
-                let n_records = shard.records.end - shard.records.start;
-                let finished = Finished::Evaluation { measures: Box::new(measures), n_records };
+                let (_, measures) = self.shards.remove(&lease).expect("an assigned shard");
+                let finished = Finished::Evaluation(Box::new(measures));
                 self.handle(control, context, Event::Finished { lease, result: Ok(finished) });
             }
             Effect::DropShard(lease) => drop(self.shards.remove(&lease)),

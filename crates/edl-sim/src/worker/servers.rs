@@ -259,9 +259,8 @@ impl Shell for Trainer {
                 self.shards.insert(lease, (shard, Measures::new(&[Metric::loss()])));
             }
             Effect::Finish(lease) => {
-                let (shard, measures) = self.shards.remove(&lease).expect("a shard that was begun");
-                let n_records = shard.records.end - shard.records.start;
-                let finished = Finished::Evaluation { measures: Box::new(measures), n_records };
+                let (_, measures) = self.shards.remove(&lease).expect("a shard that was begun");
+                let finished = Finished::Evaluation(Box::new(measures));
                 self.handle(control, context, Event::Finished { lease, result: Ok(finished) });
             }
             Effect::Drop(lease) => {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use edl_core::id::Generation;
 use edl_core::job::Event;
+use edl_core::server::Report;
 use edl_core::spec::{JobSpec, Strategy};
 use edl_net::proto::{ps_command, ps_message};
 use edl_sim::{Script, Sent, What};
@@ -168,7 +169,9 @@ fn workers_do_not_train_on_servers_that_have_loaded_less_than_they_hold() {
         let loaded = run.hold(is_loaded);
         run.kill(server(1));
         run.until("the servers have loaded", |run| run.held(loaded).count() == 2);
-        run.kill_master_at(0, |event| matches!(event, Event::Loaded { .. }));
+        run.kill_master_at(0, |event| {
+            matches!(event, Event::FromPs { report: Report::Loaded { .. }, .. })
+        });
         run.release(loaded);
         assert!(run.job().is_none(), "the workers have not heard of it");
         let held = [0, 1].map(|id| run.step_of(run.pid(worker(id))));

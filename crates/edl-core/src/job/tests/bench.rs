@@ -14,16 +14,18 @@ use crate::id::{
 };
 use crate::job::EventKind;
 use crate::job::{
-    CheckpointFile, CheckpointWriter, Command, Config, Durable, Effect, End, Event, HeldLease, Job,
-    Note, PsOrder, Refusal, Work,
+    CheckpointFile, Command, Config, Durable, Effect, End, Event, HeldLease, Job, Note, PsOrder,
+    Refusal, Work,
 };
 use crate::metric::{Measures, Metric};
 use crate::model::ModelSpec;
 use crate::optimizer::OptimizerSpec;
 use crate::platform::{Ended, InstanceId, Order, Process, Report, Role};
+use crate::server;
 use crate::servers::{PartitionState, ServerMember};
 use crate::spec::JobSpec;
 use crate::time::Time;
+use crate::worker;
 
 /// What a partition has applied, and how often it changed.
 pub(super) type Parts = BTreeMap<u32, (AppliedSet, u64)>;
@@ -275,7 +277,7 @@ impl Bench {
                 let parts = match &from.checkpoint {
                     Some(folder) if self.unreadable.contains(folder) => {
                         let error = "checksum".into();
-                        return Some(Event::LoadFailed { ps: id, generation, error });
+                        return Some(from_ps(id, server::Report::LoadFailed { generation, error }));
                     }
                     Some(folder) => self.folders[folder].clone(),
                     None => hosted.clone().map(|p| (p, first.clone())).collect(),
@@ -283,8 +285,8 @@ impl Bench {
                 server.parts = parts.into_iter().filter(|(p, _)| hosted.contains(p)).collect();
                 server.generation = generation;
                 server.is_serving = false;
-                let sets = states(&server.parts);
-                Some(Event::Loaded { ps: id, generation, sets })
+                let states = states(&server.parts);
+                Some(from_ps(id, server::Report::Loaded { generation, states }))
             }
             PsOrder::Serve { generation } => {
                 assert_eq!(generation, server.generation, "it serves what it holds");
@@ -305,10 +307,8 @@ impl Bench {
         folder: &str,
     ) -> Option<Event> {
         if self.disk_is_full {
-            return Some(Event::CheckpointFailed {
-                checkpoint,
-                error: "no space left on device".into(),
-            });
+            let error = "no space left on device".into();
+            return Some(from_ps(id, server::Report::CheckpointFailed { checkpoint, error }));
         }
         let parts = self.servers[&id.0].parts.clone();
         self.folders.get_mut(folder)?.extend(parts.clone());
@@ -320,12 +320,7 @@ impl Bench {
             updates,
         };
         let files = parts.into_iter().map(file).collect();
-        Some(Event::CheckpointDone {
-            holder: CheckpointWriter::Ps(id),
-            checkpoint,
-            generation,
-            files,
-        })
+        Some(from_ps(id, server::Report::CheckpointDone { checkpoint, generation, files }))
     }
 
     fn obey(&mut self, order: &Order) -> Vec<Event> {
@@ -341,7 +336,8 @@ impl Bench {
                 {
                     let incarnation = Incarnation(worker.incarnation);
                     let worker = WorkerId(instance.id);
-                    events.push(Event::WorkerLeaving { worker, incarnation });
+                    let report = worker::Report::Leaving;
+                    events.push(Event::FromWorker { worker, incarnation, report });
                 }
                 events.extend(self.kill(*instance, Ended::CLEAN));
                 events
@@ -379,9 +375,10 @@ impl Bench {
                 let (worker, incarnation) = (WorkerId(instance.id), Incarnation(known.incarnation));
                 let held = held(&known.work);
                 let (model, capacity, pid) = (Box::new(model()), 2, known.pid);
+                let report = worker::Report::Ready { model, capacity, held, peer: None };
                 vec![
                     Event::WorkerConnected { worker, incarnation, pid },
-                    Event::WorkerReady { worker, incarnation, model, capacity, held, peer: None },
+                    Event::FromWorker { worker, incarnation, report },
                 ]
             }
             Role::Ps => {
@@ -445,12 +442,9 @@ impl Bench {
         for (id, incarnation) in workers {
             if silent != Some(worker(id)) {
                 let (worker, incarnation) = (WorkerId(id), Incarnation(incarnation));
-                self.handle(Event::WorkerHeard {
-                    worker,
-                    incarnation,
-                    waiting_for: WaitingFor::Nothing,
-                    progress: self.progress,
-                });
+                let (waiting_for, progress) = (WaitingFor::Nothing, self.progress);
+                let report = worker::Report::Heartbeat { waiting_for, progress };
+                self.handle(Event::FromWorker { worker, incarnation, report });
             }
         }
         let servers: Vec<(u32, u64)> =
@@ -458,7 +452,8 @@ impl Bench {
         for (id, incarnation) in servers {
             if silent != Some(ps(id)) {
                 let (ps, incarnation) = (PsId(id), Incarnation(incarnation));
-                self.handle(Event::PsHeard { ps, incarnation });
+                let report = server::Report::Heartbeat;
+                self.handle(Event::FromPs { ps, incarnation, report });
             }
         }
     }
@@ -483,12 +478,13 @@ impl Bench {
                 let mut measures = Measures::new(&[Metric::loss()]);
                 measures.add_loss(loss, 2);
                 let generation = self.job.servers().generation();
-                let (worker, measures) = (WorkerId(id), Box::new(measures));
+                let measures = Box::new(measures);
                 self.n_shards_evaluated += 1;
-                self.handle(Event::EvalDone { worker, eval, shard, generation, measures });
+                let done = worker::Report::EvalDone { eval, shard, generation, measures };
+                self.handle(from_worker(id, done));
             }
             (_, Work::Predict { shard, .. }) => {
-                self.handle(Event::PredictDone { worker: WorkerId(id), shard });
+                self.handle(from_worker(id, worker::Report::PredictDone { shard }));
             }
         }
         true
@@ -512,8 +508,8 @@ impl Bench {
     }
 
     pub(super) fn report(&mut self, worker: u32, batch: BatchId) {
-        let (worker, generation) = (WorkerId(worker), self.job.servers().generation());
-        self.handle(Event::BatchDone { worker, batch, generation, loss: 0.5 });
+        let generation = self.job.servers().generation();
+        self.handle(batch_done(worker, batch, generation, 0.5));
     }
 
     /// Everybody works until the job is over or `until` says stop.
@@ -565,6 +561,20 @@ impl Bench {
             other => panic!("the job should have failed, but: {other:?}"),
         }
     }
+}
+
+/// A report that counts from any process of the worker.
+pub(super) fn from_worker(worker: u32, report: worker::Report) -> Event {
+    Event::FromWorker { worker: WorkerId(worker), incarnation: Incarnation(0), report }
+}
+
+pub(super) fn batch_done(worker: u32, batch: BatchId, generation: Generation, loss: f32) -> Event {
+    from_worker(worker, worker::Report::BatchDone { batch, generation, loss })
+}
+
+/// A report that counts from any process of the server.
+fn from_ps(ps: PsId, report: server::Report) -> Event {
+    Event::FromPs { ps, incarnation: Incarnation(0), report }
 }
 
 fn states(parts: &Parts) -> Vec<PartitionState> {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::bench::{Bench, config, model, ps, spec, worker};
+use super::bench::{Bench, batch_done, config, model, ps, spec, worker};
 use crate::activity::WaitingFor;
 use crate::exit::Exit;
 use crate::id::{BatchId, CheckpointId, Generation, Incarnation, LeaseId, PsId, WorkerId};
@@ -12,15 +12,16 @@ use crate::platform::{Ended, Order, Report};
 use crate::servers::{ServerMember, ServersPhase};
 use crate::spec::JobSpec;
 use crate::time::Time;
+use crate::worker;
 
 fn train(n_epochs: u32) -> JobSpec {
     JobSpec { num_epochs: n_epochs, ..spec() }
 }
 
-fn failed(bench: &Bench, worker: u32, lease: LeaseId, item: u32) -> Event {
+fn failed(bench: &Bench, worker: u32, lease: LeaseId, index: u32) -> Event {
     let incarnation = Incarnation(bench.workers[&worker].incarnation);
-    let error = "user code".into();
-    Event::Failed { worker: WorkerId(worker), incarnation, lease, item, error }
+    let report = worker::Report::Failed { lease, index, error: "user code".into() };
+    Event::FromWorker { worker: WorkerId(worker), incarnation, report }
 }
 
 #[test]
@@ -76,8 +77,7 @@ fn a_report_about_parameters_that_are_no_more_counts_for_nothing() {
     let old = bench.job.servers().generation();
     bench.kill_now(ps(1), Ended::Signal(9));
     let batch = BatchId { epoch: 0, index: 0 };
-    let report = Event::BatchDone { worker: WorkerId(0), batch, generation: old, loss: 0.0 };
-    bench.handle(report);
+    bench.handle(batch_done(0, batch, old, 0.0));
     assert!(!bench.job.ledger().is_done(batch));
 }
 
@@ -370,12 +370,8 @@ fn silence_is_noticed_under_a_load_that_leaves_no_time_for_ticks() {
     for _ in 0..1200 {
         bench.now = bench.now + Duration::from_millis(10);
         let incarnation = Incarnation(bench.workers[&1].incarnation);
-        bench.handle(Event::WorkerHeard {
-            worker: WorkerId(1),
-            incarnation,
-            waiting_for: WaitingFor::Nothing,
-            progress: 0,
-        });
+        let report = worker::Report::Heartbeat { waiting_for: WaitingFor::Nothing, progress: 0 };
+        bench.handle(Event::FromWorker { worker: WorkerId(1), incarnation, report });
         shortest = shortest.min(bench.job.next_deadline(bench.now).since(bench.now));
     }
     assert_eq!(shortest, Duration::from_millis(10), "a tick comes nearer, whatever else happens");
@@ -442,14 +438,8 @@ fn a_worker_with_another_model_is_refused() {
     let (worker, incarnation) = (WorkerId(1), Incarnation(bench.workers[&1].incarnation));
     let model = Box::new(other);
     bench.handle(Event::WorkerConnected { worker, incarnation, pid: 1 });
-    bench.handle(Event::WorkerReady {
-        worker,
-        incarnation,
-        model,
-        capacity: 2,
-        held: Vec::new(),
-        peer: None,
-    });
+    let report = worker::Report::Ready { model, capacity: 2, held: Vec::new(), peer: None };
+    bench.handle(Event::FromWorker { worker, incarnation, report });
     let refusal = bench.notes.iter().find(|note| note.kind == EventKind::Refused).unwrap();
     assert!(refusal.text.contains("`other`") && refusal.text.contains("`counter`"));
     assert_eq!(bench.disk.model.as_ref().unwrap().name, "counter");
@@ -576,10 +566,10 @@ fn a_server_that_always_crashes_at_the_same_place_ends_the_job() {
 fn an_export_under_way_is_not_begun_again_when_a_server_is_lost() {
     let mut bench = Bench::started(config(train(1), 0));
     bench.run_to(9);
-    let (worker, batch) = (WorkerId(0), BatchId { epoch: 0, index: 9 });
+    let batch = BatchId { epoch: 0, index: 9 };
     bench.push_everywhere(batch);
     let generation = bench.job.servers().generation();
-    let mut events = vec![Event::BatchDone { worker, batch, generation, loss: 0.0 }];
+    let mut events = vec![batch_done(0, batch, generation, 0.0)];
     let mut n_exports = 0;
     let mut killed = false;
     while let Some(event) = events.pop() {

@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
-use super::bench::{Bench, config, spec};
+use super::bench::{Bench, config, from_worker, spec};
 use crate::id::EvalId;
 use crate::job::EventKind;
 use crate::job::JobState;
 use crate::job::{Effect, End, Event};
 use crate::metric::Measures;
 use crate::spec::{JobSpec, JobType, Seconds};
+use crate::worker::Report;
 
 fn versions(bench: &Bench) -> Vec<u64> {
     bench.evaluated.iter().map(|evaluated| evaluated.version).collect()
@@ -183,8 +184,8 @@ fn a_result_of_another_evaluation_or_of_another_form_counts_for_nothing() {
     let generation = bench.job.servers().generation();
     for (eval, metrics) in [(EvalId(1), vec![crate::metric::Metric::loss()]), (EvalId(0), vec![])] {
         let measures = Box::new(Measures::new(&metrics));
-        let worker = crate::id::WorkerId(0);
-        bench.handle(Event::EvalDone { worker, eval, shard: 0, generation, measures });
+        let done = Report::EvalDone { eval, shard: 0, generation, measures };
+        bench.handle(from_worker(0, done));
     }
     assert_eq!(bench.job.state(), JobState::Evaluating);
     bench.run();

@@ -14,9 +14,11 @@ use crate::job::{
     Command, Config, Durable, Effect, End, Event, EventKind, Job, MemberReport, Peer,
 };
 use crate::platform::{Order, Process, Report};
+use crate::server;
 use crate::servers::{PartitionState, ServerMember};
 use crate::spec::{JobSpec, OnNonfinite, SameBits, Strategy};
 use crate::time::Time;
+use crate::worker;
 use crate::world::Announced;
 
 /// A job with two workers, and everything that it has asked for.
@@ -86,7 +88,8 @@ impl Members {
         let (address, unix_path) = Default::default();
         let peer = Some(Box::new(Peer { address, unix_path, probe, step: None }));
         let (model, held) = (Box::new(model()), Vec::new());
-        self.handle(Event::WorkerReady { worker, incarnation, model, capacity: 1, held, peer });
+        let report = worker::Report::Ready { model, capacity: 1, held, peer };
+        self.handle(Event::FromWorker { worker, incarnation, report });
     }
 
     fn join_ps(&mut self, id: u32) {
@@ -110,9 +113,11 @@ impl Members {
             n_rows: 0,
         };
         for id in 0..n_ps {
-            let sets = (4 + 4 / n_ps * id..4 + 4 / n_ps * (id + 1)).map(state).collect();
+            let states = (4 + 4 / n_ps * id..4 + 4 / n_ps * (id + 1)).map(state).collect();
             let generation = Generation(generation);
-            self.handle(Event::Loaded { ps: PsId(id), generation, sets });
+            let (incarnation, report) =
+                (Incarnation(0), server::Report::Loaded { generation, states });
+            self.handle(Event::FromPs { ps: PsId(id), incarnation, report });
         }
     }
 
@@ -127,7 +132,11 @@ impl Members {
 
     fn report(&mut self, id: u32, report: MemberReport) {
         let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
-        self.handle(Event::Member { worker, incarnation, report });
+        self.handle(Event::FromWorker {
+            worker,
+            incarnation,
+            report: worker::Report::Member(report),
+        });
     }
 
     fn form(&mut self) {
@@ -150,12 +159,13 @@ impl Members {
             self.now = self.now + Duration::from_millis(100);
             for (id, waiting_for) in (0..).zip(waiting_for) {
                 let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
-                let progress = 0;
-                self.handle(Event::WorkerHeard { worker, incarnation, waiting_for, progress });
+                let report = worker::Report::Heartbeat { waiting_for, progress: 0 };
+                self.handle(Event::FromWorker { worker, incarnation, report });
             }
             for id in 0..self.job.config().spec.num_ps_pods {
                 let incarnation = Incarnation(10 + u64::from(id));
-                self.handle(Event::PsHeard { ps: PsId(id), incarnation });
+                let report = server::Report::Heartbeat;
+                self.handle(Event::FromPs { ps: PsId(id), incarnation, report });
             }
             self.handle(Event::Tick);
         }
@@ -254,8 +264,8 @@ fn the_others_continue_without_a_member_that_does_not_answer() {
     while members.members() == [0, 1] {
         members.now = members.now + beat;
         let (worker, incarnation) = (WorkerId(0), Incarnation(0));
-        let (waiting_for, progress) = (WaitingFor::Members, 0);
-        members.handle(Event::WorkerHeard { worker, incarnation, waiting_for, progress });
+        let report = worker::Report::Heartbeat { waiting_for: WaitingFor::Members, progress: 0 };
+        members.handle(Event::FromWorker { worker, incarnation, report });
         members.handle(Event::Tick);
     }
     let time = members.now.since(since);

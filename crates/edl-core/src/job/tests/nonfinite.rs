@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Batches whose loss or gradient is not finite, with parameter servers; `members.rs` has AllReduce.
 
-use super::bench::{Bench, config, spec};
+use super::bench::{Bench, batch_done, config, spec};
 use crate::id::{BatchId, Generation, Incarnation, LeaseId, WorkerId};
 use crate::job::{Event, EventKind, Work};
 use crate::spec::{JobSpec, OnNonfinite};
+use crate::worker::Report;
 
 fn job(on_nonfinite: OnNonfinite) -> Bench {
     Bench::started(config(JobSpec { on_nonfinite, checkpoint_steps: 3, ..spec() }, 0))
@@ -19,10 +20,11 @@ fn find_one(bench: &mut Bench, worker: u32) -> BatchId {
     BatchId { epoch, index }
 }
 
-fn report(bench: &mut Bench, worker: u32, lease: LeaseId, item: u32) {
+fn report(bench: &mut Bench, worker: u32, lease: LeaseId, index: u32) {
     let incarnation = Incarnation(bench.workers[&worker].incarnation);
     let (worker, error) = (WorkerId(worker), "the loss is not finite".into());
-    bench.handle(Event::NonFinite { worker, incarnation, lease, item, error });
+    let report = Report::NonFinite { lease, index, error };
+    bench.handle(Event::FromWorker { worker, incarnation, report });
 }
 
 #[test]
@@ -106,10 +108,10 @@ fn a_loss_that_explodes_is_said_once_with_the_learning_rate() {
     let mut bench = job(OnNonfinite::Stop);
     bench.run_to(2);
     for (index, loss) in [(4, 7e5), (5, 7e7)] {
-        let (worker, batch) = (WorkerId(0), BatchId { epoch: 0, index });
+        let batch = BatchId { epoch: 0, index };
         let generation = bench.job.servers().generation();
         bench.push_everywhere(batch);
-        bench.handle(Event::BatchDone { worker, batch, generation, loss });
+        bench.handle(batch_done(0, batch, generation, loss));
     }
     let said = bench.notes.iter().filter(|note| note.kind == EventKind::LossExploded);
     let said: Vec<&str> = said.map(|note| note.text.as_str()).collect();

@@ -10,6 +10,7 @@ use crate::job::{Durable, Effect, End, Event, HeldLease, Job};
 use crate::platform::{Ended, Process, Report};
 use crate::spec::JobSpec;
 use crate::time::Time;
+use crate::worker;
 
 fn train(n_epochs: u32) -> JobSpec {
     JobSpec { num_epochs: n_epochs, ..spec() }
@@ -63,7 +64,8 @@ fn work_that_a_worker_dropped_at_a_new_generation_comes_back_soon_and_blames_nob
     let model = Box::new(super::bench::model());
     bench.handle(Event::WorkerConnected { worker, incarnation, pid: 1 });
     bench.workers.get_mut(&0).unwrap().work.clear();
-    bench.handle(Event::WorkerReady { worker, incarnation, model, capacity: 2, held, peer: None });
+    let report = worker::Report::Ready { model, capacity: 2, held, peer: None };
+    bench.handle(Event::FromWorker { worker, incarnation, report });
     assert!(bench.job.ledger().lease(crate::id::LeaseId(77)).unwrap().is_adopted);
     bench.run_to(9);
     bench.pass(Duration::from_secs(11), None);

@@ -136,7 +136,8 @@ impl Shell {
             Report::CheckpointFailed { checkpoint, .. } => {
                 assert!(self.orders.remove(&checkpoint).is_some() || self.writing.is_none());
             }
-            Report::EvalDone { lease, .. } | Report::Failed { lease, .. } => {
+            Report::EvalDone { shard: index, .. } | Report::Failed { index, .. } => {
+                let lease = LeaseId(index.into());
                 assert!(self.leases.remove(&lease).is_some(), "a lease is answered once");
             }
             Report::Member(
@@ -329,7 +330,9 @@ impl Shell {
             3 => {
                 let (lease, version) = (LeaseId(n), self.state.unwrap_or(0) + b % 3);
                 self.leases.insert(lease, version);
-                self.feed(Event::Lease { lease, task: shard(version, 1) });
+                // Reports name the shard.
+                let number = u32::try_from(n).unwrap();
+                self.feed(Event::Lease { lease, task: shard(version, number) });
             }
             4 => {
                 if let Some(lease) = self.leases.keys().next().copied() {
@@ -368,8 +371,7 @@ impl Shell {
             }
             14 => {
                 if let Some(lease) = self.finishing.pop() {
-                    let measures = Box::new(Measures::new(&[]));
-                    let result = Ok(Finished::Evaluation { measures, n_records: 5 });
+                    let result = Ok(Finished::Evaluation(Box::new(Measures::new(&[]))));
                     self.feed(Event::Finished { lease, result });
                 }
             }
