@@ -11,7 +11,7 @@ use edl_core::applied::AppliedSet;
 use edl_core::id::{
     BatchId, Generation, Incarnation, LeaseId, PartitionId, PsId, RunId, Term, WorkerId,
 };
-use edl_core::job::{Command, Config, Durable, Effect, Event, Job, Work};
+use edl_core::job::{Command, Config, Durable, Effect, Event, Job};
 use edl_core::ledger::Ledger;
 use edl_core::model::ModelSpec;
 use edl_core::optimizer::OptimizerSpec;
@@ -19,7 +19,7 @@ use edl_core::server;
 use edl_core::servers::{PartitionState, ServerMember};
 use edl_core::spec::{JobSpec, Mode};
 use edl_core::time::Time;
-use edl_core::worker::Report;
+use edl_core::worker::{Report, Task};
 
 const N_BATCHES: u32 = 1_000_000;
 const N_EVENTS: usize = 300_000;
@@ -102,6 +102,7 @@ fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
         n_records: u64::from(N_BATCHES),
         n_validation_records: 0,
         n_prediction_records: 0,
+        output: String::new(),
     };
     let mut job = Job::new(config, Durable::default(), Time::ZERO);
     let mut assigned = VecDeque::new();
@@ -158,10 +159,10 @@ fn start(job: &mut Job, n_workers: u32, assigned: &mut VecDeque<(WorkerId, Batch
 
 fn take_leases(effects: Vec<Effect>, assigned: &mut VecDeque<(WorkerId, BatchId)>) {
     for effect in effects {
-        if let Effect::ToWorker(worker, Command::Lease { work, .. }) = effect
-            && let Work::Train { epoch, range, .. } = work
+        if let Effect::ToWorker(worker, Command::Lease { task, .. }) = effect
+            && let Task::Train { epoch, indices, .. } = task
         {
-            assigned.extend(range.map(|index| (worker, BatchId { epoch, index })));
+            assigned.extend(indices.map(|index| (worker, BatchId { epoch, index })));
         }
     }
 }
@@ -209,6 +210,7 @@ fn restart() -> (usize, Duration) {
             n_records: N_RECORDS.into(),
             n_validation_records: 0,
             n_prediction_records: 0,
+            output: String::new(),
         };
         let durable = Durable { generation: Generation(1), ..Durable::default() };
         let mut job = Job::new(config, durable, Time::ZERO);

@@ -38,7 +38,7 @@ use self::checkpoints::Checkpoints;
 pub use self::checkpoints::{CheckpointFile, CheckpointRef, CheckpointWriter};
 use self::durable::Persisted;
 pub use self::durable::{Durable, Failure, FoundCheckpoint, Suspect};
-pub use self::effect::{Command, Effect, LoadFrom, Note, PsOrder, Work};
+pub use self::effect::{Command, Effect, LoadFrom, MemberCheckpoint, Note};
 pub use self::event::{Event, HeldLease, MemberReport, Peer};
 pub use self::event_kind::EventKind;
 pub use self::lifecycle::CUSTOM_LOOP_GRACE;
@@ -78,6 +78,8 @@ pub struct Config {
     pub n_records: u64,
     pub n_validation_records: u64,
     pub n_prediction_records: u64,
+    /// The folder for predictions.
+    pub output: String,
 }
 
 impl Config {

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use crate::batch::BatchPlan;
 use crate::id::{CheckpointId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
-use crate::job::Peer;
+use crate::job::{Command, MemberCheckpoint, Peer};
 use crate::machine::Machine;
 use crate::model::ModelSpec;
 use crate::route::Route;
@@ -34,8 +34,8 @@ use crate::time::Time;
 use crate::worker::Report;
 use crate::world::Announced;
 
-pub use self::effect::{Activity, Effect, Records, Step};
-pub use self::event::{Event, Failure, Order, Outcome, Place, Transferred};
+pub use self::effect::{Activity, Effect, Step};
+pub use self::event::{Event, Failure, Outcome, Place, Transferred};
 pub use self::level::Move;
 
 use self::evaluate::Assigned;
@@ -131,7 +131,7 @@ pub struct Member {
     reads: BTreeMap<Place, Reading>,
     shards: BTreeMap<LeaseId, Assigned>,
     /// Checkpoints whose step has not come.
-    orders: Vec<Order>,
+    orders: Vec<MemberCheckpoint>,
     writing: Option<(CheckpointId, Generation)>,
     reports: Reports,
 
@@ -219,24 +219,9 @@ impl Machine for Member {
                 self.announcement = Some(Announcement { model, peer });
                 self.announce();
             }
-            Event::World(announced) => self.announced(announced),
-            Event::Go { world, until } => self.go = self.go.max(Some((world, until))),
-            Event::Checkpoint(order) => self.orders.push(order),
-            Event::Lease { lease, task } => self.assigned(lease, task),
-            Event::Revoke(lease) => self.drop_shard(lease),
+            Event::Command(command) => self.obey(command, now),
             Event::Rejoined => self.rejoined(now),
-            Event::Route(route) => {
-                let known = self.route.as_ref().map(|known| known.generation);
-                if Some(route.generation) >= known {
-                    self.retry_at = None;
-                    self.route = Some(route);
-                }
-            }
             Event::Leave => self.leave_job(now),
-            Event::Stop => {
-                self.is_over = true;
-                self.exit_within(self.config.limits.finish, now);
-            }
             // Only a master can announce a world without this worker.
             Event::MasterLost if self.is_leaving => {
                 self.exit_within(self.config.limits.finish, now);
@@ -327,6 +312,29 @@ impl Member {
             is_over: false,
             exit_by: None,
             is_ended: false,
+        }
+    }
+
+    fn obey(&mut self, command: Command, now: Time) {
+        match command {
+            Command::World(announced) => self.announced(announced),
+            Command::Go { world, until } => self.go = self.go.max(Some((world, until))),
+            Command::Checkpoint(order) => self.orders.push(order),
+            Command::Lease { lease, task } => self.assigned(lease, task),
+            Command::Revoke(lease) => self.drop_shard(lease),
+            Command::Route(route) => {
+                let known = self.route.as_ref().map(|known| known.generation);
+                if Some(route.generation) >= known {
+                    self.retry_at = None;
+                    self.route = Some(route);
+                }
+            }
+            Command::Stop(_) => {
+                self.is_over = true;
+                self.exit_within(self.config.limits.finish, now);
+            }
+            // The session takes these.
+            Command::Welcome | Command::Ping => {}
         }
     }
 

@@ -103,7 +103,9 @@ impl Machine for Server {
             Event::Order(Order::Checkpoint { checkpoint, generation, folder, at }) => {
                 self.checkpoint(checkpoint, generation, folder, at);
             }
-            Event::Order(Order::Stop) => self.stop(),
+            Event::Order(Order::Stop(_)) => self.stop(),
+            // The session takes it.
+            Event::Order(Order::Welcome) => {}
             Event::Inspect(inspection) => self.inspect(inspection),
             Event::Pull(pull) => self.pull(pull),
             Event::Push(push) => self.push(push),

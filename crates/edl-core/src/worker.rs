@@ -28,6 +28,7 @@ use self::work::Work;
 use crate::activity::{Activity, WaitingFor};
 use crate::goodput::TimeKind;
 use crate::id::{BatchId, Generation, LeaseId};
+use crate::job::Command;
 use crate::machine::Machine;
 use crate::model::ModelSpec;
 use crate::route::Route;
@@ -121,9 +122,7 @@ impl Machine for Worker {
                 self.release_shards();
                 self.announce();
             }
-            Event::Route(route) => self.route(route),
-            Event::Lease { lease, task } => self.assign(lease, task),
-            Event::Revoke(lease) => self.release(lease),
+            Event::Command(command) => self.obey(command, now),
             Event::Decoded { item, result: Ok(()) } => self.decoded(item),
             Event::Decoded { item, result: Err(error) } => self.not_decoded(item, error),
             Event::Connected { connection } => self.connection.connected(connection),
@@ -143,7 +142,6 @@ impl Machine for Worker {
             Event::NotBegun { lease, error } => self.fail_shard(lease, error),
             Event::Finished { lease, result } => self.finished(lease, result),
             Event::Leave => self.leave(now),
-            Event::Stop => self.stop(now),
         }
         self.advance(now);
         std::mem::take(&mut self.effects)
@@ -222,6 +220,21 @@ impl Worker {
     #[must_use]
     pub fn progress(&self) -> u64 {
         self.n_computed
+    }
+
+    fn obey(&mut self, command: Command, now: Time) {
+        match command {
+            Command::Route(route) => self.route(route),
+            Command::Lease { lease, task } => self.assign(lease, task),
+            Command::Revoke(lease) => self.release(lease),
+            Command::Stop(_) => self.stop(now),
+            // The session takes the first two, and the rest is for members of a world.
+            Command::Welcome
+            | Command::Ping
+            | Command::World(_)
+            | Command::Go { .. }
+            | Command::Checkpoint(_) => {}
+        }
     }
 
     fn advance(&mut self, now: Time) {

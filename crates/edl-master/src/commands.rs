@@ -2,7 +2,8 @@
 //! Sends commands to workers and servers.
 
 use edl_core::id::{PsId, WorkerId};
-use edl_core::job::{Command, PsOrder};
+use edl_core::job::Command;
+use edl_core::server::Order;
 
 use crate::convert::Encoder;
 use crate::engine::Engine;
@@ -13,16 +14,13 @@ impl Engine {
         self.workers.send(worker, command);
     }
 
-    pub(crate) fn send_to_ps(&mut self, ps: PsId, order: PsOrder) {
-        if let Some(command) = self.encode(|encoder| encoder.ps(ps, order)) {
-            self.servers.send(ps, command);
-        }
+    pub(crate) fn send_to_ps(&mut self, ps: PsId, order: Order) {
+        let command = self.encode(|encoder| encoder.ps(order));
+        self.servers.send(ps, command);
     }
 
     fn encode<T>(&self, encode: impl FnOnce(&Encoder<'_>) -> T) -> T {
-        let output = self.output();
         let path = |folder: &str, is_own| self.checkpoints.source(folder, is_own);
-        let output = output.to_string_lossy();
-        encode(&Encoder { job: &self.job, output: &output, path: &path })
+        encode(&Encoder { job: &self.job, path: &path })
     }
 }

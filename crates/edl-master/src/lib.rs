@@ -210,6 +210,7 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
         n_records: data.n_records,
         n_validation_records: data.n_validation_records,
         n_prediction_records: data.n_prediction_records,
+        output: config.job_dir.output(&config.spec).to_string_lossy().into_owned(),
     };
     tracing::info!(term = opened.term.0, address = %addresses.control, http = %addresses.http, "master started");
     let origin = tokio::time::Instant::now();

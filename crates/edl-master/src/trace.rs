@@ -8,8 +8,9 @@
 use std::collections::BTreeSet;
 
 use edl_core::id::{RunId, Term, WorldId};
-use edl_core::job::{Command, Effect, End, EventKind, JobState, LoadFrom, Note, PsOrder};
+use edl_core::job::{Command, Effect, End, EventKind, JobState, LoadFrom, Note};
 use edl_core::rng::mix;
+use edl_core::server::Order;
 use edl_core::world::World;
 use edl_net::otlp::{KeyValue, Span};
 use edl_net::proto::JobStatus;
@@ -90,8 +91,8 @@ impl Recorder {
             Effect::ToWorker(_, Command::World(announced)) => {
                 self.world(&announced.world, announced.load.as_ref(), now);
             }
-            Effect::ToPs(_, PsOrder::Load { from, .. }) => self.load(from, now),
-            Effect::ToPs(_, PsOrder::Serve { .. }) => {
+            Effect::ToPs(_, Order::Load(load)) => self.load(&load.from, now),
+            Effect::ToPs(_, Order::Serve(_)) => {
                 self.restored(now, None);
                 self.healed(Healed::Servers, now);
             }

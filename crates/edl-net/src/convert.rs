@@ -8,9 +8,12 @@ pub mod member;
 pub mod server;
 pub mod worker;
 
-use edl_core::id::{CheckpointId, Generation, PsId};
+use std::ops::Range;
+
+use edl_core::id::{CheckpointId, EvalId, Generation, PsId};
 use edl_core::job::{CheckpointFile, LoadFrom};
 use edl_core::route::{Route, ServerRoute};
+use edl_core::worker::{Pass, Shard, Task};
 use serde::Serialize;
 
 use crate::proto;
@@ -49,6 +52,59 @@ impl From<proto::Route> for Route {
         };
         let servers = route.servers.into_iter().map(server).collect();
         Self { generation: Generation(route.generation), servers }
+    }
+}
+
+impl From<Route> for proto::Route {
+    fn from(Route { generation, servers }: Route) -> Self {
+        let server = |server: ServerRoute| proto::Server {
+            ps: server.ps.0,
+            address: server.address,
+            unix_path: server.unix_path,
+            first_partition: server.partitions.start,
+            end_partition: server.partitions.end,
+        };
+        Self { generation: generation.0, servers: servers.into_iter().map(server).collect() }
+    }
+}
+
+impl From<proto::lease::Work> for Task {
+    fn from(work: proto::lease::Work) -> Self {
+        use proto::lease::Work;
+        let (number, records, pass) = match work {
+            Work::Train(proto::TrainWork { epoch, first, count, skipped }) => {
+                return Self::Train { epoch, indices: first..first.saturating_add(count), skipped };
+            }
+            Work::Eval(proto::EvalWork { eval, version, shard, first_record, end_record }) => {
+                let pass = Pass::Evaluate { eval: EvalId(eval), version };
+                (shard, first_record..end_record, pass)
+            }
+            Work::Predict(proto::PredictWork { shard, first_record, end_record, folder }) => {
+                (shard, first_record..end_record, Pass::Predict { folder })
+            }
+        };
+        Self::Shard(Shard { number, records, pass })
+    }
+}
+
+impl From<Task> for proto::lease::Work {
+    fn from(task: Task) -> Self {
+        let Shard { number: shard, records, pass } = match task {
+            Task::Shard(shard) => shard,
+            Task::Train { epoch, indices: Range { start: first, end }, skipped } => {
+                let count = end - first;
+                return Self::Train(proto::TrainWork { epoch, first, count, skipped });
+            }
+        };
+        let Range { start: first_record, end: end_record } = records;
+        match pass {
+            Pass::Evaluate { eval: EvalId(eval), version } => {
+                Self::Eval(proto::EvalWork { eval, version, shard, first_record, end_record })
+            }
+            Pass::Predict { folder } => {
+                Self::Predict(proto::PredictWork { shard, first_record, end_record, folder })
+            }
+        }
     }
 }
 

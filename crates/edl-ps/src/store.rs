@@ -179,7 +179,7 @@ impl Store {
 
     /// Stops all threads and every wait, for good.
     pub fn close(&self) {
-        self.handle(Event::Order(Order::Stop));
+        self.handle(Event::Order(Order::Stop("the process exits".into())));
         let threads = std::mem::take(&mut *self.threads.lock().expect("only taken here"));
         // Threads that have stopped need no message.
         let _ = self.shared.state().jobs.send(Job::End);

@@ -59,6 +59,7 @@ impl Master {
             n_records: scenario.n_records,
             n_validation_records: scenario.n_validation_records,
             n_prediction_records: 0,
+            output: "output".into(),
         };
         let clock = Clock::new(context.kernel);
         let now = clock.now(context.kernel);
@@ -296,8 +297,7 @@ impl Master {
             }
             Effect::ToPs(ps, order) => {
                 if let Some(conn) = self.servers.get(&ps) {
-                    let command = self.encode(|encoder| encoder.ps(ps, order));
-                    let message = command.expect("a valid optimizer").encode_to_vec();
+                    let message = self.encode(|encoder| encoder.ps(order)).encode_to_vec();
                     context.send(*conn, Message::Control(message));
                 }
             }
@@ -403,7 +403,7 @@ impl Master {
 
     fn encode<T>(&self, encode: impl FnOnce(&convert::Encoder<'_>) -> T) -> T {
         let path = |folder: &str, _| folder.to_owned();
-        encode(&convert::Encoder { job: &self.job, output: "output", path: &path })
+        encode(&convert::Encoder { job: &self.job, path: &path })
     }
 }
 

@@ -208,7 +208,7 @@ impl Server {
                 | ps_command::Kind::Stop(_)) => {
                     let spec = &self.session.follow.job().expect("a master is followed").spec;
                     let event = convert::event(kind, spec).expect("an order can be read");
-                    let is_stop = event == Event::Order(Order::Stop);
+                    let is_stop = matches!(event, Event::Order(Order::Stop(_)));
                     self.handle(context, event);
                     if is_stop {
                         context.exit = Some(Ended::CLEAN);

@@ -30,12 +30,12 @@ use edl_core::job::{MemberReport, Peer};
 use edl_core::member::{Event, Step};
 use edl_core::model::ModelSpec;
 use edl_core::spec::JobSpec;
-use edl_core::worker::Report;
+use edl_core::worker::{Records, Report};
 use edl_tensor::first_values;
 use edl_tensor::model::Model;
 
 use crate::driver::{Driver, Output};
-use crate::feed::{Decoded, Feeder, Read};
+use crate::feed::{Decoded, Feeder};
 use crate::progress::Progress;
 use crate::servers::Dial;
 use crate::{Error, chain};
@@ -86,7 +86,7 @@ pub(crate) fn run(
     let tables = Tables::new(dims, dial, Arc::clone(&start.interrupt), Arc::clone(&start.progress));
     let mut lanes = Lanes::new(model, spec, tables, clip_lane);
     let batch = batch_of(0, feeder.plan.n_batches());
-    let records = feeder.read(&Read::Lane(batch, 0));
+    let records = feeder.read(&Records::Lane(batch, 0));
     let n_records = feeder.plan.n_records_of(0);
     start_feed(feeder)?;
     let probe = match records.and_then(|records| probe(&mut lanes, &recipe, &records, n_records)) {

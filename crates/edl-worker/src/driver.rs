@@ -13,7 +13,6 @@ use edl_core::time::Time;
 use edl_core::worker::Report;
 use edl_net::proto::worker_command::Kind as Command;
 use tokio::sync::mpsc::UnboundedSender;
-use tracing::warn;
 
 use crate::progress::Progress;
 
@@ -134,11 +133,8 @@ impl<S: Shell> Driver<S> {
 impl<S: Shell> Worker for Driver<S> {
     fn input(&self, input: Input) {
         let mut state = self.lock();
-        let is_command = matches!(input, Input::Command(_));
-        match state.running.as_mut().and_then(|(shell, _)| shell.event(input)) {
-            Some(event) => state.handle(event),
-            None if is_command => warn!("ignored a command for another strategy"),
-            None => {}
+        if let Some(event) = state.running.as_mut().and_then(|(shell, _)| shell.event(input)) {
+            state.handle(event);
         }
     }
 

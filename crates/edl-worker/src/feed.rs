@@ -5,7 +5,6 @@
 //! if it has changed since the job was started.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -15,6 +14,7 @@ use edl_core::id::BatchId;
 use edl_core::lanes;
 use edl_core::model::{FieldSpec, unlabelled};
 use edl_core::spec::JobSpec;
+use edl_core::worker::Records as Wanted;
 use edl_data::{Dataset, OpenOptions, Progress};
 use edl_tensor::batch::Batch;
 
@@ -38,15 +38,6 @@ pub(crate) trait Records: Send + Sync {
 
 /// Opens a data set of the job.
 pub(crate) type OpenRecords = Box<dyn FnMut(Source) -> Result<Arc<dyn Records>, String> + Send>;
-
-/// What to read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Read {
-    Batch(BatchId),
-    /// What one lane trains of a batch.
-    Lane(BatchId, u32),
-    Range(Source, Range<u64>),
-}
 
 /// A decoded batch, and the data set that can name its records.
 pub(crate) struct Decoded {
@@ -91,7 +82,7 @@ impl Feeder {
     /// Reads what is requested; a tag of the caller's choice comes back with the answer.
     pub(crate) fn run<T>(
         mut self,
-        requests: &Receiver<(T, Read)>,
+        requests: &Receiver<(T, Wanted)>,
         answer: impl Fn(T, Result<Decoded, String>),
     ) {
         // An error is reported when the data is needed, and then it is tried again.
@@ -100,16 +91,17 @@ impl Feeder {
         {
             self.opened.insert(self.first, data);
         }
-        for (tag, read) in requests {
-            answer(tag, self.read(&read));
+        for (tag, wanted) in requests {
+            answer(tag, self.read(&wanted));
         }
     }
 
-    pub(crate) fn read(&mut self, read: &Read) -> Result<Decoded, String> {
-        let (source, records) = match read {
-            Read::Batch(batch) => (Source::Training, self.records(*batch)?),
-            Read::Lane(batch, lane) => (Source::Training, self.records_of_lane(*batch, *lane)?),
-            Read::Range(source, records) => (*source, records.clone().collect()),
+    pub(crate) fn read(&mut self, wanted: &Wanted) -> Result<Decoded, String> {
+        let (source, records) = match wanted {
+            Wanted::Batch(batch) => (Source::Training, self.records(*batch)?),
+            Wanted::Lane(batch, lane) => (Source::Training, self.records_of_lane(*batch, *lane)?),
+            Wanted::Validation(records) => (Source::Validation, records.clone().collect()),
+            Wanted::Prediction(records) => (Source::Prediction, records.clone().collect()),
         };
         let data = match self.opened.get(&source) {
             Some(data) => Arc::clone(data),

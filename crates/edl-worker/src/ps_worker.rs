@@ -12,14 +12,13 @@ use tracing::{debug, warn};
 
 use crate::compute::Task;
 use crate::driver::{Driver, Input, Output, Shell};
-use crate::feed::{Read, Source};
 use crate::link::{Ask, News};
 use crate::servers::{Abort, Push};
 
 pub(crate) struct PsWorker {
     pub(crate) machine: Worker,
     pub(crate) compute: Sender<Task>,
-    pub(crate) feed: Sender<(Item, Read)>,
+    pub(crate) feed: Sender<(Item, Records)>,
     pub(crate) link: Sender<(u64, Ask)>,
     /// Ends the waits on this connection.
     pub(crate) abort: Option<(u64, Abort)>,
@@ -72,7 +71,7 @@ impl Shell for PsWorker {
 
     fn event(&mut self, input: Input) -> Option<Event> {
         match input {
-            Input::Command(command) => convert::worker::event(command),
+            Input::Command(command) => convert::worker::command(command).map(Event::Command),
             Input::Rejoined => Some(Event::Rejoined),
             Input::Leave => Some(Event::Leave),
             Input::Tick => Some(Event::Tick),
@@ -83,12 +82,7 @@ impl Shell for PsWorker {
     fn perform(&mut self, effect: Effect, session: &UnboundedSender<Output>) {
         match effect {
             Effect::Read { item, records } => {
-                let read = match records {
-                    Records::Training(batch) => Read::Batch(batch),
-                    Records::Validation(range) => Read::Range(Source::Validation, range),
-                    Records::Prediction(range) => Read::Range(Source::Prediction, range),
-                };
-                let _ = self.feed.send((item, read));
+                let _ = self.feed.send((item, records));
             }
             Effect::Forget(item) => self.compute(Task::Forget(item)),
             Effect::Connect { connection, route } => {

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::time::Duration;
 
-use super::{Config, HeldLease, Suspect, Work};
+use super::{Config, HeldLease, Suspect};
 use crate::applied::AppliedSet;
 use crate::evaluation::{Evaluation, shard_records};
 use crate::id::{BatchId, EvalId, LeaseId, WorkerId};
@@ -16,6 +16,7 @@ use crate::metric::{Measures, Metric};
 use crate::pool::{Lease, Pool};
 use crate::spec::Mode;
 use crate::time::Time;
+use crate::worker::{Pass, Shard, Task};
 
 /// How many idle workers are compared at once.
 const COMPARED: usize = 64;
@@ -28,6 +29,7 @@ pub(super) struct Assignments {
     predictions: Option<Pool>,
     n_validation_records: u64,
     n_prediction_records: u64,
+    output: String,
     records_per_shard: u64,
     timeout: Duration,
     /// In a synchronous round, one worker may have to supply every gradient.
@@ -44,7 +46,7 @@ pub(super) struct Assignments {
 pub(super) struct Assigned {
     pub worker: WorkerId,
     pub lease: LeaseId,
-    pub work: Work,
+    pub task: Task,
 }
 
 /// A lease that ended because its worker made no progress.
@@ -68,6 +70,7 @@ impl Assignments {
             predictions: None,
             n_validation_records: config.n_validation_records,
             n_prediction_records: config.n_prediction_records,
+            output: config.output.clone(),
             records_per_shard: config.records_per_shard(),
             timeout,
             min_capacity,
@@ -132,9 +135,9 @@ impl Assignments {
                     continue;
                 }
                 let lease = new_lease();
-                let work = self.next_work(lease, worker, barrier, n_workers, now);
-                let Some(work) = work else { return assigned };
-                assigned.push(Assigned { worker, lease, work });
+                let task = self.next_task(lease, worker, barrier, n_workers, now);
+                let Some(task) = task else { return assigned };
+                assigned.push(Assigned { worker, lease, task });
                 self.last_served = worker;
                 free.insert((n_held + 1, worker));
             }
@@ -177,27 +180,29 @@ impl Assignments {
         self.ledger.n_held(worker) + self.shards().map_or(0, |shards| shards.n_held(worker))
     }
 
-    fn next_work(
+    fn next_task(
         &mut self,
         lease: LeaseId,
         worker: WorkerId,
         barrier: Option<u64>,
         n_workers: u32,
         now: Time,
-    ) -> Option<Work> {
+    ) -> Option<Task> {
         let deadline = now + self.timeout;
         if let Some(evaluation) = &mut self.evaluation {
             let range = evaluation.shards.assign(lease, worker, u32::MAX, |_| 1, deadline)?;
-            let (eval, version, shard) = (evaluation.id, evaluation.version, range.start);
-            return Some(Work::Eval { eval, version, shard, records: evaluation.records(shard) });
+            let pass = Pass::Evaluate { eval: evaluation.id, version: evaluation.version };
+            let (number, records) = (range.start, evaluation.records(range.start));
+            return Some(Task::Shard(Shard { number, records, pass }));
         }
         if let Some(predictions) = &mut self.predictions {
-            let shard = predictions.assign(lease, worker, u32::MAX, |_| 1, deadline)?.start;
-            let records = shard_records(shard, self.n_prediction_records, self.records_per_shard);
-            return Some(Work::Predict { shard, records });
+            let number = predictions.assign(lease, worker, u32::MAX, |_| 1, deadline)?.start;
+            let records = shard_records(number, self.n_prediction_records, self.records_per_shard);
+            let pass = Pass::Predict { folder: self.output.clone() };
+            return Some(Task::Shard(Shard { number, records, pass }));
         }
-        let (epoch, range) = self.ledger.assign(lease, worker, n_workers, barrier?, now)?;
-        Some(Work::Train { epoch, range, skipped: Vec::new() })
+        let (epoch, indices) = self.ledger.assign(lease, worker, n_workers, barrier?, now)?;
+        Some(Task::Train { epoch, indices, skipped: Vec::new() })
     }
 
     /// Counts what a worker claims to hold as assigned to it.

@@ -4,9 +4,10 @@
 use super::checkpoints::{InProgress, Progress};
 use super::step_control::StepControl;
 use super::{
-    CheckpointFile, CheckpointWriter, Command, Effect, End, EventKind, Job, PsOrder, Stage,
+    CheckpointFile, CheckpointWriter, Command, Effect, End, EventKind, Job, MemberCheckpoint, Stage,
 };
 use crate::id::{CheckpointId, Generation, PsId, WorkerId};
+use crate::server::Order;
 use crate::time::Time;
 
 impl Job {
@@ -32,7 +33,7 @@ impl Job {
         for ps in servers {
             // Rows and dense parameters of a checkpoint must be of one step.
             let order =
-                PsOrder::Checkpoint { checkpoint: id, generation, folder: folder.clone(), at };
+                Order::Checkpoint { checkpoint: id, generation, folder: folder.clone(), at };
             self.effects.push(Effect::ToPs(*ps, order));
         }
         // All members hold the same state, so each one writes a part.
@@ -40,10 +41,9 @@ impl Job {
         let n_members = u32::try_from(members.len()).expect("at most one member per lane");
         for (rank, member) in (0..).zip(members) {
             let partitions = layout.written(rank, n_members);
-            let folder = folder.clone();
-            let order =
-                Command::Checkpoint { checkpoint: id, generation, folder, at: version, partitions };
-            self.effects.push(Effect::ToWorker(member.worker, order));
+            let (folder, at) = (folder.clone(), version);
+            let order = MemberCheckpoint { checkpoint: id, generation, folder, at, partitions };
+            self.effects.push(Effect::ToWorker(member.worker, Command::Checkpoint(order)));
         }
         self.checkpoints.begin(checkpoint, now);
     }

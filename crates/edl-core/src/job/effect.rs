@@ -2,12 +2,14 @@
 //! Everything that a job can order.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use crate::evaluation::Evaluated;
-use crate::id::{CheckpointId, EvalId, Generation, LeaseId, PsId, WorkerId, WorldId};
+use crate::id::{CheckpointId, Generation, LeaseId, PsId, WorkerId, WorldId};
 use crate::job::{CheckpointFile, End, EventKind, Refusal};
 use crate::platform::Order;
+use crate::route::Route;
+use crate::server;
+use crate::worker::Task;
 use crate::world::Announced;
 
 /// Something to do; effects are performed in the order in which they come.
@@ -16,7 +18,7 @@ pub enum Effect {
     /// Make `Job::durable` durable before anything that follows.
     Persist,
     ToWorker(WorkerId, Command),
-    ToPs(PsId, PsOrder),
+    ToPs(PsId, server::Order),
     /// Close this stream with a reason.
     CloseWorker(WorkerId, String),
     /// The same, and the worker must not reconnect.
@@ -63,33 +65,37 @@ pub enum Effect {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
     Welcome,
-    /// The servers as `Job::servers` has them now.
-    Route,
+    /// Where the parameter servers are.
+    Route(Route),
     Lease {
         lease: LeaseId,
-        timeout: Duration,
-        work: Work,
+        task: Task,
     },
     Revoke(LeaseId),
     /// AllReduce: who trains from now on, and how far. A worker that is not in it is done with
     /// the world before.
     World(Announced),
-    /// Train to this step.
+    /// Members of `world` may train up to this step.
     Go {
         world: WorldId,
         until: u64,
     },
-    /// Write these partitions as they are after step `at`.
-    Checkpoint {
-        checkpoint: CheckpointId,
-        generation: Generation,
-        folder: String,
-        at: u64,
-        partitions: Range<u32>,
-    },
+    Checkpoint(MemberCheckpoint),
     /// Answer by a heartbeat, at once.
     Ping,
+    /// There is no more work.
     Stop(String),
+}
+
+/// Files of a checkpoint that a member of a world writes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MemberCheckpoint {
+    pub checkpoint: CheckpointId,
+    pub generation: Generation,
+    pub folder: String,
+    /// The step whose state is written.
+    pub at: u64,
+    pub partitions: Range<u32>,
 }
 
 /// Where state comes from when no process has it: a checkpoint, or initial values.
@@ -98,47 +104,6 @@ pub struct LoadFrom {
     pub checkpoint: Option<String>,
     /// False for another job's parameters: what that job has trained is no part of ours.
     pub keep_applied: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Work {
-    /// `skipped` are those of `range` that change no parameters.
-    Train {
-        epoch: u32,
-        range: Range<u32>,
-        skipped: Vec<u32>,
-    },
-    Eval {
-        eval: EvalId,
-        version: u64,
-        shard: u32,
-        records: Range<u64>,
-    },
-    Predict {
-        shard: u32,
-        records: Range<u64>,
-    },
-}
-
-/// An order to a parameter server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum PsOrder {
-    Welcome,
-    Load {
-        generation: Generation,
-        from: LoadFrom,
-    },
-    Serve {
-        generation: Generation,
-    },
-    /// With `at`, as it is after that step; otherwise as it is now.
-    Checkpoint {
-        checkpoint: CheckpointId,
-        generation: Generation,
-        folder: String,
-        at: Option<u64>,
-    },
-    Stop(String),
 }
 
 /// A log line and an entry in the job's events.

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use super::stages::{Next, Stage};
-use super::{CheckpointRef, Command, Durable, Effect, End, EventKind, Job, PsOrder};
+use super::{CheckpointRef, Command, Durable, Effect, End, EventKind, Job};
 use crate::id::EvalId;
 use crate::platform::{InstanceId, Order};
+use crate::server;
 use crate::spec::JobType;
 use crate::time::Time;
 
@@ -263,7 +264,7 @@ impl Job {
             self.effects.push(Effect::ToWorker(worker, Command::Stop(reason.clone())));
         }
         for ps in self.strategy.servers().members().keys() {
-            self.effects.push(Effect::ToPs(*ps, PsOrder::Stop(reason.clone())));
+            self.effects.push(Effect::ToPs(*ps, server::Order::Stop(reason.clone())));
         }
         let running: Vec<InstanceId> = self.instances.running().keys().copied().collect();
         let has_more = self.config.spec.is_custom_loop() && end == End::Succeeded;

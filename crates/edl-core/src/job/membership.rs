@@ -64,7 +64,7 @@ impl Job {
         self.assignments.add_idle([worker]);
         self.note(EventKind::WorkerJoined, format!("worker-{worker} joined"));
         if self.servers().is_serving() {
-            self.effects.push(Effect::ToWorker(worker, Command::Route));
+            self.effects.push(Effect::ToWorker(worker, Command::Route(self.route())));
             self.adopt_held(worker, now);
         }
     }

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parameter servers that connect, load, fail and come back.
 
+use std::sync::Arc;
+
 use super::strategy::LOAD_TIMEOUT;
-use super::{Command, Effect, End, EventKind, Job, LoadFrom, PsOrder};
+use super::{Command, Effect, End, EventKind, Job, LoadFrom};
 use crate::applied::AppliedSet;
 use crate::id::{Generation, Incarnation, PsId, WorkerId};
+use crate::layout::Layout;
+use crate::model::ModelSpec;
+use crate::optimizer;
+use crate::route::{Route, ServerRoute};
+use crate::server::{Load, Order};
 use crate::servers::{Outcome, PartitionState, ServerMember};
 use crate::text::counted;
 use crate::time::Time;
@@ -26,12 +33,12 @@ impl Job {
                 self.note(EventKind::PsReplaced, format!("ps-{ps} was restarted as a new process"));
             }
         }
-        self.effects.push(Effect::ToPs(ps, PsOrder::Welcome));
+        self.effects.push(Effect::ToPs(ps, Order::Welcome));
         let outcome = self.strategy.servers_mut().connected(ps, member);
         if self.servers().is_serving() && outcome == Outcome::Nothing {
             // The order may have been lost with the previous stream.
             let generation = self.servers().generation();
-            self.effects.push(Effect::ToPs(ps, PsOrder::Serve { generation }));
+            self.effects.push(Effect::ToPs(ps, Order::Serve(generation)));
         }
         self.restart_checkpoint(ps, now);
         self.follow(outcome, now);
@@ -90,9 +97,27 @@ impl Job {
     }
 
     fn send_load(&mut self, ps: PsId) {
-        let order =
-            PsOrder::Load { generation: self.servers().generation(), from: self.load_from() };
-        self.effects.push(Effect::ToPs(ps, order));
+        let load = self.load_order(ps).map(|load| Effect::ToPs(ps, Order::Load(Box::new(load))));
+        self.effects.extend(load);
+    }
+
+    /// The load in progress, for one server. None if the model is not known, or cannot be trained
+    /// with the job's optimizer: then the job fails when the next worker is ready.
+    fn load_order(&self, ps: PsId) -> Option<Load> {
+        let (spec, layout) = (&self.config.spec, self.layout());
+        let model = self.durable.model.as_ref()?;
+        Some(Load {
+            generation: self.servers().generation(),
+            partitions: layout.hosted(ps, spec.num_ps_pods),
+            layout,
+            optimizer: optimizer::resolve(spec, model).ok()?,
+            model: Arc::new(model.clone()),
+            seed: spec.seed,
+            n_batches: self.config.n_batches(),
+            mode: spec.mode(),
+            lr_staleness_modulation: spec.lr_staleness_modulation,
+            from: self.load_from(),
+        })
     }
 
     /// What the load in progress reads.
@@ -186,12 +211,31 @@ impl Job {
     pub(super) fn announce_servers(&mut self) -> Vec<WorkerId> {
         let generation = self.servers().generation();
         for ps in self.strategy.servers().members().keys() {
-            self.effects.push(Effect::ToPs(*ps, PsOrder::Serve { generation }));
+            self.effects.push(Effect::ToPs(*ps, Order::Serve(generation)));
         }
         let workers: Vec<WorkerId> = self.roster.ready_workers().collect();
-        let route = |worker: &WorkerId| Effect::ToWorker(*worker, Command::Route);
-        self.effects.extend(workers.iter().map(route));
+        let route = Command::Route(self.route());
+        let send = |worker: &WorkerId| Effect::ToWorker(*worker, route.clone());
+        self.effects.extend(workers.iter().map(send));
         workers
+    }
+
+    /// Where the servers are now.
+    pub(super) fn route(&self) -> Route {
+        let (servers, layout) = (self.servers(), self.layout());
+        let server = |(ps, member): (&PsId, &ServerMember)| ServerRoute {
+            ps: *ps,
+            address: member.address.clone(),
+            unix_path: member.unix_path.clone(),
+            partitions: layout.hosted(*ps, servers.n_ps()),
+        };
+        let all = servers.members().iter().map(server).collect();
+        Route { generation: servers.generation(), servers: all }
+    }
+
+    fn layout(&self) -> Layout {
+        let dense_len = self.durable.model.as_ref().map_or(0, ModelSpec::dense_len);
+        self.config.spec.layout(dense_len)
     }
 
     /// Replaces servers that are silent or take too long to load.

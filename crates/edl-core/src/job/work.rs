@@ -4,12 +4,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Command, Effect, End, EventKind, Job, Suspect, Work};
+use super::assignments::Assigned;
+use super::{Command, Effect, End, EventKind, Job, Suspect};
 use crate::evaluation::shard_records;
 use crate::id::{BatchId, EvalId, Generation, LeaseId, WorkerId};
 use crate::metric::Measures;
 use crate::servers::ServersPhase;
 use crate::time::Time;
+use crate::worker::Task;
 
 /// A worker that failed gets no new work for so long, so others can try the same work.
 const PENALTY: Duration = Duration::from_millis(500);
@@ -27,13 +29,12 @@ impl Job {
             LeaseId::of(config.term, *next_number)
         };
         let n_workers = u32::try_from(roster.worker_ids().len()).unwrap_or(u32::MAX);
-        let timeout = config.spec.task_timeout();
-        for mut task in assignments.assign(barrier, n_workers, capacity, new_lease, now) {
-            if let Work::Train { epoch, range, skipped } = &mut task.work {
-                *skipped = self.durable.skipped_in(*epoch, range);
+        let all = assignments.assign(barrier, n_workers, capacity, new_lease, now);
+        for Assigned { worker, lease, mut task } in all {
+            if let Task::Train { epoch, indices, skipped } = &mut task {
+                *skipped = self.durable.skipped_in(*epoch, indices);
             }
-            let command = Command::Lease { lease: task.lease, timeout, work: task.work };
-            self.effects.push(Effect::ToWorker(task.worker, command));
+            self.effects.push(Effect::ToWorker(worker, Command::Lease { lease, task }));
         }
     }
 

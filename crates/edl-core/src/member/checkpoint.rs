@@ -2,12 +2,12 @@
 //! Files of a checkpoint, written while training continues. They are copied at an exact step, and
 //! one checkpoint is written at a time: an order that comes too early is refused, never queued.
 
-use super::{Effect, Member, Order, State};
+use super::{Effect, Member, State};
 use crate::id::CheckpointId;
-use crate::job::CheckpointFile;
+use crate::job::{CheckpointFile, MemberCheckpoint};
 use crate::worker::Report;
 
-impl Order {
+impl MemberCheckpoint {
     fn is_due(&self, state: State) -> bool {
         self.at <= state.step || self.generation != state.generation
     }
@@ -21,7 +21,8 @@ impl Member {
     /// Copies what was ordered for the step that it holds, and refuses what can never be written.
     pub(super) fn obey_orders(&mut self) {
         let Some(state) = self.state else { return };
-        let due: Vec<Order> = self.orders.extract_if(.., |order| order.is_due(state)).collect();
+        let due: Vec<MemberCheckpoint> =
+            self.orders.extract_if(.., |order| order.is_due(state)).collect();
         for order in due {
             match self.refuse(&order, state) {
                 Some(error) => {
@@ -36,8 +37,8 @@ impl Member {
         }
     }
 
-    fn refuse(&self, order: &Order, state: State) -> Option<String> {
-        let Order { generation, at, partitions, .. } = order;
+    fn refuse(&self, order: &MemberCheckpoint, state: State) -> Option<String> {
+        let MemberCheckpoint { generation, at, partitions, .. } = order;
         let State { step, .. } = state;
         if *generation != state.generation {
             return Some(format!("this worker does not hold generation {generation}"));

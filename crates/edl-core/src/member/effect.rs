@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything that a member's machine requests.
 
-use std::ops::Range;
 use std::time::Duration;
 
-use super::event::{Order, Place};
+use super::event::Place;
 use super::level::Move;
 use crate::id::{BatchId, Generation, LeaseId, WorldId};
-use crate::job::LoadFrom;
+use crate::job::{LoadFrom, MemberCheckpoint};
 use crate::lanes::Span;
 use crate::route::Route;
-use crate::worker::Report;
+use crate::worker::{Records, Report};
 use crate::world::World;
 
 /// Something to do; effects are performed in order.
@@ -34,7 +33,7 @@ pub enum Effect {
     DropShard(LeaseId),
 
     /// Copy partitions now and write them while training continues; answer `Written`.
-    Write(Order),
+    Write(MemberCheckpoint),
     /// Drop the parameters.
     DropState,
     /// Close the connections to the parameter servers.
@@ -51,15 +50,6 @@ pub enum Effect {
     End,
     /// Exit without waiting for the activity that is under way.
     ExitNow,
-}
-
-/// Which records to read.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Records {
-    /// The records of one lane of a batch.
-    Lane(BatchId, u32),
-    /// Validation data.
-    Validation(Range<u64>),
 }
 
 /// Something that takes time. Most activities involve other processes.

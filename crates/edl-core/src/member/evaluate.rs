@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Shards of the validation data, evaluated on the state of one exact step.
 
-use super::{Activity, Doing, Effect, Failure, Member, Outcome, Place, Reading, Records};
+use super::{Activity, Doing, Effect, Failure, Member, Outcome, Place, Reading};
 use crate::id::{EvalId, Generation, LeaseId, WorldId};
 use crate::time::Time;
-use crate::worker::{Finished, Pass, Report, Shard, Task};
+use crate::worker::{Finished, Pass, Records, Report, Shard, Task};
 
 /// Minibatches of a shard that are read beyond the one that is evaluated.
 const PIECES_AHEAD: u32 = 2;

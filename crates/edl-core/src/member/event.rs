@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything that can happen to a member.
 
-use std::ops::Range;
-
-use crate::id::{BatchId, CheckpointId, Generation, LeaseId, WorkerId, WorldId};
-use crate::job::{CheckpointFile, Peer};
+use crate::id::{BatchId, CheckpointId, LeaseId, WorkerId};
+use crate::job::{CheckpointFile, Command, Peer};
 use crate::model::ModelSpec;
-use crate::route::Route;
-use crate::worker::{Finished, Task};
-use crate::world::Announced;
+use crate::worker::Finished;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,27 +14,15 @@ pub enum Event {
     /// The model is built, and other workers can reach this one as `peer` says.
     Built { model: Box<ModelSpec>, peer: Box<Peer> },
 
-    /// The master announces a world; this worker may not be in it.
-    World(Announced),
-    /// The master allows the members of `world` to train up to step `until`.
-    Go { world: WorldId, until: u64 },
-    /// The master orders files of a checkpoint.
-    Checkpoint(Order),
-    /// The master assigns a shard of the validation data.
-    Lease { lease: LeaseId, task: Task },
-    /// The master takes a shard back.
-    Revoke(LeaseId),
+    /// From the master.
+    Command(Command),
     /// A master has admitted this worker again. It has assigned the shards to other workers, and
     /// may have missed the last reports.
     Rejoined,
     /// The stream to the master broke.
     MasterLost,
-    /// Where the parameter servers are, under Hybrid.
-    Route(Route),
     /// Asked to exit as soon as the other members do not need this one.
     Leave,
-    /// Must exit now.
-    Stop,
 
     /// Answer to `Effect::Read`.
     Decoded { place: Place, result: Result<(), String> },
@@ -48,17 +32,6 @@ pub enum Event {
     Written { checkpoint: CheckpointId, result: Result<Vec<CheckpointFile>, String> },
     /// Answer to `Effect::Start`: the activity has ended.
     Ended(Result<Outcome, Failure>),
-}
-
-/// Files of a checkpoint that this worker is to write.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Order {
-    pub checkpoint: CheckpointId,
-    pub generation: Generation,
-    pub folder: String,
-    /// The step whose state is written.
-    pub at: u64,
-    pub partitions: Range<u32>,
 }
 
 /// What records are read for.

@@ -100,14 +100,18 @@ fn route(generation: u64) -> Route {
     Route { generation: Generation(generation), servers: vec![server] }
 }
 
+fn stop() -> Event {
+    Event::Command(Command::Stop("the job is over".into()))
+}
+
 fn shard(version: u64, number: u32) -> Task {
     let pass = Pass::Evaluate { eval: EvalId(7), version };
     Task::Shard(Shard { number, records: 0..5, pass })
 }
 
-fn order(checkpoint: u64, at: u64) -> Order {
+fn order(checkpoint: u64, at: u64) -> MemberCheckpoint {
     let folder = "folder".into();
-    Order {
+    MemberCheckpoint {
         checkpoint: CheckpointId(checkpoint),
         generation: GENERATION,
         folder,
@@ -152,7 +156,7 @@ impl Bench {
     /// Trains alone from first values up to `until`.
     fn alone(until: u64) -> Self {
         let mut bench = Self::new(config());
-        bench.feed(Event::World(loading(world(1, &[ME], None, until))));
+        bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, until)))));
         bench.run();
         assert_eq!(bench.member.step(), Some(until));
         bench.reports.clear();
@@ -297,7 +301,7 @@ fn first_word(text: &str) -> String {
 #[test]
 fn a_world_is_entered_and_trained_as_far_as_it_is_allowed() {
     let mut bench = Bench::new(config());
-    bench.feed(Event::World(loading(world(1, &[ME], None, 3))));
+    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 3)))));
     bench.run();
     let forming = ["load", "enter", "exchange", "transfer", "formed 1 at 0"];
     let first = ["train 0.0", "train 0.1", "reduce", "apply", "hash", "stepped 1 (1001)"];
@@ -308,19 +312,19 @@ fn a_world_is_entered_and_trained_as_far_as_it_is_allowed() {
     assert_eq!(bench.log, all);
     assert_eq!(bench.member.claim(), Some(Claim { world: WorldId(1), step: 3 }));
     bench.log.clear();
-    bench.feed(Event::Go { world: WorldId(0), until: 4 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(0), until: 4 }));
     assert_eq!(bench.doing, None, "another world's grant");
-    bench.feed(Event::Go { world: WorldId(1), until: 4 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 4 }));
     bench.run();
     assert_eq!(bench.member.step(), Some(4));
-    bench.feed(Event::Go { world: WorldId(1), until: 2 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 2 }));
     assert_eq!(bench.doing, None);
 }
 
 #[test]
 fn steps_are_reported_once_in_a_while_and_before_every_wait() {
     let mut bench = Bench::new(config());
-    bench.feed(Event::World(loading(world(1, &[ME], None, 9))));
+    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 9)))));
     bench.run_to("train 3.0");
     bench.later(20);
     bench.run();
@@ -338,7 +342,7 @@ fn what_a_master_may_have_missed_is_repeated() {
     let Report::Ready { peer: Some(peer), .. } = &bench.reports[0] else { panic!() };
     assert_eq!((peer.step, peer.probe), (Some(2), 7));
     bench.log.clear();
-    bench.feed(Event::Go { world: WorldId(1), until: 3 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 3 }));
     bench.run_to("train 2.0");
     bench.feed(Event::Rejoined);
     bench.run();
@@ -348,15 +352,15 @@ fn what_a_master_may_have_missed_is_repeated() {
 #[test]
 fn a_later_world_interrupts_what_is_under_way() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Go { world: WorldId(1), until: 9 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
     bench.run_to("train 2.0");
-    bench.feed(Event::World(world(2, &[ME, OTHER], None, 9)));
+    bench.feed(Event::Command(Command::World(world(2, &[ME, OTHER], None, 9))));
     assert!(bench.is_cancelled);
     bench.succeed();
     assert_eq!(bench.log.last().unwrap(), "enter", "the step is thrown away");
     // The same while it forms: only the highest world counts.
-    bench.feed(Event::World(world(4, &[ME], None, 9)));
-    bench.feed(Event::World(world(3, &[ME], None, 9)));
+    bench.feed(Event::Command(Command::World(world(4, &[ME], None, 9))));
+    bench.feed(Event::Command(Command::World(world(3, &[ME], None, 9))));
     bench.end(Err(Failure::Cancelled));
     let Some(Activity::Enter { world, place: 0 }) = &bench.doing else { panic!("it enters") };
     assert_eq!(world.id, WorldId(4));
@@ -366,7 +370,7 @@ fn a_later_world_interrupts_what_is_under_way() {
 #[test]
 fn a_planned_world_is_entered_after_its_step_and_members_part_first() {
     let mut bench = Bench::new(config());
-    bench.feed(Event::World(world(1, &[ME, OTHER], None, 2)));
+    bench.feed(Event::Command(Command::World(world(1, &[ME, OTHER], None, 2))));
     bench.succeed();
     bench.end(Ok(Outcome::Levels(vec![None, Some(2)])));
     let Some(Activity::Transfer { moves, is_behind: true, .. }) = bench.doing.clone() else {
@@ -375,9 +379,9 @@ fn a_planned_world_is_entered_after_its_step_and_members_part_first() {
     assert_eq!(moves.len(), 3);
     bench.end(Ok(Outcome::Transferred(Transferred { step: 2, state_bytes: 9 })));
     bench.step = 2;
-    bench.feed(Event::World(world(2, &[ME], Some(4), 9)));
+    bench.feed(Event::Command(Command::World(world(2, &[ME], Some(4), 9))));
     assert_eq!(bench.doing, None, "not before its step");
-    bench.feed(Event::Go { world: WorldId(1), until: 4 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 4 }));
     bench.run_to("farewell");
     assert_eq!(bench.member.step(), Some(4));
     // Whatever went wrong with that.
@@ -390,7 +394,7 @@ fn a_planned_world_is_entered_after_its_step_and_members_part_first() {
 #[test]
 fn a_void_state_is_dropped_and_its_world_is_not_waited_for() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::World(void(world(2, &[ME, OTHER], Some(7), 9), ME)));
+    bench.feed(Event::Command(Command::World(void(world(2, &[ME, OTHER], Some(7), 9), ME))));
     assert_eq!(bench.log, ["enter"], "at once, without a farewell");
     assert_eq!((bench.member.step(), bench.member.claim()), (None, None));
     bench.succeed();
@@ -405,7 +409,7 @@ fn a_worker_that_is_left_out_keeps_its_state_and_leaves_if_asked() {
     let mut bench = Bench::alone(2);
     bench.feed(Event::Leave);
     assert!(!bench.has_ended, "others may need its state");
-    bench.feed(Event::World(world(2, &[OTHER], None, 9)));
+    bench.feed(Event::Command(Command::World(world(2, &[OTHER], None, 9))));
     assert_eq!(bench.member.claim(), Some(Claim { world: WorldId(1), step: 2 }));
     assert!(bench.has_ended);
 }
@@ -429,9 +433,9 @@ fn a_worker_that_leaves_waits_for_its_successors_but_not_for_long() {
 #[test]
 fn a_worker_that_is_stopped_does_not_wait_long_for_what_is_under_way() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Go { world: WorldId(1), until: 9 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
     bench.run_to("reduce");
-    bench.feed(Event::Stop);
+    bench.feed(stop());
     bench.later(999);
     bench.feed(Event::Tick);
     assert!(bench.is_cancelled && !bench.has_ended);
@@ -455,7 +459,7 @@ fn failures_of_a_step_are_reported_and_end_the_world() {
     let nonfinite = Failure::NonFinite("nan".into());
     for (at, failure) in [("reduce", lost), ("train 2.0", failed), ("train 2.0", nonfinite)] {
         let mut bench = Bench::alone(2);
-        bench.feed(Event::Go { world: WorldId(1), until: 9 });
+        bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
         bench.run_to(at);
         bench.end(Err(failure.clone()));
         match (bench.news()[0], failure) {
@@ -478,10 +482,13 @@ fn a_step_that_is_skipped_trains_no_lane_and_counts() {
     for has_tables in [false, true] {
         let mut bench = Bench::new(Config { has_tables, ..config() });
         if has_tables {
-            bench.feed(Event::Route(route(GENERATION.0)));
+            bench.feed(Event::Command(Command::Route(route(GENERATION.0))));
         }
         let skipped = BTreeSet::from([1]);
-        bench.feed(Event::World(Announced { skipped, ..loading(world(1, &[ME], None, 3)) }));
+        bench.feed(Event::Command(Command::World(Announced {
+            skipped,
+            ..loading(world(1, &[ME], None, 3))
+        })));
         bench.run();
         let count = |what: &str| bench.log.iter().filter(|line| line.starts_with(what)).count();
         assert_eq!(
@@ -500,7 +507,7 @@ fn a_step_that_is_skipped_trains_no_lane_and_counts() {
 #[test]
 fn records_that_cannot_be_read_fail_their_step() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Go { world: WorldId(1), until: 9 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
     bench.run_to("train 3.0");
     let place = Place::Lane(crate::id::BatchId { epoch: 1, index: 0 }, 1);
     bench.asked.retain(|event| !matches!(event, Event::Decoded { place: of, .. } if *of == place));
@@ -516,7 +523,7 @@ fn records_that_cannot_be_read_fail_their_step() {
 #[test]
 fn a_state_that_cannot_be_loaded_is_reported() {
     let mut bench = Bench::new(config());
-    bench.feed(Event::World(loading(world(1, &[ME], None, 3))));
+    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 3)))));
     bench.end(Err(Failure::Failed("corrupt".into())));
     let [MemberReport::NotLoaded { generation: GENERATION, .. }] = bench.news()[..] else {
         panic!()
@@ -527,12 +534,18 @@ fn a_state_that_cannot_be_loaded_is_reported() {
 #[test]
 fn a_checkpoint_is_copied_at_its_step_and_one_is_written_at_a_time() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Checkpoint(order(1, 3)));
-    bench.feed(Event::Checkpoint(order(2, 4)));
-    bench.feed(Event::Checkpoint(order(3, 1)));
-    bench.feed(Event::Checkpoint(Order { generation: Generation(3), ..order(4, 9) }));
-    bench.feed(Event::Checkpoint(Order { partitions: 0..4, ..order(5, 2) }));
-    bench.feed(Event::Go { world: WorldId(1), until: 5 });
+    bench.feed(Event::Command(Command::Checkpoint(order(1, 3))));
+    bench.feed(Event::Command(Command::Checkpoint(order(2, 4))));
+    bench.feed(Event::Command(Command::Checkpoint(order(3, 1))));
+    bench.feed(Event::Command(Command::Checkpoint(MemberCheckpoint {
+        generation: Generation(3),
+        ..order(4, 9)
+    })));
+    bench.feed(Event::Command(Command::Checkpoint(MemberCheckpoint {
+        partitions: 0..4,
+        ..order(5, 2)
+    })));
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 5 }));
     bench.run();
     let refused = |report: &Report| {
         let Report::CheckpointFailed { checkpoint, error, .. } = report else { return None };
@@ -548,7 +561,7 @@ fn a_checkpoint_is_copied_at_its_step_and_one_is_written_at_a_time() {
     assert_eq!(refused, expected.map(|(checkpoint, error)| (checkpoint, error.to_owned())));
     let written = bench.log.iter().position(|line| line == "write 1").unwrap();
     assert_eq!(bench.log[written - 1], "stepped 3 (1003)");
-    bench.feed(Event::Stop);
+    bench.feed(stop());
     assert!(!bench.has_ended, "the files are not complete");
     bench.feed(Event::Written { checkpoint: CheckpointId(1), result: Ok(Vec::new()) });
     assert!(bench.has_ended);
@@ -561,15 +574,15 @@ fn a_checkpoint_is_copied_at_its_step_and_one_is_written_at_a_time() {
 #[test]
 fn a_shard_is_evaluated_at_its_step_or_returned() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Lease { lease: LeaseId(1), task: shard(2, 5) });
-    bench.feed(Event::Lease { lease: LeaseId(2), task: shard(1, 6) });
-    bench.feed(Event::Lease { lease: LeaseId(3), task: shard(3, 7) });
+    bench.feed(Event::Command(Command::Lease { lease: LeaseId(1), task: shard(2, 5) }));
+    bench.feed(Event::Command(Command::Lease { lease: LeaseId(2), task: shard(1, 6) }));
+    bench.feed(Event::Command(Command::Lease { lease: LeaseId(3), task: shard(3, 7) }));
     bench.run();
     assert_eq!(bench.log, ["evaluate", "evaluate", "evaluate", "failed", "evaldone"]);
-    bench.feed(Event::Revoke(LeaseId(3)));
-    bench.feed(Event::Lease { lease: LeaseId(4), task: shard(3, 8) });
+    bench.feed(Event::Command(Command::Revoke(LeaseId(3))));
+    bench.feed(Event::Command(Command::Lease { lease: LeaseId(4), task: shard(3, 8) }));
     bench.feed(Event::Rejoined);
-    bench.feed(Event::Go { world: WorldId(1), until: 4 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 4 }));
     bench.run();
     let done = |report: &Report| {
         let Report::EvalDone { shard, .. } = report else { return None };
@@ -580,7 +593,7 @@ fn a_shard_is_evaluated_at_its_step_or_returned() {
 
 fn hybrid() -> Bench {
     let mut bench = Bench::new(Config { has_tables: true, ..config() });
-    bench.feed(Event::World(loading(world(1, &[ME], None, 9))));
+    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 9)))));
     bench
 }
 
@@ -589,10 +602,10 @@ fn servers_acknowledge_every_lane_before_the_sum() {
     let mut bench = hybrid();
     bench.run();
     assert_eq!(bench.log.last().unwrap(), "formed 1 at 0", "there is no route");
-    bench.feed(Event::Route(route(3)));
+    bench.feed(Event::Command(Command::Route(route(3))));
     assert_eq!(bench.doing, None, "another generation's servers");
     bench.log.clear();
-    bench.feed(Event::Route(route(4)));
+    bench.feed(Event::Command(Command::Route(route(4))));
     bench.run_to("train 3.0");
     let last = ["train 2.0", "skip 2.1", "settle", "reduce", "apply", "train 3.0"];
     assert_eq!(bench.log[0], "connect");
@@ -602,7 +615,7 @@ fn servers_acknowledge_every_lane_before_the_sum() {
 #[test]
 fn servers_that_cannot_be_reached_are_tried_again() {
     let mut bench = hybrid();
-    bench.feed(Event::Route(route(4)));
+    bench.feed(Event::Command(Command::Route(route(4))));
     bench.run_to("settle");
     bench.end(Err(Failure::Servers("refused".into())));
     assert_eq!(bench.doing, None);
@@ -620,7 +633,7 @@ fn servers_that_cannot_be_reached_are_tried_again() {
 #[test]
 fn servers_at_another_step_end_the_world() {
     let mut bench = hybrid();
-    bench.feed(Event::Route(route(4)));
+    bench.feed(Event::Command(Command::Route(route(4))));
     bench.run_to("train 1.0");
     bench.end(Err(Failure::OtherStep("step 7".into())));
     let Some(MemberReport::StepMismatch { world: WorldId(1), .. }) = bench.news().last() else {
@@ -632,9 +645,9 @@ fn servers_at_another_step_end_the_world() {
 #[test]
 fn a_sum_that_is_complete_is_applied_though_a_later_world_waits() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Go { world: WorldId(1), until: 9 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
     bench.run_to("reduce");
-    bench.feed(Event::World(world(2, &[ME], None, 9)));
+    bench.feed(Event::Command(Command::World(world(2, &[ME], None, 9))));
     bench.succeed();
     assert_eq!(bench.log.last().unwrap(), "apply");
     bench.succeed();
@@ -646,9 +659,9 @@ fn a_sum_that_is_complete_is_applied_though_a_later_world_waits() {
 #[test]
 fn the_end_waits_for_what_is_under_way() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Go { world: WorldId(1), until: 9 });
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
     bench.run_to("reduce");
-    bench.feed(Event::Stop);
+    bench.feed(stop());
     assert!(bench.is_cancelled && !bench.has_ended);
     bench.end(Err(Failure::Cancelled));
     assert!(bench.has_ended && bench.doing.is_none());

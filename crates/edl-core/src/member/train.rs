@@ -4,13 +4,13 @@
 use std::collections::btree_map::Entry;
 use std::time::Duration;
 
-use super::{Activity, Doing, Effect, Failure, Member, Outcome, Place, Reading, Records, Step};
+use super::{Activity, Doing, Effect, Failure, Member, Outcome, Place, Reading, Step};
 use crate::batch::batch_of;
 use crate::id::BatchId;
 use crate::job::MemberReport;
 use crate::lanes;
 use crate::time::Time;
-use crate::worker::Report;
+use crate::worker::{Records, Report};
 use crate::world::Announced;
 
 /// Servers that cannot be reached are tried again after this time.

@@ -81,15 +81,21 @@ pub enum Event {
 /// What a master can order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
+    Welcome,
     /// Replace what is held by the partitions of a new generation.
     Load(Box<Load>),
     /// Workers know the route to this generation: answer them.
     Serve(Generation),
     /// Write all partitions to `folder`: with `at` as they are after that step, otherwise as they
     /// are now.
-    Checkpoint { checkpoint: CheckpointId, generation: Generation, folder: String, at: Option<u64> },
-    /// Stop for good: nothing is answered any more.
-    Stop,
+    Checkpoint {
+        checkpoint: CheckpointId,
+        generation: Generation,
+        folder: String,
+        at: Option<u64>,
+    },
+    /// Stop for good, for this reason: nothing is answered any more.
+    Stop(String),
 }
 
 /// Who asks for the state of the partitions.

@@ -464,11 +464,11 @@ fn a_stopped_server_answers_everything_and_holds_nothing() {
     let mut bench = Bench::serving(PAIRS);
     bench.push(push(1, ANN, 1, 0));
     bench.pull(Pull { min_round: Some(1), ..pull(2, BOB, 1) });
-    let effects = bench.on(Event::Order(Order::Stop));
+    let effects = bench.on(Event::Order(Order::Stop("done".into())));
     let refusal = |request| refused(request, Refusal::NotServing);
     assert_eq!(effects, [refusal(1), Effect::Drop(Generation(1)), refusal(2)]);
     assert_eq!(bench.pull(pull(3, ANN, 1)), [refusal(3)]);
     assert_eq!(bench.on(load(2, PAIRS)), [load_failed(2, &Error::Stopped)]);
     assert_eq!(bench.on(loaded(1)), [Effect::Drop(Generation(1))]);
-    assert_eq!(bench.on(Event::Order(Order::Stop)), []);
+    assert_eq!(bench.on(Event::Order(Order::Stop("done".into()))), []);
 }

@@ -49,7 +49,9 @@ pub enum Effect {
 /// Which records to read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Records {
-    Training(BatchId),
+    Batch(BatchId),
+    /// The records of one lane of a batch.
+    Lane(BatchId, u32),
     Validation(Range<u64>),
     Prediction(Range<u64>),
 }

@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use crate::id::{BatchId, EvalId, Generation, LeaseId};
+use crate::job::Command;
 use crate::metric::Measures;
 use crate::model::ModelSpec;
-use crate::route::Route;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,62 +20,29 @@ pub enum Event {
 
     /// A master has admitted this worker again. It has assigned the worker's shards to others.
     Rejoined,
-    Route(Route),
-    Lease {
-        lease: LeaseId,
-        task: Task,
-    },
-    Revoke(LeaseId),
-    /// The master has no more work.
-    Stop,
+    /// From the master.
+    Command(Command),
 
     /// Answer to `Effect::Read`.
-    Decoded {
-        item: Item,
-        result: Result<(), String>,
-    },
+    Decoded { item: Item, result: Result<(), String> },
 
     /// All servers of the route are connected.
-    Connected {
-        connection: u64,
-    },
+    Connected { connection: u64 },
     /// Answer to `Effect::Pull`: the parameters are here.
-    Pulled {
-        connection: u64,
-        item: Item,
-    },
+    Pulled { connection: u64, item: Item },
     /// The model cannot name the rows of an item, so nothing was pulled.
-    NotPulled {
-        connection: u64,
-        item: Item,
-        error: String,
-    },
+    NotPulled { connection: u64, item: Item, error: String },
     /// Every server has acknowledged the batch.
-    Acknowledged {
-        connection: u64,
-        batch: BatchId,
-        generation: Generation,
-    },
+    Acknowledged { connection: u64, batch: BatchId, generation: Generation },
     /// The connection failed, or could not be made. It is of no further use.
-    Broken {
-        connection: u64,
-    },
+    Broken { connection: u64 },
 
     /// Answer to `Effect::Compute`.
-    Computed {
-        item: Item,
-        result: Result<Computed, Fault>,
-    },
+    Computed { item: Item, result: Result<Computed, Fault> },
     /// `Effect::Begin` failed.
-    NotBegun {
-        lease: LeaseId,
-        error: String,
-    },
+    NotBegun { lease: LeaseId, error: String },
     /// Answer to `Effect::Finish`.
-    Finished {
-        lease: LeaseId,
-        result: Result<Finished, String>,
-    },
+    Finished { lease: LeaseId, result: Result<Finished, String> },
 }
 
 /// A batch to train, or a minibatch of a shard to evaluate or predict. Items are computed in

@@ -50,15 +50,19 @@ fn item(index: u32) -> Item {
 }
 
 fn train(lease: u64, indices: std::ops::Range<u32>) -> Event {
-    Event::Lease {
+    Event::Command(Command::Lease {
         lease: LeaseId(lease),
         task: Task::Train { epoch: 0, indices, skipped: Vec::new() },
-    }
+    })
 }
 
 fn skip(lease: u64, indices: std::ops::Range<u32>, skipped: &[u32]) -> Event {
     let task = Task::Train { epoch: 0, indices, skipped: skipped.to_vec() };
-    Event::Lease { lease: LeaseId(lease), task }
+    Event::Command(Command::Lease { lease: LeaseId(lease), task })
+}
+
+fn stop() -> Event {
+    Event::Command(Command::Stop("the job is over".into()))
 }
 
 fn shard(n_records: u64) -> Shard {
@@ -90,7 +94,7 @@ impl Stage {
     fn new(config: Config) -> Self {
         let mut stage = Self { worker: Worker::new(config), now: Time::ZERO };
         stage.take(Event::Built(model()));
-        stage.take(Event::Route(route(1)));
+        stage.take(Event::Command(Command::Route(route(1))));
         stage.take(Event::Connected { connection: 1 });
         stage
     }
@@ -127,7 +131,7 @@ fn done(index: u32, generation: u64) -> Effect {
 }
 
 fn read(index: u32) -> Effect {
-    Effect::Read { item: item(index), records: Records::Training(batch(index)) }
+    Effect::Read { item: item(index), records: Records::Batch(batch(index)) }
 }
 
 fn pull(connection: u64, index: u32) -> Effect {
@@ -204,12 +208,12 @@ fn unanswered_gradients_are_limited() {
 fn a_new_generation_voids_leases_and_what_is_computed() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..3));
-    stage.take(Event::Lease { lease: LeaseId(8), task: Task::Shard(shard(20)) });
+    stage.take(Event::Command(Command::Lease { lease: LeaseId(8), task: Task::Shard(shard(20)) }));
     for number in [0, 1] {
         stage.compute(1, piece(8, number));
     }
     stage.compute(1, item(0));
-    let effects = stage.take(Event::Route(route(2)));
+    let effects = stage.take(Event::Command(Command::Route(route(2))));
     assert!(effects.contains(&Effect::Abort { connection: 1 }));
     assert!(effects.contains(&Effect::Drop(LeaseId(8))));
     assert!(effects.contains(&Effect::Connect { connection: 2, route: route(2) }));
@@ -229,7 +233,7 @@ fn a_gradient_from_the_parameters_of_another_generation_is_not_pushed() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..1));
     assert_eq!(stage.compute(1, item(0)), [Effect::Compute(item(0))]);
-    stage.take(Event::Route(route(2)));
+    stage.take(Event::Command(Command::Route(route(2))));
     stage.take(Event::Connected { connection: 2 });
     assert_eq!(stage.take(train(9, 0..1)), [read(0)]);
     assert_eq!(stage.take(trained(0)), []);
@@ -239,10 +243,10 @@ fn a_gradient_from_the_parameters_of_another_generation_is_not_pushed() {
 #[test]
 fn a_route_of_a_lower_generation_is_ignored() {
     let mut stage = Stage::new(config(Mode::Async));
-    stage.take(Event::Route(route(3)));
+    stage.take(Event::Command(Command::Route(route(3))));
     stage.take(train(7, 0..1));
-    assert_eq!(stage.take(Event::Route(route(2))), []);
-    assert_eq!(stage.take(Event::Route(route(3))), [], "known already");
+    assert_eq!(stage.take(Event::Command(Command::Route(route(2)))), []);
+    assert_eq!(stage.take(Event::Command(Command::Route(route(3)))), [], "known already");
 }
 
 #[test]
@@ -277,13 +281,13 @@ fn a_revoked_batch_is_neither_computed_nor_pushed() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..1));
     stage.take(decoded(item(0)));
-    stage.take(Event::Revoke(LeaseId(7)));
+    stage.take(Event::Command(Command::Revoke(LeaseId(7))));
     stage.take(train(8, 5..7));
     stage.take(decoded(item(5)));
     let effects = stage.take(Event::Pulled { connection: 1, item: item(0) });
     assert_eq!(effects[..2], [Effect::Forget(item(0)), pull(1, 5)]);
     stage.take(Event::Pulled { connection: 1, item: item(5) });
-    let effects = stage.take(Event::Revoke(LeaseId(8)));
+    let effects = stage.take(Event::Command(Command::Revoke(LeaseId(8))));
     assert_eq!(effects, [Effect::Forget(item(6))]);
     assert_eq!(stage.take(trained(5)), []);
 }
@@ -310,7 +314,7 @@ fn dense_parameters_are_pulled_every_few_batches_and_after_a_pull_that_was_not_u
     stage.take(Event::Connected { connection: 2 });
     stage.take(train(7, 7..9));
     assert_eq!(dense(&stage.take(decoded(item(7)))), Some(true), "after a lost connection");
-    stage.take(Event::Revoke(LeaseId(7)));
+    stage.take(Event::Command(Command::Revoke(LeaseId(7))));
     stage.take(Event::Pulled { connection: 2, item: item(7) });
     stage.take(train(8, 8..9));
     assert_eq!(dense(&stage.take(decoded(item(8)))), Some(true), "those of 7 were dropped");
@@ -321,7 +325,8 @@ fn a_shard_is_computed_piece_by_piece_before_training() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..1));
     let lease = LeaseId(8);
-    let effects = stage.take(Event::Lease { lease, task: Task::Shard(shard(15)) });
+    let effects =
+        stage.take(Event::Command(Command::Lease { lease, task: Task::Shard(shard(15)) }));
     let records = [30..40, 40..45].map(Records::Validation);
     let [first, second] = records;
     let reads = [
@@ -354,7 +359,7 @@ fn a_shard_is_computed_piece_by_piece_before_training() {
 fn a_shard_without_records_is_finished_at_once() {
     let mut stage = Stage::new(config(Mode::Async));
     let lease = LeaseId(8);
-    let effects = stage.take(Event::Lease { lease, task: Task::Shard(shard(0)) });
+    let effects = stage.take(Event::Command(Command::Lease { lease, task: Task::Shard(shard(0)) }));
     assert_eq!(effects, [Effect::Begin { lease, shard: shard(0) }, Effect::Finish(lease)]);
 }
 
@@ -379,7 +384,10 @@ fn failures_return_the_lease_with_a_reason() {
         stage.take(Event::Computed { item: item(4), result: Err(Fault::Failed(error())) });
     assert_eq!(effects, [failed(9, 4)]);
     for (lease, n_records) in [(10, 15), (11, 0)] {
-        stage.take(Event::Lease { lease: LeaseId(lease), task: Task::Shard(shard(n_records)) });
+        stage.take(Event::Command(Command::Lease {
+            lease: LeaseId(lease),
+            task: Task::Shard(shard(n_records)),
+        }));
         let effects = stage.take(Event::NotBegun { lease: LeaseId(lease), error: error() });
         assert_eq!(effects[..2], [Effect::Drop(LeaseId(lease)), failed(lease, 2)]);
     }
@@ -403,7 +411,7 @@ fn a_skipped_batch_is_pushed_without_being_read_again_after_a_lost_connection() 
     let mut stage = Stage::new(config(Mode::Async));
     let (skip_4, read_5) = (
         |connection| Effect::Skip { connection, batch: batch(4) },
-        Effect::Read { item: item(5), records: Records::Training(batch(5)) },
+        Effect::Read { item: item(5), records: Records::Batch(batch(5)) },
     );
     assert_eq!(stage.take(skip(7, 4..6, &[4])), [skip_4(1), read_5]);
     stage.take(Event::Broken { connection: 1 });
@@ -419,7 +427,7 @@ fn a_new_master_is_told_what_is_held_and_shards_are_dropped() {
     stage.take(train(7, 0..3));
     stage.compute(1, item(0));
     stage.take(trained(0));
-    stage.take(Event::Lease { lease: LeaseId(8), task: Task::Shard(shard(15)) });
+    stage.take(Event::Command(Command::Lease { lease: LeaseId(8), task: Task::Shard(shard(15)) }));
     let effects = stage.take(Event::Rejoined);
     let held = vec![HeldLease { lease: LeaseId(7), epoch: 0, indices: vec![0, 1, 2] }];
     let ready = Report::Ready { model: model(), capacity: 2, held, peer: None };
@@ -468,7 +476,7 @@ fn a_stopped_worker_pushes_nothing_more() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..2));
     stage.compute(1, item(0));
-    stage.take(Event::Stop);
+    stage.take(stop());
     assert_eq!(stage.take(trained(0)), [Effect::Abort { connection: 1 }, Effect::End]);
 }
 
@@ -483,7 +491,7 @@ fn what_a_worker_waits_for_is_named() {
     assert_eq!(take(Event::Tick), ("", "idle"));
     assert_eq!(take(Event::Built(model())), ("work", "idle"));
     assert_eq!(take(train(7, 0..1)), ("a route from the master", "idle"));
-    assert_eq!(take(Event::Route(route(1))), ("parameter servers", "idle"));
+    assert_eq!(take(Event::Command(Command::Route(route(1)))), ("parameter servers", "idle"));
     assert_eq!(take(Event::Connected { connection: 1 }), ("", "data_wait"));
     assert_eq!(take(decoded(item(0))), ("parameters", "communicate"));
     let pulled = Event::Pulled { connection: 1, item: item(0) };

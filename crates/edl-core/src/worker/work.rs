@@ -117,7 +117,7 @@ impl Work {
     /// The records of `item`, if it is held.
     pub(super) fn records(&self, item: Item, minibatch_size: u32) -> Option<Records> {
         let (lease, piece) = match item {
-            Item::Batch(batch) => return Some(Records::Training(batch)),
+            Item::Batch(batch) => return Some(Records::Batch(batch)),
             Item::Piece { lease, piece } => (lease, piece),
         };
         let shard = &self.shards.get(&lease)?.shard;

@@ -2,10 +2,16 @@
 //! Effects in, spans out.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use edl_core::evaluation::Evaluated;
 use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, WorkerId};
+use edl_core::layout::Layout;
+use edl_core::model::ModelSpec;
+use edl_core::optimizer::OptimizerSpec;
 use edl_core::platform::{InstanceState, Role};
+use edl_core::server::Load;
+use edl_core::spec::Mode;
 use edl_core::world::{Announced, Member};
 use edl_net::otlp::any_value::Value;
 use edl_net::otlp::status::StatusCode;
@@ -85,6 +91,30 @@ fn a_world_heals_and_its_spans_lie_under_the_job() {
     assert!(recorder.take().is_empty());
 }
 
+fn load(from: LoadFrom) -> Order {
+    let optimizer = OptimizerSpec::sgd(1.0);
+    let model = ModelSpec {
+        name: "none".into(),
+        params: Vec::new(),
+        tables: Vec::new(),
+        inputs: Vec::new(),
+        metrics: Vec::new(),
+        optimizer: optimizer.clone(),
+    };
+    Order::Load(Box::new(Load {
+        generation: Generation(2),
+        partitions: 0..1,
+        layout: Layout::shared(0, 2),
+        model: Arc::new(model),
+        optimizer,
+        seed: 0,
+        n_batches: 1,
+        mode: Mode::Async,
+        lr_staleness_modulation: false,
+        from,
+    }))
+}
+
 #[test]
 fn servers_and_workers_heal_by_what_was_lost() {
     let mut recorder = recorder(1, false);
@@ -94,11 +124,10 @@ fn servers_and_workers_heal_by_what_was_lost() {
     recorder.effect(&note(EventKind::WorkerJoined, "worker-2 joined"), 35);
     let from = LoadFrom { checkpoint: Some("version-2".into()), keep_applied: true };
     for ps in 0..2 {
-        let load = PsOrder::Load { generation: Generation(2), from: from.clone() };
-        recorder.effect(&Effect::ToPs(PsId(ps), load), 40);
+        recorder.effect(&Effect::ToPs(PsId(ps), load(from.clone())), 40);
     }
     for ps in 0..2 {
-        let serve = PsOrder::Serve { generation: Generation(2) };
+        let serve = Order::Serve(Generation(2));
         recorder.effect(&Effect::ToPs(PsId(ps), serve), 50);
     }
     let spans = recorder.take();

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a master receives, as reports, and what it sends, as messages.
 
-use std::ops::Range;
-
 use edl_core::applied::AppliedSet;
 use edl_core::goodput::{TimeKind, TimeReport};
 use edl_core::id::{
     BatchId, CheckpointId, EvalId, Generation, Incarnation, LeaseId, PartitionId, PsId, WorkerId,
     WorldId,
 };
-use edl_core::job::{Command, Event, HeldLease, Job, LoadFrom, MemberReport, Peer, PsOrder, Work};
-use edl_core::layout::Layout;
+use edl_core::job::{Command, Event, HeldLease, Job, LoadFrom, MemberReport, Peer};
 use edl_core::metric::{Measures, MetricKind, Sums};
-use edl_core::optimizer;
 use edl_core::platform::{ChaosAction, InstanceId, Role};
 use edl_core::server;
 use edl_core::servers::{PartitionState, ServerMember};
@@ -211,8 +207,6 @@ pub fn chaos(request: &proto::ChaosRequest) -> Result<Event, Status> {
 /// Encodes what a job's machine sends to workers and servers.
 pub struct Encoder<'a> {
     pub job: &'a Job,
-    /// Where predictions go.
-    pub output: &'a str,
     /// The path of a checkpoint folder: of this job if the flag is set, else one that the user named.
     pub path: &'a dyn Fn(&str, bool) -> String,
 }
@@ -226,52 +220,59 @@ impl Encoder<'_> {
         let kind = match command {
             Command::Welcome => Kind::Welcome(proto::WorkerWelcome {
                 term: config.term.0,
-                run: self.job.config().run.to_string(),
+                run: config.run.to_string(),
                 spec_json: json(&config.spec),
                 n_records: config.n_records,
                 n_validation_records: config.n_validation_records,
                 n_prediction_records: config.n_prediction_records,
                 heartbeat_secs: self.heartbeat_secs(),
             }),
-            Command::Route => Kind::Route(self.route()),
-            Command::Lease { lease, work, .. } => Kind::Lease(self.lease(lease, work)),
+            Command::Route(route) => Kind::Route(route.into()),
+            Command::Lease { lease, task } => {
+                Kind::Lease(proto::Lease { lease: lease.0, work: Some(task.into()) })
+            }
             Command::Revoke(lease) => Kind::Revoke(proto::Revoke { lease: lease.0 }),
             Command::World(announced) => Kind::World(self.world(announced)),
             Command::Go { world, until } => Kind::Go(proto::Go { world: world.0, until }),
-            Command::Checkpoint { checkpoint, generation, folder, at, partitions } => {
-                Kind::Checkpoint(proto::WorkerCheckpoint {
-                    checkpoint: checkpoint.0,
-                    generation: generation.0,
-                    folder: (self.path)(&folder, true),
-                    at,
-                    first_partition: partitions.start,
-                    end_partition: partitions.end,
-                })
-            }
+            Command::Checkpoint(order) => Kind::Checkpoint(proto::WorkerCheckpoint {
+                checkpoint: order.checkpoint.0,
+                generation: order.generation.0,
+                folder: (self.path)(&order.folder, true),
+                at: order.at,
+                first_partition: order.partitions.start,
+                end_partition: order.partitions.end,
+            }),
             Command::Ping => Kind::Ping(proto::Ping {}),
             Command::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
         };
         WorkerCommand { kind: Some(kind) }
     }
 
-    /// An order as the server `ps` gets it; `None` if the model's optimizer is invalid.
+    /// An order as a server gets it.
     #[must_use]
-    pub fn ps(&self, ps: PsId, order: PsOrder) -> Option<PsCommand> {
+    pub fn ps(&self, order: server::Order) -> PsCommand {
         use ps_command::Kind;
+        use server::Order;
         let config = self.job.config();
         let kind = match order {
-            PsOrder::Welcome => Kind::Welcome(proto::PsWelcome {
+            Order::Welcome => Kind::Welcome(proto::PsWelcome {
                 term: config.term.0,
-                run: self.job.config().run.to_string(),
+                run: config.run.to_string(),
                 spec_json: json(&config.spec),
                 heartbeat_secs: self.heartbeat_secs(),
             }),
-            PsOrder::Load { generation, from } => {
-                let hosted = self.layout().hosted(ps, config.spec.num_ps_pods);
-                Kind::Load(self.load(hosted, generation, from)?)
-            }
-            PsOrder::Serve { generation } => Kind::Serve(proto::Serve { generation: generation.0 }),
-            PsOrder::Checkpoint { checkpoint, generation, folder, at } => {
+            Order::Load(load) => Kind::Load(proto::Load {
+                generation: load.generation.0,
+                first_partition: load.partitions.start,
+                end_partition: load.partitions.end,
+                n_partitions: load.layout.n_partitions,
+                model_spec_json: json(&*load.model),
+                optimizer_json: json(&load.optimizer),
+                n_batches: load.n_batches,
+                from: Some(self.load_from(load.from)),
+            }),
+            Order::Serve(generation) => Kind::Serve(proto::Serve { generation: generation.0 }),
+            Order::Checkpoint { checkpoint, generation, folder, at } => {
                 Kind::Checkpoint(proto::ServerCheckpoint {
                     checkpoint: checkpoint.0,
                     generation: generation.0,
@@ -279,52 +280,9 @@ impl Encoder<'_> {
                     at,
                 })
             }
-            PsOrder::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
+            Order::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
         };
-        Some(PsCommand { kind: Some(kind) })
-    }
-
-    fn lease(&self, lease: LeaseId, work: Work) -> proto::Lease {
-        use proto::lease::Work as Wire;
-        let work = match work {
-            Work::Train { epoch, range, skipped } => Wire::Train(proto::TrainWork {
-                epoch,
-                first: range.start,
-                count: range.end - range.start,
-                skipped,
-            }),
-            Work::Eval { eval, version, shard, records } => Wire::Eval(proto::EvalWork {
-                eval: eval.0,
-                version,
-                shard,
-                first_record: records.start,
-                end_record: records.end,
-            }),
-            Work::Predict { shard, records } => Wire::Predict(proto::PredictWork {
-                shard,
-                first_record: records.start,
-                end_record: records.end,
-                folder: self.output.to_owned(),
-            }),
-        };
-        proto::Lease { lease: lease.0, work: Some(work) }
-    }
-
-    /// Where the partitions are now.
-    fn route(&self) -> proto::Route {
-        let (servers, layout) = (self.job.servers(), self.layout());
-        let server = |(ps, member): (&PsId, &ServerMember)| {
-            let hosted = layout.hosted(*ps, servers.n_ps());
-            proto::Server {
-                ps: ps.0,
-                address: member.address.clone(),
-                unix_path: member.unix_path.clone(),
-                first_partition: hosted.start,
-                end_partition: hosted.end,
-            }
-        };
-        let servers_now = servers.members().iter().map(server).collect();
-        proto::Route { generation: servers.generation().0, servers: servers_now }
+        PsCommand { kind: Some(kind) }
     }
 
     fn world(&self, announced: Announced) -> proto::World {
@@ -352,41 +310,9 @@ impl Encoder<'_> {
         }
     }
 
-    fn load(
-        &self,
-        hosted: Range<u32>,
-        generation: Generation,
-        from: LoadFrom,
-    ) -> Option<proto::Load> {
-        let model = self.job.durable().model.as_ref()?;
-        let optimizer = match optimizer::resolve(&self.job.config().spec, model) {
-            Ok(optimizer) => optimizer,
-            Err(error) => {
-                // Refused at submit; here it can only come from a master that was started manually.
-                tracing::error!(%error, "invalid optimizer");
-                return None;
-            }
-        };
-        Some(proto::Load {
-            generation: generation.0,
-            first_partition: hosted.start,
-            end_partition: hosted.end,
-            n_partitions: self.layout().n_partitions,
-            model_spec_json: json(model),
-            optimizer_json: json(&optimizer),
-            n_batches: self.job.config().n_batches(),
-            from: Some(self.load_from(from)),
-        })
-    }
-
     fn load_from(&self, LoadFrom { checkpoint, keep_applied }: LoadFrom) -> proto::LoadFrom {
         let checkpoint = checkpoint.map(|folder| (self.path)(&folder, keep_applied));
         proto::LoadFrom { checkpoint, keep_applied }
-    }
-
-    fn layout(&self) -> Layout {
-        let dense_len = self.job.durable().model.as_ref().map_or(0, |model| model.dense_len());
-        self.job.config().spec.layout(dense_len)
     }
 
     /// Heartbeats show progress, so several must come before a task is overdue.

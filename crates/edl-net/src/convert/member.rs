@@ -1,34 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commands to a worker under AllReduce or Hybrid. Its reports are in `worker`.
+//! Worlds, as they are announced to their members.
 
-use edl_core::id::{CheckpointId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
-use edl_core::member::{Event, Order};
+use edl_core::id::{Generation, Incarnation, WorkerId, WorldId};
 use edl_core::world::{Announced, Member, World};
 
-use super::worker;
 use crate::mesh::Peer;
-use crate::proto::{self, lease::Work, worker_command};
+use crate::proto;
 
-/// A command as a member of a world takes it. None for a welcome or a ping, which its session takes,
-/// and for work that members do not do.
-#[must_use]
-pub fn event(command: worker_command::Kind) -> Option<Event> {
-    use worker_command::Kind as Command;
-    Some(match command {
-        Command::World(world) => Event::World(announced(&world)),
-        Command::Go(proto::Go { world, until }) => Event::Go { world: WorldId(world), until },
-        Command::Checkpoint(order) => Event::Checkpoint(self::order(order)),
-        Command::Lease(proto::Lease { lease, work: Some(work @ Work::Eval(_)) }) => {
-            Event::Lease { lease: LeaseId(lease), task: worker::task(work) }
-        }
-        Command::Revoke(revoke) => Event::Revoke(LeaseId(revoke.lease)),
-        Command::Route(route) => Event::Route(route.into()),
-        Command::Stop(_) => Event::Stop,
-        Command::Welcome(_) | Command::Ping(_) | Command::Lease(_) => return None,
-    })
-}
-
-fn announced(world: &proto::World) -> Announced {
+pub(super) fn announced(world: &proto::World) -> Announced {
     let member = |member: &proto::Member| Member {
         worker: WorkerId(member.worker),
         incarnation: Incarnation(member.incarnation),
@@ -56,16 +35,6 @@ pub fn peers(world: &proto::World) -> Vec<Peer> {
         span: member.first_lane..member.end_lane,
     };
     world.members.iter().map(peer).collect()
-}
-
-fn order(order: proto::WorkerCheckpoint) -> Order {
-    Order {
-        checkpoint: CheckpointId(order.checkpoint),
-        generation: Generation(order.generation),
-        folder: order.folder,
-        at: order.at,
-        partitions: order.first_partition..order.end_partition,
-    }
 }
 
 #[cfg(test)]

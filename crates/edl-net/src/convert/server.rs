@@ -39,7 +39,7 @@ pub fn event(command: ps_command::Kind, spec: &JobSpec) -> Option<Event> {
             })
         }
         Kind::Inspect(proto::Inspect { request }) => Event::Inspect(Inspection::Master(request)),
-        Kind::Stop(_) => Event::Order(Order::Stop),
+        Kind::Stop(proto::StopWork { reason }) => Event::Order(Order::Stop(reason)),
     })
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The worker's half of the control plane.
 
-use edl_core::id::{EvalId, Incarnation, LeaseId, WorkerId};
-use edl_core::job::{HeldLease, MemberReport, Peer};
+use edl_core::id::{CheckpointId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
+use edl_core::job::{Command, HeldLease, MemberCheckpoint, MemberReport, Peer};
 use edl_core::metric::Sums;
-use edl_core::worker::{Event, Pass, Report, Shard, Task};
+use edl_core::worker::Report;
 
-use super::{checkpoint_done, json};
+use super::{checkpoint_done, json, member};
 use crate::proto::{self, worker_command, worker_message::Kind};
 
 /// The first message of a stream.
@@ -54,7 +54,7 @@ pub fn message(report: Report) -> proto::WorkerMessage {
             Kind::Heartbeat(proto::Heartbeat { waiting_for: waiting_for.into(), progress })
         }
         Report::Spending(report) => Kind::Spending(report.into()),
-        Report::Member(news) => member(news),
+        Report::Member(news) => self::news(news),
         Report::CheckpointDone { checkpoint, generation, files } => {
             Kind::CheckpointDone(checkpoint_done(checkpoint, generation, files))
         }
@@ -65,7 +65,7 @@ pub fn message(report: Report) -> proto::WorkerMessage {
     proto::WorkerMessage { kind: Some(kind) }
 }
 
-fn member(news: MemberReport) -> Kind {
+fn news(news: MemberReport) -> Kind {
     match news {
         MemberReport::Formed { world, step, pause_secs, state_bytes } => {
             Kind::Formed(proto::Formed { world: world.0, step, pause_secs, state_bytes })
@@ -100,50 +100,37 @@ fn held(held: HeldLease) -> proto::HeldLease {
     proto::HeldLease { lease: held.lease.0, epoch: held.epoch, indices: held.indices }
 }
 
-/// A command as a worker with parameter servers takes it. None for a welcome or a ping, which its
-/// session takes, for what only members of a world are sent, and for what this build does not know.
+/// A command as a worker takes it; none for a welcome, which its session takes, and for work that
+/// this build does not know.
 #[must_use]
-pub fn event(command: worker_command::Kind) -> Option<Event> {
-    use worker_command::Kind as Command;
-    match command {
-        Command::Route(route) => Some(Event::Route(route.into())),
-        Command::Lease(proto::Lease { lease, work, .. }) => {
-            Some(Event::Lease { lease: LeaseId(lease), task: task(work?) })
+pub fn command(kind: worker_command::Kind) -> Option<Command> {
+    use worker_command::Kind;
+    Some(match kind {
+        Kind::Welcome(_) => return None,
+        Kind::Route(route) => Command::Route(route.into()),
+        Kind::Lease(proto::Lease { lease, work }) => {
+            Command::Lease { lease: LeaseId(lease), task: work?.into() }
         }
-        Command::Revoke(revoke) => Some(Event::Revoke(LeaseId(revoke.lease))),
-        Command::Stop(_) => Some(Event::Stop),
-        Command::Welcome(_)
-        | Command::Ping(_)
-        | Command::World(_)
-        | Command::Go(_)
-        | Command::Checkpoint(_) => None,
-    }
-}
-
-/// What a lease assigns.
-#[must_use]
-pub fn task(work: proto::lease::Work) -> Task {
-    match work {
-        proto::lease::Work::Train(proto::TrainWork { epoch, first, count, skipped }) => {
-            Task::Train { epoch, indices: first..first.saturating_add(count), skipped }
-        }
-        proto::lease::Work::Eval(work) => {
-            let proto::EvalWork { eval, version, shard, first_record, end_record } = work;
-            let pass = Pass::Evaluate { eval: EvalId(eval), version };
-            Task::Shard(Shard { number: shard, records: first_record..end_record, pass })
-        }
-        proto::lease::Work::Predict(work) => {
-            let proto::PredictWork { shard, first_record, end_record, folder } = work;
-            let pass = Pass::Predict { folder };
-            Task::Shard(Shard { number: shard, records: first_record..end_record, pass })
-        }
-    }
+        Kind::Revoke(proto::Revoke { lease }) => Command::Revoke(LeaseId(lease)),
+        Kind::World(world) => Command::World(member::announced(&world)),
+        Kind::Go(proto::Go { world, until }) => Command::Go { world: WorldId(world), until },
+        Kind::Checkpoint(order) => Command::Checkpoint(MemberCheckpoint {
+            checkpoint: CheckpointId(order.checkpoint),
+            generation: Generation(order.generation),
+            folder: order.folder,
+            at: order.at,
+            partitions: order.first_partition..order.end_partition,
+        }),
+        Kind::Ping(_) => Command::Ping,
+        Kind::Stop(proto::StopWork { reason }) => Command::Stop(reason),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use edl_core::id::{BatchId, Generation};
+    use edl_core::id::{BatchId, EvalId};
     use edl_core::metric::{Measures, Metric};
+    use edl_core::worker::{Pass, Shard, Task};
     use prost::Message;
 
     use super::*;
@@ -152,18 +139,18 @@ mod tests {
     #[test]
     fn a_lease_becomes_a_task() {
         let work = proto::TrainWork { epoch: 2, first: 3, count: 4, skipped: vec![5] };
-        let task = |work| event(worker_command::Kind::Lease(lease(Some(work))));
+        let task = |work| command(worker_command::Kind::Lease(lease(Some(work))));
         let lease = LeaseId(9);
         let train = Task::Train { epoch: 2, indices: 3..7, skipped: vec![5] };
-        let expected = Some(Event::Lease { lease, task: train });
+        let expected = Some(Command::Lease { lease, task: train });
         assert_eq!(task(proto::lease::Work::Train(work)), expected);
         let folder = "output".to_owned();
         let work = proto::PredictWork { shard: 1, first_record: 10, end_record: 30, folder };
         let pass = Pass::Predict { folder: "output".into() };
         let predict = Task::Shard(Shard { number: 1, records: 10..30, pass });
-        let expected = Some(Event::Lease { lease, task: predict });
+        let expected = Some(Command::Lease { lease, task: predict });
         assert_eq!(task(proto::lease::Work::Predict(work)), expected);
-        assert_eq!(event(worker_command::Kind::Lease(self::lease(None))), None, "unknown work");
+        assert_eq!(command(worker_command::Kind::Lease(self::lease(None))), None, "unknown work");
     }
 
     fn lease(work: Option<proto::lease::Work>) -> proto::Lease {

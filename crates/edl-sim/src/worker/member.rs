@@ -9,16 +9,14 @@ use std::time::Duration;
 
 use edl_core::activity::WaitingFor;
 use edl_core::id::{CheckpointId, LeaseId, WorldId};
-use edl_core::job::{CheckpointFile, MemberReport, Peer};
-use edl_core::member::{
-    self, Activity, Config, Effect, Event, Failure, Limits, Order, Outcome, Place,
-};
+use edl_core::job::{CheckpointFile, Command, MemberCheckpoint, MemberReport, Peer};
+use edl_core::member::{self, Activity, Config, Effect, Event, Failure, Limits, Outcome, Place};
 use edl_core::metric::{Measures, Metric};
 use edl_core::platform::Ended;
 use edl_core::spec::JobSpec;
 use edl_core::time::Time;
 use edl_core::worker::{Finished, Report, Shard, Task};
-use edl_net::convert::member as convert;
+use edl_net::convert::worker as convert;
 use edl_net::proto::worker_command::Kind;
 
 use super::Control;
@@ -154,14 +152,14 @@ impl Member {
         context: &mut Context<'_>,
         command: Kind,
     ) {
-        let event = convert::event(command).expect("a command for members");
-        if let Event::Lease { lease, task: Task::Shard(shard) } = &event {
+        let command = convert::command(command).expect("a command can be read");
+        if let Command::Lease { lease, task: Task::Shard(shard) } = &command {
             self.shards.insert(*lease, (shard.clone(), Measures::new(&[Metric::loss()])));
         }
-        if let Event::World(announced) = &event {
+        if let Command::World(announced) = &command {
             self.is_forced |= announced.world.after.is_none();
         }
-        self.handle(control, context, event);
+        self.handle(control, context, Event::Command(command));
     }
 
     pub(crate) fn done(&mut self, control: &mut Control, context: &mut Context<'_>, done: Done) {
@@ -191,8 +189,8 @@ impl Member {
     }
 
     /// Begins to write the files that were ordered.
-    fn begin_write(&self, context: &mut Context<'_>, order: Order) -> Done {
-        let Order { checkpoint, folder, at, partitions, .. } = order;
+    fn begin_write(&self, context: &mut Context<'_>, order: MemberCheckpoint) -> Done {
+        let MemberCheckpoint { checkpoint, folder, at, partitions, .. } = order;
         let state = self.state.expect("a state to write");
         assert_eq!(state.step, at, "{folder} gets a file of another step");
         let begin = |partition| {

@@ -98,8 +98,8 @@ impl Trainer {
         context: &mut Context<'_>,
         command: worker_command::Kind,
     ) {
-        let event = convert::event(command).expect("a command can be read");
-        self.handle(control, context, event);
+        let command = convert::command(command).expect("a command can be read");
+        self.handle(control, context, Event::Command(command));
     }
 
     pub(crate) fn frame(

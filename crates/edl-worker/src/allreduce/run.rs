@@ -11,7 +11,8 @@ use std::sync::mpsc::Receiver;
 
 use edl_core::goodput;
 use edl_core::id::{LeaseId, WorldId};
-use edl_core::member::{Effect, Event, Order, Place};
+use edl_core::job::MemberCheckpoint;
+use edl_core::member::{Effect, Event, Place};
 use edl_core::metric::Metric;
 use edl_core::optimizer::Clip;
 use edl_net::mesh::Peer;
@@ -114,7 +115,7 @@ impl Run {
         }
     }
 
-    fn write(&mut self, order: Order) {
+    fn write(&mut self, order: MemberCheckpoint) {
         let Some(replica) = &self.replica else { return };
         let (driver, spending) = (&self.setup.driver, &self.setup.progress.spending);
         let checkpoint = order.checkpoint;

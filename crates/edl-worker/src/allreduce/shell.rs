@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use edl_core::activity::Activity;
 use edl_core::id::WorldId;
 use edl_core::job::MemberReport;
-use edl_core::member::{Config, Effect, Event, Member, Place, Records};
+use edl_core::member::{Config, Effect, Event, Member, Place};
 use edl_core::time::Time;
-use edl_core::worker::Report;
+use edl_core::worker::{Records, Report};
 use edl_net::convert;
 use edl_net::mesh::Peer;
 use edl_net::proto::worker_command::Kind as Command;
@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::interrupt::Interrupt;
 use crate::driver::{Driver, Input, Output, Shell};
-use crate::feed::{Decoded, Read, Source};
+use crate::feed::Decoded;
 use crate::progress::Progress;
 
 /// What the compute thread gets: data from other threads, and effects to perform.
@@ -35,7 +35,7 @@ pub(crate) enum Task {
 pub(crate) struct MemberShell {
     pub(crate) machine: Member,
     pub(crate) compute: Sender<Task>,
-    pub(crate) feed: Sender<(Place, Read)>,
+    pub(crate) feed: Sender<(Place, Records)>,
     pub(crate) interrupt: Arc<Interrupt>,
     pub(crate) progress: Arc<Progress>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct MemberShell {
 /// The ends of a member's channels for the threads that perform its effects.
 pub(crate) struct Queues {
     pub(crate) tasks: Receiver<Task>,
-    pub(crate) reads: Receiver<(Place, Read)>,
+    pub(crate) reads: Receiver<(Place, Records)>,
     pub(crate) interrupt: Arc<Interrupt>,
 }
 
@@ -96,7 +96,7 @@ impl Shell for MemberShell {
                     info!(world = id, n_members, after = world.after, "new world announced");
                     self.compute(Task::Peers(WorldId(world.world), peers));
                 }
-                convert::member::event(command)
+                convert::worker::command(command).map(Event::Command)
             }
             Input::Rejoined => Some(Event::Rejoined),
             Input::MasterLost => Some(Event::MasterLost),
@@ -112,11 +112,7 @@ impl Shell for MemberShell {
                 let _ = session.send(Output::Report(report));
             }
             Effect::Read { place, records } => {
-                let read = match records {
-                    Records::Lane(batch, lane) => Read::Lane(batch, lane),
-                    Records::Validation(range) => Read::Range(Source::Validation, range),
-                };
-                let _ = self.feed.send((place, read));
+                let _ = self.feed.send((place, records));
             }
             Effect::Waste(time) => self.progress.spending.waste(time),
             Effect::Cancel(world) => self.interrupt.cancel(world),

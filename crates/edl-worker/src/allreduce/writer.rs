@@ -6,7 +6,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use edl_core::job::CheckpointFile;
-use edl_core::member::{Event, Order};
+use edl_core::job::MemberCheckpoint;
+use edl_core::member::Event;
 use edl_tensor::checkpoint::{self, Snapshot};
 
 use super::replica::Replica;
@@ -16,7 +17,7 @@ use crate::driver::Driver;
 
 /// The thread that writes.
 pub(super) struct Writer {
-    orders: Sender<(Order, Vec<Snapshot>)>,
+    orders: Sender<(MemberCheckpoint, Vec<Snapshot>)>,
     /// The memory of the last copies, once they are written.
     pub(super) spare: Vec<Snapshot>,
 }
@@ -30,7 +31,11 @@ impl Writer {
     }
 
     /// Copies the partitions of `order` and has them written. Fails if the thread has exited.
-    pub(super) fn write(&mut self, order: Order, replica: &Replica) -> Result<(), String> {
+    pub(super) fn write(
+        &mut self,
+        order: MemberCheckpoint,
+        replica: &Replica,
+    ) -> Result<(), String> {
         let mut snapshots = std::mem::take(&mut self.spare);
         replica.snapshot_into(order.partitions.clone(), &mut snapshots);
         let sent = self.orders.send((order, snapshots));
@@ -38,7 +43,7 @@ impl Writer {
     }
 }
 
-fn run(orders: &Receiver<(Order, Vec<Snapshot>)>, driver: &Driver<MemberShell>) {
+fn run(orders: &Receiver<(MemberCheckpoint, Vec<Snapshot>)>, driver: &Driver<MemberShell>) {
     for (order, snapshots) in orders {
         let write = |snapshot| checkpoint::write_file(order.folder.as_ref(), snapshot);
         let files = || snapshots.iter().map(write).map(|file| file.map(CheckpointFile::from));

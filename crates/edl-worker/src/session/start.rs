@@ -15,7 +15,7 @@ use edl_core::member;
 use edl_core::model::ModelSpec;
 use edl_core::rng;
 use edl_core::spec::{JobSpec, JobType, Mode};
-use edl_core::worker::{self, Item, Worker};
+use edl_core::worker::{self, Item, Records, Worker};
 use edl_net::control::Job;
 use edl_tensor::first_values;
 use tokio::sync::mpsc::UnboundedSender;
@@ -25,7 +25,7 @@ use super::Error;
 use crate::allreduce::{self, Identity, MemberShell, OpenMesh};
 use crate::compute::{Compute, Numbers, Task};
 use crate::driver::{self, Driver, Output, Shell};
-use crate::feed::{self, Counts, Feeder, OpenRecords, Read, Source};
+use crate::feed::{self, Counts, Feeder, OpenRecords, Source};
 use crate::link::{Ask, Link};
 use crate::progress::Progress;
 use crate::ps_worker::PsWorker;
@@ -153,7 +153,7 @@ struct Start {
 struct Queues {
     driver: Driver<PsWorker>,
     tasks: Receiver<Task>,
-    reads: Receiver<(Item, Read)>,
+    reads: Receiver<(Item, Records)>,
     link: Sender<(u64, Ask)>,
     requests: Receiver<(u64, Ask)>,
 }

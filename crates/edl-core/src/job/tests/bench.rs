@@ -14,18 +14,18 @@ use crate::id::{
 };
 use crate::job::EventKind;
 use crate::job::{
-    CheckpointFile, Command, Config, Durable, Effect, End, Event, HeldLease, Job, Note, PsOrder,
-    Refusal, Work,
+    CheckpointFile, Command, Config, Durable, Effect, End, Event, HeldLease, Job, Note, Refusal,
 };
 use crate::metric::{Measures, Metric};
 use crate::model::ModelSpec;
 use crate::optimizer::OptimizerSpec;
 use crate::platform::{Ended, InstanceId, Order, Process, Report, Role};
+use crate::route::Route;
 use crate::server;
 use crate::servers::{PartitionState, ServerMember};
 use crate::spec::JobSpec;
 use crate::time::Time;
-use crate::worker;
+use crate::worker::{self, Pass, Shard, Task};
 
 /// What a partition has applied, and how often it changed.
 pub(super) type Parts = BTreeMap<u32, (AppliedSet, u64)>;
@@ -35,7 +35,7 @@ pub(super) struct FakeWorker {
     pub incarnation: u64,
     pub pid: u32,
     pub generation: Option<Generation>,
-    pub work: VecDeque<(LeaseId, Work)>,
+    pub work: VecDeque<(LeaseId, Task)>,
 }
 
 pub(super) struct FakePs {
@@ -106,7 +106,15 @@ pub(super) fn spec() -> JobSpec {
 
 pub(super) fn config(spec: JobSpec, n_validation_records: u64) -> Config {
     let (run, term) = (RunId::default(), Term(1));
-    Config { spec, run, term, n_records: 20, n_validation_records, n_prediction_records: 0 }
+    Config {
+        spec,
+        run,
+        term,
+        n_records: 20,
+        n_validation_records,
+        n_prediction_records: 0,
+        output: "output".into(),
+    }
 }
 
 pub(super) fn worker(id: u32) -> InstanceId {
@@ -229,19 +237,18 @@ impl Bench {
     }
 
     fn send_to_worker(&mut self, id: WorkerId, command: Command) {
-        let generation = self.job.servers().generation();
         let Some(worker) = self.workers.get_mut(&id.0) else { return };
         match command {
             Command::Welcome | Command::Ping => {}
-            Command::Route => {
+            Command::Route(Route { generation, .. }) => {
                 if worker.generation != Some(generation) {
                     worker.work.clear();
                 }
                 worker.generation = Some(generation);
             }
-            Command::Lease { lease, work, .. } => worker.work.push_back((lease, work)),
+            Command::Lease { lease, task } => worker.work.push_back((lease, task)),
             Command::Revoke(lease) => worker.work.retain(|(held, _)| *held != lease),
-            Command::World(_) | Command::Go { .. } | Command::Checkpoint { .. } => {
+            Command::World(_) | Command::Go { .. } | Command::Checkpoint(_) => {
                 panic!("the servers hold the parameters")
             }
             Command::Stop(_) => {
@@ -250,9 +257,9 @@ impl Bench {
         }
     }
 
-    fn send_to_ps(&mut self, id: PsId, order: PsOrder) -> Option<Event> {
-        if matches!(order, PsOrder::Load { .. }) && self.holds_loads
-            || matches!(order, PsOrder::Checkpoint { .. }) && self.holds_checkpoints
+    fn send_to_ps(&mut self, id: PsId, order: server::Order) -> Option<Event> {
+        if matches!(order, server::Order::Load(_)) && self.holds_loads
+            || matches!(order, server::Order::Checkpoint { .. }) && self.holds_checkpoints
         {
             self.held_back.push(Effect::ToPs(id, order));
             return None;
@@ -261,15 +268,16 @@ impl Bench {
     }
 
     /// What a server does with an order.
-    pub(super) fn obey_as_ps(&mut self, id: PsId, order: PsOrder) -> Option<Event> {
+    pub(super) fn obey_as_ps(&mut self, id: PsId, order: server::Order) -> Option<Event> {
         let spec = &self.job.config().spec;
         let layout = spec.layout(0);
         let hosted = layout.hosted(id, spec.num_ps_pods);
         let n_batches = self.job.config().n_batches();
         let server = self.servers.get_mut(&id.0)?;
         match order {
-            PsOrder::Welcome | PsOrder::Stop(_) => None,
-            PsOrder::Load { generation, from } => {
+            server::Order::Welcome | server::Order::Stop(_) => None,
+            server::Order::Load(load) => {
+                let server::Load { generation, from, .. } = *load;
                 if generation <= server.generation {
                     return None;
                 }
@@ -288,12 +296,12 @@ impl Bench {
                 let states = states(&server.parts);
                 Some(from_ps(id, server::Report::Loaded { generation, states }))
             }
-            PsOrder::Serve { generation } => {
+            server::Order::Serve(generation) => {
                 assert_eq!(generation, server.generation, "it serves what it holds");
                 server.is_serving = true;
                 None
             }
-            PsOrder::Checkpoint { checkpoint, generation, folder, .. } => {
+            server::Order::Checkpoint { checkpoint, generation, folder, .. } => {
                 self.checkpoint(id, checkpoint, generation, &folder)
             }
         }
@@ -462,18 +470,18 @@ impl Bench {
     pub(super) fn step(&mut self, id: u32) -> bool {
         let Some(next) = self.next_work(id) else { return false };
         match next {
-            (lease, Work::Train { epoch, range, skipped }) => {
-                let batch = BatchId { epoch, index: range.start };
+            (lease, Task::Train { epoch, indices, skipped }) => {
+                let batch = BatchId { epoch, index: indices.start };
                 self.push_everywhere(batch);
-                let left = range.start + 1..range.end;
+                let left = indices.start + 1..indices.end;
                 if !left.is_empty() {
                     let worker = self.workers.get_mut(&id).unwrap();
-                    let work = Work::Train { epoch, range: left, skipped };
+                    let work = Task::Train { epoch, indices: left, skipped };
                     worker.work.push_front((lease, work));
                 }
                 self.report(id, batch);
             }
-            (_, Work::Eval { eval, shard, .. }) => {
+            (_, Task::Shard(Shard { number: shard, pass: Pass::Evaluate { eval, .. }, .. })) => {
                 let loss = self.losses[self.evaluated.len().min(self.losses.len() - 1)];
                 let mut measures = Measures::new(&[Metric::loss()]);
                 measures.add_loss(loss, 2);
@@ -483,14 +491,14 @@ impl Bench {
                 let done = worker::Report::EvalDone { eval, shard, generation, measures };
                 self.handle(from_worker(id, done));
             }
-            (_, Work::Predict { shard, .. }) => {
+            (_, Task::Shard(Shard { number: shard, pass: Pass::Predict { .. }, .. })) => {
                 self.handle(from_worker(id, worker::Report::PredictDone { shard }));
             }
         }
         true
     }
 
-    pub(super) fn next_work(&mut self, id: u32) -> Option<(LeaseId, Work)> {
+    pub(super) fn next_work(&mut self, id: u32) -> Option<(LeaseId, Task)> {
         self.workers.get_mut(&id)?.work.pop_front()
     }
 
@@ -587,12 +595,12 @@ fn states(parts: &Parts) -> Vec<PartitionState> {
     parts.iter().map(state).collect()
 }
 
-fn held(work: &VecDeque<(LeaseId, Work)>) -> Vec<HeldLease> {
-    let held = |(lease, work): &(LeaseId, Work)| match work {
-        Work::Train { epoch, range, .. } => {
-            Some(HeldLease { lease: *lease, epoch: *epoch, indices: range.clone().collect() })
+fn held(work: &VecDeque<(LeaseId, Task)>) -> Vec<HeldLease> {
+    let held = |(lease, task): &(LeaseId, Task)| match task {
+        Task::Train { epoch, indices, .. } => {
+            Some(HeldLease { lease: *lease, epoch: *epoch, indices: indices.clone().collect() })
         }
-        Work::Eval { .. } | Work::Predict { .. } => None,
+        Task::Shard(_) => None,
     };
     work.iter().filter_map(held).collect()
 }

@@ -7,12 +7,13 @@ use super::bench::{Bench, batch_done, config, model, ps, spec, worker};
 use crate::activity::WaitingFor;
 use crate::exit::Exit;
 use crate::id::{BatchId, CheckpointId, Generation, Incarnation, LeaseId, PsId, WorkerId};
-use crate::job::{Durable, Effect, End, Event, EventKind, Job, PsOrder, Suspect, Work};
+use crate::job::{Durable, Effect, End, Event, EventKind, Job, Suspect};
 use crate::platform::{Ended, Order, Report};
+use crate::server;
 use crate::servers::{ServerMember, ServersPhase};
 use crate::spec::JobSpec;
 use crate::time::Time;
-use crate::worker;
+use crate::worker::{self, Task};
 
 fn train(n_epochs: u32) -> JobSpec {
     JobSpec { num_epochs: n_epochs, ..spec() }
@@ -196,9 +197,9 @@ fn an_error_of_user_code_counts_against_its_batch_and_success_pardons_it() {
     assert!(bench.disk.failures.is_empty(), "it was done in the end");
     // A number that the lease does not hold must not be believed.
     let (lease, work) = bench.next_work(0).unwrap();
-    let Work::Train { epoch, range, .. } = work else { panic!() };
+    let Task::Train { epoch, indices, .. } = work else { panic!() };
     bench.handle(failed(&bench, 0, lease, u32::MAX));
-    let first = BatchId { epoch, index: range.start };
+    let first = BatchId { epoch, index: indices.start };
     assert_eq!(bench.disk.failures[0].work, Suspect::Batch(first));
     bench.run();
     bench.expect_trained(1);
@@ -529,7 +530,7 @@ fn a_server_that_dies_while_loading_loads_again_when_it_is_back() {
     assert_eq!(held.len(), 3, "one of them for the newcomer");
     bench.holds_loads = false;
     for effect in held.into_iter().skip(1) {
-        let Effect::ToPs(id, order @ PsOrder::Load { .. }) = effect else { panic!() };
+        let Effect::ToPs(id, order @ server::Order::Load(_)) = effect else { panic!() };
         let loaded = bench.obey_as_ps(id, order).unwrap();
         bench.handle(loaded);
     }

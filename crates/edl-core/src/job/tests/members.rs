@@ -55,6 +55,7 @@ impl Members {
             n_records: 160,
             n_validation_records: 0,
             n_prediction_records: 0,
+            output: String::new(),
         };
         let job = Job::new(config, Durable::default(), Time::ZERO);
         let mut members = Self { job, now: Time::ZERO, effects: Vec::new() };

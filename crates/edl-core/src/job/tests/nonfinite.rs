@@ -3,9 +3,9 @@
 
 use super::bench::{Bench, batch_done, config, spec};
 use crate::id::{BatchId, Generation, Incarnation, LeaseId, WorkerId};
-use crate::job::{Event, EventKind, Work};
+use crate::job::{Event, EventKind};
 use crate::spec::{JobSpec, OnNonfinite};
-use crate::worker::Report;
+use crate::worker::{Report, Task};
 
 fn job(on_nonfinite: OnNonfinite) -> Bench {
     Bench::started(config(JobSpec { on_nonfinite, checkpoint_steps: 3, ..spec() }, 0))
@@ -14,8 +14,8 @@ fn job(on_nonfinite: OnNonfinite) -> Bench {
 /// A worker finds that the first batch of its next task that is not skipped is not finite.
 fn find_one(bench: &mut Bench, worker: u32) -> BatchId {
     let (lease, work) = bench.next_work(worker).expect("it has work");
-    let Work::Train { epoch, mut range, skipped } = work else { panic!("{work:?}") };
-    let index = range.find(|index| !skipped.contains(index)).expect("a batch to train");
+    let Task::Train { epoch, mut indices, skipped } = work else { panic!("{work:?}") };
+    let index = indices.find(|index| !skipped.contains(index)).expect("a batch to train");
     report(bench, worker, lease, index);
     BatchId { epoch, index }
 }
@@ -52,7 +52,7 @@ fn a_skipped_batch_is_durable_and_is_pushed_without_a_gradient() {
     let mut skips = Vec::new();
     for worker in bench.workers.values() {
         for (_, work) in &worker.work {
-            if let Work::Train { epoch, skipped, .. } = work {
+            if let Task::Train { epoch, skipped, .. } = work {
                 skips.extend(skipped.iter().map(|index| BatchId { epoch: *epoch, index: *index }));
             }
         }
@@ -91,7 +91,9 @@ fn a_job_whose_parameters_are_not_finite_fails_instead_of_skipping_everything() 
         for worker in [0, 1] {
             let next = bench.workers.get(&worker).and_then(|worker| worker.work.front());
             match next {
-                Some((_, Work::Train { range, skipped, .. })) if range.len() == skipped.len() => {
+                Some((_, Task::Train { indices, skipped, .. }))
+                    if indices.len() == skipped.len() =>
+                {
                     bench.step(worker);
                 }
                 Some(_) => _ = find_one(&mut bench, worker),

@@ -27,7 +27,7 @@ struct Shell {
     reading: BTreeSet<Place>,
     unreadable: BTreeSet<Place>,
     /// Orders that were not answered, and what is being written.
-    orders: BTreeMap<CheckpointId, Order>,
+    orders: BTreeMap<CheckpointId, MemberCheckpoint>,
     writing: Option<CheckpointId>,
     leases: BTreeMap<LeaseId, u64>,
     finishing: Vec<LeaseId>,
@@ -307,7 +307,7 @@ impl Shell {
             announced.skipped = BTreeSet::from([step, step + 1]);
         }
         self.announced.insert(id, announced.clone());
-        self.feed(Event::World(announced));
+        self.feed(Event::Command(Command::World(announced)));
     }
 
     fn happen(&mut self, kind: u8, a: u64, b: u64) {
@@ -320,25 +320,25 @@ impl Shell {
                 let until = self.state.unwrap_or(0) + b % 4;
                 let granted = self.granted.entry(world).or_default();
                 *granted = until.max(*granted);
-                self.feed(Event::Go { world, until });
+                self.feed(Event::Command(Command::Go { world, until }));
             }
             2 => {
                 let order = order(n, self.state.unwrap_or(0) + b % 4);
                 self.orders.insert(order.checkpoint, order.clone());
-                self.feed(Event::Checkpoint(order));
+                self.feed(Event::Command(Command::Checkpoint(order)));
             }
             3 => {
                 let (lease, version) = (LeaseId(n), self.state.unwrap_or(0) + b % 3);
                 self.leases.insert(lease, version);
                 // Reports name the shard.
                 let number = u32::try_from(n).unwrap();
-                self.feed(Event::Lease { lease, task: shard(version, number) });
+                self.feed(Event::Command(Command::Lease { lease, task: shard(version, number) }));
             }
             4 => {
                 if let Some(lease) = self.leases.keys().next().copied() {
                     self.leases.remove(&lease);
                     self.finishing.retain(|finishing| *finishing != lease);
-                    self.feed(Event::Revoke(lease));
+                    self.feed(Event::Command(Command::Revoke(lease)));
                 }
             }
             5 => {
@@ -346,7 +346,7 @@ impl Shell {
                 self.finishing.clear();
                 self.feed(Event::Rejoined);
             }
-            6 => self.feed(Event::Route(route(GENERATION.0 - a % 2))),
+            6 => self.feed(Event::Command(Command::Route(route(GENERATION.0 - a % 2)))),
             7 => {
                 if let Some(checkpoint) = self.writing.take() {
                     let result = if a == 0 { Err("full".into()) } else { Ok(Vec::new()) };
@@ -393,7 +393,7 @@ proptest! {
             shell.happen(kind, a, b);
         }
         // However it stands, it ends when it is stopped and everything is answered.
-        shell.feed(Event::Stop);
+        shell.feed(stop());
         for _ in 0..10 {
             shell.end(1, 1);
             shell.happen(7, 1, 1);

@@ -104,7 +104,7 @@ impl Shell {
             finishing: Vec::new(),
         };
         shell.take(Event::Built(model()));
-        shell.take(Event::Route(route(1)));
+        shell.take(Event::Command(Command::Route(route(1))));
         shell
     }
 
@@ -213,13 +213,13 @@ impl Shell {
                 // Its report names the shard and not the lease.
                 let number = u32::try_from(lease.0).unwrap();
                 let shard = Shard { number, ..shard(n_records) };
-                self.take(Event::Lease { lease, task: Task::Shard(shard) });
+                self.take(Event::Command(Command::Lease { lease, task: Task::Shard(shard) }));
             }
             Step::Revoke(number) if number < self.leases.len() => {
                 let lease = self.leases.swap_remove(number);
                 self.assigned.retain(|_, held| *held != lease);
                 self.shards.remove(&lease);
-                self.take(Event::Revoke(lease));
+                self.take(Event::Command(Command::Revoke(lease)));
             }
             Step::Rejoin => {
                 self.shards.clear();
@@ -229,7 +229,7 @@ impl Shell {
                 self.generation += 1;
                 self.assigned.clear();
                 self.shards.clear();
-                self.take(Event::Route(route(self.generation)));
+                self.take(Event::Command(Command::Route(route(self.generation))));
             }
             Step::Break => {
                 let number = self.connecting.take().or(self.connection);

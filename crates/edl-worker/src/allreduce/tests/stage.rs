@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use edl_core::activity::WaitingFor;
 use edl_core::id::{Incarnation, RunId, WorkerId};
+use edl_core::job;
 use edl_core::lanes::assign;
 use edl_core::member::{self, Claim, Event, Limits};
 use edl_core::spec::{JobSpec, Strategy};
@@ -430,7 +431,7 @@ impl Stage {
 
     /// Stops a member as the session does, and waits for its end.
     pub(crate) fn stop(&mut self, worker: u32) {
-        self.tell(worker, Event::Stop);
+        self.tell(worker, Event::Command(job::Command::Stop("the job is over".into())));
         self.ended(worker).unwrap();
     }
 
