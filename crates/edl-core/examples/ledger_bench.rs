@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How many leases a ledger lends, and how many events a whole job takes, per second on one core:
+//! How many leases a ledger assigns, and how many events a whole job takes, per second on one core:
 //! `cargo run --release -p edl-core --example ledger_bench`.
 
 use std::collections::VecDeque;
@@ -57,16 +57,16 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     (result, start.elapsed())
 }
 
-/// Every worker holds a lease of one batch; whoever finishes gets the next.
+/// Every worker holds a lease of one batch; a worker that finishes gets the next.
 fn ledger(n_workers: u32) -> (usize, Duration) {
-    let mut ledger = Ledger::new(N_BATCHES, 1, Mode::Async, Duration::from_secs(300));
+    let mut ledger = Ledger::new(N_BATCHES, 1, Mode::Async);
     timed(|| {
         let mut held = VecDeque::new();
         let mut n_leases = 0;
         for number in 0..u64::from(N_BATCHES) {
             if held.len() == n_workers as usize {
-                let (worker, batch) = held.pop_front().expect("somebody works");
-                ledger.extend(worker, Time::ZERO);
+                let (worker, batch) = held.pop_front().expect("some worker has work");
+                ledger.pool_mut().extend(worker, Time::ZERO);
                 assert!(ledger.done(batch));
             }
             let worker = WorkerId(u32::try_from(number).expect("few batches") % n_workers);
@@ -170,7 +170,7 @@ fn take_leases(effects: Vec<Effect>, assigned: &mut VecDeque<(WorkerId, BatchId)
 /// What a lost server costs the master: the AND of all sets, and a new ledger.
 fn restore() -> Duration {
     let sets: Vec<AppliedSet> = (0..32).map(uneven).collect();
-    let mut ledger = Ledger::new(N_BATCHES, 8, Mode::Async, Duration::from_secs(300));
+    let mut ledger = Ledger::new(N_BATCHES, 8, Mode::Async);
     let (n_done, time) = timed(|| {
         let first = sets[0].clone();
         let done = sets.iter().fold(first, |done, set| done.and(set));

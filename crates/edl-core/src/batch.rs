@@ -30,7 +30,7 @@ pub struct BatchPlan {
     pub version: u32,
     pub n_records: u64,
     pub minibatch_size: u32,
-    /// Batches per shard: what one lease usually lends, and how far records are shuffled.
+    /// Batches per shard: what one lease usually assigns, and how far records are shuffled.
     pub batches_per_shard: u32,
     pub seed: u64,
     pub shuffle: bool,

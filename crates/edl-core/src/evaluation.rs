@@ -77,7 +77,7 @@ impl Evaluation {
     }
 }
 
-/// The records of one of the equal shards that `n_records` are cut into.
+/// The records of one of the equal shards that `n_records` are split into.
 #[must_use]
 pub fn shard_records(shard: u32, n_records: u64, records_per_shard: u64) -> Range<u64> {
     let start = u64::from(shard) * records_per_shard;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_merged_in_shard_order_whoever_was_first() {
+    fn results_are_merged_in_shard_order_no_matter_which_came_first() {
         let piece = |loss| {
             let mut measures = Measures::new(&[Metric::loss()]);
             measures.add_loss(loss, 3);

@@ -13,11 +13,11 @@ pub type Span = Range<u32>;
 /// The lanes of each of `n_members` members: contiguous, in order, as equal as possible.
 #[must_use]
 pub fn assign(n_lanes: u32, n_members: u32) -> Vec<Span> {
-    let cut = |member: u32| {
+    let border = |member: u32| {
         let wide = u64::from(n_lanes) * u64::from(member) / u64::from(n_members.max(1));
         u32::try_from(wide).expect("at most n_lanes")
     };
-    (0..n_members).map(|member| cut(member)..cut(member + 1)).collect()
+    (0..n_members).map(|member| border(member)..border(member + 1)).collect()
 }
 
 /// The lanes of each member when they differ in speed: the slowest member's time is as short as
@@ -66,8 +66,8 @@ pub fn share_out(n_records: usize, n_lanes: u32, minibatch: u32) -> Vec<Range<us
 #[must_use]
 pub fn share_of(lane: u32, n_records: usize, n_lanes: u32, minibatch: u32) -> Option<Range<usize>> {
     let n_active = n_active(n_records, n_lanes, minibatch);
-    let cut = |lane: u32| n_records * lane as usize / n_active as usize;
-    (lane < n_active).then(|| cut(lane)..cut(lane + 1))
+    let border = |lane: u32| n_records * lane as usize / n_active as usize;
+    (lane < n_active).then(|| border(lane)..border(lane + 1))
 }
 
 /// Lanes that have records, in a step of `n_records`.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where parameters live: a fixed cut of all parameter state into partitions.
+//! Where parameters are: how all parameter state is split into partitions.
 //!
-//! The flat dense vector is cut into equal, contiguous segments, whatever the tensors'
+//! The flat dense vector is split into equal, contiguous segments, whatever the tensors'
 //! borders; embedding rows go by hash of their id. Partitions, too, lie contiguously on
 //! servers, so one server holds one range of the dense vector.
 //!
@@ -13,7 +13,7 @@ use std::ops::Range;
 use crate::id::{PartitionId, PsId};
 use crate::rng;
 
-/// The cut of one model's state into `n_partitions`.
+/// How one model's state is split into `n_partitions`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     pub dense_len: usize,
@@ -61,8 +61,8 @@ impl Layout {
         if partition.0 >= n {
             return 0..0;
         }
-        let cut = |p: u32| self.dense_len * p as usize / n as usize;
-        cut(partition.0)..cut(partition.0 + 1)
+        let border = |p: u32| self.dense_len * p as usize / n as usize;
+        border(partition.0)..border(partition.0 + 1)
     }
 
     /// The owner of an embedding row. Tables are spread alike, which keeps one id together.
@@ -89,11 +89,11 @@ impl Layout {
 
 /// Piece number `k` of `n` nearly equal pieces of `whole`.
 fn share(whole: Range<u32>, k: u32, n: u32) -> Range<u32> {
-    let cut = |k: u32| {
+    let border = |k: u32| {
         let wide = u64::from(whole.end - whole.start) * u64::from(k) / u64::from(n);
         whole.start + u32::try_from(wide).expect("at most n_partitions")
     };
-    cut(k)..cut(k + 1)
+    border(k)..border(k + 1)
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
             assert_eq!(apart.segment(partition), shared.segment(partition));
             assert!(apart.segment(PartitionId(partition.0 + 4)).is_empty());
         }
-        // Rows lie together as they do in the other cut: one becomes the other file by file.
+        // Rows lie together as they do in the other layout: one becomes the other file by file.
         for id in 0..1000 {
             assert_eq!(apart.partition_of(id).0, shared.partition_of(id).0 + 4);
         }

@@ -7,18 +7,15 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::time::Duration;
 
 use crate::applied::AppliedSet;
 use crate::batch::batch_of;
 use crate::id::{BatchId, LeaseId, WorkerId};
-use crate::pool::{Lease, Pool};
+use crate::job::HeldLease;
+use crate::pool::Pool;
 use crate::runs::Runs;
 use crate::spec::Mode;
 use crate::time::Time;
-
-/// Work that a worker only claims goes to others unless some of it is done by then.
-const PROOF_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The state of all batches of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +26,6 @@ pub struct Ledger {
     round: u32,
     /// Rounds are trained one after the other.
     is_sync: bool,
-    timeout: Duration,
     epoch: u32,
     pool: Pool,
     /// Below this position some partitions may have applied what others have not.
@@ -43,7 +39,7 @@ impl Ledger {
     /// # Panics
     /// If an epoch has no batches.
     #[must_use]
-    pub fn new(n_batches: u32, batches_per_shard: u32, mode: Mode, timeout: Duration) -> Self {
+    pub fn new(n_batches: u32, batches_per_shard: u32, mode: Mode) -> Self {
         assert!(n_batches > 0, "an epoch has at least one batch");
         let round = match mode {
             Mode::Sync { grads_to_wait } => grads_to_wait,
@@ -54,7 +50,6 @@ impl Ledger {
             batches_per_shard,
             round,
             is_sync: matches!(mode, Mode::Sync { .. }),
-            timeout,
             epoch: 0,
             pool: Pool::new(n_batches),
             touched: 0,
@@ -84,11 +79,6 @@ impl Ledger {
         self.isolated.clear();
     }
 
-    /// A lease without progress for so long is overdue.
-    pub fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = timeout;
-    }
-
     /// The batch at `position` among those of all epochs.
     ///
     /// # Panics
@@ -111,11 +101,10 @@ impl Ledger {
         worker: WorkerId,
         n_workers: u32,
         barrier: u64,
-        now: Time,
+        deadline: Time,
     ) -> Option<(u32, Range<u32>)> {
         let limit = self.limit_in_epoch(barrier);
         let left = limit.saturating_sub(self.pool.n_done());
-        let deadline = now + self.timeout;
         // Towards a barrier leases get smaller, so no worker waits long for the last one.
         let fair = left.div_ceil(4 * n_workers.max(1)).max(1);
         let (shard, is_sync) = (self.batches_per_shard, self.is_sync);
@@ -183,39 +172,20 @@ impl Ledger {
     }
 
     /// Records what a worker claims to work on.
-    pub fn adopt(
-        &mut self,
-        lease: LeaseId,
-        worker: WorkerId,
-        epoch: u32,
-        items: &[u32],
-        now: Time,
-    ) {
-        if epoch == self.epoch {
-            self.pool.adopt(lease, worker, items, now + self.timeout.min(PROOF_TIMEOUT));
+    pub fn adopt(&mut self, worker: WorkerId, held: &HeldLease, deadline: Time) {
+        if held.epoch == self.epoch {
+            self.pool.adopt(held.lease, worker, &held.indices, deadline);
         }
     }
 
-    pub fn release(&mut self, lease: LeaseId) -> Option<Lease> {
-        self.pool.release(lease)
+    /// The batches of the open epoch and their leases.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
     }
 
-    pub fn release_worker(&mut self, worker: WorkerId) -> Vec<Lease> {
-        self.pool.release_worker(worker)
-    }
-
-    pub fn expire(&mut self, now: Time) -> Vec<(LeaseId, Lease)> {
-        self.pool.expire(now)
-    }
-
-    /// A worker that finishes batches keeps its other leases.
-    pub fn extend(&mut self, worker: WorkerId, now: Time) {
-        self.pool.extend(worker, now, self.timeout);
-    }
-
-    /// The master did not listen for some time: all leases get their full time again.
-    pub fn extend_all(&mut self, now: Time) {
-        self.pool.extend_all(now, self.timeout);
+    pub fn pool_mut(&mut self) -> &mut Pool {
+        &mut self.pool
     }
 
     /// Whether everything before `barrier` is done and nothing is in progress: the model
@@ -226,23 +196,8 @@ impl Ledger {
     }
 
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Time> {
-        self.pool.next_deadline()
-    }
-
-    #[must_use]
-    pub fn n_held(&self, worker: WorkerId) -> usize {
-        self.pool.n_held(worker)
-    }
-
-    #[must_use]
     pub fn epoch(&self) -> u32 {
         self.epoch
-    }
-
-    #[must_use]
-    pub fn lease(&self, lease: LeaseId) -> Option<&Lease> {
-        self.pool.lease(lease)
     }
 
     #[must_use]
@@ -309,20 +264,14 @@ impl Ledger {
     pub fn can_be_exact(&self, position: u64) -> bool {
         position >= self.touched && position >= self.n_done()
     }
-
-    pub fn check_invariants(&self) {
-        self.pool.check_invariants();
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_secs(10);
-
     fn ledger(n_batches: u32, mode: Mode) -> Ledger {
-        Ledger::new(n_batches, 8, mode, TIMEOUT)
+        Ledger::new(n_batches, 8, mode)
     }
 
     #[test]
@@ -382,7 +331,7 @@ mod tests {
         let mut ledger = ledger(60, Mode::Async);
         let [first, second] = [WorkerId(0), WorkerId(1)];
         assert_eq!(ledger.assign(LeaseId(0), first, 1, u64::MAX, Time::ZERO), Some((0, 0..8)));
-        let lost = ledger.release_worker(first);
+        let lost = ledger.pool_mut().release_worker(first);
         ledger.isolate(lost.iter().flat_map(|lease| &lease.open).copied().skip(2).take(2));
         let mut assign = |lease, worker| {
             ledger.assign(LeaseId(lease), worker, 1, u64::MAX, Time::ZERO).unwrap().1
@@ -410,7 +359,7 @@ mod tests {
             ledger.assign(LeaseId(0), WorkerId(0), 1, u64::MAX, Time::ZERO),
             Some((1, 0..1)),
         );
-        ledger.check_invariants();
+        ledger.pool().check_invariants();
         // A partition that is ahead of the others moves the next exact version.
         assert_eq!((ledger.frontier(), ledger.can_be_exact(6)), (7, true));
         ledger.restore(&applied, Some(BatchId { epoch: 2, index: 0 }));

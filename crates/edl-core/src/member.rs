@@ -31,7 +31,7 @@ use crate::model::ModelSpec;
 use crate::route::Route;
 use crate::spec::JobSpec;
 use crate::time::Time;
-use crate::worker::Report;
+use crate::worker::{Limits, Report};
 use crate::world::Announced;
 
 pub use self::effect::{Activity, Effect, Step};
@@ -65,15 +65,6 @@ pub struct Config {
     /// Leases to hold at once.
     pub capacity: u32,
     pub limits: Limits,
-}
-
-/// How long a worker that exits waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Until the activity that is under way has ended.
-    pub finish: Duration,
-    /// Until the master has announced a world without this worker, which takes over its lanes.
-    pub hand_over: Duration,
 }
 
 impl Config {
@@ -350,7 +341,7 @@ impl Member {
         if std::mem::replace(&mut self.is_leaving, true) {
             return;
         }
-        let Limits { finish, hand_over } = self.config.limits;
+        let Limits { finish, hand_over, .. } = self.config.limits;
         self.exit_within(if self.claim().is_some() { hand_over } else { finish }, now);
         self.report(Report::Leaving);
     }

@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_harm_is_meant_by_its_word_and_refused_with_a_reason() {
+    fn a_chaos_action_is_parsed_by_name_or_refused_with_a_reason() {
         assert_eq!(ChaosAction::parse("kill", 0, 0), Ok(ChaosAction::Kill));
         assert_eq!(
             ChaosAction::parse("partition", 0, 0),

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::time::Duration;
 
 use crate::id::{LeaseId, WorkerId};
 use crate::runs::Runs;
@@ -173,23 +172,23 @@ impl Pool {
 
     /// Moves the deadline of all leases of `worker`: it has made progress. A lease that
     /// it only claims must make progress itself.
-    pub fn extend(&mut self, worker: WorkerId, now: Time, timeout: Duration) {
+    pub fn extend(&mut self, worker: WorkerId, deadline: Time) {
         for id in self.by_worker.get(&worker).into_iter().flatten() {
             let lease = self.leases.get_mut(id).expect("a worker's lease exists");
             if lease.is_adopted {
                 continue;
             }
             self.deadlines.remove(&(lease.deadline, *id));
-            lease.deadline = lease.deadline.max(now + timeout);
+            lease.deadline = lease.deadline.max(deadline);
             self.deadlines.insert((lease.deadline, *id));
         }
     }
 
     /// Moves every deadline: the master did not listen for some time.
-    pub fn extend_all(&mut self, now: Time, timeout: Duration) {
+    pub fn extend_all(&mut self, deadline: Time) {
         for (id, lease) in &mut self.leases {
             self.deadlines.remove(&(lease.deadline, *id));
-            lease.deadline = lease.deadline.max(now + timeout);
+            lease.deadline = lease.deadline.max(deadline);
             self.deadlines.insert((lease.deadline, *id));
         }
     }

@@ -159,12 +159,6 @@ impl Server {
         self.held().map_or(Generation(0), |held| held.generation)
     }
 
-    /// Optimizer steps of the partition that has taken the fewest.
-    #[must_use]
-    pub fn version(&self) -> u64 {
-        self.held().map_or(0, Held::version)
-    }
-
     /// Embedding rows of all partitions.
     #[must_use]
     pub fn n_rows(&self) -> u64 {

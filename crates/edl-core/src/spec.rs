@@ -206,7 +206,7 @@ impl JobSpec {
     }
 
     /// The plan of batches over a data set of `n_records`. A step of AllReduce is one batch of
-    /// it: `lanes::share_out` cuts it into lanes.
+    /// it: `lanes::share_out` splits it into lanes.
     #[must_use]
     pub fn plan(&self, n_records: u64) -> BatchPlan {
         let lanes = self.step_lanes().unwrap_or(1);

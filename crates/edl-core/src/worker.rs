@@ -54,10 +54,23 @@ pub struct Config {
 /// How long a worker that exits waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Until the item in progress is computed, acknowledgements included.
+    /// Until what is in progress has ended, acknowledgements included.
     pub finish: Duration,
     /// Until the servers have acknowledged the last gradients.
     pub last_answers: Duration,
+    /// As a member of a world: until the master has announced a world without this worker, which
+    /// takes over its lanes.
+    pub hand_over: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            finish: Duration::from_millis(1200),
+            last_answers: Duration::from_millis(700),
+            hand_over: Duration::from_secs(10),
+        }
+    }
 }
 
 /// The machine.

@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_joiner_comes_in_after_a_step_that_nobody_has_passed() {
+    fn a_new_worker_joins_after_a_step_that_no_worker_has_passed() {
         let mut worlds = Worlds::new(4, 1, None);
         form(&mut worlds, 1, &candidates(&[(0, None)]));
         settle(&mut worlds);
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_others_lost_trains_if_nobody_else_can_and_stays_when_others_come() {
+    fn a_worker_that_others_lost_trains_if_no_other_can_and_stays_when_others_come() {
         let mut worlds = Worlds::new(4, 1, None);
         let mut there = candidates(&[(0, Some(3)), (1, Some(5)), (2, None)]);
         there.values_mut().for_each(|candidate| candidate.is_banned = true);
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_leave_hand_over_what_nobody_else_has() {
+    fn workers_that_leave_hand_over_state_that_no_other_has() {
         let mut worlds = Worlds::new(1, 1, None);
         let mut there = candidates(&[(0, Some(5))]);
         worlds.allow(8);

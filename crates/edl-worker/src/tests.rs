@@ -12,6 +12,7 @@ use edl_core::activity::WaitingFor;
 use edl_core::id::{BatchId, Generation, WorkerId};
 use edl_core::metric::{Measures, Metric};
 use edl_core::spec::JobSpec;
+use edl_core::worker;
 use edl_net::control;
 use edl_net::key::JobKey;
 use edl_net::place::Place;
@@ -63,8 +64,8 @@ struct Props {
 impl Default for Props {
     fn default() -> Self {
         // Whatever the machine is busy with, these tests wait for what they expect.
-        let limits =
-            Limits { master: HANG, finish: HANG, last_answers: HANG, hand_over: HANG, flush: HANG };
+        let exit = worker::Limits { finish: HANG, last_answers: HANG, hand_over: HANG };
+        let limits = Limits { master: HANG, exit, flush: HANG };
         Self { n_records: N_RECORDS, key: JobKey::from_bytes([7; 32]), limits, has_model: true }
     }
 }
@@ -161,7 +162,7 @@ async fn a_broken_connection_is_made_again_and_the_batch_is_trained_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_lost_server_the_next_route_voids_what_was_lent() {
+async fn after_a_lost_server_the_next_route_voids_all_leases() {
     let mut stage = Stage::new(spec()).await;
     stage.servers.change(|book| book.held_acks = true);
     let (mut session, _) = stage.welcome().await;
@@ -218,7 +219,7 @@ async fn a_shard_is_measured_whole() {
     let (mut session, _) = stage.welcome().await;
     session.route(3).await;
     let work = proto::EvalWork { eval: 5, version: 9, shard: 2, first_record: 30, end_record: 55 };
-    session.lend(8, proto::lease::Work::Eval(work)).await;
+    session.assign(8, proto::lease::Work::Eval(work)).await;
     let Kind::EvalDone(done) = session.next().await else { panic!("no evaluation") };
     assert_eq!((done.eval, done.shard, done.generation), (5, 2, 3));
     let measures = edl_net::convert::master::measures(done.measures).unwrap();
@@ -234,7 +235,7 @@ async fn predictions_are_written_in_the_order_of_the_records() {
     session.route(1).await;
     let folder = "output".to_owned();
     let work = proto::PredictWork { shard: 12, first_record: 8, end_record: 31, folder };
-    session.lend(1, proto::lease::Work::Predict(work)).await;
+    session.assign(1, proto::lease::Work::Predict(work)).await;
     let Kind::PredictDone(done) = session.next().await else { panic!("no prediction") };
     assert_eq!(done.shard, 12);
     let folder = stage.job_dir.path().join("output");
@@ -288,7 +289,7 @@ async fn data_that_changed_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_told_to_leave_finishes_gives_back_and_says_so() {
+async fn a_worker_asked_to_leave_finishes_its_batch_returns_the_rest_and_reports_it() {
     let mut stage = Stage::new(spec()).await;
     stage.servers.change(|book| book.held_acks = true);
     let (mut session, _) = stage.welcome().await;
@@ -306,7 +307,7 @@ async fn a_worker_told_to_leave_finishes_gives_back_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_master_is_told_what_is_held_and_gets_the_reports_of_the_time_without_one() {
+async fn a_new_master_learns_what_is_held_and_gets_the_reports_from_before_it() {
     let mut stage = Stage::new(spec()).await;
     stage.servers.change(|book| book.held_acks = true);
     let (mut session, _) = stage.welcome().await;
@@ -336,7 +337,7 @@ async fn one_worker_supplies_a_whole_round_and_the_next_starts_after_it() {
     stage.servers.change(|book| book.round = 1);
     session.done(3).await;
     let work = proto::TrainWork { epoch: 2, first: 5, count: 1, ..Default::default() };
-    session.lend(9, proto::lease::Work::Train(work)).await;
+    session.assign(9, proto::lease::Work::Train(work)).await;
     assert_eq!(session.done(1).await, [(5, 1)]);
     // 10 batches are 4 rounds of at most 3; batch 5 is of the second round of its epoch.
     assert_eq!(stage.servers.book().min_rounds, [Some(0), Some(0), Some(0), Some(9)]);
@@ -452,7 +453,7 @@ async fn a_master_that_is_not_reached_in_time_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_without_a_master_can_be_told_to_leave() {
+async fn a_worker_without_a_master_can_be_asked_to_leave() {
     let mut stage = Stage::new(spec()).await;
     let session = stage.master.accept().await;
     stage.shutdown.cancel();

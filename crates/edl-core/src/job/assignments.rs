@@ -18,6 +18,8 @@ use crate::spec::Mode;
 use crate::time::Time;
 use crate::worker::{Pass, Shard, Task};
 
+/// Work that a worker only claims goes to others unless some of it is done by then.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many idle workers are compared at once.
 const COMPARED: usize = 64;
 
@@ -65,7 +67,7 @@ impl Assignments {
             Mode::Async | Mode::Bounded { .. } | Mode::Steps { .. } => 0,
         };
         Self {
-            ledger: Ledger::new(config.n_batches(), spec.num_minibatches_per_task, mode, timeout),
+            ledger: Ledger::new(config.n_batches(), spec.num_minibatches_per_task, mode),
             evaluation: None,
             predictions: None,
             n_validation_records: config.n_validation_records,
@@ -96,6 +98,17 @@ impl Assignments {
     fn shards_mut(&mut self) -> Option<&mut Pool> {
         let evaluation = self.evaluation.as_mut().map(|evaluation| &mut evaluation.shards);
         evaluation.or(self.predictions.as_mut())
+    }
+
+    /// Everything that is assigned: batches and shards.
+    fn pools(&self) -> impl Iterator<Item = &Pool> {
+        [self.ledger.pool()].into_iter().chain(self.shards())
+    }
+
+    fn pools_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
+        let evaluation = self.evaluation.as_mut().map(|evaluation| &mut evaluation.shards);
+        let shards = evaluation.or(self.predictions.as_mut());
+        [self.ledger.pool_mut()].into_iter().chain(shards)
     }
 
     fn suspect_shard(&self, shard: u32) -> Suspect {
@@ -177,7 +190,7 @@ impl Assignments {
     }
 
     pub(super) fn n_held(&self, worker: WorkerId) -> usize {
-        self.ledger.n_held(worker) + self.shards().map_or(0, |shards| shards.n_held(worker))
+        self.pools().map(|pool| pool.n_held(worker)).sum()
     }
 
     fn next_task(
@@ -201,31 +214,26 @@ impl Assignments {
             let pass = Pass::Predict { folder: self.output.clone() };
             return Some(Task::Shard(Shard { number, records, pass }));
         }
-        let (epoch, indices) = self.ledger.assign(lease, worker, n_workers, barrier?, now)?;
+        let (epoch, indices) = self.ledger.assign(lease, worker, n_workers, barrier?, deadline)?;
         Some(Task::Train { epoch, indices, skipped: Vec::new() })
     }
 
     /// Counts what a worker claims to hold as assigned to it.
     pub(super) fn adopt(&mut self, worker: WorkerId, held: Vec<HeldLease>, now: Time) {
-        for held in held {
-            self.ledger.adopt(held.lease, worker, held.epoch, &held.indices, now);
-        }
+        let deadline = now + self.timeout.min(PROOF_TIMEOUT);
+        held.iter().for_each(|held| self.ledger.adopt(worker, held, deadline));
     }
 
     /// A worker makes progress, and may be able to take more.
     pub(super) fn progressed(&mut self, worker: WorkerId, now: Time) {
-        self.ledger.extend(worker, now);
-        let timeout = self.timeout;
-        if let Some(shards) = self.shards_mut() {
-            shards.extend(worker, now, timeout);
-        }
+        let deadline = now + self.timeout;
+        self.pools_mut().for_each(|pool| pool.extend(worker, deadline));
         self.idle.insert(worker);
     }
 
     /// A lease without progress for so long is overdue.
     pub(super) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
-        self.ledger.set_timeout(timeout);
     }
 
     /// Every partition has applied `batch`; false if that is not new.
@@ -285,7 +293,7 @@ impl Assignments {
     ) -> bool {
         let evaluation = self.evaluation.as_mut().filter(|e| e.id == eval);
         let Some(evaluation) = evaluation.filter(|_| measures.fits(metrics)) else { return false };
-        evaluation.shards.extend(worker, now, self.timeout);
+        evaluation.shards.extend(worker, now + self.timeout);
         evaluation.done(shard, measures)
     }
 
@@ -300,7 +308,7 @@ impl Assignments {
     pub(super) fn predict_done(&mut self, worker: WorkerId, shard: u32, now: Time) -> bool {
         self.idle.insert(worker);
         let Some(predictions) = &mut self.predictions else { return false };
-        predictions.extend(worker, now, self.timeout);
+        predictions.extend(worker, now + self.timeout);
         predictions.done(shard)
     }
 
@@ -314,7 +322,7 @@ impl Assignments {
     ) -> Option<Suspect> {
         let epoch = self.ledger.epoch();
         let first = |leases: &[Lease]| leases.first().and_then(|lease| lease.open.first().copied());
-        let batches = self.ledger.release_worker(worker);
+        let batches = self.ledger.pool_mut().release_worker(worker);
         if is_suspicious {
             // It may have finished the first of them without reporting it: any may be the cause.
             self.ledger.isolate(batches.iter().flat_map(|lease| &lease.open).copied());
@@ -335,7 +343,7 @@ impl Assignments {
         let at_fault = |lease: Lease| {
             if lease.open.contains(&item) { Some(item) } else { lease.open.first().copied() }
         };
-        if let Some(ended) = self.ledger.release(lease) {
+        if let Some(ended) = self.ledger.pool_mut().release(lease) {
             return at_fault(ended).map(|index| Suspect::Batch(BatchId { epoch, index }));
         }
         let ended = self.shards_mut()?.release(lease)?;
@@ -350,7 +358,8 @@ impl Assignments {
             Overdue { worker: ended.worker, lease, suspect: suspect(first) }
         };
         // It was never proved that a worker holds what it only claimed, so it is not to blame.
-        let batches = self.ledger.expire(now).into_iter().filter(|(_, lease)| !lease.is_adopted);
+        let batches =
+            self.ledger.pool_mut().expire(now).into_iter().filter(|(_, lease)| !lease.is_adopted);
         let batch = |index| Suspect::Batch(BatchId { epoch, index });
         let mut all: Vec<Overdue> = batches.map(|ended| overdue(ended, &batch)).collect();
         let shards = self.shards_mut().map(|shards| shards.expire(now)).unwrap_or_default();
@@ -361,23 +370,16 @@ impl Assignments {
 
     /// When leases become overdue, the first of each kind.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Time> + '_ {
-        let shards = self.shards().and_then(Pool::next_deadline);
-        self.ledger.next_deadline().into_iter().chain(shards)
+        self.pools().filter_map(Pool::next_deadline)
     }
 
     /// The master was paused: all leases get their full time again.
     pub(super) fn extend_all(&mut self, now: Time) {
-        self.ledger.extend_all(now);
-        let timeout = self.timeout;
-        if let Some(shards) = self.shards_mut() {
-            shards.extend_all(now, timeout);
-        }
+        let deadline = now + self.timeout;
+        self.pools_mut().for_each(|pool| pool.extend_all(deadline));
     }
 
     pub(super) fn check_invariants(&self) {
-        self.ledger.check_invariants();
-        if let Some(shards) = self.shards() {
-            shards.check_invariants();
-        }
+        self.pools().for_each(Pool::check_invariants);
     }
 }

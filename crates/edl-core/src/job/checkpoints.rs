@@ -18,10 +18,10 @@ use crate::time::Time;
 /// A failed final checkpoint is retried after this pause, which doubles with each failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(4);
-/// About a day: whoever can free the disk may sleep now.
+/// About a day: it may take until someone is awake to free the disk.
 const MAX_FINAL_TRIES: u32 = 20_000;
 /// A checkpoint that takes longer has failed: storage hangs.
-const CUT_TIMEOUT: Duration = Duration::from_secs(600);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A checkpoint that is complete.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -112,7 +112,7 @@ impl Checkpoints {
     /// `is_replaceable`: others can write what a slow process does not.
     pub(super) fn new(spec: &JobSpec, is_replaceable: bool, now: Time) -> Self {
         let patience = spec.task_timeout() * 2;
-        let timeout = if is_replaceable { CUT_TIMEOUT.min(patience) } else { CUT_TIMEOUT };
+        let timeout = if is_replaceable { WRITE_TIMEOUT.min(patience) } else { WRITE_TIMEOUT };
         Self {
             every: Duration::from_secs(u64::from(spec.checkpoint_secs)),
             steps: u64::from(spec.checkpoint_steps),

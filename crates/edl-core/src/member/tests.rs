@@ -42,7 +42,7 @@ fn config() -> Config {
         has_tables: false,
         is_balanced: false,
         capacity: 2,
-        limits: Limits { finish: Duration::from_secs(1), hand_over: Duration::from_secs(10) },
+        limits: Limits { finish: Duration::from_secs(1), ..Limits::default() },
     }
 }
 

@@ -85,7 +85,7 @@ fn every_state_of_a_pod_has_its_meaning() {
 }
 
 #[test]
-fn a_refusal_of_the_api_server_is_told_in_its_own_sentence() {
+fn a_refusal_of_the_api_server_is_quoted() {
     let rights = "pods is forbidden: User \"system:serviceaccount:x:default\" cannot create \
                   resource \"pods\" in API group \"\" in the namespace \"x\"";
     let forbidden = Wait::of_refusal(403, rights);

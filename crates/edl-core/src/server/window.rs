@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_waits_itself_or_left_or_is_overdue_blocks_nobody() {
+    fn a_client_that_waits_itself_or_left_or_is_overdue_blocks_no_other() {
         let mut window = window();
         window.pull(ANN, 10, Time::ZERO);
         assert!(window.wait(ANN));

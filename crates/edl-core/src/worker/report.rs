@@ -90,46 +90,25 @@ impl Report {
     /// knows.
     #[must_use]
     pub fn counts_from_any_process(&self) -> bool {
-        match self {
+        matches!(
+            self,
             Self::BatchDone { .. }
-            | Self::EvalDone { .. }
-            | Self::PredictDone { .. }
-            | Self::Spending(_)
-            | Self::CheckpointDone { .. }
-            | Self::CheckpointFailed { .. } => true,
-            Self::Ready { .. }
-            | Self::Failed { .. }
-            | Self::NonFinite { .. }
-            | Self::Leaving
-            | Self::Heartbeat { .. }
-            | Self::Member(_) => false,
-        }
+                | Self::EvalDone { .. }
+                | Self::PredictDone { .. }
+                | Self::Spending(_)
+                | Self::CheckpointDone { .. }
+                | Self::CheckpointFailed { .. }
+        )
     }
 
     #[must_use]
     pub fn priority(&self) -> Priority {
-        match self {
-            Self::Ready { .. } => Priority::First,
-            Self::Member(MemberReport::Stepped { .. }) => Priority::Newest,
-            Self::BatchDone { .. }
-            | Self::EvalDone { .. }
-            | Self::PredictDone { .. }
-            | Self::Failed { .. }
-            | Self::NonFinite { .. }
-            | Self::Leaving
-            | Self::Heartbeat { .. }
-            | Self::Spending(_)
-            | Self::Member(
-                MemberReport::Formed { .. }
-                | MemberReport::Pace { .. }
-                | MemberReport::PeerLost { .. }
-                | MemberReport::StepFailed { .. }
-                | MemberReport::NonFinite { .. }
-                | MemberReport::StepMismatch { .. }
-                | MemberReport::NotLoaded { .. },
-            )
-            | Self::CheckpointDone { .. }
-            | Self::CheckpointFailed { .. } => Priority::Last,
+        if matches!(self, Self::Ready { .. }) {
+            Priority::First
+        } else if matches!(self, Self::Member(MemberReport::Stepped { .. })) {
+            Priority::Newest
+        } else {
+            Priority::Last
         }
     }
 }

@@ -13,8 +13,11 @@ use crate::metric::Measures;
 use crate::optimizer::OptimizerSpec;
 use crate::route::ServerRoute;
 
-const LIMITS: Limits =
-    Limits { finish: Duration::from_millis(1200), last_answers: Duration::from_millis(700) };
+const LIMITS: Limits = Limits {
+    finish: Duration::from_millis(1200),
+    last_answers: Duration::from_millis(700),
+    hand_over: Duration::ZERO,
+};
 
 fn config(mode: Mode) -> Config {
     Config { mode, n_batches: 10, minibatch_size: 10, dense_steps: 1, limits: LIMITS }
@@ -422,7 +425,7 @@ fn a_skipped_batch_is_pushed_without_being_read_again_after_a_lost_connection() 
 }
 
 #[test]
-fn a_new_master_is_told_what_is_held_and_shards_are_dropped() {
+fn a_new_master_learns_what_is_held_and_shards_are_dropped() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..3));
     stage.compute(1, item(0));

@@ -177,7 +177,7 @@ fn checkpoints_and_evaluations_tell_what_they_came_to() {
 }
 
 #[test]
-fn steps_are_told_together_and_processes_when_they_are_gone() {
+fn steps_are_recorded_together_and_processes_when_they_are_gone() {
     let mut recorder = recorder(1, false);
     let mut history = History::new();
     let instance = proto::Instance {
@@ -223,7 +223,7 @@ fn masters_of_a_run_share_the_job_and_no_other_id() {
 }
 
 #[test]
-fn what_is_told_beside_a_span_is_bounded() {
+fn the_events_of_a_span_are_bounded() {
     let mut recorder = recorder(1, true);
     for number in 0..100 {
         recorder.effect(&note(EventKind::PeerLost, "again"), number);

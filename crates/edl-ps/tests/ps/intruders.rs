@@ -122,7 +122,7 @@ fn a_peer_without_a_key_hears_no_parameter() {
 }
 
 #[test]
-fn another_protocol_version_is_told_so_in_one_sentence() {
+fn another_protocol_version_is_rejected_in_one_sentence() {
     let job = Job::start(Mode::Async);
     let mut bytes = header(Kind::Hello, 56).encode().to_vec();
     bytes[4] = 9;

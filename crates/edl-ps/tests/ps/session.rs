@@ -297,7 +297,7 @@ async fn a_server_survives_its_master_and_says_what_it_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_is_written_and_loaded_again_in_the_next_generation() {
+async fn a_checkpoint_is_written_and_loaded_in_the_next_generation() {
     let mut stage = stage().await;
     let mut session = stage.session().await;
     let hello = session.hello().await;

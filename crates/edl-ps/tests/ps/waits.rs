@@ -143,7 +143,7 @@ fn a_client_that_comes_before_the_load_is_served_after_it() {
 }
 
 #[test]
-fn before_serve_nobody_is_answered() {
+fn no_client_is_answered_before_the_order_to_serve() {
     let job = Job::start(Mode::Async);
     for (server, partitions) in job.servers.iter().zip(crate::harness::shares()) {
         server.load(load_spec(2, partitions, Mode::Async)).unwrap();

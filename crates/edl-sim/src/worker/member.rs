@@ -5,17 +5,16 @@
 mod activity;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use edl_core::activity::WaitingFor;
 use edl_core::id::{CheckpointId, LeaseId, WorldId};
 use edl_core::job::{CheckpointFile, Command, MemberCheckpoint, MemberReport, Peer};
-use edl_core::member::{self, Activity, Config, Effect, Event, Failure, Limits, Outcome, Place};
+use edl_core::member::{self, Activity, Config, Effect, Event, Failure, Outcome, Place};
 use edl_core::metric::{Measures, Metric};
 use edl_core::platform::Ended;
 use edl_core::spec::JobSpec;
 use edl_core::time::Time;
-use edl_core::worker::{Finished, Report, Shard, Task};
+use edl_core::worker::{Finished, Limits, Report, Shard, Task};
 use edl_net::convert::worker as convert;
 use edl_net::proto::worker_command::Kind;
 
@@ -30,9 +29,6 @@ use crate::message::Timer;
 use crate::network::ConnId;
 use crate::process::{self, Context};
 
-/// How long a member that exits waits.
-const LIMITS: Limits =
-    Limits { finish: Duration::from_millis(1200), hand_over: Duration::from_secs(10) };
 /// Every worker of a simulated job computes the same gradients.
 const PROBE: u64 = 7;
 
@@ -83,7 +79,8 @@ pub(crate) enum Done {
 impl Member {
     pub(crate) fn new(spec: &JobSpec, n_records: u64, control: &Control, now: Time) -> Self {
         let worker = (control.id, control.incarnation);
-        let config = Config { is_balanced: false, ..Config::new(spec, n_records, worker, LIMITS) };
+        let config = Config::new(spec, n_records, worker, Limits::default());
+        let config = Config { is_balanced: false, ..config };
         Self {
             pid: pid_of(control.incarnation),
             machine: member::Member::new(config, now),

@@ -2,7 +2,6 @@
 //! A worker with parameter servers: what its machine asks for, done in simulated time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use edl_core::activity::WaitingFor;
 use edl_core::exit::Exit;
@@ -23,10 +22,6 @@ use crate::judge;
 use crate::message::Timer;
 use crate::network::ConnId;
 use crate::process::{self, Context};
-
-/// As in production.
-const LIMITS: Limits =
-    Limits { finish: Duration::from_millis(1200), last_answers: Duration::from_millis(700) };
 
 pub(crate) struct Trainer {
     machine: Worker,
@@ -54,7 +49,7 @@ pub(crate) enum Done {
 impl Trainer {
     pub(crate) fn new(spec: &JobSpec, n_records: u64) -> Self {
         Self {
-            machine: Worker::new(Config::new(spec, n_records, LIMITS)),
+            machine: Worker::new(Config::new(spec, n_records, Limits::default())),
             events: Events::default(),
             link: Link::default(),
             decoded: BTreeSet::new(),

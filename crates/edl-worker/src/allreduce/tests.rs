@@ -289,7 +289,7 @@ fn training_goes_no_further_than_granted() {
 }
 
 #[test]
-fn a_cut_is_taken_at_its_step_while_training_goes_on() {
+fn a_checkpoint_is_taken_at_its_step_while_training_continues() {
     let members = &[0, 1];
     let mut stage = stage(members, 2);
     stage.stepped(members, 2);
@@ -303,7 +303,7 @@ fn a_cut_is_taken_at_its_step_while_training_goes_on() {
 }
 
 #[test]
-fn a_cut_that_comes_too_late_is_refused() {
+fn a_checkpoint_ordered_too_late_is_refused() {
     let mut stage = stage(&[0], 3);
     stage.stepped(&[0], 3);
     stage.checkpoint(&[0], 2);
@@ -385,7 +385,7 @@ fn a_checkpoint_that_cannot_be_loaded_is_reported() {
 }
 
 #[test]
-fn shards_are_measured_at_their_step_while_everybody_waits() {
+fn shards_are_evaluated_at_their_step_while_all_members_wait() {
     let work = |shard: u32, version: u64| proto::EvalWork {
         eval: 1,
         version,
@@ -397,9 +397,9 @@ fn shards_are_measured_at_their_step_while_everybody_waits() {
         |members: &[u32]| {
             let mut stage = stage(members, 3);
             // One comes before its step; all are measured with the state of step 3.
-            stage.lend(members[0], 1, work(0, 3));
+            stage.assign_shard(members[0], 1, work(0, 3));
             stage.stepped(members, 3);
-            stage.lend(members[members.len() - 1], 2, work(1, 3));
+            stage.assign_shard(members[members.len() - 1], 2, work(1, 3));
             let mut measures = Vec::new();
             for worker in [members[0], members[members.len() - 1]] {
                 let done = stage.find(worker, |kind| {
@@ -421,7 +421,7 @@ fn a_shard_of_a_step_that_is_over_is_given_back() {
     let mut stage = stage(&[0], 3);
     stage.stepped(&[0], 3);
     let work = proto::EvalWork { version: 2, shard: 4, end_record: 5, ..Default::default() };
-    stage.lend(0, 9, work);
+    stage.assign_shard(0, 9, work);
     let failed =
         stage.find(0, |kind| if let Kind::Failed(failed) = kind { Some(failed) } else { None });
     assert_eq!((failed.lease, failed.index), (9, 4));

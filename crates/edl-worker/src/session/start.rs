@@ -54,12 +54,8 @@ pub(crate) struct Edges {
 pub(crate) struct Limits {
     /// Until a master that cannot be reached is given up.
     pub(crate) master: Duration,
-    /// Until the compute thread has finished the item in progress, answers included.
-    pub(crate) finish: Duration,
-    /// Until the servers have answered the last gradients.
-    pub(crate) last_answers: Duration,
-    /// AllReduce: until the master has announced a world without this worker.
-    pub(crate) hand_over: Duration,
+    /// Until the machine that was asked to exit stops waiting.
+    pub(crate) exit: worker::Limits,
     /// Until the last messages have reached the master.
     pub(crate) flush: Duration,
 }
@@ -68,9 +64,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             master: Duration::from_secs(300),
-            finish: Duration::from_millis(1200),
-            last_answers: Duration::from_millis(700),
-            hand_over: Duration::from_secs(10),
+            exit: worker::Limits::default(),
             flush: Duration::from_millis(300),
         }
     }
@@ -113,12 +107,11 @@ pub(super) fn worker(
     progress: Arc<Progress>,
 ) -> Result<Box<dyn driver::Worker>, Error> {
     let Ends { outputs, end } = ends;
-    let Limits { finish, last_answers, hand_over, .. } = edges.limits;
+    let limits = edges.limits.exit;
     let start = Start { edges, job, counts, job_dir: config.job_dir.clone() };
     // A panic drops the other half of `end`, which has the same meaning.
     if start.job.spec.step_lanes().is_some() {
         let identity = Identity { run: start.job.run, worker: config.worker, incarnation };
-        let limits = member::Limits { finish, hand_over };
         let worker = (config.worker, incarnation);
         let machine = member::Config::new(&start.job.spec, counts.training, worker, limits);
         let (driver, queues) = Driver::of_member(machine, outputs, &progress);
@@ -130,7 +123,6 @@ pub(super) fn worker(
     let (compute, tasks) = channel();
     let (feed, reads) = channel();
     let (link, requests) = channel();
-    let limits = worker::Limits { finish, last_answers };
     let machine = Worker::new(worker::Config::new(&start.job.spec, counts.training, limits));
     let shell =
         PsWorker { machine, compute, feed, link: link.clone(), abort: None, gradient: None };

@@ -122,14 +122,14 @@ impl ToySession {
         self.send(command::Kind::Route(proto::Route { generation, servers: Vec::new() })).await;
     }
 
-    pub(super) async fn lend(&mut self, lease: u64, work: proto::lease::Work) {
+    pub(super) async fn assign(&mut self, lease: u64, work: proto::lease::Work) {
         let lease = proto::Lease { lease, work: Some(work) };
         self.send(command::Kind::Lease(lease)).await;
     }
 
     pub(super) async fn train(&mut self, lease: u64, first: u32, count: u32) {
         let work = proto::TrainWork { epoch: 0, first, count, skipped: Vec::new() };
-        self.lend(lease, proto::lease::Work::Train(work)).await;
+        self.assign(lease, proto::lease::Work::Train(work)).await;
     }
 
     /// The next `n` reports of batches: index and generation of each.

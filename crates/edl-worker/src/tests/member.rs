@@ -163,7 +163,7 @@ async fn those_who_are_waited_for_are_named_and_a_new_world_ends_the_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_told_to_leave_says_so_at_once_and_trains_until_a_world_is_without_it() {
+async fn a_member_asked_to_leave_reports_it_at_once_and_trains_until_a_world_is_without_it() {
     let mut stage = Stage::new(Props::default().limits).await;
     let (mut session, _, me) = stage.welcome().await;
     session.send(world(1, &[(ME, me)], 2, true)).await;
@@ -181,7 +181,8 @@ async fn a_member_told_to_leave_says_so_at_once_and_trains_until_a_world_is_with
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_leaves_does_not_wait_for_a_master_that_is_gone() {
-    let limits = Limits { finish: Duration::ZERO, ..Props::default().limits };
+    let mut limits = Props::default().limits;
+    limits.exit.finish = Duration::ZERO;
     let mut stage = Stage::new(limits).await;
     let (mut session, _, me) = stage.welcome().await;
     session.send(world(1, &[(ME, me)], 2, true)).await;

@@ -61,10 +61,10 @@ pub(super) struct Bench {
     pub orders: Vec<Order>,
     pub replies: Vec<Result<(), Refusal>>,
     pub ended: Option<End>,
-    /// What each evaluation shall measure; the last one repeats.
+    /// What each evaluation measures; the last one repeats.
     pub losses: Vec<f64>,
     pub n_shards_evaluated: u32,
-    /// Answers to cuts are errors.
+    /// Checkpoints fail.
     pub disk_is_full: bool,
     pub unreadable: BTreeSet<String>,
     /// Effects that a test keeps to itself.

@@ -342,14 +342,14 @@ fn the_tasks_of_a_frozen_worker_go_to_others_before_it_is_replaced() {
     }
     let time = bench.now.since(since);
     assert!((Duration::from_secs(1)..Duration::from_millis(1500)).contains(&time), "{time:?}");
-    assert_eq!(bench.job.ledger().n_held(WorkerId(1)), 0, "its tasks are free");
+    assert_eq!(bench.job.ledger().pool().n_held(WorkerId(1)), 0, "its tasks are free");
     assert!(!bench.has_note(EventKind::WorkerSilent));
     bench.pass(Duration::from_millis(200), None);
-    assert!(bench.job.ledger().n_held(WorkerId(1)) > 0, "it was heard again");
+    assert!(bench.job.ledger().pool().n_held(WorkerId(1)) > 0, "it was heard again");
 }
 
 #[test]
-fn nobody_is_frozen_while_the_master_itself_was_stopped() {
+fn no_worker_counts_as_frozen_while_the_master_itself_was_stopped() {
     let mut bench = Bench::started(config(JobSpec { num_epochs: 0, ..train(1) }, 0));
     for _ in 0..10 {
         bench.progress += 1;
@@ -380,7 +380,7 @@ fn silence_is_noticed_under_a_load_that_leaves_no_time_for_ticks() {
 }
 
 #[test]
-fn nobody_is_silent_while_the_master_itself_was_stopped() {
+fn no_process_counts_as_silent_while_the_master_itself_was_stopped() {
     let mut bench = Bench::started(config(train(1), 0));
     bench.run_to(2);
     bench.now = bench.now + Duration::from_secs(4000);
@@ -449,7 +449,7 @@ fn a_worker_with_another_model_is_refused() {
 }
 
 #[test]
-fn a_server_whose_stream_breaks_is_told_again_to_serve_and_to_cut() {
+fn a_server_whose_stream_breaks_is_ordered_again_to_serve_and_to_write() {
     let mut bench = Bench::started(config(JobSpec { checkpoint_steps: 4, ..train(1) }, 0));
     bench.holds_checkpoints = true;
     bench.run_to(5);

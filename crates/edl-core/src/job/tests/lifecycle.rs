@@ -24,7 +24,7 @@ fn a_job_trains_every_batch_of_every_epoch_once_and_succeeds() {
     bench.expect_trained(3);
     assert_eq!(bench.job.progress(), (60, Some(60)));
     assert_eq!(bench.job.state(), JobState::Succeeded);
-    assert!(bench.workers.is_empty() && bench.servers.is_empty(), "everybody was told to go");
+    assert!(bench.workers.is_empty() && bench.servers.is_empty(), "all processes have exited");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn the_best_model_is_kept_in_a_checkpoint_of_its_own() {
 }
 
 #[test]
-fn the_best_model_waits_for_a_cut_that_is_still_being_written() {
+fn the_best_model_waits_for_a_checkpoint_that_is_still_being_written() {
     let spec = JobSpec { num_epochs: 2, checkpoint_steps: 9, ..spec() };
     let mut bench = Bench::started(config(spec, 4));
     bench.holds_checkpoints = true;
@@ -222,7 +222,7 @@ fn a_round_is_shared_out_among_more_workers_than_it_has_batches() {
 }
 
 #[test]
-fn a_checkpoint_is_cut_by_steps_and_by_time_and_old_ones_are_deleted() {
+fn checkpoints_are_due_by_steps_and_by_time_and_old_ones_are_deleted() {
     let spec = JobSpec { num_epochs: 3, checkpoint_steps: 5, keep_checkpoint_max: 2, ..spec() };
     let mut bench = Bench::started(config(spec, 0));
     bench.run();
@@ -243,7 +243,7 @@ fn a_checkpoint_is_cut_by_steps_and_by_time_and_old_ones_are_deleted() {
 }
 
 #[test]
-fn a_cut_that_hangs_is_given_up_and_the_next_one_is_tried() {
+fn a_checkpoint_that_hangs_is_abandoned_and_the_next_one_is_tried() {
     let spec = JobSpec { num_epochs: 2, checkpoint_steps: 5, task_timeout_secs: 3600, ..spec() };
     let mut bench = Bench::started(config(spec, 0));
     bench.holds_checkpoints = true;

@@ -43,7 +43,7 @@ fn a_scale_decision_survives_the_master() {
 }
 
 #[test]
-fn a_job_scaled_to_nobody_waits_and_goes_on_when_somebody_comes() {
+fn a_job_scaled_to_zero_waits_and_continues_when_a_worker_joins() {
     let mut bench = Bench::started(config(JobSpec { num_epochs: 1, ..spec() }, 0));
     bench.run_to(3);
     bench.handle(Event::Scale { workers: 0 });

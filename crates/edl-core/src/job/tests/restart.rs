@@ -47,7 +47,7 @@ fn a_new_master_takes_note_of_what_workers_hold() {
     let held: Vec<usize> = bench.workers.values().map(|worker| worker.work.len()).collect();
     bench.restart_master();
     bench.connect_all();
-    let holds = |bench: &Bench, id: u32| bench.job.ledger().n_held(WorkerId(id));
+    let holds = |bench: &Bench, id: u32| bench.job.ledger().pool().n_held(WorkerId(id));
     assert!(holds(&bench, 0) >= held[0] && holds(&bench, 1) >= held[1]);
     bench.job.check_invariants();
     bench.run();
@@ -55,7 +55,7 @@ fn a_new_master_takes_note_of_what_workers_hold() {
 }
 
 #[test]
-fn work_that_a_worker_dropped_at_a_new_generation_comes_back_soon_and_blames_nobody() {
+fn work_that_a_worker_dropped_at_a_new_generation_is_reassigned_soon_and_blames_no_worker() {
     let mut bench = Bench::started(config(JobSpec { num_workers: 1, ..train(1) }, 0));
     bench.run_to(2);
     // The worker says that it holds this, and drops it when it hears of the new route.
@@ -66,7 +66,7 @@ fn work_that_a_worker_dropped_at_a_new_generation_comes_back_soon_and_blames_nob
     bench.workers.get_mut(&0).unwrap().work.clear();
     let report = worker::Report::Ready { model, capacity: 2, held, peer: None };
     bench.handle(Event::FromWorker { worker, incarnation, report });
-    assert!(bench.job.ledger().lease(crate::id::LeaseId(77)).unwrap().is_adopted);
+    assert!(bench.job.ledger().pool().lease(crate::id::LeaseId(77)).unwrap().is_adopted);
     bench.run_to(9);
     bench.pass(Duration::from_secs(11), None);
     bench.run();

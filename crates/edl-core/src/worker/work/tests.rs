@@ -81,7 +81,7 @@ fn a_broken_connection_opens_what_was_sent_again() {
 }
 
 #[test]
-fn a_master_is_told_what_is_not_acknowledged() {
+fn a_master_learns_what_is_not_acknowledged() {
     let mut work = Work::default();
     assign(&mut work, 7, 2..5);
     work.assign_shard(LeaseId(9), shard(1), 10);

@@ -12,8 +12,9 @@ use edl_core::activity::WaitingFor;
 use edl_core::id::{Incarnation, RunId, WorkerId};
 use edl_core::job;
 use edl_core::lanes::assign;
-use edl_core::member::{self, Claim, Event, Limits};
+use edl_core::member::{self, Claim, Event};
 use edl_core::spec::{JobSpec, Strategy};
+use edl_core::worker::Limits;
 use edl_net::convert;
 use edl_net::key::JobKey;
 use edl_net::mesh::{Phase, PhaseHook, Transport};
@@ -143,7 +144,7 @@ impl Stage {
         let (spec, feeder) = (self.spec.clone(), self.feeder());
         let job_dir = self.folder.path().to_owned();
         let (worker, incarnation) = (WorkerId(worker), incarnation(worker));
-        let limits = Limits { finish: HANG, hand_over: HANG };
+        let limits = Limits { finish: HANG, last_answers: HANG, hand_over: HANG };
         let config = member::Config::new(&spec, self.n_records, (worker, incarnation), limits);
         let progress = Arc::new(Progress::new());
         let (driver, queues) = Driver::of_member(config, outputs, &progress);
@@ -402,7 +403,7 @@ impl Stage {
         weights
     }
 
-    pub(crate) fn lend(&self, worker: u32, lease: u64, work: proto::EvalWork) {
+    pub(crate) fn assign_shard(&self, worker: u32, lease: u64, work: proto::EvalWork) {
         let work = Some(proto::lease::Work::Eval(work));
         self.command(worker, Command::Lease(proto::Lease { lease, work }));
     }
