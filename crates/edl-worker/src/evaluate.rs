@@ -16,7 +16,7 @@ impl Evaluation {
 
     /// Adds one minibatch.
     pub(crate) fn add(&mut self, model: &mut dyn Model, inputs: Inputs<'_>) -> Result<(), Error> {
-        model.evaluate(inputs, &mut self.0)
+        model.evaluate(inputs, &mut self.0).map(drop)
     }
 
     pub(crate) fn finish(self) -> Finished {

@@ -134,7 +134,9 @@ impl Server {
         let (generation, loaded) = match self.report() {
             Report::Loaded { generation, .. } => (generation, Ok(())),
             Report::LoadFailed { generation, error } => (generation, Err(error)),
-            other @ (Report::CheckpointStarted { .. }
+            other @ (Report::Heartbeat
+            | Report::Spending(_)
+            | Report::CheckpointStarted { .. }
             | Report::CheckpointDone { .. }
             | Report::CheckpointFailed { .. }
             | Report::States { .. }) => panic!("{other:?}"),
@@ -161,7 +163,9 @@ impl Server {
         let (checkpoint, files) = match self.report() {
             Report::CheckpointDone { checkpoint, files, .. } => (checkpoint, Ok(files)),
             Report::CheckpointFailed { checkpoint, error, .. } => (checkpoint, Err(error)),
-            other @ (Report::CheckpointStarted { .. }
+            other @ (Report::Heartbeat
+            | Report::Spending(_)
+            | Report::CheckpointStarted { .. }
             | Report::Loaded { .. }
             | Report::LoadFailed { .. }
             | Report::States { .. }) => panic!("{other:?}"),

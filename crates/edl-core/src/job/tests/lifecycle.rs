@@ -7,7 +7,7 @@ use super::bench::{Bench, config, from_worker, spec};
 use crate::id::EvalId;
 use crate::job::EventKind;
 use crate::job::JobState;
-use crate::job::{Effect, End, Event};
+use crate::job::{Effect, End};
 use crate::metric::Measures;
 use crate::spec::{JobSpec, JobType, Seconds};
 use crate::worker::Report;

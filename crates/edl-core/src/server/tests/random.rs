@@ -260,6 +260,9 @@ impl Site {
                 let event = Event::Inspected { inspection, generation, states: states() };
                 self.on(event);
             }
+            Effect::Report(report @ (Report::Heartbeat | Report::Spending(_))) => {
+                panic!("the shell sends {report:?}")
+            }
             Effect::Report(Report::LoadFailed { .. } | Report::States { .. })
             | Effect::Hello { .. }
             | Effect::Note(_) => {}
