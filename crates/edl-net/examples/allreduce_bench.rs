@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use edl_core::id::{Incarnation, RunId, WorkerId, WorldId};
 use edl_core::lanes::assign;
+use edl_net::handshake::Encryption;
 use edl_net::key::JobKey;
 use edl_net::mesh::{Dtype, Mesh, MeshConfig, Peer, Transport};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -25,7 +26,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 const SIZES_MB: [usize; 3] = [1, 10, 100];
 /// How often all contenders take their turn.
 const TURNS: usize = 5;
-const CONTENDERS: [&str; 5] = ["shm", "unix", "tcp", "raw", "gloo"];
+const CONTENDERS: [&str; 6] = ["shm", "unix", "tcp", "encrypted", "raw", "gloo"];
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -36,9 +37,12 @@ fn main() {
             let names: Vec<&str> = args[3].split(',').collect();
             compare(&[args[1].parse().unwrap()], &[args[2].parse().unwrap()], &names);
         }
-        Some(transport) if args.len() > 3 => {
-            let transport = Transport::parse(transport).unwrap();
-            member(transport, args[1].parse().unwrap(), args[2].parse().unwrap(), &args[3]);
+        Some(name) if args.len() > 3 => {
+            let over = match name {
+                "encrypted" => (Transport::Tcp, Encryption::Always),
+                name => (Transport::parse(name).unwrap(), Encryption::Never),
+            };
+            member(over, args[1].parse().unwrap(), args[2].parse().unwrap(), &args[3]);
         }
         _ => compare(&[2, 4], &SIZES_MB, &CONTENDERS),
     }
@@ -131,11 +135,16 @@ fn print(n_members: usize, n_bytes: usize, medians: &[(&str, Cost)]) {
         };
         let ((raw, raw_cpu), (gloo, gloo_cpu)) = (against("raw"), against("gloo"));
         println!(
-            "  {name:5} {:9.3} ms  {raw:5.2}x raw {gloo:5.2}x gloo    processors {:9.3} ms \
+            "  {name:9} {:9.3} ms  {raw:5.2}x raw {gloo:5.2}x gloo    processors {:9.3} ms \
              {raw_cpu:5.2}x raw {gloo_cpu:5.2}x gloo",
             cost.time * 1e3,
             cost.cpu * 1e3
         );
+    }
+    let of = |name: &str| medians.iter().find(|(known, _)| *known == name).map(|(_, cost)| cost);
+    if let (Some(plain), Some(encrypted)) = (of("tcp"), of("encrypted")) {
+        let (time, cpu) = (encrypted.time / plain.time, encrypted.cpu / plain.cpu);
+        println!("  encryption takes {time:.2}x the time and {cpu:.2}x the processors of tcp");
     }
 }
 
@@ -214,7 +223,12 @@ fn numbers(line: &str) -> (usize, usize) {
 }
 
 /// One member of a world.
-fn member(transport: Transport, me: usize, n_members: usize, folder: &str) {
+fn member(
+    (transport, encryption): (Transport, Encryption),
+    me: usize,
+    n_members: usize,
+    folder: &str,
+) {
     let worker = |member: usize| WorkerId(u32::try_from(member).unwrap());
     let mut mesh = Mesh::open(MeshConfig {
         key: JobKey::from_bytes([1; 32]),
@@ -224,6 +238,7 @@ fn member(transport: Transport, me: usize, n_members: usize, folder: &str) {
         folder: folder.into(),
         listen: "127.0.0.1:0".into(),
         transport: Some(transport),
+        encryption,
         silence: Duration::from_secs(60),
         on_phase: None,
     })

@@ -12,7 +12,7 @@ use edl_core::server::Refusal;
 use edl_tensor::push::Lane;
 
 /// Version of this protocol. Peers of another one are refused in one sentence.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 pub const HEADER_LEN: usize = 72;
 pub const TAG_LEN: usize = 16;
 /// Longest payload of rows, ids or dense numbers.
@@ -450,7 +450,7 @@ mod tests {
         let mut bytes = header().encode();
         bytes[4] = 9;
         let text = Header::decode(&bytes).unwrap_err().to_string();
-        assert_eq!(text, "the peer uses version 9 of the data protocol, this build uses 2");
+        assert_eq!(text, "the peer uses version 9 of the data protocol, this build uses 3");
     }
 
     #[test]

@@ -18,7 +18,9 @@ pub fn frame(bytes: &[u8]) {
             }
         }
         Kind::Challenge => {
-            let _ = payload.first_chunk().map(Challenge::decode);
+            if let Some(Ok(challenge)) = payload.first_chunk().map(Challenge::decode) {
+                assert_eq!(Challenge::decode(&challenge.encode()), Ok(challenge));
+            }
         }
         Kind::Pull => {
             let read = |head| PullHead::decode(head, header.length);

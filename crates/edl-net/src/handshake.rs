@@ -6,18 +6,22 @@
 //! nothing in another, and a frame never fits the other direction.
 //!
 //! ```text
-//! client                          server
-//!   Hello     role, client, nonce  →
-//!          ←  Challenge            nonce, proof
-//!   Proof     proof                →
-//!          ←  Accepted             (the first sealed frame)
+//! client                                 server
+//!   Hello     role, offer, client, nonce  →
+//!          ←  Challenge                   nonce, proof, offer
+//!   Proof     proof                       →
+//!          ←  Accepted                    (the first sealed frame)
 //! ```
+//!
+//! The offers say whether a side requires encryption, accepts it or refuses it. Both are part of
+//! what is proven, so nobody in between can talk two sides out of it.
 
 use edl_core::id::{Incarnation, RunId, WorkerId};
 
+use crate::cipher::Cipher;
 use crate::frame::{Error, Kind, array};
 use crate::key::{self, JobKey};
-use crate::seal::Seal;
+use crate::seal::{Guard, Seal};
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,10 +38,37 @@ pub struct ClientId(pub [u8; 16]);
 
 pub type Nonce = [u8; 32];
 
+/// Which connections a process encrypts: the field `encrypt_data` of its job. Unix sockets and
+/// shared memory never leave the host and are never encrypted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encryption {
+    /// TCP connections with another host.
+    #[default]
+    BetweenHosts,
+    /// All TCP connections.
+    Always,
+    Never,
+}
+
+/// What a side says about encrypting one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    Refuses = 0,
+    Accepts = 1,
+    Requires = 2,
+}
+
+/// One side requires encryption, and the other refuses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    pub requires: Side,
+}
+
 /// The client's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub role: Role,
+    pub offer: Offer,
     pub client: ClientId,
     pub nonce: Nonce,
 }
@@ -58,6 +89,7 @@ pub struct Join {
 pub struct Challenge {
     pub nonce: Nonce,
     pub proof: [u8; 32],
+    pub offer: Offer,
 }
 
 /// What both sides derive once both nonces are known.
@@ -65,6 +97,7 @@ pub struct Session {
     auth: [u8; 32],
     transcript: Vec<u8>,
     is_local: bool,
+    offers: (Offer, Offer),
 }
 
 /// The two ends.
@@ -91,6 +124,40 @@ impl ClientId {
     }
 }
 
+impl From<Option<bool>> for Encryption {
+    fn from(encrypt_data: Option<bool>) -> Self {
+        match encrypt_data {
+            None => Self::BetweenHosts,
+            Some(true) => Self::Always,
+            Some(false) => Self::Never,
+        }
+    }
+}
+
+impl Encryption {
+    /// What to say about one TCP connection.
+    #[must_use]
+    pub fn offer(self, is_same_host: bool) -> Offer {
+        match self {
+            Self::Always => Offer::Requires,
+            Self::BetweenHosts if is_same_host => Offer::Accepts,
+            Self::BetweenHosts => Offer::Requires,
+            Self::Never => Offer::Refuses,
+        }
+    }
+}
+
+impl Offer {
+    fn decode(byte: u8, kind: Kind) -> Result<Self, Error> {
+        match byte {
+            0 => Ok(Self::Refuses),
+            1 => Ok(Self::Accepts),
+            2 => Ok(Self::Requires),
+            _ => Err(Error::Parts(kind)),
+        }
+    }
+}
+
 pub fn nonce() -> Result<Nonce, key::Error> {
     let mut bytes = [0; 32];
     key::random(&mut bytes)?;
@@ -104,6 +171,7 @@ impl Hello {
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[0] = self.role as u8;
+        bytes[1] = self.offer as u8;
         bytes[8..24].copy_from_slice(&self.client.0);
         bytes[24..56].copy_from_slice(&self.nonce);
         bytes
@@ -116,7 +184,8 @@ impl Hello {
             3 => Role::Member,
             _ => return Err(Error::Parts(Kind::Hello)),
         };
-        Ok(Self { role, client: ClientId(array(bytes, 8)), nonce: array(bytes, 24) })
+        let offer = Offer::decode(bytes[1], Kind::Hello)?;
+        Ok(Self { role, offer, client: ClientId(array(bytes, 8)), nonce: array(bytes, 24) })
     }
 }
 
@@ -155,32 +224,41 @@ impl Join {
 }
 
 impl Challenge {
-    pub const LEN: usize = 64;
+    pub const LEN: usize = 65;
 
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..32].copy_from_slice(&self.nonce);
-        bytes[32..].copy_from_slice(&self.proof);
+        bytes[32..64].copy_from_slice(&self.proof);
+        bytes[64] = self.offer as u8;
         bytes
     }
 
-    #[must_use]
-    pub fn decode(bytes: &[u8; Self::LEN]) -> Self {
-        Self { nonce: array(bytes, 0), proof: array(bytes, 32) }
+    pub fn decode(bytes: &[u8; Self::LEN]) -> Result<Self, Error> {
+        let offer = Offer::decode(bytes[64], Kind::Challenge)?;
+        Ok(Self { nonce: array(bytes, 0), proof: array(bytes, 32), offer })
     }
 }
 
 impl Session {
     /// `is_local` says that the connection is a Unix socket; it decides the seal, so both sides
-    /// must agree on it, too.
+    /// must agree on it, too. `server` and `offer` are those of the challenge.
     #[must_use]
-    pub fn new(key: &JobKey, run: RunId, hello: &Hello, server: &Nonce, is_local: bool) -> Self {
+    pub fn new(
+        (key, run): (&JobKey, RunId),
+        hello: &Hello,
+        server: &Nonce,
+        offer: Offer,
+        is_local: bool,
+    ) -> Self {
         let mut transcript = run.0.to_vec();
         transcript.push(u8::from(is_local));
         transcript.extend(hello.encode());
         transcript.extend(server);
-        Self { auth: key.derive("data plane"), transcript, is_local }
+        transcript.push(offer as u8);
+        let offers = (hello.offer, offer);
+        Self { auth: key.derive("data plane"), transcript, is_local, offers }
     }
 
     /// The proof that `side` holds the key and has seen the same messages.
@@ -198,14 +276,34 @@ impl Session {
         blake3::Hash::from(self.proof(side)) == blake3::Hash::from(proof)
     }
 
-    /// The seal of the frames that `side` sends.
-    #[must_use]
-    pub fn seal(&self, side: Side) -> Seal {
-        let key = self.keyed(match side {
-            Side::Client => "client frames",
-            Side::Server => "server frames",
-        });
-        Seal::new(key, self.is_local)
+    /// Whether both sides encrypt this connection.
+    pub fn is_encrypted(&self) -> Result<bool, Conflict> {
+        match self.offers {
+            (Offer::Requires, Offer::Refuses) => Err(Conflict { requires: Side::Client }),
+            (Offer::Refuses, Offer::Requires) => Err(Conflict { requires: Side::Server }),
+            (client, server) => Ok(client == Offer::Requires || server == Offer::Requires),
+        }
+    }
+
+    /// What protects the frames that `side` sends, and those that it gets.
+    pub fn guards(&self, side: Side) -> Result<(Guard, Guard), Conflict> {
+        let is_encrypted = self.is_encrypted()?;
+        let guard = |sent_by| {
+            let key = self.keyed(match (sent_by, is_encrypted) {
+                (Side::Client, false) => "client frames",
+                (Side::Server, false) => "server frames",
+                (Side::Client, true) => "client encryption",
+                (Side::Server, true) => "server encryption",
+            });
+            match is_encrypted {
+                true => Guard::Encrypted(Cipher::new(key)),
+                false => Guard::Tagged(Seal::new(key, self.is_local)),
+            }
+        };
+        Ok(match side {
+            Side::Client => (guard(Side::Client), guard(Side::Server)),
+            Side::Server => (guard(Side::Server), guard(Side::Client)),
+        })
     }
 
     fn keyed(&self, purpose: &str) -> [u8; 32] {
@@ -219,14 +317,22 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cipher::Buffer;
 
-    fn hello(nonce: u8) -> Hello {
-        Hello { role: Role::Push, client: ClientId([5; 16]), nonce: [nonce; 32] }
+    use Offer::{Accepts, Refuses, Requires};
+
+    fn hello(nonce: u8, offer: Offer) -> Hello {
+        Hello { role: Role::Push, offer, client: ClientId([5; 16]), nonce: [nonce; 32] }
     }
 
     fn session(key: u8, run: u8, client: u8, server: u8, is_local: bool) -> Session {
-        let key = JobKey::from_bytes([key; 32]);
-        Session::new(&key, RunId([run; 16]), &hello(client), &[server; 32], is_local)
+        let (key, run) = (JobKey::from_bytes([key; 32]), RunId([run; 16]));
+        Session::new((&key, run), &hello(client, Accepts), &[server; 32], Accepts, is_local)
+    }
+
+    fn offering(client: Offer, server: Offer) -> Session {
+        let (key, run) = (JobKey::from_bytes([1; 32]), RunId([2; 16]));
+        Session::new((&key, run), &hello(3, client), &[4; 32], server, false)
     }
 
     #[test]
@@ -242,21 +348,87 @@ mod tests {
     }
 
     #[test]
-    fn the_directions_of_a_session_have_seals_of_their_own() {
-        for is_local in [false, true] {
-            let session = session(1, 2, 3, 4, is_local);
-            let tag = |side| session.seal(side).begin().tag();
-            assert_ne!(tag(Side::Client), tag(Side::Server));
+    fn a_proof_holds_for_one_pair_of_offers_only() {
+        let all = [Refuses, Accepts, Requires];
+        let pairs = || all.into_iter().flat_map(|a| all.map(|b| (a, b)));
+        for (client, server) in pairs() {
+            for side in [Side::Client, Side::Server] {
+                let proof = offering(client, server).proof(side);
+                for (a, b) in pairs() {
+                    let is_same = (a, b) == (client, server);
+                    assert_eq!(offering(a, b).proves(side, proof), is_same);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_side_that_requires_encryption_is_enough_unless_the_other_refuses_it() {
+        for (client, server, agreed) in [
+            (Refuses, Refuses, Ok(false)),
+            (Refuses, Accepts, Ok(false)),
+            (Accepts, Refuses, Ok(false)),
+            (Accepts, Accepts, Ok(false)),
+            (Requires, Accepts, Ok(true)),
+            (Accepts, Requires, Ok(true)),
+            (Requires, Requires, Ok(true)),
+            (Requires, Refuses, Err(Conflict { requires: Side::Client })),
+            (Refuses, Requires, Err(Conflict { requires: Side::Server })),
+        ] {
+            assert_eq!(offering(client, server).is_encrypted(), agreed, "{client:?} {server:?}");
+        }
+    }
+
+    #[test]
+    fn by_default_only_connections_with_another_host_are_encrypted() {
+        let offers = |encrypt_data: Option<bool>| {
+            [true, false].map(|is_same_host| Encryption::from(encrypt_data).offer(is_same_host))
+        };
+        assert_eq!(offers(None), [Accepts, Requires]);
+        assert_eq!(offers(Some(true)), [Requires, Requires]);
+        assert_eq!(offers(Some(false)), [Refuses, Refuses]);
+    }
+
+    /// What a direction makes of equal bytes.
+    fn mark(guard: Guard) -> Vec<u8> {
+        match guard {
+            Guard::Tagged(seal) => seal.begin().tag().into(),
+            Guard::Encrypted(mut cipher) => {
+                let mut out = Buffer::default();
+                cipher.seal(&[b"equal"], &mut out);
+                out.to_vec()
+            }
+        }
+    }
+
+    #[test]
+    fn the_directions_of_a_session_have_keys_of_their_own() {
+        let sessions =
+            [session(1, 2, 3, 4, false), session(1, 2, 3, 4, true), offering(Requires, Accepts)];
+        for session in sessions {
+            let [client, server] = [Side::Client, Side::Server].map(|side| {
+                let (out, into) = session.guards(side).unwrap();
+                (mark(out), mark(into))
+            });
+            assert_ne!(client.0, client.1);
+            assert_eq!(client, (server.1, server.0));
         }
     }
 
     #[test]
     fn greetings_read_back_as_they_were_written() {
-        assert_eq!(Hello::decode(&hello(7).encode()), Ok(hello(7)));
-        let challenge = Challenge { nonce: [1; 32], proof: [2; 32] };
-        assert_eq!(Challenge::decode(&challenge.encode()), challenge);
-        let mut bytes = hello(7).encode();
-        bytes[0] = 4;
-        assert_eq!(Hello::decode(&bytes), Err(Error::Parts(Kind::Hello)));
+        for offer in [Refuses, Accepts, Requires] {
+            assert_eq!(Hello::decode(&hello(7, offer).encode()), Ok(hello(7, offer)));
+            let challenge = Challenge { nonce: [1; 32], proof: [2; 32], offer };
+            assert_eq!(Challenge::decode(&challenge.encode()), Ok(challenge));
+        }
+        for (at, byte) in [(0, 4), (1, 3)] {
+            let mut bytes = hello(7, Accepts).encode();
+            bytes[at] = byte;
+            assert_eq!(Hello::decode(&bytes), Err(Error::Parts(Kind::Hello)));
+        }
+        let mut bytes = Challenge { nonce: [1; 32], proof: [2; 32], offer: Accepts }.encode();
+        bytes[64] = 3;
+        assert_eq!(Challenge::decode(&bytes), Err(Error::Parts(Kind::Challenge)));
     }
 }

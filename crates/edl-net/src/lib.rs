@@ -4,6 +4,7 @@
 //! The only decision made here is which master a process follows ([`control::Follow`]).
 
 mod by_name;
+pub mod cipher;
 pub mod control;
 pub mod convert;
 pub mod data;

@@ -46,6 +46,7 @@ use self::plan::Plan;
 use self::reduce::{Phases, Reduce, Task};
 use self::storage::Storage;
 use self::transfer::Transfer;
+use crate::handshake::Encryption;
 use crate::key::JobKey;
 use crate::socket::UnixSocket;
 
@@ -72,6 +73,7 @@ pub struct MeshConfig {
     pub listen: String,
     /// Forces one transport.
     pub transport: Option<Transport>,
+    pub encryption: Encryption,
     /// A peer that owes us bytes and sends none for so long is lost.
     pub silence: Duration,
     pub on_phase: Option<PhaseHook>,
@@ -211,7 +213,7 @@ impl Mesh {
         };
         let abort = Abort::new().map_err(failed("create an event"))?;
         let connector = Arc::new(Connector::new(
-            (config.key, config.run),
+            (config.key, config.run, config.encryption),
             (config.worker, config.incarnation),
             config.transport,
             config.silence,
@@ -295,16 +297,22 @@ impl Mesh {
     #[must_use]
     pub fn transport(&self) -> String {
         let links = self.world.iter().flat_map(|world| world.links.iter().flatten());
-        let mut kinds: Vec<Transport> = links.map(|link| link.transport).collect();
+        let mut kinds: Vec<(Transport, bool)> =
+            links.map(|link| (link.transport, link.is_encrypted())).collect();
         kinds.sort_unstable();
-        let mut texts: Vec<String> = Vec::new();
+        let mut texts: Vec<(String, usize)> = Vec::new();
         for same in kinds.chunk_by(|a, b| a == b) {
-            texts.push(format!("{} ({})", same[0], same.len()));
+            let (transport, is_encrypted) = same[0];
+            let prefix = if is_encrypted { "encrypted " } else { "" };
+            texts.push((format!("{prefix}{transport}"), same.len()));
         }
-        match kinds.first() {
-            None => "none".into(),
-            Some(kind) if texts.len() == 1 => kind.to_string(),
-            Some(_) => texts.join(", "),
+        match texts.as_slice() {
+            [] => "none".into(),
+            [(text, _)] => text.clone(),
+            _ => {
+                let counted = texts.iter().map(|(text, n)| format!("{text} ({n})"));
+                counted.collect::<Vec<_>>().join(", ")
+            }
         }
     }
 

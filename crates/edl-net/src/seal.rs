@@ -8,11 +8,22 @@
 //! A Unix socket in a private folder (mode 0700) cannot be read by other users. Its frames carry an
 //! XXH3 checksum, seeded by the session's key: it finds damage and frames of other sessions, also
 //! where the processor has no AES instructions, but is no proof against a forger.
+//!
+//! Frames that are encrypted ([`crate::cipher`]) have tags of their own.
 
 use aegis::aegis128x2::Aegis128X2Mac;
 use twox_hash::XxHash3_128;
 
+use crate::cipher::Cipher;
 use crate::frame::TAG_LEN;
+
+/// How the frames of one direction of one session are protected.
+#[derive(Clone)]
+pub enum Guard {
+    /// Readable, with a tag in the header.
+    Tagged(Seal),
+    Encrypted(Cipher),
+}
 
 /// How the frames of one direction of one session are tagged.
 #[derive(Clone)]

@@ -4,9 +4,15 @@
 //! A [`Sender`] and a [`Receiver`] are the two directions of one connection. Payloads go
 //! straight from and into the caller's memory. Any doubt about a frame (another run, a wrong
 //! sequence number or tag) ends the connection: there is no way to go on after it.
+//!
+//! Encrypted payloads are sent and read in chunks: a chunk is on its way while the next one is
+//! encrypted, and is decrypted while the next one arrives. A connection keeps memory for one chunk
+//! in each direction.
 
-use std::io::{self, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+mod encrypted;
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{IpAddr, Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -18,10 +24,12 @@ use edl_core::id::{BatchId, Generation, RunId};
 use edl_core::server::Refusal;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use self::encrypted::Encrypted;
+use crate::cipher::{self, Buffer};
 use crate::frame::{self, HEADER_LEN, Header, Kind, TAG_LEN};
 use crate::isolation;
 use crate::key;
-use crate::seal::{Hasher, Seal};
+use crate::seal::{Guard, Hasher};
 
 #[cfg(target_endian = "big")]
 compile_error!("payloads are little-endian and travel as they lie in memory");
@@ -178,6 +186,27 @@ impl Stream {
         matches!(self, Self::Unix(_))
     }
 
+    /// Whether both ends are on this host, as far as their addresses say.
+    #[must_use]
+    pub fn is_same_host(&self) -> bool {
+        match self {
+            Self::Unix(_) => true,
+            Self::Tcp(stream) => match (stream.local_addr(), stream.peer_addr()) {
+                (Ok(here), Ok(there)) => is_one_host(here.ip(), there.ip()),
+                _ => false,
+            },
+        }
+    }
+
+    /// The addresses of this end and of the peer, for messages.
+    pub(crate) fn ends(&self) -> (String, String) {
+        let Self::Tcp(stream) = self else { return ("unix".into(), "unix".into()) };
+        let text = |address: io::Result<std::net::SocketAddr>| {
+            address.map_or_else(|_| "unknown".into(), |address| address.to_string())
+        };
+        (text(stream.local_addr()), text(stream.peer_addr()))
+    }
+
     /// Ends the connection: every call that is blocked on it returns.
     pub fn shutdown(&self) {
         // An error means that the peer was quicker.
@@ -209,6 +238,14 @@ impl Stream {
         }
     }
 
+    fn read_vectored(&self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        isolation::hold(TICK)?;
+        match self {
+            Self::Unix(stream) => (&*stream).read_vectored(parts),
+            Self::Tcp(stream) => (&*stream).read_vectored(parts),
+        }
+    }
+
     fn write_vectored(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         isolation::hold(TICK)?;
         match self {
@@ -225,6 +262,12 @@ impl AsFd for Stream {
             Self::Tcp(stream) => stream.as_fd(),
         }
     }
+}
+
+/// Whether the two addresses of a connection belong to one host.
+fn is_one_host(here: IpAddr, there: IpAddr) -> bool {
+    let (here, there) = (here.to_canonical(), there.to_canonical());
+    there.is_loopback() || there == here
 }
 
 /// What became of one read or write.
@@ -255,22 +298,29 @@ fn moved(result: io::Result<usize>, action: &str) -> Result<Moved, Error> {
 pub struct Sender {
     stream: Arc<Stream>,
     run: RunId,
-    seal: Option<Seal>,
+    guard: Option<Guard>,
     next: u64,
     /// How long the peer may take no byte.
     patience: Duration,
+    /// The chunk that is being sent, encrypted.
+    chunk: Buffer,
 }
 
 impl Sender {
     #[must_use]
     pub fn new(stream: Arc<Stream>, run: RunId, patience: Duration) -> Self {
-        Self { stream, run, seal: None, next: 0, patience }
+        Self { stream, run, guard: None, next: 0, patience, chunk: Buffer::default() }
     }
 
-    /// From now on frames are sealed and counted.
-    pub fn seal(&mut self, seal: Seal) {
-        self.seal = Some(seal);
+    /// From now on frames are protected and counted.
+    pub fn guard(&mut self, guard: Guard) {
+        self.guard = Some(guard);
         self.next = 1;
+    }
+
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self.guard, Some(Guard::Encrypted(_)))
     }
 
     #[must_use]
@@ -305,40 +355,55 @@ impl Sender {
         let mut bytes = header.encode();
         // The same check as at the other end, where the error would be harder to find.
         Header::decode(&bytes)?;
-        if let Some(seal) = &self.seal {
-            let mut hasher = seal.begin();
-            hasher.update(&bytes);
-            parts.iter().for_each(|part| hasher.update(part));
-            header.tag = hasher.tag();
-            bytes = header.encode();
-            self.next += 1;
+        match &mut self.guard {
+            None => {}
+            Some(Guard::Tagged(seal)) => {
+                let mut hasher = seal.begin();
+                hasher.update(&bytes);
+                parts.iter().for_each(|part| hasher.update(part));
+                header.tag = hasher.tag();
+                bytes = header.encode();
+                self.next += 1;
+            }
+            Some(Guard::Encrypted(cipher)) => {
+                self.next += 1;
+                self.chunk.clear();
+                cipher.seal_header(&bytes, &mut self.chunk);
+                // The header goes out with the first chunk.
+                for chunk in cipher::chunks(parts) {
+                    cipher.seal(&chunk, &mut self.chunk);
+                    write(&self.stream, self.patience, &mut [IoSlice::new(&self.chunk)])?;
+                    self.chunk.clear();
+                }
+                return write(&self.stream, self.patience, &mut [IoSlice::new(&self.chunk)]);
+            }
         }
         let mut slices = Vec::with_capacity(parts.len() + 1);
         slices.push(IoSlice::new(&bytes));
         slices.extend(parts.iter().map(|part| IoSlice::new(part)));
-        self.write(&mut slices)
+        write(&self.stream, self.patience, &mut slices)
     }
 
-    /// The seal and the number of the next frame, for a caller that writes in another way.
-    pub(crate) fn into_seal(self) -> (Option<Seal>, u64) {
-        (self.seal, self.next)
+    /// The guard and the number of the next frame, for a caller that writes in another way.
+    pub(crate) fn into_guard(self) -> (Option<Guard>, u64) {
+        (self.guard, self.next)
     }
+}
 
-    fn write(&self, mut left: &mut [IoSlice<'_>]) -> Result<(), Error> {
-        // Also skips empty parts, after which a write of nothing would look like a closed peer.
-        IoSlice::advance_slices(&mut left, 0);
-        let mut since = None;
-        while !left.is_empty() {
-            match moved(self.stream.write_vectored(left), "send a frame")? {
-                Moved::Bytes(n) => {
-                    IoSlice::advance_slices(&mut left, n);
-                    since = None;
-                }
-                Moved::Nothing => expire(&mut since, self.patience, "the peer to read a frame")?,
+fn write(stream: &Stream, patience: Duration, mut left: &mut [IoSlice<'_>]) -> Result<(), Error> {
+    // Also skips empty parts, after which a write of nothing would look like a closed peer.
+    IoSlice::advance_slices(&mut left, 0);
+    let mut since = None;
+    while !left.is_empty() {
+        match moved(stream.write_vectored(left), "send a frame")? {
+            Moved::Bytes(n) => {
+                IoSlice::advance_slices(&mut left, n);
+                since = None;
             }
+            Moved::Nothing => expire(&mut since, patience, "the peer to read a frame")?,
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// The receiving direction.
@@ -346,18 +411,24 @@ pub struct Receiver {
     stream: Arc<Stream>,
     /// `None` accepts frames of any run.
     run: Option<RunId>,
-    seal: Option<Seal>,
+    guard: Option<Guard>,
     next: u64,
     patience: Duration,
-    /// The frame being read: its number, its tag, what is hashed of it and what is left.
+    /// The frame being read.
     open: Option<Open>,
+    /// A chunk that several parts of a payload lie in, decrypted.
+    chunk: Vec<u8>,
 }
 
 struct Open {
     sequence: u64,
     tag: [u8; TAG_LEN],
+    /// What is hashed of a frame with a tag.
     hasher: Option<Hasher>,
+    /// Bytes of the payload that have not been handed out.
     left: u64,
+    /// Those of them that are in the chunk, at its end.
+    n_decrypted: usize,
 }
 
 impl Receiver {
@@ -369,12 +440,13 @@ impl Receiver {
     /// For a process that does not know its run yet.
     #[must_use]
     pub fn of_any_run(stream: Arc<Stream>, patience: Duration) -> Self {
-        Self { stream, run: None, seal: None, next: 0, patience, open: None }
+        let (run, guard, open, chunk) = (None, None, None, Vec::new());
+        Self { stream, run, guard, next: 0, patience, open, chunk }
     }
 
-    /// From now on frames must be sealed and counted.
-    pub fn seal(&mut self, seal: Seal) {
-        self.seal = Some(seal);
+    /// From now on frames must be protected and counted.
+    pub fn guard(&mut self, guard: Guard) {
+        self.guard = Some(guard);
         self.next = 1;
     }
 
@@ -383,9 +455,9 @@ impl Receiver {
         &self.stream
     }
 
-    /// The seal and the number of the next frame, for a caller that reads in another way.
-    pub(crate) fn into_seal(self) -> (Option<Seal>, u64) {
-        (self.seal, self.next)
+    /// The guard and the number of the next frame, for a caller that reads in another way.
+    pub(crate) fn into_guard(self) -> (Option<Guard>, u64) {
+        (self.guard, self.next)
     }
 
     /// Waits for the next frame and reads its header. `idle` is called on every tick in which
@@ -403,6 +475,11 @@ impl Receiver {
             }
         };
         self.read(&mut bytes[n_first..], None)?;
+        if let Some(Guard::Encrypted(cipher)) = &mut self.guard
+            && !cipher.open_header(&mut bytes)
+        {
+            return Err(Error::Forged { sequence: self.next });
+        }
         let header = Header::decode(&bytes)?;
         if let Some(run) = self.run.filter(|run| *run != header.run) {
             let theirs = header.run;
@@ -411,13 +488,16 @@ impl Receiver {
         if header.sequence != self.next {
             return Err(Error::Forged { sequence: header.sequence });
         }
-        let hasher = self.seal.as_ref().map(|seal| {
-            let mut hasher = seal.begin();
-            hasher.update(&Header { tag: [0; TAG_LEN], ..header.clone() }.encode());
-            hasher
-        });
+        let hasher = match &self.guard {
+            Some(Guard::Tagged(seal)) => {
+                let mut hasher = seal.begin();
+                hasher.update(&Header { tag: [0; TAG_LEN], ..header.clone() }.encode());
+                Some(hasher)
+            }
+            Some(Guard::Encrypted(_)) | None => None,
+        };
         let (sequence, tag, left) = (header.sequence, header.tag, header.length);
-        self.open = Some(Open { sequence, tag, hasher, left });
+        self.open = Some(Open { sequence, tag, hasher, left, n_decrypted: 0 });
         Ok(header)
     }
 
@@ -425,10 +505,16 @@ impl Receiver {
     pub fn fill<T: Pod>(&mut self, out: &mut [T]) -> Result<(), Error> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(out);
         let mut open = self.open.take().ok_or(Error::Closed)?;
-        open.left = (open.left)
-            .checked_sub(bytes.len() as u64)
-            .ok_or(Error::Forged { sequence: open.sequence })?;
-        self.read(bytes, open.hasher.as_mut())?;
+        if open.left < bytes.len() as u64 {
+            return Err(Error::Forged { sequence: open.sequence });
+        }
+        if let Some(Guard::Encrypted(cipher)) = &mut self.guard {
+            let source = Encrypted { stream: &self.stream, patience: self.patience, cipher };
+            source.fill(&mut open, &mut self.chunk, bytes)?;
+        } else {
+            self.read(bytes, open.hasher.as_mut())?;
+            open.left -= bytes.len() as u64;
+        }
         self.open = Some(open);
         Ok(())
     }
@@ -440,7 +526,7 @@ impl Receiver {
         if open.left != 0 || !is_genuine {
             return Err(Error::Forged { sequence: open.sequence });
         }
-        if self.seal.is_some() {
+        if self.guard.is_some() {
             self.next += 1;
         }
         Ok(())
@@ -493,3 +579,6 @@ fn expire(since: &mut Option<Instant>, patience: Duration, what: &str) -> Result
     }
     Err(Error::Deadline { waiting_for: what.into() })
 }
+
+#[cfg(test)]
+mod tests;

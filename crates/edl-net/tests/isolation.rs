@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation, Incarnation, RunId, WorkerId, WorldId};
 use edl_net::frame::Kind;
+use edl_net::handshake::Encryption;
 use edl_net::isolation;
 use edl_net::key::JobKey;
 use edl_net::mesh::{Error as MeshError, Mesh, MeshConfig, Peer, Transport};
@@ -79,6 +80,7 @@ fn members_lose_each_other() {
             folder: folder.path().into(),
             listen: "127.0.0.1:0".into(),
             transport: Some(Transport::Unix),
+            encryption: Encryption::default(),
             silence: SHORT,
             on_phase: None,
         })

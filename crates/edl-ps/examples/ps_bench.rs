@@ -18,7 +18,9 @@ use edl_core::optimizer::{OptimizerKind, OptimizerSpec};
 use edl_core::rng::Rng;
 use edl_core::server::{Event, Load, Order, Report};
 use edl_core::spec::Mode;
+use edl_net::cipher::{Buffer, Cipher};
 use edl_net::data::{Limits, PsClient, Route, ServerRoute, Versions};
+use edl_net::handshake::Encryption;
 use edl_net::key::JobKey;
 use edl_net::seal::Seal;
 use edl_net::wire::Stream;
@@ -46,6 +48,9 @@ fn main() -> Outcome<()> {
     if is_wanted("tag") {
         seals(&mut out)?;
     }
+    if is_wanted("encryption") {
+        encryption(&mut out, passes)?;
+    }
     for n_rows in [100_000, 2_000_000] {
         for by in [By::Unix, By::Tcp] {
             if is_wanted(&format!("{n_rows} rows by {by:?}")) {
@@ -65,11 +70,30 @@ fn main() -> Outcome<()> {
 enum By {
     Unix,
     Tcp,
+    EncryptedTcp,
 }
 
-/// Bytes per second of both kinds of tags.
+impl By {
+    fn encryption(self) -> Encryption {
+        match self {
+            Self::Unix | Self::Tcp => Encryption::Never,
+            Self::EncryptedTcp => Encryption::Always,
+        }
+    }
+}
+
+/// Bytes per second of both kinds of tags, and of encryption.
 fn seals(out: &mut impl Write) -> Outcome<()> {
     let bytes = vec![7_u8; 256 << 10];
+    let (mut cipher, mut sealed) = (Cipher::new([1; 32]), Buffer::default());
+    let best_seal = best(400, |_| {
+        let start = Instant::now();
+        sealed.clear();
+        cipher.seal(&[&bytes], &mut sealed);
+        Ok(start.elapsed())
+    })?;
+    let rate = bytes.len() as f64 / best_seal / 1e9;
+    writeln!(out, "encryption by AEGIS: {rate:.1} GB/s")?;
     for (name, is_local) in [("AEGIS (tcp)", false), ("xxh3 (unix)", true)] {
         let seal = Seal::new([1; 32], is_local);
         let mut best = Duration::MAX;
@@ -148,11 +172,12 @@ fn pair(model: &ModelSpec, layout: Layout, by: By) -> Outcome<Pair> {
     }
     store.handle(Event::Order(Order::Serve(generation)));
     let front = Arc::new(Front::new(Arc::clone(&store), key.clone()));
-    front.set_run(RUN);
+    front.set_run(RUN, by.encryption());
     let (address, unix_path) = listen(&front, folder.path(), by)?;
     let server = ServerRoute { ps: PsId(0), address, unix_path, partitions: 0..N_PARTITIONS };
     let route = Route { generation, servers: vec![server] };
-    let client = PsClient::connect(&route, &key, RUN, layout, model, Limits::all(DEADLINE))?;
+    let session = (&key, RUN, by.encryption());
+    let client = PsClient::connect(&route, session, layout, model, Limits::all(DEADLINE))?;
     Ok(Pair { client, store, front, _folder: folder })
 }
 
@@ -160,7 +185,7 @@ fn pair(model: &ModelSpec, layout: Layout, by: By) -> Outcome<Pair> {
 fn listen(front: &Arc<Front>, folder: &std::path::Path, by: By) -> Outcome<(String, String)> {
     let front = Arc::clone(front);
     Ok(match by {
-        By::Tcp => {
+        By::Tcp | By::EncryptedTcp => {
             let listener = TcpListener::bind("127.0.0.1:0")?;
             let address = listener.local_addr()?.to_string();
             std::thread::spawn(move || {
@@ -329,28 +354,33 @@ fn rows(out: &mut impl Write, n_rows: u64, by: By, passes: usize) -> Outcome<()>
     Ok(())
 }
 
-/// Seconds per push, of the best run of eight with some on their way at once.
-fn push_over(
-    client: &mut PsClient,
-    lists: &[Vec<Vec<u64>>],
-    layout: Layout,
-    passes: usize,
-) -> Outcome<f64> {
-    const TOGETHER: usize = 8;
-    let dense = vec![0.01; layout.dense_len];
-    // One buffer for all, as a worker uses its gradient's again.
-    let n_rows = lists.iter().flatten().map(Vec::len).max().unwrap_or(0);
-    let grads = vec![vec![0.01; n_rows * DIM]];
-    let mut next = 0;
-    let base = Versions(vec![0]);
-    let together = best((passes / TOGETHER).max(3), |_| {
-        let start = Instant::now();
+/// Pushes that are timed together.
+const TOGETHER: usize = 8;
+
+/// The gradients that are pushed again and again, with some pushes on their way at once.
+struct Pushes<'a> {
+    lists: &'a [Vec<Vec<u64>>],
+    dense: Vec<f32>,
+    grads: Vec<Vec<f32>>,
+    next: u32,
+}
+
+impl<'a> Pushes<'a> {
+    fn new(lists: &'a [Vec<Vec<u64>>], layout: Layout) -> Self {
+        // One buffer for all, as a worker uses its gradient's again.
+        let n_rows = lists.iter().flatten().map(Vec::len).max().unwrap_or(0);
+        let (dense, grads) = (vec![0.01; layout.dense_len], vec![vec![0.01; n_rows * DIM]]);
+        Self { lists, dense, grads, next: 0 }
+    }
+
+    fn push(&mut self, client: &mut PsClient) -> Outcome<()> {
+        let base = Versions(vec![0]);
         let mut open = 0;
         for _ in 0..TOGETHER {
-            let at = next as usize % lists.len();
-            let batch = BatchId { epoch: 0, index: next };
-            client.push(batch, 64, &base, &dense, &lists[at], &grads)?;
-            next += 1;
+            let ids = &self.lists[self.next as usize % self.lists.len()];
+            let batch = BatchId { epoch: 0, index: self.next };
+            client.push(batch, 64, &base, &self.dense, ids, &self.grads)?;
+            self.next += 1;
             open += 1;
             if open == IN_FLIGHT {
                 client.acks().recv_timeout(DEADLINE)??;
@@ -360,9 +390,93 @@ fn push_over(
         for _ in 0..open {
             client.acks().recv_timeout(DEADLINE)??;
         }
+        Ok(())
+    }
+}
+
+/// Seconds per push, of the best run of several.
+fn push_over(
+    client: &mut PsClient,
+    lists: &[Vec<Vec<u64>>],
+    layout: Layout,
+    passes: usize,
+) -> Outcome<f64> {
+    let mut pushes = Pushes::new(lists, layout);
+    let together = best((passes / TOGETHER).max(3), |_| {
+        let start = Instant::now();
+        pushes.push(client)?;
         Ok(start.elapsed())
     })?;
     Ok(together / TOGETHER as f64)
+}
+
+/// Seconds that something took, and seconds of processors, of client and server together.
+#[derive(Clone, Copy)]
+struct Cost {
+    time: f64,
+    cpu: f64,
+}
+
+fn cost(act: impl FnOnce() -> Outcome<()>) -> Outcome<Cost> {
+    let (start, start_cpu) = (Instant::now(), cpu()?);
+    act()?;
+    Ok(Cost { time: start.elapsed().as_secs_f64(), cpu: cpu()? - start_cpu })
+}
+
+/// Processor time of this process so far, in seconds.
+fn cpu() -> Outcome<f64> {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Ok(Duration::try_from(time)?.as_secs_f64())
+}
+
+fn median(costs: &[Cost], of: impl Fn(&Cost) -> f64) -> f64 {
+    let mut all: Vec<f64> = costs.iter().map(of).collect();
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+/// Plain against encrypted TCP. Both connections live at once and take turns.
+fn encryption(out: &mut impl Write, passes: usize) -> Outcome<()> {
+    let ids: Vec<Vec<Vec<u64>>> = batches(100_000).into_iter().map(|ids| vec![ids]).collect();
+    let none = vec![vec![Vec::new()]];
+    for (what, n_dense, lists, passes) in
+        [("100000 rows", 1, &ids, passes), ("dense 40 MB", 10_000_000, &none, passes / 10 + 1)]
+    {
+        let (model, layout) = (model(n_dense), Layout::shared(n_dense, N_PARTITIONS));
+        let mut pairs = [pair(&model, layout, By::Tcp)?, pair(&model, layout, By::EncryptedTcp)?];
+        let mut pushes = [(); 2].map(|()| Pushes::new(lists, layout));
+        let mut costs = [(); 2].map(|()| [Vec::new(), Vec::new()]);
+        let (mut values, mut buffers) = (vec![0.0; n_dense], vec![Vec::new()]);
+        for pass in 0..passes {
+            let sides = pairs.iter_mut().zip(&mut pushes).zip(&mut costs);
+            for ((Pair { client, .. }, pushes), [pulled, pushed]) in sides {
+                let dense = (n_dense > 1).then_some(values.as_mut_slice());
+                pulled.push(cost(|| {
+                    client.pull(&lists[pass % lists.len()], dense, &mut buffers, None)?;
+                    Ok(())
+                })?);
+                pushed.push(cost(|| pushes.push(client))?);
+            }
+        }
+        let [plain, encrypted] = costs;
+        for (action, n, plain, encrypted) in
+            [("pull", 1, &plain[0], &encrypted[0]), ("push", TOGETHER, &plain[1], &encrypted[1])]
+        {
+            let times = [plain, encrypted].map(|costs| median(costs, |cost| cost.time) / n as f64);
+            let cpus = [plain, encrypted].map(|costs| median(costs, |cost| cost.cpu) / n as f64);
+            writeln!(
+                out,
+                "encryption, {what}, {action}: {:.3} ms plain, {:.3} encrypted, ratio {:.2}; processors {:.3} ms plain, {:.3} encrypted, ratio {:.2}",
+                times[0] * 1e3,
+                times[1] * 1e3,
+                times[1] / times[0],
+                cpus[0] * 1e3,
+                cpus[1] * 1e3,
+                cpus[1] / cpus[0],
+            )?;
+        }
+    }
+    Ok(())
 }
 
 fn push_bare(bare: &mut Bare, layout: Layout, passes: usize) -> Outcome<f64> {

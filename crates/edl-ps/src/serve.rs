@@ -10,7 +10,7 @@ use edl_core::id::{BatchId, RunId};
 use edl_core::server::{Client, Event};
 use edl_net::data::Error;
 use edl_net::data::server::{
-    self, ClientId, Connection, PushRequest, Role, send_ack, send_piece, send_refusal,
+    self, ClientId, Connection, Encryption, PushRequest, Role, send_ack, send_piece, send_refusal,
 };
 use edl_net::key::JobKey;
 use edl_net::wire::{Receiver, Sender, Stream};
@@ -25,7 +25,7 @@ pub struct Front {
     store: Arc<Store>,
     key: JobKey,
     /// Unknown until the first welcome of a master.
-    run: OnceLock<RunId>,
+    run: OnceLock<(RunId, Encryption)>,
     open: Mutex<Open>,
     next: AtomicU64,
 }
@@ -44,9 +44,10 @@ impl Front {
         Self { store, key, run, open, next }
     }
 
-    /// Sets the run whose clients are admitted. Only the first call has an effect.
-    pub fn set_run(&self, run: RunId) {
-        self.run.get_or_init(|| run);
+    /// Sets the run whose clients are admitted, and whether they are to encrypt. Only the first call
+    /// has an effect.
+    pub fn set_run(&self, run: RunId, encryption: Encryption) {
+        self.run.get_or_init(|| (run, encryption));
     }
 
     /// Serves a new connection on its own thread.

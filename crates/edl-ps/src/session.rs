@@ -163,7 +163,7 @@ impl Session {
         match convert::server::event(command, &job.spec) {
             Some(event) => self.store.handle(event),
             // A welcome.
-            None => self.front.set_run(job.run),
+            None => self.front.set_run(job.run, job.spec.encrypt_data.into()),
         }
     }
 

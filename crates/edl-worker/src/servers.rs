@@ -8,6 +8,7 @@ use edl_core::id::{BatchId, RunId};
 use edl_core::layout::Layout;
 use edl_core::model::ModelSpec;
 use edl_net::data::{Acked, Limits, PsClient, Route, Versions};
+use edl_net::handshake::Encryption;
 use edl_net::key::JobKey;
 use edl_tensor::model::Gradient;
 use edl_tensor::push::Lane;
@@ -91,6 +92,9 @@ pub(crate) enum Error {
 pub(crate) struct PsDial {
     pub(crate) key: JobKey,
     pub(crate) run: RunId,
+    pub(crate) encryption: Encryption,
+    /// Uses TCP even where a server has a Unix socket on this machine.
+    pub(crate) is_tcp: bool,
     pub(crate) layout: Layout,
     pub(crate) model: ModelSpec,
     /// How long parameters or an answer may take, rounds of other workers included.
@@ -107,8 +111,12 @@ impl Dial for PsDial {
             pull: self.patience,
             ack: self.patience,
         };
-        let mut client =
-            PsClient::connect(route, &self.key, self.run, self.layout, &self.model, limits)?;
+        let mut route = route.clone();
+        if self.is_tcp {
+            route.servers.iter_mut().for_each(|server| server.unix_path.clear());
+        }
+        let session = (&self.key, self.run, self.encryption);
+        let mut client = PsClient::connect(&route, session, self.layout, &self.model, limits)?;
         if self.is_bounded {
             client.pull_in_order();
         }

@@ -213,6 +213,12 @@ job_description! {
             { flag: at(2, "Processes", "N"), most: Some(MAX_PARTITIONS) }
         partitions: u32 = 32, "Number of partitions of the parameters, fixed for the job's lifetime"
             { flag: at(4, "Processes", "N"), least: 1, most: Some(MAX_PARTITIONS), fixed: VALUE }
+        encrypt_data: Option<bool>,
+            "Encrypt TCP connections that carry parameters and gradients [default: true between \
+             hosts, false within one]"
+            / "Encrypt TCP connections that carry parameters and gradients; unset: true between \
+             hosts, false within one."
+            { flag: at(9, "Processes", "BOOL") }
     }
 
     section "AllReduce" {

@@ -22,7 +22,7 @@ use crate::data::session::{Connection, Party};
 use crate::data::split::Split;
 use crate::data::{Error, Route, ServerRoute};
 use crate::frame::{Kind, PieceHead, PullHead, PushHead, decode_refusal};
-use crate::handshake::{ClientId, Role};
+use crate::handshake::{ClientId, Encryption, Role};
 use crate::key::JobKey;
 use crate::wire::{Receiver, Sender, Stream};
 
@@ -134,15 +134,15 @@ impl PsClient {
     /// Connects to every server of `route`.
     pub fn connect(
         route: &Route,
-        key: &JobKey,
-        run: RunId,
+        (key, run, encryption): (&JobKey, RunId, Encryption),
         layout: Layout,
         model: &ModelSpec,
         limits: Limits,
     ) -> Result<Self, Error> {
         check_route(route, &layout)?;
         let client = ClientId::random()?;
-        let party = Party { key, run, timeout: limits.connect, patience: limits.frame };
+        let (timeout, patience) = (limits.connect, limits.frame);
+        let party = Party { key, run, encryption, timeout, patience };
         let (sender, acks) = mpsc::sync_channel(ACK_QUEUE);
         let open = Arc::new(Open::new());
         let mut streams = Vec::new();
@@ -524,8 +524,10 @@ fn dial(
         }
     }
     let stream = Stream::connect_tcp(&server.address, party.timeout)?;
-    tracing::debug!(ps = %server.ps, ?role, "connected by tcp");
-    party.dial(stream, role, client)
+    let connection = party.dial(stream, role, client)?;
+    let is_encrypted = connection.sender.is_encrypted();
+    tracing::debug!(ps = %server.ps, ?role, is_encrypted, "connected by tcp");
+    Ok(connection)
 }
 
 /// Every partition must be somewhere, once.

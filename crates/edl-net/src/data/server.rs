@@ -18,7 +18,7 @@ use crate::key::JobKey;
 use crate::wire::{Receiver, Sender, Stream};
 
 pub use crate::data::session::Connection;
-pub use crate::handshake::{ClientId, Role};
+pub use crate::handshake::{ClientId, Encryption, Role};
 
 /// How long a client may take to prove itself.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,12 +26,17 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const FRAME_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Lets a client of this run in. `run` is `None` while the server does not know it yet.
-pub fn accept(stream: Arc<Stream>, key: &JobKey, run: Option<RunId>) -> Result<Connection, Error> {
-    let Some(run) = run else {
+pub fn accept(
+    stream: Arc<Stream>,
+    key: &JobKey,
+    run: Option<(RunId, Encryption)>,
+) -> Result<Connection, Error> {
+    let Some((run, encryption)) = run else {
         turn_away(stream, HANDSHAKE_TIMEOUT)?;
         return Err(Error::NotServing);
     };
-    let party = Party { key, run, timeout: HANDSHAKE_TIMEOUT, patience: FRAME_PATIENCE };
+    let (timeout, patience) = (HANDSHAKE_TIMEOUT, FRAME_PATIENCE);
+    let party = Party { key, run, encryption, timeout, patience };
     party.accept(stream)
 }
 

@@ -8,7 +8,9 @@ use edl_core::id::{BatchId, Generation, RunId};
 use edl_core::server::Refusal;
 
 use crate::frame::{Header, Kind, decode_refusal, encode_refusal};
-use crate::handshake::{Challenge, ClientId, Hello, Role, Session, Side, nonce};
+use crate::handshake::{
+    Challenge, ClientId, Conflict, Encryption, Hello, Offer, Role, Session, Side, nonce,
+};
 use crate::key::JobKey;
 use crate::wire::{Error, Receiver, Sender, Stream};
 
@@ -24,6 +26,7 @@ pub struct Connection {
 pub(crate) struct Party<'a> {
     pub(crate) key: &'a JobKey,
     pub(crate) run: RunId,
+    pub(crate) encryption: Encryption,
     /// For the whole handshake.
     pub(crate) timeout: Duration,
     /// For one frame afterwards, without progress.
@@ -31,6 +34,13 @@ pub(crate) struct Party<'a> {
 }
 
 impl Party<'_> {
+    fn offer(&self, stream: &Stream) -> Offer {
+        match stream {
+            Stream::Unix(_) => Offer::Refuses,
+            Stream::Tcp(_) => self.encryption.offer(stream.is_same_host()),
+        }
+    }
+
     fn directions(&self, stream: Arc<Stream>) -> (Sender, Receiver) {
         let sender = Sender::new(Arc::clone(&stream), self.run, self.patience);
         (sender, Receiver::new(stream, self.run, self.patience))
@@ -45,19 +55,19 @@ impl Party<'_> {
     ) -> Result<Connection, Error> {
         let start = Instant::now();
         let is_local = stream.is_local();
+        let hello = Hello { role, offer: self.offer(&stream), client, nonce: nonce()? };
         let (mut sender, mut receiver) = self.directions(Arc::new(stream));
-        let hello = Hello { role, client, nonce: nonce()? };
         send_frame(&mut sender, Kind::Hello, &hello.encode())?;
         let challenge: [u8; Challenge::LEN] =
             receive_frame(&mut receiver, Kind::Challenge, start, self.timeout)?;
-        let challenge = Challenge::decode(&challenge);
-        let session = Session::new(self.key, self.run, &hello, &challenge.nonce, is_local);
-        if !session.proves(Side::Server, challenge.proof) {
+        let Challenge { nonce, proof, offer } = Challenge::decode(&challenge)?;
+        let session = Session::new((self.key, self.run), &hello, &nonce, offer, is_local);
+        if !session.proves(Side::Server, proof) {
             return Err(Error::Refused("the server does not have this job's key".into()));
         }
+        // Also if the two do not agree on encryption: then both know, and both can say so.
         send_frame(&mut sender, Kind::Proof, &session.proof(Side::Client))?;
-        sender.seal(session.seal(Side::Client));
-        receiver.seal(session.seal(Side::Server));
+        protect(&session, Side::Client, &mut sender, &mut receiver)?;
         let [] = receive_frame(&mut receiver, Kind::Accepted, start, self.timeout)?;
         Ok(Connection { role, client, sender, receiver })
     }
@@ -84,19 +94,40 @@ impl Party<'_> {
         let is_local = sender.stream().is_local();
         let hello: [u8; Hello::LEN] = receive_frame(receiver, Kind::Hello, start, self.timeout)?;
         let hello = Hello::decode(&hello)?;
-        let nonce = nonce()?;
-        let session = Session::new(self.key, self.run, &hello, &nonce, is_local);
-        let challenge = Challenge { nonce, proof: session.proof(Side::Server) };
+        let (nonce, offer) = (nonce()?, self.offer(sender.stream()));
+        let session = Session::new((self.key, self.run), &hello, &nonce, offer, is_local);
+        let challenge = Challenge { nonce, proof: session.proof(Side::Server), offer };
         send_frame(sender, Kind::Challenge, &challenge.encode())?;
         let proof: [u8; 32] = receive_frame(receiver, Kind::Proof, start, self.timeout)?;
         if !session.proves(Side::Client, proof) {
             return Err(Error::Refused("the client does not have this job's key".into()));
         }
-        sender.seal(session.seal(Side::Server));
-        receiver.seal(session.seal(Side::Client));
+        protect(&session, Side::Server, sender, receiver)?;
         send_frame(sender, Kind::Accepted, &[])?;
         Ok(hello)
     }
+}
+
+/// Protects both directions from now on, as `side` of the session. Fails if one side requires
+/// encryption and the other refuses it.
+fn protect(
+    session: &Session,
+    side: Side,
+    sender: &mut Sender,
+    receiver: &mut Receiver,
+) -> Result<(), Error> {
+    let conflict = |Conflict { requires }: Conflict| {
+        let (here, there) = sender.stream().ends();
+        let (requires, refuses) = if requires == side { (here, there) } else { (there, here) };
+        Error::Refused(format!(
+            "`{requires}` requires encrypted data connections, but `{refuses}` has `encrypt_data` \
+             set to false; use the same value for all processes of the job"
+        ))
+    };
+    let (out, into) = session.guards(side).map_err(conflict)?;
+    sender.guard(out);
+    receiver.guard(into);
+    Ok(())
 }
 
 /// Refuses a client because nothing is served yet, in the run that it asks for.

@@ -17,7 +17,7 @@ use super::abort::Abort;
 use super::link::{Ends, Link};
 use crate::data::session::{Connection, Party, receive_frame, send_frame};
 use crate::frame::{Kind, encode_refusal};
-use crate::handshake::{ClientId, Join, Role};
+use crate::handshake::{ClientId, Encryption, Join, Role};
 use crate::key::JobKey;
 use crate::wire::{Error, Stream};
 
@@ -33,6 +33,7 @@ pub(super) type MemberId = (WorkerId, Incarnation);
 pub(super) struct Connector {
     pub(super) key: JobKey,
     pub(super) run: RunId,
+    pub(super) encryption: Encryption,
     pub(super) me: MemberId,
     pub(super) transport: Option<Transport>,
     pub(super) silence: Duration,
@@ -71,13 +72,14 @@ impl Pending {
 
 impl Connector {
     pub(super) fn new(
-        (key, run): (JobKey, RunId),
+        (key, run, encryption): (JobKey, RunId, Encryption),
         me: MemberId,
         transport: Option<Transport>,
         silence: Duration,
         abort: Abort,
     ) -> Self {
-        Self { key, run, me, transport, silence, abort, pending: Mutex::default() }
+        let pending = Mutex::default();
+        Self { key, run, encryption, me, transport, silence, abort, pending }
     }
 
     pub(super) fn pending(&self) -> MutexGuard<'_, Pending> {
@@ -91,7 +93,8 @@ impl Connector {
 
     fn party(&self) -> Party<'_> {
         let timeout = HANDSHAKE_TIMEOUT.min(self.silence);
-        Party { key: &self.key, run: self.run, timeout, patience: timeout }
+        let (key, run, encryption) = (&self.key, self.run, self.encryption);
+        Party { key, run, encryption, timeout, patience: timeout }
     }
 
     /// The caller's half.
@@ -175,7 +178,7 @@ impl Connector {
         let Connection { sender, receiver, .. } = connection;
         let stream = Arc::clone(sender.stream());
         let ((Some(out), next_out), (Some(into), next_in)) =
-            (sender.into_seal(), receiver.into_seal())
+            (sender.into_guard(), receiver.into_guard())
         else {
             return Err(Error::Closed);
         };

@@ -5,7 +5,8 @@
 //! the bytes that are left, and its receiver discards them. So a link is never closed because a
 //! world ended in the middle of a frame.
 //!
-//! What a link holds is bounded: one block in either direction and a few small frames.
+//! What a link holds is bounded: one block in either direction and a few small frames. A frame that
+//! is encrypted is held as a whole, and its payload is one chunk.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -22,9 +23,10 @@ use rustix::net::{
 
 use super::Transport;
 use super::shm::Mapped;
+use crate::cipher::{Buffer, n_tag};
 use crate::frame::{HEADER_LEN, Header, Kind, TAG_LEN};
 use crate::isolation;
-use crate::seal::Seal;
+use crate::seal::Guard;
 use crate::wire::{Error, Stream};
 
 /// A peer's memory, and how it is cut.
@@ -60,10 +62,10 @@ pub(super) struct Link {
 }
 
 struct Outbox {
-    seal: Seal,
+    guard: Guard,
     next: u64,
     /// What goes out first.
-    bytes: Vec<u8>,
+    bytes: Buffer,
     n_sent: usize,
     /// A descriptor that goes out with the byte at this place.
     fd: Option<(usize, Arc<OwnedFd>)>,
@@ -73,7 +75,7 @@ struct Outbox {
 }
 
 struct Inbox {
-    seal: Seal,
+    guard: Guard,
     next: u64,
     head: [u8; HEADER_LEN],
     n_head: usize,
@@ -85,7 +87,10 @@ struct Inbox {
 /// A frame whose payload is being read.
 struct Open {
     header: Header,
+    /// Of the payload and the tag behind it.
     n_read: usize,
+    /// What follows a payload that is encrypted.
+    tag: [u8; TAG_LEN],
     target: Target,
 }
 
@@ -118,8 +123,8 @@ pub(super) enum Got {
 pub(super) struct Ends {
     pub(super) stream: Arc<Stream>,
     pub(super) run: RunId,
-    pub(super) out: (Seal, u64),
-    pub(super) into: (Seal, u64),
+    pub(super) out: (Guard, u64),
+    pub(super) into: (Guard, u64),
 }
 
 impl Link {
@@ -144,16 +149,16 @@ impl Link {
             stream,
             run,
             outbox: Outbox {
-                seal: out.0,
+                guard: out.0,
                 next: out.1,
-                bytes: Vec::new(),
+                bytes: Buffer::default(),
                 n_sent: 0,
                 fd: None,
                 tail: 0,
                 n_tail_sent: 0,
             },
             inbox: Inbox {
-                seal: into.0,
+                guard: into.0,
                 next: into.1,
                 head: [0; HEADER_LEN],
                 n_head: 0,
@@ -167,6 +172,10 @@ impl Link {
     /// Whether everything that was posted is gone.
     pub(super) fn is_idle(&self) -> bool {
         self.outbox.n_sent == self.outbox.bytes.len() && !self.has_tail()
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        matches!(self.outbox.guard, Guard::Encrypted(_))
     }
 
     pub(super) fn has_tail(&self) -> bool {
@@ -199,13 +208,23 @@ impl Link {
             length: payload.len() as u64,
             tag: [0; TAG_LEN],
         };
-        let mut hasher = out.seal.begin();
-        hasher.update(&header.encode());
-        hasher.update(payload);
-        header.tag = hasher.tag();
         out.next += 1;
-        out.bytes.extend(header.encode());
-        (out.tail, out.n_tail_sent) = (payload.len(), 0);
+        match &mut out.guard {
+            Guard::Tagged(seal) => {
+                let mut hasher = seal.begin();
+                hasher.update(&header.encode());
+                hasher.update(payload);
+                header.tag = hasher.tag();
+                out.bytes.extend(&header.encode());
+                (out.tail, out.n_tail_sent) = (payload.len(), 0);
+            }
+            Guard::Encrypted(cipher) => {
+                cipher.seal_header(&header.encode(), &mut out.bytes);
+                if !payload.is_empty() {
+                    cipher.seal(&[payload], &mut out.bytes);
+                }
+            }
+        }
     }
 
     /// Sends as much as the peer takes. `tail` is the payload of the frame that was begun.
@@ -322,27 +341,42 @@ impl Link {
             Target::Caller => buffer,
             Target::Scratch | Target::Discard => &mut inbox.scratch[..length],
         };
-        if open.n_read < length {
-            let read =
-                rustix::net::recv(&*self.stream, &mut payload[open.n_read..], RecvFlags::DONTWAIT);
-            match moved(read.map(|(n, _)| n), "read a frame")? {
+        let n_all = match inbox.guard {
+            Guard::Tagged(_) => length,
+            Guard::Encrypted(_) => length + n_tag(length),
+        };
+        if open.n_read < n_all {
+            let n_payload = open.n_read.min(length);
+            let tag = &mut open.tag[open.n_read - n_payload..n_all - length];
+            let read = receive(&self.stream, [&mut payload[n_payload..], tag], None);
+            match moved(read, "read a frame")? {
                 None => return Ok(Got::Nothing),
                 Some(n) => open.n_read += n,
             }
             self.heard = Instant::now();
-            if open.n_read < length {
+            if open.n_read < n_all {
                 return Ok(Got::More);
             }
         }
-        let Open { header, target, .. } = inbox.open.take().expect("looked at above");
-        if target == Target::Discard {
+        let Open { header, target, tag, .. } = inbox.open.take().expect("looked at above");
+        let is_genuine = match &mut inbox.guard {
             // It is not used, so it need not be checked.
-            return Ok(Got::Dropped);
-        }
-        let mut hasher = inbox.seal.begin();
-        hasher.update(&Header { tag: [0; TAG_LEN], ..header }.encode());
-        hasher.update(payload);
-        if !hasher.matches(header.tag) {
+            Guard::Tagged(_) if target == Target::Discard => return Ok(Got::Dropped),
+            Guard::Encrypted(cipher) if target == Target::Discard => {
+                if length > 0 {
+                    cipher.skip();
+                }
+                return Ok(Got::Dropped);
+            }
+            Guard::Tagged(seal) => {
+                let mut hasher = seal.begin();
+                hasher.update(&Header { tag: [0; TAG_LEN], ..header }.encode());
+                hasher.update(payload);
+                hasher.matches(header.tag)
+            }
+            Guard::Encrypted(cipher) => length == 0 || cipher.open(payload, &tag),
+        };
+        if !is_genuine {
             return Err(Error::Forged { sequence: header.sequence });
         }
         Ok(Got::Frame(header))
@@ -351,11 +385,8 @@ impl Link {
     fn read_header(&mut self) -> Result<Got, Error> {
         let inbox = &mut self.inbox;
         let left = &mut inbox.head[inbox.n_head..];
-        let read = if self.transport == Transport::SharedMemory {
-            receive_with_fd(&self.stream, left, &mut inbox.fd)
-        } else {
-            rustix::net::recv(&*self.stream, left, RecvFlags::DONTWAIT).map(|(n, _)| n)
-        };
+        let is_shared = self.transport == Transport::SharedMemory;
+        let read = receive(&self.stream, [left, &mut []], is_shared.then_some(&mut inbox.fd));
         match moved(read, "read a frame")? {
             None => return Ok(Got::Nothing),
             Some(n) => inbox.n_head += n,
@@ -365,12 +396,18 @@ impl Link {
             return Ok(Got::More);
         }
         inbox.n_head = 0;
+        if let Guard::Encrypted(cipher) = &mut inbox.guard
+            && !cipher.open_header(&mut inbox.head)
+        {
+            return Err(Error::Forged { sequence: inbox.next });
+        }
         let header = Header::decode(&inbox.head)?;
         if header.run != self.run || header.sequence != inbox.next {
             return Err(Error::Forged { sequence: header.sequence });
         }
         inbox.next += 1;
-        inbox.open = Some(Open { header, n_read: 0, target: Target::Discard });
+        let tag = [0; TAG_LEN];
+        inbox.open = Some(Open { header, n_read: 0, tag, target: Target::Discard });
         Ok(Got::Header)
     }
 }
@@ -388,20 +425,26 @@ impl Drop for Link {
     }
 }
 
-/// Reads bytes and keeps a descriptor that comes with them; of several only the last.
-fn receive_with_fd(
+/// Reads bytes into `parts`, one after the other. Keeps a descriptor that comes with them, if one is
+/// wanted; of several only the last.
+fn receive(
     stream: &Stream,
-    out: &mut [u8],
-    fd: &mut Option<OwnedFd>,
+    parts: [&mut [u8]; 2],
+    fd: Option<&mut Option<OwnedFd>>,
 ) -> rustix::io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let mut beside = match fd {
+        Some(_) => RecvAncillaryBuffer::new(&mut space),
+        None => RecvAncillaryBuffer::default(),
+    };
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let read = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(out)], &mut beside, flags)?;
-    for message in beside.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            *fd = fds.last();
-        }
+    let read = rustix::net::recvmsg(stream, &mut parts.map(IoSliceMut::new), &mut beside, flags)?;
+    let fds = beside.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => fds.last(),
+        _ => None,
+    });
+    if let (Some(fd), Some(last)) = (fd, fds.last()) {
+        *fd = Some(last);
     }
     Ok(read.bytes)
 }

@@ -6,18 +6,25 @@ use std::time::Duration;
 
 use edl_core::id::{Incarnation, RunId, WorkerId, WorldId};
 use edl_core::lanes::{Span, fold, nodes_within};
+use edl_net::handshake::Encryption;
 use edl_net::key::JobKey;
 use edl_net::mesh::{Dtype, Error, Mesh, MeshConfig, Peer, PhaseHook, Transport, round_to_bf16};
 use tempfile::TempDir;
 
 pub(crate) const KEY: [u8; 32] = [7; 32];
 pub(crate) const RUN: RunId = RunId([3; 16]);
-pub(crate) const TRANSPORTS: [Transport; 3] =
-    [Transport::SharedMemory, Transport::Unix, Transport::Tcp];
+/// How members reach each other, and whether they encrypt.
+pub(crate) type Over = (Transport, Encryption);
+pub(crate) const TRANSPORTS: [Over; 4] = [
+    (Transport::SharedMemory, Encryption::BetweenHosts),
+    (Transport::Unix, Encryption::Always),
+    (Transport::Tcp, Encryption::BetweenHosts),
+    (Transport::Tcp, Encryption::Always),
+];
 /// Fails a test that hangs; nothing is expected to take so long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-pub(crate) fn config(folder: &TempDir, worker: u32, transport: Option<Transport>) -> MeshConfig {
+pub(crate) fn config(folder: &TempDir, worker: u32, over: Option<Over>) -> MeshConfig {
     MeshConfig {
         key: JobKey::from_bytes(KEY),
         run: RUN,
@@ -25,7 +32,8 @@ pub(crate) fn config(folder: &TempDir, worker: u32, transport: Option<Transport>
         incarnation: Incarnation(100 + u64::from(worker)),
         folder: folder.path().into(),
         listen: "127.0.0.1:0".into(),
-        transport,
+        transport: over.map(|(transport, _)| transport),
+        encryption: over.map_or(Encryption::default(), |(_, encryption)| encryption),
         silence: DEADLINE,
         on_phase: None,
     }
@@ -44,7 +52,7 @@ pub(crate) fn peer(mesh: &Mesh, worker: u32, span: Span) -> Peer {
 /// Meshes of workers `0..spans.len()`, and how they find each other.
 pub(crate) fn open(
     folder: &TempDir,
-    transport: Transport,
+    over: Over,
     spans: &[Span],
     hook: &mut dyn FnMut(usize) -> Option<PhaseHook>,
 ) -> (Vec<Mesh>, Vec<Peer>) {
@@ -52,7 +60,7 @@ pub(crate) fn open(
     let mut peers = Vec::new();
     for (member, span) in spans.iter().enumerate() {
         let worker = u32::try_from(member).unwrap();
-        let mut config = config(folder, worker, Some(transport));
+        let mut config = config(folder, worker, Some(over));
         config.on_phase = hook(member);
         let mesh = Mesh::open(config).unwrap();
         peers.push(peer(&mesh, worker, span.clone()));

@@ -5,6 +5,7 @@
 
 mod aborts;
 mod deaths;
+mod eavesdropper;
 mod harness;
 mod intruders;
 mod processes;

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use edl_core::id::{Incarnation, WorkerId, WorldId};
 use edl_core::lanes::assign;
-use edl_net::mesh::{Dtype, Error, Mesh, Peer, Phase, Transport};
+use edl_net::mesh::{Dtype, Error, Mesh, Peer, Phase};
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
 
 use crate::deaths::survive;
-use crate::harness::{TRANSPORTS, config, enter_and_check, peer, run, step};
+use crate::harness::{Over, TRANSPORTS, config, enter_and_check, peer, run, step};
 
 const FOLDER: &str = "MESH_TEST_FOLDER";
 const LANES: u32 = 7;
@@ -48,7 +48,7 @@ fn read_peer(line: &str) -> Peer {
 fn start(
     folder: &TempDir,
     worker: u32,
-    transport: Transport,
+    transport: Over,
     (phase, signal): (Phase, Signal),
 ) -> (Member, Peer) {
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -104,7 +104,7 @@ fn a_member() {
 fn world(
     folder: &TempDir,
     dead: usize,
-    transport: Transport,
+    transport: Over,
     silence: Duration,
     fault: (Phase, Signal),
 ) -> (Member, Vec<Mesh>, Vec<Peer>) {

@@ -3,17 +3,17 @@
 
 use edl_core::id::WorldId;
 use edl_core::lanes::{Span, assign};
-use edl_net::mesh::{Dtype, Phase, Transport};
+use edl_net::mesh::{Dtype, Phase};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 
-use crate::harness::{TRANSPORTS, expected, open, run, step};
+use crate::harness::{Over, TRANSPORTS, expected, open, run, step};
 
 /// The points that a member has reached.
 type Reached = Arc<Mutex<Vec<(Phase, u64)>>>;
 
 /// Sums of several lengths in one world; every member must get the bits of one thread.
-fn check(transport: Transport, spans: &[Span], sums: &[(u32, usize, Dtype)]) {
+fn check(transport: Over, spans: &[Span], sums: &[(u32, usize, Dtype)]) {
     let folder = tempfile::tempdir().unwrap();
     let (meshes, peers) = open(&folder, transport, spans, &mut |_| None);
     let (of_members, spans) = (sums.to_vec(), spans.to_vec());
@@ -105,7 +105,7 @@ proptest! {
         n_lanes in 1_u32..20,
         n_active in 1_u32..20,
         len in 0_usize..150_000,
-        transport in 0_usize..3,
+        transport in 0..TRANSPORTS.len(),
         is_half in any::<bool>(),
     ) {
         let mut cuts: Vec<u32> = cuts.into_iter().map(|cut| cut.min(n_lanes)).collect();

@@ -3,7 +3,8 @@
 
 use edl_core::id::{Incarnation, WorldId};
 use edl_core::lanes::assign;
-use edl_net::mesh::{Error, Mesh, Move};
+use edl_net::handshake::Encryption;
+use edl_net::mesh::{Error, Mesh, Move, Transport};
 
 use crate::harness::{TRANSPORTS, config, enter_and_check, open, peer, run};
 
@@ -20,7 +21,9 @@ fn everybody_hears_every_word_in_the_order_of_members() {
         for (long, empty, text) in heard {
             assert_eq!(long, [b'a', b'b', b'c', b'd'].map(|letter| vec![letter; 4096]));
             assert_eq!(empty, [const { Vec::<u8>::new() }; 4]);
-            assert_eq!(text, transport.to_string());
+            let is_encrypted = transport == (Transport::Tcp, Encryption::Always);
+            let prefix = if is_encrypted { "encrypted " } else { "" };
+            assert_eq!(text, format!("{prefix}{}", transport.0));
         }
     }
 }

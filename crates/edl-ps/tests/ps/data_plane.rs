@@ -8,6 +8,7 @@ use edl_core::model::{Init, ModelSpec};
 use edl_core::server::Load;
 use edl_core::spec::Mode;
 use edl_net::data::{Error, Limits, PsClient};
+use edl_net::handshake::Encryption;
 use edl_tensor::first_values;
 
 use crate::harness::{
@@ -17,7 +18,7 @@ use crate::harness::{
 
 #[test]
 fn a_push_is_applied_acknowledged_and_seen_by_the_next_pull() {
-    for by in [By::Unix, By::Tcp] {
+    for by in By::ALL {
         let job = Job::start(Mode::Async);
         let mut client = job.client(1, by);
         client.expect(0.0);
@@ -171,7 +172,13 @@ fn a_route_that_leaves_partitions_out_is_refused_before_anything_is_sent() {
     let job = Job::start(Mode::Async);
     let mut route = job.route(1, By::Unix);
     route.servers[1].partitions = 3..N_PARTITIONS;
-    let refused = PsClient::connect(&route, &key(), RUN, layout(), &model(), Limits::all(DEADLINE));
+    let refused = PsClient::connect(
+        &route,
+        (&key(), RUN, Encryption::default()),
+        layout(),
+        &model(),
+        Limits::all(DEADLINE),
+    );
     assert!(matches!(refused.map(|_| ()), Err(Error::Refused(_))));
 }
 

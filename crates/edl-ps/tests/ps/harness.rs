@@ -16,6 +16,7 @@ use edl_core::server::{Event, Load, Order, Report};
 use edl_core::servers::PartitionState;
 use edl_core::spec::Mode;
 use edl_net::data::{Error, Limits, PsClient, Route, ServerRoute};
+use edl_net::handshake::Encryption;
 use edl_net::key::JobKey;
 use edl_net::wire::Stream;
 use edl_ps::Front;
@@ -76,6 +77,19 @@ pub(crate) fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode:
 pub(crate) enum By {
     Tcp,
     Unix,
+    EncryptedTcp,
+}
+
+impl By {
+    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::Unix, Self::EncryptedTcp];
+
+    /// What a client asks for. Servers on its host accept both.
+    pub(crate) fn encryption(self) -> Encryption {
+        match self {
+            Self::Tcp | Self::Unix => Encryption::BetweenHosts,
+            Self::EncryptedTcp => Encryption::Always,
+        }
+    }
 }
 
 /// One server of a job, with its listeners.
@@ -89,10 +103,14 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(folder: &Path, ps: u32) -> Self {
+        Self::start_with(folder, ps, Encryption::default())
+    }
+
+    pub(crate) fn start_with(folder: &Path, ps: u32, encryption: Encryption) -> Self {
         let (sender, reports) = unbounded_channel();
         let store = Arc::new(Store::new(2, folder.into(), sender).unwrap());
         let front = Arc::new(Front::new(Arc::clone(&store), key()));
-        front.set_run(RUN);
+        front.set_run(RUN, encryption);
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap().to_string();
         let unix_path = folder.join(format!("ps-{ps}.sock"));
@@ -199,8 +217,12 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn start(mode: Mode) -> Self {
+        Self::start_with(mode, Encryption::default())
+    }
+
+    pub(crate) fn start_with(mode: Mode, encryption: Encryption) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let servers = [0, 1].map(|ps| Server::start(folder.path(), ps));
+        let servers = [0, 1].map(|ps| Server::start_with(folder.path(), ps, encryption));
         let job = Self { servers, folder };
         job.load(1, mode);
         job
@@ -219,7 +241,7 @@ impl Job {
             address: server.address.clone(),
             unix_path: match by {
                 By::Unix => server.unix_path.to_str().unwrap().to_owned(),
-                By::Tcp => String::new(),
+                By::Tcp | By::EncryptedTcp => String::new(),
             },
             partitions,
         };
@@ -228,7 +250,7 @@ impl Job {
     }
 
     pub(crate) fn client(&self, generation: u64, by: By) -> Client {
-        Client::connect(&self.route(generation, by)).unwrap()
+        Client::connect_as(&self.route(generation, by), by.encryption()).unwrap()
     }
 
     /// Updates of every partition.
@@ -252,7 +274,17 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn connect(route: &Route) -> Result<Self, Error> {
-        let net = PsClient::connect(route, &key(), RUN, layout(), &model(), Limits::all(DEADLINE))?;
+        Self::connect_as(route, Encryption::default())
+    }
+
+    pub(crate) fn connect_as(route: &Route, encryption: Encryption) -> Result<Self, Error> {
+        let net = PsClient::connect(
+            route,
+            (&key(), RUN, encryption),
+            layout(),
+            &model(),
+            Limits::all(DEADLINE),
+        )?;
         let ids = vec![vec![5, 1, 900, 17, 4], (0..100).map(|id| id * 7 + 1).collect()];
         Ok(Self { net, ids, dense: vec![9.0; 20], rows: vec![Vec::new(), Vec::new()] })
     }

@@ -11,6 +11,7 @@ use edl_core::id::RunId;
 use edl_core::spec::Mode;
 use edl_net::data::{Error, Limits, PsClient};
 use edl_net::frame::{HEADER_LEN, Header, Kind};
+use edl_net::handshake::{Challenge, Encryption};
 use edl_net::key::JobKey;
 
 use crate::harness::{By, Client, DEADLINE, Job, N_PARTITIONS, RUN, batch, key, layout, model};
@@ -19,7 +20,13 @@ use crate::relay::{self, Hook, Passed, pass};
 const UNTOUCHED: [u64; N_PARTITIONS as usize] = [0; N_PARTITIONS as usize];
 
 fn connect(job: &Job, by: By, key: &JobKey, run: RunId) -> Result<PsClient, Error> {
-    PsClient::connect(&job.route(1, by), key, run, layout(), &model(), Limits::all(DEADLINE))
+    PsClient::connect(
+        &job.route(1, by),
+        (key, run, Encryption::default()),
+        layout(),
+        &model(),
+        Limits::all(DEADLINE),
+    )
 }
 
 /// A client whose frames to the first server pass through `hook`.
@@ -27,7 +34,7 @@ fn relayed(job: &Job, by: By, hook: Hook) -> Client {
     let mut route = job.route(1, by);
     let server = &mut route.servers[0];
     match by {
-        By::Tcp => server.address = relay::tcp(&server.address, hook),
+        By::Tcp | By::EncryptedTcp => server.address = relay::tcp(&server.address, hook),
         By::Unix => {
             let path = job.folder.path().join("relay.sock");
             relay::unix(&path, server.unix_path.as_ref(), hook);
@@ -67,7 +74,7 @@ fn another_run_of_the_same_job_is_refused() {
 fn talk(job: &Job, by: By, bytes: &[u8]) -> Vec<u8> {
     let mut answer = Vec::new();
     match by {
-        By::Tcp => {
+        By::Tcp | By::EncryptedTcp => {
             let mut stream = TcpStream::connect(&job.servers[0].address).unwrap();
             stream.set_read_timeout(Some(DEADLINE)).unwrap();
             stream.write_all(bytes).unwrap();
@@ -113,7 +120,7 @@ fn a_peer_without_a_key_hears_no_parameter() {
         bytes.extend(header(Kind::Proof, 32).encode());
         bytes.extend([5; 32]);
         let answer = talk(&job, by, &bytes);
-        let refusal = &answer[HEADER_LEN + 64..];
+        let refusal = &answer[HEADER_LEN + Challenge::LEN..];
         let heard = Header::decode(refusal.first_chunk::<HEADER_LEN>().unwrap()).unwrap();
         assert_eq!(heard.kind, Kind::Refused);
         let text = String::from_utf8_lossy(&refusal[HEADER_LEN..]).into_owned();
@@ -219,7 +226,7 @@ fn a_recorded_session_cannot_be_played_again() {
         assert_eq!(kinds, [Kind::Hello, Kind::Proof, Kind::Hello, Kind::Proof, Kind::Push]);
         let bytes: Vec<u8> = recorded[2..].iter().flat_map(|(_, frame)| frame.clone()).collect();
         let answer = talk(&job, by, &bytes);
-        let refusal = &answer[HEADER_LEN + 64..];
+        let refusal = &answer[HEADER_LEN + Challenge::LEN..];
         let text = String::from_utf8_lossy(refusal).into_owned();
         assert!(text.ends_with("the client does not have this job's key"), "{text}");
         assert_eq!(job.updates(), UNTOUCHED);
@@ -271,7 +278,13 @@ fn a_server_that_does_not_know_its_run_yet_says_so() {
     let mut route = job.route(1, By::Unix);
     route.servers[0].unix_path = path.to_str().unwrap().into();
     let limit = Duration::from_secs(20);
-    let refused =
-        PsClient::connect(&route, &key(), RUN, layout(), &model(), Limits::all(limit)).map(|_| ());
+    let refused = PsClient::connect(
+        &route,
+        (&key(), RUN, Encryption::default()),
+        layout(),
+        &model(),
+        Limits::all(limit),
+    )
+    .map(|_| ());
     assert!(matches!(refused, Err(Error::NotServing)), "{refused:?}");
 }

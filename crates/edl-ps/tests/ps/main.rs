@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by it")]
 
 mod data_plane;
+mod encryption;
 mod harness;
 mod intruders;
 mod relay;

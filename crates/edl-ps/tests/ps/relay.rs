@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use edl_net::frame::{HEADER_LEN, Header};
 
@@ -87,6 +87,63 @@ fn up(from: &mut impl Read, to: &mut impl Write, hook: &Hook) {
             return;
         }
     }
+}
+
+/// Everything that passes a relay, in each direction.
+#[derive(Clone, Default)]
+pub(crate) struct Recorded {
+    pub(crate) up: Arc<Mutex<Vec<u8>>>,
+    pub(crate) down: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Recorded {
+    /// Whether these bytes passed, upwards and downwards.
+    pub(crate) fn contains(&self, bytes: &[u8]) -> (bool, bool) {
+        let is_in = |all: &Mutex<Vec<u8>>| {
+            all.lock().unwrap().windows(bytes.len()).any(|part| part == bytes)
+        };
+        (is_in(&self.up), is_in(&self.down))
+    }
+}
+
+/// Relays to the TCP server at `target` and records the bytes, whatever they mean. Changes the byte
+/// at a place of what each client sends.
+pub(crate) fn record(target: &str, flip: Option<(usize, u8)>) -> (String, Recorded) {
+    let recorded = Recorded::default();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (target, all) = (target.to_owned(), recorded.clone());
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(&target).unwrap());
+            let ends = [client.try_clone().unwrap(), server.try_clone().unwrap()];
+            let (up, down) = (Arc::clone(&all.up), Arc::clone(&all.down));
+            std::thread::spawn(move || copy(client, server, &up, flip));
+            let [client, server] = ends;
+            std::thread::spawn(move || copy(server, client, &down, None));
+        }
+    });
+    (address, recorded)
+}
+
+fn copy(mut from: TcpStream, mut to: TcpStream, all: &Mutex<Vec<u8>>, flip: Option<(usize, u8)>) {
+    let (mut buffer, mut n_all) = (vec![0; 64 << 10], 0);
+    while let Ok(n) = from.read(&mut buffer)
+        && n > 0
+    {
+        let bytes = &mut buffer[..n];
+        if let Some((at, bits)) = flip
+            && let Some(byte) = at.checked_sub(n_all).and_then(|at| bytes.get_mut(at))
+        {
+            *byte ^= bits;
+        }
+        n_all += n;
+        all.lock().unwrap().extend_from_slice(bytes);
+        if to.write_all(bytes).is_err() {
+            break;
+        }
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
 }
 
 fn down(mut from: impl Read, mut to: impl Write) {

@@ -6,6 +6,7 @@ use edl_core::layout::Layout;
 use edl_core::server::{self, Load};
 use edl_core::spec::Mode;
 use edl_net::data::{Error, Limits, PsClient, Route, ServerRoute};
+use edl_net::handshake::Encryption;
 use edl_tensor::push::Lane;
 
 use crate::harness::{DEADLINE, N_PARTITIONS, RUN, Server, batch, key, load_spec, model};
@@ -44,8 +45,14 @@ impl Job {
         };
         let servers = (0..).zip(&self.servers).map(server).collect();
         let route = Route { generation: GENERATION, servers };
-        let net = PsClient::connect(&route, &key(), RUN, layout(), &model(), Limits::all(DEADLINE))
-            .unwrap();
+        let net = PsClient::connect(
+            &route,
+            (&key(), RUN, Encryption::default()),
+            layout(),
+            &model(),
+            Limits::all(DEADLINE),
+        )
+        .unwrap();
         Client { net, ids: vec![vec![5, 1, 900, 17, 4], (0..100).map(|id| id * 7).collect()] }
     }
 }

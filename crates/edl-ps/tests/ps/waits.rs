@@ -6,6 +6,7 @@ use std::time::Duration;
 use edl_core::id::BatchId;
 use edl_core::spec::Mode;
 use edl_net::data::{Error, Limits, PsClient, Versions};
+use edl_net::handshake::Encryption;
 
 use crate::harness::{
     By, Client, DEADLINE, Job, N_BATCHES, N_PARTITIONS, RUN, batch, key, layout, load_spec, model,
@@ -76,7 +77,9 @@ fn a_wait_that_is_too_long_ends_with_its_reason_and_the_client_goes_on() {
     let job = Job::start(PAIRS);
     let limits = Limits { pull: Duration::from_millis(10), ..Limits::all(DEADLINE) };
     let route = job.route(1, By::Unix);
-    let net = PsClient::connect(&route, &key(), RUN, layout(), &model(), limits).unwrap();
+    let net =
+        PsClient::connect(&route, (&key(), RUN, Encryption::default()), layout(), &model(), limits)
+            .unwrap();
     let mut client = Client { net, ..job.client(1, By::Unix) };
     let waited = client.pull(Some(2)).unwrap_err().to_string();
     assert_eq!(waited, "gave up waiting for 2 rounds: partition 0 has applied 0");
@@ -88,7 +91,9 @@ fn an_acknowledgement_that_does_not_come_is_named() {
     let job = Job::start(PAIRS);
     let limits = Limits { ack: Duration::from_millis(10), ..Limits::all(DEADLINE) };
     let route = job.route(1, By::Unix);
-    let net = PsClient::connect(&route, &key(), RUN, layout(), &model(), limits).unwrap();
+    let net =
+        PsClient::connect(&route, (&key(), RUN, Encryption::default()), layout(), &model(), limits)
+            .unwrap();
     let mut client = Client { net, ..job.client(1, By::Unix) };
     client.push(batch(0), 1.0).unwrap();
     let waited = client.ack().unwrap_err().to_string();
@@ -150,7 +155,9 @@ fn no_client_is_answered_before_the_order_to_serve() {
     }
     let limits = Limits { pull: Duration::from_millis(10), ..Limits::all(DEADLINE) };
     let route = job.route(2, By::Unix);
-    let net = PsClient::connect(&route, &key(), RUN, layout(), &model(), limits).unwrap();
+    let net =
+        PsClient::connect(&route, (&key(), RUN, Encryption::default()), layout(), &model(), limits)
+            .unwrap();
     let mut client = Client { net, ..job.client(2, By::Unix) };
     assert!(matches!(client.pull(None), Err(Error::NotServing)));
 }

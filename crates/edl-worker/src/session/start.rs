@@ -17,6 +17,7 @@ use edl_core::rng;
 use edl_core::spec::{JobSpec, JobType, Mode};
 use edl_core::worker::{self, Item, Records, Worker};
 use edl_net::control::Job;
+use edl_net::mesh::Transport;
 use edl_tensor::first_values;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
@@ -89,8 +90,16 @@ impl Edges {
             open_dial: Box::new(|run, spec, model| {
                 let layout = spec.layout(model.dense_len());
                 let is_bounded = matches!(spec.mode(), Mode::Bounded { .. });
-                let patience = spec.round_timeout();
-                Box::new(PsDial { key, run, layout, model, patience, is_bounded })
+                Box::new(PsDial {
+                    key,
+                    run,
+                    encryption: spec.encrypt_data.into(),
+                    is_tcp: Transport::from_env() == Ok(Some(Transport::Tcp)),
+                    layout,
+                    model,
+                    patience: spec.round_timeout(),
+                    is_bounded,
+                })
             }),
             open_mesh: allreduce::open_mesh(config),
             limits: Limits::default(),

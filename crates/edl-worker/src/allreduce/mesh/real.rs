@@ -42,6 +42,7 @@ pub(crate) fn open(
         folder,
         listen: SocketAddr::new(ip, 0).to_string(),
         transport,
+        encryption: spec.encrypt_data.into(),
         // A member that computes for long is silent, too. The master, which gets its heartbeats,
         // decides whether a process hangs.
         silence: spec.round_timeout(),
