@@ -140,17 +140,16 @@ impl Engine {
         let http_context = self.http_context(&inputs, health_seen, &streams);
         let mut pages = JoinSet::new();
         pages.spawn(http::serve(http_listener, http_context, served.clone()));
-        let mut server = edl_net::tls::server(&self.config.key).map_err(Error::Tls)?;
+        let incoming = edl_net::tls::incoming(listener, &self.config.key).map_err(Error::Tls)?;
         let service = MasterServer::new(Service::new(inputs.clone(), streams.clone()))
             .max_decoding_message_size(edl_net::MAX_MESSAGE);
         let stop_serving = served.clone();
         let mut serving = JoinSet::new();
         serving.spawn(
-            server
-                .add_service(service)
-                .serve_with_incoming_shutdown(edl_net::tls::incoming(listener), async move {
-                    stop_serving.cancelled().await
-                }),
+            edl_net::tls::server().add_service(service).serve_with_incoming_shutdown(
+                incoming,
+                async move { stop_serving.cancelled().await },
+            ),
         );
         self.journal.write_address(&self.addresses, self.job.config());
         self.spans = self.start_spans();

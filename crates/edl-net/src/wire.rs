@@ -6,7 +6,7 @@
 //! sequence number or tag) ends the connection: there is no way to go on after it.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -90,6 +90,21 @@ impl Error {
             Refusal::Other(text) => Self::Refused(text),
         }
     }
+
+    /// Why a peer that has not proven the key was refused, without anything that it has sent. None
+    /// if that is nothing to report.
+    #[must_use]
+    pub fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Closed | Self::NotServing => None,
+            Self::Refused(_) => Some("it does not have this job's key, or belongs to another run"),
+            Self::Deadline { .. } => Some("it did not prove the job's key in time"),
+            Self::Version { .. } => Some("it uses another version of the data protocol"),
+            Self::Frame(_) | Self::Forged { .. } => Some("it does not use the data protocol"),
+            Self::Io { .. } | Self::Nonce(_) => Some("the connection failed"),
+            Self::Generation { .. } | Self::StepMismatch(_) => Some("it is out of date"),
+        }
+    }
 }
 
 /// A connected socket of either kind.
@@ -170,6 +185,15 @@ impl Stream {
             }
         }
         Ok(())
+    }
+
+    /// The address of the other end, if it has one.
+    #[must_use]
+    pub fn peer(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(stream) => stream.peer_addr().ok(),
+        }
     }
 
     /// Whether the connection never leaves this machine's kernel.
@@ -259,12 +283,19 @@ pub struct Sender {
     next: u64,
     /// How long the peer may take no byte.
     patience: Duration,
+    /// For everything, however many bytes the peer takes.
+    deadline: Option<Instant>,
 }
 
 impl Sender {
     #[must_use]
     pub fn new(stream: Arc<Stream>, run: RunId, patience: Duration) -> Self {
-        Self { stream, run, seal: None, next: 0, patience }
+        Self { stream, run, seal: None, next: 0, patience, deadline: None }
+    }
+
+    /// From now on, all sending ends at this time.
+    pub(crate) fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
     }
 
     /// From now on frames are sealed and counted.
@@ -329,6 +360,7 @@ impl Sender {
         IoSlice::advance_slices(&mut left, 0);
         let mut since = None;
         while !left.is_empty() {
+            check(self.deadline)?;
             match moved(self.stream.write_vectored(left), "send a frame")? {
                 Moved::Bytes(n) => {
                     IoSlice::advance_slices(&mut left, n);
@@ -349,6 +381,8 @@ pub struct Receiver {
     seal: Option<Seal>,
     next: u64,
     patience: Duration,
+    /// For everything, however many bytes come: a peer cannot extend it.
+    deadline: Option<Instant>,
     /// The frame being read: its number, its tag, what is hashed of it and what is left.
     open: Option<Open>,
 }
@@ -369,7 +403,12 @@ impl Receiver {
     /// For a process that does not know its run yet.
     #[must_use]
     pub fn of_any_run(stream: Arc<Stream>, patience: Duration) -> Self {
-        Self { stream, run: None, seal: None, next: 0, patience, open: None }
+        Self { stream, run: None, seal: None, next: 0, patience, deadline: None, open: None }
+    }
+
+    /// From now on, all receiving ends at this time.
+    pub(crate) fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
     }
 
     /// From now on frames must be sealed and counted.
@@ -388,6 +427,11 @@ impl Receiver {
         (self.seal, self.next)
     }
 
+    #[must_use]
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.seal.is_some()
+    }
+
     /// Waits for the next frame and reads its header. `idle` is called on every tick in which
     /// nothing came, and ends the wait by an error.
     ///
@@ -397,6 +441,7 @@ impl Receiver {
         assert!(self.open.is_none(), "the frame before is finished");
         let mut bytes = [0; HEADER_LEN];
         let n_first = loop {
+            check(self.deadline)?;
             match moved(self.stream.read(&mut bytes), "read a frame")? {
                 Moved::Bytes(n) => break n,
                 Moved::Nothing => idle()?,
@@ -469,6 +514,7 @@ impl Receiver {
         let mut n_read = 0;
         let mut since = None;
         while n_read < out.len() {
+            check(self.deadline)?;
             let end = out.len().min(n_read + READ_CHUNK);
             match moved(self.stream.read(&mut out[n_read..end]), "read a frame")? {
                 Moved::Bytes(n) => {
@@ -482,6 +528,16 @@ impl Receiver {
             }
         }
         Ok(())
+    }
+}
+
+/// Ends a conversation that has a deadline.
+fn check(deadline: Option<Instant>) -> Result<(), Error> {
+    match deadline {
+        Some(deadline) if Instant::now() >= deadline => {
+            Err(Error::Deadline { waiting_for: "a handshake".into() })
+        }
+        Some(_) | None => Ok(()),
     }
 }
 
