@@ -12,6 +12,7 @@ use edl_core::platform::Order;
 use edl_core::time::Time;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
+use edl_page::http::Hosts;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -139,7 +140,9 @@ impl Engine {
         let streams = TaskTracker::new();
         let http_context = self.http_context(&inputs, health_seen, &streams);
         let mut pages = JoinSet::new();
-        pages.spawn(http::serve(http_listener, http_context, served.clone()));
+        let hosts = self.config.http_hosts.iter().chain(&self.config.spec.http_hosts.0);
+        let hosts = Hosts::new(hosts.cloned());
+        pages.spawn(http::serve(http_listener, http_context, hosts, served.clone()));
         let incoming = edl_net::tls::incoming(listener, &self.config.key).map_err(Error::Tls)?;
         let service = MasterServer::new(Service::new(inputs.clone(), streams.clone()))
             .max_decoding_message_size(edl_net::MAX_MESSAGE);
