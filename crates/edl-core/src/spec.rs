@@ -13,6 +13,7 @@ use crate::text::nearest;
 mod choices;
 mod field;
 mod fields;
+mod hosts;
 mod template;
 
 pub use choices::{
@@ -21,6 +22,7 @@ pub use choices::{
 };
 pub use field::{Field, FieldKind, FieldType, Fixed, Flag, Group, Parsed, Seconds};
 pub use fields::{FIELDS, JobSpec};
+pub use hosts::HttpHosts;
 pub use template::template;
 
 /// Every checkpoint has one file per partition.

@@ -58,6 +58,14 @@ pub fn master_address(job: &str) -> String {
     format!("{}:{MASTER_PORT}", service(job))
 }
 
+/// The names by which pods reach a Service.
+#[must_use]
+pub fn hosts(service: &str, namespace: &str) -> Vec<String> {
+    let name = format!("{service}.{namespace}");
+    let (inside, whole) = (format!("{name}.svc"), format!("{name}.svc.cluster.local"));
+    vec![service.to_owned(), name, inside, whole]
+}
+
 /// The pod of a process.
 #[must_use]
 pub fn pod(job: &str, instance: InstanceId) -> String {

@@ -14,6 +14,7 @@ use edl_core::time::Time;
 use edl_core::worker::Report;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
+use edl_page::http::Hosts;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -141,18 +142,19 @@ impl Engine {
         let streams = TaskTracker::new();
         let http_context = self.http_context(&inputs, health_seen, &streams);
         let mut pages = JoinSet::new();
-        pages.spawn(http::serve(http_listener, http_context, served.clone()));
-        let mut server = edl_net::tls::server(&self.config.key).map_err(Error::Tls)?;
+        let hosts = self.config.http_hosts.iter().chain(&self.config.spec.http_hosts.0);
+        let hosts = Hosts::new(hosts.cloned());
+        pages.spawn(http::serve(http_listener, http_context, hosts, served.clone()));
+        let incoming = edl_net::tls::incoming(listener, &self.config.key).map_err(Error::Tls)?;
         let service = MasterServer::new(Service::new(inputs.clone(), streams.clone()))
             .max_decoding_message_size(edl_net::MAX_MESSAGE);
         let stop_serving = served.clone();
         let mut serving = JoinSet::new();
         serving.spawn(
-            server
-                .add_service(service)
-                .serve_with_incoming_shutdown(edl_net::tls::incoming(listener), async move {
-                    stop_serving.cancelled().await
-                }),
+            edl_net::tls::server().add_service(service).serve_with_incoming_shutdown(
+                incoming,
+                async move { stop_serving.cancelled().await },
+            ),
         );
         self.journal.write_address(&self.addresses, self.job.config());
         self.spans = self.start_spans();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job's page with what it reads and writes, `/metrics` and `/healthz`.
 //!
-//! Everyone who reaches the port may read. Changing something needs the page's token, in a header
+//! Everyone who reaches the port, by a known name, may read. Changing something needs the page's token, in a header
 //! that no other page can send. No decisions are made here.
 
 use std::net::SocketAddr;
@@ -19,6 +19,7 @@ use edl_core::job::{Event, JobState};
 use edl_core::platform::Role;
 use edl_net::key::JobKey;
 use edl_net::proto;
+use edl_page::http::Hosts;
 use prometheus_client::registry::Registry;
 use serde::Deserialize;
 use tokio::net::TcpListener;
@@ -62,6 +63,7 @@ type App = State<Arc<Shared>>;
 pub(crate) async fn serve(
     listener: TcpListener,
     context: HttpContext,
+    hosts: Hosts,
     shutdown: CancellationToken,
 ) {
     let watchers = Arc::new(Semaphore::new(MAX_WATCHERS));
@@ -78,12 +80,8 @@ pub(crate) async fn serve(
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(shared)
-        .into_make_service_with_connect_info::<SocketAddr>();
-    let stopped = async move { shutdown.cancelled().await };
-    if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
-        tracing::warn!(%error, "the HTTP server for the page and metrics stopped");
-    }
+        .with_state(shared);
+    edl_page::http::serve(listener, router, hosts, shutdown).await;
 }
 
 async fn root(State(shared): App) -> impl IntoResponse {

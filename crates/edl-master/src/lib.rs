@@ -66,6 +66,8 @@ pub struct Config {
     /// `host:port`; port 0 picks a free one.
     pub listen: String,
     pub http_listen: String,
+    /// Host names of the web page, besides those of the job's description.
+    pub http_hosts: Vec<String>,
     pub key: JobKey,
     pub spec: JobSpec,
     /// The first start of a resumed job: what ended it before is forgotten.

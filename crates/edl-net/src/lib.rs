@@ -15,11 +15,13 @@ mod instance;
 pub mod isolation;
 pub mod key;
 pub mod mesh;
+pub mod open_files;
 pub mod otlp;
 pub mod place;
 pub mod seal;
 pub mod socket;
 mod spent;
+pub mod strangers;
 pub mod tls;
 pub mod wire;
 

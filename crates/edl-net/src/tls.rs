@@ -5,8 +5,10 @@
 //! and none is kept. The server demands a certificate of the job's authority too: who lacks the
 //! key, or holds another job's, fails in the handshake and reaches no service.
 
+use std::io;
 use std::pin::Pin;
-use std::sync::Once;
+use std::sync::{Arc, Once};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -14,15 +16,22 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SerialNumber,
 };
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use tokio::net::{TcpListener, TcpStream};
-use tonic::transport::server::TcpIncoming;
-use tonic::transport::{
-    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig, Uri,
-};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::Stream;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, Uri};
 use tower::service_fn;
 
 use crate::isolation::Gate;
 use crate::key::JobKey;
+use crate::strangers::{Place, Strangers};
 
 /// The name in the certificate. Addresses come and go; who answers is proven by the key.
 const SERVER_NAME: &str = "job.elasticdl";
@@ -30,8 +39,12 @@ const SERVER_NAME: &str = "job.elasticdl";
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 /// How long the answer may take before the connection counts as broken.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// A peer that does not finish its handshake is let go.
+/// How long a handshake can take, however many bytes come.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// After an accept that failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Connections that wait for the server to take them.
+const MAX_WAITING: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -40,7 +53,7 @@ pub enum Error {
     #[error("invalid address `{address}`")]
     Address { address: String, source: tonic::transport::Error },
     #[error("cannot set up TLS")]
-    Setup(#[source] tonic::transport::Error),
+    Setup(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("cannot connect to the master at `{address}`")]
     Connect { address: String, source: tonic::transport::Error },
     #[error("the master at `{address}` did not respond within {timeout:?}")]
@@ -53,8 +66,8 @@ impl Error {
     pub fn is_untrusted(&self) -> bool {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
         while let Some(error) = cause {
-            if let Some(error) = error.downcast_ref::<std::io::Error>() {
-                return error.kind() == std::io::ErrorKind::InvalidData;
+            if let Some(error) = error.downcast_ref::<io::Error>() {
+                return error.kind() == io::ErrorKind::InvalidData;
             }
             cause = error.source();
         }
@@ -69,30 +82,116 @@ struct Credentials {
     key: String,
 }
 
-/// What a server of this job presents and demands.
-pub fn server_config(key: &JobKey) -> Result<ServerTlsConfig, Error> {
+/// A gRPC server that notices silent peers. It serves the connections of [`incoming`].
+#[must_use]
+pub fn server() -> Server {
+    Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+}
+
+/// The connections that come to `listener`, once their peers have proven the job's key.
+///
+/// The handshakes are not left to the server: it would begin any number of them, and without
+/// descriptors it would try to accept in an endless loop.
+pub fn incoming(listener: TcpListener, key: &JobKey) -> Result<Incoming, Error> {
     choose_provider();
     let credentials = credentials(key).map_err(Error::Certificate)?;
-    Ok(ServerTlsConfig::new()
-        .identity(Identity::from_pem(&credentials.certificate, &credentials.key))
-        .client_ca_root(Certificate::from_pem(&credentials.authority))
-        .timeout(HANDSHAKE_TIMEOUT))
+    let acceptor = acceptor(&credentials).map_err(Error::Setup)?;
+    let (sender, proven) = mpsc::channel(MAX_WAITING);
+    let mut accepting = JoinSet::new();
+    accepting.spawn(accept_all(listener, acceptor, sender));
+    Ok(Incoming { proven, _accepting: accepting })
 }
 
-/// A gRPC server with the job's TLS that notices silent peers.
-pub fn server(key: &JobKey) -> Result<Server, Error> {
-    let server = Server::builder().tls_config(server_config(key)?).map_err(Error::Setup)?;
-    Ok(server
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT)))
+/// See [`incoming`]. Closes its listener when it is dropped.
+pub struct Incoming {
+    proven: mpsc::Receiver<TlsStream<TcpStream>>,
+    _accepting: JoinSet<()>,
 }
 
-/// The connections that come to `listener`. The server's own setting is not used for connections
-/// that it did not accept itself, and without this one a message waits for the answer to the one
-/// before it: tens of milliseconds.
-#[must_use]
-pub fn incoming(listener: TcpListener) -> TcpIncoming {
-    TcpIncoming::from(listener).with_nodelay(Some(true))
+impl Stream for Incoming {
+    type Item = io::Result<TlsStream<TcpStream>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.proven.poll_recv(context).map(|stream| stream.map(Ok))
+    }
+}
+
+/// What a server of this job presents and demands.
+fn acceptor(
+    Credentials { authority, certificate, key }: &Credentials,
+) -> Result<TlsAcceptor, Box<dyn std::error::Error + Send + Sync>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority.as_bytes())?)?;
+    let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build()?;
+    let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes())?];
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes())?;
+    let mut config =
+        ServerConfig::builder().with_client_cert_verifier(verifier).with_single_cert(chain, key)?;
+    config.alpn_protocols.push(b"h2".to_vec());
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+async fn accept_all(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    proven: mpsc::Sender<TlsStream<TcpStream>>,
+) {
+    let strangers = Strangers::new();
+    let mut handshakes = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = handshakes.join_next() => continue,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let displaced = Arc::new(Notify::new());
+                let notify = Arc::clone(&displaced);
+                let place = strangers.admit(move || notify.notify_one());
+                let handshake = handshake(acceptor.clone(), stream, place, displaced);
+                let (strangers, proven) = (Arc::clone(&strangers), proven.clone());
+                handshakes.spawn(async move {
+                    match handshake.await {
+                        // The server may have stopped.
+                        Ok(Some(stream)) => drop(proven.send(stream).await),
+                        Ok(None) => {}
+                        Err(reason) => strangers.log_refusal(Some(peer), reason),
+                    }
+                });
+            }
+            Err(error) => {
+                strangers.log_failure(&error);
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// The connection of a peer that has proven the key. None if the peer hung up, or newer ones have
+/// displaced it.
+async fn handshake(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    _until_proven: Place,
+    displaced: Arc<Notify>,
+) -> Result<Option<TlsStream<TcpStream>>, &'static str> {
+    // Otherwise a message waits for the answer to the one before it: tens of milliseconds. If it
+    // fails, the connection is gone, as the handshake finds out.
+    let _ = stream.set_nodelay(true);
+    let accepting = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
+    tokio::select! {
+        () = displaced.notified() => Ok(None),
+        accepted = accepting => match accepted {
+            Ok(Ok(stream)) => Ok(Some(stream)),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                Err("it does not have this job's key, or does not use TLS")
+            }
+            Ok(Err(_)) => Ok(None),
+            Err(_) => Err("it did not prove the job's key in time"),
+        }
+    }
 }
 
 /// What a client of this job presents and trusts.
@@ -118,7 +217,7 @@ pub fn connect<'a>(
         let endpoint = Endpoint::from_shared(format!("https://{address}"))
             .map_err(|source| Error::Address { address: address.into(), source })?
             .tls_config(client_config(key)?)
-            .map_err(Error::Setup)?
+            .map_err(|error| Error::Setup(error.into()))?
             .connect_timeout(timeout)
             .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
             .keep_alive_timeout(KEEPALIVE_TIMEOUT)
@@ -134,7 +233,7 @@ pub fn connect<'a>(
 }
 
 /// A connection that stops while the process is isolated.
-async fn dial(uri: Uri) -> std::io::Result<TokioIo<Gate<TcpStream>>> {
+async fn dial(uri: Uri) -> io::Result<TokioIo<Gate<TcpStream>>> {
     let address = uri.authority().map_or("", |authority| authority.as_str());
     let stream = TcpStream::connect(address).await?;
     // A message must not wait for the answer to the one before it.

@@ -12,7 +12,7 @@
 mod encrypted;
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::{IpAddr, Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -98,6 +98,21 @@ impl Error {
             Refusal::Other(text) => Self::Refused(text),
         }
     }
+
+    /// Why a peer that has not proven the key was refused, without anything that it has sent. None
+    /// if that is nothing to report.
+    #[must_use]
+    pub fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Closed | Self::NotServing => None,
+            Self::Refused(_) => Some("it does not have this job's key, or belongs to another run"),
+            Self::Deadline { .. } => Some("it did not prove the job's key in time"),
+            Self::Version { .. } => Some("it uses another version of the data protocol"),
+            Self::Frame(_) | Self::Forged { .. } => Some("it does not use the data protocol"),
+            Self::Io { .. } | Self::Nonce(_) => Some("the connection failed"),
+            Self::Generation { .. } | Self::StepMismatch(_) => Some("it is out of date"),
+        }
+    }
 }
 
 /// A connected socket of either kind.
@@ -178,6 +193,15 @@ impl Stream {
             }
         }
         Ok(())
+    }
+
+    /// The address of the other end, if it has one.
+    #[must_use]
+    pub fn peer(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(stream) => stream.peer_addr().ok(),
+        }
     }
 
     /// Whether the connection never leaves this machine's kernel.
@@ -302,6 +326,8 @@ pub struct Sender {
     next: u64,
     /// How long the peer may take no byte.
     patience: Duration,
+    /// For everything, however many bytes the peer takes.
+    deadline: Option<Instant>,
     /// The chunk that is being sent, encrypted.
     chunk: Buffer,
 }
@@ -309,7 +335,13 @@ pub struct Sender {
 impl Sender {
     #[must_use]
     pub fn new(stream: Arc<Stream>, run: RunId, patience: Duration) -> Self {
-        Self { stream, run, guard: None, next: 0, patience, chunk: Buffer::default() }
+        let (guard, deadline, chunk) = (None, None, Buffer::default());
+        Self { stream, run, guard, next: 0, patience, deadline, chunk }
+    }
+
+    /// From now on, all sending ends at this time.
+    pub(crate) fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
     }
 
     /// From now on frames are protected and counted.
@@ -355,6 +387,7 @@ impl Sender {
         let mut bytes = header.encode();
         // The same check as at the other end, where the error would be harder to find.
         Header::decode(&bytes)?;
+        let limits = (self.patience, self.deadline);
         match &mut self.guard {
             None => {}
             Some(Guard::Tagged(seal)) => {
@@ -372,16 +405,16 @@ impl Sender {
                 // The header goes out with the first chunk.
                 for chunk in cipher::chunks(parts) {
                     cipher.seal(&chunk, &mut self.chunk);
-                    write(&self.stream, self.patience, &mut [IoSlice::new(&self.chunk)])?;
+                    write(&self.stream, limits, &mut [IoSlice::new(&self.chunk)])?;
                     self.chunk.clear();
                 }
-                return write(&self.stream, self.patience, &mut [IoSlice::new(&self.chunk)]);
+                return write(&self.stream, limits, &mut [IoSlice::new(&self.chunk)]);
             }
         }
         let mut slices = Vec::with_capacity(parts.len() + 1);
         slices.push(IoSlice::new(&bytes));
         slices.extend(parts.iter().map(|part| IoSlice::new(part)));
-        write(&self.stream, self.patience, &mut slices)
+        write(&self.stream, limits, &mut slices)
     }
 
     /// The guard and the number of the next frame, for a caller that writes in another way.
@@ -390,11 +423,16 @@ impl Sender {
     }
 }
 
-fn write(stream: &Stream, patience: Duration, mut left: &mut [IoSlice<'_>]) -> Result<(), Error> {
+fn write(
+    stream: &Stream,
+    (patience, deadline): (Duration, Option<Instant>),
+    mut left: &mut [IoSlice<'_>],
+) -> Result<(), Error> {
     // Also skips empty parts, after which a write of nothing would look like a closed peer.
     IoSlice::advance_slices(&mut left, 0);
     let mut since = None;
     while !left.is_empty() {
+        check(deadline)?;
         match moved(stream.write_vectored(left), "send a frame")? {
             Moved::Bytes(n) => {
                 IoSlice::advance_slices(&mut left, n);
@@ -414,6 +452,8 @@ pub struct Receiver {
     guard: Option<Guard>,
     next: u64,
     patience: Duration,
+    /// For everything, however many bytes come: a peer cannot extend it.
+    deadline: Option<Instant>,
     /// The frame being read.
     open: Option<Open>,
     /// A chunk that several parts of a payload lie in, decrypted.
@@ -440,8 +480,13 @@ impl Receiver {
     /// For a process that does not know its run yet.
     #[must_use]
     pub fn of_any_run(stream: Arc<Stream>, patience: Duration) -> Self {
-        let (run, guard, open, chunk) = (None, None, None, Vec::new());
-        Self { stream, run, guard, next: 0, patience, open, chunk }
+        let (run, guard, deadline, open, chunk) = (None, None, None, None, Vec::new());
+        Self { stream, run, guard, next: 0, patience, deadline, open, chunk }
+    }
+
+    /// From now on, all receiving ends at this time.
+    pub(crate) fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
     }
 
     /// From now on frames must be protected and counted.
@@ -460,6 +505,11 @@ impl Receiver {
         (self.guard, self.next)
     }
 
+    #[must_use]
+    pub(crate) fn is_protected(&self) -> bool {
+        self.guard.is_some()
+    }
+
     /// Waits for the next frame and reads its header. `idle` is called on every tick in which
     /// nothing came, and ends the wait by an error.
     ///
@@ -469,6 +519,7 @@ impl Receiver {
         assert!(self.open.is_none(), "the frame before is finished");
         let mut bytes = [0; HEADER_LEN];
         let n_first = loop {
+            check(self.deadline)?;
             match moved(self.stream.read(&mut bytes), "read a frame")? {
                 Moved::Bytes(n) => break n,
                 Moved::Nothing => idle()?,
@@ -555,6 +606,7 @@ impl Receiver {
         let mut n_read = 0;
         let mut since = None;
         while n_read < out.len() {
+            check(self.deadline)?;
             let end = out.len().min(n_read + READ_CHUNK);
             match moved(self.stream.read(&mut out[n_read..end]), "read a frame")? {
                 Moved::Bytes(n) => {
@@ -568,6 +620,16 @@ impl Receiver {
             }
         }
         Ok(())
+    }
+}
+
+/// Ends a conversation that has a deadline.
+fn check(deadline: Option<Instant>) -> Result<(), Error> {
+    match deadline {
+        Some(deadline) if Instant::now() >= deadline => {
+            Err(Error::Deadline { waiting_for: "a handshake".into() })
+        }
+        Some(_) | None => Ok(()),
     }
 }
 

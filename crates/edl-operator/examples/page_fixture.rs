@@ -16,6 +16,7 @@ use edl_operator::overview::Pass;
 use edl_operator::page_data::PageData;
 // The fake cluster is the unit tests' own; it finds these modules as it does there.
 use edl_operator::{act, crd, observe};
+use edl_page::http::Hosts;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -79,7 +80,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let shutdown = CancellationToken::new();
     let router = http::router(Metrics::new(), page_data.clone(), Health::default());
     let mut serving = tokio::task::JoinSet::new();
-    serving.spawn(http::serve(listener, router, shutdown.clone()));
+    serving.spawn(edl_page::http::serve(listener, router, Hosts::default(), shutdown.clone()));
     let commands = tokio::task::spawn_blocking(move || -> Result<(), String> {
         let text = |error: &dyn std::error::Error| error.to_string();
         let nodes = ["n1", "n2"].map(|name| fake_cluster::node(name, "4", "16Gi"));

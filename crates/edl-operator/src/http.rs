@@ -10,8 +10,6 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use edl_page::Page;
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
 use crate::health::Health;
 use crate::metrics::Metrics;
@@ -43,14 +41,6 @@ pub fn router(metrics: Metrics, page_data: PageData, health: Health) -> Router {
         .route("/metrics", get(numbers))
         .route("/healthz", get(healthz))
         .with_state(app)
-}
-
-/// Serves until `shutdown`.
-pub async fn serve(listener: TcpListener, router: Router, shutdown: CancellationToken) {
-    let stopped = async move { shutdown.cancelled().await };
-    if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
-        tracing::warn!(%error, "stopped serving the page and metrics");
-    }
 }
 
 /// The whole cluster as JSON, or `304 Not Modified` if the client has this version.

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use edl_core::error::chain;
 use edl_core::time::Time;
+use edl_kube::names;
+use edl_page::http::Hosts;
 use edl_sched::plan::Plan;
 use edl_sched::state::{Options, PlannerState};
 use futures::StreamExt as _;
@@ -57,6 +59,8 @@ pub struct Config {
     pub new_key: NewKey,
     /// Its name in the leader election.
     pub identity: String,
+    /// Further host names of its web page.
+    pub http_hosts: Vec<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +97,9 @@ pub fn run(
         let health = Health::default();
         let mut ending = JoinSet::new();
         let router = http::router(metrics.clone(), page_data.clone(), health.clone());
-        ending.spawn(http::serve(listener, router, shutdown.clone()));
+        let hosts = names::hosts(lease::NAME, &config.namespace).into_iter();
+        let hosts = Hosts::new(hosts.chain(config.http_hosts));
+        ending.spawn(edl_page::http::serve(listener, router, hosts, shutdown.clone()));
         let (leads, led) = watch::channel(false);
         let (namespace, me) = (config.namespace.clone(), config.identity.clone());
         let (client_of_lease, until) = (client.clone(), shutdown.clone());

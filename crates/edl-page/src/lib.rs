@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the pages of jobs and of the cluster share: head, style, small plots, helpers, and what a
-//! page may load. A page is one file that needs no other.
+//! page may load. A page is one file that needs no other. `http` serves it.
+
+pub mod http;
 
 const HEAD: &str = include_str!("head.html");
 const STYLE: &str = include_str!("style.css");

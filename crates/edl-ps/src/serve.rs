@@ -13,12 +13,14 @@ use edl_net::data::server::{
     self, ClientId, Connection, Encryption, PushRequest, Role, send_ack, send_piece, send_refusal,
 };
 use edl_net::key::JobKey;
+use edl_net::strangers::{Place, Strangers};
 use edl_net::wire::{Receiver, Sender, Stream};
 
 use crate::store::{PullBuffers, PushBuffers, Reply, Spare, Store};
 
-/// Connections at once; further ones are rejected.
-const MAX_CONNECTIONS: usize = 4096;
+/// Clients at once; further ones are rejected. Connections whose peers have not proven the key have
+/// their own limit, so they take no place from clients.
+const MAX_CLIENTS: usize = 4096;
 
 /// Accepts the clients of the store's run and serves them.
 pub struct Front {
@@ -26,6 +28,7 @@ pub struct Front {
     key: JobKey,
     /// Unknown until the first welcome of a master.
     run: OnceLock<(RunId, Encryption)>,
+    strangers: Arc<Strangers>,
     open: Mutex<Open>,
     next: AtomicU64,
 }
@@ -34,6 +37,7 @@ pub struct Front {
 struct Open {
     is_closed: bool,
     streams: BTreeMap<u64, Arc<Stream>>,
+    n_clients: usize,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -41,7 +45,13 @@ impl Front {
     #[must_use]
     pub fn new(store: Arc<Store>, key: JobKey) -> Self {
         let (run, open, next) = (OnceLock::new(), Mutex::default(), AtomicU64::new(0));
-        Self { store, key, run, open, next }
+        Self { store, key, run, strangers: Strangers::new(), open, next }
+    }
+
+    /// Those who have not proven the key yet.
+    #[must_use]
+    pub fn strangers(&self) -> &Strangers {
+        &self.strangers
     }
 
     /// Sets the run whose clients are admitted, and whether they are to encrypt. Only the first call
@@ -56,15 +66,17 @@ impl Front {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut open = self.open();
         open.threads.retain(|thread| !thread.is_finished());
-        if open.is_closed || open.streams.len() >= MAX_CONNECTIONS {
+        if open.is_closed {
             stream.shutdown();
-            return Err(Error::Refused("too many connections".into()));
+            return Err(Error::Closed);
         }
+        let displaced = Arc::clone(&stream);
+        let place = self.strangers.admit(move || displaced.shutdown());
         let front = Arc::clone(self);
         let to_serve = Arc::clone(&stream);
         let thread = std::thread::Builder::new()
             .name(format!("client-{number}"))
-            .spawn(move || front.serve(number, to_serve))
+            .spawn(move || front.serve(number, to_serve, place))
             .map_err(|source| Error::Io { action: "start a thread".into(), source })?;
         open.streams.insert(number, stream);
         open.threads.push(thread);
@@ -85,26 +97,43 @@ impl Front {
         }
     }
 
-    fn serve(&self, number: u64, stream: Arc<Stream>) {
-        let ended = match server::accept(Arc::clone(&stream), &self.key, self.run.get().copied()) {
-            Ok(connection) => {
-                let client = connection.client;
-                let ended = match connection.role {
-                    Role::Pull => self.answer_pulls(connection),
-                    Role::Push => self.take_pushes(connection),
-                    Role::Member => Err(Error::Refused("a server cannot join a world".into())),
-                };
-                self.store.handle(Event::Left(Client(client.0)));
-                ended
+    fn serve(&self, number: u64, stream: Arc<Stream>, place: Place) {
+        // A connection that is closed has no address.
+        let peer = stream.peer();
+        let proven = server::accept(Arc::clone(&stream), &self.key, self.run.get().copied());
+        drop(place);
+        match proven {
+            Ok(connection) => match self.serve_client(connection) {
+                Ok(()) | Err(Error::Closed | Error::NotServing) => {}
+                Err(error) => tracing::warn!(%error, "data connection closed"),
+            },
+            Err(error) => {
+                if let Some(reason) = error.reason() {
+                    self.strangers.log_refusal(peer, reason);
+                }
             }
-            Err(error) => Err(error),
-        };
-        match ended {
-            Ok(()) | Err(Error::Closed | Error::NotServing) => {}
-            Err(error) => tracing::warn!(%error, "data connection closed"),
         }
         stream.shutdown();
         self.open().streams.remove(&number);
+    }
+
+    /// Serves a peer that has proven the key.
+    fn serve_client(&self, connection: Connection) -> Result<(), Error> {
+        let mut open = self.open();
+        if open.n_clients >= MAX_CLIENTS {
+            return Err(Error::Refused("too many connections".into()));
+        }
+        open.n_clients += 1;
+        drop(open);
+        let client = connection.client;
+        let ended = match connection.role {
+            Role::Pull => self.answer_pulls(connection),
+            Role::Push => self.take_pushes(connection),
+            Role::Member => Err(Error::Refused("a server cannot join a world".into())),
+        };
+        self.store.handle(Event::Left(Client(client.0)));
+        self.open().n_clients -= 1;
+        ended
     }
 
     fn answer_pulls(&self, connection: Connection) -> Result<(), Error> {

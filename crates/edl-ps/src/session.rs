@@ -4,6 +4,7 @@
 //! When the control session breaks, the server keeps serving what it holds. Nothing here waits for
 //! an order to be done, so heartbeats never stop.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,22 +86,17 @@ async fn accept_all(front: Arc<Front>, listeners: Listeners) {
         let stream = tokio::select! {
             tcp = listeners.tcp.accept() => tcp
                 .and_then(|(stream, _)| stream.into_std())
-                .map_err(accept_failed)
-                .and_then(Stream::tcp),
+                .and_then(|stream| Stream::tcp(stream).map_err(io::Error::other)),
             unix = listeners.unix.accept() => unix
                 .and_then(|(stream, _)| stream.into_std())
-                .map_err(accept_failed)
-                .and_then(Stream::unix),
+                .and_then(|stream| Stream::unix(stream).map_err(io::Error::other)),
         };
-        if let Err(error) = stream.and_then(|stream| front.admit(stream)) {
-            tracing::warn!(%error, "cannot accept a connection");
+        let admitted = stream.and_then(|stream| front.admit(stream).map_err(io::Error::other));
+        if let Err(error) = admitted {
+            front.strangers().log_failure(&error);
             tokio::time::sleep(ACCEPT_PAUSE).await;
         }
     }
-}
-
-fn accept_failed(source: std::io::Error) -> edl_net::data::Error {
-    edl_net::data::Error::Io { action: "accept a connection".into(), source }
 }
 
 /// The session with the master. Every hello reports what the server holds.

@@ -39,6 +39,7 @@ fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
         masters_outside: args.masters_outside,
         new_key,
         identity: identity(),
+        http_hosts: args.http_hosts.0.clone(),
     };
     let (kubeconfig, port) = (args.cluster.kubeconfig.clone(), args.http_port);
     processes::run(false, async move |shutdown| {
@@ -93,7 +94,7 @@ fn identity() -> String {
 
 #[cfg(test)]
 mod tests {
-    use edl_core::spec::LogLevel;
+    use edl_core::spec::{HttpHosts, LogLevel};
 
     use super::*;
 
@@ -129,6 +130,7 @@ mod tests {
             cluster: flags(0.97, "edl"),
             log_level: LogLevel::Info,
             http_port: 0,
+            http_hosts: HttpHosts::default(),
             masters_outside: false,
         };
         let mut out = Vec::new();

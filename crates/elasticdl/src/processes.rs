@@ -67,6 +67,7 @@ pub(crate) fn master_config(
         job_dir: job.paths().clone(),
         listen: format!("{HOST}:{port}"),
         http_listen: format!("{HOST}:{}", spec.http_port),
+        http_hosts: Vec::new(),
         key: job.key()?,
         spec,
         resume,
@@ -163,7 +164,9 @@ pub(crate) fn run(
     }
 }
 
+/// The runtime of a process that runs as long as its job.
 pub(crate) fn runtime(n_threads: usize) -> anyhow::Result<Runtime> {
+    edl_net::open_files::raise_limit();
     let runtime = Builder::new_multi_thread().worker_threads(n_threads).enable_all().build();
     runtime.context("cannot start the async runtime")
 }

@@ -20,6 +20,7 @@ use super::choices::{
     SameBits, Strategy,
 };
 use super::field::{Field, FieldType as _, Fixed, Flag, Group, Parsed, Seconds};
+use super::hosts::HttpHosts;
 use super::{MAX_PARTITIONS, MAX_WORKERS};
 
 /// `name: type = default, "help text" / "comment in the file" { what else is known }`. Without a
@@ -341,6 +342,11 @@ job_description! {
             { flag: at(7, "Processes", "URL") }
         http_port: u16, "Port of the job's web page, /metrics and /healthz; 0 picks a free port"
             { flag: at(6, "Processes", "PORT") }
+        http_hosts: Parsed<HttpHosts>,
+            "Host names of the web page behind an ingress or proxy, separated by commas; * allows \
+             any. IP addresses, localhost and the names of the job's Service are always allowed"
+            / "Host names of the web page behind an ingress or proxy, separated by commas; * allows \
+             any." { flag: common("Processes", "NAMES") }
         allow_chaos: bool, "Allow fault injection from the web page and `elasticdl chaos`"
             { flag: at(8, "Processes", "true|false") }
         port: u16,

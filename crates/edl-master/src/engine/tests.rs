@@ -91,6 +91,7 @@ impl io::Write for Log {
 /// A master at work.
 struct Bench {
     channel: Channel,
+    control: std::net::SocketAddr,
     http: std::net::SocketAddr,
     platform: Platform,
     log: Log,
@@ -118,6 +119,7 @@ impl Bench {
             job_dir: JobDir::new(folder.path()),
             listen: String::new(),
             http_listen: String::new(),
+            http_hosts: Vec::new(),
             key: key.clone(),
             spec: spec.clone(),
             resume: false,
@@ -150,6 +152,7 @@ impl Bench {
         let token = key.page_token();
         Self {
             channel,
+            control,
             http,
             platform,
             log,
@@ -395,4 +398,22 @@ async fn a_master_sleeps_until_the_next_deadline() {
     while !is_again(bench.order().await) {}
     let n_ticks = bench.logged("a deadline has passed").len();
     assert!((1..=5).contains(&n_ticks), "{n_ticks} wake-ups in a second");
+}
+
+#[tokio::test]
+async fn strangers_write_no_text_and_few_lines_into_the_log() {
+    let bench = Bench::start(JobSpec::default()).await;
+    let forged = "GET /outsider HTTP/1.1\r\nHost: outsider.example\r\nConnection: close\r\n\r\n";
+    for address in [bench.control, bench.http] {
+        for _ in 0..100 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(forged.as_bytes()).await.unwrap();
+            // The end of the connection is all that matters here.
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        }
+    }
+    let lines = bench.logged("refused a connection");
+    assert!((1..=10).contains(&lines.len()), "{lines:?}");
+    assert!(lines.iter().all(|line| line.contains("does not use TLS")), "{lines:?}");
+    assert_eq!(bench.logged("outsider"), [""; 0]);
 }

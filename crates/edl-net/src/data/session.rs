@@ -14,6 +14,9 @@ use crate::handshake::{
 use crate::key::JobKey;
 use crate::wire::{Error, Receiver, Sender, Stream};
 
+/// What a server answers to a wrong proof.
+const NO_KEY: &str = "the client does not have this job's key";
+
 /// Both directions of a connection whose ends have proven the key.
 pub struct Connection {
     pub role: Role,
@@ -22,12 +25,21 @@ pub struct Connection {
     pub receiver: Receiver,
 }
 
+impl Connection {
+    /// After the handshake, whose deadline ends with it.
+    fn new(role: Role, client: ClientId, mut sender: Sender, mut receiver: Receiver) -> Self {
+        sender.set_deadline(None);
+        receiver.set_deadline(None);
+        Self { role, client, sender, receiver }
+    }
+}
+
 /// What one side brings to a handshake.
 pub(crate) struct Party<'a> {
     pub(crate) key: &'a JobKey,
     pub(crate) run: RunId,
     pub(crate) encryption: Encryption,
-    /// For the whole handshake.
+    /// For the whole handshake, however many bytes come.
     pub(crate) timeout: Duration,
     /// For one frame afterwards, without progress.
     pub(crate) patience: Duration,
@@ -41,9 +53,14 @@ impl Party<'_> {
         }
     }
 
+    /// Both directions until the end of the handshake.
     fn directions(&self, stream: Arc<Stream>) -> (Sender, Receiver) {
-        let sender = Sender::new(Arc::clone(&stream), self.run, self.patience);
-        (sender, Receiver::new(stream, self.run, self.patience))
+        let deadline = Some(Instant::now() + self.timeout);
+        let mut sender = Sender::new(Arc::clone(&stream), self.run, self.patience);
+        let mut receiver = Receiver::new(stream, self.run, self.patience);
+        sender.set_deadline(deadline);
+        receiver.set_deadline(deadline);
+        (sender, receiver)
     }
 
     /// The client's half.
@@ -53,13 +70,11 @@ impl Party<'_> {
         role: Role,
         client: ClientId,
     ) -> Result<Connection, Error> {
-        let start = Instant::now();
         let is_local = stream.is_local();
         let hello = Hello { role, offer: self.offer(&stream), client, nonce: nonce()? };
         let (mut sender, mut receiver) = self.directions(Arc::new(stream));
         send_frame(&mut sender, Kind::Hello, &hello.encode())?;
-        let challenge: [u8; Challenge::LEN] =
-            receive_frame(&mut receiver, Kind::Challenge, start, self.timeout)?;
+        let challenge: [u8; Challenge::LEN] = receive_frame(&mut receiver, Kind::Challenge)?;
         let Challenge { nonce, proof, offer } = Challenge::decode(&challenge)?;
         let session = Session::new((self.key, self.run), &hello, &nonce, offer, is_local);
         if !session.proves(Side::Server, proof) {
@@ -68,17 +83,15 @@ impl Party<'_> {
         // Also if the two do not agree on encryption: then both know, and both can say so.
         send_frame(&mut sender, Kind::Proof, &session.proof(Side::Client))?;
         protect(&session, Side::Client, &mut sender, &mut receiver)?;
-        let [] = receive_frame(&mut receiver, Kind::Accepted, start, self.timeout)?;
-        Ok(Connection { role, client, sender, receiver })
+        let [] = receive_frame(&mut receiver, Kind::Accepted)?;
+        Ok(Connection::new(role, client, sender, receiver))
     }
 
     /// The server's half. A client that is rejected gets the reason.
     pub(crate) fn accept(&self, stream: Arc<Stream>) -> Result<Connection, Error> {
         let (mut sender, mut receiver) = self.directions(stream);
         match self.examine(&mut sender, &mut receiver) {
-            Ok(hello) => {
-                Ok(Connection { role: hello.role, client: hello.client, sender, receiver })
-            }
+            Ok(hello) => Ok(Connection::new(hello.role, hello.client, sender, receiver)),
             Err(error) => {
                 let refusal = encode_refusal(&Refusal::Other(error.to_string()), 0);
                 // The peer may be gone, or not worth waiting for.
@@ -90,17 +103,16 @@ impl Party<'_> {
     }
 
     fn examine(&self, sender: &mut Sender, receiver: &mut Receiver) -> Result<Hello, Error> {
-        let start = Instant::now();
         let is_local = sender.stream().is_local();
-        let hello: [u8; Hello::LEN] = receive_frame(receiver, Kind::Hello, start, self.timeout)?;
+        let hello: [u8; Hello::LEN] = read_frame(receiver, Kind::Hello)?;
         let hello = Hello::decode(&hello)?;
         let (nonce, offer) = (nonce()?, self.offer(sender.stream()));
         let session = Session::new((self.key, self.run), &hello, &nonce, offer, is_local);
         let challenge = Challenge { nonce, proof: session.proof(Side::Server), offer };
         send_frame(sender, Kind::Challenge, &challenge.encode())?;
-        let proof: [u8; 32] = receive_frame(receiver, Kind::Proof, start, self.timeout)?;
+        let proof: [u8; 32] = read_frame(receiver, Kind::Proof)?;
         if !session.proves(Side::Client, proof) {
-            return Err(Error::Refused("the client does not have this job's key".into()));
+            return Err(Error::Refused(NO_KEY.into()));
         }
         protect(&session, Side::Server, sender, receiver)?;
         send_frame(sender, Kind::Accepted, &[])?;
@@ -132,15 +144,17 @@ fn protect(
 
 /// Refuses a client because nothing is served yet, in the run that it asks for.
 pub(crate) fn turn_away(stream: Arc<Stream>, timeout: Duration) -> Result<(), Error> {
-    let start = Instant::now();
+    let deadline = Some(Instant::now() + timeout);
     let mut receiver = Receiver::of_any_run(Arc::clone(&stream), timeout);
+    receiver.set_deadline(deadline);
     // Closing before the client's hello has been read would lose the answer.
-    let hello = receiver.header(&mut || expire(Kind::Hello, start, timeout))?;
+    let hello = receiver.header(&mut || Ok(()))?;
     if hello.kind != Kind::Hello {
         return Err(Error::Forged { sequence: hello.sequence });
     }
     receiver.skip()?;
     let mut sender = Sender::new(stream, hello.run, timeout);
+    sender.set_deadline(deadline);
     send_frame(&mut sender, Kind::Refused, &encode_refusal(&Refusal::NotServing, 0))
 }
 
@@ -148,19 +162,33 @@ pub(crate) fn send_frame(sender: &mut Sender, kind: Kind, payload: &[u8]) -> Res
     sender.send(kind, Generation(0), BatchId::default(), &[payload])
 }
 
-/// Reads one frame of the handshake. Nothing of another kind or length is even looked at.
+/// Reads one frame of the handshake, or why the peer refuses.
 pub(crate) fn receive_frame<const N: usize>(
     receiver: &mut Receiver,
     kind: Kind,
-    start: Instant,
-    timeout: Duration,
 ) -> Result<[u8; N], Error> {
-    let header = receiver.header(&mut || expire(kind, start, timeout))?;
-    let Header { kind: theirs, length, sequence, .. } = header;
-    if theirs == Kind::Refused {
+    let header = receiver.header(&mut || Ok(()))?;
+    if header.kind == Kind::Refused {
+        let is_proven = receiver.is_protected();
         let (refusal, _) = decode_refusal(&receiver.small()?)?;
+        let refusal = if is_proven { refusal } else { without_text(refusal) };
         return Err(Error::from_refusal(refusal, Generation(0)));
     }
+    rest_of_frame(receiver, kind, &header)
+}
+
+/// Reads one frame of a stranger. Nothing of another kind or length is even looked at.
+fn read_frame<const N: usize>(receiver: &mut Receiver, kind: Kind) -> Result<[u8; N], Error> {
+    let header = receiver.header(&mut || Ok(()))?;
+    rest_of_frame(receiver, kind, &header)
+}
+
+fn rest_of_frame<const N: usize>(
+    receiver: &mut Receiver,
+    kind: Kind,
+    header: &Header,
+) -> Result<[u8; N], Error> {
+    let Header { kind: theirs, length, sequence, .. } = *header;
     if theirs != kind || length != N as u64 {
         return Err(Error::Forged { sequence });
     }
@@ -170,9 +198,82 @@ pub(crate) fn receive_frame<const N: usize>(
     Ok(payload)
 }
 
-fn expire(kind: Kind, start: Instant, timeout: Duration) -> Result<(), Error> {
-    if start.elapsed() < timeout {
-        return Ok(());
+/// A refusal by a peer that has not proven the key can have any text, so only our own is passed on.
+fn without_text(refusal: Refusal) -> Refusal {
+    match refusal {
+        Refusal::Other(text) if text == NO_KEY => Refusal::Other(text),
+        Refusal::Other(_) | Refusal::Waited(_) | Refusal::StepMismatch(_) => {
+            Refusal::Other("the peer ended the handshake; its log states the reason".into())
+        }
+        Refusal::Generation { .. } | Refusal::NotServing => refusal,
     }
-    Err(Error::Deadline { waiting_for: format!("the {kind:?} of a handshake") })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use crate::frame::HEADER_LEN;
+
+    use super::*;
+
+    const RUN: RunId = RunId([3; 16]);
+
+    fn accept(stream: UnixStream, timeout: Duration) -> Result<(), Error> {
+        let key = JobKey::from_bytes([7; 32]);
+        let party = Party { key: &key, run: RUN, timeout, patience: Duration::from_secs(60) };
+        party.accept(Arc::new(Stream::unix(stream).unwrap())).map(drop)
+    }
+
+    #[test]
+    fn a_peer_that_sends_one_byte_at_a_time_does_not_extend_the_handshake() {
+        let (mut stranger, server) = UnixStream::pair().unwrap();
+        let sending = std::thread::spawn(move || {
+            // The start of a genuine frame, as slowly as the server must not wait for.
+            let hello = Hello { role: Role::Pull, client: ClientId([1; 16]), nonce: [2; 32] };
+            let (mut theirs, copied) = UnixStream::pair().unwrap();
+            let stream = Arc::new(Stream::unix(copied).unwrap());
+            let mut sender = Sender::new(stream, RUN, Duration::from_secs(60));
+            send_frame(&mut sender, Kind::Hello, &hello.encode()).unwrap();
+            let mut bytes = [0; HEADER_LEN + Hello::LEN];
+            std::io::Read::read_exact(&mut theirs, &mut bytes).unwrap();
+            for (n_sent, byte) in bytes.iter().enumerate() {
+                if stranger.write_all(&[*byte]).is_err() {
+                    return n_sent;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            bytes.len()
+        });
+        let refused = accept(server, Duration::from_millis(500));
+        assert!(matches!(refused, Err(Error::Deadline { .. })), "{refused:?}");
+        let n_sent = sending.join().unwrap();
+        assert!(n_sent > 1 && n_sent < HEADER_LEN + Hello::LEN, "sent {n_sent} bytes");
+    }
+
+    #[test]
+    fn the_text_of_a_peer_without_the_key_is_not_passed_on() {
+        for refusal in [
+            Refusal::Other("forged\n[ERROR] line".into()),
+            Refusal::Waited("forged".into()),
+            Refusal::StepMismatch("forged".into()),
+        ] {
+            let (near, far) = UnixStream::pair().unwrap();
+            let stranger = std::thread::spawn(move || {
+                let stream = Arc::new(Stream::unix(far).unwrap());
+                let mut sender = Sender::new(stream, RUN, Duration::from_secs(60));
+                send_frame(&mut sender, Kind::Refused, &encode_refusal(&refusal, 0)).unwrap();
+                sender
+            });
+            let key = JobKey::from_bytes([7; 32]);
+            let limit = Duration::from_secs(60);
+            let party = Party { key: &key, run: RUN, timeout: limit, patience: limit };
+            let stream = Stream::unix(near).unwrap();
+            let refused = party.dial(stream, Role::Pull, ClientId([1; 16])).map(drop);
+            drop(stranger.join().unwrap());
+            let text = refused.unwrap_err().to_string();
+            assert!(text.starts_with("refused: ") && !text.contains("forged"), "{text}");
+        }
+    }
 }

@@ -19,6 +19,7 @@ use crate::data::session::{Connection, Party, receive_frame, send_frame};
 use crate::frame::{Kind, encode_refusal};
 use crate::handshake::{ClientId, Encryption, Join, Role};
 use crate::key::JobKey;
+use crate::strangers::Strangers;
 use crate::wire::{Error, Stream};
 
 /// How long a handshake may take.
@@ -39,6 +40,8 @@ pub(super) struct Connector {
     pub(super) silence: Duration,
     /// Its bell rings when a link has arrived.
     pub(super) abort: Abort,
+    /// Callers that have not proven the key.
+    pub(super) strangers: Arc<Strangers>,
     pending: Mutex<Pending>,
 }
 
@@ -52,7 +55,6 @@ pub(super) struct Pending {
     pub(super) dialing: BTreeMap<MemberId, u64>,
     /// Calls that were begun. Of two links with one member the one of the later call counts.
     pub(super) n_calls: u64,
-    pub(super) n_handshakes: usize,
     pub(super) is_closed: bool,
 }
 
@@ -78,8 +80,8 @@ impl Connector {
         silence: Duration,
         abort: Abort,
     ) -> Self {
-        let pending = Mutex::default();
-        Self { key, run, encryption, me, transport, silence, abort, pending }
+        let (strangers, pending) = (Strangers::new(), Mutex::default());
+        Self { key, run, encryption, me, transport, silence, abort, strangers, pending }
     }
 
     pub(super) fn pending(&self) -> MutexGuard<'_, Pending> {
@@ -117,10 +119,14 @@ impl Connector {
         self.link(connection, to, attempt, transport)
     }
 
-    /// The listener's half.
-    pub(super) fn accept(&self, stream: Stream) -> Result<Link, Error> {
-        let is_local = stream.is_local();
-        let mut connection = self.party().accept(Arc::new(stream))?;
+    /// The listener's half, up to the proof that the caller holds the key.
+    pub(super) fn accept(&self, stream: Arc<Stream>) -> Result<Connection, Error> {
+        self.party().accept(stream)
+    }
+
+    /// The rest of the listener's half.
+    pub(super) fn join(&self, mut connection: Connection) -> Result<Link, Error> {
+        let is_local = connection.sender.stream().is_local();
         let join = self.receive_join(&mut connection)?;
         let transport = self.examine(&connection, &join, is_local).inspect_err(|error| {
             let refusal = encode_refusal(&Refusal::Other(error.to_string()), 0);
@@ -164,7 +170,8 @@ impl Connector {
 
     fn receive_join(&self, connection: &mut Connection) -> Result<Join, Error> {
         let timeout = HANDSHAKE_TIMEOUT.min(self.silence);
-        let bytes = receive_frame(&mut connection.receiver, Kind::Join, Instant::now(), timeout)?;
+        connection.receiver.set_deadline(Some(Instant::now() + timeout));
+        let bytes = receive_frame(&mut connection.receiver, Kind::Join)?;
         Ok(Join::decode(&bytes)?)
     }
 

@@ -17,8 +17,6 @@ use super::connector::Connector;
 use crate::socket::UnixSocket;
 use crate::wire::{self, Stream};
 
-/// Handshakes at one time. More callers than a world has members are turned away.
-const MAX_HANDSHAKES: usize = 64;
 /// After an accept that failed for want of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -83,7 +81,7 @@ fn serve(connector: &Arc<Connector>, tcp: &TcpListener, unix: &UnixListener, sto
                 Ok(stream) => admit(connector, stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection from another worker");
+                    connector.strangers.log_failure(&error);
                     std::thread::sleep(PAUSE);
                 }
             }
@@ -96,26 +94,33 @@ fn serve(connector: &Arc<Connector>, tcp: &TcpListener, unix: &UnixListener, sto
 
 /// Does the handshake in its own thread: a silent caller must not keep others out.
 fn admit(connector: &Arc<Connector>, stream: Stream) {
-    let mut pending = connector.pending();
-    if pending.is_closed || pending.n_handshakes >= MAX_HANDSHAKES {
-        drop(pending);
+    let stream = Arc::new(stream);
+    if connector.pending().is_closed {
         stream.shutdown();
         return;
     }
-    pending.n_handshakes += 1;
-    drop(pending);
+    let displaced = Arc::clone(&stream);
+    let place = connector.strangers.admit(move || displaced.shutdown());
     let acceptor = Arc::clone(connector);
     let accept = move || {
-        match acceptor.accept(stream) {
-            Ok(link) => acceptor.arrive(link),
-            Err(wire::Error::Closed) => {}
-            Err(error) => tracing::warn!(%error, "refused a connection from another worker"),
+        let peer = stream.peer();
+        let proven = acceptor.accept(stream);
+        drop(place);
+        match proven {
+            Ok(connection) => match acceptor.join(connection) {
+                Ok(link) => acceptor.arrive(link),
+                Err(wire::Error::Closed) => {}
+                Err(error) => tracing::warn!(%error, "refused a connection from another worker"),
+            },
+            Err(error) => {
+                if let Some(reason) = error.reason() {
+                    acceptor.strangers.log_refusal(peer, reason);
+                }
+            }
         }
-        acceptor.pending().n_handshakes -= 1;
     };
     // It ends by itself: a handshake has a time limit.
     if let Err(error) = std::thread::Builder::new().name("mesh-accept".into()).spawn(accept) {
-        tracing::warn!(%error, "cannot complete the handshake with another worker");
-        connector.pending().n_handshakes -= 1;
+        connector.strangers.log_failure(&error);
     }
 }

@@ -3,9 +3,9 @@
 
 use std::pin::Pin;
 
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 use tokio_stream::Stream;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::*;
@@ -61,11 +61,11 @@ impl Master for Named {
 async fn serve(key: &JobKey) -> (String, tokio::task::JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let mut server = server(key).unwrap();
+    let incoming = incoming(listener, key).unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(async move {
-        let service = server.add_service(MasterServer::new(Named));
-        service.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+        let service = server().add_service(MasterServer::new(Named));
+        service.serve_with_incoming(incoming).await.unwrap();
     });
     (address, tasks)
 }
@@ -139,4 +139,23 @@ fn both_sides_derive_the_same_certificates() {
     let (one, other) = (credentials(&key).unwrap(), credentials(&key).unwrap());
     assert_eq!((one.authority, one.certificate), (other.authority, other.certificate));
     assert_ne!(one.key, credentials(&JobKey::generate().unwrap()).unwrap().key);
+}
+
+#[tokio::test]
+async fn a_crowd_of_strangers_keeps_no_peer_out() {
+    crate::open_files::raise_limit();
+    let key = JobKey::generate().unwrap();
+    let (address, _tasks) = serve(&key).await;
+    let mut strangers = Vec::new();
+    for _ in 0..1100 {
+        strangers.push(TcpStream::connect(&address).await.unwrap());
+    }
+    let channel = connect(&address, &key, TIMEOUT).await.unwrap();
+    assert_eq!(job_behind(channel).await.unwrap(), "named");
+    // The crowd was larger than its limit: the first of them was closed, and the last was not.
+    let mut byte = [0; 1];
+    let first = tokio::time::timeout(TIMEOUT, strangers[0].read(&mut byte)).await;
+    assert!(matches!(first, Ok(Ok(0) | Err(_))), "{first:?}");
+    let last = strangers[1099].try_read(&mut byte);
+    assert!(matches!(&last, Err(e) if e.kind() == io::ErrorKind::WouldBlock), "{last:?}");
 }

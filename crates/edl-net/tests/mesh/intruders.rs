@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Who does not hold the key, or is of another run, or talks nonsense, stays outside.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
@@ -9,9 +9,9 @@ use edl_core::id::{BatchId, Generation, RunId, WorldId};
 use edl_core::lanes::assign;
 use edl_net::frame::{Header, Kind, TAG_LEN};
 use edl_net::key::JobKey;
-use edl_net::mesh::{Error, Mesh};
+use edl_net::mesh::{Error, Mesh, Transport};
 
-use crate::harness::{RUN, TRANSPORTS, config, enter_and_check, open, peer, run};
+use crate::harness::{DEADLINE, RUN, TRANSPORTS, config, enter_and_check, open, peer, run};
 
 #[test]
 fn another_key_or_run_is_refused_by_name() {
@@ -75,4 +75,22 @@ fn nonsense_is_dropped_and_the_mesh_works_on() {
         meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &peers, 5000)).0;
         drop((silent, meshes));
     }
+}
+
+#[test]
+fn a_crowd_of_strangers_keeps_no_member_out() {
+    edl_net::open_files::raise_limit();
+    let folder = tempfile::tempdir().unwrap();
+    let (meshes, peers) = open(&folder, Transport::Tcp, &assign(4, 2), &mut |_| None);
+    let mut strangers: Vec<TcpStream> =
+        (0..1100).map(|_| TcpStream::connect(meshes[1].address()).unwrap()).collect();
+    let meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &peers, 5000)).0;
+    // The crowd was larger than its limit: the first of them was closed, and the last was not.
+    let mut byte = [0; 1];
+    strangers[0].set_read_timeout(Some(DEADLINE)).unwrap();
+    assert!(matches!(strangers[0].read(&mut byte), Ok(0)));
+    strangers[1099].set_nonblocking(true).unwrap();
+    let last = strangers[1099].read(&mut byte);
+    assert!(matches!(&last, Err(e) if e.kind() == ErrorKind::WouldBlock), "{last:?}");
+    drop(meshes);
 }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Who is not let in, and what does not get through.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use edl_core::id::RunId;
+use edl_core::server::Refusal;
 use edl_core::spec::Mode;
 use edl_net::data::{Error, Limits, PsClient};
-use edl_net::frame::{HEADER_LEN, Header, Kind};
+use edl_net::frame::{HEADER_LEN, Header, Kind, encode_refusal};
 use edl_net::handshake::{Challenge, Encryption};
 use edl_net::key::JobKey;
 
@@ -287,4 +288,77 @@ fn a_server_that_does_not_know_its_run_yet_says_so() {
     )
     .map(|_| ());
     assert!(matches!(refused, Err(Error::NotServing)), "{refused:?}");
+}
+
+#[test]
+fn a_crowd_of_strangers_keeps_no_client_out() {
+    edl_net::open_files::raise_limit();
+    let job = Job::start(Mode::Async);
+    let address = &job.servers[0].address;
+    let mut strangers: Vec<TcpStream> =
+        (0..1100).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut client = job.client(1, By::Tcp);
+    client.push(batch(0), 1.0).unwrap();
+    client.ack().unwrap();
+    // The crowd was larger than its limit: the first of them was closed, and the last was not.
+    let mut byte = [0; 1];
+    strangers[0].set_read_timeout(Some(DEADLINE)).unwrap();
+    assert!(matches!(strangers[0].read(&mut byte), Ok(0)));
+    strangers[1099].set_nonblocking(true).unwrap();
+    let last = strangers[1099].read(&mut byte);
+    assert!(matches!(&last, Err(e) if e.kind() == ErrorKind::WouldBlock), "{last:?}");
+}
+
+/// What all tests of this process log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn strangers_write_no_text_and_few_lines_into_the_log() {
+    let log = Log::default();
+    let writer = log.clone();
+    let format = tracing_subscriber::fmt().with_ansi(false);
+    let subscriber = format.with_writer(move || writer.clone()).finish();
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let job = Job::start(Mode::Async);
+    let refusal = Refusal::Other("text\n[ERROR] of an outsider ".repeat(100));
+    let text = encode_refusal(&refusal, 0);
+    let mut forged = header(Kind::Refused, text.len() as u64).encode().to_vec();
+    forged.extend(text);
+    let other_run = Header { run: RunId([b'z'; 16]), ..header(Kind::Hello, 56) };
+    let frames = [forged, other_run.encode().to_vec(), b"GET / HTTP/1.1\r\n".repeat(9)];
+    let mut peers = Vec::new();
+    for bytes in frames.iter().cycle().take(300) {
+        let mut stream = TcpStream::connect(&job.servers[0].address).unwrap();
+        peers.push(format!("peer=\"{}\"", stream.local_addr().unwrap()));
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        // It may be closed before everything is sent.
+        let _ = stream.write_all(bytes);
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    // A refusal is logged after its connection is closed.
+    let give_up = Instant::now() + DEADLINE;
+    let lines = loop {
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let of_strangers = |line: &&str| peers.iter().any(|peer| line.contains(peer));
+        let lines: Vec<String> = log.lines().filter(of_strangers).map(ToOwned::to_owned).collect();
+        if !lines.is_empty() || Instant::now() > give_up {
+            assert!(!log.contains("outsider") && !log.contains("7a7a"), "{log}");
+            break lines;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!((1..=10).contains(&lines.len()), "{lines:?}");
+    assert!(lines.iter().all(|line| line.contains("refused a connection")), "{lines:?}");
 }

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_stream::Stream;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -95,11 +95,12 @@ async fn stage() -> Stage {
     let (sender, sessions) = mpsc::channel(1);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let mut server = edl_net::tls::server(&key()).unwrap();
+    let incoming = edl_net::tls::incoming(listener, &key()).unwrap();
     let mut master = JoinSet::new();
     master.spawn(async move {
-        let service = server.add_service(MasterServer::new(Straw { sessions: sender }));
-        service.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+        let service =
+            edl_net::tls::server().add_service(MasterServer::new(Straw { sessions: sender }));
+        service.serve_with_incoming(incoming).await.unwrap();
     });
     // The address given leads nowhere: the master has moved, and the job's folder says where to.
     std::fs::write(folder.path().join("master.json"), format!(r#"{{"address": "{address}"}}"#))

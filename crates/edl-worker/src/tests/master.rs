@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 /// A hang becomes a failure after this time; nothing depends on it otherwise.
@@ -40,11 +40,10 @@ impl ToyMaster {
         let address = listener.local_addr().unwrap();
         let (sender, sessions) = mpsc::channel(4);
         let service = MasterServer::new(Service(Mutex::new(sender)));
-        let mut server = tls::server(key).unwrap();
+        let incoming = tls::incoming(listener, key).unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
-            let incoming = TcpListenerStream::new(listener);
-            server.add_service(service).serve_with_incoming(incoming).await.unwrap();
+            tls::server().add_service(service).serve_with_incoming(incoming).await.unwrap();
         });
         Self { address, sessions, tasks }
     }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use edl_core::spec::{FieldType as _, LogLevel};
+use edl_core::spec::{FieldType as _, HttpHosts, LogLevel};
 use edl_operator::manifests::{HTTP_PORT, NAMESPACE};
 
 pub(crate) const OPERATOR_EXAMPLES: &str = "\
@@ -31,6 +31,9 @@ pub(crate) struct OperatorArgs {
     /// Port of the web page, /metrics and /healthz; 0 picks a free port
     #[arg(long, value_name = "PORT", default_value_t = HTTP_PORT)]
     pub(crate) http_port: u16,
+    /// Host names of the web page behind an ingress or proxy, separated by commas; * allows any
+    #[arg(long, value_name = "NAMES", default_value = "", hide_default_value = true)]
+    pub(crate) http_hosts: HttpHosts,
     /// Masters run outside the cluster and are not started by the operator
     #[arg(long, hide = true)]
     pub(crate) masters_outside: bool,

@@ -10,7 +10,7 @@ use edl_core::spec::JobSpec;
 use edl_kube::board::Board;
 use edl_kube::note::StatusNote;
 use edl_kube::platform::{self, End};
-use edl_kube::{inside, manifest};
+use edl_kube::{inside, manifest, names};
 use edl_master::Platform;
 use edl_net::proto;
 use tokio::task::JoinSet;
@@ -79,6 +79,7 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         job_dir: job.paths().clone(),
         listen: format!("0.0.0.0:{}", pod.args.master_port),
         http_listen: format!("0.0.0.0:{}", pod.args.http_port),
+        http_hosts: names::hosts(&names::service(&pod.spec.job_name), &pod.namespace),
         key: pod.key_or_new(&client).await?,
         spec,
         resume: was_over,

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::harness::{Home, ended, shipped_as, stderr, tell};
 
 /// Status line, and body.
-fn get(address: &str, path: &str) -> (String, String) {
+pub(crate) fn get(address: &str, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).expect("the master listens");
     stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");

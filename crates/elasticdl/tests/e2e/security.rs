@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Nobody without the job's key gets in, and nobody is disturbed by who tries.
 
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::Value;
 
 use crate::allreduce::exported;
-use crate::harness::{Home, assert_exactly_once, ended, shipped_as, stderr};
+use crate::harness::{Home, Running, assert_exactly_once, ended, shipped_as, signal, stderr};
+use crate::metrics::get;
 
 #[test]
 fn processes_with_the_key_of_another_job_are_refused_and_the_job_continues() {
@@ -101,4 +105,57 @@ fn encryption_does_not_change_a_bit_of_the_result() {
         assert_eq!((encrypted.1, encrypted.2), (false, true), "{name}: {encrypted_mark}");
         assert_eq!(plain.0, encrypted.0, "{name}");
     }
+}
+
+fn pid_of_master(job: &Running) -> i32 {
+    let master = job.instances().into_iter().find(|instance| instance.role == "master");
+    master.expect("a master").pid
+}
+
+/// More half-sent requests than the master can open descriptors.
+#[test]
+fn a_crowd_of_half_sent_requests_does_not_disturb_a_job() {
+    edl_net::open_files::raise_limit();
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let mut job = home.start(
+        "crowded",
+        &[
+            "train",
+            "--job_name=crowded",
+            "--model_def=count",
+            "--model_params=sleep_ms=30",
+            &data,
+            "--minibatch_size=10",
+            "--num_epochs=4",
+        ],
+    );
+    job.wait_until("some training", |status| status["step"].as_u64() > Some(2));
+    // The next master starts with the usual kind of limits: a low one, which it can raise a little.
+    let limit = Rlimit { current: Some(512), maximum: Some(1024) };
+    prlimit(Pid::from_raw(job.pid()), Resource::Nofile, limit).expect("it is ours");
+    signal(pid_of_master(&job), Signal::KILL);
+    let status = job.wait_until("a second master", |status| {
+        status["term"] == 2 && status["step"].as_u64() > Some(2)
+    });
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", pid_of_master(&job)));
+    let limits = limits.expect("limits");
+    let open_files = limits.lines().find(|line| line.starts_with("Max open files"));
+    let raised: Vec<&str> = open_files.expect("it").split_whitespace().skip(3).collect();
+    assert_eq!(raised, ["1024", "1024", "files"]);
+
+    let address = status["http_address"].as_str().expect("an address");
+    let half_sent = || {
+        let mut stream = TcpStream::connect(address).expect("the master listens");
+        // It may be closed already.
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: 127.");
+        stream
+    };
+    let crowd: Vec<TcpStream> = (0..1100).map(|_| half_sent()).collect();
+    assert!(get(address, "/healthz").0.contains("200"));
+    assert!(job.is_running(), "{}", job.log());
+    job.wait_for_success();
+    drop(crowd);
+    assert_exactly_once(&home, "crowded", 4, 1);
+    assert_eq!(home.status("crowded")["term"], 2, "no further master was needed");
 }
