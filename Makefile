@@ -8,7 +8,7 @@ FRAMEWORKS = $(CACHE)/venv-$(shell sha256sum tests/python/requirements-python.tx
 # Made anew for every run: the wheel as a user installs it.
 FRESH = $(CACHE)/venv-wheel
 # What the wheel depends on, so that installing it needs no network.
-NUMPY = $(CACHE)/numpy-$(shell sed -n 's/^numpy==//p' tests/python/requirements-python.txt)
+NUMPY = $(CACHE)/numpy-$(shell sed -n 's/^numpy==//p' tests/python/requirements-python.in)
 # The browser's driver, for the test of the page.
 DRIVER = $(CACHE)/page-$(shell sha256sum tests/page/package-lock.json | cut -c1-12)
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -18,7 +18,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build static dist images wheel test suites test-cluster lint unit page python docs try-install reference fresh bench soak sim mutate verify proto doc deny setup clean help
+.PHONY: build static dist images wheel test suites test-cluster lint unit page python docs try-install reference fresh bench soak sim mutate verify proto requirements doc deny setup clean help
 # What a check misses on this machine: shown at the end of `make test`, and a failure with CI=true.
 skip = printf 'skip\t%s\n' $(1) >> $${ELASTICDL_SKIPS:-/dev/stderr}
 
@@ -76,12 +76,18 @@ $(FRAMEWORKS)/ready: REQUIREMENTS = tests/python/requirements-python.txt
 $(VENV)/ready $(FRAMEWORKS)/ready:
 	rm -rf $(@D)
 	python3 -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQUIREMENTS)
 	touch $@
 
 $(NUMPY)/ready: $(FRAMEWORKS)/ready
-	$(FRAMEWORKS)/bin/pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) $(subst numpy-,numpy==,$(notdir $(@D)))
+	mkdir -p $(@D)
+	awk '/^[^ #]/ { is_numpy = /^numpy==/ } is_numpy' tests/python/requirements-python.txt > $(@D)/requirements.txt
+	$(FRAMEWORKS)/bin/pip download --quiet --disable-pip-version-check --require-hashes --no-deps --dest $(@D) -r $(@D)/requirements.txt
 	touch $@
+
+# They keep the versions that they have; UPGRADE=1 takes the newest ones that the .in files allow.
+requirements: ## Write requirements*.txt from the .in files: all versions, and the hashes of all files
+	@bash tests/requirements.sh $(if $(UPGRADE),--upgrade)
 
 # In the release profile: build scripts and procedural macros are those of the build.
 lint: setup ## Formatting, lints, scripts
