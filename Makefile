@@ -8,7 +8,7 @@ FRAMEWORKS = $(CACHE)/venv-$(shell sha256sum tests/python/requirements-python.tx
 # Made anew for every run: the wheel as a user installs it.
 FRESH = $(CACHE)/venv-wheel
 # What the wheel depends on, so that installing it needs no network.
-NUMPY = $(CACHE)/numpy-$(shell sed -n 's/^numpy==//p' tests/python/requirements-python.txt)
+NUMPY = $(CACHE)/numpy-$(shell sed -n 's/^numpy==//p' tests/python/requirements-python.in)
 # The browser's driver, for the test of the page.
 DRIVER = $(CACHE)/page-$(shell sha256sum tests/page/package-lock.json | cut -c1-12)
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -18,7 +18,7 @@ CARGO ?= cargo
 PROFILE = --release
 
 .DEFAULT_GOAL := build
-.PHONY: build static dist images wheel test suites test-cluster lint unit page python docs try-install reference fresh bench soak sim mutate verify proto doc deny setup clean help
+.PHONY: build static dist images wheel test suites test-cluster lint unit page python docs try-install reference fresh bench soak fuzz sim mutate verify proto requirements doc deny setup clean help
 # What a check misses on this machine: shown at the end of `make test`, and a failure with CI=true.
 skip = printf 'skip\t%s\n' $(1) >> $${ELASTICDL_SKIPS:-/dev/stderr}
 
@@ -76,12 +76,18 @@ $(FRAMEWORKS)/ready: REQUIREMENTS = tests/python/requirements-python.txt
 $(VENV)/ready $(FRAMEWORKS)/ready:
 	rm -rf $(@D)
 	python3 -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $(REQUIREMENTS)
 	touch $@
 
 $(NUMPY)/ready: $(FRAMEWORKS)/ready
-	$(FRAMEWORKS)/bin/pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) $(subst numpy-,numpy==,$(notdir $(@D)))
+	mkdir -p $(@D)
+	awk '/^[^ #]/ { is_numpy = /^numpy==/ } is_numpy' tests/python/requirements-python.txt > $(@D)/requirements.txt
+	$(FRAMEWORKS)/bin/pip download --quiet --disable-pip-version-check --require-hashes --no-deps --dest $(@D) -r $(@D)/requirements.txt
 	touch $@
+
+# They keep the versions that they have; UPGRADE=1 takes the newest ones that the .in files allow.
+requirements: ## Write requirements*.txt from the .in files: all versions, and the hashes of all files
+	@bash tests/requirements.sh $(if $(UPGRADE),--upgrade)
 
 # In the release profile: build scripts and procedural macros are those of the build.
 lint: setup ## Formatting, lints, scripts
@@ -150,13 +156,18 @@ verify: ## Shared memory between workers in every order of events (loom), its un
 		cd crates/edl-net/verify && $(CARGO) +nightly miri test --locked --lib; \
 	else echo "verify: there is no Miri, unsafe reads are not checked"; fi
 
-soak: setup build ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST
+# With libFuzzer where there are cargo-fuzz and a nightly compiler, else with our own mutator.
+fuzz: ## Fuzz every parser for FUZZ_SECS=600 seconds, or one of them: TEST=parquet
+	@bash tests/fuzz.sh $(or $(FUZZ_SECS),600) $(TEST)
+
+soak: setup build ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST, all fuzz targets
 	@bash tests/setup.sh dataset-fashion-mnist
 	SIM_SEEDS=100000 $(CARGO) test $(PROFILE) --locked -p edl-sim --test sim every_job
 	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos -- --test-threads=2
 	$(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e accuracy -- --ignored --nocapture
 	$(VENV)/bin/python -m pytest -q -s tests/cluster/test_makespan.py
 	$(VENV)/bin/python tests/cluster/edl_case.py $(TARGET)/release/elasticdl
+	$(MAKE) --no-print-directory fuzz
 
 # The peers are large: where they cannot be installed, the benchmarks say so and print the rest.
 bench: build ## Print speeds as ratios to peers and to what the machine can do

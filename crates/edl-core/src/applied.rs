@@ -89,6 +89,12 @@ impl AppliedSet {
         self.len() == 0
     }
 
+    /// How many runs of batches it is stored as.
+    #[must_use]
+    pub fn n_runs(&self) -> usize {
+        self.open.values().map(|runs| runs.iter().len()).sum()
+    }
+
     /// The batches of `epoch` that are in, by their index.
     #[must_use]
     pub fn runs(&self, epoch: u32) -> Cow<'_, Runs> {

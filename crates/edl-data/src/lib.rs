@@ -22,7 +22,6 @@ mod schema;
 
 pub mod csv;
 pub mod example;
-pub mod fuzz;
 pub mod generate;
 pub mod idx;
 pub mod import;

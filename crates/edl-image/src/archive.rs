@@ -82,7 +82,18 @@ pub fn read(store: &Store, file: &Path) -> Result<Descriptor, Error> {
     let error = |error| Error::Read(file.into(), error);
     let unpacked = tempfile::tempdir_in(store.root()).map_err(error)?;
     let mut opened = BufReader::new(File::open(file).map_err(error)?);
-    Archive::new(&mut opened).unpack(unpacked.path()).map_err(error)?;
+    for entry in Archive::new(&mut opened).entries().map_err(error)? {
+        let mut entry = entry.map_err(error)?;
+        let kind = entry.header().entry_type();
+        // No tool saves an image so, and a few bytes could fill the disk.
+        if kind.is_gnu_sparse() {
+            return Err(error(io::Error::other("it has a sparse file, which is not supported")));
+        }
+        // Folders are created for the files in them.
+        if !kind.is_dir() {
+            entry.unpack_in(unpacked.path()).map_err(error)?;
+        }
+    }
     read_folder(store, unpacked.path()).map_err(|failed| {
         // The folder is temporary, so the error names the user's file.
         if matches!(failed, Error::NoImage(_)) { Error::NoImage(file.into()) } else { failed }
@@ -105,17 +116,18 @@ pub fn read_folder(store: &Store, folder: &Path) -> Result<Descriptor, Error> {
 }
 
 fn read_layout(store: &Store, folder: &Path, descriptor: &Descriptor) -> Result<Descriptor, Error> {
-    take(store, folder, descriptor)?;
+    let mut descriptor = descriptor.clone();
+    take(store, folder, &descriptor)?;
+    // An index of one image may point to others by platform, but not any deeper.
     if descriptor.is_index() {
-        let path = store.path(&descriptor.digest);
-        let index: Index = read_json(&path)?;
-        let inner = index.for_this_machine().ok_or(store::Error::Platform)?;
-        return read_layout(store, folder, inner);
+        let index: Index = read_json(&store.path(&descriptor.digest))?;
+        descriptor = index.for_this_machine().ok_or(store::Error::Platform)?.clone();
+        take(store, folder, &descriptor)?;
     }
     let manifest: Manifest = read_json(&store.path(&descriptor.digest))?;
     take(store, folder, &manifest.config)?;
     manifest.layers.iter().try_for_each(|layer| take(store, folder, layer))?;
-    Ok(Descriptor { annotations: std::collections::BTreeMap::new(), ..descriptor.clone() })
+    Ok(Descriptor { annotations: std::collections::BTreeMap::new(), ..descriptor })
 }
 
 /// Copies a blob and checks its digest.
@@ -247,6 +259,26 @@ mod tests {
         std::fs::write(folder.join(DOCKER_LIST), r#"[{"Config":"c.json","Layers":[]}]"#).unwrap();
         let error = read_folder(&store, &folder).unwrap_err();
         assert!(matches!(error, Error::Read(..)), "{error:?}");
+    }
+
+    #[test]
+    fn a_sparse_file_is_refused_before_it_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("store")).unwrap();
+        let mut header = header(0);
+        header.set_entry_type(tar::EntryType::GNUSparse);
+        let gnu = header.as_gnu_mut().unwrap();
+        // 16 MiB in a header of 512 bytes.
+        gnu.realsize = *b"00100000000\0";
+        gnu.sparse[0].offset = gnu.realsize;
+        gnu.sparse[0].numbytes = *b"00000000000\0";
+        let mut tar = Builder::new(File::create(dir.path().join("a.tar")).unwrap());
+        tar.append_data(&mut header, "large", io::empty()).unwrap();
+        tar.into_inner().unwrap();
+        let Err(Error::Read(_, error)) = read(&store, &dir.path().join("a.tar")) else {
+            panic!("it was read")
+        };
+        assert!(error.to_string().contains("sparse"), "{error}");
     }
 
     #[test]

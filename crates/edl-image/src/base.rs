@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 use tar::{Archive, EntryType};
@@ -51,10 +51,19 @@ impl Paths {
         for layer in &manifest.layers {
             let path = store.path(&layer.digest);
             let file = File::open(&path).map_err(|error| Error::Read(path.clone(), error))?;
-            let reader = unpacked(layer, BufReader::new(file))?;
-            paths.add(reader).map_err(|error| Error::Read(path, error))?;
+            paths.add_layer(layer, BufReader::new(file), &path)?;
         }
         Ok(paths)
+    }
+
+    /// Adds the names in the bytes of a layer; `path` is for the message of an error.
+    pub fn add_layer(
+        &mut self,
+        layer: &Descriptor,
+        bytes: impl Read,
+        path: &Path,
+    ) -> Result<(), Error> {
+        self.add(unpacked(layer, bytes)?).map_err(|error| Error::Read(path.into(), error))
     }
 
     pub(crate) fn has_folder(&self, path: &str) -> bool {

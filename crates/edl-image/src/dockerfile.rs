@@ -43,29 +43,40 @@ pub enum Error {
     Line { line: usize, text: String, why: &'static str },
 }
 
+/// The most text that all variables of a file may be replaced with. A line can use the one before
+/// twice, so without a limit 40 lines would fill the memory.
+const MAX_EXPANDED: usize = 1 << 16;
+const TOO_LONG: &str = "the values of its variables are too long";
+
 /// Reads a Dockerfile; `args` win over the defaults of its ARG lines.
 pub fn parse(text: &str, args: &BTreeMap<String, String>) -> Result<Dockerfile, Error> {
     let mut variables = BTreeMap::new();
     let mut base = None;
     let mut steps = Vec::new();
+    let mut left = MAX_EXPANDED;
     for (line, text) in lines(text) {
         let error = |why| Error::Line { line, text: text.clone(), why };
         let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((&text, ""));
         let rest = rest.trim();
-        let expanded = || expand(rest, &variables);
+        let mut expanded = |text: &str| {
+            let expanded = expand(text, &variables, left).ok_or_else(|| error(TOO_LONG))?;
+            left = left.saturating_sub(expanded.len().saturating_sub(text.len()));
+            Ok::<_, Error>(expanded)
+        };
         let needed = || Step::Run(Needed { line, text: text.clone() });
         let step = match word.to_ascii_uppercase().as_str() {
             "ARG" => {
                 let (name, default) = rest.split_once('=').unwrap_or((rest, ""));
                 let known = variables.get(name).cloned().unwrap_or_default();
-                let default = words(&expand(default, &variables)).concat();
+                let default = words(&expanded(default)?).concat();
                 let default = if default.is_empty() { known } else { default };
                 let value = args.get(name).cloned().unwrap_or(default);
                 variables.insert(name.to_owned(), value);
                 continue;
             }
             "FROM" if base.is_none() => {
-                let image = words(&expanded()).into_iter().find(|word| !word.starts_with("--"));
+                let image =
+                    words(&expanded(rest)?).into_iter().find(|word| !word.starts_with("--"));
                 base = Some(image.ok_or_else(|| error("FROM requires an image"))?);
                 continue;
             }
@@ -73,7 +84,7 @@ pub fn parse(text: &str, args: &BTreeMap<String, String>) -> Result<Dockerfile, 
             "FROM" | "RUN" | "ADD" => needed(),
             "COPY" if rest.starts_with("--") || rest.starts_with('[') => needed(),
             "COPY" => {
-                let mut sources = words(&expanded());
+                let mut sources = words(&expanded(rest)?);
                 let target = sources.pop().filter(|_| !sources.is_empty());
                 Step::Copy {
                     target: target.ok_or_else(|| error("COPY requires SOURCE TARGET"))?,
@@ -81,18 +92,19 @@ pub fn parse(text: &str, args: &BTreeMap<String, String>) -> Result<Dockerfile, 
                 }
             }
             "ENV" => {
-                let pairs = pairs(&expanded()).ok_or_else(|| error("ENV requires NAME=VALUE"))?;
+                let pairs =
+                    pairs(&expanded(rest)?).ok_or_else(|| error("ENV requires NAME=VALUE"))?;
                 variables.extend(pairs.iter().cloned());
                 Step::Env(pairs)
             }
-            "LABEL" => {
-                Step::Label(pairs(&expanded()).ok_or_else(|| error("LABEL requires NAME=VALUE"))?)
-            }
-            "USER" => Step::User(expanded()),
-            "WORKDIR" => Step::WorkingDir(expanded()),
+            "LABEL" => Step::Label(
+                pairs(&expanded(rest)?).ok_or_else(|| error("LABEL requires NAME=VALUE"))?,
+            ),
+            "USER" => Step::User(expanded(rest)?),
+            "WORKDIR" => Step::WorkingDir(expanded(rest)?),
             "ENTRYPOINT" => Step::Entrypoint(command(rest)),
             "CMD" => Step::Cmd(command(rest)),
-            "EXPOSE" => Step::Expose(words(&expanded())),
+            "EXPOSE" => Step::Expose(words(&expanded(rest)?)),
             _ => needed(),
         };
         if base.is_none() {
@@ -132,8 +144,8 @@ fn lines(text: &str) -> Vec<(usize, String)> {
     joined
 }
 
-/// Replaces `$NAME`, `${NAME}` and `${NAME:-default}`.
-fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
+/// Replaces `$NAME`, `${NAME}` and `${NAME:-default}`; none if that adds more than `most` bytes.
+fn expand(text: &str, variables: &BTreeMap<String, String>, most: usize) -> Option<String> {
     let value = |name: &str| variables.get(name).map_or("", String::as_str);
     let mut result = String::new();
     let mut rest = text;
@@ -154,9 +166,12 @@ fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
             "" => result.push_str(default),
             value => result.push_str(value),
         }
+        if result.len() > text.len() + most {
+            return None;
+        }
         rest = &after[end..];
     }
-    result + rest
+    Some(result + rest)
 }
 
 /// Splits at white space outside quotes.
@@ -233,6 +248,17 @@ mod tests {
             ["FROM a\nFROM b", "FROM a\nADD x /", "FROM a\nCOPY --from=b x /", "FROM a\nSHELL x"]
         {
             assert_eq!(parsed(text).needs_tool().unwrap().line, 2, "{text}");
+        }
+    }
+
+    #[test]
+    fn variables_that_grow_without_end_are_refused() {
+        for keyword in ["ARG", "ENV"] {
+            let text = format!("FROM a\n{keyword} A=0123456789abcdef\n");
+            let error =
+                parse(&(text + &format!("{keyword} A=$A$A\n").repeat(40)), &BTreeMap::new());
+            let error = error.unwrap_err().to_string();
+            assert!(error.ends_with("the values of its variables are too long"), "{error}");
         }
     }
 

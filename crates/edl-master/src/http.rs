@@ -168,12 +168,16 @@ struct ChaosBody {
 }
 
 async fn chaos(State(shared): App, request: ChangeRequest<ChaosBody>) -> Response {
-    let ChangeRequest { body: ChaosBody { role, id, how, millis, factor }, from } = request;
-    let role = role.into();
-    let request = proto::ChaosRequest { role, id, how, millis, factor };
-    match convert::chaos(&request) {
+    match request.body.event() {
         Ok(event) => shared.request(event).await,
-        Err(status) => refused(&service::refuse(from, status)),
+        Err(status) => refused(&service::refuse(request.from, status)),
+    }
+}
+
+impl ChaosBody {
+    fn event(self) -> Result<Event, Status> {
+        let Self { role, id, how, millis, factor } = self;
+        convert::chaos(&proto::ChaosRequest { role: role.into(), id, how, millis, factor })
     }
 }
 
@@ -211,15 +215,23 @@ impl<T: for<'a> Deserialize<'a>> FromRequest<Arc<Shared>> for ChangeRequest<T> {
         let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
         let from = service::sender(address.map(|address| address.0));
         let body = Bytes::from_request(request, shared).await.map_err(|error| unread(&error));
-        let parsed = body.and_then(|body| {
-            let invalid = |error| Status::invalid_argument(format!("invalid request: {error}"));
-            serde_json::from_slice(&body).map_err(invalid)
-        });
-        match parsed {
+        match body.and_then(|body| parse(&body)) {
             Ok(body) => Ok(Self { body, from }),
             Err(why) => Err(refused(&service::refuse(from, why))),
         }
     }
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Status> {
+    let invalid = |error| Status::invalid_argument(format!("invalid request: {error}"));
+    serde_json::from_slice(body).map_err(invalid)
+}
+
+/// Reads bytes as the body of each request.
+pub(crate) fn parse_bodies(body: &[u8]) {
+    drop(parse::<Scale>(body));
+    drop(parse::<Stop>(body));
+    drop(parse::<ChaosBody>(body).and_then(ChaosBody::event));
 }
 
 impl Shared {

@@ -10,6 +10,7 @@ mod commands;
 mod data;
 mod engine;
 mod evaluation;
+pub mod fuzz;
 mod history;
 mod http;
 mod journal;

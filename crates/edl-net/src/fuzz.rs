@@ -1,10 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Entry points for fuzzers: foreign bytes must be refused, never believed and never a panic.
 
+use std::io::{self, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use edl_core::id::{BatchId, Generation, RunId};
+use edl_tensor::push::Body;
+
+use crate::data::server::{self, PullRequest, PushRequest};
+use crate::data::session::{Connection, Party};
 use crate::frame::{
     HEADER_LEN, Header, Kind, PieceHead, PullHead, PushHead, decode_refusal, encode_refusal,
 };
-use crate::handshake::{Challenge, Hello, Join};
+use crate::handshake::{Challenge, ClientId, Hello, Join, Role};
+use crate::key::JobKey;
+use crate::wire::Stream;
+
+const RUN: RunId = RunId([7; 16]);
+const GENERATION: Generation = Generation(2);
+/// What the client of [`relay`] sends after the handshake: one partition, no tables, two numbers.
+const PUSHED: [f32; 2] = [0.5, -2.0];
+/// The most that a stranger sends.
+const MAX_SENT: usize = 1 << 14;
+/// Short: a peer that waits for bytes that never come is not worth a fuzzer's time.
+const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Reads `bytes` as one frame, as a peer would.
 pub fn frame(bytes: &[u8]) {
@@ -72,4 +95,99 @@ pub fn frame(bytes: &[u8]) {
         | Kind::Summed
         | Kind::Waiting => {}
     }
+}
+
+/// A peer without the key sends `bytes` and closes. Neither half of a handshake accepts them.
+pub fn stranger(bytes: &[u8]) {
+    let key = JobKey::from_bytes([3; 32]);
+    let accept = |run| server::accept(Arc::new(sent(bytes)), &key, run);
+    assert!(accept(Some(RUN)).is_err(), "a stranger was let in");
+    assert!(accept(None).is_err(), "nothing is served yet");
+    let dialed = party(&key).dial(sent(bytes), Role::Push, ClientId([5; 16]));
+    assert!(dialed.is_err(), "a stranger passed for a server");
+}
+
+/// Client and server hold the key, and `bytes` say how the connection between them is tampered with:
+/// four bytes for every change, which are direction and kind, place (two bytes) and value. What
+/// arrives is what was sent, or an error.
+pub fn relay(bytes: &[u8]) {
+    let key = JobKey::from_bytes([3; 32]);
+    let ((client, client_end), (server_end, server)) = (pair(), pair());
+    let stream = |end: UnixStream| Stream::unix(end).expect("a fresh socket can be set up");
+    let (client, server) = (stream(client), Arc::new(stream(server)));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let dialed = party(&key).dial(client, Role::Push, ClientId([5; 16]));
+            let mut connection = dialed.ok()?;
+            let floats: &[u8] = bytemuck::cast_slice(&PUSHED);
+            let head = push_head().encode();
+            connection
+                .sender
+                .send(Kind::Push, GENERATION, BatchId::default(), &[&head, floats])
+                .ok()
+        });
+        scope.spawn(|| forward(&client_end, &server_end, bytes, 0));
+        scope.spawn(|| forward(&server_end, &client_end, bytes, 1));
+        if let Ok(mut connection) = party(&key).accept(server) {
+            check_push(&mut connection);
+        }
+    });
+}
+
+fn push_head() -> PushHead {
+    PushHead { n_dense: PUSHED.len(), ..PushHead::default() }
+}
+
+/// A push that arrives is the one that was sent, and the only one.
+fn check_push(connection: &mut Connection) {
+    let Ok(push) = PushRequest::read(&mut connection.receiver, Body::default()) else { return };
+    assert_eq!(push.generation, GENERATION, "the header of a push has changed");
+    assert_eq!(push.head, push_head(), "the head of a push has changed");
+    assert_eq!(push.body.dense, PUSHED, "the numbers of a push have changed");
+    let again = PullRequest::default().read(&mut connection.receiver);
+    assert!(again.is_err(), "nothing more was sent");
+}
+
+fn party(key: &JobKey) -> Party<'_> {
+    Party { key, run: RUN, timeout: PATIENCE, patience: PATIENCE }
+}
+
+fn pair() -> (UnixStream, UnixStream) {
+    UnixStream::pair().expect("a process may have a few sockets")
+}
+
+/// A connection whose peer has sent `bytes` and hung up.
+fn sent(bytes: &[u8]) -> Stream {
+    let (mut peer, ours) = pair();
+    // No more than a socket holds while nobody reads.
+    let _ = peer.write_all(&bytes[..bytes.len().min(MAX_SENT)]);
+    Stream::unix(ours).expect("a fresh socket can be set up")
+}
+
+/// Passes bytes on, with the changes for this direction, until one end closes.
+fn forward(mut from: &UnixStream, mut to: &UnixStream, changes: &[u8], direction: u8) {
+    let mut at = 0_usize;
+    let mut buffer = [0; 4096];
+    let mut pass_on = || -> io::Result<bool> {
+        let n = from.read(&mut buffer)?;
+        let mut passed = buffer[..n].to_vec();
+        for [kind, low, high, value] in changes.as_chunks().0 {
+            let place = usize::from(u16::from_le_bytes([*low, *high])).wrapping_sub(at);
+            if kind & 1 != direction || place >= passed.len() {
+                continue;
+            }
+            match kind >> 1 & 3 {
+                0 | 1 => passed[place] ^= value,
+                2 => passed.truncate(place),
+                _ => passed.insert(place, *value),
+            }
+        }
+        at += n;
+        to.write_all(&passed)?;
+        Ok(n > 0 && passed.len() >= n)
+    };
+    while pass_on().unwrap_or(false) {}
+    // Whoever waits for more learns that nothing will come.
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
 }

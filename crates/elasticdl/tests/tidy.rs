@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// What each crate may depend on. Processes never depend on each other; only the zoo knows the
 /// engine; the core knows nobody.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("edl-core", &[]),
     ("edl-image", &[]),
     ("edl-page", &[]),
@@ -22,6 +22,20 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("edl-worker", &["edl-core", "edl-data", "edl-net", "edl-tensor"]),
     ("edl-sim", &["edl-core", "edl-net", "edl-tensor"]),
     ("edl-zoo", &["edl-core", "edl-tensor"]),
+    (
+        "edl-fuzz",
+        &[
+            "edl-core",
+            "edl-data",
+            "edl-image",
+            "edl-kube",
+            "edl-master",
+            "edl-net",
+            "edl-operator",
+            "edl-sched",
+            "edl-tensor",
+        ],
+    ),
     ("edl-python", &["edl-core", "edl-data", "edl-tensor", "edl-worker", "elasticdl"]),
     (
         "elasticdl",

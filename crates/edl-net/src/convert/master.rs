@@ -21,6 +21,9 @@ use crate::proto::{self, PsCommand, WorkerCommand, ps_command, ps_message};
 use crate::proto::{worker_command, worker_message};
 
 const UNKNOWN_KIND: &str = "unknown kind of message; run the same build everywhere";
+/// The most runs of applied batches in one message: thousands of partitions, with thousands of workers
+/// in between. A set is sent as its difference from the one before, so a few bytes can repeat all runs.
+const MAX_RUNS: usize = 1 << 24;
 const SECOND_HELLO: &str = "a hello must be the first message of a stream";
 
 /// What a worker reports, unless it makes no sense.
@@ -172,10 +175,23 @@ pub fn ps_hello(hello: proto::PsHello) -> Result<Event, Status> {
 }
 
 fn partition_states(sets: Vec<proto::PartitionSet>) -> Result<Vec<PartitionState>, Status> {
+    states_within(sets, MAX_RUNS)
+}
+
+fn states_within(
+    sets: Vec<proto::PartitionSet>,
+    max_runs: usize,
+) -> Result<Vec<PartitionState>, Status> {
     let mut before: Option<AppliedSet> = None;
+    let mut n_runs = 0;
     let state = |set: proto::PartitionSet| {
         let applied = AppliedSet::from_bytes(&set.applied, before.as_ref())
             .ok_or_else(|| Status::invalid_argument("cannot parse a set of applied batches"))?;
+        n_runs += applied.n_runs();
+        if n_runs > max_runs {
+            let why = format!("the sets of applied batches have more than {max_runs} runs");
+            return Err(Status::invalid_argument(why));
+        }
         before = Some(applied.clone());
         let partition = PartitionId(set.partition);
         Ok(PartitionState { partition, applied, updates: set.updates, n_rows: set.n_rows })
@@ -320,5 +336,24 @@ impl Encoder<'_> {
         let spec = &self.job.config().spec;
         let within_task = f64::from(spec.task_timeout_secs.max(1)) / 4.0;
         (spec.heartbeat_timeout_secs / 5.0).min(within_task).min(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_that_repeat_too_many_runs_are_refused() {
+        let mut set = AppliedSet::new(10);
+        for index in [1, 3, 5] {
+            set.insert(BatchId { epoch: 0, index });
+        }
+        let sets = [set.to_bytes(None), set.to_bytes(Some(&set)), set.to_bytes(Some(&set))];
+        let sets = sets.map(|applied| proto::PartitionSet { applied, ..Default::default() });
+        let states = states_within(sets.to_vec(), 9).unwrap();
+        assert!(states.iter().all(|state| state.applied == set));
+        let error = states_within(sets.to_vec(), 8).unwrap_err();
+        assert!(error.message().contains("more than 8 runs"), "{error}");
     }
 }

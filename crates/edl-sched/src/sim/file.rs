@@ -132,8 +132,9 @@ pub struct Invalid(String);
 /// The scenario of a description.
 /// Fails if a value is impossible.
 pub fn scenario(name: &str, description: &Description, seed: u64) -> Result<Scenario, Invalid> {
-    check_names(description)?;
+    // First: names are counted one by one.
     check_size(description)?;
+    check_names(description)?;
     let queues: Vec<&str> = description.queues.iter().map(|queue| queue.name.as_str()).collect();
     let teams = description.queues.iter().zip(1..).map(|(team, id)| team.queue(id));
     let scenario = Scenario {
@@ -161,7 +162,7 @@ fn check_names(description: &Description) -> Result<(), Invalid> {
     let jobs = description
         .jobs
         .iter()
-        .flat_map(|jobs| (0..jobs.count.min(MAX_JOBS)).map(|which| ("job", jobs.name_of(which))));
+        .flat_map(|jobs| (0..jobs.count).map(|which| ("job", jobs.name_of(which))));
     let mut seen = BTreeSet::new();
     for (kind, name) in queues.chain(services).chain(jobs) {
         if !seen.insert((kind, name.clone())) {

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Writes every requirements.txt from the .in file beside it: the versions of all dependencies, for
+# all platforms and Python 3.11 or later, with the hashes of all their files in the package index. Versions that a
+# .txt file has are kept, unless its .in file asks for others; `requirements.sh --upgrade` takes the
+# newest ones.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+python3 -m venv "$folder"
+"$folder/bin/pip" install --quiet --disable-pip-version-check --require-hashes -r tests/python/requirements-uv.txt
+for file in tests/python/requirements*.in docker/requirements.in crates/edl-tensor/tests/reference/requirements.in; do
+  "$folder/bin/uv" pip compile --quiet --universal --python-version=3.11 --generate-hashes --emit-build-options \
+    --only-binary=:all: --custom-compile-command="make requirements" "$@" --output-file="${file%.in}.txt" "$file"
+done
