@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use edl_core::activity::WaitingFor;
-use edl_core::exit::Exit;
 use edl_core::id::{BatchId, LeaseId};
 use edl_core::metric::{Measures, Metric};
 use edl_core::platform::Ended;
@@ -156,9 +155,7 @@ impl Trainer {
             }
             Done::Computed(_) if control.is_stuck => return,
             Done::Computed(item) => {
-                if context.kernel.chance(context.scenario.crashes) {
-                    context.kernel.count("crashes");
-                    context.exit = Some(Exit::Panicked.into());
+                if context.crashes() {
                     return;
                 }
                 let result = self.compute(context, item);
