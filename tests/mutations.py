@@ -312,4 +312,86 @@ MUTATIONS = [
         "skipped: skipped.clone(),",
         "skipped: if MUTANT { BTreeSet::new() } else { skipped.clone() },",
     ),
+    Mutation(
+        "forget the skipped batches when the store is rebuilt",
+        f"{CORE}/job/durable.rs",
+        "self.skipped.extend(skipped);",
+        "if !MUTANT {\n                self.skipped.extend(skipped);\n            }",
+    ),
+    # What is on disk, and when.
+    Mutation(
+        "save the state after other processes have learned of it",
+        f"{CORE}/job.rs",
+        "let effects = std::mem::take(&mut self.effects);",
+        "let mut effects = std::mem::take(&mut self.effects);\n"
+        "        if MUTANT {\n"
+        "            effects.sort_by_key(|effect| *effect == Effect::Persist);\n"
+        "        }",
+    ),
+    Mutation(
+        "record a checkpoint before its manifest is written",
+        f"{CORE}/job/checkpointing.rs",
+        "                    files,\n                });\n",
+        "                    files,\n                });\n"
+        "                if MUTANT {\n"
+        "                    self.committed(checkpoint, now);\n"
+        "                }\n",
+    ),
+    Mutation(
+        "load a file that differs from its checksum",
+        f"{TENSOR}/checkpoint.rs",
+        "Ok((_, checksum)) if checksum_text(checksum) != entry.checksum => {",
+        "Ok((_, checksum)) if !MUTANT && checksum_text(checksum) != entry.checksum => {",
+    ),
+    Mutation(
+        "write a checkpoint of another generation on a worker",
+        f"{CORE}/member/checkpoint.rs",
+        "if *generation != state.generation {",
+        "if !MUTANT && *generation != state.generation {",
+    ),
+    # Which batches are applied.
+    Mutation(
+        "join runs of batches across a gap",
+        f"{CORE}/runs.rs",
+        "Some(run) if number == run.end => start = run.start,",
+        "Some(run) if number == run.end + u32::from(MUTANT) => start = run.start,",
+    ),
+    Mutation(
+        "read the difference of two applied sets as an addition",
+        f"{CORE}/applied/bytes.rs",
+        "let runs = open.remove(&epoch).unwrap_or_default().xor(&changed);",
+        "let before = open.remove(&epoch).unwrap_or_default();\n"
+        "            let runs = if MUTANT { before.or(&changed) } else { before.xor(&changed) };",
+    ),
+    Mutation(
+        "keep early reports of batches when the servers load",
+        f"{CORE}/job/recovery.rs",
+        "self.assignments.forget_early();",
+        "if !MUTANT {\n            self.assignments.forget_early();\n        }",
+    ),
+    # Frozen workers, and what does not count.
+    Mutation(
+        "never use a worker again that was frozen",
+        f"{CORE}/job/roster.rs",
+        "(self.last_heard, self.pinged, self.is_frozen) = (now, None, false);",
+        "(self.last_heard, self.pinged) = (now, None);\n        self.is_frozen &= MUTANT;",
+    ),
+    Mutation(
+        "keep the world of a frozen worker",
+        f"{CORE}/job/frozen.rs",
+        "world.map(|world| steps.worlds_mut().broken(world));",
+        "world.filter(|_| !MUTANT).map(|world| steps.worlds_mut().broken(world));",
+    ),
+    Mutation(
+        "count an evaluation of a state that does not count",
+        f"{CORE}/job/work.rs",
+        "generation != self.durable.generation || !self.is_holding(worker)",
+        "!MUTANT && (generation != self.durable.generation || !self.is_holding(worker))",
+    ),
+    Mutation(
+        "train past a barrier",
+        f"{CORE}/job/step_control.rs",
+        "end.min(n_done.saturating_add(self.ahead))",
+        "end.saturating_add(u64::from(MUTANT)).min(n_done.saturating_add(self.ahead))",
+    ),
 ]

@@ -21,7 +21,7 @@ impl Site {
         self.n_faults_left -= 1;
         let delay = self.kernel.between(0, 2 * self.scenario.fault_every_ms);
         self.kernel.schedule(SITE, delay, Timer::Site(SiteTimer::Fault));
-        match self.kernel.rng.below(31) {
+        match self.kernel.rng.below(32) {
             0..=2 => self.kill_any(Role::Worker, "worker killed"),
             3 | 4 => self.kill_any(Role::Ps, "server killed"),
             5 | 6 => self.kill_furthest(),
@@ -50,6 +50,7 @@ impl Site {
             27 => self.dismiss_all(),
             28 => self.stop_job(),
             29 => self.isolate(),
+            30 => self.double_server(),
             _ => self.get_stuck(),
         }
     }
@@ -196,6 +197,14 @@ impl Site {
             && let Some(other) = others.first()
         {
             self.kill(*other);
+        }
+    }
+
+    /// A user starts a process for a slot that has one. The platform does not know it.
+    fn double_server(&mut self) {
+        if let Some((instance, _)) = self.any(Role::Ps) {
+            self.log_fault("server started twice", &instance.to_string());
+            self.start_server(instance.id);
         }
     }
 

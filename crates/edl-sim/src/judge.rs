@@ -174,9 +174,19 @@ impl Judge {
         assert!(is_exact, "version {} is {found}, not {expected}", evaluated.version);
     }
 
-    /// The model that was kept as the best one is one that was evaluated as such.
-    pub(crate) fn ended(&self, disk: &Disk, job: &Job) {
+    /// The model that was kept as the best one is one that was evaluated as such, and the batches
+    /// that are known as skipped are those that were.
+    pub(crate) fn ended(&self, scenario: &Scenario, disk: &Disk, job: &Job) {
         let durable = job.durable();
+        let skipped = scenario.skipped().map(|step| (step, job.ledger().batch_at(step)));
+        // Before the end of a job, the batch may be missing among those that are done.
+        let is_known = |(step, batch)| {
+            let is_trained = durable.end == Some(End::Succeeded) && step < job.ledger().n_done();
+            !is_trained || durable.skipped.contains(&batch)
+        };
+        assert!(skipped.is_none_or(is_known), "{skipped:?} is missing among the skipped batches");
+        let mut others = durable.skipped.iter().filter(|it| skipped.map(|(_, b)| b) != Some(**it));
+        assert_eq!(others.next(), None, "a batch was skipped that is finite");
         let Some(best) = durable.best.as_ref().filter(|_| job.worlds().is_some()) else { return };
         let version = disk.manifest(best).expect("the best model is there").version;
         let best: BTreeSet<u64> =

@@ -32,9 +32,9 @@ pub(crate) struct Master {
     workers: BTreeMap<WorkerId, ConnId>,
     servers: BTreeMap<PsId, ConnId>,
     pub(crate) ended: Option<End>,
-    /// Effects that wait until the state is saved, and events that came meanwhile.
+    /// Effects that wait until the state is saved, and what came meanwhile.
     held: VecDeque<Effect>,
-    early: VecDeque<Event>,
+    early: VecDeque<Action>,
 }
 
 /// Who is at the other end of a stream.
@@ -80,6 +80,9 @@ impl Master {
     }
 
     pub(crate) fn act(&mut self, context: &mut Context<'_>, action: Action) {
+        if !self.held.is_empty() && !continues_meanwhile(&action) {
+            return self.early.push_back(action);
+        }
         match action {
             Action::Deliver { conn, purpose, message: Message::Control(bytes), .. } => {
                 match purpose {
@@ -142,10 +145,11 @@ impl Master {
             }
             let event = convert::ps_hello(hello).expect("it can be read");
             self.handle(context, event);
-            // A master that dies at that point may leave no trace of it.
+            // A master that dies before that is saved leaves no trace of it.
             if let Some(Peer::Ps(_, old)) = evicted
                 && old != incarnation
                 && context.exit.is_none()
+                && self.held.is_empty()
             {
                 context.judge.evicted(pid_of(old), pid_of(incarnation));
             }
@@ -205,9 +209,7 @@ impl Master {
             return;
         }
         if !self.held.is_empty() {
-            if event != Event::Tick {
-                self.early.push_back(event);
-            }
+            assert_eq!(event, Event::Tick, "everything else waits");
             return;
         }
         let now = self.clock.now(context.kernel);
@@ -268,9 +270,10 @@ impl Master {
             }
         }
         while self.held.is_empty()
-            && let Some(event) = self.early.pop_front()
+            && context.exit.is_none()
+            && let Some(action) = self.early.pop_front()
         {
-            self.handle(context, event);
+            self.act(context, action);
         }
         self.handle(context, Event::Tick);
     }
@@ -350,7 +353,7 @@ impl Master {
                 context.kernel.note(context.pid, note.kind.name(), &note.text);
             }
             Effect::Ended(end) => {
-                context.judge.ended(context.disk, &self.job);
+                context.judge.ended(context.scenario, context.disk, &self.job);
                 context.exit = Some(end.exit().into());
                 self.ended = Some(end);
             }
@@ -404,6 +407,17 @@ impl Master {
     fn encode<T>(&self, encode: impl FnOnce(&convert::Encoder<'_>) -> T) -> T {
         let path = |folder: &str, _| folder.to_owned();
         encode(&convert::Encoder { job: &self.job, path: &path })
+    }
+}
+
+/// Whether something happens although the master waits until its state is saved.
+fn continues_meanwhile(action: &Action) -> bool {
+    match action {
+        Action::Deliver { .. } | Action::Broken { .. } => false,
+        Action::Timer(Timer::Master(timer)) => {
+            matches!(**timer, MasterTimer::Save | MasterTimer::Commit { .. })
+        }
+        Action::Timer(_) => true,
     }
 }
 

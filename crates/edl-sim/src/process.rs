@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A process on the simulated site: a shell around a real machine.
 
+use edl_core::exit::Exit;
 use edl_core::platform::Ended;
 use edl_core::time::Time;
 
@@ -14,6 +15,9 @@ use crate::network::{ConnId, Open, Purpose};
 use crate::scenario::Scenario;
 use crate::server::{self, Server};
 use crate::worker::{self, Worker};
+
+/// Workers that crash at most.
+const MAX_CRASHES: u64 = 8;
 
 pub(crate) enum Process {
     Master(Box<Master>),
@@ -49,6 +53,18 @@ impl Context<'_> {
 
     pub(crate) fn connect(&mut self, to: Pid, purpose: Purpose) -> ConnId {
         self.kernel.connect(Open { from: self.pid, to, purpose })
+    }
+
+    /// Whether a worker crashes now. After some crashes it never does: else a job that saves no
+    /// checkpoints might never end.
+    pub(crate) fn crashes(&mut self) -> bool {
+        let n_before = self.kernel.counts.get("crashes").copied().unwrap_or(0);
+        let crashes = n_before < MAX_CRASHES && self.kernel.chance(self.scenario.crashes);
+        if crashes {
+            self.kernel.count("crashes");
+            self.exit = Some(Exit::Panicked.into());
+        }
+        crashes
     }
 
     pub(crate) fn after(&mut self, low_ms: u64, high_ms: u64, timer: Timer) {

@@ -37,6 +37,8 @@ pub struct Scenario {
     pub step_ms: u64,
     pub read_ms: u64,
     pub apply_ms: u64,
+    /// How long a member reads the sums of the others at most.
+    pub reduce_ms: u64,
     /// The same for a minibatch of the validation data, and for the file of a partition.
     pub eval_ms: u64,
     pub write_ms: u64,
@@ -46,6 +48,9 @@ pub struct Scenario {
 
 /// Short enough to end often while a member computes.
 const SHORT_SILENCE_MS: u64 = 1200;
+
+/// Long enough for a checkpoint of a far step to take longer than its time limit.
+const LONG_STEP_MS: u64 = 1000;
 
 /// Small numbers from one seed.
 struct Draw(Rng);
@@ -92,7 +97,7 @@ impl Scenario {
         let n_lanes = if spec.is_allreduce() { u64::from(spec.n_lanes()) } else { 1 };
         let n_steps = u64::from(spec.plan(self.n_records).n_batches() * spec.num_epochs);
         let evaluation_ms = self.n_validation_records * self.eval_ms;
-        let lanes_ms = n_lanes * (self.step_ms + self.apply_ms);
+        let lanes_ms = n_lanes * (self.step_ms + self.apply_ms) + self.reduce_ms;
         Duration::from_millis(n_steps * (lanes_ms + evaluation_ms + self.write_ms))
     }
 
@@ -190,13 +195,15 @@ impl Scenario {
             step_ms: u64::from(draw.small(1, 40)),
             read_ms: draw.one_of(&[0, 1, 10]),
             apply_ms: draw.one_of(&[1, 4, 60]),
+            reduce_ms: draw.one_of(&[1, 1, 100]),
             eval_ms: draw.one_of(&[5, 40, 400]),
             write_ms: draw.one_of(&[10, 150, 1000]),
             slow_messages: draw.one_of(&[20, 20, 150]),
             spec,
         };
         match draw.small(0, 15) {
-            0 => scenario.undisturbed(),
+            0 => Self { step_ms: draw.one_of(&[scenario.step_ms, LONG_STEP_MS]), ..scenario }
+                .undisturbed(),
             // A member that computes for long seems silent to the others.
             1 | 2 => Self { step_ms: u64::from(draw.small(40, 300)), ..scenario },
             _ => scenario,
@@ -219,7 +226,8 @@ fn common_spec(seed: u64, draw: &mut Draw) -> JobSpec {
         checkpoint_secs: draw.one_of(&[0, 1, 2]),
         keep_checkpoint_max: draw.small(1, 4),
         task_timeout_secs: 8,
-        heartbeat_timeout_secs: 2.0,
+        // Where it is long, a frozen worker often comes back while the others train on without it.
+        heartbeat_timeout_secs: draw.one_of(&[2.0, 2.0, 8.0]),
         // Faults must not fail a job that a person would let continue.
         relaunch_on_worker_failure: 1_000_000,
         max_batch_failures: 1_000_000,

@@ -77,6 +77,7 @@ impl Script {
             n_records,
             n_validation_records,
             step_ms: STEP_MS,
+            reduce_ms: 0,
             eval_ms: STEP_MS,
             write_ms: WRITE_MS,
             slow_messages: SLOW_MESSAGES,
@@ -210,6 +211,12 @@ impl Script {
         let pid = self.pid(instance);
         assert!(self.site.forget(pid, Ended::NodeLost, 1000), "{instance} was known");
         pid
+    }
+
+    /// Starts another process for the slot of a server.
+    pub fn start_twice(&mut self, server: InstanceId) -> u32 {
+        assert_eq!(server.role, Role::Ps, "{server} is no server");
+        self.site.start_server(server.id)
     }
 
     /// Another master is started beside this one, which the others cannot reach any more.

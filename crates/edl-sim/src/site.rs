@@ -186,6 +186,11 @@ impl Site {
         pid
     }
 
+    /// Starts a server that the platform does not know.
+    pub(crate) fn start_server(&mut self, id: u32) -> Pid {
+        self.start(|context| Process::Server(Box::new(Server::start(id, context))))
+    }
+
     fn start_as(&mut self, pid: Pid, make: impl FnOnce(&mut Context<'_>) -> Process) {
         let (processes, mut context) = self.split(pid);
         let process = make(&mut context);

@@ -17,7 +17,7 @@ use edl_sim::{Outcome, Scenario, Site};
 const N_SEEDS: u64 = 2000;
 
 /// What some job must meet, or the simulation proves little: faults, and how machines answer.
-const MET: [&str; 50] = [
+const MET: [&str; 51] = [
     "all connections broken",
     "all workers dismissed",
     "checkpoint",
@@ -51,6 +51,7 @@ const MET: [&str; 50] = [
     "scaled by the user",
     "server frozen",
     "server killed",
+    "server started twice",
     "stop requested",
     "stopped because of a loss",
     "stopped by the user",

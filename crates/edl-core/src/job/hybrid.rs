@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use super::strategy::Strategy;
 use super::{End, EventKind, Job, LoadFrom};
 use crate::id::{WorkerId, WorldId};
 use crate::time::Time;
@@ -60,6 +61,17 @@ impl Job {
         self.strategy.set_fresh(false);
         self.steps_mut().start_over(step, end);
         self.load_from()
+    }
+
+    /// A new master finds the members at `step`. They may have begun the step after it, and servers
+    /// may have applied that: then no server can save `step`, so training must not end there.
+    pub(super) fn allow_begun(&mut self, step: u64) {
+        let Strategy::Hybrid { steps, .. } = &mut self.strategy else { return };
+        let until = self.stages.next_stop().min(step + 1);
+        if until > steps.worlds().until() {
+            steps.worlds_mut().allow(until);
+            self.send_go(until);
+        }
     }
 
     /// The step that the servers have loaded.

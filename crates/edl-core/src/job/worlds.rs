@@ -192,8 +192,13 @@ impl Job {
         let (n_done, end) = (self.ledger().n_done(), self.stages.next_stop());
         let may_grant = self.stages.is_working() && !self.checkpoints.must_not_pass();
         let Some(steps) = self.strategy.steps_mut().filter(|_| may_grant) else { return };
-        let Some(until) = steps.grant(n_done, end, now) else { return };
-        let Some(world) = steps.worlds().current() else { return };
+        if let Some(until) = steps.grant(n_done, end, now) {
+            self.send_go(until);
+        }
+    }
+
+    pub(super) fn send_go(&mut self, until: u64) {
+        let Some(world) = self.strategy.worlds().and_then(Worlds::current) else { return };
         let command = Command::Go { world: world.id, until };
         let members = world.members.iter();
         self.effects.extend(members.map(|m| Effect::ToWorker(m.worker, command.clone())));
@@ -283,6 +288,7 @@ impl Job {
         }
         if is_resumed {
             self.set_limits();
+            self.allow_begun(step);
             self.note(EventKind::Resumed, format!("resumed at step {step}"));
         }
         self.keep_best(now);

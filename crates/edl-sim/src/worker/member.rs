@@ -50,9 +50,11 @@ pub(crate) struct Member {
     gradient: u64,
     shards: BTreeMap<LeaseId, (Shard, Measures)>,
     current: Option<Activity>,
+    /// All sums of a step are there, and it reads them from the memory of the other members.
+    is_reading: bool,
     /// Counts activities, so late timers are recognized.
     act: u64,
-    /// It leaves its world without waiting for all members: the world was replaced at once, or a
+    /// It leaves its world without waiting for all members: the next one is due at once, or a
     /// member was lost.
     is_forced: bool,
     /// The last world that it entered in this way.
@@ -95,6 +97,7 @@ impl Member {
             gradient: 0,
             shards: BTreeMap::new(),
             current: None,
+            is_reading: false,
             act: 0,
             is_forced: false,
             forced: WorldId(0),
@@ -154,7 +157,7 @@ impl Member {
             self.shards.insert(*lease, (shard.clone(), Measures::new(&[Metric::loss()])));
         }
         if let Command::World(announced) = &command {
-            self.is_forced |= announced.world.after.is_none();
+            self.is_forced |= announced.world.is_due_at_once(control.id, control.incarnation);
         }
         self.handle(control, context, Event::Command(command));
     }

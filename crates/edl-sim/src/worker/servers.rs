@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use edl_core::activity::WaitingFor;
-use edl_core::exit::Exit;
 use edl_core::id::{BatchId, LeaseId};
 use edl_core::metric::{Measures, Metric};
 use edl_core::platform::Ended;
@@ -151,9 +150,7 @@ impl Trainer {
             }
             Done::Computed(_) if control.is_stuck => return,
             Done::Computed(item) => {
-                if context.kernel.chance(context.scenario.crashes) {
-                    context.kernel.count("crashes");
-                    context.exit = Some(Exit::Panicked.into());
+                if context.crashes() {
                     return;
                 }
                 let result = self.compute(context, item);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use edl_core::id::{BatchId, Generation, PsId, Term};
-use edl_core::job::Event;
+use edl_core::job::{Event, Job};
 use edl_core::spec::JobSpec;
 use edl_net::proto::{ps_command, ps_message, worker_message};
 use edl_sim::{Script, Sent, What};
@@ -96,6 +96,22 @@ fn batches_done_after_a_checkpoint_was_ordered_count_if_the_servers_saved_them()
         run.restart(|_| {});
         run.until("the servers have loaded it", |run| serves(run, SECOND));
         assert!(run.n_done() >= n_saved, "what the servers saved");
+        run.finish();
+    }
+}
+
+/// A process that is started for a slot takes it, and the one before exits. Then the platform starts
+/// a third one, which keeps the slot.
+#[test]
+fn a_server_that_is_started_twice_does_not_contend_for_its_slot() {
+    for mut run in timings(with_checkpoint(), N_RECORDS, 0) {
+        let (_, version) = first_checkpoint(&mut run);
+        let first = run.pid(server(1));
+        let second = run.start_twice(server(1));
+        run.until("the first process exits", |run| !run.runs(first));
+        run.until("the second process exits", |run| !run.runs(second));
+        run.until("all servers have loaded", |run| run.job().is_some_and(Job::is_serving));
+        assert!(run.n_done() >= version && run.count("replaced servers refused") >= 2);
         run.finish();
     }
 }

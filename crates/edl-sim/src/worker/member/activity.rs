@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use edl_core::exit::Exit;
 use edl_core::id::{LeaseId, WorkerId};
 use edl_core::job::LoadFrom;
 use edl_core::member::{Activity, Event, Failure, Move, Outcome, Step, Transferred};
@@ -31,6 +30,7 @@ impl Member {
     ) {
         assert!(self.current.is_none(), "one activity at a time");
         self.act += 1;
+        self.is_reading = false;
         let act = self.act;
         let step_ms = context.scenario.step_ms;
         match &activity {
@@ -181,10 +181,14 @@ impl Member {
                 let is_behind = *is_behind;
                 Outcome::Transferred(self.assemble(context, is_behind))
             }
-            Activity::Reduce(step) => {
-                let step = step.clone();
-                self.reduce(context, &step);
-                Outcome::Reduced { loss: 0.5 }
+            Activity::Reduce(_) if !self.is_reading => {
+                self.is_reading = true;
+                return later(
+                    context,
+                    0,
+                    context.scenario.reduce_ms,
+                    Done::Computed { act: self.act },
+                );
             }
             Activity::Settle(_)
             | Activity::Connect(_)
@@ -203,6 +207,7 @@ impl Member {
             | Activity::Connect(_)
             | Activity::Train { .. }
             | Activity::Skip { .. }
+            | Activity::Reduce(_)
             | Activity::Apply(_)
             | Activity::Pass(_)
             | Activity::Hash
@@ -299,14 +304,16 @@ impl Member {
         let result = match current {
             Activity::Load { from, .. } => self.load(context, &from),
             Activity::Train { step, lane } => {
-                if context.kernel.chance(context.scenario.crashes) {
-                    context.kernel.count("crashes");
-                    context.exit = Some(Exit::Panicked.into());
+                if context.crashes() {
                     return;
                 }
                 self.train(context, &step, lane)
             }
             Activity::Skip { .. } => Ok(Outcome::Done),
+            Activity::Reduce(step) => {
+                self.reduce(context, &step);
+                Ok(Outcome::Reduced { loss: 0.5 })
+            }
             Activity::Apply(_) => {
                 let state = self.state.expect("a member has state").apply(self.gradient);
                 self.state = Some(state);
@@ -327,8 +334,7 @@ impl Member {
             | Activity::Exchange { .. }
             | Activity::Transfer { .. }
             | Activity::Connect(_)
-            | Activity::Settle(_)
-            | Activity::Reduce(_) => return,
+            | Activity::Settle(_) => return,
         };
         self.end(control, context, result);
     }
