@@ -100,6 +100,7 @@ fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
         n_records: u64::from(N_BATCHES),
         n_validation_records: 0,
         n_prediction_records: 0,
+        evaluated_version: 0,
     };
     let mut job = Job::new(config, Durable::default(), Time::ZERO);
     let mut assigned = VecDeque::new();
@@ -207,6 +208,7 @@ fn restart() -> (usize, Duration) {
             n_records: N_RECORDS.into(),
             n_validation_records: 0,
             n_prediction_records: 0,
+            evaluated_version: 0,
         };
         let durable = Durable { generation: Generation(1), ..Durable::default() };
         let mut job = Job::new(config, durable, Time::ZERO);

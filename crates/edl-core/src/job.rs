@@ -76,6 +76,8 @@ pub struct Config {
     pub n_records: u64,
     pub n_validation_records: u64,
     pub n_prediction_records: u64,
+    /// The version of the model that is evaluated, in a job that does not train.
+    pub evaluated_version: u64,
 }
 
 impl Config {

@@ -37,7 +37,7 @@ use edl_core::error::{chain, is_full};
 use edl_core::id::{Generation, RunId, Term};
 use edl_core::job::{self, End};
 use edl_core::job_dir::JobDir;
-use edl_core::spec::{Invalid, JobSpec};
+use edl_core::spec::{Invalid, JobSpec, JobType};
 use edl_net::convert::master as convert;
 use edl_net::key::JobKey;
 use edl_net::proto::JobStatus;
@@ -210,11 +210,22 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
         n_records: data.n_records,
         n_validation_records: data.n_validation_records,
         n_prediction_records: data.n_prediction_records,
+        evaluated_version: evaluated_version(&config.spec),
     };
     tracing::info!(term = opened.term.0, address = %addresses.control, http = %addresses.http, "master started");
     let origin = tokio::time::Instant::now();
     let engine = Engine::new(config, job_config, durable, data, store, addresses, origin, shutdown);
     Box::pin(engine.run(listener, http_listener, port)).await
+}
+
+/// The version of the checkpoint that a job evaluates.
+fn evaluated_version(spec: &JobSpec) -> u64 {
+    if spec.job_type != JobType::Evaluate {
+        return 0;
+    }
+    // A checkpoint that cannot be read is the servers' error.
+    let checkpoint = Checkpoint::open(spec.checkpoint_dir_for_init.as_ref());
+    checkpoint.map_or(0, |checkpoint| checkpoint.manifest.version)
 }
 
 /// Opens the job's store, once no other master has it open.

@@ -58,6 +58,7 @@ impl Master {
             n_records: scenario.n_records,
             n_validation_records: scenario.n_validation_records,
             n_prediction_records: 0,
+            evaluated_version: 0,
         };
         let clock = Clock::new(context.kernel);
         let now = clock.now(context.kernel);

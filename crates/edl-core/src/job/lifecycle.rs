@@ -23,7 +23,7 @@ impl Job {
 
     /// Forgets evaluations of versions that were lost: they are of another model.
     pub(super) fn forget_lost_evaluations(&mut self) {
-        let version = self.ledger().version();
+        let version = self.ledger().version() + self.config.evaluated_version;
         if self.durable.evaluations.iter().any(|evaluated| evaluated.version > version) {
             self.change(|facts| facts.evaluations.retain(|e| e.version <= version));
         }
@@ -128,6 +128,7 @@ impl Job {
         let Some(evaluation) = evaluation else {
             return self.stages.enter(Stage::Working);
         };
+        evaluation.version += self.config.evaluated_version;
         let evaluated = self.change(|facts| facts.add_evaluation(&evaluation));
         let is_best = evaluated.is_best;
         self.effects.push(Effect::Evaluated(evaluated));

@@ -133,6 +133,7 @@ impl Bench {
             n_records: data.n_records,
             n_validation_records: 0,
             n_prediction_records: 0,
+            evaluated_version: 0,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -104,7 +104,15 @@ pub(super) fn spec() -> JobSpec {
 
 pub(super) fn config(spec: JobSpec, n_validation_records: u64) -> Config {
     let (run, term) = (RunId::default(), Term(1));
-    Config { spec, run, term, n_records: 20, n_validation_records, n_prediction_records: 0 }
+    Config {
+        spec,
+        run,
+        term,
+        n_records: 20,
+        n_validation_records,
+        n_prediction_records: 0,
+        evaluated_version: 0,
+    }
 }
 
 pub(super) fn worker(id: u32) -> InstanceId {

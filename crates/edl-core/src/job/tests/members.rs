@@ -53,6 +53,7 @@ impl Members {
             n_records: 160,
             n_validation_records: 0,
             n_prediction_records: 0,
+            evaluated_version: 0,
         };
         let job = Job::new(config, Durable::default(), Time::ZERO);
         let mut members = Self { job, now: Time::ZERO, effects: Vec::new() };
