@@ -276,7 +276,7 @@ impl Job {
 
     /// The workers that hold a stream, with their process ids and states.
     pub fn connected_workers(&self) -> impl Iterator<Item = (WorkerId, u32, InstanceState)> + '_ {
-        self.roster.connected_workers(|worker| self.strategy.has_joined(worker))
+        self.roster.connected_workers(|worker| self.strategy.is_training(worker))
     }
 
     /// The servers that hold a stream, with their process ids.
