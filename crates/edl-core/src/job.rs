@@ -246,6 +246,7 @@ impl Job {
             }
             Event::Committed { checkpoint } => self.committed(checkpoint, now),
             Event::Exported => self.end(End::Succeeded),
+            Event::ExportProgressed => self.stages.export_progressed(now),
             Event::ExportFailed { error, is_disk_full } => {
                 self.export_failed(&error, is_disk_full, now);
             }
@@ -277,6 +278,7 @@ impl Job {
             return;
         }
         self.expire(now);
+        self.check_export(now);
         if self.is_ended() {
             return;
         }
@@ -308,7 +310,7 @@ impl Job {
             let why = self.checkpoints.failure()?;
             let is_last = *self.stages.stage() == Stage::Finishing;
             let is_result = self.config.spec.job_type == JobType::Predict
-                || *self.stages.stage() == Stage::Exporting
+                || matches!(self.stages.stage(), Stage::Exporting { .. })
                 || is_last && self.is_exportable();
             Some(match (is_result, is_last) {
                 (true, _) => format!("cannot write the result: {why}; retrying"),
@@ -450,7 +452,7 @@ impl Job {
             Stage::Working => JobState::Running,
             Stage::BestCheckpoint
             | Stage::Finishing
-            | Stage::Exporting
+            | Stage::Exporting { .. }
             | Stage::Stopping { .. } => JobState::Finishing,
         }
     }

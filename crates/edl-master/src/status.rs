@@ -64,7 +64,10 @@ impl Engine {
         let world = self.job.worlds().and_then(|worlds| worlds.current());
         let reason = match &durable.end {
             Some(end) => end.reason().unwrap_or_default().into(),
-            None => self.unsaved.clone().or_else(|| self.job.trouble()).unwrap_or_default(),
+            None => {
+                let trouble = self.unsaved.clone().or_else(|| self.job.trouble());
+                trouble.or_else(|| self.export_text()).unwrap_or_default()
+            }
         };
         proto::JobStatus {
             job: spec.job_name.clone(),
@@ -108,6 +111,12 @@ impl Engine {
             batches_per_epoch: self.checkpoints.n_batches().into(),
             page: String::new(),
         }
+    }
+
+    /// How far the result is that is being written.
+    fn export_text(&self) -> Option<String> {
+        let n_megabytes = self.exported_bytes.1 / 1_000_000;
+        (n_megabytes > 0).then(|| format!("writing the result; processed {n_megabytes} MB so far"))
     }
 
     fn goodput(&self) -> proto::Goodput {

@@ -142,6 +142,8 @@ pub enum Event {
         checkpoint: CheckpointId,
     },
     Exported,
+    /// The result is being written: more of it is there.
+    ExportProgressed,
     ExportFailed {
         /// It may succeed later.
         is_disk_full: bool,
