@@ -219,6 +219,7 @@ impl Job {
                 self.worker_progressed(worker, progress, now);
             }
             Event::Member { worker, report, .. } => self.member_reported(worker, report, now),
+            Event::BatchPushed { worker, batch, .. } => self.batch_pushed(worker, batch, now),
             Event::BatchDone { worker, batch, generation, loss } => {
                 self.batch_done(worker, batch, generation, loss, now);
             }

@@ -5,7 +5,6 @@
 //! has a position, counted over all epochs; no batch after a barrier is
 //! assigned until all batches before it are done, so the model there has an exact version.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -34,9 +33,6 @@ pub struct Ledger {
     pool: Pool,
     /// Below this position some partitions may have applied what others have not.
     touched: u64,
-    /// Batches of the open epoch that a worker held when it was lost, one of which may be why.
-    /// Each is assigned alone, so the next loss shows which one.
-    isolated: BTreeSet<u32>,
 }
 
 impl Ledger {
@@ -58,7 +54,6 @@ impl Ledger {
             epoch: 0,
             pool: Pool::new(n_batches),
             touched: 0,
-            isolated: BTreeSet::new(),
         }
     }
 
@@ -68,7 +63,6 @@ impl Ledger {
         self.touched = last.map_or(0, |batch| self.position(batch) + 1);
         self.epoch = applied.epoch();
         self.pool = Pool::with_done(self.n_batches, &applied.runs(self.epoch));
-        self.isolated.clear();
     }
 
     /// Starts again from the first `n_done` batches of all epochs. All leases are void.
@@ -81,7 +75,6 @@ impl Ledger {
         self.touched = n_done;
         let in_epoch = u32::try_from(n_done % n_batches).expect("fewer than `n_batches`");
         self.pool = Pool::with_done(self.n_batches, &Runs::from(0..in_epoch));
-        self.isolated.clear();
     }
 
     /// A lease without progress for so long is overdue.
@@ -119,13 +112,7 @@ impl Ledger {
         // Towards a barrier leases get smaller, so no worker waits long for the last one.
         let fair = left.div_ceil(4 * n_workers.max(1)).max(1);
         let (shard, is_sync) = (self.batches_per_shard, self.is_sync);
-        let isolated = &self.isolated;
-        let most = |start: u32| match isolated.range(start..).next() {
-            _ if is_sync => 1,
-            Some(&index) if index == start => 1,
-            Some(&index) => fair.min(shard - start % shard).min(index - start),
-            None => fair.min(shard - start % shard),
-        };
+        let most = |start: u32| if is_sync { 1 } else { fair.min(shard - start % shard) };
         let range = self.pool.assign(lease, worker, limit, most, deadline)?;
         Some((self.epoch, range))
     }
@@ -135,32 +122,29 @@ impl Ledger {
     fn limit_in_epoch(&self, barrier: u64) -> u32 {
         let limit = barrier.saturating_sub(self.start()).min(u64::from(self.n_batches));
         let limit = u32::try_from(limit).expect("at most n_batches");
-        if !self.is_sync {
-            return limit;
-        }
+        if self.is_sync { limit.min(self.round_end()) } else { limit }
+    }
+
+    /// One above the last batch of the open round.
+    fn round_end(&self) -> u32 {
         let n_rounds_done = self.pool.n_done() / self.round;
-        limit.min((n_rounds_done + 1).saturating_mul(self.round))
+        (n_rounds_done + 1).saturating_mul(self.round)
     }
 
-    /// Assigns these batches alone from now on. A round needs all its batches at once, maybe by
-    /// one worker, so there it cannot be.
+    /// Assigns these batches alone from now on.
     pub fn isolate(&mut self, indices: impl IntoIterator<Item = u32>) {
-        if !self.is_sync {
-            self.isolated.extend(indices.into_iter().filter(|index| !self.pool.is_done(*index)));
-        }
+        self.pool.isolate(indices);
     }
 
-    /// Whether `worker`, which holds something, must finish it first: that or the next batch is
-    /// to be trained alone.
+    /// Whether `worker`, which holds something, must compute it first.
     #[must_use]
     pub fn must_finish_first(&self, worker: WorkerId) -> bool {
-        let is_isolated = |index: &u32| self.isolated.contains(index);
-        let holds_isolated = || {
-            let leases = self.pool.held_by(worker).filter_map(|lease| self.pool.lease(lease));
-            leases.flat_map(|lease| &lease.open).any(is_isolated)
-        };
-        !self.isolated.is_empty()
-            && (self.pool.first_todo().as_ref().is_some_and(is_isolated) || holds_isolated())
+        self.pool.must_finish_first(worker)
+    }
+
+    /// Notes that `worker` has pushed a batch, which waits for the rest of its round.
+    pub fn pushed(&mut self, worker: WorkerId, batch: BatchId) -> bool {
+        batch.epoch == self.epoch && self.pool.computed(worker, batch.index)
     }
 
     /// Whether anything before `barrier` waits for a worker.
@@ -174,7 +158,6 @@ impl Ledger {
         if batch.epoch != self.epoch || !self.pool.done(batch.index) {
             return false;
         }
-        self.isolated.remove(&batch.index);
         if self.pool.is_finished() {
             self.epoch += 1;
             self.pool = Pool::new(self.n_batches);
@@ -204,7 +187,13 @@ impl Ledger {
         self.pool.release_worker(worker)
     }
 
+    /// Ends every overdue lease. A worker that waits for others to finish its round is in time.
     pub fn expire(&mut self, now: Time) -> Vec<(LeaseId, Lease)> {
+        let is_late = self.pool.next_deadline().is_some_and(|deadline| deadline <= now);
+        let waits = || self.pool.has_todo(self.round_end()) || self.pool.has_uncomputed();
+        if is_late && self.is_sync && waits() {
+            self.pool.extend_computed(now, self.timeout);
+        }
         self.pool.expire(now)
     }
 

@@ -56,6 +56,12 @@ pub enum Event {
         incarnation: Incarnation,
         report: TimeReport,
     },
+    /// A worker has computed and pushed the batch, which waits for the rest of its round.
+    BatchPushed {
+        worker: WorkerId,
+        incarnation: Incarnation,
+        batch: BatchId,
+    },
     /// Every partition has acknowledged the batch in `generation`. It counts from any process.
     BatchDone {
         worker: WorkerId,
@@ -170,6 +176,7 @@ impl Event {
         if let Self::WorkerReady { worker, incarnation, .. }
         | Self::WorkerLeaving { worker, incarnation }
         | Self::WorkerHeard { worker, incarnation, .. }
+        | Self::BatchPushed { worker, incarnation, .. }
         | Self::Member { worker, incarnation, .. }
         | Self::Failed { worker, incarnation, .. }
         | Self::NonFinite { worker, incarnation, .. } = self

@@ -46,6 +46,9 @@ pub fn worker_event(
             held: ready.held.into_iter().map(held).collect(),
             peer: ready.peer.map(|peer| Box::new(self::peer(peer))),
         },
+        Kind::BatchPushed(proto::BatchPushed { epoch, index }) => {
+            Event::BatchPushed { worker, incarnation, batch: BatchId { epoch, index } }
+        }
         Kind::BatchDone(done) => Event::BatchDone {
             worker,
             batch: BatchId { epoch: done.epoch, index: done.index },
@@ -60,13 +63,10 @@ pub fn worker_event(
             measures: Box::new(measures(done.measures)?),
         },
         Kind::PredictDone(done) => Event::PredictDone { worker, shard: done.shard },
-        Kind::Failed(failed) => Event::Failed {
-            worker,
-            incarnation,
-            lease: LeaseId(failed.lease),
-            item: failed.index,
-            error: failed.error,
-        },
+        Kind::Failed(proto::Failed { lease, index, error }) => {
+            let lease = LeaseId(lease);
+            Event::Failed { worker, incarnation, lease, item: index, error }
+        }
         Kind::NonFinite(proto::NonFinite { lease, index, error }) => {
             let lease = LeaseId(lease);
             Event::NonFinite { worker, incarnation, lease, item: index, error }

@@ -68,6 +68,9 @@ pub(super) struct Bench {
     /// Effects that a test keeps to itself.
     pub holds_checkpoints: bool,
     pub holds_commits: bool,
+    pub holds_exports: bool,
+    /// Workers connect, but their model is never built.
+    pub never_ready: bool,
     pub holds_loads: bool,
     pub holds_launches: bool,
     pub held_back: Vec<Effect>,
@@ -152,6 +155,8 @@ impl Bench {
             unreadable: BTreeSet::new(),
             holds_checkpoints: false,
             holds_commits: false,
+            holds_exports: false,
+            never_ready: false,
             holds_loads: false,
             holds_launches: false,
             held_back: Vec::new(),
@@ -218,6 +223,7 @@ impl Bench {
                 self.folders.remove(&folder);
                 self.committed.remove(&folder);
             }
+            export @ Effect::Export { .. } if self.holds_exports => self.held_back.push(export),
             Effect::Export { .. } if self.disk_is_full => {
                 events.push_back(Event::ExportFailed { error: "full".into(), is_disk_full: true });
             }
@@ -387,10 +393,13 @@ impl Bench {
                 let (worker, incarnation) = (WorkerId(instance.id), Incarnation(known.incarnation));
                 let held = held(&known.work);
                 let (model, capacity, pid) = (Box::new(model()), 2, known.pid);
-                vec![
-                    Event::WorkerConnected { worker, incarnation, pid },
-                    Event::WorkerReady { worker, incarnation, model, capacity, held, peer: None },
-                ]
+                let connected = Event::WorkerConnected { worker, incarnation, pid };
+                let peer = None;
+                let ready = Event::WorkerReady { worker, incarnation, model, capacity, held, peer };
+                [Some(connected), (!self.never_ready).then_some(ready)]
+                    .into_iter()
+                    .flatten()
+                    .collect()
             }
             Role::Ps => {
                 let known = &self.servers[&instance.id];

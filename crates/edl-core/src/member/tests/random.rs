@@ -148,6 +148,7 @@ impl Shell {
                 | MemberReport::NotLoaded { .. },
             )
             | Report::Ready { .. }
+            | Report::BatchPushed { .. }
             | Report::BatchDone { .. }
             | Report::NonFinite { .. }
             | Report::PredictDone { .. }

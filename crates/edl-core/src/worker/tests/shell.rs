@@ -167,6 +167,9 @@ impl Shell {
                     .collect();
                 assert_eq!(held, self.assigned.keys().copied().collect(), "what is held");
             }
+            Report::BatchPushed { batch } => {
+                assert!(self.assigned.contains_key(&batch), "a batch that is held");
+            }
             Report::BatchDone { lease, batch, generation, .. } => {
                 assert_eq!(generation, Generation(self.generation));
                 assert_eq!(self.assigned.remove(&batch), Some(lease), "reported once, if held");
