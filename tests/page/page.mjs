@@ -114,6 +114,8 @@ const run = async (browser) => {
   await report.locator("#lives .life.over", { hasText: "worker-0" }).first().waitFor();
   assert.equal(await report.locator("#stop").isVisible(), false);
   assert.match(await tile(report, "Goodput").textContent(), /%/);
+  assert.match(await tile(report, "Records/s").textContent(), /[1-9]/, "the speed of the whole job");
+  assert.doesNotMatch(await tile(report, "Workers").textContent(), /^0 of/);
   await accessible(report, "the report");
   await shoot(report, "report");
 };

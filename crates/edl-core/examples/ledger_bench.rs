@@ -103,6 +103,7 @@ fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
         n_validation_records: 0,
         n_prediction_records: 0,
         output: String::new(),
+        evaluated_version: 0,
     };
     let mut job = Job::new(config, Durable::default(), Time::ZERO);
     let mut assigned = VecDeque::new();
@@ -211,6 +212,7 @@ fn restart() -> (usize, Duration) {
             n_validation_records: 0,
             n_prediction_records: 0,
             output: String::new(),
+            evaluated_version: 0,
         };
         let durable = Durable { generation: Generation(1), ..Durable::default() };
         let mut job = Job::new(config, durable, Time::ZERO);

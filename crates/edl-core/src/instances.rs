@@ -38,6 +38,8 @@ pub struct Instances {
     /// How often processes of a part ran out of memory.
     n_memory_raises: BTreeMap<Role, usize>,
     max_crashes: u32,
+    /// Why the last worker was counted, if it was not a crash.
+    failed_start: Option<String>,
     not_before: Time,
     /// The platform has reported what runs.
     is_known: bool,
@@ -74,8 +76,10 @@ impl Instance {
 /// What the end of a process means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// It was asked to go, or its work was over.
+    /// It was asked to go.
     Left,
+    /// It exited by itself: it was asked to by somebody else, or model code ended the process.
+    Quit,
     /// It was stopped from outside: not its fault.
     Killed,
     /// It ended by itself without a reason: its work is under suspicion.
@@ -95,6 +99,7 @@ impl Instances {
             n_ps_crashes: 0,
             n_memory_raises: BTreeMap::new(),
             max_crashes,
+            failed_start: None,
             not_before: Time::ZERO,
             is_known: false,
             first_to_leave: BTreeSet::new(),
@@ -158,9 +163,9 @@ impl Instances {
     /// The meaning of an end that was not requested.
     fn cause(&mut self, role: Role, how: Ended) -> Cause {
         match how {
-            Ended::CLEAN => Cause::Left,
+            Ended::CLEAN => Cause::Quit,
             Ended::Signal(signal) if SIGNALS_FROM_OUTSIDE.contains(&signal) => Cause::Killed,
-            Ended::Exit(_) | Ended::Signal(_) => Cause::Crashed,
+            Ended::Exit(_) | Ended::Signal(_) | Ended::MachineOutOfMemory => Cause::Crashed,
             Ended::Preempted | Ended::Evicted | Ended::Deleted | Ended::NodeLost => Cause::Killed,
             Ended::OutOfMemory => {
                 let n_raises = self.n_memory_raises.entry(role).or_default();
@@ -179,7 +184,9 @@ impl Instances {
         MEMORY_PERCENT[self.n_memory_raises.get(&role).copied().unwrap_or(0)]
     }
 
-    fn count_crash(&mut self, instance: InstanceId, now: Time) {
+    /// Counts a crash; the next process is started after a pause.
+    pub fn count_crash(&mut self, instance: InstanceId, now: Time) {
+        self.failed_start = None;
         let n_crashes = match instance.role {
             Role::Ps => &mut self.n_ps_crashes,
             Role::Worker | Role::Master => &mut self.n_worker_crashes,
@@ -187,6 +194,11 @@ impl Instances {
         *n_crashes += 1;
         let doubled = FIRST_BACKOFF * 2u32.saturating_pow((*n_crashes).min(8));
         self.not_before = now + doubled.min(MAX_BACKOFF);
+    }
+
+    /// Explains the last crash that was counted: a worker never became ready.
+    pub fn explain_crash(&mut self, why: String) {
+        self.failed_start = Some(why);
     }
 
     /// Orders that bring what runs to what is wanted.
@@ -254,23 +266,33 @@ impl Instances {
     /// A reason to give the job up: something crashes again and again.
     #[must_use]
     pub fn give_up_reason(&self) -> Option<String> {
-        let give_up_reason = |n: u32, what: &str| {
+        let give_up_reason = |n: u32, what: String| {
             (n > self.max_crashes).then(|| {
                 let times = if n == 1 { "once".to_owned() } else { format!("{n} times") };
                 format!(
-                    "{what} crashed {times}, more than --relaunch_on_worker_failure={} allows; \
-                     see their logs",
+                    "{what} {times}, more than --relaunch_on_worker_failure={} allows; see their \
+                     logs",
                     self.max_crashes
                 )
             })
         };
-        give_up_reason(self.n_ps_crashes, "parameter servers")
-            .or_else(|| give_up_reason(self.n_worker_crashes, "workers"))
+        let workers = match &self.failed_start {
+            Some(why) => format!("{why}; workers failed to start or crashed"),
+            None => "workers crashed".into(),
+        };
+        give_up_reason(self.n_ps_crashes, "parameter servers crashed".into())
+            .or_else(|| give_up_reason(self.n_worker_crashes, workers))
     }
 
     /// Progress pardons crashes of workers: only those without work in between add up.
     pub fn progressed(&mut self) {
         self.n_worker_crashes = 0;
+    }
+
+    /// It is not clear yet which work crashes workers. Until that has been found out, their crashes
+    /// count as one.
+    pub fn crash_is_unclear(&mut self) {
+        self.n_worker_crashes = self.n_worker_crashes.min(1);
     }
 
     /// The job has come further than ever, which pardons crashes of servers. Work that only

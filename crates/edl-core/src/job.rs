@@ -80,6 +80,8 @@ pub struct Config {
     pub n_prediction_records: u64,
     /// The folder for predictions.
     pub output: String,
+    /// The version of the model that is evaluated, in a job that does not train.
+    pub evaluated_version: u64,
 }
 
 impl Config {
@@ -216,6 +218,7 @@ impl Job {
             }
             Event::Committed { checkpoint } => self.committed(checkpoint, now),
             Event::Exported => self.end(End::Succeeded),
+            Event::ExportProgressed => self.stages.export_progressed(now),
             Event::ExportFailed { error, is_disk_full } => {
                 self.export_failed(&error, is_disk_full, now);
             }
@@ -249,6 +252,7 @@ impl Job {
             // Already accounted.
             Report::Spending(_) => {}
             Report::Member(report) => self.member_reported(worker, report, now),
+            Report::BatchPushed { batch } => self.batch_pushed(worker, batch, now),
             Report::BatchDone { batch, generation, loss } => {
                 self.batch_done(worker, batch, generation, loss, now);
             }
@@ -310,6 +314,7 @@ impl Job {
             return;
         }
         self.expire(now);
+        self.check_export(now);
         if self.is_ended() {
             return;
         }
@@ -341,7 +346,7 @@ impl Job {
             let why = self.checkpoints.failure()?;
             let is_last = *self.stages.stage() == Stage::Finishing;
             let is_result = self.config.spec.job_type == JobType::Predict
-                || *self.stages.stage() == Stage::Exporting
+                || matches!(self.stages.stage(), Stage::Exporting { .. })
                 || is_last && self.is_exportable();
             Some(match (is_result, is_last) {
                 (true, _) => format!("cannot write the result: {why}; retrying"),
@@ -483,7 +488,7 @@ impl Job {
             Stage::Working => JobState::Running,
             Stage::BestCheckpoint
             | Stage::Finishing
-            | Stage::Exporting
+            | Stage::Exporting { .. }
             | Stage::Stopping { .. } => JobState::Finishing,
         }
     }

@@ -5,14 +5,14 @@
 //! has a position, counted over all epochs; no batch after a barrier is
 //! assigned until all batches before it are done, so the model there has an exact version.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::applied::AppliedSet;
 use crate::batch::batch_of;
 use crate::id::{BatchId, LeaseId, WorkerId};
 use crate::job::HeldLease;
-use crate::pool::Pool;
+use crate::pool::{Lease, Pool};
 use crate::runs::Runs;
 use crate::spec::Mode;
 use crate::time::Time;
@@ -30,9 +30,6 @@ pub struct Ledger {
     pool: Pool,
     /// Below this position some partitions may have applied what others have not.
     touched: u64,
-    /// Batches of the open epoch that a worker held when it was lost, one of which may be why.
-    /// Each is assigned alone, so the next loss shows which one.
-    isolated: BTreeSet<u32>,
 }
 
 impl Ledger {
@@ -53,7 +50,6 @@ impl Ledger {
             epoch: 0,
             pool: Pool::new(n_batches),
             touched: 0,
-            isolated: BTreeSet::new(),
         }
     }
 
@@ -63,7 +59,6 @@ impl Ledger {
         self.touched = last.map_or(0, |batch| self.position(batch) + 1);
         self.epoch = applied.epoch();
         self.pool = Pool::with_done(self.n_batches, &applied.runs(self.epoch));
-        self.isolated.clear();
     }
 
     /// Starts again from the first `n_done` batches of all epochs. All leases are void.
@@ -76,7 +71,6 @@ impl Ledger {
         self.touched = n_done;
         let in_epoch = u32::try_from(n_done % n_batches).expect("fewer than `n_batches`");
         self.pool = Pool::with_done(self.n_batches, &Runs::from(0..in_epoch));
-        self.isolated.clear();
     }
 
     /// The batch at `position` among those of all epochs.
@@ -108,13 +102,7 @@ impl Ledger {
         // Towards a barrier leases get smaller, so no worker waits long for the last one.
         let fair = left.div_ceil(4 * n_workers.max(1)).max(1);
         let (shard, is_sync) = (self.batches_per_shard, self.is_sync);
-        let isolated = &self.isolated;
-        let most = |start: u32| match isolated.range(start..).next() {
-            _ if is_sync => 1,
-            Some(&index) if index == start => 1,
-            Some(&index) => fair.min(shard - start % shard).min(index - start),
-            None => fair.min(shard - start % shard),
-        };
+        let most = |start: u32| if is_sync { 1 } else { fair.min(shard - start % shard) };
         let range = self.pool.assign(lease, worker, limit, most, deadline)?;
         Some((self.epoch, range))
     }
@@ -124,32 +112,18 @@ impl Ledger {
     fn limit_in_epoch(&self, barrier: u64) -> u32 {
         let limit = barrier.saturating_sub(self.start()).min(u64::from(self.n_batches));
         let limit = u32::try_from(limit).expect("at most n_batches");
-        if !self.is_sync {
-            return limit;
-        }
+        if self.is_sync { limit.min(self.round_end()) } else { limit }
+    }
+
+    /// One above the last batch of the open round.
+    fn round_end(&self) -> u32 {
         let n_rounds_done = self.pool.n_done() / self.round;
-        limit.min((n_rounds_done + 1).saturating_mul(self.round))
+        (n_rounds_done + 1).saturating_mul(self.round)
     }
 
-    /// Assigns these batches alone from now on. A round needs all its batches at once, maybe by
-    /// one worker, so there it cannot be.
-    pub fn isolate(&mut self, indices: impl IntoIterator<Item = u32>) {
-        if !self.is_sync {
-            self.isolated.extend(indices.into_iter().filter(|index| !self.pool.is_done(*index)));
-        }
-    }
-
-    /// Whether `worker`, which holds something, must finish it first: that or the next batch is
-    /// to be trained alone.
-    #[must_use]
-    pub fn must_finish_first(&self, worker: WorkerId) -> bool {
-        let is_isolated = |index: &u32| self.isolated.contains(index);
-        let holds_isolated = || {
-            let leases = self.pool.held_by(worker).filter_map(|lease| self.pool.lease(lease));
-            leases.flat_map(|lease| &lease.open).any(is_isolated)
-        };
-        !self.isolated.is_empty()
-            && (self.pool.first_todo().as_ref().is_some_and(is_isolated) || holds_isolated())
+    /// Notes that `worker` has pushed a batch, which waits for the rest of its round.
+    pub fn pushed(&mut self, worker: WorkerId, batch: BatchId) -> bool {
+        batch.epoch == self.epoch && self.pool.computed(worker, batch.index)
     }
 
     /// Whether anything before `barrier` waits for a worker.
@@ -163,7 +137,6 @@ impl Ledger {
         if batch.epoch != self.epoch || !self.pool.done(batch.index) {
             return false;
         }
-        self.isolated.remove(&batch.index);
         if self.pool.is_finished() {
             self.epoch += 1;
             self.pool = Pool::new(self.n_batches);
@@ -186,6 +159,16 @@ impl Ledger {
 
     pub fn pool_mut(&mut self) -> &mut Pool {
         &mut self.pool
+    }
+
+    /// Ends every overdue lease. A worker that waits for others to finish its round is in time.
+    pub fn expire(&mut self, now: Time, timeout: Duration) -> Vec<(LeaseId, Lease)> {
+        let is_late = self.pool.next_deadline().is_some_and(|deadline| deadline <= now);
+        let waits = || self.pool.has_todo(self.round_end()) || self.pool.has_uncomputed();
+        if is_late && self.is_sync && waits() {
+            self.pool.extend_computed(now + timeout);
+        }
+        self.pool.expire(now)
     }
 
     /// Whether everything before `barrier` is done and nothing is in progress: the model
@@ -332,18 +315,18 @@ mod tests {
         let [first, second] = [WorkerId(0), WorkerId(1)];
         assert_eq!(ledger.assign(LeaseId(0), first, 1, u64::MAX, Time::ZERO), Some((0, 0..8)));
         let lost = ledger.pool_mut().release_worker(first);
-        ledger.isolate(lost.iter().flat_map(|lease| &lease.open).copied().skip(2).take(2));
+        ledger.pool_mut().isolate(lost.iter().flat_map(|lease| &lease.open).copied().skip(2).take(2));
         let mut assign = |lease, worker| {
             ledger.assign(LeaseId(lease), worker, 1, u64::MAX, Time::ZERO).unwrap().1
         };
         assert_eq!((assign(1, first), assign(2, second)), (0..2, 2..3));
         assert_eq!((assign(3, first), assign(4, first)), (3..4, 4..8));
-        assert!(ledger.must_finish_first(second), "it holds one");
-        assert!(ledger.must_finish_first(first));
+        assert!(ledger.pool().must_finish_first(second), "it holds one");
+        assert!(ledger.pool().must_finish_first(first));
         for index in 2..4 {
             ledger.done(BatchId { epoch: 0, index });
         }
-        assert!(!ledger.must_finish_first(first));
+        assert!(!ledger.pool().must_finish_first(first));
     }
 
     #[test]

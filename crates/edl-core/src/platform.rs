@@ -232,6 +232,9 @@ pub enum Ended {
     Evicted,
     /// It wanted more memory than it may have.
     OutOfMemory,
+    /// The kernel killed it because its machine, or the part of it that the job may use, ran out of
+    /// memory. No replacement can get more.
+    MachineOutOfMemory,
     /// It was deleted.
     Deleted,
     /// The node under it is gone.
@@ -260,6 +263,7 @@ impl Ended {
             | Self::Preempted
             | Self::Evicted
             | Self::OutOfMemory
+            | Self::MachineOutOfMemory
             | Self::Deleted
             | Self::NodeLost => None,
         }
@@ -289,6 +293,9 @@ impl fmt::Display for Ended {
             Self::Preempted => f.write_str("was preempted by a pod of higher priority"),
             Self::Evicted => f.write_str("was evicted from its node"),
             Self::OutOfMemory => f.write_str("ran out of memory"),
+            Self::MachineOutOfMemory => {
+                f.write_str("was killed because the machine ran out of memory")
+            }
             Self::Deleted => f.write_str("was deleted"),
             Self::NodeLost => f.write_str("was lost with its node"),
         }

@@ -23,6 +23,9 @@ pub struct Pool {
     n_done: u32,
     /// One above the highest item ever assigned or done.
     frontier: u32,
+    /// Items that a worker held when it was lost, one of which may be why. Each is assigned alone,
+    /// so the next loss shows which one.
+    isolated: BTreeSet<u32>,
 }
 
 /// The assignment of some items to one worker.
@@ -31,9 +34,18 @@ pub struct Lease {
     pub worker: WorkerId,
     /// Not yet done.
     pub open: BTreeSet<u32>,
+    /// Those of them that are computed: they only wait to be applied with others.
+    pub computed: BTreeSet<u32>,
     pub deadline: Time,
     /// The worker claimed it, and has not proved it by finishing an item.
     pub is_adopted: bool,
+}
+
+impl Lease {
+    /// What its worker has yet to compute, in order.
+    pub fn uncomputed(&self) -> impl Iterator<Item = u32> + '_ {
+        self.open.difference(&self.computed).copied()
+    }
 }
 
 impl Pool {
@@ -54,10 +66,11 @@ impl Pool {
             deadlines: BTreeSet::new(),
             n_done: done.len(),
             frontier: done.end(),
+            isolated: BTreeSet::new(),
         }
     }
 
-    /// Assigns up to `most` consecutive items below `limit`, the lowest first.
+    /// Assigns up to `most` consecutive items below `limit`, the lowest first; an isolated one alone.
     pub fn assign(
         &mut self,
         lease: LeaseId,
@@ -67,7 +80,10 @@ impl Pool {
         deadline: Time,
     ) -> Option<Range<u32>> {
         let start = self.first_todo().filter(|start| *start < limit)?;
-        let stop = limit.min(start.saturating_add(most(start).max(1)));
+        let mut stop = limit.min(start.saturating_add(most(start).max(1)));
+        if let Some(isolated) = self.isolated.range(start..).next() {
+            stop = stop.min(*isolated.max(&(start + 1)));
+        }
         let items = self.todo.take_first(stop);
         self.hold(lease, worker, items.clone(), deadline);
         Some(items)
@@ -105,7 +121,8 @@ impl Pool {
         let entry = self.leases.entry(lease).or_insert_with(|| {
             self.by_worker.entry(worker).or_default().insert(lease);
             self.deadlines.insert((deadline, lease));
-            Lease { worker, open: BTreeSet::new(), deadline, is_adopted: false }
+            let (open, computed) = (BTreeSet::new(), BTreeSet::new());
+            Lease { worker, open, computed, deadline, is_adopted: false }
         });
         assert_eq!(entry.worker, worker, "lease ids are never reused");
         for item in items {
@@ -130,9 +147,52 @@ impl Pool {
             }
             None => _ = self.todo.remove(item),
         }
+        self.isolated.remove(&item);
         self.n_done += 1;
         self.frontier = self.frontier.max(item + 1);
         true
+    }
+
+    /// Notes that `worker` has computed `item`, which is applied later; false if it does not hold it.
+    pub fn computed(&mut self, worker: WorkerId, item: u32) -> bool {
+        let lease = self.holder.get(&item).and_then(|lease| self.leases.get_mut(lease));
+        let Some(held) = lease.filter(|held| held.worker == worker) else { return false };
+        self.isolated.remove(&item);
+        held.computed.insert(item)
+    }
+
+    /// Assigns these items alone from now on.
+    pub fn isolate(&mut self, items: impl IntoIterator<Item = u32>) {
+        self.isolated.extend(items);
+    }
+
+    /// Whether `worker`, which holds something, must compute it first: that or the next item is
+    /// to be computed alone.
+    #[must_use]
+    pub fn must_finish_first(&self, worker: WorkerId) -> bool {
+        let is_isolated = |item: u32| self.isolated.contains(&item);
+        let held = || self.held_by(worker).filter_map(|lease| self.leases.get(&lease));
+        !self.isolated.is_empty()
+            && held().flat_map(Lease::uncomputed).next().is_some()
+            && (self.first_todo().is_some_and(is_isolated)
+                || held().flat_map(Lease::uncomputed).any(is_isolated))
+    }
+
+    /// Whether a worker has yet to compute something that it holds.
+    #[must_use]
+    pub fn has_uncomputed(&self) -> bool {
+        self.leases.values().any(|lease| lease.uncomputed().next().is_some())
+    }
+
+    /// Moves the deadline of leases whose items only wait for others.
+    pub fn extend_computed(&mut self, deadline: Time) {
+        for (id, lease) in &mut self.leases {
+            if lease.uncomputed().next().is_none() {
+                self.deadlines.remove(&(lease.deadline, *id));
+                lease.deadline = lease.deadline.max(deadline);
+                self.deadlines.insert((lease.deadline, *id));
+            }
+        }
     }
 
     /// Ends a lease; what was open of it is todo again.

@@ -391,6 +391,13 @@ impl Worlds {
         self.formed.contains(&worker)
     }
 
+    /// Whether `worker` trains, be it in the world that the current one has yet to replace.
+    #[must_use]
+    pub fn is_training(&self, worker: WorkerId) -> bool {
+        let mut previous = self.previous.iter().flat_map(|world| &world.members);
+        self.has_formed(worker) || previous.any(|member| member.worker == worker)
+    }
+
     #[must_use]
     pub fn until(&self) -> u64 {
         self.until
@@ -486,6 +493,8 @@ mod tests {
         assert_eq!(world.after, Some(20));
         assert_eq!(world.members.iter().map(|m| m.has_state).collect::<Vec<_>>(), [true, false]);
         assert!(worlds.is_heard(WorldId(1)), "the world before trains on until then");
+        let training = [0, 1].map(|id| worlds.is_training(WorkerId(id)));
+        assert_eq!(training, [true, false], "only the newcomer does not train yet");
         assert_eq!(worlds.next(&both), Change::Nothing, "one change at a time");
         settle(&mut worlds);
         assert!(!worlds.is_heard(WorldId(1)));

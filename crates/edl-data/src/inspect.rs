@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Looks into a data set for humans: what it is, and its first records.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -108,33 +110,47 @@ pub(crate) fn columns(dataset: &Dataset, sample: &[u64]) -> Result<Vec<(String, 
 pub fn head(location: &str, n: u64, options: &OpenOptions) -> Result<Vec<Json>, Error> {
     let dataset = Dataset::open(location, options)?;
     let records: Vec<u64> = (0..dataset.n_records().min(n)).collect();
+    let sample: Vec<u64> = (0..dataset.n_records().min(SAMPLE.max(n))).collect();
+    let kinds = columns(&dataset, &sample)?.into_iter().map(|(name, seen)| (name, seen.kind));
+    let kinds: BTreeMap<String, Option<ColumnKind>> = kinds.collect();
     let mut shown = vec![Json::Null; records.len()];
     dataset.visit(&records, |at, _, row| {
         if let Some(place) = shown.get_mut(at) {
-            *place = row_json(row);
+            *place = row_json(row, &kinds);
         }
         Ok(())
     })?;
     Ok(shown)
 }
 
-fn row_json(row: &Row<'_>) -> Json {
+fn row_json(row: &Row<'_>, kinds: &BTreeMap<String, Option<ColumnKind>>) -> Json {
     let fields = row.names().into_iter().map(|name| {
-        let value = row.get(&name).map_or(Json::Null, |value| value_json(&value));
+        let kind = kinds.get(&name).copied().flatten();
+        let value = row.get(&name).map_or(Json::Null, |value| value_json(&value, kind));
         (name, value)
     });
     Json::Object(fields.collect())
 }
 
-fn value_json(value: &Value<'_>) -> Json {
+fn value_json(value: &Value<'_>, kind: Option<ColumnKind>) -> Json {
     match value {
         Value::Floats(values) => list(values.iter().map(|value| Json::from(*value))),
         Value::Doubles(values) => list(values.iter().map(|value| Json::from(*value))),
         Value::Ints(values) => list(values.iter().map(|value| Json::from(*value))),
         Value::Blobs(pieces) => list(pieces.iter().map(|piece| Json::from(bytes_text(piece)))),
-        Value::Text(text) => Json::from(bytes_text(text)),
+        Value::Text(text) => number(text, kind).unwrap_or_else(|| Json::from(bytes_text(text))),
         Value::Unreadable(why) => Json::from(format!("<{why}>")),
         Value::Missing => Json::Null,
+    }
+}
+
+/// A cell of a column of numbers, as that number.
+fn number(text: &[u8], kind: Option<ColumnKind>) -> Option<Json> {
+    let text = std::str::from_utf8(text).ok()?.trim();
+    match kind? {
+        ColumnKind::Int64 => Some(Json::from(text.parse::<i64>().ok()?)),
+        ColumnKind::Float => Some(Json::from(text.parse::<f64>().ok()?)),
+        ColumnKind::Bytes | ColumnKind::Text => None,
     }
 }
 

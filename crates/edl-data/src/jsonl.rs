@@ -36,7 +36,10 @@ impl Records for Lines {
     fn row(&self, record: usize, _codec: Codec) -> Result<Row<'_>, String> {
         let text = self.records.get(record).unwrap_or_default();
         let object = serde_json::from_slice(&text).map(Row::Json);
-        object.map_err(|error| format!("not a JSON object: {error}"))
+        object.map_err(|error| match error.is_eof() {
+            true => "not a JSON object: the line ends too early".to_owned(),
+            false => format!("not a JSON object: error at column {}", error.column()),
+        })
     }
 
     fn line(&self, record: usize) -> Option<u64> {

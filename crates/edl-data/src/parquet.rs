@@ -123,7 +123,11 @@ impl TableColumn {
 /// panic on a broken file, and a broken file must not end a worker.
 fn guarded<T>(place: &Place, work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, Error> {
     match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(done) => done.map_err(|error| Error::corrupt(place.clone(), error)),
+        Ok(done) => done.map_err(|error| {
+            let text = error.to_string();
+            let text = text.trim_start_matches("Parquet error: ").trim_start_matches("EOF: ");
+            Error::corrupt(place.clone(), format!("invalid Parquet file: {text}"))
+        }),
         Err(_) => Err(Error::corrupt(place.clone(), "the Parquet reader crashed on this file")),
     }
 }

@@ -538,3 +538,15 @@ fn a_range_that_names_no_number_is_refused_with_a_next_step() {
         assert!(error.ends_with("e.g. `range:1000`"), "{error}");
     }
 }
+
+#[test]
+fn the_numbers_of_a_csv_file_are_shown_as_numbers() {
+    let rows = b"label,price,code,word\n-1,0.5,7,x\n 2 ,3,n/a,y\n".as_slice();
+    let dir = folder(&[("rows.csv", rows)]);
+    let shown = head(dir.path().to_str().unwrap(), 2, &options(&[])).unwrap();
+    let expected = [
+        serde_json::json!({"label": -1, "price": 0.5, "code": "7", "word": "x"}),
+        serde_json::json!({"label": 2, "price": 3.0, "code": "n/a", "word": "y"}),
+    ];
+    assert_eq!(shown, expected, "by the type of the whole column");
+}

@@ -21,7 +21,7 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
         // One parser reports what it found and expected, the other one where.
         let place = parse::<T>(text).err().and_then(|error| error.location());
         let place = place.map(|at| format!(" at line {}, column {}", at.line(), at.column()));
-        Error(format!("{error}{}", place.unwrap_or_default()))
+        Error(format!("{}{}", plain(&error.to_string()), place.unwrap_or_default()))
     })
 }
 
@@ -43,6 +43,35 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Error> {
 pub fn write<T: Serialize>(value: &T) -> Result<String, Error> {
     let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
     serde_saphyr::to_string_with_options(value, options).map_err(|error| Error(error.to_string()))
+}
+
+/// An error about a value's type, without names of types that only programs know.
+fn plain(error: &str) -> String {
+    let mismatch = ["invalid type: ", "invalid value: "].iter().find_map(|p| error.strip_prefix(p));
+    let Some((found, expected)) = mismatch.and_then(|text| text.split_once(", expected ")) else {
+        return error.to_owned();
+    };
+    let expected = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "an integer of at least 0",
+        "i32" | "i64" => "an integer",
+        "f32" | "f64" => "a number",
+        "a boolean" => "true or false",
+        "a string" => "text",
+        "a sequence" => "a list",
+        other if other.starts_with("struct ") => "a map",
+        other => other,
+    };
+    let found = match found {
+        "sequence" => "a list",
+        "map" => "a map",
+        "unit value" | "null" => "nothing",
+        other => ["string ", "integer ", "floating point ", "boolean "]
+            .iter()
+            .find_map(|kind| other.strip_prefix(kind))
+            .unwrap_or(other)
+            .trim_matches('`'),
+    };
+    format!("expected {expected}, found {found}")
 }
 
 #[cfg(test)]
@@ -130,11 +159,11 @@ mod tests {
     fn a_value_of_the_wrong_kind_is_named_with_its_line() {
         type Sizes = BTreeMap<String, Vec<u32>>;
         let error = read::<Sizes>("a: [1]\nb: [2, x]\n").unwrap_err().to_string();
-        let expected = "invalid type: string \"x\", expected u32 at line 2, column 8";
+        let expected = "expected an integer of at least 0, found \"x\" at line 2, column 8";
         assert_eq!(error, expected);
         // A number in quotes is text.
         let error = read::<Sizes>("a: ['1']\n").unwrap_err().to_string();
-        assert_eq!(error, "invalid type: string \"1\", expected u32");
+        assert_eq!(error, "expected an integer of at least 0, found \"1\"");
     }
 
     #[test]

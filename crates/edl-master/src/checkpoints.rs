@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checkpoint folders and results on disk.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use edl_core::error::{chain, is_disk_full};
 use edl_core::id::{CheckpointId, Generation, PartitionId, RunId, Term};
@@ -170,9 +174,10 @@ pub(crate) fn delete(folder: &Path) -> Event {
     Event::Tick
 }
 
-/// Writes the trained model.
-pub(crate) fn export(from: &Path, to: &Path) -> Event {
-    match edl_tensor::export::export(from, to, &BTreeMap::new()) {
+/// Writes the trained model. `n_bytes` counts what is read and written.
+pub(crate) fn export(from: &Path, to: &Path, n_bytes: &AtomicU64) -> Event {
+    let progress = |n: u64| _ = n_bytes.fetch_add(n, Relaxed);
+    match edl_tensor::export::export(from, to, &BTreeMap::new(), &progress) {
         Ok(_) => Event::Exported,
         Err(error) => {
             Event::ExportFailed { error: chain(&error), is_disk_full: is_disk_full(&error) }
@@ -181,8 +186,8 @@ pub(crate) fn export(from: &Path, to: &Path) -> Event {
 }
 
 /// Joins the parts that workers wrote into one file, in the order of the records.
-pub(crate) fn join_parts(output: &Path, n_shards: u32) -> Event {
-    match try_join_parts(output, n_shards) {
+pub(crate) fn join_parts(output: &Path, n_shards: u32, n_bytes: &AtomicU64) -> Event {
+    match try_join_parts(output, n_shards, n_bytes) {
         Ok(()) => Event::Exported,
         Err(error) => Event::ExportFailed {
             is_disk_full: is_disk_full(&error),
@@ -191,16 +196,46 @@ pub(crate) fn join_parts(output: &Path, n_shards: u32) -> Event {
     }
 }
 
-fn try_join_parts(output: &Path, n_shards: u32) -> io::Result<()> {
+/// Writes something. A panic is a failure like any other: else the job would wait for ever.
+pub(crate) fn or_failed(
+    write: impl FnOnce() -> Event,
+    failed: impl FnOnce(String) -> Event,
+) -> Event {
+    let text = |panic: Box<dyn Any + Send>| {
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+    };
+    catch_unwind(AssertUnwindSafe(write))
+        .unwrap_or_else(|panic| failed(format!("the master panicked: {}", text(panic))))
+}
+
+fn try_join_parts(output: &Path, n_shards: u32, n_bytes: &AtomicU64) -> io::Result<()> {
     fs::create_dir_all(output)?;
     let temporary = output.join("predictions.jsonl.tmp");
     let mut whole = io::BufWriter::new(File::create(&temporary)?);
     let part = |shard: u32| output.join(format!("part-{shard:06}.jsonl"));
     for shard in 0..n_shards {
-        io::copy(&mut File::open(part(shard))?, &mut whole)?;
+        n_bytes.fetch_add(io::copy(&mut File::open(part(shard))?, &mut whole)?, Relaxed);
     }
     whole.flush()?;
     whole.get_ref().sync_all()?;
     fs::rename(&temporary, output.join("predictions.jsonl"))?;
     (0..n_shards).try_for_each(|shard| fs::remove_file(part(shard)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_while_the_result_is_written_is_a_failure_with_its_text() {
+        let failed = |error| Event::ExportFailed { error, is_disk_full: false };
+        for (write, text) in [
+            ((|| panic!("at {}", 7)) as fn() -> Event, "the master panicked: at 7"),
+            (|| panic!("at last"), "the master panicked: at last"),
+        ] {
+            assert_eq!(or_failed(write, failed), failed(text.to_owned()));
+        }
+        assert_eq!(or_failed(|| Event::Exported, failed), Event::Exported);
+    }
 }

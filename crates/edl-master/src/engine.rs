@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use edl_core::id::{PsId, WorkerId};
@@ -24,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use crate::audit::Audits;
-use crate::checkpoints::Checkpoints;
+use crate::checkpoints::{Checkpoints, or_failed};
 use crate::data::Data;
 use crate::http::HttpContext;
 use crate::journal::{Journal, unix_secs};
@@ -66,6 +68,8 @@ pub(crate) struct Engine {
     spans: Spans,
     /// Work on files that must not hold up the loop; each answers with an event.
     pub(crate) jobs: JoinSet<Event>,
+    /// What was read and written for the result by now, and when that was last reported.
+    pub(crate) exported_bytes: (Arc<AtomicU64>, u64),
     /// The request being handled: the number of workers before it, and where its reply goes.
     pending_reply: Option<(u32, Reply)>,
     ended: Option<End>,
@@ -113,6 +117,7 @@ impl Engine {
             store,
             origin,
             jobs: JoinSet::new(),
+            exported_bytes: Default::default(),
             pending_reply: None,
             ended: None,
             queue,
@@ -177,7 +182,7 @@ impl Engine {
                 }
                 _ = status_at.tick() => {
                     self.publish(&health);
-                    None
+                    self.export_progressed()
                 }
                 report = reports.recv() => {
                     Some(report.map_or_else(|| stop(false), Event::Platform))
@@ -206,6 +211,13 @@ impl Engine {
         // Watchers of the page see the end.
         let _ = tokio::time::timeout(SHUTDOWN_GRACE, pages.join_next()).await;
         Ok(self.ended.take().expect("the loop ends with the job"))
+    }
+
+    /// Whether more of the result has been written since the last call.
+    fn export_progressed(&mut self) -> Option<Event> {
+        let (n_bytes, before) = &mut self.exported_bytes;
+        let n_bytes = n_bytes.load(Relaxed);
+        (std::mem::replace(before, n_bytes) != n_bytes).then_some(Event::ExportProgressed)
     }
 
     fn http_context(
@@ -334,9 +346,10 @@ impl Engine {
                     let manifest =
                         self.checkpoints.manifest(&self.job, checkpoint, at, generation, files);
                     let (run, path) = (self.job.config().run, self.checkpoints.path(&folder));
-                    self.jobs.spawn_blocking(move || {
-                        crate::checkpoints::commit(checkpoint, run, &path, manifest)
-                    });
+                    let commit =
+                        move || crate::checkpoints::commit(checkpoint, run, &path, manifest);
+                    let failed = move |error| Event::CheckpointFailed { checkpoint, error };
+                    self.jobs.spawn_blocking(move || or_failed(commit, failed));
                 }
                 Effect::Delete(folder) => {
                     let path = self.checkpoints.path(&folder);
@@ -344,12 +357,15 @@ impl Engine {
                 }
                 Effect::Export { checkpoint } => {
                     let (from, to) = (self.checkpoints.path(&checkpoint), self.output());
-                    self.jobs.spawn_blocking(move || crate::checkpoints::export(&from, &to));
+                    let n_bytes = Arc::clone(&self.exported_bytes.0);
+                    let export = move || crate::checkpoints::export(&from, &to, &n_bytes);
+                    self.jobs.spawn_blocking(|| or_failed(export, export_failed));
                 }
                 Effect::JoinPredictions { n_shards } => {
                     let output = self.output();
-                    self.jobs
-                        .spawn_blocking(move || crate::checkpoints::join_parts(&output, n_shards));
+                    let n_bytes = Arc::clone(&self.exported_bytes.0);
+                    let join = move || crate::checkpoints::join_parts(&output, n_shards, &n_bytes);
+                    self.jobs.spawn_blocking(|| or_failed(join, export_failed));
                 }
                 Effect::EvaluationStarted { version } => crate::evaluation::begin(version),
                 Effect::Evaluated(evaluated) => {
@@ -450,6 +466,10 @@ fn resume_accounting(job: &mut Job, journal: &Journal, is_manual: bool) {
     let gap = unix_secs() - journal.history.saved_at;
     let gap = Duration::try_from_secs_f64(gap).unwrap_or_default();
     job.resume_accounting(before, gap, Time::ZERO);
+}
+
+fn export_failed(error: String) -> Event {
+    Event::ExportFailed { error, is_disk_full: false }
 }
 
 #[cfg(test)]

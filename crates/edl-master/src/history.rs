@@ -83,6 +83,11 @@ impl History {
         serde_json::from_slice(&std::fs::read(job_dir.history()).ok()?).ok()
     }
 
+    /// The last loss that is known. A new master goes on from it.
+    pub(crate) fn loss(&self) -> Option<f32> {
+        self.samples.iter().map(|sample| sample.loss).filter(|loss| loss.is_finite()).last()
+    }
+
     /// When the job was first seen to run, in Unix time.
     pub(crate) fn began(&self) -> Option<f64> {
         let sample = self.samples.iter().next().map(|sample| sample.at_secs);
@@ -126,7 +131,7 @@ impl History {
         self.samples.push(Sample {
             at_secs,
             step: status.step,
-            loss: status.loss,
+            loss: status.known_loss().unwrap_or(f32::NAN),
             learning_rate: status.learning_rate,
             records_per_second: status.records_per_second,
             workers: workers.filter(|worker| worker.state() == InstanceState::Working).count(),
@@ -211,6 +216,19 @@ mod tests {
             ..proto::Instance::default()
         };
         JobStatus { instances: pids.iter().map(instance).collect(), ..JobStatus::default() }
+    }
+
+    #[test]
+    fn a_loss_that_is_not_known_yet_is_no_zero_and_the_next_master_knows_the_last_one() {
+        let mut history = History::new();
+        history.sample(&JobStatus { step: 1, ..JobStatus::default() }, 1.0);
+        assert!(history.samples.iter().all(|sample| sample.loss.is_nan()), "a gap in the curve");
+        assert_eq!(history.loss(), None);
+        for (at, loss) in [(2.0, 0.75), (3.0, 0.5), (4.0, f32::NAN)] {
+            history.sample(&JobStatus { step: 2, loss, ..JobStatus::default() }, at);
+        }
+        let read: History = serde_json::from_slice(&serde_json::to_vec(&history).unwrap()).unwrap();
+        assert_eq!(read.loss(), Some(0.5));
     }
 
     #[test]

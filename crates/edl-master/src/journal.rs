@@ -150,11 +150,13 @@ impl Journal {
         self.last_point = Some(point);
         let line = json!({
             "at_secs": unix_secs(), "kind": "training", "version": status.step, "epoch": status.epoch,
-            "loss": status.loss, "learning_rate": status.learning_rate,
+            "loss": status.known_loss(), "learning_rate": status.learning_rate,
             "records_done": status.records_done, "records_per_second": status.records_per_second,
         });
         self.add_point(&line);
-        self.scalar("training/loss", status.step, f64::from(status.loss));
+        if let Some(loss) = status.known_loss() {
+            self.scalar("training/loss", status.step, f64::from(loss));
+        }
         self.scalar("training/learning_rate", status.step, status.learning_rate);
         self.scalar("training/records_per_second", status.step, status.records_per_second);
     }

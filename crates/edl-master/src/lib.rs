@@ -35,13 +35,14 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use edl_core::error::{chain, is_full};
+use edl_core::evaluation::Evaluated;
 use edl_core::id::{Generation, RunId, Term};
 use edl_core::job::{self, End};
 use edl_core::job_dir::JobDir;
-use edl_core::spec::{Invalid, JobSpec};
+use edl_core::spec::{Invalid, JobSpec, JobType};
 use edl_net::convert::master as convert;
 use edl_net::key::JobKey;
-use edl_net::proto::JobStatus;
+use edl_net::proto::{self, JobStatus};
 use edl_tensor::checkpoint::Checkpoint;
 use serde::Deserialize;
 use tokio::net::TcpListener;
@@ -214,11 +215,22 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
         n_validation_records: data.n_validation_records,
         n_prediction_records: data.n_prediction_records,
         output: config.job_dir.output(&config.spec).to_string_lossy().into_owned(),
+        evaluated_version: evaluated_version(&config.spec),
     };
     tracing::info!(term = opened.term.0, address = %addresses.control, http = %addresses.http, "master started");
     let origin = tokio::time::Instant::now();
     let engine = Engine::new(config, job_config, durable, data, store, addresses, origin, shutdown);
     Box::pin(engine.run(listener, http_listener, port)).await
+}
+
+/// The version of the checkpoint that a job evaluates.
+fn evaluated_version(spec: &JobSpec) -> u64 {
+    if spec.job_type != JobType::Evaluate {
+        return 0;
+    }
+    // A checkpoint that cannot be read is the servers' error.
+    let checkpoint = Checkpoint::open(spec.checkpoint_dir_for_init.as_ref());
+    checkpoint.map_or(0, |checkpoint| checkpoint.manifest.version)
 }
 
 /// Opens the job's store, once no other master has it open.
@@ -277,12 +289,23 @@ fn adopt_checkpoints(config: &Config, opened: &mut store::Opened) {
         let status = std::fs::read(config.job_dir.status()).unwrap_or_default();
         let status: JobStatus = serde_json::from_slice(&status).unwrap_or_default();
         opened.durable.generation = Generation(status.generation);
+        let best = Path::new(&status.best_checkpoint).file_name();
+        let is_best = |checkpoint: &&Checkpoint| checkpoint.path.file_name() == best;
+        let best = found.iter().find(is_best).and_then(|best| best.path.file_name());
+        opened.durable.best = best.map(|folder| folder.to_string_lossy().into_owned());
+        opened.durable.evaluations = status.evaluations.into_iter().map(evaluated).collect();
     }
     let found = found.into_iter().map(checkpoints::describe).collect();
     match opened.durable.adopt(found) {
         0 => {}
         n => tracing::warn!("{n} complete checkpoints were unknown to the store; using them"),
     }
+}
+
+/// An evaluation as a status shows it.
+fn evaluated(evaluation: proto::Evaluation) -> Evaluated {
+    let proto::Evaluation { version, epoch, metrics, best } = evaluation;
+    Evaluated { version, epoch, metrics: metrics.into_iter().collect(), is_best: best }
 }
 
 async fn bind(address: &str, patience: Duration) -> Result<TcpListener, Error> {

@@ -108,7 +108,9 @@ impl Metrics {
         set(&self.term, status.term);
         set(&self.workers_wanted, status.workers_wanted.into());
         self.records_per_second.set(status.records_per_second);
-        self.loss.set(status.loss.into());
+        if let Some(loss) = status.known_loss() {
+            self.loss.set(loss.into());
+        }
         for role in [Role::Ps, Role::Worker] {
             let n = status.instances.iter().filter(|instance| instance.role() == role).count();
             set(&self.instances.get_or_create(&RoleLabel { role: role.name().into() }), n as u64);

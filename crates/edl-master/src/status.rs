@@ -51,7 +51,11 @@ impl Engine {
     pub(crate) fn status(&self) -> proto::JobStatus {
         let (spec, durable) = (&self.config.spec, self.job.durable());
         let (records_done, records_total) = self.job.progress();
-        let speed = self.progress.per_second();
+        let elapsed_secs = self.job.elapsed(self.now()).as_secs_f64();
+        let speed = match durable.end {
+            Some(_) => records_done as f64 / elapsed_secs.max(1e-3),
+            None => self.progress.per_second(),
+        };
         let left = records_total.map(|total| total.saturating_sub(records_done));
         let eta_secs = left.filter(|_| speed > 0.0).map_or(-1.0, |left| left as f64 / speed);
         let path = |folder: &String| self.checkpoints.path(folder).to_string_lossy().into_owned();
@@ -60,7 +64,10 @@ impl Engine {
         let world = self.job.worlds().and_then(|worlds| worlds.current());
         let reason = match &durable.end {
             Some(end) => end.reason().unwrap_or_default().into(),
-            None => self.unsaved.clone().or_else(|| self.job.trouble()).unwrap_or_default(),
+            None => {
+                let trouble = self.unsaved.clone().or_else(|| self.job.trouble());
+                trouble.or_else(|| self.export_text()).unwrap_or_default()
+            }
         };
         proto::JobStatus {
             job: spec.job_name.clone(),
@@ -73,8 +80,8 @@ impl Engine {
             records_total: records_total.unwrap_or(0),
             records_per_second: speed,
             eta_secs,
-            elapsed_secs: self.job.elapsed(self.now()).as_secs_f64(),
-            loss: self.job.loss().unwrap_or(0.0),
+            elapsed_secs,
+            loss: self.job.loss().or(self.journal.history.loss()).unwrap_or(0.0),
             learning_rate: rate.map_or(0.0, |optimizer| optimizer.rate(step)),
             generation: durable.generation.0,
             term: self.job.config().term.0,
@@ -104,6 +111,12 @@ impl Engine {
             batches_per_epoch: self.checkpoints.n_batches().into(),
             page: String::new(),
         }
+    }
+
+    /// How far the result is that is being written.
+    fn export_text(&self) -> Option<String> {
+        let n_megabytes = self.exported_bytes.1 / 1_000_000;
+        (n_megabytes > 0).then(|| format!("writing the result; processed {n_megabytes} MB so far"))
     }
 
     fn goodput(&self) -> proto::Goodput {

@@ -60,6 +60,7 @@ impl Master {
             n_validation_records: scenario.n_validation_records,
             n_prediction_records: 0,
             output: "output".into(),
+            evaluated_version: 0,
         };
         let clock = Clock::new(context.kernel);
         let now = clock.now(context.kernel);

@@ -3,19 +3,27 @@
 //!
 //! `model.safetensors` holds the dense parameters by name and shape, and each table as two
 //! tensors: `<table>.ids` and `<table>.rows`, in the order of the ids. Optimizer state stays
-//! behind. `model.json` says what it is.
+//! behind. `model.json` says what it is. The model need not fit in memory.
 
+mod parts;
+
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use edl_core::model::ModelSpec;
 use safetensors::SafeTensorError;
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{self, Checkpoint, Manifest, Snapshot, read_snapshot};
+use self::parts::Parts;
+use crate::checkpoint::{self, Checkpoint, Manifest};
+
+/// Of what is written to the model's file.
+const BUFFER: usize = 1 << 20;
 
 /// What `model.json` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,7 +42,7 @@ pub struct Exported {
     /// Dense parameters.
     pub n_params: usize,
     /// Rows of all tables.
-    pub n_rows: usize,
+    pub n_rows: u64,
 }
 
 /// Why a model cannot be exported.
@@ -48,20 +56,8 @@ pub enum Error {
     Write { path: PathBuf, source: SafeTensorError },
 }
 
-/// A whole model in memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Weights {
-    /// The flat vector of all dense parameters.
-    pub dense: Vec<f32>,
-    /// Per table, the ids and rows in the order of the ids.
-    pub tables: Vec<Rows>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rows {
-    pub ids: Vec<u64>,
-    pub rows: Vec<f32>,
-}
+/// Gets the number of bytes that have been read or written since the last call.
+pub type Progress<'a> = dyn Fn(u64) + 'a;
 
 /// Writes the model of the checkpoint in folder `checkpoint` to folder `output`, which is made if
 /// needed. `metrics` join those of the manifest.
@@ -69,106 +65,131 @@ pub fn export(
     checkpoint: &Path,
     output: &Path,
     metrics: &BTreeMap<String, f64>,
+    progress: &Progress<'_>,
 ) -> Result<Exported, Error> {
     let checkpoint = Checkpoint::open(checkpoint)?;
-    let weights = load(&checkpoint)?;
+    fs::create_dir_all(output).map_err(checkpoint::at("create", output))?;
+    let parts = Parts::read(&checkpoint, output, progress)?;
     let Manifest { model, job, version, metrics: known, .. } = checkpoint.manifest;
+    let weights = write_weights(output, &model, &parts, progress)?;
     let mut all = known;
     all.extend(metrics.iter().map(|(name, value)| (name.clone(), *value)));
-    fs::create_dir_all(output).map_err(checkpoint::at("create", output))?;
-    let n_rows = weights.tables.iter().map(|table| table.ids.len()).sum();
-    let path = write_weights(output, &model, &weights)?;
+    let n_params = model.params.iter().map(|param| param.len()).sum();
+    let n_rows = parts.tables.iter().map(|table| table.len()).sum();
     let card = write_card(output, &Card { job, version, metrics: all, model })?;
-    Ok(Exported { weights: path, card, n_params: weights.dense.len(), n_rows })
+    Ok(Exported { weights, card, n_params, n_rows })
 }
 
-/// Reads the parameters of a checkpoint, without optimizer state.
-pub fn load(checkpoint: &Checkpoint) -> Result<Weights, Error> {
-    let model = &checkpoint.manifest.model;
-    let layout = checkpoint.manifest.layout();
-    let mut dense = vec![0.0; layout.dense_len];
-    let mut tables = vec![Rows::default(); model.tables.len()];
-    for file in &checkpoint.manifest.files {
-        let snapshot = read_snapshot(&checkpoint.path, file)?;
-        let segment = layout.segment(file.partition);
-        if !fits(&snapshot, model, segment.len()) {
-            return Err(Error::Model { path: checkpoint.path.join(&file.name) });
-        }
-        dense[segment].copy_from_slice(&snapshot.dense.weights);
-        for ((rows, slab), table) in tables.iter_mut().zip(&snapshot.tables).zip(&model.tables) {
-            for (id, row) in slab.rows() {
-                rows.ids.push(id);
-                rows.rows.extend_from_slice(&row[..table.dim]);
-            }
-        }
+/// A tensor of the file.
+struct Tensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    source: Source,
+}
+
+/// Where the values of a tensor are.
+enum Source {
+    Dense(Range<usize>),
+    /// Of the table with this number.
+    Ids(usize),
+    Rows(usize),
+}
+
+impl Tensor {
+    fn n_bytes(&self) -> usize {
+        self.dtype.bitsize() / 8 * self.shape.iter().product::<usize>()
     }
-    let sorted = tables.iter().zip(&model.tables).map(|(rows, table)| rows.sorted(table.dim));
-    Ok(Weights { dense, tables: sorted.collect() })
-}
 
-fn fits(snapshot: &Snapshot, model: &ModelSpec, n_dense: usize) -> bool {
-    let stride = |dim: usize| dim * (1 + snapshot.header.slots.len());
-    let strides = snapshot.tables.iter().map(|slab| slab.stride());
-    snapshot.dense.weights.len() == n_dense
-        && strides.eq(model.tables.iter().map(|table| stride(table.dim)))
-}
-
-impl Rows {
-    /// In the order of the ids, so the file does not depend on the order in which rows were created.
-    fn sorted(&self, dim: usize) -> Self {
-        let mut order: Vec<usize> = (0..self.ids.len()).collect();
-        order.sort_unstable_by_key(|place| self.ids[*place]);
-        let mut rows = Vec::with_capacity(self.rows.len());
-        for place in &order {
-            rows.extend_from_slice(&self.rows[place * dim..(place + 1) * dim]);
+    fn write(&self, parts: &Parts, to: &mut impl Write) -> io::Result<()> {
+        match &self.source {
+            Source::Dense(part) => parts.write_dense(part.clone(), to),
+            Source::Ids(table) => parts.tables[*table].visit(|id, _| to.write_all(id)),
+            Source::Rows(table) => parts.tables[*table].visit(|_, row| to.write_all(row)),
         }
-        Self { ids: order.iter().map(|place| self.ids[*place]).collect(), rows }
     }
 }
 
-fn write_weights(output: &Path, model: &ModelSpec, weights: &Weights) -> Result<PathBuf, Error> {
-    let path = output.join("model.safetensors");
-    let temporary = output.join(format!(".model.safetensors.{}.tmp", std::process::id()));
-    let tensors = tensors(model, weights);
-    let written = tensors.and_then(|tensors| serialize_to_file(tensors, None, &temporary));
-    written.map_err(|source| Error::Write { path: path.clone(), source })?;
-    let place = || {
-        fs::File::open(&temporary)?.sync_all()?;
-        fs::rename(&temporary, &path)
+/// All tensors, in the order of the file: the wider numbers first, as readers map them.
+fn tensors(model: &ModelSpec, parts: &Parts) -> Vec<Tensor> {
+    let mut tensors = Vec::new();
+    let mut start = 0;
+    for param in &model.params {
+        let (name, end) = (param.name.clone(), start + param.len());
+        let (shape, source) = (param.shape.clone(), Source::Dense(start..end));
+        tensors.push(Tensor { name, dtype: Dtype::F32, shape, source });
+        start = end;
+    }
+    for (number, (spec, rows)) in model.tables.iter().zip(&parts.tables).enumerate() {
+        let n_rows = usize::try_from(rows.len()).unwrap_or(usize::MAX);
+        let (name, source) = (format!("{}.ids", spec.name), Source::Ids(number));
+        tensors.push(Tensor { name, dtype: Dtype::I64, shape: vec![n_rows], source });
+        let (name, source) = (format!("{}.rows", spec.name), Source::Rows(number));
+        tensors.push(Tensor { name, dtype: Dtype::F32, shape: vec![n_rows, spec.dim], source });
+    }
+    tensors.sort_by(|a, b| (Reverse(a.dtype), &a.name).cmp(&(Reverse(b.dtype), &b.name)));
+    tensors
+}
+
+/// The length of the header and the header itself, padded so that the values are aligned.
+fn header(tensors: &[Tensor]) -> Result<Vec<u8>, SafeTensorError> {
+    let mut start = 0;
+    let info = |tensor: &Tensor| {
+        let data_offsets = (start, start + tensor.n_bytes());
+        start = data_offsets.1;
+        let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+        (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets })
     };
-    place().map_err(checkpoint::at("write", &path))?;
+    let header = Metadata::new(None, tensors.iter().map(info).collect())?;
+    let mut json = serde_json::to_vec(&header)?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    Ok([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat())
+}
+
+fn write_weights(
+    output: &Path,
+    model: &ModelSpec,
+    parts: &Parts,
+    progress: &Progress<'_>,
+) -> Result<PathBuf, Error> {
+    let path = output.join("model.safetensors");
+    let tensors = tensors(model, parts);
+    let header = header(&tensors).map_err(|source| Error::Write { path: path.clone(), source })?;
+    let write = |file: &mut File| {
+        let mut to = BufWriter::with_capacity(BUFFER, Counted { file, progress });
+        to.write_all(&header)?;
+        tensors.iter().try_for_each(|tensor| tensor.write(parts, &mut to))?;
+        to.flush()
+    };
+    let rename = |from: &Path, to: &Path| fs::rename(from, to);
+    checkpoint::write_atomically(output, "model.safetensors", write, rename)?;
     Ok(path)
 }
 
+/// A file that reports what is written to it.
+struct Counted<'a> {
+    file: &'a mut File,
+    progress: &'a Progress<'a>,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let n_written = self.file.write(buffer)?;
+        (self.progress)(n_written as u64);
+        Ok(n_written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
 fn write_card(output: &Path, card: &Card) -> Result<PathBuf, Error> {
-    let write = |file: &mut fs::File| {
+    let write = |file: &mut File| {
         serde_json::to_writer_pretty(&mut *file, card)?;
         file.write_all(b"\n")
     };
     let rename = |from: &Path, to: &Path| fs::rename(from, to);
     checkpoint::write_atomically(output, "model.json", write, rename)?;
     Ok(output.join("model.json"))
-}
-
-fn tensors<'a>(
-    model: &'a ModelSpec,
-    weights: &'a Weights,
-) -> Result<Vec<(String, TensorView<'a>)>, SafeTensorError> {
-    let mut tensors = Vec::new();
-    let mut rest = weights.dense.as_slice();
-    for param in &model.params {
-        let (values, tail) = rest.split_at(param.len());
-        let values = bytemuck::cast_slice(values);
-        let tensor = TensorView::new(Dtype::F32, param.shape.clone(), values)?;
-        tensors.push((param.name.clone(), tensor));
-        rest = tail;
-    }
-    for (spec, Rows { ids, rows }) in model.tables.iter().zip(&weights.tables) {
-        let (n, ids, rows) = (ids.len(), bytemuck::cast_slice(ids), bytemuck::cast_slice(rows));
-        let ids = TensorView::new(Dtype::I64, vec![n], ids)?;
-        let rows = TensorView::new(Dtype::F32, vec![n, spec.dim], rows)?;
-        tensors.push((format!("{}.ids", spec.name), ids));
-        tensors.push((format!("{}.rows", spec.name), rows));
-    }
-    Ok(tensors)
 }

@@ -88,8 +88,8 @@ fn table(status: &JobStatus) -> String {
     ];
     if status.job_type() == JobType::Train {
         let (epoch, step) = (epoch(status, " of "), grouped(status.step));
-        let loss = decimal(status.loss.into());
-        lines.push(("epoch", format!("{epoch}, step {step}, loss {loss}")));
+        let loss = status.known_loss().map(|loss| format!(", loss {}", decimal(loss.into())));
+        lines.push(("epoch", format!("{epoch}, step {step}{}", loss.unwrap_or_default())));
     }
     if status.lanes > 0 {
         let bits = if status.same_bits {

@@ -28,6 +28,7 @@ use watch::Watch;
 mod children;
 mod link;
 mod log_size;
+mod out_of_memory;
 mod slow;
 mod tasks;
 mod watch;
@@ -331,8 +332,9 @@ fn describe(how: Ended) -> String {
     match how {
         Ended::Exit(code) => format!("exit code {code}"),
         Ended::Signal(signal) => format!("signal {signal}"),
+        Ended::MachineOutOfMemory
         // Pods end in these ways; a supervisor has none.
-        Ended::Preempted
+        | Ended::Preempted
         | Ended::Evicted
         | Ended::OutOfMemory
         | Ended::Deleted

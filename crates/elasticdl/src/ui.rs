@@ -265,8 +265,8 @@ fn progress(status: &JobStatus) -> String {
     if status.eta_secs >= 0.0 {
         line += &format!(", {} left", span(status.eta_secs));
     }
-    if status.loss != 0.0 {
-        line += &format!(", loss {}", decimal(status.loss.into()));
+    if let Some(loss) = status.known_loss() {
+        line += &format!(", loss {}", decimal(loss.into()));
     }
     line
 }
@@ -310,8 +310,8 @@ fn draw(bar: &ProgressBar, status: &JobStatus) {
     if status.eta_secs >= 0.0 {
         message += &format!("  {} left", span(status.eta_secs));
     }
-    if status.loss != 0.0 {
-        message += &format!("  loss {}", decimal(status.loss.into()));
+    if let Some(loss) = status.known_loss() {
+        message += &format!("  loss {}", decimal(loss.into()));
     }
     bar.set_message(format!("{message}  {}", counted(workers as u64, "worker")));
     bar.tick();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clap's errors about a bad command line, as one sentence with the next step.
 
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use edl_core::text::nearest;
@@ -15,7 +17,11 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => None,
         ErrorKind::UnknownArgument => {
             let flag = context(error, ContextKind::InvalidArg).unwrap_or_default();
-            let what = if flag.starts_with('-') { "unknown flag" } else { "unexpected argument" };
+            let what = match flag.strip_prefix('-') {
+                Some(number) if number.parse::<f64>().is_ok() => "unexpected negative number",
+                Some(_) => "unknown flag",
+                None => "unexpected argument",
+            };
             let suggested = context(error, ContextKind::SuggestedArg);
             // Without the dashes, which make any two flags alike.
             let is_near = |near: &String| {
@@ -56,10 +62,32 @@ pub(crate) fn sentence(error: &clap::Error, command: Option<&str>) -> Option<Str
                 ));
             }
             let text = error.render().to_string();
-            let line = text.lines().next().unwrap_or_default();
-            Some(format!("{}; see `{help}`", line.trim_start_matches("error: ")))
+            let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+            // The reason may be in the words of a library.
+            let line = match (std::error::Error::source(error), expected(error)) {
+                (Some(why), Some(expected)) => line.replace(&why.to_string(), &expected),
+                _ => line.to_owned(),
+            };
+            Some(format!("{line}; see `{help}`"))
         }
     }
+}
+
+/// What should have been there instead of something that is no number, or none that is allowed.
+fn expected(error: &clap::Error) -> Option<String> {
+    let why = std::error::Error::source(error)?;
+    if let Some(why) = why.downcast_ref::<ParseIntError>() {
+        let is_large = matches!(why.kind(), IntErrorKind::PosOverflow);
+        return Some(
+            if is_large { "the number is too large" } else { "expected an integer" }.into(),
+        );
+    }
+    if why.is::<ParseFloatError>() {
+        return Some("expected a number".into());
+    }
+    let why = why.to_string();
+    let (least, most) = why.split_once(" is not in ")?.1.split_once("..=")?;
+    Some(format!("expected an integer from {least} to {most}"))
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the parser's values grow with its versions")]
@@ -106,6 +134,21 @@ mod tests {
         assert!(number.starts_with("invalid value 'two' for '--num_workers <N>'"), "{number}");
         let negative = check(&["train", "--num_workers", "-1"]).unwrap();
         assert!(negative.starts_with("invalid value '-1' for '--num_workers <N>'"), "{negative}");
+        for (args, expected) in [
+            (["scale", "job", "--workers=x"], "'--workers <N>': expected an integer"),
+            (["scale", "job", "--workers=-1"], "expected an integer from 0 to 4294967295"),
+            (["scale", "job", "--workers=99999999999999999999"], "the number is too large"),
+            (["logs", "job", "--tail=x"], "'--tail <N>': expected an integer"),
+            (["logs", "job", "--tail=-1"], "'--tail <N>': expected an integer"),
+            (["chaos", "slow", "--factor=x"], "'--factor <F>': expected an integer"),
+            (["chaos", "slow", "--factor=1000"], "expected an integer from 2 to 100"),
+        ] {
+            let text = check(&args).unwrap();
+            assert!(text.contains(expected), "{text}");
+            assert!(!text.contains("invalid digit") && !text.contains("is not in"), "{text}");
+        }
+        let negative = check(&["scale", "job", "--workers", "-3"]).unwrap();
+        assert_eq!(negative, "unexpected negative number `-3`; see `elasticdl scale --help`");
         let missing = check(&["scale", "job"]).unwrap();
         assert_eq!(missing, "--workers <N> is missing; see `elasticdl scale --help`");
         assert_eq!(check(&["--help"]), None);

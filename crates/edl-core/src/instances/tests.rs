@@ -152,6 +152,21 @@ fn who_ran_out_of_memory_gets_more_of_it_until_that_explains_nothing() {
 }
 
 #[test]
+fn a_machine_that_runs_out_of_memory_ends_the_job_at_last() {
+    let mut instances = started(1);
+    for n in 1..=3 {
+        let id = InstanceId { role: Role::Worker, id: n - 1 };
+        let how = Ended::MachineOutOfMemory;
+        let pid = instances.running()[&id].pid.unwrap_or(7);
+        let cause = instances.report(&ended(id, pid, how), Time::ZERO);
+        assert_eq!(cause, Some((id, Cause::Crashed)));
+        assert_eq!(instances.give_up_reason().is_some(), n == 3, "{n}");
+        assert_eq!(instances.memory_percent(Role::Worker), 100, "there is no more of it");
+        instances.reconcile(Time::ZERO + Duration::from_secs(100 * u64::from(n)));
+    }
+}
+
+#[test]
 fn who_is_about_to_leave_is_replaced_at_once() {
     let mut instances = started(2);
     let how = Ended::Preempted;
@@ -188,6 +203,7 @@ fn any_end() -> impl Strategy<Value = Ended> {
         Ended::Preempted,
         Ended::Evicted,
         Ended::OutOfMemory,
+        Ended::MachineOutOfMemory,
         Ended::Deleted,
         Ended::NodeLost,
     ])

@@ -142,7 +142,7 @@ impl Assignments {
             }
             while let Some((n_held, worker)) = free.pop_first() {
                 let most = capacity(worker).unwrap_or(0).max(self.min_capacity) as usize;
-                let must_wait = n_held > 0 && self.ledger.must_finish_first(worker);
+                let must_wait = self.must_finish_first(worker);
                 if n_held >= most || must_wait {
                     self.idle.remove(&worker);
                     continue;
@@ -193,6 +193,11 @@ impl Assignments {
         self.pools().map(|pool| pool.n_held(worker)).sum()
     }
 
+    /// Whether `worker` must compute what it holds before it gets more.
+    fn must_finish_first(&self, worker: WorkerId) -> bool {
+        self.pools().any(|pool| pool.must_finish_first(worker))
+    }
+
     fn next_task(
         &mut self,
         lease: LeaseId,
@@ -234,6 +239,12 @@ impl Assignments {
     /// A lease without progress for so long is overdue.
     pub(super) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
+    }
+
+    /// A worker has pushed `batch`, which waits for the rest of its round; false if that is not new.
+    pub(super) fn batch_pushed(&mut self, worker: WorkerId, batch: BatchId, now: Time) -> bool {
+        self.progressed(worker, now);
+        self.ledger.pushed(worker, batch)
     }
 
     /// Every partition has applied `batch`; false if that is not new.
@@ -312,24 +323,25 @@ impl Assignments {
         predictions.done(shard)
     }
 
-    /// Ends all leases of a worker; returns the work that it was doing. `step` is the step that
-    /// it was training. Batches that may have crashed it are tried alone.
+    /// Ends all leases of a worker; returns the work that may have crashed it, which is tried
+    /// alone if the worker is suspicious. It may have finished some of it without reporting that.
     pub(super) fn release_worker(
         &mut self,
         worker: WorkerId,
         is_suspicious: bool,
-        step: Option<Suspect>,
-    ) -> Option<Suspect> {
+    ) -> BTreeSet<Suspect> {
         let epoch = self.ledger.epoch();
-        let first = |leases: &[Lease]| leases.first().and_then(|lease| lease.open.first().copied());
-        let batches = self.ledger.pool_mut().release_worker(worker);
+        let open = |leases: &[Lease]| leases.iter().flat_map(Lease::uncomputed).collect::<Vec<_>>();
+        let batches = open(&self.ledger.pool_mut().release_worker(worker));
+        let shards = open(&self.release_shards(worker));
         if is_suspicious {
-            // It may have finished the first of them without reporting it: any may be the cause.
-            self.ledger.isolate(batches.iter().flat_map(|lease| &lease.open).copied());
+            self.ledger.pool_mut().isolate(batches.iter().copied());
+            if let Some(pool) = self.shards_mut() {
+                pool.isolate(shards.iter().copied());
+            }
         }
-        let batch = first(&batches).map(|index| Suspect::Batch(BatchId { epoch, index }));
-        let shard = first(&self.release_shards(worker));
-        batch.or(step).or(shard.map(|shard| self.suspect_shard(shard)))
+        let batches = batches.into_iter().map(|index| Suspect::Batch(BatchId { epoch, index }));
+        batches.chain(shards.into_iter().map(|shard| self.suspect_shard(shard))).collect()
     }
 
     /// Ends the leases of a worker on shards.
@@ -350,18 +362,22 @@ impl Assignments {
         at_fault(ended).map(|shard| self.suspect_shard(shard))
     }
 
-    /// Ends every overdue lease.
+    /// Ends every overdue lease. The one that its worker hangs in comes first: workers compute what
+    /// they hold in order.
     pub(super) fn expire(&mut self, now: Time) -> Vec<Overdue> {
         let epoch = self.ledger.epoch();
         let overdue = |(lease, ended): (LeaseId, Lease), suspect: &dyn Fn(u32) -> Suspect| {
-            let first = *ended.open.first().expect("a lease holds something");
+            let first = ended.uncomputed().next().or(ended.open.first().copied());
+            let first = first.expect("a lease holds something");
             Overdue { worker: ended.worker, lease, suspect: suspect(first) }
         };
         // It was never proved that a worker holds what it only claimed, so it is not to blame.
-        let batches =
-            self.ledger.pool_mut().expire(now).into_iter().filter(|(_, lease)| !lease.is_adopted);
+        let mut batches = self.ledger.expire(now, self.timeout);
+        batches.retain(|(_, lease)| !lease.is_adopted);
+        batches.sort_by_key(|(_, lease)| lease.uncomputed().next().unwrap_or(u32::MAX));
         let batch = |index| Suspect::Batch(BatchId { epoch, index });
-        let mut all: Vec<Overdue> = batches.map(|ended| overdue(ended, &batch)).collect();
+        let mut all: Vec<Overdue> =
+            batches.into_iter().map(|ended| overdue(ended, &batch)).collect();
         let shards = self.shards_mut().map(|shards| shards.expire(now)).unwrap_or_default();
         let shard = |shard| self.suspect_shard(shard);
         all.extend(shards.into_iter().map(|ended| overdue(ended, &shard)));

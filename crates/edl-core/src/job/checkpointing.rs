@@ -135,7 +135,7 @@ impl Job {
                 self.begin_checkpoint(Some(self.ledger().n_done()), now)
             }
             Stage::BestCheckpoint => self.resume_training(),
-            Stage::Finishing if is_complete => self.export(),
+            Stage::Finishing if is_complete => self.export(now),
             Stage::Finishing => {
                 if !self.checkpoints.retry_final(now) {
                     let why =
@@ -147,7 +147,7 @@ impl Job {
                 let end = End::Stopped(reason.clone());
                 self.end(end);
             }
-            Stage::Working | Stage::Evaluating { .. } | Stage::Exporting | Stage::Ended => {}
+            Stage::Working | Stage::Evaluating { .. } | Stage::Exporting { .. } | Stage::Ended => {}
         }
     }
 

@@ -54,6 +54,8 @@ pub enum Event {
         error: String,
     },
     Exported,
+    /// The result is being written: more of it is there.
+    ExportProgressed,
     ExportFailed {
         /// It may succeed later.
         is_disk_full: bool,

@@ -42,7 +42,7 @@ impl Job {
         let text =
             format!("worker-{worker} did not respond for {timeout:?}; continuing without it");
         self.note(EventKind::Stuck, text);
-        self.assignments.release_worker(worker, false, None);
+        self.assignments.release_worker(worker, false);
         if let Some(steps) = self.strategy.steps_mut() {
             let world = steps.worlds().current().map(|world| world.id);
             if steps.worlds().involved().contains(&worker) {

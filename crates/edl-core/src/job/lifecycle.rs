@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::stages::{Next, Stage};
+use super::stages::{EXPORT_TIMEOUT, Next, Stage};
 use super::{CheckpointRef, Command, Durable, Effect, End, EventKind, Job};
 use crate::id::EvalId;
 use crate::platform::{InstanceId, Order};
@@ -24,7 +24,7 @@ impl Job {
 
     /// Forgets evaluations of versions that were lost: they are of another model.
     pub(super) fn forget_lost_evaluations(&mut self) {
-        let version = self.ledger().version();
+        let version = self.ledger().version() + self.config.evaluated_version;
         if self.durable.evaluations.iter().any(|evaluated| evaluated.version > version) {
             self.change(|facts| facts.evaluations.retain(|e| e.version <= version));
         }
@@ -78,7 +78,7 @@ impl Job {
                     return self.end(end);
                 }
             }
-            Stage::BestCheckpoint | Stage::Exporting | Stage::Ended => {}
+            Stage::BestCheckpoint | Stage::Exporting { .. } | Stage::Ended => {}
         }
         if matches!(self.stages.stage(), Stage::Working | Stage::Evaluating { .. }) {
             self.assign_work(now);
@@ -92,7 +92,7 @@ impl Job {
         if let Some(predictions) = self.assignments.predictions() {
             if predictions.is_finished() && !self.checkpoints.is_paused(now) {
                 let n_shards = predictions.n();
-                self.stages.enter(Stage::Exporting);
+                self.stages.export(now);
                 self.effects.push(Effect::JoinPredictions { n_shards });
             }
             return;
@@ -126,9 +126,10 @@ impl Job {
 
     fn finish_evaluation(&mut self, now: Time) {
         let evaluation = self.assignments.end_evaluation().filter(|_| self.durable.model.is_some());
-        let Some(evaluation) = evaluation else {
+        let Some(mut evaluation) = evaluation else {
             return self.stages.enter(Stage::Working);
         };
+        evaluation.version += self.config.evaluated_version;
         let evaluated = self.change(|facts| facts.add_evaluation(&evaluation));
         let is_best = evaluated.is_best;
         self.effects.push(Effect::Evaluated(evaluated));
@@ -177,7 +178,7 @@ impl Job {
             return;
         }
         if self.is_exportable() {
-            return self.export();
+            return self.export(now);
         }
         if self.checkpoints.can_begin(now) {
             self.begin_checkpoint(Some(self.ledger().n_done()), now);
@@ -204,11 +205,19 @@ impl Job {
         self.stages.enter(if is_predicting { Stage::Working } else { Stage::Finishing });
     }
 
-    pub(super) fn export(&mut self) {
+    /// Gives up a result whose disk takes nothing any more.
+    pub(super) fn check_export(&mut self, now: Time) {
+        if matches!(self.stages.stage(), Stage::Exporting { deadline } if now >= *deadline) {
+            let why = format!("nothing was written for {EXPORT_TIMEOUT:?}; check the disk");
+            self.export_failed(&why, false, now);
+        }
+    }
+
+    pub(super) fn export(&mut self, now: Time) {
         let checkpoint = self.durable.exact_checkpoint(self.ledger().n_done());
         let Some(checkpoint) = checkpoint else { return };
         let checkpoint = checkpoint.folder.clone();
-        self.stages.enter(Stage::Exporting);
+        self.stages.export(now);
         self.effects.push(Effect::Export { checkpoint });
     }
 

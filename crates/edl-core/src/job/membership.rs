@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use super::refusal::{check_chaos, check_scale};
-use super::{Command, Effect, End, EventKind, HeldLease, Job, Peer, Refusal};
+use super::roster::{Lost, Suspects};
+use super::{Command, Effect, End, EventKind, HeldLease, Job, Peer, Refusal, Suspect};
 use crate::id::{Incarnation, PsId, WorkerId};
 use crate::instances::Cause;
 use crate::model::ModelSpec;
@@ -85,7 +86,7 @@ impl Job {
     pub(super) fn worker_leaving(&mut self, worker: WorkerId) {
         self.roster.worker_leaves(worker);
         self.release_worker(worker);
-        self.roster.suspect(worker, None);
+        self.roster.suspect(worker, Suspects::default());
         let text = match self.strategy.trains_in_steps() {
             true => format!("worker-{worker} is draining"),
             false => format!("worker-{worker} drained and returned its tasks"),
@@ -133,7 +134,7 @@ impl Job {
         let Report::Ended { how, pid, .. } = report else { return };
         match instance.role {
             Role::Worker => {
-                self.worker_ended(WorkerId(instance.id), cause, *how);
+                self.worker_ended(WorkerId(instance.id), cause, *how, now);
                 self.roster.pardon_all(now);
             }
             Role::Ps => {
@@ -169,26 +170,48 @@ impl Job {
         self.trouble = why.cloned();
     }
 
-    fn worker_ended(&mut self, worker: WorkerId, cause: Cause, how: Ended) {
+    fn worker_ended(&mut self, worker: WorkerId, cause: Cause, how: Ended, now: Time) {
+        let is_leaving = self.roster.is_leaving(worker);
+        let is_known = self.roster.incarnation(worker).is_some();
+        let is_tested = !self.strategy.trains_in_steps() || self.roster.peer(worker).is_some();
         self.release_worker(worker);
         self.abandon_checkpoint_of(worker);
-        let suspect = self.roster.remove_worker(worker);
+        let suspects = self.roster.remove_worker(worker);
         // No worker must wait for the state that it held.
         if let Some(steps) = self.strategy.steps_mut() {
             steps.worlds_mut().disown(worker);
             self.keep_holders();
         }
         match cause {
-            Cause::Left => self.note(EventKind::WorkerEnded, format!("worker-{worker} {how}")),
+            Cause::Quit
+                if !is_leaving && !suspects.is_empty() && !self.config.spec.is_custom_loop() =>
+            {
+                self.instances.count_crash(worker.into(), now);
+                let text = format!("worker-{worker} {how} before its work was done; see its log");
+                self.note(EventKind::WorkerCrashed, text);
+                self.worker_crashed(worker, suspects, "model code ended the process");
+            }
+            Cause::Left | Cause::Quit => {
+                self.note(EventKind::WorkerEnded, format!("worker-{worker} {how}"));
+            }
             Cause::Killed => self.note(
                 EventKind::WorkerKilled,
                 format!("worker-{worker} {how}; reassigning its work"),
             ),
             Cause::Crashed => {
                 self.note(EventKind::WorkerCrashed, format!("worker-{worker} {how}; see its log"));
-                if let Some(suspect) = suspect {
-                    self.blame(suspect, worker, &format!("the worker {how}"));
+                if matches!(how, Ended::OutOfMemory | Ended::MachineOutOfMemory) {
+                    // Too many or too large processes are the cause, not what one of them did last.
+                    return self.instances.explain_crash(format!("worker-{worker} {how}"));
                 }
+                if is_known && !is_tested {
+                    let first = self.describe(Suspect::Batch(self.ledger().batch_at(0)));
+                    self.instances.explain_crash(format!(
+                        "worker-{worker} {how} before it was ready, maybe on {first}, on which each \
+                         worker is tested first"
+                    ));
+                }
+                self.worker_crashed(worker, suspects, &format!("the worker {how}"));
             }
         }
     }
@@ -196,23 +219,31 @@ impl Job {
     /// Replaces processes that are silent, never ready or never connect.
     pub(super) fn check_silence(&mut self, now: Time) {
         self.check_servers(now);
-        for (worker, why) in self.roster.lost_workers(now) {
+        for Lost { worker, why, is_start } in self.roster.lost_workers(now) {
+            let why = format!("worker-{worker} {why}");
             self.release_worker(worker);
             self.abandon_checkpoint_of(worker);
             let is_connected = self.roster.is_connected(worker);
             self.roster.remove_worker(worker);
             if is_connected {
-                let why = format!("worker-{worker} {why}");
                 self.note(EventKind::WorkerSilent, why.clone());
-                self.effects.push(Effect::CloseWorker(worker, why));
+                self.effects.push(Effect::CloseWorker(worker, why.clone()));
+            }
+            if is_start {
+                // The next one may hang, too: if that were not counted, the job would never end.
+                self.instances.count_crash(worker.into(), now);
+                self.instances.explain_crash(why);
             }
             self.replace(worker);
         }
         for instance in self.roster.take_late(now) {
-            self.note(
-                EventKind::NotHeard,
-                format!("{instance} started but never connected; replacing it"),
-            );
+            let why = format!("{instance} started but never connected");
+            self.note(EventKind::NotHeard, format!("{why}; replacing it"));
+            // A custom training loop connects after its imports, which may hang for ever.
+            if instance.role == Role::Worker && self.config.spec.is_custom_loop() {
+                self.instances.count_crash(instance, now);
+                self.instances.explain_crash(why);
+            }
             self.replace(instance);
         }
     }
@@ -276,7 +307,7 @@ impl Job {
 
     /// The workers that hold a stream, with their process ids and states.
     pub fn connected_workers(&self) -> impl Iterator<Item = (WorkerId, u32, InstanceState)> + '_ {
-        self.roster.connected_workers(|worker| self.strategy.has_joined(worker))
+        self.roster.connected_workers(|worker| self.strategy.is_training(worker))
     }
 
     /// The servers that hold a stream, with their process ids.

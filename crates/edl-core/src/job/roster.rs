@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The processes that take part: which are connected, silent, or kept out of worlds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::Duration;
 
 use super::{HeldLease, Peer, Suspect};
@@ -21,6 +22,27 @@ const FIRST_BAN: Duration = Duration::from_millis(500);
 const MAX_BAN: Duration = Duration::from_secs(60);
 /// A busy worker is replaced when others lost it so often without a step in between.
 const MAX_LOST: u32 = 3;
+
+/// A worker to replace.
+pub(super) struct Lost {
+    pub worker: WorkerId,
+    pub why: String,
+    /// It is alive, but was never ready.
+    pub is_start: bool,
+}
+
+/// What may have crashed a worker: steps of which it trained one, or work that it held.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Suspects {
+    pub steps: Option<Range<u64>>,
+    pub work: BTreeSet<Suspect>,
+}
+
+impl Suspects {
+    pub(super) fn is_empty(&self) -> bool {
+        self.steps.is_none() && self.work.is_empty()
+    }
+}
 
 #[derive(Clone, Debug, PartialEq)]
 struct Worker {
@@ -47,7 +69,7 @@ struct Worker {
     /// What it claims to work on, until the servers are known to continue.
     held: Vec<HeldLease>,
     /// What it worked on last.
-    suspect: Option<Suspect>,
+    suspects: Suspects,
     /// Others lost it: it is in no world before this.
     banned_until: Time,
     n_bans: u32,
@@ -74,7 +96,7 @@ impl Worker {
             connected_at: now,
             not_before: now,
             held: Vec::new(),
-            suspect: None,
+            suspects: Suspects::default(),
             banned_until: now,
             n_bans: 0,
             n_lost: 0,
@@ -307,13 +329,13 @@ impl Roster {
     }
 
     /// Sets what a worker was working on.
-    pub(super) fn suspect(&mut self, worker: WorkerId, suspect: Option<Suspect>) {
-        self.edit(worker, |entry| entry.suspect = suspect);
+    pub(super) fn suspect(&mut self, worker: WorkerId, suspects: Suspects) {
+        self.edit(worker, |entry| entry.suspects = suspects);
     }
 
     /// Forgets a worker; returns what it was working on.
-    pub(super) fn remove_worker(&mut self, worker: WorkerId) -> Option<Suspect> {
-        self.workers.remove(&worker)?.suspect
+    pub(super) fn remove_worker(&mut self, worker: WorkerId) -> Suspects {
+        self.workers.remove(&worker).map(|known| known.suspects).unwrap_or_default()
     }
 
     /// How many leases a worker can hold; none if it can take no work now.
@@ -487,17 +509,22 @@ impl Roster {
     }
 
     /// Workers that were silent or not ready for too long, with the reason.
-    pub(super) fn lost_workers(&self, now: Time) -> Vec<(WorkerId, String)> {
+    pub(super) fn lost_workers(&self, now: Time) -> Vec<Lost> {
         let (timeout, ready_timeout) = (self.timeout, self.ready_timeout);
-        let why = |worker: &Worker| {
-            if now.since(worker.last_heard) >= timeout {
-                return Some(format!("sent no heartbeat for {timeout:?}; reassigning its work"));
-            }
+        let lost = |(id, worker): (&WorkerId, &Worker)| {
+            let is_silent = now.since(worker.last_heard) >= timeout;
             let is_late = now.since(worker.connected_at) >= ready_timeout;
-            (worker.capacity == 0 && is_late)
-                .then(|| format!("was not ready after {ready_timeout:?}; replacing it"))
+            let why = match is_silent {
+                true => format!("sent no heartbeat for {timeout:?}; reassigning its work"),
+                false => format!(
+                    "was not ready after {ready_timeout:?}: importing or building the model takes \
+                     too long or hangs"
+                ),
+            };
+            let is_start = !is_silent && worker.capacity == 0 && is_late;
+            (is_silent || is_start).then_some(Lost { worker: *id, why, is_start })
         };
-        self.workers.iter().filter_map(|(id, worker)| Some((*id, why(worker)?))).collect()
+        self.workers.iter().filter_map(lost).collect()
     }
 
     /// Processes that were started but did not connect in time; they are no longer awaited.

@@ -11,6 +11,8 @@ use crate::time::Time;
 
 /// How long a stop waits for its checkpoint.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+/// Writing the result hangs if nothing of it is written for so long.
+pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Where a job stands. Whether the parameters are served is independent of this.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +27,10 @@ pub(super) enum Stage {
     BestCheckpoint,
     /// The final checkpoint is to be written.
     Finishing,
-    Exporting,
+    Exporting {
+        /// It must have progressed by then.
+        deadline: Time,
+    },
     /// The job was asked to stop, after one more checkpoint.
     Stopping {
         reason: String,
@@ -110,6 +115,17 @@ impl Stages {
         self.stage = Stage::Stopping { reason: reason.into(), deadline: now + STOP_TIMEOUT };
     }
 
+    /// The result is written from now on.
+    pub(super) fn export(&mut self, now: Time) {
+        self.stage = Stage::Exporting { deadline: now + EXPORT_TIMEOUT };
+    }
+
+    pub(super) fn export_progressed(&mut self, now: Time) {
+        if let Stage::Exporting { deadline } = &mut self.stage {
+            *deadline = now + EXPORT_TIMEOUT;
+        }
+    }
+
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some()
     }
@@ -128,12 +144,11 @@ impl Stages {
     /// earlier masters.
     pub(super) fn deadlines(&self, before: Duration) -> impl Iterator<Item = Time> {
         let stop = match &self.stage {
-            Stage::Stopping { deadline, .. } => Some(*deadline),
+            Stage::Stopping { deadline, .. } | Stage::Exporting { deadline } => Some(*deadline),
             Stage::Working
             | Stage::Evaluating { .. }
             | Stage::BestCheckpoint
             | Stage::Finishing
-            | Stage::Exporting
             | Stage::Ended => None,
         };
         let every = self.evaluation_every;
@@ -161,7 +176,7 @@ impl Stages {
         }
         self.set_barrier(ledger, evaluations);
         // An export needs no servers, and must not be started twice.
-        if !matches!(self.stage, Stage::Stopping { .. } | Stage::Exporting) {
+        if !matches!(self.stage, Stage::Stopping { .. } | Stage::Exporting { .. }) {
             self.stage = Stage::Working;
         }
     }

@@ -6,6 +6,7 @@
 //! members. Without a master, all workers stop there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::activity::WaitingFor;
@@ -56,6 +57,12 @@ pub(super) struct StepControl {
     survivors: BTreeSet<WorkerId>,
     /// Times in a row that workers and servers disagreed on the step.
     n_mismatches: u32,
+    /// The last step that the members may train, if that is lower than what was ever allowed: steps
+    /// are under suspicion.
+    held_back: Option<u64>,
+    /// Steps that may have crashed a worker. Each is allowed when the one before it is done, so the
+    /// next crash shows which one.
+    isolated: Range<u64>,
 }
 
 impl StepControl {
@@ -81,6 +88,8 @@ impl StepControl {
             n_drain_checkpoints: None,
             survivors: BTreeSet::new(),
             n_mismatches: 0,
+            held_back: None,
+            isolated: 0..0,
         }
     }
 
@@ -105,14 +114,43 @@ impl StepControl {
         (self.progressed_at, self.n_stuck) = (now, 0);
     }
 
+    /// The last step that the members of the world may train.
+    pub(super) fn until(&self) -> u64 {
+        self.held_back.unwrap_or_else(|| self.worlds.until())
+    }
+
+    /// Trains these steps one by one from now on.
+    pub(super) fn isolate(&mut self, steps: Range<u64>) {
+        self.isolated = steps;
+    }
+
+    /// Whether members may not train all steps that others were allowed before.
+    pub(super) fn is_careful(&self) -> bool {
+        self.until() < self.worlds.until()
+    }
+
     /// The last step that can be allowed when `n_done` are done and training pauses at `end`.
     fn allowed(&self, n_done: u64, end: u64) -> u64 {
-        end.min(n_done.saturating_add(self.ahead))
+        let most = match &self.isolated {
+            steps if steps.contains(&n_done) => n_done + 1,
+            steps if n_done < steps.start => steps.start,
+            _ => u64::MAX,
+        };
+        end.min(n_done.saturating_add(self.ahead)).min(most)
     }
 
     /// Allows further steps after `n_done`.
     pub(super) fn allow_after(&mut self, n_done: u64, end: u64) {
-        self.worlds.allow(self.allowed(n_done, end));
+        self.allow(self.allowed(n_done, end), n_done);
+    }
+
+    /// What was allowed once is taken back only for steps under suspicion.
+    fn allow(&mut self, until: u64, n_done: u64) {
+        self.worlds.allow(until);
+        if n_done >= self.isolated.end {
+            self.isolated = 0..0;
+        }
+        self.held_back = (n_done < self.isolated.end).then_some(until);
     }
 
     /// All workers load the state of `step`.
@@ -127,7 +165,7 @@ impl StepControl {
             return None;
         }
         self.measure(n_done, now);
-        let (until, allowed) = (self.worlds.until(), self.allowed(n_done, end));
+        let (until, allowed) = (self.until(), self.allowed(n_done, end));
         let is_due = until.saturating_sub(n_done) <= self.ahead / 2 || allowed == end;
         if allowed <= until || !is_due {
             return None;
@@ -136,8 +174,8 @@ impl StepControl {
             self.progressed(now); // The workers had nothing to do until now.
             self.stepped_at = None;
         }
-        self.worlds.allow(allowed);
-        Some(allowed)
+        self.allow(allowed, n_done);
+        Some(self.until())
     }
 
     /// Adapts the steps allowed in advance to the speed of training.
@@ -230,8 +268,12 @@ impl StepControl {
 
     /// Whether a worker is a member that has steps to train.
     pub(super) fn is_training(&self, worker: WorkerId, n_done: u64) -> bool {
+        self.is_member(worker) && n_done < self.until()
+    }
+
+    pub(super) fn is_member(&self, worker: WorkerId) -> bool {
         let mut members = self.worlds.current().into_iter().flat_map(|world| &world.members);
-        members.any(|member| member.worker == worker) && n_done < self.worlds.until()
+        members.any(|member| member.worker == worker)
     }
 
     /// Whether every member holds the last step: then it cannot be lost with one of them.

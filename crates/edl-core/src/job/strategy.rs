@@ -186,6 +186,12 @@ impl Strategy {
         self.worlds().is_none_or(|worlds| worlds.has_formed(worker))
     }
 
+    /// Whether a worker trains: in the world, or in the one before it, which trains on until the
+    /// new one has formed.
+    pub(super) fn is_training(&self, worker: WorkerId) -> bool {
+        self.worlds().is_none_or(|worlds| worlds.is_training(worker))
+    }
+
     /// Whether the model that a worker evaluates is the job's.
     pub(super) fn is_holding(&self, worker: WorkerId, incarnation: Option<Incarnation>) -> bool {
         let holds = |worlds: &Worlds| incarnation.is_some_and(|of| worlds.is_holder(worker, of));

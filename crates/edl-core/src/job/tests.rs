@@ -10,3 +10,4 @@ mod members;
 mod nonfinite;
 mod requests;
 mod restart;
+mod suspects;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::assignments::Assigned;
+use super::roster::Suspects;
 use super::{Command, Effect, End, EventKind, Job, Suspect};
 use crate::evaluation::shard_records;
 use crate::id::{BatchId, EvalId, Generation, LeaseId, WorkerId};
@@ -59,6 +60,13 @@ impl Job {
             }
             ServersPhase::Gathering { must_restore: false } => self.assignments.keep_early(batch),
             ServersPhase::Gathering { must_restore: true } | ServersPhase::Loading => {}
+        }
+    }
+
+    /// A worker has computed a batch, which waits for the rest of its round.
+    pub(super) fn batch_pushed(&mut self, worker: WorkerId, batch: BatchId, now: Time) {
+        if self.assignments.batch_pushed(worker, batch, now) {
+            self.pardon(Suspect::Batch(batch));
         }
     }
 
@@ -127,12 +135,51 @@ impl Job {
 
     /// Takes all leases of a worker back, and remembers what it was working on.
     pub(super) fn release_worker(&mut self, worker: WorkerId) {
-        let step = self.step_of(worker);
+        let steps = self.steps_of(worker);
         let is_known = self.roster.incarnation(worker).is_some();
         let is_suspicious = is_known && !self.roster.is_leaving(worker);
-        let suspect = self.assignments.release_worker(worker, is_suspicious, step);
-        if suspect.is_some() {
-            self.roster.suspect(worker, suspect);
+        let work = self.assignments.release_worker(worker, is_suspicious);
+        let suspects = Suspects { steps, work };
+        if !suspects.is_empty() {
+            self.roster.suspect(worker, suspects);
+        }
+    }
+
+    /// A worker crashed, and one of these may be why. If it is not clear which, they are tried one
+    /// by one, so that the next crash shows it.
+    pub(super) fn worker_crashed(&mut self, worker: WorkerId, suspects: Suspects, how: &str) {
+        let Suspects { steps, mut work } = suspects;
+        if let (Some(range), Some(control)) = (steps, self.strategy.steps_mut()) {
+            control.isolate(range.clone());
+            if range.end - range.start > 1 {
+                self.instances.crash_is_unclear();
+                let (first, last) = (range.start + 1, range.end);
+                let text = format!(
+                    "one of steps {first} to {last} failed on worker-{worker}: {how}; they are \
+                     trained one by one from now on"
+                );
+                return self.note(EventKind::WorkFailed, text);
+            }
+            work.insert(Suspect::Batch(self.ledger().batch_at(range.start)));
+        }
+        match work.len() {
+            0 => {}
+            1 => work.into_iter().for_each(|suspect| self.blame(suspect, worker, how)),
+            n => {
+                self.instances.crash_is_unclear();
+                self.change(|facts| work.iter().for_each(|work| _ = facts.count_failure(*work)));
+                let named = work.iter().take(4).map(|suspect| match suspect {
+                    Suspect::Batch(batch) => format!("batch {batch}"),
+                    Suspect::EvalShard(_) | Suspect::PredictShard(_) => self.describe(*suspect),
+                });
+                let (named, more) = (named.collect::<Vec<_>>(), if n > 4 { ", …" } else { "" });
+                let text = format!(
+                    "one of {n} tasks failed on worker-{worker}: {how}; each is tried alone from \
+                     now on ({}{more})",
+                    named.join(", ")
+                );
+                self.note(EventKind::WorkFailed, text);
+            }
         }
     }
 

@@ -33,6 +33,8 @@ impl Job {
         let candidates = self.candidates(now);
         match self.steps().worlds().next(&candidates) {
             Change::Nothing => self.steps_mut().end_drain(),
+            // Steps under suspicion come first.
+            Change::Form { after: Some(_), .. } if self.steps().is_careful() => {}
             Change::Form { workers, after } => {
                 let keeps =
                     after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
@@ -119,7 +121,7 @@ impl Job {
         for worker in workers {
             let announced = Announced {
                 world: world.clone(),
-                until: self.steps().worlds().until(),
+                until: self.steps().until(),
                 generation: self.durable.generation,
                 load: load.cloned(),
                 skipped: skipped.clone(),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Computed, Effect, Fault, Item, Wants, Worker};
+use super::{Computed, Effect, Fault, Item, Report, Wants, Worker};
 use crate::id::{BatchId, LeaseId};
 use crate::spec::Mode;
 
@@ -275,6 +275,11 @@ impl Worker {
         let connection = self.connection.number();
         if !self.is_stopped() && self.connection.is_up() && self.work.pushed(batch, loss) {
             self.effects.push(Effect::Push { connection, batch });
+            // The acknowledgement comes with the last batch of the round. If this worker crashes
+            // until then, the master must know that this batch was not why.
+            if matches!(self.config.mode, Mode::Sync { grads_to_wait } if grads_to_wait > 1) {
+                self.effects.push(Effect::Report(Report::BatchPushed { batch }));
+            }
         }
     }
 }

@@ -23,6 +23,10 @@ pub enum Report {
         /// AllReduce: how other workers reach this one, and the step whose state it holds.
         peer: Option<Box<Peer>>,
     },
+    /// The batch is computed and sent to the servers, where it waits for the rest of its round.
+    BatchPushed {
+        batch: BatchId,
+    },
     /// Every server has acknowledged the batch in `generation`.
     BatchDone {
         batch: BatchId,

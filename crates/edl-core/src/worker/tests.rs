@@ -188,7 +188,9 @@ fn batches_of_a_round_overlap_and_the_next_round_waits() {
     assert_eq!(pulls(&stage.compute(1, item(0))), 1, "1 is of the round of 0");
     stage.take(decoded(item(2)));
     stage.take(Event::Pulled { connection: 1, item: item(1) });
-    assert_eq!(pulls(&stage.take(trained(0))), 0, "2 is of the round after 1");
+    let effects = stage.take(trained(0));
+    assert_eq!(pulls(&effects), 0, "2 is of the round after 1");
+    assert!(effects.contains(&Effect::Report(Report::BatchPushed { batch: batch(0) })));
     let effects = stage.take(trained(1));
     let wants = Wants { dense: true, will_push: true, min_round: Some(1) };
     assert!(effects.contains(&Effect::Pull { connection: 1, item: item(2), wants }));

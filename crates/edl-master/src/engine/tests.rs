@@ -136,6 +136,7 @@ impl Bench {
             n_validation_records: 0,
             n_prediction_records: 0,
             output: String::new(),
+            evaluated_version: 0,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -126,7 +126,7 @@ const drawTiles = (status) => {
     ["Loss", status.loss === null ? "nan" : status.loss ? status.loss.toFixed(4) : "–", ""],
     ["Records/s", whole(status.records_per_second), ""],
     ["Learning rate", short(status.learning_rate), ""],
-    ["Workers", `${works} of ${status.workers_wanted}`, status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : ""],
+    ["Workers", FINAL.includes(status.state) ? whole(status.workers_wanted) : `${works} of ${status.workers_wanted}`, status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : ""],
     ["Goodput", status.goodput ? `${(status.goodput.share * 100).toFixed(1)} %` : "–", status.goodput && status.goodput.repeated ? `batches trained again: ${whole(status.goodput.repeated)}` : "of the workers' time"],
     ...(rows ? [["Embedding rows", whole(rows), "on the servers"]] : []),
   ];

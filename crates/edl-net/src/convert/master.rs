@@ -39,6 +39,9 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
             held: ready.held.into_iter().map(held).collect(),
             peer: ready.peer.map(|peer| Box::new(self::peer(peer))),
         },
+        Kind::BatchPushed(proto::BatchPushed { epoch, index }) => {
+            Report::BatchPushed { batch: BatchId { epoch, index } }
+        }
         Kind::BatchDone(proto::BatchDone { epoch, index, generation, loss }) => {
             let batch = BatchId { epoch, index };
             Report::BatchDone { batch, generation: Generation(generation), loss }

@@ -30,6 +30,9 @@ pub fn message(report: Report) -> proto::WorkerMessage {
                 proto::Peer { address, unix_path, probe, step }
             }),
         }),
+        Report::BatchPushed { batch } => {
+            Kind::BatchPushed(proto::BatchPushed { epoch: batch.epoch, index: batch.index })
+        }
         Report::BatchDone { batch, generation, loss } => Kind::BatchDone(proto::BatchDone {
             epoch: batch.epoch,
             index: batch.index,

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files and folders: what is written is read back, and nothing else is believed.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
+
 use edl_core::error::chain;
 use edl_core::id::{PartitionId, Term};
 use edl_core::spec::Mode;
@@ -323,10 +326,22 @@ fn an_exported_model_holds_every_parameter_under_its_name() {
     let folder = write(&job, dir.path(), 1, 5);
     let output = dir.path().join("output");
     let metrics = BTreeMap::from([("loss".into(), 0.25)]);
-    let exported = export::export(&folder, &output, &metrics).unwrap();
+    let (n_steps, n_bytes) = (Cell::new(0), Cell::new(0));
+    let progress = |n: u64| {
+        n_steps.set(n_steps.get() + 1);
+        n_bytes.set(n_bytes.get() + n);
+    };
+    let exported = export::export(&folder, &output, &metrics, &progress).unwrap();
+    let names: BTreeSet<_> =
+        fs::read_dir(&output).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["model.json", "model.safetensors"].map(Into::into).into(), "and no other");
 
     let bytes = fs::read(&exported.weights).unwrap();
+    let read: u64 = Checkpoint::open(&folder).unwrap().manifest.files.iter().map(|f| f.bytes).sum();
+    assert_eq!(n_bytes.get(), read + bytes.len() as u64);
+    assert!(n_steps.get() > 4, "every partition is reported by itself");
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(bytes, safetensors::serialize(tensors.tensors(), None).unwrap());
     let floats = |name: &str| -> Vec<f32> { numbers(tensors.tensor(name).unwrap().data()) };
     let trained = trained(&job);
     let dense: Vec<f32> = trained.iter().flat_map(|p| p.dense().to_vec()).collect();
@@ -343,7 +358,7 @@ fn an_exported_model_holds_every_parameter_under_its_name() {
         assert_eq!(row, expected);
     }
     let n_rows: u64 = trained.iter().map(Partition::n_rows).sum();
-    assert_eq!((exported.n_params, exported.n_rows as u64), (20, n_rows));
+    assert_eq!((exported.n_params, exported.n_rows), (20, n_rows));
 
     let card: export::Card = serde_json::from_slice(&fs::read(exported.card).unwrap()).unwrap();
     assert_eq!((card.job.as_str(), card.version), ("test", 5));

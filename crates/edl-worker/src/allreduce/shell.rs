@@ -183,6 +183,7 @@ fn log(report: &Report) {
         }
         Report::Member(MemberReport::Stepped { .. } | MemberReport::Pace { .. })
         | Report::Ready { .. }
+        | Report::BatchPushed { .. }
         | Report::BatchDone { .. }
         | Report::EvalDone { .. }
         | Report::PredictDone { .. }

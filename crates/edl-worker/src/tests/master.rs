@@ -136,6 +136,9 @@ impl ToySession {
         let mut done = Vec::new();
         while done.len() < n {
             let next = self.next().await;
+            if matches!(next, Kind::BatchPushed(_)) {
+                continue;
+            }
             let Kind::BatchDone(batch) = next else { panic!("expected a batch, got {next:?}") };
             done.push((batch.index, batch.generation));
         }

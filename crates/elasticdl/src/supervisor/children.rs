@@ -19,10 +19,13 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::link::Link;
+use super::out_of_memory::Kills;
 use super::slow::Slowed;
 use super::tasks::Task;
 use crate::jobs::Job;
 use crate::{custom_loop, host, models, python, signals};
+
+const KILLED: Ended = Ended::Signal(9);
 
 /// The master of a job, as a child.
 pub(super) const MASTER: InstanceId = InstanceId::MASTER;
@@ -34,6 +37,7 @@ pub(super) struct Children {
     programs: Option<Programs>,
     running: BTreeMap<InstanceId, Running>,
     reapers: JoinSet<Reaped>,
+    out_of_memory: Kills,
 }
 
 /// How children are started: programs with their first arguments.
@@ -69,16 +73,27 @@ struct Running {
     /// Held open: the child exits when it is closed.
     stdin: Option<ChildStdin>,
     kill_at: Option<Instant>,
+    /// We have killed it ourselves.
+    is_killed: bool,
     slowed: Slowed,
     task: Option<Task>,
 }
 
 impl Running {
     fn new(pid: u32, stdin: Option<ChildStdin>, task: Option<Task>) -> Self {
-        Self { pid, started: Instant::now(), stdin, kill_at: None, slowed: Slowed::default(), task }
+        Self {
+            pid,
+            started: Instant::now(),
+            stdin,
+            kill_at: None,
+            is_killed: false,
+            slowed: Slowed::default(),
+            task,
+        }
     }
 
-    fn signal(&self, signal: Signal) {
+    fn signal(&mut self, signal: Signal) {
+        self.is_killed |= signal == Signal::KILL;
         match &self.task {
             Some(task) => task.signal(signal),
             // It may have just ended; the reaper reports that.
@@ -107,7 +122,8 @@ pub(super) struct Reaped {
 
 impl Children {
     pub(super) fn new(job: Job, programs: Option<Programs>) -> Self {
-        Self { job, programs, running: BTreeMap::new(), reapers: JoinSet::new() }
+        let (running, reapers) = (BTreeMap::new(), JoinSet::new());
+        Self { job, programs, running, reapers, out_of_memory: Kills::watch() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -232,6 +248,7 @@ impl Children {
         stdin: Option<ChildStdin>,
     ) -> io::Result<u32> {
         let pid = child.id().ok_or_else(|| io::Error::other("it exited immediately"))?;
+        self.out_of_memory.forget();
         self.running.insert(instance, Running::new(pid, stdin, None));
         self.reapers.spawn(async move {
             let how = child.wait().await.map_or(Ended::Exit(-1), how_it_ended);
@@ -270,16 +287,16 @@ impl Children {
     }
 
     /// Kills every child whose grace period is over.
-    pub(super) fn kill_overdue(&self, now: Instant) {
-        for child in self.running.values() {
+    pub(super) fn kill_overdue(&mut self, now: Instant) {
+        for child in self.running.values_mut() {
             if child.kill_at.is_some_and(|kill_at| kill_at <= now) {
                 child.signal(Signal::KILL);
             }
         }
     }
 
-    pub(super) fn kill(&self, instance: InstanceId) {
-        if let Some(child) = self.running.get(&instance) {
+    pub(super) fn kill(&mut self, instance: InstanceId) {
+        if let Some(child) = self.running.get_mut(&instance) {
             child.signal(Signal::KILL);
         }
     }
@@ -307,8 +324,8 @@ impl Children {
         }
     }
 
-    pub(super) fn kill_all(&self) {
-        for child in self.running.values() {
+    pub(super) fn kill_all(&mut self) {
+        for child in self.running.values_mut() {
             child.signal(Signal::KILL);
         }
     }
@@ -316,8 +333,13 @@ impl Children {
     /// The next child that ends; waits for ever when there is none.
     pub(super) async fn ended(&mut self) -> Reaped {
         match self.reapers.join_next().await {
-            Some(Ok(reaped)) => {
-                self.running.remove(&reaped.instance);
+            Some(Ok(mut reaped)) => {
+                let child = self.running.remove(&reaped.instance);
+                let is_ours = child.is_some_and(|child| child.is_killed);
+                let has_risen = self.out_of_memory.has_risen(Instant::now());
+                if reaped.how == KILLED && has_risen && !is_ours {
+                    reaped.how = Ended::MachineOutOfMemory;
+                }
                 reaped
             }
             Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
@@ -407,6 +429,29 @@ mod tests {
         let how = children.ended().await.how;
         // The signal to leave may have come before the trap was set.
         assert!([Ended::Signal(9), Ended::Signal(15)].contains(&how), "{how:?}");
+    }
+
+    #[tokio::test]
+    async fn a_child_that_the_kernel_killed_for_its_memory_is_told_from_one_that_a_user_killed() {
+        let (root, mut children) = children("read x");
+        let counter = root.path().join("counter");
+        let count = |n: u32| std::fs::write(&counter, format!("oom_kill {n}\n")).unwrap();
+        count(0);
+        children.out_of_memory = Kills::counted_in(counter.clone());
+        let kill = |pid: u32| signals::send(pid, Signal::KILL).unwrap().unwrap();
+        kill(launch(&mut children));
+        assert_eq!(children.ended().await.how, Ended::Signal(9));
+        count(1);
+        kill(launch(&mut children));
+        assert_eq!(children.ended().await.how, Ended::Signal(9), "that was before it started");
+        launch(&mut children);
+        count(2);
+        children.kill(WORKER);
+        assert_eq!(children.ended().await.how, Ended::Signal(9), "we killed it ourselves");
+        let pid = launch(&mut children);
+        count(3);
+        kill(pid);
+        assert_eq!(children.ended().await.how, Ended::MachineOutOfMemory);
     }
 
     #[tokio::test]

@@ -84,7 +84,7 @@ fn heading(status: &JobStatus) -> Paragraph<'static> {
     let second = format!(
         "step {}, loss {}, {}{left}{measured}",
         grouped(status.step),
-        decimal(status.loss.into()),
+        status.known_loss().map_or("–".into(), |loss| decimal(loss.into())),
         span(status.elapsed_secs)
     );
     Paragraph::new(vec![first, Line::raw(second)])

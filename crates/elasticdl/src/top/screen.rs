@@ -68,8 +68,9 @@ impl Screen {
         let at = status.elapsed_secs;
         let is_new = at > self.status.elapsed_secs;
         if is_new && status.step > 0 {
-            if status.loss.is_finite() && status.step != self.status.step {
-                self.loss.push((at, f64::from(status.loss)));
+            let loss = status.known_loss().filter(|loss| loss.is_finite());
+            if let Some(loss) = loss.filter(|_| status.step != self.status.step) {
+                self.loss.push((at, f64::from(loss)));
             }
             self.rate.push((at, status.records_per_second));
         }

@@ -54,6 +54,10 @@ fn evaluate_measures_what_training_measured_last() {
         assert!(summary.contains(&format!("{expected:.4}")), "{name} is told: {summary}");
     }
     assert_eq!(measured["records_done"], N_RECORDS);
+    let version = |status: &Value| {
+        status["evaluations"].as_array().unwrap().last().unwrap()["version"].clone()
+    };
+    assert_eq!(version(&measured), version(&trained), "the version of the checkpoint");
 }
 
 #[test]

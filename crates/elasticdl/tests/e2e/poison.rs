@@ -70,6 +70,37 @@ fn a_record_that_crashes_workers_fails_the_job_and_its_batch_is_named() {
     assert!(found.contains(&POISON.to_string()) && found.contains("signal 6"), "{found}");
 }
 
+/// Trains by `args` until workers have crashed on a record often enough; the batch must be named,
+/// and no other may be blamed on the way.
+fn expect_crash_is_named(name: &str, n_lanes: usize, args: &[&str]) {
+    let home = Home::new();
+    let params = format!("--model_params=crash_record={POISON}");
+    let common = ["--model_def=count", &params, "--training_data=range:2000", "--minibatch_size=8"];
+    let status = fail(&home, name, &[&common, args].concat());
+    let found = reason(&status);
+    let batches = Plan::of(&home, name, n_lanes).batches(0);
+    let index = batches.iter().position(|batch| batch.contains(&POISON)).expect("its batch");
+    let named = format!("batch 0/{index} (records ");
+    assert!(found.starts_with(&named) && found.contains("signal 6"), "not 0/{index}: {found}");
+    for event in status["events"].as_array().expect("events") {
+        let text = event["text"].as_str().expect("text");
+        let is_right = text.starts_with(&named) || text.starts_with("one of ");
+        assert!(event["kind"] != "work_failed" || is_right, "healthy work is blamed: {text}");
+    }
+}
+
+#[test]
+fn a_record_that_crashes_workers_is_named_in_synchronous_mode() {
+    expect_crash_is_named("rounds", 1, &["--grads_to_wait=4", "--num_workers=3"]);
+}
+
+#[test]
+fn a_record_that_crashes_workers_is_named_when_they_train_in_steps() {
+    let hybrid = "--distribution_strategy=HybridStrategy";
+    expect_crash_is_named("alone", 1, &[hybrid, "--num_workers=1", "--lanes=1"]);
+    expect_crash_is_named("together", 3, &[hybrid, "--num_workers=3", "--lanes=3"]);
+}
+
 #[test]
 fn a_corrupt_chunk_fails_the_job_and_file_and_chunk_are_named() {
     let home = Home::new();

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Workers that are slow, and workers that are frozen: the first are waited for, the others are not.
 
+use std::cell::RefCell;
+
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{Home, shipped_as, signal};
+use crate::harness::{Home, instances, shipped_as, signal};
 
 fn has_event(status: &Value, text: &str) -> bool {
     let events = status["events"].as_array().into_iter().flatten();
@@ -49,5 +51,34 @@ fn the_others_continue_long_before_the_heartbeat_timeout_of_a_frozen_worker() {
         });
         last.is_some_and(|text| text.contains(&returned))
     });
+    job.kill_all();
+}
+
+#[test]
+fn after_a_kill_the_status_shows_who_trains() {
+    let home = Home::new();
+    let data = shipped_as("training_data", "test");
+    let steps = ["--num_ps_pods=0", "--lanes=3", "--num_workers=3", "--num_epochs=0"];
+    let args = ["train", "--job_name=b", "--model_def=mnist_mlp"];
+    let mut job = home.start("b", &[&args[..], &steps, &[&data]].concat());
+    let n_working = |status: &Value| {
+        let workers = instances(status).into_iter().filter(|instance| instance.role == "worker");
+        workers.filter(|worker| worker.state == "working").count()
+    };
+    let is_training = |status: &Value| status["step"].as_u64() > Some(500);
+    let before = job.wait_until("all train", |s| is_training(s) && n_working(s) == 3);
+    let worker = instances(&before).into_iter().find(|i| i.role == "worker").expect("a worker");
+    signal(worker.pid, Signal::KILL);
+    // While its replacement comes in, the others train on.
+    let seen = RefCell::new(Vec::new());
+    let is_whole = |status: &Value| {
+        seen.borrow_mut().push((status["step"].as_u64().unwrap_or(0), n_working(status)));
+        n_working(status) == 3 && instances(status).iter().all(|i| i.pid != worker.pid)
+    };
+    job.wait_until("it is replaced", is_whole);
+    let seen = seen.into_inner();
+    let is_wrong = |pair: &&[(u64, usize)]| pair[0].0 < pair[1].0 && pair[0].1 + pair[1].1 == 0;
+    // The world may have been formed twice, at the moments of two statuses.
+    assert!(seen.windows(2).filter(is_wrong).count() < 2, "steps without workers: {seen:?}");
     job.kill_all();
 }

@@ -81,6 +81,25 @@ fn a_job_whose_store_is_damaged_resumes_from_its_checkpoints() {
 }
 
 #[test]
+fn a_job_whose_store_is_lost_remembers_its_evaluations_and_its_best_model() {
+    let home = Home::new();
+    let validation = shipped_as("validation_data", "test");
+    let mut job = start(&home, "judged", &[&validation, "--evaluation_steps=40"]);
+    let before = job.wait_until("a best model", |status| {
+        status["best_checkpoint"].as_str().is_some_and(|path| !path.is_empty())
+    });
+    job.kill_all();
+    fs::remove_file(home.job_dir("judged").join("master.redb")).expect("a store");
+    let mut resumed = home.start("judged", &["train", "--resume", "judged"]);
+    let after = resumed.wait_until("training", |status| status["state"] == "running");
+    let evaluations =
+        |status: &Value| status["evaluations"].as_array().cloned().unwrap_or_default();
+    assert_eq!(evaluations(&after).first(), evaluations(&before).first(), "{after:#}");
+    assert!(!after["best_checkpoint"].as_str().unwrap_or_default().is_empty(), "{after:#}");
+    resumed.wait_for_success();
+}
+
+#[test]
 fn a_cause_that_will_not_go_away_ends_the_job_at_once_and_is_said() {
     let home = Home::new();
     let mut job = start(&home, "blocked", &[]);

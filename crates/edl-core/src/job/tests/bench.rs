@@ -70,6 +70,9 @@ pub(super) struct Bench {
     /// Effects that a test keeps to itself.
     pub holds_checkpoints: bool,
     pub holds_commits: bool,
+    pub holds_exports: bool,
+    /// Workers connect, but their model is never built.
+    pub never_ready: bool,
     pub holds_loads: bool,
     pub holds_launches: bool,
     pub held_back: Vec<Effect>,
@@ -114,6 +117,7 @@ pub(super) fn config(spec: JobSpec, n_validation_records: u64) -> Config {
         n_validation_records,
         n_prediction_records: 0,
         output: "output".into(),
+        evaluated_version: 0,
     }
 }
 
@@ -154,6 +158,8 @@ impl Bench {
             unreadable: BTreeSet::new(),
             holds_checkpoints: false,
             holds_commits: false,
+            holds_exports: false,
+            never_ready: false,
             holds_loads: false,
             holds_launches: false,
             held_back: Vec::new(),
@@ -220,6 +226,7 @@ impl Bench {
                 self.folders.remove(&folder);
                 self.committed.remove(&folder);
             }
+            export @ Effect::Export { .. } if self.holds_exports => self.held_back.push(export),
             Effect::Export { .. } if self.disk_is_full => {
                 events.push_back(Event::ExportFailed { error: "full".into(), is_disk_full: true });
             }
@@ -384,10 +391,12 @@ impl Bench {
                 let held = held(&known.work);
                 let (model, capacity, pid) = (Box::new(model()), 2, known.pid);
                 let report = worker::Report::Ready { model, capacity, held, peer: None };
-                vec![
-                    Event::WorkerConnected { worker, incarnation, pid },
-                    Event::FromWorker { worker, incarnation, report },
-                ]
+                let connected = Event::WorkerConnected { worker, incarnation, pid };
+                let ready = Event::FromWorker { worker, incarnation, report };
+                [Some(connected), (!self.never_ready).then_some(ready)]
+                    .into_iter()
+                    .flatten()
+                    .collect()
             }
             Role::Ps => {
                 let known = &self.servers[&instance.id];

@@ -174,6 +174,50 @@ fn a_result_that_can_never_be_written_fails_the_job() {
 }
 
 #[test]
+fn a_result_of_which_nothing_is_written_any_more_fails_the_job() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.holds_exports = true;
+    bench.run_until(|bench| !bench.held_back.is_empty());
+    for _ in 0..3 {
+        bench.pass(Duration::from_secs(200), None);
+        bench.handle(Event::ExportProgressed);
+    }
+    assert_eq!(bench.ended, None, "it is slow, but it makes progress");
+    bench.pass(Duration::from_secs(400), None);
+    let expected = "cannot write the result: nothing was written for 300s; check the disk";
+    assert_eq!(bench.failure(), expected);
+}
+
+#[test]
+fn a_model_whose_import_hangs_fails_the_job_with_the_reason() {
+    let mut bench =
+        Bench::new(config(JobSpec { num_workers: 1, ..train(1) }, 0), Durable::default());
+    bench.never_ready = true;
+    bench.handle(Event::Platform(Report::Running(Vec::new())));
+    bench.pass(Duration::from_secs(1000), None);
+    assert_eq!(bench.ended, None, "other workers may start");
+    bench.pass(Duration::from_secs(400), None);
+    let expected = "worker-3 was not ready after 300s: importing or building the model takes too \
+                    long or hangs; workers failed to start or crashed 4 times";
+    assert!(bench.failure().starts_with(expected), "{}", bench.failure());
+}
+
+#[test]
+fn a_machine_without_enough_memory_fails_the_job_and_no_record_is_blamed() {
+    let mut bench = Bench::started(config(JobSpec { num_workers: 1, ..train(1) }, 0));
+    for round in 0..4 {
+        assert_eq!(bench.ended, None, "round {round}");
+        bench.pass(Duration::from_secs(10), None);
+        let id = *bench.workers.keys().next().expect("it was replaced");
+        bench.kill_now(worker(id), Ended::MachineOutOfMemory);
+    }
+    let expected = "worker-3 was killed because the machine ran out of memory; workers failed to \
+                    start or crashed 4 times";
+    assert!(bench.failure().starts_with(expected), "{}", bench.failure());
+    assert!(!bench.has_note(EventKind::WorkFailed));
+}
+
+#[test]
 fn a_batch_that_crashes_workers_fails_the_job_and_its_records_are_named() {
     let mut bench = Bench::started(config(JobSpec { num_workers: 1, ..train(1) }, 0));
     bench.run_to(3);

@@ -13,7 +13,7 @@ use crate::id::{
 use crate::job::{
     Command, Config, Durable, Effect, End, Event, EventKind, Job, MemberReport, Peer,
 };
-use crate::platform::{Order, Process, Report};
+use crate::platform::{Ended, Order, Process, Report};
 use crate::server;
 use crate::servers::{PartitionState, ServerMember};
 use crate::spec::{JobSpec, OnNonfinite, SameBits, Strategy};
@@ -56,6 +56,7 @@ impl Members {
             n_validation_records: 0,
             n_prediction_records: 0,
             output: String::new(),
+            evaluated_version: 0,
         };
         let job = Job::new(config, Durable::default(), Time::ZERO);
         let mut members = Self { job, now: Time::ZERO, effects: Vec::new() };
@@ -341,4 +342,78 @@ fn a_step_that_is_not_finite_stops_the_job_by_default() {
     nonfinite(&mut members, 2);
     let Some(End::Failed(why)) = members.end() else { panic!("{:?}", members.end()) };
     assert!(why.contains("step 3, worker-1: ") && why.ends_with("there is no checkpoint"), "{why}");
+}
+
+/// The step up to which the members were last told to train.
+fn until(members: &Members) -> Option<u64> {
+    let mut told = None;
+    for effect in &members.effects {
+        if let Effect::ToWorker(_, Command::World(world)) = effect
+            && !world.world.members.is_empty()
+        {
+            told = Some(world.until);
+        }
+        if let Effect::ToWorker(_, Command::Go { until, .. }) = effect {
+            told = Some(*until);
+        }
+    }
+    told
+}
+
+#[test]
+fn a_step_that_crashes_workers_is_named_although_their_last_reports_are_lost() {
+    let mut members = Members::new(spec());
+    assert_eq!(until(&members), Some(8), "steps are allowed in advance");
+    let crash = |members: &mut Members, id: u32| {
+        let how = Ended::Signal(6);
+        members.handle(Event::Platform(Report::Ended { instance: worker(id), pid: id, how }));
+    };
+    // They crash in the sixth step, and only the first one was reported.
+    let world = members.world();
+    members.report(0, MemberReport::Stepped { world, step: 1, hash: 0, loss: 1.0 });
+    crash(&mut members, 0);
+    crash(&mut members, 1);
+    assert_eq!(members.end(), None);
+    for id in 2..5 {
+        members.now = members.now + Duration::from_secs(20);
+        members.handle(Event::Tick);
+        members.handle(Event::Platform(Report::Started { instance: worker(id), pid: id }));
+        members.join(id, 7);
+        members.now = members.now + Duration::from_secs(2);
+        members.handle(Event::Tick);
+        let (world, pause_secs, state_bytes) = (members.world(), 0.0, 0);
+        members.report(id, MemberReport::Formed { world, step: 0, pause_secs, state_bytes });
+        for step in 1..=5 {
+            let first = if id == 2 { 1 } else { 5 };
+            let most = if step < first { first } else { step };
+            assert_eq!(until(&members), Some(most), "no step after one that may crash is allowed");
+            members.report(id, MemberReport::Stepped { world, step, hash: 0, loss: 1.0 });
+        }
+        assert_eq!(members.end(), None, "worker-{id}");
+        crash(&mut members, id);
+    }
+    let Some(End::Failed(why)) = members.end() else { panic!("{:?}", members.end()) };
+    assert!(why.starts_with("batch 0/5 (records ") && why.contains("failed 3 times"), "{why}");
+    let blamed = members.notes(EventKind::WorkFailed);
+    let is_right = |text: &&str| text.starts_with("one of ") || text.starts_with("batch 0/5");
+    assert!(blamed.iter().all(is_right), "{blamed:?}");
+}
+
+#[test]
+fn a_crash_before_the_first_world_names_the_batch_that_workers_are_tested_on() {
+    let mut members = Members::new(spec());
+    for id in 2..6 {
+        let (worker_id, incarnation) = (WorkerId(id), Incarnation(id.into()));
+        members.handle(Event::Scale { workers: id + 1 });
+        members.handle(Event::Platform(Report::Started { instance: worker(id), pid: id }));
+        members.handle(Event::WorkerConnected { worker: worker_id, incarnation, pid: id });
+        assert_eq!(members.end(), None);
+        let how = Ended::Signal(6);
+        members.handle(Event::Platform(Report::Ended { instance: worker(id), pid: id, how }));
+        members.now = members.now + Duration::from_secs(20);
+    }
+    let Some(End::Failed(why)) = members.end() else { panic!("{:?}", members.end()) };
+    let expected =
+        "worker-5 was killed by signal 6 before it was ready, maybe on batch 0/0 (records ";
+    assert!(why.starts_with(expected) && why.contains("crashed 4 times"), "{why}");
 }

@@ -4,6 +4,8 @@
 //! A worker is not replaced because one other worker lost it: it is kept out for a while and can
 //! come back.
 
+use std::ops::Range;
+
 use crate::id::WorkerId;
 use crate::job::{Effect, End, EventKind, Job, Peer, Suspect};
 use crate::spec::SameBits;
@@ -46,17 +48,20 @@ impl Job {
         }
     }
 
-    /// The step that a member was training; it may have caused a crash.
-    pub(in crate::job) fn step_of(&self, worker: WorkerId) -> Option<Suspect> {
-        let n_done = self.ledger().n_done();
-        let is_training = self.strategy.steps().is_some_and(|s| s.is_training(worker, n_done));
-        is_training.then(|| Suspect::Batch(self.ledger().batch_at(n_done)))
+    /// The steps of which a member was training one; it may have caused a crash. Its reports about
+    /// the first of them may be lost.
+    pub(in crate::job) fn steps_of(&self, worker: WorkerId) -> Option<Range<u64>> {
+        let (steps, n_done) = (self.strategy.steps()?, self.ledger().n_done());
+        // A member that has not entered its world yet may have crashed in an earlier one.
+        let has_entered = steps.worlds().has_formed(worker);
+        let until = if has_entered { steps.until() } else { steps.worlds().until() };
+        (steps.is_member(worker) && n_done < until).then_some(n_done..until)
     }
 
     /// Replaces members that delay the others.
     pub(super) fn check_progress(&mut self, now: Time) {
         let timeout = self.hang_timeout();
-        let is_owed = self.ledger().n_done() < self.steps().worlds().until() || !self.is_together();
+        let is_owed = self.ledger().n_done() < self.steps().until() || !self.is_together();
         let Self { strategy, roster, .. } = self;
         let waits_for = |worker| roster.waiting_for(worker);
         let steps = strategy.steps_mut().filter(|_| is_owed);
@@ -68,7 +73,8 @@ impl Job {
         }
         for worker in stuck {
             self.roster.ban_until(worker, now + timeout);
-            if let Some(suspect) = self.step_of(worker) {
+            if let Some(steps) = self.steps_of(worker) {
+                let suspect = Suspect::Batch(self.ledger().batch_at(steps.start));
                 self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
             }
             if self.is_ended() {

@@ -149,6 +149,7 @@ impl Shell {
                 | MemberReport::NotLoaded { .. },
             )
             | Report::Ready { .. }
+            | Report::BatchPushed { .. }
             | Report::BatchDone { .. }
             | Report::NonFinite { .. }
             | Report::PredictDone { .. }

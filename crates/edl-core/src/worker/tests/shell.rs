@@ -167,6 +167,9 @@ impl Shell {
                     .collect();
                 assert_eq!(held, self.assigned.keys().copied().collect(), "what is held");
             }
+            Report::BatchPushed { batch } => {
+                assert!(self.assigned.contains_key(&batch), "a batch that is held");
+            }
             Report::BatchDone { batch, generation, .. } => {
                 assert_eq!(generation, Generation(self.generation));
                 assert!(self.assigned.remove(&batch).is_some(), "reported once, if held");
