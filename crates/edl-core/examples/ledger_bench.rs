@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use edl_core::activity::WaitingFor;
+use edl_core::activity::{Phase, WaitingFor};
 use edl_core::applied::AppliedSet;
 use edl_core::id::{
     BatchId, Generation, Incarnation, LeaseId, PartitionId, PsId, RunId, Term, WorkerId,
@@ -114,8 +114,8 @@ fn job(n_workers: u32, grads_to_wait: Option<u32>) -> (usize, Duration) {
             take_leases(job.handle(done, now), &mut assigned);
             let incarnation = Incarnation(u64::from(worker.0));
             let waiting_for = WaitingFor::Nothing;
-            let heard =
-                Event::WorkerHeard { worker, incarnation, waiting_for, progress: number as u64 };
+            let (phase, progress) = (Phase::Training, number as u64);
+            let heard = Event::WorkerHeard { worker, incarnation, phase, waiting_for, progress };
             job.handle(heard, now);
         }
         2 * N_EVENTS

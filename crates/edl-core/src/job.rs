@@ -24,6 +24,7 @@ mod recovery;
 mod refusal;
 mod roster;
 mod stages;
+mod stalled;
 mod state;
 mod step_control;
 mod strategy;
@@ -212,8 +213,8 @@ impl Job {
             }
             Event::WorkerGone { worker, incarnation } => self.worker_gone(worker, incarnation),
             Event::WorkerLeaving { worker, .. } => self.worker_leaving(worker),
-            Event::WorkerHeard { worker, waiting_for, progress, .. } => {
-                self.roster.worker_waits(worker, waiting_for);
+            Event::WorkerHeard { worker, phase, waiting_for, progress, .. } => {
+                self.roster.worker_does(worker, phase, waiting_for, now);
                 self.worker_progressed(worker, progress, now);
             }
             Event::Member { worker, report, .. } => self.member_reported(worker, report, now),

@@ -235,6 +235,12 @@ impl Ledger {
         self.pool.n_held(worker)
     }
 
+    /// The first batch of this epoch that a worker holds.
+    #[must_use]
+    pub fn first_held(&self, worker: WorkerId) -> Option<u32> {
+        self.pool.first_held(worker)
+    }
+
     #[must_use]
     pub fn epoch(&self) -> u32 {
         self.epoch

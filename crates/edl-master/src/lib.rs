@@ -13,7 +13,7 @@ mod evaluation;
 mod history;
 mod http;
 mod journal;
-mod line_file;
+pub mod line_file;
 mod metrics;
 mod otlp;
 mod page;

@@ -177,6 +177,16 @@ impl Assignments {
         self.ledger.n_held(worker) + self.shards().map_or(0, |shards| shards.n_held(worker))
     }
 
+    /// The first piece of work that a worker holds.
+    pub(super) fn first_held(&self, worker: WorkerId) -> Option<Suspect> {
+        let epoch = self.ledger.epoch();
+        let batch = self.ledger.first_held(worker);
+        let shard = || self.shards().and_then(|shards| shards.first_held(worker));
+        batch
+            .map(|index| Suspect::Batch(BatchId { epoch, index }))
+            .or_else(|| shard().map(|shard| self.suspect_shard(shard)))
+    }
+
     fn next_work(
         &mut self,
         lease: LeaseId,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything that can happen to a job: a closed list of all triggers.
 
-use crate::activity::WaitingFor;
+use crate::activity::{Phase, WaitingFor};
 use crate::goodput::TimeReport;
 use crate::id::{
     BatchId, CheckpointId, EvalId, Generation, Incarnation, LeaseId, PsId, WorkerId, WorldId,
@@ -46,6 +46,7 @@ pub enum Event {
     WorkerHeard {
         worker: WorkerId,
         incarnation: Incarnation,
+        phase: Phase,
         waiting_for: WaitingFor,
         /// Batches, lanes and minibatches that it has computed.
         progress: u64,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{HeldLease, Peer, Suspect};
-use crate::activity::WaitingFor;
+use crate::activity::{Phase, WaitingFor};
 use crate::id::{Incarnation, PsId, WorkerId};
 use crate::platform::{InstanceId, InstanceState, Role};
 use crate::spec::JobSpec;
@@ -30,8 +30,11 @@ struct Worker {
     is_leaving: bool,
     /// Leases that it can hold at once; zero until it is ready.
     capacity: u32,
-    /// What it waits for, by its last heartbeat.
+    /// What it does and waits for, by its last heartbeat.
+    phase: Phase,
     waiting_for: WaitingFor,
+    /// Since when it does that.
+    doing_since: Time,
     /// Under AllReduce, its address and what it holds.
     peer: Option<Peer>,
     last_heard: Time,
@@ -65,7 +68,9 @@ impl Worker {
             is_connected: true,
             is_leaving: false,
             capacity: 0,
+            phase: Phase::Starting,
             waiting_for: WaitingFor::Nothing,
+            doing_since: now,
             peer: None,
             last_heard: now,
             pinged: None,
@@ -99,6 +104,16 @@ pub(super) enum Watch {
     Silent,
     /// It has just become clear that it does not answer.
     Frozen,
+}
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Doing {
+    pub phase: Phase,
+    pub waiting_for: WaitingFor,
+    /// Without progress.
+    pub time: Duration,
+    pub silence: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -278,8 +293,31 @@ impl Roster {
         Some(now.since(since) / u32::try_from(n_new).unwrap_or(u32::MAX))
     }
 
-    pub(super) fn worker_waits(&mut self, worker: WorkerId, waiting_for: WaitingFor) {
-        self.edit(worker, |entry| entry.waiting_for = waiting_for);
+    /// What a worker does, by its heartbeat.
+    pub(super) fn worker_does(
+        &mut self,
+        worker: WorkerId,
+        phase: Phase,
+        waiting_for: WaitingFor,
+        now: Time,
+    ) {
+        self.edit(worker, |entry| {
+            if (entry.phase, entry.waiting_for) != (phase, waiting_for) {
+                (entry.phase, entry.waiting_for, entry.doing_since) = (phase, waiting_for, now);
+            }
+        });
+    }
+
+    /// What a connected worker does, for how long without progress, and how long it is silent.
+    pub(super) fn doing(&self, worker: WorkerId, now: Time) -> Option<Doing> {
+        let known = self.workers.get(&worker).filter(|known| known.is_connected)?;
+        let progressed = known.progress.map_or(known.connected_at, |(_, since)| since);
+        Some(Doing {
+            phase: known.phase,
+            waiting_for: known.waiting_for,
+            time: now.since(known.doing_since.max(progressed)),
+            silence: now.since(known.last_heard),
+        })
     }
 
     pub(super) fn worker_ready(

@@ -73,8 +73,9 @@ pub fn worker_event(
         }
         Kind::Leaving(_) => Event::WorkerLeaving { worker, incarnation },
         Kind::Heartbeat(heartbeat) => {
-            let (waiting_for, progress) = (heartbeat.waiting_for(), heartbeat.progress);
-            Event::WorkerHeard { worker, incarnation, waiting_for, progress }
+            let (phase, progress) = (heartbeat.phase(), heartbeat.progress);
+            let waiting_for = heartbeat.waiting_for();
+            Event::WorkerHeard { worker, incarnation, phase, waiting_for, progress }
         }
         Kind::Spending(spending) => Event::TimeReport {
             instance: worker.into(),

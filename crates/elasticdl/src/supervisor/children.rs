@@ -22,7 +22,10 @@ use super::link::Link;
 use super::slow::Slowed;
 use super::tasks::Task;
 use crate::jobs::Job;
-use crate::{custom_loop, host, models, python, signals};
+use crate::{custom_loop, host, models, python, signals, stacks};
+
+/// How long a child has to log its stack before it is killed.
+const STACK_GRACE: Duration = Duration::from_millis(200);
 
 /// The master of a job, as a child.
 pub(super) const MASTER: InstanceId = InstanceId::MASTER;
@@ -69,13 +72,22 @@ struct Running {
     /// Held open: the child exits when it is closed.
     stdin: Option<ChildStdin>,
     kill_at: Option<Instant>,
+    has_logged_stack: bool,
     slowed: Slowed,
     task: Option<Task>,
 }
 
 impl Running {
     fn new(pid: u32, stdin: Option<ChildStdin>, task: Option<Task>) -> Self {
-        Self { pid, started: Instant::now(), stdin, kill_at: None, slowed: Slowed::default(), task }
+        Self {
+            pid,
+            started: Instant::now(),
+            stdin,
+            kill_at: None,
+            has_logged_stack: false,
+            slowed: Slowed::default(),
+            task,
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -84,6 +96,12 @@ impl Running {
             // It may have just ended; the reaper reports that.
             None => _ = signals::send(self.pid, signal),
         }
+    }
+
+    /// Whether it has now been asked for its stack, which a process that hangs says nothing about.
+    fn logs_stack(&mut self) -> bool {
+        let is_first = !std::mem::replace(&mut self.has_logged_stack, true);
+        is_first && self.task.is_none() && stacks::ask(self.pid)
     }
 
     /// Writes to its standard input without waiting: a line this short is written completely or
@@ -103,6 +121,8 @@ pub(super) struct Reaped {
     pub(super) instance: InstanceId,
     pub(super) pid: u32,
     pub(super) how: Ended,
+    /// It was told to exit.
+    pub(super) was_asked: bool,
 }
 
 impl Children {
@@ -235,7 +255,7 @@ impl Children {
         self.running.insert(instance, Running::new(pid, stdin, None));
         self.reapers.spawn(async move {
             let how = child.wait().await.map_or(Ended::Exit(-1), how_it_ended);
-            Reaped { instance, pid, how }
+            Reaped { instance, pid, how, was_asked: false }
         });
         Ok(pid)
     }
@@ -249,7 +269,8 @@ impl Children {
         let pid = std::process::id();
         self.running.insert(instance, Running::new(pid, None, Some(task.clone())));
         let how = task.run(body);
-        self.reapers.spawn(async move { Reaped { instance, pid, how: how.await } });
+        self.reapers
+            .spawn(async move { Reaped { instance, pid, how: how.await, was_asked: false } });
         pid
     }
 
@@ -269,10 +290,13 @@ impl Children {
         }
     }
 
-    /// Kills every child whose grace period is over.
-    pub(super) fn kill_overdue(&self, now: Instant) {
-        for child in self.running.values() {
-            if child.kill_at.is_some_and(|kill_at| kill_at <= now) {
+    /// Kills every child whose grace period is over. It gets a moment to log its stack first.
+    pub(super) fn kill_overdue(&mut self, now: Instant) {
+        let is_overdue = |child: &Running| child.kill_at.is_some_and(|kill_at| kill_at <= now);
+        for child in self.running.values_mut().filter(|child| is_overdue(child)) {
+            if child.logs_stack() {
+                child.kill_at = Some(now + STACK_GRACE);
+            } else {
                 child.signal(Signal::KILL);
             }
         }
@@ -317,8 +341,9 @@ impl Children {
     pub(super) async fn ended(&mut self) -> Reaped {
         match self.reapers.join_next().await {
             Some(Ok(reaped)) => {
-                self.running.remove(&reaped.instance);
-                reaped
+                let child = self.running.remove(&reaped.instance);
+                let was_asked = child.is_some_and(|child| child.kill_at.is_some());
+                Reaped { was_asked, ..reaped }
             }
             Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
             None => std::future::pending().await,
@@ -385,7 +410,7 @@ mod tests {
         let listed: Vec<_> = children.list().iter().map(|p| (p.instance, p.pid)).collect();
         assert_eq!(listed, [(WORKER, pid)]);
         let ended = children.ended().await;
-        assert_eq!(ended, Reaped { instance: WORKER, pid, how: Ended::Exit(5) });
+        assert_eq!(ended, Reaped { instance: WORKER, pid, how: Ended::Exit(5), was_asked: false });
         assert!(children.is_empty());
         let log = std::fs::read_to_string(children.job.paths().log(WORKER)).unwrap();
         let expected = format!(

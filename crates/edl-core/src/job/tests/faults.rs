@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::bench::{Bench, config, model, ps, spec, worker};
-use crate::activity::WaitingFor;
+use crate::activity::{Phase, WaitingFor};
 use crate::exit::Exit;
 use crate::id::{BatchId, CheckpointId, Generation, Incarnation, LeaseId, PsId, WorkerId};
 use crate::job::{Durable, Effect, End, Event, EventKind, Job, PsOrder, Suspect, Work};
@@ -313,6 +313,19 @@ fn a_worker_that_computes_keeps_its_leases_and_one_that_does_not_loses_them() {
 }
 
 #[test]
+fn a_worker_without_progress_is_shown_with_what_it_does() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.pass(Duration::from_secs(5), None);
+    assert_eq!(bench.job.stalled(WorkerId(0), bench.now), None, "that is no news yet");
+    bench.pass(Duration::from_secs(8), None);
+    let stalled = bench.job.stalled(WorkerId(0), bench.now).unwrap();
+    assert!(stalled.starts_with("training for 13 s without progress: batch 0/0 ("), "{stalled}");
+    bench.progress += 1;
+    bench.pass(Duration::from_millis(100), None);
+    assert_eq!(bench.job.stalled(WorkerId(0), bench.now), None);
+}
+
+#[test]
 fn a_lease_lasts_longer_where_batches_take_longer() {
     let spec = JobSpec { task_timeout_secs: 4, heartbeat_timeout_secs: 1.0, ..train(1) };
     let mut bench = Bench::started(config(spec, 0));
@@ -373,6 +386,7 @@ fn silence_is_noticed_under_a_load_that_leaves_no_time_for_ticks() {
         bench.handle(Event::WorkerHeard {
             worker: WorkerId(1),
             incarnation,
+            phase: Phase::Training,
             waiting_for: WaitingFor::Nothing,
             progress: 0,
         });

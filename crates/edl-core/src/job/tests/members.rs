@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::bench::{model, ps, worker};
-use crate::activity::WaitingFor;
+use crate::activity::{Phase, WaitingFor};
 use crate::applied::AppliedSet;
 use crate::id::{
     BatchId, Generation, Incarnation, PartitionId, PsId, RunId, Term, WorkerId, WorldId,
@@ -150,8 +150,14 @@ impl Members {
             self.now = self.now + Duration::from_millis(100);
             for (id, waiting_for) in (0..).zip(waiting_for) {
                 let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
-                let progress = 0;
-                self.handle(Event::WorkerHeard { worker, incarnation, waiting_for, progress });
+                let (phase, progress) = (Phase::Training, 0);
+                self.handle(Event::WorkerHeard {
+                    worker,
+                    incarnation,
+                    phase,
+                    waiting_for,
+                    progress,
+                });
             }
             for id in 0..self.job.config().spec.num_ps_pods {
                 let incarnation = Incarnation(10 + u64::from(id));
@@ -254,8 +260,8 @@ fn the_others_continue_without_a_member_that_does_not_answer() {
     while members.members() == [0, 1] {
         members.now = members.now + beat;
         let (worker, incarnation) = (WorkerId(0), Incarnation(0));
-        let (waiting_for, progress) = (WaitingFor::Members, 0);
-        members.handle(Event::WorkerHeard { worker, incarnation, waiting_for, progress });
+        let (phase, waiting_for, progress) = (Phase::Reducing, WaitingFor::Members, 0);
+        members.handle(Event::WorkerHeard { worker, incarnation, phase, waiting_for, progress });
         members.handle(Event::Tick);
     }
     let time = members.now.since(since);

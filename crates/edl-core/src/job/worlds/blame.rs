@@ -69,7 +69,8 @@ impl Job {
         for worker in stuck {
             self.roster.ban_until(worker, now + timeout);
             if let Some(suspect) = self.step_of(worker) {
-                self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
+                let why = self.hang(worker, timeout, now);
+                self.blame(suspect, worker, &why);
             }
             if self.is_ended() {
                 return;
