@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from elasticdl import _records
+from elasticdl import _records, _stacks
 from elasticdl._zoo import ZooError
 
 # Set if the script only has to describe its model and data: the folder for the description.
@@ -61,6 +61,7 @@ def init(model: Any = None, optimizer: Any = None, lr_schedule: Any = None) -> J
         job = Job(lambda plan: _Description(Path(folder), plan))
         sys.excepthook = _show_shortly
     elif os.environ.get(_MASTER_ADDR):
+        _stacks.log_when_asked()
         job = Job(_open_loop)
         job._watch()
     else:

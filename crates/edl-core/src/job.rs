@@ -24,6 +24,7 @@ mod recovery;
 mod refusal;
 mod roster;
 mod stages;
+mod stalled;
 mod state;
 mod step_control;
 mod strategy;
@@ -246,7 +247,7 @@ impl Job {
             }
             Report::Leaving => self.worker_leaving(worker),
             Report::Heartbeat { waiting_for, progress } => {
-                self.roster.worker_waits(worker, waiting_for);
+                self.roster.worker_waits(worker, waiting_for, now);
                 self.worker_progressed(worker, progress, now);
             }
             // Already accounted.

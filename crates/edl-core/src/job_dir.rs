@@ -40,6 +40,8 @@ entries! {
     status: "status.json",
     events: "events.jsonl",
     metrics: "metrics.jsonl",
+    /// How processes ended, as the supervisor saw it.
+    exits: "exits.jsonl",
     /// Curves and process timeline.
     history: "history.json",
     /// The page of a job that has ended.

@@ -44,5 +44,6 @@ pub mod spec;
 pub mod supervisor;
 pub mod text;
 pub mod time;
+pub mod verdict;
 pub mod worker;
 pub mod world;

@@ -302,6 +302,20 @@ impl fmt::Display for Ended {
     }
 }
 
+impl std::str::FromStr for InstanceId {
+    type Err = ();
+
+    /// By its name, as `Display` writes it.
+    fn from_str(name: &str) -> Result<Self, ()> {
+        if name == Self::MASTER.to_string() {
+            return Ok(Self::MASTER);
+        }
+        let (role, id) = name.split_once('-').ok_or(())?;
+        let role = role.parse::<Role>().ok().filter(|role| *role != Role::Master).ok_or(())?;
+        Ok(Self { role, id: id.parse().map_err(drop)? })
+    }
+}
+
 impl fmt::Display for InstanceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.role {

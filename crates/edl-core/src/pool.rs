@@ -267,6 +267,13 @@ impl Pool {
         self.by_worker.get(&worker).map_or(0, BTreeSet::len)
     }
 
+    /// The first item that a worker holds.
+    #[must_use]
+    pub fn first_held(&self, worker: WorkerId) -> Option<u32> {
+        let first = self.by_worker.get(&worker)?.first()?;
+        self.leases.get(first)?.open.first().copied()
+    }
+
     #[must_use]
     pub fn lease(&self, lease: LeaseId) -> Option<&Lease> {
         self.leases.get(&lease)

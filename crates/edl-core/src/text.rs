@@ -14,6 +14,13 @@ pub fn counted(n: impl Into<u64>, noun: &str) -> String {
     format!("{n} {}", plural(n, noun))
 }
 
+/// `7.5 s`, `12 s`.
+#[must_use]
+pub fn secs(time: std::time::Duration) -> String {
+    let secs = time.as_secs_f64();
+    if secs < 10.0 { format!("{secs:.1} s") } else { format!("{secs:.0} s") }
+}
+
 /// A loss or metric: `0.7712`, `1.0000e30`, `nan`, `inf`.
 #[must_use]
 pub fn decimal(value: f64) -> String {

@@ -14,7 +14,7 @@ pub mod fuzz;
 mod history;
 mod http;
 mod journal;
-mod line_file;
+pub mod line_file;
 mod metrics;
 mod otlp;
 mod page;

@@ -6,22 +6,23 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 /// A file that would grow beyond this is moved to `NAME.1`, over the one before.
-pub(crate) const MAX_BYTES: u64 = 64 << 20;
+pub const MAX_BYTES: u64 = 64 << 20;
 
 /// A file that lines are added to.
-pub(crate) struct LineFile {
+pub struct LineFile {
     path: PathBuf,
     max_bytes: u64,
     open: Option<(File, u64)>,
 }
 
 impl LineFile {
-    pub(crate) fn new(path: PathBuf, max_bytes: u64) -> Self {
+    #[must_use]
+    pub fn new(path: PathBuf, max_bytes: u64) -> Self {
         Self { path, max_bytes, open: None }
     }
 
     /// Adds a line. What there is no room for on the disk is left out as a whole.
-    pub(crate) fn add(&mut self, line: &str) -> io::Result<()> {
+    pub fn add(&mut self, line: &str) -> io::Result<()> {
         let line = format!("{line}\n");
         let n_new = line.len() as u64;
         if self.open.as_ref().is_some_and(|(_, n_bytes)| n_bytes + n_new > self.max_bytes) {

@@ -179,6 +179,7 @@ impl Engine {
             let mut instance = instance(Role::Worker, worker.0, pid, address, state);
             let world = self.job.worlds().and_then(|worlds| worlds.current());
             let member = world.and_then(|w| w.members.iter().find(|m| m.worker == worker));
+            instance.why = self.job.stalled(worker, now).unwrap_or_default();
             instance.lanes = member.map(|m| m.lanes.clone().collect()).unwrap_or_default();
             all.push(instance);
         }

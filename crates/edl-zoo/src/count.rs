@@ -36,6 +36,10 @@ struct Count {
     fail_record: Option<u64>,
     /// Training this record aborts the process.
     crash_record: Option<u64>,
+    /// Training this record panics.
+    panic_record: Option<u64>,
+    /// Training this record never ends.
+    hang_record: Option<u64>,
     /// Training this record gives a loss that is not a number.
     nan_record: Option<u64>,
 }
@@ -48,7 +52,15 @@ pub(crate) fn open(
 
 impl Count {
     fn new(params: &BTreeMap<String, String>) -> Result<Self, catalog::Error> {
-        let known = ["crash_record", "fail_record", "memory_mb", "nan_record", "sleep_ms"];
+        let known = [
+            "crash_record",
+            "fail_record",
+            "hang_record",
+            "memory_mb",
+            "nan_record",
+            "panic_record",
+            "sleep_ms",
+        ];
         let params = ModelParams::new(NAME, params, &known)?;
         let record = "a record number";
         let sleep_ms = params.get("sleep_ms", 0, "a number of milliseconds", |_| true)?;
@@ -59,6 +71,8 @@ impl Count {
             held: Vec::new(),
             fail_record: params.find("fail_record", record, |_| true)?,
             crash_record: params.find("crash_record", record, |_| true)?,
+            panic_record: params.find("panic_record", record, |_| true)?,
+            hang_record: params.find("hang_record", record, |_| true)?,
             nan_record: params.find("nan_record", record, |_| true)?,
         })
     }
@@ -104,6 +118,12 @@ impl Model for Count {
         if let Some(record) = self.fail_record.filter(|record| records.contains(record)) {
             let problem = "the model parameter `fail_record` makes it fail".into();
             return Err(Error::Record { record, problem });
+        }
+        if let Some(record) = self.panic_record.filter(|record| records.contains(record)) {
+            panic!("the model parameter `panic_record` makes record {record} panic");
+        }
+        while self.hang_record.is_some_and(|record| records.contains(&record)) {
+            std::thread::park();
         }
         // Not zeros, which the system would only promise.
         self.held.resize(self.memory, 1);

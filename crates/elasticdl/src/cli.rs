@@ -106,7 +106,8 @@ pub(crate) enum Command {
     /// Show what the operator would do with each job now, and why
     #[command(after_help = operator::PLAN_EXAMPLES)]
     Plan(operator::PlanArgs),
-    /// Explain why a TrainingJob has fewer workers than its maximum
+    /// Explain why a job failed or stalls and what to do, or why a TrainingJob has few workers
+    #[command(after_help = operator::EXPLAIN_EXAMPLES)]
     Explain(operator::ExplainArgs),
     /// Convert PaddlePaddle EDL manifests
     Job(operator::JobArgs),

@@ -32,6 +32,7 @@ mod demo;
 mod detach;
 mod doctor;
 mod exit;
+mod explain;
 mod flags;
 mod goodput;
 mod host;
@@ -55,6 +56,7 @@ mod scale;
 mod shipped;
 mod signals;
 mod simulate;
+mod stacks;
 mod status;
 mod stop;
 mod submit;
@@ -147,7 +149,7 @@ fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<Exit> {
         Command::Simulate(args) => simulate::run(&args, out),
         Command::Operator(args) => operator::run(&args, out),
         Command::Plan(args) => plan::plan(&args, out),
-        Command::Explain(args) => plan::explain(&args, out),
+        Command::Explain(args) => explain::run(&args, out),
         Command::Job(args) => convert::run(&args, out),
         Command::Top(args) => top::run(&args),
         Command::Demo(args) => demo::run(&args, out),

@@ -73,7 +73,7 @@ fn no_logs(job: &Job, only: Option<&str>) -> anyhow::Error {
 }
 
 /// Every log of a folder, by the name of its process.
-fn log_files(dir: &Path) -> BTreeMap<String, PathBuf> {
+pub(crate) fn log_files(dir: &Path) -> BTreeMap<String, PathBuf> {
     let paths = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let logs = paths.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
     logs.filter_map(|path| Some((path.file_stem()?.to_str()?.to_owned(), path))).collect()
@@ -162,7 +162,7 @@ impl Followed {
 }
 
 /// `2026-11-15 02:46:40,750` of a line that begins with it in brackets.
-fn time_of(line: &str) -> Option<&str> {
+pub(crate) fn time_of(line: &str) -> Option<&str> {
     let (time, _) = line.strip_prefix('[')?.split_once(']')?;
     let is_time = time.len() == 23 && time.starts_with(|c: char| c.is_ascii_digit());
     is_time.then_some(time)

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Refusal, not_found};
 use crate::jobs::Job;
-use crate::lines;
+use crate::{lines, stacks};
 
 /// Time for a process to exit by itself after its supervisor has died.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
@@ -37,6 +37,7 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
     let job = Job::open(job_dir)
         .ok_or_else(|| not_found(format!("no job found in `{}`", job_dir.display())))?;
     crate::telemetry::start(job.spec()?.log_level);
+    stacks::log_panics();
     let config = master_config(&job, port, resume)?;
     let runtime = runtime(2)?;
     let shutdown = CancellationToken::new();
@@ -142,6 +143,7 @@ pub(crate) fn run(
     supervised: bool,
     body: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<()>,
 ) -> anyhow::Result<Exit> {
+    stacks::log_panics();
     let shutdown = CancellationToken::new();
     if supervised {
         die_with_supervisor()?;
@@ -198,6 +200,7 @@ fn exit_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
 /// The first signal requests an orderly exit; a second one exits at once.
 pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
+    tasks.spawn(stacks::log_when_asked()?);
     for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
         let mut signals = signal(kind).context("cannot listen for signals")?;
         let shutdown = shutdown.clone();

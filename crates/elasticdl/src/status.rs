@@ -3,6 +3,7 @@
 
 use std::io::Write;
 
+use edl_core::job::JobState;
 use edl_core::platform::InstanceState;
 use edl_core::spec::{JobSpec, JobType, Strategy};
 use edl_core::text::decimal;
@@ -19,14 +20,19 @@ use crate::ui::{epoch, metrics_text, rounded};
 
 /// Runs the command.
 pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let status = match cluster::find(&args.job)? {
-        Target::Local(job) => crate::runtime()?.block_on(of(&job))?,
-        Target::Cluster(job) => job.runtime.block_on(cluster::status::of(&job)),
+    let target = cluster::find(&args.job)?;
+    let status = match &target {
+        Target::Local(job) => crate::runtime()?.block_on(of(job))?,
+        Target::Cluster(job) => job.runtime.block_on(cluster::status::of(job)),
     };
     if args.json {
         write_json(&status, out)?;
     } else {
         out.write_all(table(&status).as_bytes())?;
+        let is_stuck = status.instances.iter().any(|instance| !instance.why.is_empty());
+        if status.state() == JobState::Failed || is_stuck {
+            writeln!(out, "\nrun `elasticdl explain {}` to find the cause", target.handle())?;
+        }
     }
     Ok(Exit::Ok)
 }
@@ -163,15 +169,14 @@ fn time(status: &JobStatus) -> String {
 fn row(instance: &Instance) -> String {
     let Instance { pid, address, restarts, lanes, why, .. } = instance;
     let (name, state) = (instance.name(), instance.state());
-    let gap = if lanes.is_empty() { "" } else { "  " };
-    let lanes = lane_range(lanes);
-    let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{address}{gap}{lanes}{why}");
+    let notes = [address.clone(), lane_range(lanes), why.clone()];
+    let notes: Vec<String> = notes.into_iter().filter(|note| !note.is_empty()).collect();
+    let line = format!("{name:<12}{pid:<9}{state:<13}{restarts:<10}{}", notes.join("  "));
     format!("{}\n", line.trim_end())
 }
 
 #[cfg(test)]
 mod tests {
-    use edl_core::job::JobState;
     use edl_net::proto::{Goodput, Spent};
     use expect_test::expect;
 

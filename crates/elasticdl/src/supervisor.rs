@@ -4,7 +4,7 @@
 //!
 //! The master makes all decisions about the job, including which processes run.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use edl_core::job::{CUSTOM_LOOP_GRACE, STOP_TIMEOUT};
@@ -12,6 +12,8 @@ use edl_core::platform::{Ended, InstanceId, Order, Report, Role};
 use edl_core::spec::{JobSpec, JobType};
 use edl_core::supervisor::{Next, Relaunch};
 use edl_core::time::Time;
+use edl_core::verdict::Exited;
+use edl_master::line_file::{LineFile, MAX_BYTES};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -60,6 +62,8 @@ struct Supervisor<'a> {
     has_reported: bool,
     /// Where the words of the present master begin in its log.
     log_start: u64,
+    /// For `elasticdl explain`.
+    exits: LineFile,
     /// When the size of logs is looked at next.
     logs_due: Instant,
     ui: &'a mut Ui,
@@ -126,6 +130,7 @@ impl<'a> Supervisor<'a> {
             probe: JoinSet::new(),
             has_reported: false,
             log_start: 0,
+            exits: LineFile::new(job.paths().exits(), MAX_BYTES),
             logs_due: now,
             ui,
         }
@@ -167,9 +172,15 @@ impl<'a> Supervisor<'a> {
             Event::Order(Some(order)) => self.execute(order, now),
             // The master's end itself comes by its reaper.
             Event::Order(None) => self.link = None,
-            Event::Ended(reaped) if reaped.instance == MASTER => self.master_ended(reaped.how, now),
-            Event::Ended(Reaped { instance, pid, how }) => {
+            Event::Ended(reaped) if reaped.instance == MASTER => {
+                self.master_ended(reaped.how, now);
+                let has_ended = matches!(self.phase, SupervisorPhase::Ending { .. });
+                self.record(reaped, has_ended && !reaped.was_asked);
+            }
+            Event::Ended(reaped) => {
+                let Reaped { instance, pid, how, .. } = reaped;
                 self.report(Report::Ended { instance, pid, how });
+                self.record(reaped, false);
             }
             Event::Probed(Some(reason)) => {
                 self.watch.answered(now);
@@ -267,6 +278,17 @@ impl<'a> Supervisor<'a> {
                 self.ui.print(&format!("the master died too often ({why}); see the log: {log}"));
                 self.end(Exit::Failed, now);
             }
+        }
+    }
+
+    /// Keeps how a process ended. On a full disk it is left out.
+    fn record(&mut self, reaped: Reaped, ended_job: bool) {
+        let Reaped { instance, pid, how, was_asked } = reaped;
+        let at_secs = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let at_secs = at_secs.as_secs_f64();
+        let exited = Exited { at_secs, instance, pid, how, was_asked, ended_job };
+        if let Ok(line) = serde_json::to_string(&exited) {
+            let _left_out = self.exits.add(&line);
         }
     }
 

@@ -198,6 +198,16 @@ impl Assignments {
         self.pools().any(|pool| pool.must_finish_first(worker))
     }
 
+    /// The first piece of work that a worker holds.
+    pub(super) fn first_held(&self, worker: WorkerId) -> Option<Suspect> {
+        let epoch = self.ledger.epoch();
+        let batch = self.ledger.pool().first_held(worker);
+        let shard = || self.shards().and_then(|shards| shards.first_held(worker));
+        batch
+            .map(|index| Suspect::Batch(BatchId { epoch, index }))
+            .or_else(|| shard().map(|shard| self.suspect_shard(shard)))
+    }
+
     fn next_task(
         &mut self,
         lease: LeaseId,

@@ -54,6 +54,7 @@ struct Worker {
     capacity: u32,
     /// What it waits for, by its last heartbeat.
     waiting_for: WaitingFor,
+    waiting_since: Time,
     /// Under AllReduce, its address and what it holds.
     peer: Option<Peer>,
     last_heard: Time,
@@ -88,6 +89,7 @@ impl Worker {
             is_leaving: false,
             capacity: 0,
             waiting_for: WaitingFor::Nothing,
+            waiting_since: now,
             peer: None,
             last_heard: now,
             pinged: None,
@@ -121,6 +123,17 @@ pub(super) enum Watch {
     Silent,
     /// It has just become clear that it does not answer.
     Frozen,
+}
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Doing {
+    /// Its model is built.
+    pub has_model: bool,
+    pub waiting_for: WaitingFor,
+    /// Without progress.
+    pub time: Duration,
+    pub silence: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -300,8 +313,25 @@ impl Roster {
         Some(now.since(since) / u32::try_from(n_new).unwrap_or(u32::MAX))
     }
 
-    pub(super) fn worker_waits(&mut self, worker: WorkerId, waiting_for: WaitingFor) {
-        self.edit(worker, |entry| entry.waiting_for = waiting_for);
+    /// What a worker waits for, by its heartbeat.
+    pub(super) fn worker_waits(&mut self, worker: WorkerId, waiting_for: WaitingFor, now: Time) {
+        self.edit(worker, |entry| {
+            if entry.waiting_for != waiting_for {
+                (entry.waiting_for, entry.waiting_since) = (waiting_for, now);
+            }
+        });
+    }
+
+    /// What a connected worker does, for how long without progress, and how long it is silent.
+    pub(super) fn doing(&self, worker: WorkerId, now: Time) -> Option<Doing> {
+        let known = self.workers.get(&worker).filter(|known| known.is_connected)?;
+        let progressed = known.progress.map_or(known.connected_at, |(_, since)| since);
+        Some(Doing {
+            has_model: known.capacity > 0,
+            waiting_for: known.waiting_for,
+            time: now.since(known.waiting_since.max(progressed)),
+            silence: now.since(known.last_heard),
+        })
     }
 
     pub(super) fn worker_ready(

@@ -191,11 +191,12 @@ impl Job {
             let worker = overdue.worker;
             self.effects.push(Effect::ToWorker(worker, Command::Revoke(overdue.lease)));
             if blamed.insert(worker) {
+                let why = self.hang(worker, overdue.suspect, timeout, now);
                 // It must not get the same work again at once.
                 self.roster.pause(worker, now + timeout);
                 // Its other leases would expire soon, and be blamed for the first one.
                 self.release_worker(worker);
-                self.blame(overdue.suspect, worker, &format!("no progress for {timeout:?}"));
+                self.blame(overdue.suspect, worker, &why);
                 if self.is_ended() {
                     return;
                 }

@@ -7,16 +7,24 @@ use clap::{Args, Subcommand};
 use edl_core::spec::{FieldType as _, HttpHosts, LogLevel};
 use edl_operator::manifests::{HTTP_PORT, NAMESPACE};
 
+use crate::cli::JobArg;
+
 pub(crate) const OPERATOR_EXAMPLES: &str = "\
 Examples:
   elasticdl operator manifests | kubectl apply -f -      install the operator
   elasticdl operator --kubeconfig ~/.kube/config         run it locally
   kubectl apply -f examples/trainingjob/job.yaml && kubectl get tj --watch";
 
+pub(crate) const EXPLAIN_EXAMPLES: &str = "\
+Examples:
+  elasticdl explain                                      the most recent job
+  elasticdl explain my-job --namespace=team              a job on a cluster
+  elasticdl explain my-job --json";
+
 pub(crate) const PLAN_EXAMPLES: &str = "\
 Examples:
   elasticdl plan
-  elasticdl plan --explain my-job                        same as `elasticdl explain my-job`";
+  elasticdl plan --explain my-job                        only this job, with all reasons";
 
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case", args_conflicts_with_subcommands = true)]
@@ -86,11 +94,23 @@ pub(crate) struct PlanArgs {
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct ExplainArgs {
-    /// TrainingJob, as NAME or NAMESPACE/NAME
-    #[arg(value_name = "JOB")]
-    pub(crate) job: String,
     #[command(flatten)]
-    pub(crate) cluster: PlannerFlags,
+    pub(crate) job: JobArg,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// TrainingJobs: namespace of the operator
+    #[arg(long, value_name = "NAME", default_value = NAMESPACE)]
+    pub(crate) operator_namespace: String,
+    /// TrainingJobs: kubeconfig file [default: the in-cluster configuration, or kubectl's]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// TrainingJobs: load limit of the operator
+    #[arg(long, value_name = "SHARE", default_value_t = 0.97)]
+    pub(crate) max_load_desired: f64,
+    /// TrainingJobs: scheduling policy of the operator
+    #[arg(long, value_name = "NAME", default_value = "elastic-fair")]
+    pub(crate) policy: String,
 }
 
 #[derive(Args, Debug)]

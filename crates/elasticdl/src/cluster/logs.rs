@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::Duration;
 
+use edl_core::platform::InstanceId;
 use edl_kube::client::{Cluster, Found, LogStream};
 use edl_kube::names;
 use tokio::sync::mpsc;
@@ -39,6 +40,17 @@ pub(crate) fn run(
         writeln!(out, "{line}")?;
     }
     Ok(Exit::Ok)
+}
+
+/// What the pods of a job have logged, as far as it is available.
+pub(crate) async fn of_pods(job: &ClusterJob) -> Vec<(InstanceId, String)> {
+    let pods = job.found.pods.iter().filter_map(|pod| names::instance_of(&pod.metadata));
+    let mut all = Vec::new();
+    for instance in pods.collect::<BTreeSet<InstanceId>>() {
+        let log = job.cluster.log(&job.spec().job_name, &instance.to_string()).await;
+        all.extend(log.ok().flatten().map(|log| (instance, log.text)));
+    }
+    all
 }
 
 /// The processes of a job that have pods, by name.

@@ -47,6 +47,7 @@ struct Opened {
 
 /// Runs the master to its end.
 pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
+    crate::stacks::log_panics();
     let opened = Opened::of(pod)?;
     let job = opened.job.clone();
     let runtime = processes::runtime(2)?;

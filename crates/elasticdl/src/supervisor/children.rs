@@ -23,7 +23,10 @@ use super::out_of_memory::Kills;
 use super::slow::Slowed;
 use super::tasks::Task;
 use crate::jobs::Job;
-use crate::{custom_loop, host, models, python, signals};
+use crate::{custom_loop, host, models, python, signals, stacks};
+
+/// How long a child has to log its stack before it is killed.
+const STACK_GRACE: Duration = Duration::from_millis(200);
 
 const KILLED: Ended = Ended::Signal(9);
 
@@ -75,6 +78,7 @@ struct Running {
     kill_at: Option<Instant>,
     /// We have killed it ourselves.
     is_killed: bool,
+    has_logged_stack: bool,
     slowed: Slowed,
     task: Option<Task>,
 }
@@ -87,6 +91,7 @@ impl Running {
             stdin,
             kill_at: None,
             is_killed: false,
+            has_logged_stack: false,
             slowed: Slowed::default(),
             task,
         }
@@ -99,6 +104,12 @@ impl Running {
             // It may have just ended; the reaper reports that.
             None => _ = signals::send(self.pid, signal),
         }
+    }
+
+    /// Whether it has now been asked for its stack, which a process that hangs says nothing about.
+    fn logs_stack(&mut self) -> bool {
+        let is_first = !std::mem::replace(&mut self.has_logged_stack, true);
+        is_first && self.task.is_none() && stacks::ask(self.pid)
     }
 
     /// Writes to its standard input without waiting: a line this short is written completely or
@@ -118,6 +129,8 @@ pub(super) struct Reaped {
     pub(super) instance: InstanceId,
     pub(super) pid: u32,
     pub(super) how: Ended,
+    /// It was told to exit.
+    pub(super) was_asked: bool,
 }
 
 impl Children {
@@ -252,7 +265,7 @@ impl Children {
         self.running.insert(instance, Running::new(pid, stdin, None));
         self.reapers.spawn(async move {
             let how = child.wait().await.map_or(Ended::Exit(-1), how_it_ended);
-            Reaped { instance, pid, how }
+            Reaped { instance, pid, how, was_asked: false }
         });
         Ok(pid)
     }
@@ -266,7 +279,8 @@ impl Children {
         let pid = std::process::id();
         self.running.insert(instance, Running::new(pid, None, Some(task.clone())));
         let how = task.run(body);
-        self.reapers.spawn(async move { Reaped { instance, pid, how: how.await } });
+        self.reapers
+            .spawn(async move { Reaped { instance, pid, how: how.await, was_asked: false } });
         pid
     }
 
@@ -286,10 +300,13 @@ impl Children {
         }
     }
 
-    /// Kills every child whose grace period is over.
+    /// Kills every child whose grace period is over. It gets a moment to log its stack first.
     pub(super) fn kill_overdue(&mut self, now: Instant) {
-        for child in self.running.values_mut() {
-            if child.kill_at.is_some_and(|kill_at| kill_at <= now) {
+        let is_overdue = |child: &Running| child.kill_at.is_some_and(|kill_at| kill_at <= now);
+        for child in self.running.values_mut().filter(|child| is_overdue(child)) {
+            if child.logs_stack() {
+                child.kill_at = Some(now + STACK_GRACE);
+            } else {
                 child.signal(Signal::KILL);
             }
         }
@@ -335,6 +352,7 @@ impl Children {
         match self.reapers.join_next().await {
             Some(Ok(mut reaped)) => {
                 let child = self.running.remove(&reaped.instance);
+                reaped.was_asked = child.as_ref().is_some_and(|child| child.kill_at.is_some());
                 let is_ours = child.is_some_and(|child| child.is_killed);
                 let has_risen = self.out_of_memory.has_risen(Instant::now());
                 if reaped.how == KILLED && has_risen && !is_ours {
@@ -407,7 +425,7 @@ mod tests {
         let listed: Vec<_> = children.list().iter().map(|p| (p.instance, p.pid)).collect();
         assert_eq!(listed, [(WORKER, pid)]);
         let ended = children.ended().await;
-        assert_eq!(ended, Reaped { instance: WORKER, pid, how: Ended::Exit(5) });
+        assert_eq!(ended, Reaped { instance: WORKER, pid, how: Ended::Exit(5), was_asked: false });
         assert!(children.is_empty());
         let log = std::fs::read_to_string(children.job.paths().log(WORKER)).unwrap();
         let expected = format!(

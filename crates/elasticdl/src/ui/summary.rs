@@ -21,7 +21,8 @@ pub(crate) fn summary(handle: &str, status: Option<&JobStatus>, exit: Exit) -> S
     let mut text = format!("job {job} {}", outcome(exit));
     let Some(status) = status else {
         text += "\n";
-        line(&mut text, "logs", &format!("elasticdl logs {name}"));
+        let command = if exit == Exit::Failed { "explain" } else { "logs" };
+        line(&mut text, command, &format!("elasticdl {command} {name}"));
         return text;
     };
     let _infallible = writeln!(text, " after {}", span(status.elapsed_secs));
@@ -49,7 +50,7 @@ pub(crate) fn summary(handle: &str, status: Option<&JobStatus>, exit: Exit) -> S
                 line(&mut text, "report", &format!("elasticdl report {name}"));
             }
         }
-        Exit::Failed => line(&mut text, "logs", &format!("elasticdl logs {name}")),
+        Exit::Failed => line(&mut text, "explain", &format!("elasticdl explain {name}")),
         Exit::Stopped | Exit::Interrupted => {
             line(
                 &mut text,
@@ -155,7 +156,7 @@ mod tests {
             Exit::Failed,
             &expect![[r"
                 job x failed
-                  logs      elasticdl logs x
+                  explain   elasticdl explain x
             "]],
         );
     }

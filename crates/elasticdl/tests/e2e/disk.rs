@@ -2,7 +2,7 @@
 //! A disk that takes no checkpoint: the job says so, keeps the one before and goes on.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -95,12 +95,12 @@ fn a_full_disk_is_reported_and_training_continues() {
 }
 
 /// Starts a job whose folder is on a small disk of its own, if one can be mounted.
-fn start_on_small_disk<'a>(
+fn start_on_small_disk(
     home: &Home,
-    jobs: &'a Path,
+    jobs: &Path,
     name: &str,
     more: &[&str],
-) -> Option<(Mounted<'a>, Running)> {
+) -> Option<(Mounted, Running)> {
     fs::create_dir(jobs).expect("a folder");
     let Some(mounted) = Mounted::new(jobs) else {
         tell("skipped: a small disk cannot be mounted here; that needs root");
@@ -186,26 +186,26 @@ fn a_job_that_ends_on_a_full_disk_waits_for_room() {
 }
 
 /// A disk of some megabytes in memory.
-struct Mounted<'a>(&'a Path);
+pub(crate) struct Mounted(PathBuf);
 
-impl<'a> Mounted<'a> {
-    fn new(path: &'a Path) -> Option<Self> {
+impl Mounted {
+    pub(crate) fn new(path: &Path) -> Option<Self> {
         let mount = Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"])
             .arg(path)
             .output()
             .ok()?;
-        mount.status.success().then_some(Self(path))
+        mount.status.success().then(|| Self(path.to_owned()))
     }
 
-    fn path(&self) -> &Path {
-        self.0
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 }
 
-impl Drop for Mounted<'_> {
+impl Drop for Mounted {
     fn drop(&mut self) {
         // Lazily: a process of a failed test may still look at it.
-        let _ = Command::new("umount").arg("-l").arg(self.0).output();
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
     }
 }

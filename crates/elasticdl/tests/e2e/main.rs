@@ -28,3 +28,4 @@ mod spans;
 mod store;
 mod sync;
 mod terminal;
+mod verdict;

@@ -358,6 +358,19 @@ fn a_worker_that_computes_keeps_its_leases_and_one_that_does_not_loses_them() {
 }
 
 #[test]
+fn a_worker_without_progress_is_shown_with_what_it_does() {
+    let mut bench = Bench::started(config(train(1), 0));
+    bench.pass(Duration::from_secs(5), None);
+    assert_eq!(bench.job.stalled(WorkerId(0), bench.now), None, "that is no news yet");
+    bench.pass(Duration::from_secs(8), None);
+    let stalled = bench.job.stalled(WorkerId(0), bench.now).unwrap();
+    assert!(stalled.starts_with("training for 13 s without progress: batch 0/0 ("), "{stalled}");
+    bench.progress += 1;
+    bench.pass(Duration::from_millis(100), None);
+    assert_eq!(bench.job.stalled(WorkerId(0), bench.now), None);
+}
+
+#[test]
 fn a_lease_lasts_longer_where_batches_take_longer() {
     let spec = JobSpec { task_timeout_secs: 4, heartbeat_timeout_secs: 1.0, ..train(1) };
     let mut bench = Bench::started(config(spec, 0));

@@ -75,7 +75,8 @@ impl Job {
             self.roster.ban_until(worker, now + timeout);
             if let Some(steps) = self.steps_of(worker) {
                 let suspect = Suspect::Batch(self.ledger().batch_at(steps.start));
-                self.blame(suspect, worker, &format!("no progress for {timeout:?}"));
+                let why = self.hang(worker, suspect, timeout, now);
+                self.blame(suspect, worker, &why);
             }
             if self.is_ended() {
                 return;
