@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use edl_core::activity::{Phase, WaitingFor};
+use edl_core::activity::WaitingFor;
 use edl_core::applied::AppliedSet;
 use edl_core::id::{
     BatchId, Generation, Incarnation, LeaseId, PartitionId, PsId, RunId, Term, WorkerId,

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use crate::activity::{Phase, WaitingFor};
+use crate::activity::WaitingFor;
 use crate::applied::AppliedSet;
 use crate::evaluation::Evaluated;
 use crate::id::{

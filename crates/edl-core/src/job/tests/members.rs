@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::bench::{model, ps, worker};
-use crate::activity::{Phase, WaitingFor};
+use crate::activity::WaitingFor;
 use crate::applied::AppliedSet;
 use crate::id::{
     BatchId, Generation, Incarnation, PartitionId, PsId, RunId, Term, WorkerId, WorldId,
