@@ -3,6 +3,8 @@
 //!
 //! A chunk is a row group. Lists, nested or not, become flat runs of values per row.
 
+mod pages;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -177,12 +179,14 @@ pub(crate) fn load(path: &Path, number: usize, entry: &ChunkEntry) -> Result<Tab
         return Err(changed(&place));
     }
     let file = File::open(path).map_err(Error::io("open", path))?;
+    // Not a clone: it would share its position with the reader's.
+    let raw = File::open(path).map_err(Error::io("open", path))?;
     let table = guarded(&place, || {
         let reader = SerializedFileReader::new(file)?;
         let groups = reader.metadata().row_groups().iter().enumerate();
         let group = groups.filter(|(_, group)| group.num_rows() > 0).nth(number);
         let (group, _) = group.ok_or(ParquetError::General("the row group is missing".into()))?;
-        read_table(&*reader.get_row_group(group)?)
+        read_table(&*reader.get_row_group(group)?, &raw)
     })?;
     if table.n_rows as u64 != entry.n_records {
         return Err(changed(&place));
@@ -205,13 +209,21 @@ fn column_names(schema: &SchemaDescriptor) -> Vec<String> {
     schema.columns().iter().map(|column| name(column)).collect()
 }
 
-fn read_table(group: &dyn RowGroupReader) -> Result<Table, ParquetError> {
+fn read_table(group: &dyn RowGroupReader, file: &File) -> Result<Table, ParquetError> {
     let metadata = group.metadata();
     let n_rows = usize::try_from(metadata.num_rows()).ok().filter(|n| *n <= MAX_VALUES);
     let n_rows = n_rows.ok_or_else(|| too_large("a row group", MAX_VALUES))?;
     let schema = metadata.schema_descr();
     let mut columns = Vec::new();
     for number in 0..metadata.num_columns() {
+        let column = metadata.column(number);
+        let (start, len) = column.byte_range();
+        let ratio = pages::max_ratio(column.compression());
+        if !pages::are_plausible(file, start, start.saturating_add(len), ratio)? {
+            let name = column.column_path();
+            let why = format!("a page of column {name} claims more bytes than it can have");
+            return Err(ParquetError::General(why));
+        }
         check_pages(&mut *group.get_column_page_reader(number)?, MAX_VALUES)?;
         let reader = group.get_column_reader(number)?;
         columns.push(read_column(reader, &schema.column(number), n_rows)?);

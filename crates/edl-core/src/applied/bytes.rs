@@ -87,7 +87,7 @@ fn from_bits(bytes: &[u8]) -> Option<AppliedSet> {
     }
     let mut open = BTreeMap::new();
     for _ in 0..n_open {
-        let epoch = words.next().filter(|epoch| *epoch >= closed)?;
+        let epoch = words.next().filter(|epoch| (closed..u32::MAX).contains(epoch))?;
         let mut runs = Runs::default();
         for first in (0..n_words).map(|word| word * 32) {
             push_bits(&mut runs, u32::try_from(first).ok()?, words.next()?)?;
