@@ -315,7 +315,9 @@ mod tests {
         let [first, second] = [WorkerId(0), WorkerId(1)];
         assert_eq!(ledger.assign(LeaseId(0), first, 1, u64::MAX, Time::ZERO), Some((0, 0..8)));
         let lost = ledger.pool_mut().release_worker(first);
-        ledger.pool_mut().isolate(lost.iter().flat_map(|lease| &lease.open).copied().skip(2).take(2));
+        ledger
+            .pool_mut()
+            .isolate(lost.iter().flat_map(|lease| &lease.open).copied().skip(2).take(2));
         let mut assign = |lease, worker| {
             ledger.assign(LeaseId(lease), worker, 1, u64::MAX, Time::ZERO).unwrap().1
         };

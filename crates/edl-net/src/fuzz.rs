@@ -16,7 +16,7 @@ use crate::data::session::{Connection, Party};
 use crate::frame::{
     HEADER_LEN, Header, Kind, PieceHead, PullHead, PushHead, decode_refusal, encode_refusal,
 };
-use crate::handshake::{Challenge, ClientId, Hello, Join, Role};
+use crate::handshake::{Challenge, ClientId, Encryption, Hello, Join, Role};
 use crate::key::JobKey;
 use crate::wire::Stream;
 
@@ -101,7 +101,7 @@ pub fn frame(bytes: &[u8]) {
 pub fn stranger(bytes: &[u8]) {
     let key = JobKey::from_bytes([3; 32]);
     let accept = |run| server::accept(Arc::new(sent(bytes)), &key, run);
-    assert!(accept(Some(RUN)).is_err(), "a stranger was let in");
+    assert!(accept(Some((RUN, Encryption::default()))).is_err(), "a stranger was let in");
     assert!(accept(None).is_err(), "nothing is served yet");
     let dialed = party(&key).dial(sent(bytes), Role::Push, ClientId([5; 16]));
     assert!(dialed.is_err(), "a stranger passed for a server");
@@ -149,7 +149,8 @@ fn check_push(connection: &mut Connection) {
 }
 
 fn party(key: &JobKey) -> Party<'_> {
-    Party { key, run: RUN, timeout: PATIENCE, patience: PATIENCE }
+    let encryption = Encryption::default();
+    Party { key, run: RUN, encryption, timeout: PATIENCE, patience: PATIENCE }
 }
 
 fn pair() -> (UnixStream, UnixStream) {

@@ -225,7 +225,7 @@ impl Stream {
     /// The addresses of this end and of the peer, for messages.
     pub(crate) fn ends(&self) -> (String, String) {
         let Self::Tcp(stream) = self else { return ("unix".into(), "unix".into()) };
-        let text = |address: io::Result<std::net::SocketAddr>| {
+        let text = |address: io::Result<SocketAddr>| {
             address.map_or_else(|_| "unknown".into(), |address| address.to_string())
         };
         (text(stream.local_addr()), text(stream.peer_addr()))

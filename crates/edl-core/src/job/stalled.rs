@@ -33,7 +33,8 @@ impl Job {
                 Some(format!("building the model for {time}"))
             }
             WaitingFor::Nothing => {
-                let step = || self.steps_of(worker).map(|steps| self.ledger().batch_at(steps.start));
+                let step =
+                    || self.steps_of(worker).map(|steps| self.ledger().batch_at(steps.start));
                 let held = self.assignments.first_held(worker);
                 let held = held.or_else(|| step().map(Suspect::Batch))?;
                 let (does, what) = (activity(held), self.describe(held));

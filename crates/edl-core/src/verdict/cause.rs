@@ -146,7 +146,7 @@ fn interrupted(facts: &Facts) -> Found {
 fn found_deaths(facts: &Facts, deaths: &[&Exited]) -> Option<Found> {
     let first = deaths.first()?;
     let cause = match first.how {
-        Ended::OutOfMemory => Cause::OutOfMemory,
+        Ended::OutOfMemory | Ended::MachineOutOfMemory => Cause::OutOfMemory,
         Ended::Signal(1 | 2 | 9 | 15)
         | Ended::Preempted
         | Ended::Evicted

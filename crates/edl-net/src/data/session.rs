@@ -222,7 +222,8 @@ mod tests {
 
     fn accept(stream: UnixStream, timeout: Duration) -> Result<(), Error> {
         let key = JobKey::from_bytes([7; 32]);
-        let party = Party { key: &key, run: RUN, timeout, patience: Duration::from_secs(60) };
+        let (encryption, patience) = (Encryption::default(), Duration::from_secs(60));
+        let party = Party { key: &key, run: RUN, encryption, timeout, patience };
         party.accept(Arc::new(Stream::unix(stream).unwrap())).map(drop)
     }
 
@@ -231,7 +232,8 @@ mod tests {
         let (mut stranger, server) = UnixStream::pair().unwrap();
         let sending = std::thread::spawn(move || {
             // The start of a genuine frame, as slowly as the server must not wait for.
-            let hello = Hello { role: Role::Pull, client: ClientId([1; 16]), nonce: [2; 32] };
+            let (client, nonce) = (ClientId([1; 16]), [2; 32]);
+            let hello = Hello { role: Role::Pull, offer: Offer::Refuses, client, nonce };
             let (mut theirs, copied) = UnixStream::pair().unwrap();
             let stream = Arc::new(Stream::unix(copied).unwrap());
             let mut sender = Sender::new(stream, RUN, Duration::from_secs(60));
@@ -268,7 +270,8 @@ mod tests {
             });
             let key = JobKey::from_bytes([7; 32]);
             let limit = Duration::from_secs(60);
-            let party = Party { key: &key, run: RUN, timeout: limit, patience: limit };
+            let encryption = Encryption::default();
+            let party = Party { key: &key, run: RUN, encryption, timeout: limit, patience: limit };
             let stream = Stream::unix(near).unwrap();
             let refused = party.dial(stream, Role::Pull, ClientId([1; 16])).map(drop);
             drop(stranger.join().unwrap());

@@ -58,11 +58,11 @@ impl Master for Named {
 }
 
 /// Serves `Named` for as long as the returned set lives.
-async fn serve(key: &JobKey) -> (String, tokio::task::JoinSet<()>) {
+async fn serve(key: &JobKey) -> (String, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let incoming = incoming(listener, key).unwrap();
-    let mut tasks = tokio::task::JoinSet::new();
+    let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         let service = server().add_service(MasterServer::new(Named));
         service.serve_with_incoming(incoming).await.unwrap();

@@ -183,7 +183,7 @@ fn an_address_of_this_host_is_told_from_one_of_another() {
     assert_eq!(stream.ends().1, address.to_string());
     let (end, _other) = UnixStream::pair().unwrap();
     assert!(Stream::unix(end).unwrap().is_same_host());
-    let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     for (here, there, is_same) in [
         ("127.0.0.1", "127.0.0.2", true),
         ("::1", "::1", true),

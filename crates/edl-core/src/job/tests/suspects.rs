@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use super::bench::{Bench, config, spec, worker};
 use crate::id::{BatchId, Incarnation, WorkerId};
-use crate::job::{Event, EventKind, Work};
+use crate::job::{Event, EventKind};
 use crate::platform::Ended;
 use crate::spec::JobSpec;
+use crate::worker::{Pass, Report, Shard, Task};
 
 /// Trains rounds of four batches. A worker exits like `how` when it takes up batch `poison`; its
 /// report on the batch before that is lost with it if `is_abrupt`.
@@ -35,17 +36,18 @@ fn train_next(
     (poison, how, is_abrupt): (u32, Ended, bool),
     staged: &mut BTreeSet<u32>,
 ) {
-    let Some((_, Work::Train { epoch, range, .. })) = bench.next_work(id) else { return };
-    let batch = BatchId { epoch, index: range.start };
+    let Some((_, Task::Train { epoch, indices, .. })) = bench.next_work(id) else { return };
+    let batch = BatchId { epoch, index: indices.start };
     if batch.index == poison {
         return bench.kill_now(worker(id), how);
     }
     let is_poison =
-        |work: &Work| matches!(work, Work::Train { range, .. } if range.start == poison);
+        |task: &Task| matches!(task, Task::Train { indices, .. } if indices.start == poison);
     let is_last = bench.workers[&id].work.front().is_some_and(|(_, work)| is_poison(work));
     if !(is_abrupt && is_last) {
         let incarnation = Incarnation(bench.workers[&id].incarnation);
-        bench.handle(Event::BatchPushed { worker: WorkerId(id), incarnation, batch });
+        let report = Report::BatchPushed { batch };
+        bench.handle(Event::FromWorker { worker: WorkerId(id), incarnation, report });
     }
     staged.insert(batch.index);
     let round = batch.index / 4 * 4..(batch.index / 4 * 4 + 4).min(10);
@@ -98,12 +100,13 @@ fn a_worker_that_waits_for_its_round_is_not_blamed_for_another_that_hangs() {
         let ids: Vec<u32> = bench.workers.keys().copied().collect();
         for id in ids {
             let work = bench.workers[&id].work.front().cloned();
-            let Some((_, Work::Train { epoch, range, .. })) = work else { continue };
-            if range.start != poison {
+            let Some((_, Task::Train { epoch, indices, .. })) = work else { continue };
+            if indices.start != poison {
                 bench.next_work(id);
                 let incarnation = Incarnation(bench.workers[&id].incarnation);
-                let batch = BatchId { epoch, index: range.start };
-                bench.handle(Event::BatchPushed { worker: WorkerId(id), incarnation, batch });
+                let batch = BatchId { epoch, index: indices.start };
+                let report = Report::BatchPushed { batch };
+                bench.handle(Event::FromWorker { worker: WorkerId(id), incarnation, report });
             }
         }
         bench.pass(Duration::from_secs(30), None);
@@ -116,7 +119,7 @@ fn shards_that_may_have_crashed_a_worker_are_tried_alone() {
     let spec = JobSpec { num_workers: 1, num_epochs: 1, ..spec() };
     let mut bench = Bench::started(config(spec, 40));
     bench.run_until(|bench| {
-        bench.workers.values().any(|w| matches!(w.work.front(), Some((_, Work::Eval { .. }))))
+        bench.workers.values().any(|w| matches!(w.work.front(), Some((_, Task::Shard(_)))))
     });
     // It crashes on the second shard, right after it has finished the first.
     for _ in 0..100 {
@@ -126,8 +129,10 @@ fn shards_that_may_have_crashed_a_worker_are_tried_alone() {
         };
         let work = &bench.workers[&id].work;
         let crashes = match work.front() {
-            Some((_, Work::Eval { shard, .. })) => *shard == 1 || *shard == 0 && work.len() > 1,
-            Some((_, Work::Train { .. } | Work::Predict { .. })) | None => false,
+            Some((_, Task::Shard(Shard { number, pass: Pass::Evaluate { .. }, .. }))) => {
+                *number == 1 || *number == 0 && work.len() > 1
+            }
+            Some(_) | None => false,
         };
         if bench.ended.is_some() {
             break;
