@@ -2,7 +2,6 @@
 //! Messages of the control plane, in both directions, and the sets of applied batches in them.
 
 use edl_core::applied::AppliedSet;
-use edl_core::id::{Incarnation, PsId, WorkerId};
 use edl_core::spec::JobSpec;
 use edl_net::convert::{master, member, server, worker};
 use edl_net::proto;
@@ -21,7 +20,7 @@ fn read<M: Message + Default>(bytes: &[u8]) -> Option<M> {
 /// What a worker or a user sends to a master.
 pub(crate) fn worker_message(bytes: &[u8]) {
     if let Some(message) = read::<proto::WorkerMessage>(bytes) {
-        drop(master::worker_event(WorkerId(1), Incarnation(1), message));
+        drop(master::worker_report(message));
     }
     if let Some(request) = read::<proto::ChaosRequest>(bytes) {
         drop(master::chaos(&request));
@@ -33,7 +32,7 @@ pub(crate) fn ps_message(bytes: &[u8]) {
     use proto::ps_message::Kind;
     match read::<proto::PsMessage>(bytes) {
         Some(proto::PsMessage { kind: Some(Kind::Hello(hello)) }) => drop(master::ps_hello(hello)),
-        Some(message) => drop(master::ps_input(PsId(1), Incarnation(1), message)),
+        Some(message) => drop(master::ps_report(message)),
         None => {}
     }
 }
@@ -44,8 +43,7 @@ pub(crate) fn command(bytes: &[u8]) {
         if let proto::worker_command::Kind::World(world) = &kind {
             drop(member::peers(world));
         }
-        drop(member::event(kind.clone()));
-        drop(worker::event(kind));
+        drop(worker::command(kind));
     }
     if let Some(kind) = read::<proto::PsCommand>(bytes).and_then(|command| command.kind) {
         drop(server::event(kind, &JobSpec::default()));

@@ -147,6 +147,7 @@ mod tests {
             spec: JobSpec { training_data: training_data.into(), ..JobSpec::default() },
             resume: false,
             ip: None,
+            http_hosts: Vec::new(),
             store_patience: Duration::ZERO,
         }
     }

@@ -16,8 +16,8 @@ use crate::frame::{HEADER_LEN, MAX_BLOCK, TAG_LEN};
 
 /// Longest chunk of a payload: a block between members, so theirs are always one chunk. It fits in
 /// the cache of a core, and nothing longer has to be kept until its tag is there.
-#[expect(clippy::cast_possible_truncation, reason = "it is small")]
-pub(crate) const CHUNK: usize = MAX_BLOCK as usize;
+pub(crate) const CHUNK: usize = 256 << 10;
+const _: () = assert!(CHUNK as u64 == MAX_BLOCK, "a block is one chunk");
 /// What is encrypted of a header; its tag takes the place of the header's own.
 const HEAD: usize = HEADER_LEN - TAG_LEN;
 

@@ -542,7 +542,7 @@ impl Receiver {
         let hasher = match &self.guard {
             Some(Guard::Tagged(seal)) => {
                 let mut hasher = seal.begin();
-                hasher.update(&Header { tag: [0; TAG_LEN], ..header.clone() }.encode());
+                hasher.update(&Header { tag: [0; TAG_LEN], ..header }.encode());
                 Some(hasher)
             }
             Some(Guard::Encrypted(_)) | None => None,

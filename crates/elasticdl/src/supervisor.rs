@@ -338,7 +338,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    fn last_write(&self) -> Option<std::time::SystemTime> {
+    fn last_write(&self) -> Option<SystemTime> {
         std::fs::metadata(self.job.paths().status()).ok()?.modified().ok()
     }
 }

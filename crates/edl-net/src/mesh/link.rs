@@ -439,11 +439,13 @@ fn receive(
     };
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let read = rustix::net::recvmsg(stream, &mut parts.map(IoSliceMut::new), &mut beside, flags)?;
-    let fds = beside.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => fds.last(),
-        _ => None,
-    });
-    if let (Some(fd), Some(last)) = (fd, fds.last()) {
+    let mut last = None;
+    for message in beside.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            last = fds.last();
+        }
+    }
+    if let (Some(fd), Some(last)) = (fd, last) {
         *fd = Some(last);
     }
     Ok(read.bytes)

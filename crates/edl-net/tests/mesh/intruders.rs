@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use edl_core::id::{BatchId, Generation, RunId, WorldId};
 use edl_core::lanes::assign;
 use edl_net::frame::{Header, Kind, TAG_LEN};
+use edl_net::handshake::Encryption;
 use edl_net::key::JobKey;
 use edl_net::mesh::{Error, Mesh, Transport};
 
@@ -81,7 +82,8 @@ fn nonsense_is_dropped_and_the_mesh_works_on() {
 fn a_crowd_of_strangers_keeps_no_member_out() {
     edl_net::open_files::raise_limit();
     let folder = tempfile::tempdir().unwrap();
-    let (meshes, peers) = open(&folder, Transport::Tcp, &assign(4, 2), &mut |_| None);
+    let over = (Transport::Tcp, Encryption::default());
+    let (meshes, peers) = open(&folder, over, &assign(4, 2), &mut |_| None);
     let mut strangers: Vec<TcpStream> =
         (0..1100).map(|_| TcpStream::connect(meshes[1].address()).unwrap()).collect();
     let meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &peers, 5000)).0;

@@ -25,7 +25,7 @@ type Inject = fn(&Home) -> Scene;
 enum Scene {
     Over,
     Running(Running),
-    OnFullDisk(Running, Mounted),
+    OnFullDisk(Running, #[expect(dead_code, reason = "held until it is dropped")] Mounted),
     /// This machine cannot have the fault.
     Impossible,
 }
