@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 /// Enums of messages and the enums of edl-core that they are.
-const ENUMS: [(&str, &str); 10] = [
+const ENUMS: [(&str, &str); 9] = [
     ("JobState", "::edl_core::job::JobState"),
     ("EventKind", "::edl_core::job::EventKind"),
     ("InstanceState", "::edl_core::platform::InstanceState"),
@@ -18,7 +18,7 @@ const ENUMS: [(&str, &str); 10] = [
     ("MetricKind", "::edl_core::metric::MetricKind"),
 ];
 /// Fields that are numbers in messages and names in JSON.
-const ENUM_FIELDS: [(&str, &str); 11] = [
+const ENUM_FIELDS: [(&str, &str); 10] = [
     ("JobStatus.state", "::edl_core::job::JobState"),
     ("Event.kind", "::edl_core::job::EventKind"),
     ("Instance.state", "::edl_core::platform::InstanceState"),
