@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use edl_core::pod::{Container, PodFacts, PodPhase};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::names;
 
@@ -47,6 +48,12 @@ pub fn of(pod: &Pod) -> PodFacts {
         is_leaving,
         is_gone: false,
     }
+}
+
+/// When the process of a pod started, if it runs.
+pub(crate) fn started(pod: &Pod) -> Option<Timestamp> {
+    let running = container_status(pod)?.state.as_ref()?.running.as_ref()?;
+    running.started_at.as_ref().map(|time| time.0)
 }
 
 /// The status of our container, or of the first; others were added by a patch or the cluster.
@@ -111,6 +118,21 @@ mod tests {
                  "restartCount": 0,
                  "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]}});
         assert_eq!(facts(pod).state(), PodState::Ended(Ended::OutOfMemory));
+    }
+
+    #[test]
+    fn the_start_of_a_process_is_that_of_its_container() {
+        let pod = |state: serde_json::Value| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {
+                "startTime": "2026-01-01T00:00:00Z",
+                "containerStatuses": [{"name": "elasticdl", "image": "", "imageID": "",
+                    "ready": true, "restartCount": 0, "state": state}]}}))
+            .unwrap()
+        };
+        let running = pod(json!({"running": {"startedAt": "2026-01-01T00:00:07Z"}}));
+        assert_eq!(started(&running), Some("2026-01-01T00:00:07Z".parse().unwrap()));
+        assert_eq!(started(&pod(json!({"waiting": {}}))), None);
+        assert_eq!(started(&Pod::default()), None);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use tokio::sync::mpsc;
@@ -325,7 +326,7 @@ impl Platform {
             }
             watcher::Event::InitApply(pod) | watcher::Event::Apply(pod) => self.seen(&pod, now),
             watcher::Event::Delete(pod) => self.gone(&pod),
-            watcher::Event::InitDone => self.roster.list_ends(),
+            watcher::Event::InitDone => self.roster.list_ends(Timestamp::now()),
         };
         self.report_all(reports).await;
         for (instance, uid) in self.roster.strays() {
@@ -437,6 +438,7 @@ fn seen(pod: &Pod) -> Option<Seen> {
         facts: facts::of(pod),
         class: pod.spec.as_ref().and_then(|spec| spec.priority_class_name.clone()),
         grace: facts::grace(pod),
+        started: facts::started(pod),
     })
 }
 
