@@ -31,20 +31,15 @@ pub fn of(pod: &Pod) -> PodFacts {
         conditions.iter().find(|condition| condition.type_ == kind && condition.status == status)
     };
     let text = |condition: &PodCondition| condition.message.clone().unwrap_or_default();
-    let ours = container_status(pod);
     PodFacts {
         phase: phase(status.phase.as_deref().unwrap_or_default()),
         reason: status.reason.clone().unwrap_or_default(),
         message: status.message.clone().unwrap_or_default(),
         unschedulable: find("PodScheduled", "False").map(text),
         disruption: find("DisruptionTarget", "True").and_then(|found| found.reason.clone()),
-        container: ours
+        container: container_status(pod)
             .and_then(|container| container.state.as_ref())
             .map_or(Container::Unknown, container),
-        // The node's last report was good, but the control plane has overridden it.
-        is_node_silent: ours.is_some_and(|container| container.ready)
-            && find("ContainersReady", "True").is_some()
-            && find("Ready", "False").is_some(),
         is_leaving,
         is_gone: false,
     }
@@ -133,18 +128,5 @@ mod tests {
         assert_eq!(started(&running), Some("2026-01-01T00:00:07Z".parse().unwrap()));
         assert_eq!(started(&pod(json!({"waiting": {}}))), None);
         assert_eq!(started(&Pod::default()), None);
-    }
-
-    #[test]
-    fn a_silent_node_is_recognized_by_its_pods() {
-        let pod = |ready: &str| {
-            json!({"metadata": {"name": "a"}, "status": {"phase": "Running",
-                "conditions": [{"type": "Ready", "status": ready},
-                               {"type": "ContainersReady", "status": "True"}],
-                "containerStatuses": [{"name": "elasticdl", "image": "", "imageID": "",
-                    "ready": true, "restartCount": 0, "state": {"running": {}}}]}})
-        };
-        assert!(facts(pod("False")).is_node_silent);
-        assert!(!facts(pod("True")).is_node_silent);
     }
 }

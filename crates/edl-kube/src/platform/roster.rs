@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use edl_core::platform::{InstanceId, Process, Report, Role, pid_of};
+use edl_core::platform::{Ended, InstanceId, Process, Report, Role, pid_of};
 use edl_core::pod::{PodFacts, PodState};
 use k8s_openapi::jiff::Timestamp;
 
@@ -190,6 +190,13 @@ impl Roster {
         });
         let states = states.filter(|report| !matches!(report, Report::Started { .. }));
         [Report::Running(running)].into_iter().chain(states).collect()
+    }
+
+    /// Whether users have deleted all pods: none is left, or only such that are leaving. A pod that
+    /// is lost with its node, preempted or evicted was not deleted by a user.
+    pub(super) fn is_deleted(&self) -> bool {
+        let deleted = PodState::Leaving(Ended::Deleted);
+        self.pods.values().all(|known| known.facts.state() == deleted)
     }
 
     /// Pods that were not requested: an earlier master died while it created them.
