@@ -83,7 +83,7 @@ def test_the_loss_of_a_node_with_the_whole_job_costs_only_time(
 ) -> None:
     """It is no deletion of all pods by a user, which would stop the job."""
     victim = cluster.nodes[1].name
-    words = counting(num_workers=3, num_epochs=4, model_params={"sleep_ms": "120"})
+    words = counting(num_workers=3, num_epochs=2, model_params={"sleep_ms": "120"})
     job = submit("crash", **words, **preferring(victim))
     job.until("a checkpoint", has_checkpoint)
     assert {node_of(pod) for pod in job.pods()} == {victim}
@@ -96,7 +96,7 @@ def test_the_loss_of_a_node_with_the_whole_job_costs_only_time(
 
         seconds = job.until_pods("three workers on other nodes", is_back)
         print(f"kill -9 of a node: three workers again after {seconds:.1f} s")
-        job.succeeds().assert_exactly_once(4)
+        job.succeeds().assert_exactly_once(2)
         assert job.status()["term"] == 2
     finally:
         cluster.reboot(victim)

@@ -60,9 +60,10 @@ pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
             // The next master finds its state on disk.
             () = asked.cancelled() => Ok(Exit::Interrupted),
         };
-        match exit.as_ref().map_or_else(of_error, |exit| *exit) {
-            Exit::Interrupted | Exit::Relaunch => controller.check_deletion(pod).await,
-            end => controller.close(pod, end).await,
+        let how = exit.as_ref().map_or_else(of_error, |exit| *exit);
+        match how.job_end() {
+            Some(_) => controller.close(pod, how).await,
+            None => controller.check_deletion(pod).await,
         }
         exit
     });
