@@ -101,7 +101,7 @@ class Client:
 
     def left(self, job: str) -> list[str]:
         """The names of the job's objects, of every kind that a job has."""
-        kinds = "configmap,secret,service,pod,networkpolicy,poddisruptionbudget"
+        kinds = "configmap,secret,service,job,pod,networkpolicy,poddisruptionbudget"
         found = self.kubectl("get", kinds, "-l", f"elasticdl_job_name={job}", "-o", "name")
         return found.split()
 
@@ -134,10 +134,32 @@ def allowing(*host_paths: Path | str) -> dict[str, Any]:
     }
 
 
+def pods_of(kubectl: Kubectl, job: str) -> list[dict[str, Any]]:
+    return kubectl.json("get", "pod", "--selector", f"elasticdl_job_name={job}")["items"]
+
+
 def phases(kubectl: Kubectl, job: str) -> dict[str, str]:
-    """Of every pod of the job."""
-    pods = kubectl.json("get", "pod", "--selector", f"elasticdl_job_name={job}")["items"]
-    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
+    """Of every pod of the job; the master's is called as its Job is."""
+    found = {}
+    for pod in pods_of(kubectl, job):
+        is_master = pod["metadata"]["labels"].get("elasticdl_replica_type") == "master"
+        name = f"elasticdl-{job}-master" if is_master else pod["metadata"]["name"]
+        found[name] = pod["status"]["phase"]
+    return found
+
+
+def account(namespace: str, role: str) -> str:
+    """As whom pods of a role ask the API server."""
+    return f"system:serviceaccount:{namespace}:elasticdl-{role}"
+
+
+def has_token(pod: dict[str, Any]) -> bool:
+    """Whether the API server has put a token of its service account into the pod."""
+    volumes = pod["spec"].get("volumes", [])
+    sources = [
+        source for each in volumes for source in each.get("projected", {}).get("sources", [])
+    ]
+    return any("serviceAccountToken" in source for source in sources)
 
 
 def rbac(namespace: str) -> list[dict]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.kubectl import Kubectl
+from jobs import rbac
 from trained import Job
 
 STOP_LIMIT = 20
@@ -28,6 +29,8 @@ class Outside(Job):
         return self
 
     def run_master(self, described: str, key: str) -> None:
+        # Without their accounts, the API server accepts no pods.
+        self.kubectl.apply(*rbac(self.kubectl.namespace))
         mounts = {"job": self.folder / "etc" / "job", "key": self.folder / "etc" / "key"}
         for mount in mounts.values():
             mount.mkdir(parents=True)

@@ -13,7 +13,7 @@ from harness.audit import requests
 from harness.cluster import Cluster
 from harness.kubectl import Kubectl
 from harness.waiting import until
-from jobs import ROOT, Client, accuracies, phases, rbac
+from jobs import ROOT, Client, account, accuracies, has_token, phases, pods_of, rbac
 
 # Far above what any job here takes, even on a busy machine.
 JOB_LIMIT = 400
@@ -46,7 +46,7 @@ def test_a_job_is_submitted_watched_and_proved(client: Client, kubectl: Kubectl)
         "elasticdl-test-mnist-ps-0": "Succeeded",
         "elasticdl-test-mnist-worker-0": "Succeeded",
     }
-    log = kubectl("logs", "elasticdl-test-mnist-master")
+    log = kubectl("logs", "job/elasticdl-test-mnist-master")
     # Asynchronous training wavers: the last evaluation may be worse than one before.
     assert max(accuracies(log)) >= 0.77, log
     audited = client("audit", "test-mnist")
@@ -55,7 +55,9 @@ def test_a_job_is_submitted_watched_and_proved(client: Client, kubectl: Kubectl)
     assert "succeeded" in client("list").out
 
 
-def test_a_running_job_is_seen_changed_ended_and_resumed(client: Client, kubectl: Kubectl) -> None:
+def test_a_running_job_is_seen_changed_ended_and_resumed(
+    cluster: Cluster, client: Client, kubectl: Kubectl
+) -> None:
     done = client.train("long", "--num_epochs=0", "--detach")
     assert (done.code, done.out) == (0, "long\n"), done.err
     until("one worker works", lambda: running(client, "long", 1), JOB_LIMIT)
@@ -68,6 +70,9 @@ def test_a_running_job_is_seen_changed_ended_and_resumed(client: Client, kubectl
     assert client("audit", "long").code == 0
     stopped = client("stop", "long")
     assert stopped.out == "job long stopped\n", stopped.err
+    until("its Job has ended", lambda: ended(kubectl, "elasticdl-long-master"), JOB_LIMIT)
+    assert phases(kubectl, "long")["elasticdl-long-master"] == "Failed", "and its log is kept"
+    assert used_rights(cluster, kubectl) >= STOP_RIGHTS
     again = client("train", "--resume", "long", "--num_epochs=1")
     assert again.code == 0, again.err
     assert client("clean", "long").out == "removed long\n"
@@ -141,26 +146,44 @@ def test_what_is_printed_can_be_applied_and_uses_exactly_its_rights(
     kubectl("apply", "--filename", "-", stdin=printed.out)
     master = "elasticdl-applied-master"
     until("the job ends", lambda: ended(kubectl, master), JOB_LIMIT)
-    assert phases(kubectl, "applied")[master] == "Succeeded", kubectl("logs", master)
-    user = f"system:serviceaccount:{kubectl.namespace}:default"
-    used = {
-        (request.verb, request.resource)
-        for request in requests(cluster.audit_log, user)
-        if request.allowed and request.resource
-    }
+    assert phases(kubectl, "applied")[master] == "Succeeded", said(kubectl, master)
+    used = used_rights(cluster, kubectl)
     rules = rbac(kubectl.namespace)[0]["rules"]
     granted = {
         (verb, name) for rule in rules for name in rule["resources"] for verb in rule["verbs"]
     }
     assert used <= granted
-    # These are for a lost master, for pods that must go, and for a job under the operator.
-    unused = {("get", "secrets"), ("get", "pods"), ("delete", "pods")}
+    # These are for pods that must go, for a job under the operator, and for one that is stopped.
+    unused = {("delete", "pods"), *STOP_RIGHTS}
     unused |= {(verb, "configmaps") for verb in ("list", "patch", "watch")}
     assert granted - used <= unused
+    tokens = {pod["metadata"]["name"]: has_token(pod) for pod in pods_of(kubectl, "applied")}
+    assert [name for name, given in tokens.items() if given] == [
+        name for name in tokens if name.startswith(master)
+    ]
 
 
-def ended(kubectl: Kubectl, pod: str) -> bool:
-    return kubectl.json("get", "pod", pod)["status"]["phase"] in ("Succeeded", "Failed")
+# A master that stops its job tells the Job that runs it.
+STOP_RIGHTS = {("get", "jobs"), ("patch", "jobs")}
+
+
+def used_rights(cluster: Cluster, kubectl: Kubectl) -> set[tuple[str, str]]:
+    """What masters asked for, and nobody else did; nothing was refused."""
+    for role in ("ps", "worker"):
+        assert not requests(cluster.audit_log, account(kubectl.namespace, role))
+    asked = requests(cluster.audit_log, account(kubectl.namespace, "master"))
+    asked = {request for request in asked if request.resource}
+    assert not {request for request in asked if not request.allowed}
+    return {(request.verb, request.resource) for request in asked}
+
+
+def said(kubectl: Kubectl, job: str) -> str:
+    return kubectl("logs", f"job/{job}")
+
+
+def ended(kubectl: Kubectl, job: str) -> bool:
+    found = kubectl.json("get", "job", job)["status"].get("conditions", [])
+    return any(each["type"] in ("Complete", "Failed") for each in found if each["status"] == "True")
 
 
 def test_a_master_without_rights_says_so_and_goes_on_once_it_has_them(
@@ -168,6 +191,11 @@ def test_a_master_without_rights_says_so_and_goes_on_once_it_has_them(
 ) -> None:
     tmp_path.chmod(0o755)
     client = Client(command, image, kubectl, tmp_path)
+    missing = client.train("poor", "--detach")
+    assert missing.code == 2 and "manifests/elasticdl-rbac.yaml" in missing.err, missing.err
+    until("nothing is left", lambda: not client.left("poor"), JOB_LIMIT)
+    accounts = [each for each in rbac(kubectl.namespace) if each["kind"] == "ServiceAccount"]
+    kubectl.apply(*accounts)
     assert client.train("poor", "--detach").code == 0
 
     def says() -> bool:
@@ -175,7 +203,7 @@ def test_a_master_without_rights_says_so_and_goes_on_once_it_has_them(
         return "cannot list resource" in said and "manifests/elasticdl-rbac.yaml" in said
 
     until("status says what is missing", says, JOB_LIMIT)
-    log = kubectl("logs", "elasticdl-poor-master")
+    log = kubectl("logs", "job/elasticdl-poor-master")
     assert "kubectl apply -f manifests/elasticdl-rbac.yaml" in log, log
     client.allow()
     watched = client("attach", "poor")
@@ -198,7 +226,7 @@ def test_every_demo_runs_to_its_end(client: Client, kubectl: Kubectl, name: str)
         kubectl("apply", "--filename", "-", stdin=text)
         master = "elasticdl-demo-mnist-master"
         until("the job ends", lambda: ended(kubectl, master), JOB_LIMIT)
-        log = kubectl("logs", master)
+        log = said(kubectl, master)
         assert phases(kubectl, "demo-mnist")[master] == "Succeeded", log
         # Asynchronous training wavers: the last evaluation may be worse than one before.
         assert max(accuracies(log)) >= 0.77, log

@@ -31,6 +31,8 @@ N_RECORDS = 20_000
 EPOCHS = 60
 OPERATOR = "training-job-controller"
 HOME = "elasticdl"
+# Where pods find the tokens of their service accounts.
+TOKENS = "/var/run/secrets/kubernetes.io"
 # Two nodes of half a CPU, less operator and master: three workers of the example fit.
 NODE_CPU = "0.5"
 
@@ -108,6 +110,9 @@ def test_the_example_runs_to_its_end_whoever_is_deleted(
     job.until("it trains", is_training)
     print(f"three workers after {job.until_workers(3):.1f} s more")
     first = {pod["metadata"]["name"] for pod in job.running("worker")}
+    # The user's code runs there.
+    look = f"import os; print(os.path.exists('{TOKENS}'))"
+    assert job.kubectl("exec", min(first), "--", "python", "-c", look).strip() == "False"
 
     job.delete("worker-0")
     operators = cluster.kubectl.within(HOME)
@@ -129,7 +134,8 @@ def test_the_example_runs_to_its_end_whoever_is_deleted(
 WITHIN_PATCH = "the API server asks for it itself when a patch makes what is not there"
 # What no request of the operator here shows, and why.
 UNUSED = {
-    ("delete", "pods"): "only a job that makes way, or whose master's node is lost, loses pods",
+    ("delete", "pods"): "only a job that makes way loses its pods",
+    ("delete", "jobs"): "only a job that makes way loses its master",
     ("create", "configmaps"): WITHIN_PATCH,
     ("create", "services"): WITHIN_PATCH,
     ("create", "networkpolicies"): WITHIN_PATCH,

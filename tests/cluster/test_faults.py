@@ -4,7 +4,6 @@ record was trained exactly once. Nodes die in `test_nodes.py`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -56,9 +55,13 @@ def test_a_job_whose_pods_are_all_deleted_stops_and_resumes(submit: Submit) -> N
     job = submit("all", **counting())
     job.until("a checkpoint", has_checkpoint)
     job.kubectl("delete", "pod", "--selector", f"elasticdl_job_name={job.name}")
-    assert job.pods() == []
-    time.sleep(6)  # Longer than those who might rescue a master would wait.
-    assert job.pods() == [], "the job is stopped"
+    job.until("it is stopped", lambda status: status["state"] == "stopped")
+    assert "all pods of the job were deleted" in job.status()["reason"]
+    failed = "--for=condition=Failed"
+    job.kubectl("wait", f"job/{job.pod_name('master')}", failed, "--timeout=90s")
+    [last] = job.pods()
+    [container] = last["status"]["containerStatuses"]
+    assert container["state"]["terminated"]["exitCode"] == 3, "stopped, and resumable"
     job.resume().succeeds().assert_exactly_once(3)
 
 

@@ -4,6 +4,7 @@ nothing but time."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,23 @@ def restarts(kubectl: Kubectl, pod: str) -> int:
     return sum(status["restartCount"] for status in statuses)
 
 
-def test_the_loss_of_a_node_costs_only_time(submit: Submit, cluster: Cluster) -> None:
-    job = submit("crash", **counting(num_workers=3, num_epochs=4, model_params={"sleep_ms": "120"}))
+def preferring(node: str) -> dict[str, Any]:
+    """Puts all pods of a job on one node, as long as that is there."""
+    names = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    preferred = {"weight": 100, "preference": {"matchExpressions": [names]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
+    return {"cluster_spec_json": json.dumps({"pod": {"spec": {"affinity": affinity}}})}
+
+
+def test_the_loss_of_a_node_with_the_whole_job_costs_only_time(
+    submit: Submit, cluster: Cluster
+) -> None:
+    """It is no deletion of all pods by a user, which would stop the job."""
+    victim = cluster.nodes[1].name
+    words = counting(num_workers=3, num_epochs=2, model_params={"sleep_ms": "120"})
+    job = submit("crash", **words, **preferring(victim))
     job.until("a checkpoint", has_checkpoint)
-    victim = node_without_master(job)
+    assert {node_of(pod) for pod in job.pods()} == {victim}
     cluster.crash(victim)
     try:
 
@@ -82,7 +96,8 @@ def test_the_loss_of_a_node_costs_only_time(submit: Submit, cluster: Cluster) ->
 
         seconds = job.until_pods("three workers on other nodes", is_back)
         print(f"kill -9 of a node: three workers again after {seconds:.1f} s")
-        job.succeeds().assert_exactly_once(4)
+        job.succeeds().assert_exactly_once(2)
+        assert job.status()["term"] == 2
     finally:
         cluster.reboot(victim)
 

@@ -18,7 +18,7 @@ from harness.cluster import Cluster
 from harness.given import Given
 from harness.kubectl import Kubectl
 from harness.waiting import until
-from jobs import ROOT, Client, phases
+from jobs import ROOT, Client, phases, pods_of
 
 JOB = "test-mnist"
 ACCURACY, BY_VERSION = 0.77, 250
@@ -124,13 +124,14 @@ def runs_to_its_end(client: Client, kubectl: Kubectl, processes: list[str]) -> N
 
 
 def said(kubectl: Kubectl) -> str:
-    logs = [kubectl("logs", name, "--tail=30") for name in phases(kubectl, JOB)]
+    names = [pod["metadata"]["name"] for pod in pods_of(kubectl, JOB)]
+    logs = [kubectl("logs", name, "--tail=30") for name in names]
     return "\n".join([kubectl("get", "pods"), *logs])
 
 
 def reached(kubectl: Kubectl) -> float:
     """The best accuracy up to the version that the tutorial names."""
-    log = kubectl("logs", "elasticdl-test-mnist-master")
+    log = kubectl("logs", "job/elasticdl-test-mnist-master")
     print("\n".join(line for line in log.splitlines() if "Evaluation" in line), file=sys.stderr)
     found = re.findall(r"Evaluation metrics\[v=(\d+)\].*'accuracy': ([0-9.]+)", log)
     return max(float(accuracy) for version, accuracy in found if int(version) <= BY_VERSION)

@@ -90,10 +90,9 @@ class Reader:
 
 
 def runs(listed: str) -> bool:
-    """Whether all pods of a job run, and its master is among them: one that is made again just
-    when all pods are deleted is not deleted with them, and the job goes on."""
+    """Whether all pods of a job run, and its master is among them."""
     pods = [line.split() for line in listed.splitlines()[1:]]
-    has_master = any(name.endswith("-master") for name, *_ in pods)
+    has_master = any("-master-" in name for name, *_ in pods)
     return has_master and all(status == "Running" for _, _, status, *_ in pods)
 
 

@@ -108,13 +108,17 @@ class Job:
         return text
 
     def delete(self, instance: str) -> None:
-        self.kubectl("delete", "pod", self.pod_name(instance), "--wait=false")
+        """Deletes the pod of a worker, a server, or of the master, which has a name of its own."""
+        is_master = instance == "master"
+        names = [pod["metadata"]["name"] for pod in self.running("master")] if is_master else []
+        self.kubectl("delete", "pod", *(names or [self.pod_name(instance)]), "--wait=false")
 
     def succeeds(self) -> Job:
         """Waits for the job's good end, and for its master's."""
         self.until("it succeeds", lambda status: status["state"] == "succeeded")
-        phase = "--for=jsonpath={.status.phase}=Succeeded"
-        self.kubectl("wait", f"pod/{self.pod_name('master')}", phase, "--timeout=90s")
+        self.kubectl(
+            "wait", f"job/{self.pod_name('master')}", "--for=condition=Complete", "--timeout=90s"
+        )
         return self
 
     def assert_exactly_once(self, epochs: int) -> None:

@@ -156,7 +156,7 @@ impl Instances {
                 }
                 Some((*instance, cause))
             }
-            Report::Trouble(_) | Report::Granted { .. } => None,
+            Report::AllDeleted | Report::Trouble(_) | Report::Granted { .. } => None,
         }
     }
 

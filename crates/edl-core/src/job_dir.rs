@@ -38,6 +38,8 @@ entries! {
     store: "master.redb",
     /// What the master publishes twice a second.
     status: "status.json",
+    /// The Kubernetes Job that runs the master.
+    controller: "controller.json",
     events: "events.jsonl",
     metrics: "metrics.jsonl",
     /// How processes ended, as the supervisor saw it.

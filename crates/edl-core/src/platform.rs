@@ -186,6 +186,8 @@ pub struct Process {
 pub enum Report {
     /// Everything that is there now: the first report to every new master.
     Running(Vec<Process>),
+    /// All processes were deleted, the last master too: the first report, instead of `Running`.
+    AllDeleted,
     /// It is wanted, but does not run yet.
     Waiting {
         instance: InstanceId,

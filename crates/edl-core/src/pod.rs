@@ -31,8 +31,6 @@ pub struct PodFacts {
     /// The reason of the condition DisruptionTarget.
     pub disruption: Option<String>,
     pub container: Container,
-    /// Its node gives the cluster no sign of life.
-    pub is_node_silent: bool,
     /// Its deletion has begun.
     pub is_leaving: bool,
     /// The object is gone.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Objects that a master creates itself if its job was applied from a file, which contains no key.
+//! Objects that a master creates itself if its job was applied from a file, which contains no key. It
+//! can create Secrets, but not read them.
 
 use std::time::Duration;
 
@@ -22,20 +23,19 @@ const LAST_BACKOFF: Duration = Duration::from_secs(8);
 pub enum Error {
     #[error("cannot {verb} {object}: {why}")]
     Refused { verb: &'static str, object: String, why: Wait },
-    #[error("secret `{0}` contains no key")]
-    NoKey(String),
     #[error("cannot create the job's Service: {0}")]
     Invalid(String),
 }
 
-/// The job's key, from its Secret; if there is none, it is created with `new_key`. Also creates the
-/// Service. Both belong to the job's ConfigMap. Rejected calls are retried until they are allowed.
+/// Creates the job's Secret with `new_key`, and the Service. Both belong to the job's ConfigMap.
+/// Returns whether the key is the job's: otherwise, an earlier master has created one. Rejected calls
+/// are retried until they are allowed.
 pub fn key_and_service<'a>(
     client: &'a Client,
     namespace: &'a str,
     spec: &'a JobSpec,
     new_key: &'a str,
-) -> BoxFuture<'a, Result<String, Error>> {
+) -> BoxFuture<'a, Result<bool, Error>> {
     Box::pin(async move {
         let mut backoff = FIRST_BACKOFF;
         loop {
@@ -54,7 +54,7 @@ async fn once(
     namespace: &str,
     spec: &JobSpec,
     new_key: &str,
-) -> Result<String, Error> {
+) -> Result<bool, Error> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let name = names::config_map(&spec.job_name);
     let map = maps.get(&name).await.map_err(|error| refused("read", "configmap", &name, &error))?;
@@ -66,12 +66,9 @@ async fn once(
 
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let name = names::secret(&spec.job_name);
-    let kept = match secrets.create(&PostParams::default(), &secret).await {
-        Ok(made) => made,
-        // An earlier master created it.
-        Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            secrets.get(&name).await.map_err(|error| refused("read", "secret", &name, &error))?
-        }
+    let is_new = match secrets.create(&PostParams::default(), &secret).await {
+        Ok(_) => true,
+        Err(kube::Error::Api(status)) if status.is_already_exists() => false,
         Err(error) => return Err(refused("create", "secret", &name, &error)),
     };
     let services: Api<Service> = Api::namespaced(client.clone(), namespace);
@@ -83,7 +80,7 @@ async fn once(
             return Err(refused("create", "service", &name, &error));
         }
     }
-    manifest::key(&kept).ok_or(Error::NoKey(name))
+    Ok(is_new)
 }
 
 fn refused(verb: &'static str, kind: &str, name: &str, error: &kube::Error) -> Error {

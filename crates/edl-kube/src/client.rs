@@ -5,15 +5,19 @@
 use std::path::Path;
 use std::time::Duration;
 
+use edl_core::platform::Role;
+use edl_core::pod;
 use edl_core::spec::JobSpec;
 use futures::future::BoxFuture;
+use k8s_openapi::api::batch::v1::Job;
 pub use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::api::{DeleteParams, ListParams, PropagationPolicy};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{DeleteParams, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 
-use crate::{manifest, names, yaml};
+use crate::{facts, manifest, names, yaml};
 
 mod error;
 mod forward;
@@ -24,7 +28,7 @@ mod submit;
 
 pub use error::Error;
 pub use forward::Forward;
-pub use logs::{Log, LogStream};
+pub use logs::LogStream;
 pub use pod_state::{PodState, Trouble, pod_state};
 
 /// The deadline for a connection.
@@ -42,6 +46,8 @@ pub struct Cluster {
 pub struct Found {
     pub spec: JobSpec,
     pub config_map: ConfigMap,
+    /// Runs its master.
+    pub controller: Option<Job>,
     /// Its current pods.
     pub pods: Vec<Pod>,
 }
@@ -124,12 +130,17 @@ impl Cluster {
             let maps = maps.map_err(|error| self.refused("list", "configmaps", "", error))?.items;
             let pods = self.pods().list(&all).await;
             let pods = pods.map_err(|error| self.refused("list", "pods", "", error))?.items;
+            let controllers = self.controllers().list(&all).await;
+            let controllers =
+                controllers.map_err(|error| self.refused("list", "jobs", "", error))?.items;
             let mut found: Vec<Found> = Vec::new();
             for config_map in maps {
                 let Ok(spec) = spec_of(&config_map) else { continue };
-                let of_job = |pod: &&Pod| names::job_of(&pod.metadata) == Some(&spec.job_name);
-                let pods = pods.iter().filter(of_job).cloned().collect();
-                found.push(Found { spec, config_map, pods });
+                let of_job =
+                    |metadata: &ObjectMeta| names::job_of(metadata) == Some(&spec.job_name);
+                let pods = pods.iter().filter(|pod| of_job(&pod.metadata)).cloned().collect();
+                let controller = controllers.iter().find(|job| of_job(&job.metadata)).cloned();
+                found.push(Found { spec, config_map, controller, pods });
             }
             found.sort_by_key(|job| std::cmp::Reverse(created(&job.config_map)));
             Ok(found)
@@ -141,7 +152,10 @@ impl Cluster {
         let of_job = ListParams::default().labels(&names::selector(&spec.job_name));
         let pods = self.pods().list(&of_job).await;
         let pods = pods.map_err(|error| self.refused("list", "pods", "", error))?.items;
-        Ok(Found { spec, config_map, pods })
+        let name = names::master(&spec.job_name);
+        let controller = self.controllers().get_opt(&name).await;
+        let controller = controller.map_err(|error| self.refused("read", "job", &name, error))?;
+        Ok(Found { spec, config_map, controller, pods })
     }
 
     /// The job's key, if the user may read Secrets.
@@ -158,20 +172,23 @@ impl Cluster {
     pub fn delete<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
             let name = names::config_map(job);
-            let background = DeleteParams {
-                propagation_policy: Some(PropagationPolicy::Background),
-                ..DeleteParams::default()
-            };
-            match self.config_maps().delete(&name, &background).await {
-                Ok(_) => self.delete_pods(job).await,
+            match self.config_maps().delete(&name, &DeleteParams::background()).await {
+                Ok(_) => self.stop(job).await,
                 Err(error) => Err(self.refused("delete", "configmap", &name, error)),
             }
         })
     }
 
-    /// Deletes all pods of the job, which can be resumed.
-    pub fn delete_pods<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<(), Error>> {
+    /// Deletes all pods of the job, which can be resumed; first the Job that would start its master
+    /// again.
+    pub fn stop<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
+            let name = names::master(job);
+            match self.controllers().delete(&name, &DeleteParams::background()).await {
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                Err(error) => return Err(self.refused("delete", "job", &name, error)),
+            }
             let of_job = ListParams::default().labels(&names::selector(job));
             let deleted = self.pods().delete_collection(&DeleteParams::default(), &of_job).await;
             deleted.map(drop).map_err(|error| self.refused("delete", "pods", "", error))
@@ -179,6 +196,10 @@ impl Cluster {
     }
 
     fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn controllers(&self) -> Api<Job> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
@@ -196,11 +217,29 @@ impl Cluster {
 }
 
 impl Found {
-    /// The master's pod, if there is one.
+    /// The master's pod, if there is one; not one that is being deleted, unless it is the only one.
     #[must_use]
     pub fn master(&self) -> Option<&Pod> {
-        let name = names::service(&self.spec.job_name);
-        self.pods.iter().find(|pod| pod.metadata.name.as_deref() == Some(&name))
+        newest_master(&self.pods)
+    }
+
+    /// Whether Kubernetes will start a master if none runs: the job is not over, and nobody stopped
+    /// it.
+    #[must_use]
+    pub fn is_restarting(&self) -> bool {
+        let has_ended = self.master().map(|pod| facts::of(pod).state());
+        let is_over =
+            matches!(has_ended, Some(pod::PodState::Ended(how)) if how.job_end().is_some());
+        let waits = |job: &Job| {
+            let conditions = job.status.as_ref().and_then(|status| status.conditions.as_deref());
+            let is_finished = |kind: &str| {
+                let mut conditions = conditions.unwrap_or_default().iter();
+                conditions.any(|condition| condition.type_ == kind && condition.status == "True")
+            };
+            let is_leaving = job.metadata.deletion_timestamp.is_some();
+            !is_leaving && !["Complete", "Failed"].into_iter().any(is_finished)
+        };
+        !is_over && self.controller.as_ref().is_some_and(waits)
     }
 
     /// When the job was submitted, in seconds since 1970.
@@ -208,6 +247,17 @@ impl Found {
     pub fn created(&self) -> Option<i64> {
         created(&self.config_map)
     }
+}
+
+/// The pod of the master that counts: the last one that nobody has deleted.
+fn newest_master(pods: &[Pod]) -> Option<&Pod> {
+    let is_master = |pod: &&Pod| {
+        names::instance_of(&pod.metadata).is_some_and(|instance| instance.role == Role::Master)
+    };
+    pods.iter().filter(is_master).max_by_key(|pod| {
+        let is_leaving = pod.metadata.deletion_timestamp.is_some();
+        (!is_leaving, pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
+    })
 }
 
 fn created(config_map: &ConfigMap) -> Option<i64> {
@@ -219,4 +269,68 @@ fn spec_of(config_map: &ConfigMap) -> Result<JobSpec, Error> {
     let name = config_map.metadata.name.clone().unwrap_or_default();
     let text = manifest::description(config_map);
     yaml::read::<JobSpec>(text).map_err(|source| Error::NoJob { name, source: source.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn master(name: &str, created: u32, deleted: bool, status: Value) -> Pod {
+        let mut pod: Pod = serde_json::from_value(json!({ "status": status })).unwrap();
+        pod.metadata = ObjectMeta {
+            name: Some(name.into()),
+            labels: Some(names::pod_labels("x", edl_core::platform::InstanceId::MASTER)),
+            ..serde_json::from_value(json!({
+                "creationTimestamp": format!("2026-01-01T00:00:{created:02}Z"),
+                "deletionTimestamp": deleted.then_some("2026-01-01T00:01:00Z"),
+            }))
+            .unwrap()
+        };
+        pod
+    }
+
+    fn ended(code: i32) -> Value {
+        json!({ "phase": if code == 0 { "Succeeded" } else { "Failed" }, "containerStatuses": [{
+            "name": "elasticdl", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": { "terminated": { "exitCode": code } } }] })
+    }
+
+    fn found(pods: Vec<Pod>, controller: Option<Value>) -> Found {
+        let controller = controller.map(|status| {
+            serde_json::from_value(json!({ "metadata": {}, "status": status })).unwrap()
+        });
+        Found { spec: JobSpec::default(), config_map: ConfigMap::default(), controller, pods }
+    }
+
+    #[test]
+    fn of_several_masters_the_last_one_counts_that_was_not_deleted() {
+        let pods = [
+            master("crashed", 1, false, ended(137)),
+            master("runs", 2, false, json!({ "phase": "Running" })),
+            master("lost", 3, true, json!({ "phase": "Running" })),
+        ];
+        let name = |pods: &[Pod]| newest_master(pods).and_then(|pod| pod.metadata.name.clone());
+        assert_eq!(name(&pods).as_deref(), Some("runs"));
+        assert_eq!(name(&pods[2..]).as_deref(), Some("lost"), "there is no other");
+        assert_eq!(name(&[]), None);
+    }
+
+    #[test]
+    fn a_master_is_restarted_until_its_job_is_over_or_stopped() {
+        let over = json!({ "conditions": [{ "type": "Failed", "status": "True" }] });
+        let crashed = || vec![master("m", 1, false, ended(137))];
+        for (pods, controller, expected) in [
+            (Vec::new(), Some(json!({})), true),
+            (crashed(), Some(json!({})), true),
+            (vec![master("m", 1, false, ended(3))], Some(json!({})), false),
+            (vec![master("m", 1, false, ended(0))], Some(json!({})), false),
+            (crashed(), Some(over), false),
+            (crashed(), None, false),
+        ] {
+            let found = found(pods, controller);
+            assert_eq!(found.is_restarting(), expected, "{found:?}");
+        }
+    }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use edl_core::pod::{Container, PodFacts, PodPhase};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::names;
 
@@ -30,23 +31,24 @@ pub fn of(pod: &Pod) -> PodFacts {
         conditions.iter().find(|condition| condition.type_ == kind && condition.status == status)
     };
     let text = |condition: &PodCondition| condition.message.clone().unwrap_or_default();
-    let ours = container_status(pod);
     PodFacts {
         phase: phase(status.phase.as_deref().unwrap_or_default()),
         reason: status.reason.clone().unwrap_or_default(),
         message: status.message.clone().unwrap_or_default(),
         unschedulable: find("PodScheduled", "False").map(text),
         disruption: find("DisruptionTarget", "True").and_then(|found| found.reason.clone()),
-        container: ours
+        container: container_status(pod)
             .and_then(|container| container.state.as_ref())
             .map_or(Container::Unknown, container),
-        // The node's last report was good, but the control plane has overridden it.
-        is_node_silent: ours.is_some_and(|container| container.ready)
-            && find("ContainersReady", "True").is_some()
-            && find("Ready", "False").is_some(),
         is_leaving,
         is_gone: false,
     }
+}
+
+/// When the process of a pod started, if it runs.
+pub(crate) fn started(pod: &Pod) -> Option<Timestamp> {
+    let running = container_status(pod)?.state.as_ref()?.running.as_ref()?;
+    running.started_at.as_ref().map(|time| time.0)
 }
 
 /// The status of our container, or of the first; others were added by a patch or the cluster.
@@ -114,15 +116,17 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_node_is_recognized_by_its_pods() {
-        let pod = |ready: &str| {
-            json!({"metadata": {"name": "a"}, "status": {"phase": "Running",
-                "conditions": [{"type": "Ready", "status": ready},
-                               {"type": "ContainersReady", "status": "True"}],
+    fn the_start_of_a_process_is_that_of_its_container() {
+        let pod = |state: serde_json::Value| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {
+                "startTime": "2026-01-01T00:00:00Z",
                 "containerStatuses": [{"name": "elasticdl", "image": "", "imageID": "",
-                    "ready": true, "restartCount": 0, "state": {"running": {}}}]}})
+                    "ready": true, "restartCount": 0, "state": state}]}}))
+            .unwrap()
         };
-        assert!(facts(pod("False")).is_node_silent);
-        assert!(!facts(pod("True")).is_node_silent);
+        let running = pod(json!({"running": {"startedAt": "2026-01-01T00:00:07Z"}}));
+        assert_eq!(started(&running), Some("2026-01-01T00:00:07Z".parse().unwrap()));
+        assert_eq!(started(&pod(json!({"waiting": {}}))), None);
+        assert_eq!(started(&Pod::default()), None);
     }
 }

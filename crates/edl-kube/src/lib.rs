@@ -9,13 +9,13 @@ pub mod adopt;
 pub mod board;
 mod calls;
 pub mod client;
+pub mod controller;
 pub mod facts;
 pub mod inside;
 pub mod manifest;
 pub mod names;
 pub mod note;
 pub mod platform;
-pub mod rescue;
 pub mod yaml;
 
 pub use calls::{CALL_LIMIT, Object};

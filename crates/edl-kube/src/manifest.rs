@@ -6,6 +6,7 @@
 use edl_core::platform::{InstanceId, Role};
 use edl_core::spec::{Invalid, JobSpec};
 use k8s_openapi::ByteString;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -31,7 +32,8 @@ pub struct JobObjects {
     pub service: Service,
     pub network_policy: NetworkPolicy,
     pub budgets: Vec<PodDisruptionBudget>,
-    pub master: Pod,
+    /// Creates the master's pod, and another one whenever it is lost.
+    pub master: Job,
 }
 
 /// The objects of a job. They have no owner yet, because the ConfigMap has no uid before it is
@@ -43,7 +45,7 @@ pub fn job_objects(spec: &JobSpec, key: &str) -> Result<JobObjects, Invalid> {
         service: service(spec)?,
         network_policy: network_policy(spec),
         budgets: budgets(spec),
-        master: pod(spec, InstanceId::MASTER, &PodExtras::default())?,
+        master: master(spec)?,
     })
 }
 
@@ -123,6 +125,25 @@ pub fn service(spec: &JobSpec) -> Result<Service, Invalid> {
         },
     });
     read_patches(&spec.cluster_spec_json)?.apply_to_service(service)
+}
+
+/// The Job that keeps one master running. Only an exit with code 0 completes it; before a master
+/// exits with the end of its training job in another code, it sets the limit of failures to those so
+/// far ([`crate::controller::close`]). A rule for exit codes (`podFailurePolicy`) would do the same,
+/// but with such a rule, the pod of a lost node is never replaced.
+pub fn master(spec: &JobSpec) -> Result<Job, Invalid> {
+    let Pod { metadata: pod, spec: pod_spec, .. } =
+        pod(spec, InstanceId::MASTER, &PodExtras::default())?;
+    Ok(object(json!({
+        "metadata": metadata(names::master(&spec.job_name), spec),
+        "spec": {
+            "backoffLimit": i32::MAX,
+            "template": {
+                "metadata": { "labels": pod.labels, "annotations": pod.annotations },
+                "spec": pod_spec,
+            },
+        },
+    })))
 }
 
 /// Only the job's own pods may connect to each other.

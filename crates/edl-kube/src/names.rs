@@ -21,6 +21,11 @@ pub const OF_ALL_JOBS: &str = JOB_LABEL;
 /// The only container of every pod, by which a patch can name it.
 pub const CONTAINER: &str = "elasticdl";
 
+/// Label by which Kubernetes says which Job created a pod.
+pub const CONTROLLER_LABEL: &str = "batch.kubernetes.io/controller-uid";
+/// The master's variable with that label's value.
+pub const CONTROLLER_VARIABLE: &str = "ELASTICDL_CONTROLLER_UID";
+
 /// The master's port for its job's processes.
 pub const MASTER_PORT: u16 = 50_001;
 /// The master's port for `/metrics` and `/healthz`.
@@ -46,10 +51,22 @@ pub fn secret(job: &str) -> String {
     format!("elasticdl-{job}-key")
 }
 
-/// The Service by which a job's processes find its master; also the name of the master's pod.
+/// The Service by which a job's processes find its master.
 #[must_use]
 pub fn service(job: &str) -> String {
-    format!("elasticdl-{job}-master")
+    master(job)
+}
+
+/// The Job that runs the master's pod, whose name Kubernetes makes from this one.
+#[must_use]
+pub fn master(job: &str) -> String {
+    pod(job, InstanceId::MASTER)
+}
+
+/// The service account of pods of a role, unless the user names one.
+#[must_use]
+pub fn account(role: Role) -> String {
+    format!("elasticdl-{role}")
 }
 
 /// The address of a job's master for pods of the same namespace.
@@ -66,7 +83,7 @@ pub fn hosts(service: &str, namespace: &str) -> Vec<String> {
     vec![service.to_owned(), name, inside, whole]
 }
 
-/// The pod of a process.
+/// The pod of a worker or parameter server.
 #[must_use]
 pub fn pod(job: &str, instance: InstanceId) -> String {
     format!("elasticdl-{job}-{instance}")
@@ -99,10 +116,10 @@ pub fn selector(job: &str) -> String {
     format!("{JOB_LABEL}={job}")
 }
 
-/// The label selector of a job's workers.
+/// The label selector of a job's pods of one role.
 #[must_use]
-pub fn worker_selector(job: &str) -> String {
-    format!("{JOB_LABEL}={job},{ROLE_LABEL}={}", Role::Worker)
+pub fn role_selector(job: &str, role: Role) -> String {
+    format!("{JOB_LABEL}={job},{ROLE_LABEL}={role}")
 }
 
 /// The job that an object belongs to, by its labels.

@@ -17,9 +17,9 @@ use futures::future::BoxFuture;
 
 use futures::stream::{self, BoxStream};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -54,6 +54,9 @@ pub struct Config {
     pub env: Vec<(String, String)>,
     /// The operator's grants, if an operator manages the job.
     pub board: Option<Board>,
+    /// Whether a user has deleted the pod of the last master. If all others are deleted, too, the
+    /// job is to stop.
+    pub was_deleted: bool,
 }
 
 /// Why a platform stopped.
@@ -72,18 +75,17 @@ pub fn run(
     orders: mpsc::Receiver<Order>,
     reports: mpsc::Sender<Report>,
 ) -> BoxFuture<'static, End> {
-    let api: Api<Pod> = Api::namespaced(client, &config.namespace);
+    let pods = Pods::new(client, &config.namespace, config.spec.clone());
     let watch = watcher::Config::default().labels(&names::selector(&config.spec.job_name));
-    let events = watcher(api.clone(), watch);
+    let events = watcher(pods.api().clone(), watch);
     let platform = Platform {
-        pods: Pods::new(api, config.spec.clone()),
+        pods,
         n_high: config.spec.n_high_workers(),
         config,
         reports,
         roster: Roster::default(),
         attempts: BTreeMap::new(),
         dismissed: BTreeMap::new(),
-        owner: Vec::new(),
         calls: JoinSet::new(),
         undeleted: Vec::new(),
         trouble: None,
@@ -103,8 +105,6 @@ struct Platform {
     dismissed: BTreeMap<InstanceId, Instant>,
     /// How many workers get the high class.
     n_high: usize,
-    /// The owner of the master's pod, and so of the others.
-    owner: Vec<OwnerReference>,
     calls: JoinSet<Answer>,
     /// Failed deletions to retry.
     undeleted: Vec<Undeleted>,
@@ -268,10 +268,10 @@ impl Platform {
             }
             attempt.is_under_way = true;
             let extras = PodExtras {
-                owner: self.owner.first().cloned(),
                 memory_factor: f64::from(attempt.memory_percent) / 100.0,
                 is_high: Some(attempt.is_high),
                 env: self.config.env.clone(),
+                ..PodExtras::default()
             };
             self.calls.spawn(self.pods.clone().create(*instance, extras));
         }
@@ -325,7 +325,12 @@ impl Platform {
             }
             watcher::Event::InitApply(pod) | watcher::Event::Apply(pod) => self.seen(&pod, now),
             watcher::Event::Delete(pod) => self.gone(&pod),
-            watcher::Event::InitDone => self.roster.list_ends(),
+            watcher::Event::InitDone => {
+                let is_first = !self.roster.is_listed();
+                let reports = self.roster.list_ends(Timestamp::now());
+                let is_stopped = is_first && self.config.was_deleted && self.roster.is_deleted();
+                if is_stopped { vec![Report::AllDeleted] } else { reports }
+            }
         };
         self.report_all(reports).await;
         for (instance, uid) in self.roster.strays() {
@@ -339,7 +344,7 @@ impl Platform {
     fn seen(&mut self, pod: &Pod, now: Instant) -> Vec<Report> {
         let Some(seen) = seen(pod) else { return Vec::new() };
         if seen.instance.role == Role::Master {
-            self.check_master(pod, &seen);
+            self.check_master(pod, seen);
             return Vec::new();
         }
         // It was created, although the answer was lost.
@@ -361,15 +366,28 @@ impl Platform {
         self.roster.gone(seen)
     }
 
-    /// Checks the master's own pod. When it is deleted, perhaps with all others, no pod may be
+    /// Checks the pods of masters. When this one's is deleted, perhaps with all others, no pod may be
     /// created: the next master decides. Its deletion is seen before that of pods deleted after it.
-    fn check_master(&mut self, pod: &Pod, seen: &Seen) {
-        let is_other = self.config.master_uid.is_some() && !self.is_my_pod(seen);
-        let has_ended = matches!(seen.facts.state(), PodState::Ended(_));
-        if is_other && !has_ended || self.is_my_pod(seen) && seen.facts.is_leaving {
-            self.end = Some(End::Superseded);
+    /// The pod of the master before, which is still leaving, must go: the Service leads to it, and a
+    /// node that is lost would keep it.
+    fn check_master(&mut self, pod: &Pod, seen: Seen) {
+        let is_mine = self.is_my_pod(&seen);
+        if !is_mine && self.config.master_uid.is_none() {
+            return;
         }
-        self.owner = pod.metadata.owner_references.clone().unwrap_or_default();
+        match seen.facts.state() {
+            PodState::Waiting(_) | PodState::Running if !is_mine => {
+                self.end = Some(End::Superseded);
+            }
+            PodState::Leaving(_) if is_mine => self.end = Some(End::Superseded),
+            PodState::Leaving(_) => {
+                let name = pod.metadata.name.clone().unwrap_or_default();
+                let pods = self.pods.clone();
+                let call = pods.delete_named(name, seen.instance, seen.uid, Duration::ZERO);
+                self.calls.spawn(call);
+            }
+            PodState::Waiting(_) | PodState::Running | PodState::Ended(_) => {}
+        }
     }
 
     fn is_my_pod(&self, seen: &Seen) -> bool {
@@ -437,6 +455,7 @@ fn seen(pod: &Pod) -> Option<Seen> {
         facts: facts::of(pod),
         class: pod.spec.as_ref().and_then(|spec| spec.priority_class_name.clone()),
         grace: facts::grace(pod),
+        started: facts::started(pod),
     })
 }
 

@@ -5,10 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
+use edl_core::platform::Role::{Master, Ps, Worker};
 use edl_core::spec::JobSpec;
 use edl_kube::{manifest, names, yaml};
 use expect_test::expect_file;
-use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use serde::de::DeserializeOwned;
 
@@ -99,12 +101,30 @@ fn the_priority_classes_are_the_ones_that_shares_of_workers_get() {
 }
 
 #[test]
-fn the_role_is_bound_to_whom_pods_run_as() {
+fn the_role_is_bound_to_masters_alone_and_reads_no_secrets() {
     let role: Role = read("elasticdl-rbac.yaml", 0);
     let binding: RoleBinding = read("elasticdl-rbac.yaml", 1);
     assert_eq!(Some(binding.role_ref.name), role.metadata.name);
-    assert_eq!(binding.subjects.unwrap()[0].name, "default");
+    let [subject] = &binding.subjects.unwrap()[..] else { panic!("only the master has rights") };
+    assert_eq!(subject.name, names::account(Master));
     let rules = role.rules.unwrap();
-    let resources: Vec<_> = rules.into_iter().flat_map(|rule| rule.resources.unwrap()).collect();
-    assert_eq!(resources, ["pods", "configmaps", "secrets", "services"]);
+    let verbs = |resource: &str| -> Vec<String> {
+        let is_about =
+            |rule: &&PolicyRule| rule.resources.iter().flatten().any(|it| it == resource);
+        rules.iter().filter(is_about).flat_map(|rule| rule.verbs.clone()).collect()
+    };
+    assert_eq!(verbs("secrets"), ["create"]);
+    assert_eq!(verbs("pods"), ["create", "delete", "list", "watch"]);
+    let all: Vec<_> = rules.iter().flat_map(|rule| rule.resources.clone().unwrap()).collect();
+    assert_eq!(all, ["pods", "configmaps", "secrets", "services", "jobs"]);
+}
+
+#[test]
+fn there_is_an_account_for_every_role_and_a_token_for_the_master_alone() {
+    for (at, role) in [Master, Ps, Worker].into_iter().enumerate() {
+        let account: ServiceAccount = read("elasticdl-rbac.yaml", 2 + at);
+        assert_eq!(account.metadata.name, Some(names::account(role)));
+        let expected = if role == Master { None } else { Some(false) };
+        assert_eq!(account.automount_service_account_token, expected);
+    }
 }

@@ -5,14 +5,15 @@
 
 use edl_core::platform::{InstanceId, Role};
 use edl_core::spec::{ImagePullPolicy, Invalid, JobSpec, RestartPolicy};
-use edl_kube::manifest::{PodExtras, job_objects, owner, pod, populated, service, to_yaml};
+use edl_kube::manifest::{PodExtras, job_objects, master, owner, pod, populated, service, to_yaml};
 use edl_kube::{names, yaml};
 use expect_test::expect;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
 
 const MASTER: InstanceId = InstanceId::MASTER;
+const SERVER: InstanceId = InstanceId { role: Role::Ps, id: 0 };
 const WORKER: InstanceId = InstanceId { role: Role::Worker, id: 3 };
 
 fn job() -> JobSpec {
@@ -45,6 +46,7 @@ fn a_workers_pod_is_this() {
             elasticdl_replica_type: worker
           name: elasticdl-x-worker-3
         spec:
+          automountServiceAccountToken: false
           containers:
           - command:
             - elasticdl
@@ -117,6 +119,7 @@ fn a_workers_pod_is_this() {
             runAsUser: 1000
             seccompProfile:
               type: RuntimeDefault
+          serviceAccountName: elasticdl-worker
           terminationGracePeriodSeconds: 30
           tolerations:
           - effect: NoExecute
@@ -147,7 +150,7 @@ fn a_workers_pod_is_this() {
 
 #[test]
 fn every_pod_gives_up_all_power() {
-    for instance in [MASTER, InstanceId { role: Role::Ps, id: 0 }, WORKER] {
+    for instance in [MASTER, SERVER, WORKER] {
         let pod = serde_json::to_value(pod(&job(), instance, &PodExtras::default()).unwrap());
         let pod = pod.unwrap();
         let (spec, container) = (&pod["spec"], &pod["spec"]["containers"][0]);
@@ -160,6 +163,33 @@ fn every_pod_gives_up_all_power() {
 }
 
 #[test]
+fn only_the_master_gets_a_token_and_each_role_has_an_account() {
+    let account = |name: &str, instance: InstanceId| {
+        let spec = JobSpec { service_account: name.into(), ..job() };
+        let pod = pod(&spec, instance, &PodExtras::default()).unwrap().spec.unwrap();
+        (pod.service_account_name.unwrap(), pod.automount_service_account_token.unwrap())
+    };
+    for (instance, has_token) in [(MASTER, true), (SERVER, false), (WORKER, false)] {
+        let role = format!("elasticdl-{}", instance.role);
+        assert_eq!(account("", instance), (role, has_token));
+        assert_eq!(account("mine", instance), ("mine".into(), has_token));
+    }
+}
+
+#[test]
+fn a_job_starts_the_master_again_whatever_happens_to_its_pod() {
+    let spec = JobSpec { restart_policy: RestartPolicy::Always, ..job() };
+    let job = master(&spec).unwrap();
+    assert_eq!(job.metadata.name.as_deref(), Some("elasticdl-x-master"));
+    let job = job.spec.unwrap();
+    assert_eq!((job.backoff_limit, job.pod_failure_policy), (Some(i32::MAX), None));
+    let pod = pod(&spec, MASTER, &PodExtras::default()).unwrap();
+    assert_eq!(job.template.metadata.unwrap().labels, pod.metadata.labels);
+    assert_eq!(job.template.spec, pod.spec);
+    assert_eq!(pod.spec.unwrap().restart_policy.as_deref(), Some("Never"));
+}
+
+#[test]
 fn flags_are_in_the_pod() {
     let set = |spec: &mut JobSpec| {
         spec.worker_resource_request = "cpu=0.4,gpu=1".into();
@@ -169,7 +199,6 @@ fn flags_are_in_the_pod() {
         spec.image_pull_secrets = "a,b".into();
         spec.worker_image = "other".into();
         spec.envs = "A=1,HOME=/home".into();
-        spec.restart_policy = RestartPolicy::OnFailure;
     };
     let owner = OwnerReference { name: "elasticdl-x".into(), ..OwnerReference::default() };
     let extras = PodExtras {
@@ -186,7 +215,6 @@ fn flags_are_in_the_pod() {
     assert_eq!(spec["serviceAccountName"], "me");
     assert_eq!(spec["imagePullSecrets"], json!([{ "name": "a" }, { "name": "b" }]));
     assert_eq!(container["image"], "other");
-    assert_eq!(spec["restartPolicy"], "Never", "the master brings workers back");
     assert_eq!(pod["metadata"]["ownerReferences"][0]["name"], "elasticdl-x");
     let env = container["env"].as_array().unwrap();
     let value = |name: &str| env.iter().find(|e| e["name"] == name).map(|e| e["value"].clone());
@@ -366,8 +394,8 @@ fn what_is_printed_holds_no_key_and_is_read_back() {
     let kinds: Vec<_> = documents.iter().map(|it| it["kind"].as_str().unwrap()).collect();
     assert_eq!(
         kinds,
-        ["ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "PodDisruptionBudget", "Pod"]
+        ["ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "PodDisruptionBudget", "Job"]
     );
-    let master: Pod = serde_json::from_value(documents[4].clone()).unwrap();
+    let master: Job = serde_json::from_value(documents[4].clone()).unwrap();
     assert_eq!(master, objects.master);
 }

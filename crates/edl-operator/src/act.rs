@@ -7,7 +7,6 @@ mod status;
 mod tests;
 
 use edl_core::platform::Role;
-use edl_core::pod::PodState;
 use edl_core::spec::JobSpec;
 use edl_core::text::counted;
 use edl_kube::note::Grant;
@@ -40,15 +39,14 @@ pub struct Target {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Creates the job's missing objects, writes its grant, and creates its master.
+    /// Creates the job's missing objects, writes its grant, and creates the Job of its master.
     Admit {
         spec: Box<JobSpec>,
         grant: Grant,
-        /// A master that has ended and will not come back: its name and uid.
-        remove: Option<(String, String)>,
     },
     Resize(Grant),
-    /// Grants no workers, and deletes these pods (names and uids). The job can resume later.
+    /// Grants no workers, and deletes the Job of the master and these pods (names and uids). The job
+    /// can resume later.
     Stop {
         pods: Vec<(String, String)>,
     },
@@ -133,6 +131,7 @@ fn decide(view: &JobView, observed: &Observed, plan: &Plan, actions: &mut Vec<Ac
             actions.push(Action::Resize(Grant { workers: n, leave }));
             actions.push(event("Resized", format!("{before} → {}: {why}", counted(n, "worker"))));
         }
+        // Only if there is no Job, either: otherwise that starts the master.
         (_, n) if !view.has_master() => actions.extend(admit(view, n)),
         (_, _) => {}
     }
@@ -156,13 +155,8 @@ fn admit(view: &JobView, workers: u32) -> Option<Action> {
     let started = view.started.as_deref();
     let spec = started.or_else(|| view.plannable().map(|it| &it.spec))?;
     let spec = Box::new(JobSpec { num_workers: workers, ..spec.clone() });
-    let ended = view.pods.iter().find(|pod| pod.role == Role::Master).filter(|pod| {
-        // A master whose job is over is not recreated.
-        matches!(pod.state, PodState::Ended(how) if how.job_end().is_none())
-    });
-    let remove = ended.map(|pod| (pod.name.clone(), pod.uid.clone()));
     let grant = Grant { workers, leave: view.grant.leave.clone() };
-    Some(Action::Admit { spec, grant, remove })
+    Some(Action::Admit { spec, grant })
 }
 
 /// Deletes the pods of a job that gets none, its master first: it would recreate the others.

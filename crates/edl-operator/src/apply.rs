@@ -6,6 +6,7 @@ use edl_core::spec::JobSpec;
 use edl_kube::manifest::{self, JobObjects};
 use edl_kube::note::Grant;
 use edl_kube::{CALL_LIMIT, Object, names};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -60,17 +61,18 @@ impl Executor {
     pub async fn perform(&self, action: &JobAction) -> Result<Option<Promise>, Error> {
         let job = &action.job;
         match &action.action {
-            Action::Admit { spec, grant, remove } => {
-                if let Some((name, uid)) = remove {
-                    self.delete_pod(job, name, uid, Some(0)).await?;
-                }
-                self.admit(job, spec, grant).await.map(Some)
-            }
+            Action::Admit { spec, grant } => self.admit(job, spec, grant).await.map(Some),
             Action::Resize(grant) => self.annotate(job, grant.patch()).await.map(Some),
             Action::Stop { pods } => {
                 let promise = self.annotate(job, Grant::stop_patch()).await?;
+                // It would start the master again, and the master the others.
+                let master = names::master(&job.name);
+                self.delete::<Job>(job, "job", &master, DeleteParams::background()).await?;
                 for (name, uid) in pods {
-                    self.delete_pod(job, name, uid, None).await?;
+                    // Never a later pod of the same name.
+                    let only = Preconditions { uid: Some(uid.clone()), resource_version: None };
+                    let params = DeleteParams::default().preconditions(only);
+                    self.delete::<Pod>(job, "pod", name, params).await?;
                 }
                 Ok(Some(promise))
             }
@@ -100,7 +102,7 @@ impl Executor {
         }
         let promise = self.annotate(job, grant.patch()).await?;
         if !self.masters_outside {
-            self.create::<Pod>(job, "pod", master).await?;
+            self.create::<Job>(job, "job", master).await?;
         }
         Ok(promise)
     }
@@ -153,21 +155,16 @@ impl Executor {
         self.create::<Event>(job, "event", &object).await
     }
 
-    async fn delete_pod(
+    /// Deletes an object, unless it is gone or another one has its name.
+    async fn delete<K: Object>(
         &self,
         job: &Target,
+        kind: &str,
         name: &str,
-        uid: &str,
-        grace: Option<u32>,
+        params: DeleteParams,
     ) -> Result<(), Error> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
-        let params = DeleteParams {
-            grace_period_seconds: grace,
-            // Never a later pod of the same name.
-            preconditions: Some(Preconditions { uid: Some(uid.into()), resource_version: None }),
-            ..DeleteParams::default()
-        };
-        let deleted = within("delete", what("pod", job, name), api.delete(name, &params)).await;
+        let api: Api<K> = Api::namespaced(self.client.clone(), &job.namespace);
+        let deleted = within("delete", what(kind, job, name), api.delete(name, &params)).await;
         match deleted {
             Err(Error::Call { source, .. }) if is_code(&source, &[404, 409]) => Ok(()),
             done => done.map(drop),

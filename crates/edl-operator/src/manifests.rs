@@ -87,6 +87,7 @@ mod tests {
             verbs.map(|verb| verb.as_str().unwrap().to_owned()).collect()
         };
         assert_eq!(of("secrets"), ["create"]);
+        assert_eq!(of("pods"), ["delete", "list", "watch"]);
         assert_eq!(of("nodes"), ["list", "watch"]);
         assert_eq!(of("trainingjobs"), ["list", "watch"]);
     }

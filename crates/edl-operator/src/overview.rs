@@ -217,8 +217,8 @@ impl Pass {
 
 /// A master's page is only reachable through the API server, where a browser cannot follow a link.
 fn page_of(namespace: &str, job: &str) -> String {
-    let (pod, port) = (names::service(job), names::HTTP_PORT);
-    format!("kubectl --namespace={namespace} port-forward pod/{pod} {port}")
+    let (service, port) = (names::service(job), names::HTTP_PORT);
+    format!("kubectl --namespace={namespace} port-forward service/{service} {port}")
 }
 
 fn nodes(snapshot: &Snapshot) -> Nodes {
@@ -301,7 +301,10 @@ mod tests {
             ("progress", json!("25 %")),
             ("share", json!(0.25)),
             ("eta", json!("80s")),
-            ("page", json!("kubectl --namespace=default port-forward pod/elasticdl-a-master 8080")),
+            (
+                "page",
+                json!("kubectl --namespace=default port-forward service/elasticdl-a-master 8080"),
+            ),
         ] {
             assert_eq!(a[field], value, "{field} of {a:#}");
         }

@@ -175,7 +175,7 @@ impl ClusterJob {
     pub(crate) async fn end(&self, is_asked: bool) -> anyhow::Result<JobStatus> {
         let name = &self.spec().job_name;
         if !is_asked || !self.ended_within(STOP_TIMEOUT).await? {
-            self.cluster.delete_pods(name).await.map_err(explained)?;
+            self.cluster.stop(name).await.map_err(explained)?;
         }
         let found = self.cluster.find(name).await.map_err(explained)?;
         Ok(status::of_pods(found.as_ref().unwrap_or(&self.found), &self.handle()))
@@ -200,8 +200,13 @@ impl ClusterJob {
     }
 }
 
-/// Whether the job's master runs or waits to run.
+/// Whether the job's master runs, waits to run, or will be started again.
 fn is_active(found: &Found) -> bool {
+    has_master(found) || found.is_restarting()
+}
+
+/// Whether the job's master runs or waits to run.
+fn has_master(found: &Found) -> bool {
     let master = found.master().map(pod_state);
     matches!(master, Some(PodState::Running | PodState::Waiting(_)))
 }

@@ -266,7 +266,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
 }
 
 /// A file that is missing, incomplete or of another version is ignored.
-fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
+pub(crate) fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 

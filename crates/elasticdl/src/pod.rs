@@ -3,18 +3,19 @@
 //! variables of its pod.
 //!
 //! Only the cluster supervises it. A master that is told to exit does so at once, as if it had been
-//! killed: its job keeps running, and one of its processes creates the next master.
+//! killed: its job keeps running, and a Kubernetes Job creates the next master.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use edl_core::id::WorkerId;
-use edl_core::platform::{InstanceId, Role, pid_of};
+use edl_core::platform::pid_of;
 use edl_core::spec::JobSpec;
-use edl_kube::rescue::{self, Rescuer};
-use edl_kube::{Client, adopt, inside, names};
+use edl_kube::{Client, adopt, names};
 use edl_net::key::JobKey;
 use edl_net::place::Place;
 use edl_worker::OpenModel;
@@ -26,10 +27,17 @@ use crate::custom_loop;
 use crate::exit::{Exit, refuse};
 use crate::processes::{self, Membership};
 
+mod controller;
 mod master;
 
 /// A folder that no other pod sees, so pods connect by their addresses.
 const SOCKETS: &str = "/tmp/run";
+/// How long a worker or server waits for a master. Kubernetes waits ten minutes at most before it
+/// creates another one, which may then wait for a node.
+const MASTER_LIMIT: Duration = Duration::from_secs(3600);
+/// A node mounts a Secret that was created after the pod within two minutes.
+const KEY_LIMIT: Duration = Duration::from_secs(180);
+const KEY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Which process of the job the pod is.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -80,9 +88,7 @@ pub(crate) fn run(args: &PodArgs) -> anyhow::Result<Exit> {
         Part::Ps => {
             let id = number("ELASTICDL_PS_ID")?;
             let listen = SocketAddr::new(pod.ip, 0).to_string();
-            member(pod, InstanceId { role: Role::Ps, id }, async |membership, shutdown| {
-                membership.ps(id, listen, shutdown).await
-            })
+            member(pod, async |membership, shutdown| membership.ps(id, listen, shutdown).await)
         }
         Part::Worker => {
             let id = number("ELASTICDL_WORKER_ID")?;
@@ -95,8 +101,7 @@ pub(crate) fn run(args: &PodArgs) -> anyhow::Result<Exit> {
 }
 
 fn worker(pod: Pod, worker: WorkerId, open: OpenModel) -> anyhow::Result<Exit> {
-    let me = InstanceId { role: Role::Worker, id: worker.0 };
-    member(pod, me, async |membership, shutdown| membership.worker(worker, open, shutdown).await)
+    member(pod, async |membership, shutdown| membership.worker(worker, open, shutdown).await)
 }
 
 /// Replaces this process by the user's command: its loop is the worker, and the container ends with
@@ -161,20 +166,23 @@ impl Pod {
         if self.key_file().exists() {
             return self.key();
         }
-        let new = JobKey::generate()?.to_text();
-        let text = adopt::key_and_service(client, &self.namespace, &self.spec, &new).await?;
-        JobKey::parse(&text).ok_or_else(|| {
-            refuse(format!("secret `{}` contains no key", names::secret(&self.spec.job_name)))
+        let new = JobKey::generate()?;
+        if adopt::key_and_service(client, &self.namespace, &self.spec, &new.to_text()).await? {
+            return Ok(new);
+        }
+        let deadline = Instant::now() + KEY_LIMIT;
+        while !self.key_file().exists() && Instant::now() < deadline {
+            tokio::time::sleep(KEY_PAUSE).await;
+        }
+        self.key().with_context(|| {
+            format!("secret `{}` is not mounted", names::secret(&self.spec.job_name))
         })
     }
+}
 
-    /// Distinguishes this pod from earlier pods of the same name.
-    async fn uid(&self, client: &Client) -> anyhow::Result<String> {
-        if let Ok(uid) = variable("POD_UID") {
-            return Ok(uid);
-        }
-        Ok(inside::uid(client, &self.namespace, &self.name).await?)
-    }
+/// Distinguishes this pod from earlier pods of the same name.
+fn uid() -> anyhow::Result<String> {
+    variable("POD_UID")
 }
 
 fn variable(name: &str) -> anyhow::Result<String> {
@@ -187,26 +195,36 @@ fn number(name: &str) -> anyhow::Result<u32> {
     text.parse().map_err(|_| refuse(format!("{name} `{text}` is not a number")))
 }
 
-/// Runs a parameter server or worker, which recreates its master if that is lost.
+/// Runs a parameter server or worker. It has no access to the API server, and exits if no master
+/// responds for long.
 fn member(
     pod: Pod,
-    me: InstanceId,
     body: impl AsyncFnOnce(Membership, CancellationToken) -> anyhow::Result<()>,
 ) -> anyhow::Result<Exit> {
     let key = pod.key()?;
+    let pid = pid_of(&uid()?);
     processes::run(false, async |shutdown| {
-        let client = inside::connect().await?;
         let (answers, answered) = watch::channel(true);
         let place = Place {
-            pid: pid_of(&pod.uid(&client).await?),
+            pid,
             ip: Some(pod.ip),
             sockets: Some(SOCKETS.into()),
             master_answers: Some(answers),
         };
-        let rescuer = Rescuer { spec: pod.spec, namespace: pod.namespace, me };
         let mut tasks = JoinSet::new();
-        tasks.spawn(rescue::run(client, rescuer, answered, shutdown.clone()));
+        tasks.spawn(leave_without_master(answered, shutdown.clone()));
         let Pod { master_addr, job_dir, .. } = pod;
         body(Membership { master_addr, key, job_dir, place }, shutdown).await
     })
+}
+
+/// Ends this process when its master has not answered for long: its job was removed.
+async fn leave_without_master(mut answered: watch::Receiver<bool>, shutdown: CancellationToken) {
+    while answered.wait_for(|answers| !answers).await.is_ok() {
+        let is_back = answered.wait_for(|answers| *answers);
+        if tokio::time::timeout(MASTER_LIMIT, is_back).await.is_err() {
+            tracing::error!("no master has responded for {} s; exiting", MASTER_LIMIT.as_secs());
+            return shutdown.cancel();
+        }
+    }
 }

@@ -111,6 +111,9 @@ impl Job {
                     steps.set_survivors(workers.map(|instance| WorkerId(instance.id)));
                 }
             }
+            Report::AllDeleted => {
+                self.end(End::Stopped("all pods of the job were deleted".into()));
+            }
             Report::NotStarted { instance, error } => {
                 self.roster.not_running(*instance);
                 self.note(

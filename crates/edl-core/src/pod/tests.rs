@@ -127,7 +127,6 @@ fn any_facts() -> impl Strategy<Value = PodFacts> {
             unschedulable: unschedulable.then(|| "no room".into()),
             disruption,
             container,
-            is_node_silent: false,
             is_leaving,
             is_gone,
         },

@@ -67,8 +67,9 @@ named! {
         Never = "Never",
     }
 
-    /// When Kubernetes restarts the master's container.
+    /// Whether Kubernetes starts a job again that has failed.
     RestartPolicy {
+        /// As `OnFailure`: a job that has succeeded is over.
         Always = "Always",
         OnFailure = "OnFailure",
         #[default]

@@ -370,8 +370,10 @@ job_description! {
             { flag: cluster("NAMES") }
         namespace: String, "Namespace of the job [default: the kubeconfig's]"
             / "Empty: the namespace of the kubeconfig's context." { flag: cluster("NAME") }
-        service_account: String, "Service account for the pods [default: default]"
-            / "Service account for the pods; empty: default." { flag: cluster("NAME") }
+        service_account: String,
+            "Service account for the pods; only the master gets its token [default: elasticdl-ROLE]"
+            / "Service account for the pods; only the master gets its token. Empty: elasticdl-ROLE."
+            { flag: cluster("NAME") }
         master_resource_request: Parsed<Resources> = "cpu=0.1,memory=1024Mi".into(),
             "Resource request of the master" / "Also disk=, gpu= and VENDOR/NAME=."
             { flag: cluster("K=V,…") }
@@ -410,7 +412,7 @@ job_description! {
         job_dir: String,
             "Job folder, as a path inside the pods; empty: elasticdl/NAME on the first volume" {}
         restart_policy: RestartPolicy,
-            "Restart policy of the master's container: Never, OnFailure or Always"
+            "Whether a failed job is started again: Never, OnFailure or Always"
             { flag: cluster("POLICY") }
         envs: Parsed<Variables>, "Environment variables for every pod, e.g. A=1,B=2"
             / "Environment variables for every pod: NAME=value,…"

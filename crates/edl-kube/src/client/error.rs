@@ -27,6 +27,11 @@ pub enum Error {
     NoClass { class: String },
     #[error("{message}; raise the quota of namespace `{namespace}`, or request less")]
     Quota { message: String, namespace: String },
+    #[error(
+        "{message}; create it with `kubectl apply -f manifests/elasticdl-rbac.yaml`, or use another \
+         with --service_account"
+    )]
+    NoAccount { message: String },
     /// The API server's message has all details.
     #[error("{message}")]
     Forbidden { message: String },
@@ -77,6 +82,9 @@ pub(super) fn refused(
             let class = message.split("with name ").nth(1).and_then(|rest| rest.split(' ').next());
             Error::NoClass { class: class.unwrap_or_default().to_owned() }
         }
+        (403, _) if message.contains("error looking up service account") => {
+            Error::NoAccount { message }
+        }
         (403 | 401, _) => Error::Forbidden { message },
         _ if name.is_empty() => Error::Refused { verb, object: kind.to_owned(), message },
         _ => Error::Refused { verb, object: format!("{kind} `{name}`"), message },
@@ -111,6 +119,9 @@ mod tests {
         assert!(full.contains("exceeded quota: q") && full.contains("namespace `n`"), "{full}");
         let class = "pods \"p\" is forbidden: no PriorityClass with name fast was found";
         assert!(of(403, class, "pods").to_string().starts_with("PriorityClass `fast`"));
+        let account = "pods \"p\" is forbidden: error looking up service account n/a: serviceaccount \"a\" not found";
+        let missing = of(403, account, "pods").to_string();
+        assert!(missing.contains("\"a\" not found") && missing.contains("rbac.yaml"), "{missing}");
         let denied = "configmaps is forbidden: User \"u\" cannot create resource";
         assert_eq!(of(403, denied, "configmaps").to_string(), denied);
         let other = of(422, "spec is invalid", "pods").to_string();

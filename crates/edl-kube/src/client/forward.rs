@@ -5,13 +5,15 @@
 
 use std::net::SocketAddr;
 
+use edl_core::platform::Role;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
+use kube::api::ListParams;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::{Cluster, Error};
+use super::{Cluster, Error, newest_master};
 use crate::names;
 
 /// Forwards until it is dropped.
@@ -32,7 +34,11 @@ impl Cluster {
     /// Opens a port that forwards to the master of `job`.
     pub fn forward<'a>(&'a self, job: &'a str) -> BoxFuture<'a, Result<Forward, Error>> {
         Box::pin(async move {
-            let pod = names::service(job);
+            let masters = ListParams::default().labels(&names::role_selector(job, Role::Master));
+            let masters = self.pods().list(&masters).await;
+            let masters = masters.map_err(|error| self.refused("list", "pods", "", error))?.items;
+            let pod = newest_master(&masters).and_then(|pod| pod.metadata.name.clone());
+            let pod = pod.unwrap_or_else(|| names::master(job));
             let failed =
                 |source: std::io::Error| Error::Forward { pod: pod.clone(), source: source.into() };
             let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(failed)?;

@@ -7,18 +7,10 @@ use futures::{AsyncBufRead, AsyncBufReadExt as _, TryStreamExt as _};
 use kube::api::LogParams;
 
 use super::{Cluster, Error};
-use crate::names;
 
 /// The lines of one pod as they arrive.
 pub struct LogStream {
     lines: Lines<Box<dyn AsyncBufRead + Send + Unpin>>,
-}
-
-/// The log of one process so far.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Log {
-    pub process: String,
-    pub text: String,
 }
 
 impl LogStream {
@@ -30,31 +22,20 @@ impl LogStream {
 }
 
 impl Cluster {
-    /// The log of `process` (`master`, `worker-0`) until now; none while it does not run.
-    pub fn log<'a>(
-        &'a self,
-        job: &'a str,
-        process: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Log>, Error>> {
+    /// The log of a pod until now; none while it does not run.
+    pub fn log<'a>(&'a self, pod: &'a str) -> BoxFuture<'a, Result<Option<String>, Error>> {
         Box::pin(async move {
-            let pod = pod_name(job, process);
-            let text = self.pods().logs(&pod, &LogParams::default()).await;
-            let text = self.if_running(&pod, text)?;
-            Ok(text.map(|text| Log { process: process.to_owned(), text }))
+            let text = self.pods().logs(pod, &LogParams::default()).await;
+            self.if_running(pod, text)
         })
     }
 
-    /// The log of `process` as it grows.
-    pub fn follow<'a>(
-        &'a self,
-        job: &'a str,
-        process: &'a str,
-    ) -> BoxFuture<'a, Result<Option<LogStream>, Error>> {
+    /// The log of a pod as it grows.
+    pub fn follow<'a>(&'a self, pod: &'a str) -> BoxFuture<'a, Result<Option<LogStream>, Error>> {
         Box::pin(async move {
-            let pod = pod_name(job, process);
             let params = LogParams { follow: true, ..LogParams::default() };
-            let stream = self.pods().log_stream(&pod, &params).await;
-            Ok(self.if_running(&pod, stream)?.map(|stream| {
+            let stream = self.pods().log_stream(pod, &params).await;
+            Ok(self.if_running(pod, stream)?.map(|stream| {
                 let stream: Box<dyn AsyncBufRead + Send + Unpin> = Box::new(Box::pin(stream));
                 LogStream { lines: stream.lines() }
             }))
@@ -68,8 +49,4 @@ impl Cluster {
             Err(error) => Err(self.refused("read the log of", "pod", pod, error)),
         }
     }
-}
-
-fn pod_name(job: &str, process: &str) -> String {
-    format!("{}-{process}", names::config_map(job))
 }

@@ -39,7 +39,7 @@ impl Cluster {
             // Without the labels of a process, the Service and the master ignore it.
             object.metadata.labels = Some(names::job_labels(job));
             if let Some(spec) = &mut object.spec {
-                spec.restart_policy = Some("Never".into());
+                spec.automount_service_account_token = Some(false);
                 for container in &mut spec.containers {
                     container.command = Some(command.iter().map(ToString::to_string).collect());
                 }

@@ -3,9 +3,10 @@
 
 use edl_core::cluster::Source;
 use edl_core::platform::{InstanceId, Role};
-use edl_core::spec::JobSpec;
+use edl_core::spec::{Invalid, JobSpec};
 use futures::future::BoxFuture;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -60,7 +61,18 @@ impl Cluster {
         for budget in budgets {
             self.create("poddisruptionbudget", budget).await?;
         }
-        self.create("pod", master).await
+        self.start(spec, master).await
+    }
+
+    /// Creates the Job of the master. What keeps its pod from being created would not be an error of
+    /// the Job, so the API server is asked for the pod first.
+    async fn start(&self, spec: &JobSpec, master: &Job) -> Result<(), Error> {
+        let pod = manifest::pod(spec, InstanceId::MASTER, &PodExtras::default());
+        let pod = pod.map_err(|invalid| invalid_job("make", spec, invalid))?;
+        let only_checked = PostParams { dry_run: true, ..PostParams::default() };
+        let checked = self.pods().create(&only_checked, &pod).await;
+        checked.map_err(|error| self.refused("create", "pod", &pod.name_any(), error))?;
+        self.create("job", master).await
     }
 
     async fn create<K: Object>(&self, kind: &'static str, object: &K) -> Result<(), Error> {
@@ -107,38 +119,31 @@ impl Cluster {
         Box::pin(async move {
             self.check(spec).await?;
             let job = &spec.job_name;
-            self.delete_pods(job).await?;
+            self.stop(job).await?;
             self.wait_until_gone(job).await?;
-            let changed = manifest::config_map(spec).map_err(|invalid| Error::Refused {
-                verb: "write",
-                object: format!("job `{job}`"),
-                message: invalid.0,
-            })?;
+            let changed = manifest::config_map(spec)
+                .map_err(|invalid| invalid_job("write", spec, invalid))?;
             let name = names::config_map(job);
             let updated = ConfigMap { data: changed.data, ..found.config_map.clone() };
             let replaced =
                 self.config_maps().replace(&name, &PostParams::default(), &updated).await;
             replaced.map_err(|error| self.refused("change", "configmap", &name, error))?;
-            let extras =
-                PodExtras { owner: manifest::owner(&found.config_map), ..PodExtras::default() };
-            let pod: Pod = manifest::pod(spec, InstanceId::MASTER, &extras).map_err(|invalid| {
-                Error::Refused {
-                    verb: "make",
-                    object: "the master's pod".into(),
-                    message: invalid.0,
-                }
-            })?;
-            self.create("pod", &pod).await
+            let made = manifest::master(spec);
+            let mut master = made.map_err(|invalid| invalid_job("make", spec, invalid))?;
+            master.metadata.owner_references =
+                manifest::owner(&found.config_map).map(|owner| vec![owner]);
+            self.start(spec, &master).await
         })
     }
 
-    /// Waits until no pod of the job is left, and finally deletes the rest by force.
+    /// Waits until no pod of the job is left, nor the Job of its master, and finally deletes the rest
+    /// by force.
     async fn wait_until_gone(&self, job: &str) -> Result<(), Error> {
         /// Half a minute of grace, and some time for the kubelet.
         const TRIES: u32 = 450;
         for _ in 0..TRIES {
             match self.find(job).await? {
-                Some(found) if !found.pods.is_empty() => {}
+                Some(found) if !found.pods.is_empty() || found.controller.is_some() => {}
                 Some(_) | None => return Ok(()),
             }
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -148,4 +153,8 @@ impl Cluster {
         let ended = self.pods().delete_collection(&now, &of_job).await;
         ended.map(drop).map_err(|error| self.refused("delete", "pods", "", error))
     }
+}
+
+fn invalid_job(verb: &'static str, spec: &JobSpec, Invalid(message): Invalid) -> Error {
+    Error::Refused { verb, object: format!("job `{}`", spec.job_name), message }
 }

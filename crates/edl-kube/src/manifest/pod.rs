@@ -24,7 +24,7 @@ const GRACE_SECS: u32 = 30;
 /// Properties of a pod that are not in the job's description.
 #[derive(Clone, Debug)]
 pub struct PodExtras {
-    /// The job's ConfigMap, with which the pod is deleted. None only for printed manifests.
+    /// The job's ConfigMap, with which the pod is deleted; not for the master, which a Job owns.
     pub owner: Option<OwnerReference>,
     /// Multiplies the memory request and limit after a process ran out of memory.
     pub memory_factor: f64,
@@ -48,11 +48,11 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
     let volumes = &spec.volume.0;
     let tolerations = ["not-ready", "unreachable"].map(leaves_silent_node);
     let mut pod_spec = json!({
-        "restartPolicy": match instance.role {
-            Role::Master => spec.restart_policy.name(),
-            // The master replaces them.
-            Role::Ps | Role::Worker => "Never",
-        },
+        // A Job replaces the master, which replaces the others.
+        "restartPolicy": "Never",
+        "serviceAccountName": account(spec, instance.role),
+        // A worker runs the user's code, and neither it nor a server asks the API server anything.
+        "automountServiceAccountToken": instance.role == Role::Master,
         "terminationGracePeriodSeconds": GRACE_SECS,
         "tolerations": tolerations,
         "securityContext": {
@@ -68,9 +68,6 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
     if let Some(class) = spec.priority_class(instance, extras.is_high) {
         pod_spec["priorityClassName"] = class.into();
     }
-    if !spec.service_account.is_empty() {
-        pod_spec["serviceAccountName"] = spec.service_account.clone().into();
-    }
     let secrets: Vec<Value> =
         spec.image_pull_secrets.0.iter().map(|name| json!({ "name": name })).collect();
     if !secrets.is_empty() {
@@ -78,6 +75,14 @@ pub fn pod(spec: &JobSpec, instance: InstanceId, extras: &PodExtras) -> Result<P
     }
     let pod = json!({ "metadata": metadata, "spec": pod_spec });
     read_patches(&spec.cluster_spec_json)?.apply_to_pod(pod, instance.role)
+}
+
+/// The service account of a pod: the user's, for example to read data, or that of its role.
+fn account(spec: &JobSpec, role: Role) -> String {
+    match spec.service_account.as_str() {
+        "" => names::account(role),
+        given => given.to_owned(),
+    }
 }
 
 fn leaves_silent_node(taint: &str) -> Value {
@@ -151,6 +156,10 @@ fn variables(
     env.push(field("POD_NAMESPACE", "metadata.namespace"));
     env.push(field("POD_UID", "metadata.uid"));
     env.push(field("POD_IP", "status.podIP"));
+    if instance.role == Role::Master {
+        let label = format!("metadata.labels['{}']", names::CONTROLLER_LABEL);
+        env.push(field(names::CONTROLLER_VARIABLE, &label));
+    }
     Ok(env)
 }
 

@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use edl_core::platform::{InstanceId, Process, Report, Role, pid_of};
+use edl_core::platform::{Ended, InstanceId, Process, Report, Role, pid_of};
 use edl_core::pod::{PodFacts, PodState};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::facts::NODE_MARGIN;
 
@@ -25,6 +26,8 @@ pub(super) struct Seen {
     pub(super) class: Option<String>,
     /// Its grace period.
     pub(super) grace: Duration,
+    /// When its process started, by the clock of its node.
+    pub(super) started: Option<Timestamp>,
 }
 
 /// The pods of one job, without its master's.
@@ -44,6 +47,7 @@ struct Known {
     uid: String,
     facts: PodFacts,
     class: Option<String>,
+    started: Option<Timestamp>,
     /// The master asked it to leave.
     is_dismissed: bool,
     /// When it is deleted by force: its node must have reported its end by then, or it ended long ago.
@@ -109,7 +113,7 @@ impl Roster {
 
     /// A pod exists: it was listed, watched or just created.
     pub(super) fn seen(&mut self, seen: Seen, now: Instant) -> Vec<Report> {
-        let Seen { instance, uid, facts, class, grace } = seen;
+        let Seen { instance, uid, facts, class, grace, started } = seen;
         if let Some(listing) = &mut self.listing {
             listing.insert(uid.clone());
         }
@@ -139,7 +143,8 @@ impl Roster {
             PodState::Ended(_) => Some(now + TTL),
             PodState::Waiting(_) | PodState::Running => None,
         };
-        self.pods.insert(instance, Known { uid: uid.clone(), facts, class, is_dismissed, due });
+        let known = Known { uid: uid.clone(), facts, class, started, is_dismissed, due };
+        self.pods.insert(instance, known);
         if old_state.as_ref() != Some(&state) {
             reports.extend(self.report(instance, &uid, state, is_dismissed));
         }
@@ -159,8 +164,8 @@ impl Roster {
     }
 
     /// A list is complete: pods that are not on it are gone. After the first list, the running pods
-    /// are reported.
-    pub(super) fn list_ends(&mut self) -> Vec<Report> {
+    /// are reported, with the time that they have run by the clock, which is `now`.
+    pub(super) fn list_ends(&mut self, now: Timestamp) -> Vec<Report> {
         let Some(listed) = self.listing.take() else { return Vec::new() };
         let is_missing = |known: &Known| !listed.contains(&known.uid);
         let missing: Vec<_> = self.pods.extract_if(.., |_, known| is_missing(known)).collect();
@@ -175,7 +180,7 @@ impl Roster {
         let process = |(id, known): &(&InstanceId, &Known)| Process {
             instance: **id,
             pid: pid_of(&known.uid),
-            age_ms: 0,
+            age_ms: known.age_ms(now),
         };
         let running = living.iter().map(process).collect();
         self.wanted = living.iter().map(|(id, _)| **id).collect();
@@ -185,6 +190,13 @@ impl Roster {
         });
         let states = states.filter(|report| !matches!(report, Report::Started { .. }));
         [Report::Running(running)].into_iter().chain(states).collect()
+    }
+
+    /// Whether users have deleted all pods: none is left, or only such that are leaving. A pod that
+    /// is lost with its node, preempted or evicted was not deleted by a user.
+    pub(super) fn is_deleted(&self) -> bool {
+        let deleted = PodState::Leaving(Ended::Deleted);
+        self.pods.values().all(|known| known.facts.state() == deleted)
     }
 
     /// Pods that were not requested: an earlier master died while it created them.
@@ -251,6 +263,12 @@ impl Roster {
 }
 
 impl Known {
+    /// How long its process has run; zero if that is not known, or if the clocks differ.
+    fn age_ms(&self, now: Timestamp) -> u64 {
+        let age = self.started.map(|started| now.as_millisecond() - started.as_millisecond());
+        age.and_then(|age| u64::try_from(age).ok()).unwrap_or(0)
+    }
+
     fn has_ended(&self) -> bool {
         matches!(self.facts.state(), PodState::Ended(_))
     }

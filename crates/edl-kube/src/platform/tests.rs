@@ -3,7 +3,7 @@
 
 mod fake;
 
-use edl_core::platform::pid_of;
+use edl_core::platform::{Process, pid_of};
 use tokio::time::timeout;
 
 use super::*;
@@ -23,6 +23,11 @@ struct Stage {
 
 impl Stage {
     fn new(api: Fake, master_uid: Option<&str>) -> Self {
+        Self::after(api, master_uid, false)
+    }
+
+    /// A platform whose last master a user has deleted, if that is so.
+    fn after(api: Fake, master_uid: Option<&str>, was_deleted: bool) -> Self {
         let spec = JobSpec {
             job_name: "x".into(),
             image_name: "image".into(),
@@ -35,6 +40,7 @@ impl Stage {
             master_uid: master_uid.map(str::to_owned),
             env: Vec::new(),
             board: None,
+            was_deleted,
         };
         let (orders, order_queue) = mpsc::channel(16);
         let (report_queue, reports) = mpsc::channel(64);
@@ -81,6 +87,7 @@ async fn a_pod_over_quota_is_reported_and_retried() {
     assert_eq!(stage.report().await, Report::Started { instance: W0, pid });
     let memory = stage.api.get(NAME, "/spec/containers/0/resources/requests/memory");
     assert_eq!(memory, "6144Mi", "half as much again as the job asks for");
+    assert_eq!(stage.api.get(NAME, "/metadata/ownerReferences/0/uid"), "job");
     assert_eq!(stage.end().await, End::Done);
 }
 
@@ -133,4 +140,48 @@ async fn a_master_whose_own_pod_is_deleted_makes_nothing_more() {
     stage.api.set("elasticdl-x-master", "/metadata/deletionTimestamp", "2026-01-01T00:00:00Z");
     let end = timeout(LIMIT, stage.platform.join_next()).await.unwrap().unwrap().unwrap();
     assert_eq!(end, End::Superseded);
+}
+
+#[tokio::test]
+async fn a_master_goes_on_beside_its_lost_predecessor_and_leaves_for_its_successor() {
+    let api = Fake::default();
+    api.add("before", "master", "before");
+    api.set("before", "/metadata/deletionTimestamp", "2026-01-01T00:00:00Z");
+    api.add("me", "master", "me");
+    let mut stage = Stage::new(api, Some("me"));
+    assert_eq!(stage.report().await, Report::Running(Vec::new()));
+    stage.order(launch()).await;
+    stage.report().await;
+    assert_eq!(stage.api.graces(), [0], "the Service must not lead to the one before");
+    stage.api.add("after", "master", "after");
+    let end = timeout(LIMIT, stage.platform.join_next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(end, End::Superseded);
+}
+
+#[tokio::test]
+async fn a_new_master_hears_that_all_pods_were_deleted_with_the_last_one() {
+    let leaving = |api: &Fake, reason: Option<&str>| {
+        api.add(NAME, "worker", "w");
+        api.set(NAME, "/metadata/deletionTimestamp", "2026-01-01T00:00:00Z");
+        if let Some(reason) = reason {
+            api.set(NAME, "/status/reason", reason);
+        }
+    };
+    let living = Report::Running(vec![Process { instance: W0, pid: pid_of("w"), age_ms: 0 }]);
+    type Pods<'a> = &'a dyn Fn(&Fake);
+    let table: [(Pods<'_>, bool, Report); 5] = [
+        (&|_| {}, true, Report::AllDeleted),
+        (&|api| leaving(api, None), true, Report::AllDeleted),
+        // A node was lost, or the master was deleted alone.
+        (&|api| leaving(api, Some("NodeLost")), true, living.clone()),
+        (&|api| api.add(NAME, "worker", "w"), true, living),
+        // The last master was lost.
+        (&|_| {}, false, Report::Running(Vec::new())),
+    ];
+    for (at, (add, was_deleted, expected)) in table.into_iter().enumerate() {
+        let api = Fake::default();
+        add(&api);
+        let mut stage = Stage::after(api, None, was_deleted);
+        assert_eq!(stage.report().await, expected, "case {at}");
+    }
 }

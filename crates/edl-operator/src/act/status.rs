@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The status of a job: six conditions, each with its reason.
 
+use edl_core::platform::Role;
 use edl_core::text::counted;
 use edl_kube::names;
 use k8s_openapi::jiff::Timestamp;
@@ -30,7 +31,7 @@ pub(super) fn status(view: &JobView, before: &Status, outcome: &Outcome, now: Ti
         observed_generation: view.object.metadata.generation,
         workers: view.running.worker,
         wanted_workers: if is_live { outcome.workers } else { 0 },
-        selector: names::worker_selector(view.object.name()),
+        selector: names::role_selector(view.object.name(), Role::Worker),
         eta: String::new(),
         ..before.clone()
     };

@@ -41,14 +41,14 @@ async fn a_job_is_admitted_with_its_note_before_its_master() {
         PATCH /apis/networking.k8s.io/v1/namespaces/default/networkpolicies/elasticdl-a
         PATCH /apis/policy/v1/namespaces/default/poddisruptionbudgets/elasticdl-a-master
         PATCH /api/v1/namespaces/default/configmaps/elasticdl-a
-        POST /api/v1/namespaces/default/pods
+        POST /apis/batch/v1/namespaces/default/jobs
         POST /apis/events.k8s.io/v1/namespaces/default/events
         PATCH /apis/elasticdl.org/v1/namespaces/default/trainingjobs/a/status"#]]
     .assert_eq(&calls.join("\n"));
     assert_eq!(api.get(MAP, "/metadata/annotations/elasticdl.org~1workers"), "2");
     assert_eq!(api.get(MAP, "/metadata/ownerReferences/0/kind"), KIND);
-    let pod = "/api/v1/namespaces/default/pods/elasticdl-a-master";
-    assert_eq!(api.get(pod, "/metadata/ownerReferences/0/kind"), "ConfigMap");
+    let master = "/apis/batch/v1/namespaces/default/jobs/elasticdl-a-master";
+    assert_eq!(api.get(master, "/metadata/ownerReferences/0/kind"), "ConfigMap");
     let job = "/apis/elasticdl.org/v1/namespaces/default/trainingjobs/a/status";
     assert_eq!(api.get(job, "/status/state"), "Admitted");
 }
@@ -67,7 +67,7 @@ async fn what_is_there_already_is_no_error() {
 async fn masters_outside_are_not_made() {
     let api = FakeApi::default();
     executor(&api, true).perform(&actions().remove(0)).await.unwrap();
-    assert!(!api.calls().contains("/pods"));
+    assert!(!api.calls().contains("/jobs"));
 }
 
 #[tokio::test]
@@ -88,6 +88,7 @@ async fn a_resize_is_a_note_and_a_stop_ends_pods() {
     assert_eq!(api.get(MAP, "/metadata/annotations/elasticdl.org~1workers"), "0");
     expect![[r#"
         PATCH /api/v1/namespaces/default/configmaps/elasticdl-a
+        DELETE /apis/batch/v1/namespaces/default/jobs/elasticdl-a-master
         DELETE /api/v1/namespaces/default/pods/m
         DELETE /api/v1/namespaces/default/pods/w
     "#]]

@@ -163,12 +163,15 @@ fn stage(job: &TrainingJob, pods: &[JobPod], note: Option<&StatusNote>) -> JobSt
     if masters.clone().any(JobPod::is_active) {
         return JobStage::Live;
     }
-    let state = match masters.next().map(|pod| &pod.state) {
-        Some(PodState::Ended(how)) if how.job_end().is_some() => how.job_end(),
-        // Its job is not over, so the master is recreated.
-        Some(_) => return JobStage::Live,
-        None => note.map(|note| note.state),
-    };
+    let end = masters.clone().find_map(|pod| match &pod.state {
+        PodState::Ended(how) => how.job_end(),
+        PodState::Waiting(_) | PodState::Running | PodState::Leaving(_) => None,
+    });
+    // If the job is not over, the master is recreated.
+    if end.is_none() && masters.next().is_some() {
+        return JobStage::Live;
+    }
+    let state = end.or(note.map(|note| note.state));
     match state {
         Some(JobState::Succeeded) => return JobStage::Succeeded,
         Some(JobState::Failed) => return failed(job),

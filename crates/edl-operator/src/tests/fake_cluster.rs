@@ -107,7 +107,7 @@ impl FakeCluster {
 
     fn apply(&mut self, JobAction { job, action }: JobAction) {
         match action {
-            Action::Admit { spec, grant, .. } => {
+            Action::Admit { spec, grant } => {
                 if self.map_mut(&job.name).is_none() {
                     let mut map = manifest::config_map(&spec).unwrap();
                     map.metadata.owner_references = Some(vec![job.owner.clone()]);
@@ -251,10 +251,7 @@ fn index(pod: &Pod) -> u32 {
 pub(crate) fn line(JobAction { job, action }: &JobAction) -> String {
     let name = &job.name;
     match action {
-        Action::Admit { grant, remove, .. } => {
-            let remove = remove.as_ref().map_or(String::new(), |(pod, _)| format!(", not {pod}"));
-            format!("{name}: admit with {}{remove}\n", grant.workers)
-        }
+        Action::Admit { grant, .. } => format!("{name}: admit with {}\n", grant.workers),
         Action::Resize(Grant { workers, leave }) => {
             format!("{name}: resize to {workers}, leave {leave:?}\n")
         }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Watching a job on the cluster until it ends.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use edl_core::platform::Ended;
-use edl_kube::client::{Pod, PodState, pod_state};
+use edl_kube::client::{PodState, pod_state};
 use edl_net::proto::JobStatus;
 
 use super::status::of_pods;
@@ -14,8 +13,6 @@ use crate::exit::refuse;
 use crate::ui::{Ui, Watched};
 
 const TICK: Duration = Duration::from_millis(300);
-/// The remaining processes recreate a master whose pod is gone within this time.
-const WITHOUT_MASTER: Duration = Duration::from_secs(60);
 
 /// Shows the job until it ends.
 pub(crate) async fn watch(job: &ClusterJob, ui: &mut Ui) -> anyhow::Result<Watched> {
@@ -24,7 +21,6 @@ pub(crate) async fn watch(job: &ClusterJob, ui: &mut Ui) -> anyhow::Result<Watch
     let mut master: Option<Master> = None;
     let mut last_reason = String::new();
     let mut last: Option<JobStatus> = None;
-    let mut last_seen = Instant::now();
     loop {
         tokio::select! {
             _ = tokio::signal::ctrl_c() => return Ok(Watched::UserLeft),
@@ -46,35 +42,22 @@ pub(crate) async fn watch(job: &ClusterJob, ui: &mut Ui) -> anyhow::Result<Watch
         };
         match found.master().map(pod_state) {
             Some(PodState::Running) => {
-                last_seen = Instant::now();
                 master = connect(cluster, name).await.ok();
             }
             Some(PodState::Waiting(trouble)) => {
-                last_seen = Instant::now();
                 let text = trouble.map(|trouble| trouble.text).unwrap_or_default();
                 if text != last_reason && !text.is_empty() {
                     ui.print(&format!("the master is waiting: {text}"));
                     last_reason = text;
                 }
             }
-            ended @ (Some(PodState::Ended { .. }) | None) => {
-                let is_over = match ended {
-                    Some(PodState::Ended { code, .. }) => Ended::Exit(code).job_end().is_some(),
-                    Some(PodState::Running | PodState::Waiting(_)) | None => false,
-                };
-                // The remaining processes can recreate a lost master.
-                let any_left = found.pods.iter().any(is_alive);
-                if is_over || !any_left || last_seen.elapsed() > WITHOUT_MASTER {
-                    ui.end_with(merged(last, of_pods(&found, &job.handle())));
-                    return Ok(Watched::JobEnded);
-                }
+            Some(PodState::Ended { .. }) | None if found.is_restarting() => {}
+            Some(PodState::Ended { .. }) | None => {
+                ui.end_with(merged(last, of_pods(&found, &job.handle())));
+                return Ok(Watched::JobEnded);
             }
         }
     }
-}
-
-pub(super) fn is_alive(pod: &Pod) -> bool {
-    !matches!(pod_state(pod), PodState::Ended { .. })
 }
 
 /// The last status of the master, with how its pod ended.

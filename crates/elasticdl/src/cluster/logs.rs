@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `logs` of a job on the cluster: the log lines of its pods, in order of time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::time::Duration;
 
 use edl_core::platform::InstanceId;
-use edl_kube::client::{Cluster, Found, LogStream};
+use edl_kube::client::{Cluster, Found, LogStream, Pod, PodState, pod_state};
 use edl_kube::names;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::follow::is_alive;
 use super::{ClusterJob, explained};
 use crate::exit::{Exit, not_found};
 use crate::logs::{by_time, labelled, timed};
@@ -44,30 +43,32 @@ pub(crate) fn run(
 
 /// What the pods of a job have logged, as far as it is available.
 pub(crate) async fn of_pods(job: &ClusterJob) -> Vec<(InstanceId, String)> {
-    let pods = job.found.pods.iter().filter_map(|pod| names::instance_of(&pod.metadata));
     let mut all = Vec::new();
-    for instance in pods.collect::<BTreeSet<InstanceId>>() {
-        let log = job.cluster.log(&job.spec().job_name, &instance.to_string()).await;
-        all.extend(log.ok().flatten().map(|log| (instance, log.text)));
+    for pod in &job.found.pods {
+        let instance = names::instance_of(&pod.metadata);
+        let Some((instance, name)) = instance.zip(pod.metadata.name.as_ref()) else { continue };
+        let log = job.cluster.log(name).await.ok().flatten();
+        all.extend(log.map(|log| (instance, log.text)));
     }
     all
 }
 
-/// The processes of a job that have pods, by name.
-fn processes(found: &Found, only: Option<&str>) -> BTreeSet<String> {
-    let instances = found.pods.iter().filter_map(|pod| names::instance_of(&pod.metadata));
-    let all = instances.map(|instance| instance.to_string());
-    all.filter(|name| only.is_none_or(|only| only == name)).collect()
+/// The processes of a job by the names of their pods. Several may have been its master.
+fn processes(found: &Found, only: Option<&str>) -> BTreeMap<String, String> {
+    let process = |pod: &Pod| {
+        let instance = names::instance_of(&pod.metadata)?;
+        Some((pod.metadata.name.clone()?, instance.to_string()))
+    };
+    let all = found.pods.iter().filter_map(process);
+    all.filter(|(_, name)| only.is_none_or(|only| only == name)).collect()
 }
 
 async fn read_all(job: &ClusterJob, only: Option<&str>) -> anyhow::Result<Vec<String>> {
     let name = &job.spec().job_name;
     let mut lines = Vec::new();
-    for process in processes(&job.found, only) {
-        let Some(log) = job.cluster.log(name, &process).await.map_err(explained)? else {
-            continue;
-        };
-        lines.extend(timed(&log.text, &mut String::new(), &process, only.is_some()));
+    for (pod, process) in processes(&job.found, only) {
+        let Some(log) = job.cluster.log(&pod).await.map_err(explained)? else { continue };
+        lines.extend(timed(&log, &mut String::new(), &process, only.is_some()));
     }
     if lines.is_empty() {
         let what = only.map_or_else(|| "logs yet".into(), |process| format!("log of `{process}`"));
@@ -100,12 +101,12 @@ async fn follow_all(
             _ = ticks.tick() => {
                 let found = job.cluster.find(name).await.map_err(explained)?;
                 let running = found.as_ref().map(|found| processes(found, only)).unwrap_or_default();
-                for process in running {
-                    if followed.contains(&process) {
+                for (pod, process) in running {
+                    if followed.contains(&pod) {
                         continue;
                     }
-                    if let Some(stream) = job.cluster.follow(name, &process).await.map_err(explained)? {
-                        followed.insert(process.clone());
+                    if let Some(stream) = job.cluster.follow(&pod).await.map_err(explained)? {
+                        followed.insert(pod);
                         streams.spawn(copy(stream, process, only.is_some(), sender.clone()));
                     }
                 }
@@ -125,9 +126,9 @@ async fn copy(mut stream: LogStream, process: String, is_only: bool, sender: mps
     }
 }
 
-/// Whether every pod of the job has ended.
+/// Whether every pod of the job has ended, and no master will follow.
 async fn has_ended(cluster: &Cluster, name: &str) -> anyhow::Result<bool> {
     let found = cluster.find(name).await.map_err(explained)?;
-    let pods = found.map(|found| found.pods).unwrap_or_default();
-    Ok(!pods.iter().any(is_alive))
+    let is_alive = |pod: &Pod| !matches!(pod_state(pod), PodState::Ended { .. });
+    Ok(!found.is_some_and(|found| found.is_restarting() || found.pods.iter().any(is_alive)))
 }

@@ -6,7 +6,7 @@ use std::io::Write;
 use edl_core::spec::JobType;
 use edl_kube::client::Cluster;
 
-use super::{ClusterJob, explained, is_active, submit};
+use super::{ClusterJob, explained, has_master, submit};
 use crate::config::{self, JobRequest};
 use crate::exit::{Exit, refuse};
 use crate::flags;
@@ -60,7 +60,8 @@ pub(crate) fn run(
         out.write_all(config::to_yaml(&spec)?.as_bytes())?;
         return Ok(Exit::Ok);
     }
-    if is_active(&job.found) {
+    // A master that is lost need not be waited for.
+    if has_master(&job.found) {
         return Err(refuse(format!(
             "job `{name}` is already running; watch it with `elasticdl attach {handle}`"
         )));

@@ -25,6 +25,9 @@ pub(crate) async fn of(job: &ClusterJob) -> JobStatus {
 pub(super) fn of_pods(found: &Found, handle: &str) -> JobStatus {
     let spec = &found.spec;
     let reported = match found.master().map(pod_state) {
+        Some(PodState::Ended { .. }) | None if found.is_restarting() => {
+            in_state(JobState::Waiting, "waiting for Kubernetes to restart the master".into())
+        }
         Some(PodState::Ended { code, message }) => ended(code, &message),
         Some(PodState::Running) => {
             in_state(JobState::Starting, "waiting for the master to respond".into())

@@ -183,24 +183,24 @@ pub(super) async fn started(cluster: &Cluster, spec: &JobSpec) -> anyhow::Result
     let job = &spec.job_name;
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
-        let found = cluster.find(job).await.map_err(explained)?;
-        let pod = found.as_ref().and_then(|found| found.master());
-        match pod.map(pod_state) {
-            Some(PodState::Waiting(Some(trouble))) if trouble.is_final => {
+        let Some(found) = cluster.find(job).await.map_err(explained)? else {
+            return Err(refuse(format!("job `{job}` was deleted before it started")));
+        };
+        match found.master().map_or(PodState::Waiting(None), pod_state) {
+            PodState::Waiting(Some(trouble)) if trouble.is_final => {
                 cluster.delete(job).await.map_err(explained)?;
                 return Err(refuse(format!(
                     "job `{job}` cannot start and was removed: {}",
                     trouble.text
                 )));
             }
-            Some(PodState::Waiting(trouble)) if Instant::now() >= deadline => {
-                let why = trouble.map(|trouble| trouble.text).unwrap_or_default();
+            PodState::Waiting(trouble) if Instant::now() >= deadline => {
+                let why = trouble.map_or_else(|| "its pod is starting".into(), |it| it.text);
                 eprint(format_args!("the master is waiting: {why}"));
                 return Ok(());
             }
-            Some(PodState::Waiting(_)) => tokio::time::sleep(POLL).await,
-            Some(PodState::Running | PodState::Ended { .. }) => return Ok(()),
-            None => return Err(refuse(format!("job `{job}` was deleted before it started"))),
+            PodState::Waiting(_) => tokio::time::sleep(POLL).await,
+            PodState::Running | PodState::Ended { .. } => return Ok(()),
         }
     }
 }

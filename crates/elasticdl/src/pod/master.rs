@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use edl_core::job::CUSTOM_LOOP_GRACE;
 use edl_core::job::JobState;
+use edl_core::job_dir::JobDir;
 use edl_core::platform::{InstanceState, Role};
 use edl_core::spec::JobSpec;
 use edl_kube::board::Board;
@@ -16,9 +17,10 @@ use edl_net::proto;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::Pod;
+use super::controller::{Controller, Start, is_retried};
+use super::{Pod, uid};
 use crate::custom_loop;
-use crate::exit::{Exit, refuse};
+use crate::exit::{Exit, of_error, refuse};
 use crate::jobs::Job;
 use crate::processes::{self, exit_of_master};
 use crate::submit::checks;
@@ -41,35 +43,57 @@ struct Opened {
     spec: JobSpec,
     /// Whether the custom training loop has not been described yet.
     is_undescribed: bool,
-    /// Whether the job had ended.
-    was_over: bool,
+    /// How the job had ended, if it had.
+    end: Option<JobState>,
+    start: Start,
 }
 
 /// Runs the master to its end.
 pub(super) fn run(pod: &Pod) -> anyhow::Result<Exit> {
     crate::stacks::log_panics();
-    let opened = Opened::of(pod)?;
-    let job = opened.job.clone();
+    let controller = Controller::of_environment(&JobDir::new(&pod.job_dir));
     let runtime = processes::runtime(2)?;
     let exit = runtime.block_on(async {
         let asked = CancellationToken::new();
         let _signals = processes::cancel_on_signal(&asked)?;
-        tokio::select! {
-            exit = Box::pin(serve(pod, opened)) => exit,
+        let exit = tokio::select! {
+            exit = Box::pin(start(pod, &controller)) => exit,
             // The next master finds its state on disk.
             () = asked.cancelled() => Ok(Exit::Interrupted),
+        };
+        let how = exit.as_ref().map_or_else(of_error, |exit| *exit);
+        match how.job_end() {
+            Some(_) => controller.close(pod, how).await,
+            None => controller.check_deletion(pod).await,
         }
-    })?;
-    if exit == Exit::Ok || exit == Exit::Failed || exit == Exit::Stopped {
+        exit
+    });
+    runtime.shutdown_background();
+    exit
+}
+
+/// Runs the job, unless it had ended and this master was started only because the last one could not
+/// tell its Job.
+async fn start(pod: &Pod, controller: &Controller) -> anyhow::Result<Exit> {
+    let opened = Opened::of(pod, controller)?;
+    let job = opened.job.clone();
+    let exit = match opened.end {
+        Some(end)
+            if opened.start != Start::Request && !is_retried(end, pod.spec.restart_policy) =>
+        {
+            Exit::of_state(end)
+        }
+        Some(_) | None => serve(pod, opened).await?,
+    };
+    if exit.job_end().is_some() {
         write_termination_message(&job);
     }
-    runtime.shutdown_background();
     Ok(exit)
 }
 
 /// Runs the master and the platform concurrently.
 async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
-    let Opened { job, spec, is_undescribed, was_over } = opened;
+    let Opened { job, spec, is_undescribed, end, start } = opened;
     let spec = if is_undescribed { described(&job, spec).await? } else { Ok(spec) };
     let spec = match spec {
         Ok(spec) => spec,
@@ -83,7 +107,7 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
         http_hosts: names::hosts(&names::service(&pod.spec.job_name), &pod.namespace),
         key: pod.key_or_new(&client).await?,
         spec,
-        resume: was_over,
+        resume: end.is_some(),
         ip: Some(pod.ip),
         store_patience: STORE_TIMEOUT,
     };
@@ -93,9 +117,10 @@ async fn serve(pod: &Pod, opened: Opened) -> anyhow::Result<Exit> {
     let platform_config = platform::Config {
         spec: pod.spec.clone(),
         namespace: pod.namespace.clone(),
-        master_uid: pod.uid(&client).await.ok(),
+        master_uid: uid().ok(),
         env: env.map_err(|invalid| refuse(invalid.0))?,
         board: board.clone(),
+        was_deleted: start == Start::Deletion,
     };
     let (port, Platform { orders, reports }) = edl_master::port();
     // Held to the end: a master stops its job when its platform is gone, but the platform also ends
@@ -200,7 +225,7 @@ fn last_of(why: &str) -> String {
 
 impl Opened {
     /// Updates the job's folder from the ConfigMap.
-    fn of(pod: &Pod) -> anyhow::Result<Self> {
+    fn of(pod: &Pod, controller: &Controller) -> anyhow::Result<Self> {
         let mut spec = pod.spec.clone();
         let plan = custom_loop::plan(&pod.job_dir).filter(|_| spec.is_custom_loop());
         let is_undescribed = spec.is_custom_loop() && plan.is_none();
@@ -208,8 +233,9 @@ impl Opened {
             plan.settle(&mut spec);
         }
         let job = Job::in_folder(&pod.job_dir, &spec)?;
-        let was_over = job.status().is_some_and(|status| status.state().is_final());
-        Ok(Self { job, spec, is_undescribed, was_over })
+        let end = job.status().map(|status| status.state()).filter(|state| state.is_final());
+        let start = controller.begin()?;
+        Ok(Self { job, spec, is_undescribed, end, start })
     }
 }
 

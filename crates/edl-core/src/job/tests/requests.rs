@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::bench::{Bench, config, ps, spec, worker};
 use crate::job::{End, Event, Refusal};
-use crate::platform::{ChaosAction, Ended, Order};
+use crate::platform::{ChaosAction, Ended, Order, Report};
 use crate::spec::{JobSpec, Strategy};
 
 fn stop(with_checkpoint: bool) -> Event {
@@ -65,8 +65,33 @@ fn a_stop_writes_a_checkpoint_and_the_job_can_be_resumed() {
     config.term = config.term.next();
     let mut resumed = Bench::new(config, bench.disk.clone());
     (resumed.folders, resumed.committed) = (bench.folders, bench.committed);
-    resumed.handle(Event::Platform(crate::platform::Report::Running(Vec::new())));
+    resumed.handle(Event::Platform(Report::Running(Vec::new())));
     assert_eq!(resumed.job.ledger().n_done(), 7);
+    resumed.run();
+    resumed.expect_trained(2);
+}
+
+#[test]
+fn a_job_whose_processes_were_all_deleted_is_stopped_and_can_be_resumed() {
+    let spec = JobSpec { num_epochs: 2, checkpoint_steps: 4, ..spec() };
+    let mut bench = Bench::started(config(spec, 0));
+    bench.run_to(9);
+    bench.servers.clear();
+    bench.workers.clear();
+    let next = |bench: &Bench| {
+        let mut config = bench.job.config().clone();
+        config.term = config.term.next();
+        let mut next = Bench::new(config, bench.disk.clone());
+        (next.folders, next.committed) = (bench.folders.clone(), bench.committed.clone());
+        next
+    };
+    let mut deleted = next(&bench);
+    deleted.handle(Event::Platform(Report::AllDeleted));
+    assert!(matches!(deleted.ended, Some(End::Stopped(_))), "{:?}", deleted.ended);
+    assert!(deleted.orders.is_empty(), "nothing is started, and nothing is there to be stopped");
+    let mut resumed = next(&deleted);
+    resumed.handle(Event::Platform(Report::Running(Vec::new())));
+    assert_eq!(resumed.job.ledger().n_done(), 8);
     resumed.run();
     resumed.expect_trained(2);
 }

@@ -15,7 +15,7 @@ fn running() -> PodFacts {
 }
 
 fn pod(instance: InstanceId, uid: &str, facts: PodFacts) -> Seen {
-    Seen { instance, uid: uid.into(), facts, class: None, grace: GRACE }
+    Seen { instance, uid: uid.into(), facts, class: None, grace: GRACE, started: None }
 }
 
 fn process(instance: InstanceId, uid: &str) -> Process {
@@ -27,7 +27,7 @@ fn listed(now: Instant) -> Roster {
     let mut roster = Roster::default();
     roster.list_begins();
     assert!(roster.seen(pod(W0, "a", running()), now).is_empty());
-    assert_eq!(roster.list_ends(), [Report::Running(vec![process(W0, "a")])]);
+    assert_eq!(roster.list_ends(Timestamp::UNIX_EPOCH), [Report::Running(vec![process(W0, "a")])]);
     roster
 }
 
@@ -42,7 +42,20 @@ fn a_new_master_adopts_what_is_there_and_hears_what_waits() {
     roster.seen(pod(two, "c", PodFacts { phase: PodPhase::Succeeded, ..PodFacts::default() }), now);
     let running = vec![process(W0, "a"), process(one, "b")];
     let waiting = Report::Waiting { instance: one, why: Wait::Starting };
-    assert_eq!(roster.list_ends(), [Report::Running(running), waiting]);
+    assert_eq!(roster.list_ends(Timestamp::UNIX_EPOCH), [Report::Running(running), waiting]);
+}
+
+#[test]
+fn a_new_master_learns_how_long_the_processes_have_run() {
+    let at = |secs| Timestamp::from_second(secs).unwrap();
+    let ages = [(Some(at(40)), 60_000), (None, 0), (Some(at(101)), 0)];
+    for (started, age_ms) in ages {
+        let mut roster = Roster::default();
+        roster.list_begins();
+        roster.seen(Seen { started, ..pod(W0, "a", running()) }, Instant::now());
+        let expected = Process { age_ms, ..process(W0, "a") };
+        assert_eq!(roster.list_ends(at(100)), [Report::Running(vec![expected])], "{started:?}");
+    }
 }
 
 #[test]
@@ -50,7 +63,7 @@ fn a_pod_that_vanished_during_a_gap_was_deleted() {
     let mut roster = listed(Instant::now());
     roster.list_begins();
     let ended = Report::Ended { instance: W0, pid: pid_of("a"), how: Ended::Deleted };
-    assert_eq!(roster.list_ends(), [ended]);
+    assert_eq!(roster.list_ends(Timestamp::UNIX_EPOCH), [ended]);
 }
 
 #[test]
@@ -118,7 +131,7 @@ fn any_moment() -> impl Strategy<Value = Moment> {
 fn replay(moments: &[Moment], has_gaps: bool) -> (u32, Vec<u32>) {
     let (mut roster, now) = (Roster::default(), Instant::now());
     roster.list_begins();
-    roster.list_ends();
+    roster.list_ends(Timestamp::UNIX_EPOCH);
     let (mut there, mut n_pods, mut ends): (Option<(String, PodFacts)>, u32, Vec<u32>) =
         (None, 0, Vec::new());
     for moment in moments {
@@ -163,7 +176,7 @@ fn replay(moments: &[Moment], has_gaps: bool) -> (u32, Vec<u32>) {
                 if let Some((uid, facts)) = &there {
                     reports = roster.seen(pod(W0, uid, facts.clone()), now);
                 }
-                reports.extend(roster.list_ends());
+                reports.extend(roster.list_ends(Timestamp::UNIX_EPOCH));
             }
         }
         for report in reports {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An API server for pods, in memory: it lists, watches, makes and deletes them.
+//! An API server for pods, in memory: it lists, watches, makes and deletes them, and has a ConfigMap
+//! for each job.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -123,6 +124,7 @@ impl Fake {
                 self.delete(&name, &serde_json::from_slice(&body).unwrap_or_default())
             }
             _ if is_watch => self.watch(&query).await,
+            _ if head.uri.path().contains("/configmaps/") => success(&config_map(&name)),
             _ => self.list(),
         }
     }
@@ -172,6 +174,10 @@ impl Fake {
         self.state().graces.push(grace);
         success(&self.publish("DELETED", name, pod))
     }
+}
+
+fn config_map(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "uid": "job"}})
 }
 
 fn success(value: &Value) -> Response<Body> {
