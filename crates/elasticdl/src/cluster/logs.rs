@@ -48,7 +48,7 @@ pub(crate) async fn of_pods(job: &ClusterJob) -> Vec<(InstanceId, String)> {
         let instance = names::instance_of(&pod.metadata);
         let Some((instance, name)) = instance.zip(pod.metadata.name.as_ref()) else { continue };
         let log = job.cluster.log(name).await.ok().flatten();
-        all.extend(log.map(|log| (instance, log.text)));
+        all.extend(log.map(|log| (instance, log)));
     }
     all
 }
