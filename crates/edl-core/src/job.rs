@@ -189,7 +189,8 @@ impl Job {
         }
         self.advance(now);
         self.account_after(n_done, is_tick, now);
-        let effects = std::mem::take(&mut self.effects);
+        let mut effects = std::mem::take(&mut self.effects);
+        self.update_routes(&mut effects);
         self.is_quiet = is_sign_of_life && effects.is_empty() && (is_tick || self.is_quiet);
         effects
     }
