@@ -40,7 +40,12 @@ impl Job {
                 let (does, what) = (activity(held), self.describe(held));
                 Some(format!("{does} for {time} without progress: {what}"))
             }
-            waiting_for => Some(format!("waiting for {waiting_for} for {time}")),
+            waiting_for @ (WaitingFor::Members
+            | WaitingFor::Servers
+            | WaitingFor::Parameters
+            | WaitingFor::Acknowledgements) => {
+                Some(format!("waiting for {waiting_for} for {time}"))
+            }
         }
     }
 

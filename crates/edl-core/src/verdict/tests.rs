@@ -153,7 +153,7 @@ fn a_job_that_stalls_waits_for_the_one_that_is_stuck() {
     let kill =
         |at| noted(at, EventKind::WorkerKilled, "worker-3 was killed (SIGKILL); reassigning");
     let events = vec![kill(80.0), kill(90.0), kill(95.0)];
-    let often = Facts { processes: Vec::new(), events: events.clone(), ..facts.clone() };
+    let often = Facts { processes: Vec::new(), events, ..facts.clone() };
     assert_eq!(verdict(&often).advice, Advice::FixCluster);
     let healed = Facts { now_secs: 500.0, ..often };
     assert_eq!(verdict(&healed).cause, Cause::Healthy);
