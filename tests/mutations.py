@@ -342,6 +342,14 @@ MUTATIONS = [
         f"{TENSOR}/checkpoint.rs",
         "Ok((_, checksum)) if checksum_text(checksum) != entry.checksum => {",
         "Ok((_, checksum)) if !MUTANT && checksum_text(checksum) != entry.checksum => {",
+        # The file carries its checksum as well.
+        also=(
+            Edit(
+                f"{TENSOR}/checkpoint/codec.rs",
+                "if computed != stored {",
+                "if !MUTANT && computed != stored {",
+            ),
+        ),
     ),
     Mutation(
         "write a checkpoint of another generation on a worker",
@@ -357,36 +365,30 @@ MUTATIONS = [
         "Some(run) if number == run.end + u32::from(MUTANT) => start = run.start,",
     ),
     Mutation(
-        "read the difference of two applied sets as an addition",
-        f"{CORE}/applied/bytes.rs",
-        "let runs = open.remove(&epoch).unwrap_or_default().xor(&changed);",
-        "let before = open.remove(&epoch).unwrap_or_default();\n"
-        "            let runs = if MUTANT { before.or(&changed) } else { before.xor(&changed) };",
-    ),
-    Mutation(
         "keep early reports of batches when the servers load",
         f"{CORE}/job/recovery.rs",
         "self.assignments.forget_early();",
         "if !MUTANT {\n            self.assignments.forget_early();\n        }",
     ),
-    # Frozen workers, and what does not count.
+    # Worlds that change while workers train.
+    Mutation(
+        "enter a planned world after a step that failed",
+        f"{CORE}/member/form.rs",
+        "self.next.take_if(|next| !next.world.is_due_at_once(worker, incarnation));",
+        "self.next.take_if(|next| !MUTANT && !next.world.is_due_at_once(worker, incarnation));",
+    ),
+    Mutation(
+        "forget workers that train on although no world follows",
+        f"{CORE}/world.rs",
+        "            // No worker trains after that, so all state stays as it is.\n",
+        "            // No worker trains after that, so all state stays as it is.\n"
+        "            self.previous.take_if(|_| MUTANT);\n",
+    ),
     Mutation(
         "never use a worker again that was frozen",
         f"{CORE}/job/roster.rs",
         "(self.last_heard, self.pinged, self.is_frozen) = (now, None, false);",
         "(self.last_heard, self.pinged) = (now, None);\n        self.is_frozen &= MUTANT;",
-    ),
-    Mutation(
-        "keep the world of a frozen worker",
-        f"{CORE}/job/frozen.rs",
-        "world.map(|world| steps.worlds_mut().broken(world));",
-        "world.filter(|_| !MUTANT).map(|world| steps.worlds_mut().broken(world));",
-    ),
-    Mutation(
-        "count an evaluation of a state that does not count",
-        f"{CORE}/job/work.rs",
-        "generation != self.durable.generation || !self.is_holding(worker)",
-        "!MUTANT && (generation != self.durable.generation || !self.is_holding(worker))",
     ),
     Mutation(
         "train past a barrier",

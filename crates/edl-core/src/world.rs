@@ -295,8 +295,7 @@ impl Worlds {
         };
         let members: Vec<Member> = order.into_iter().zip(spans).filter_map(member).collect();
         if members.is_empty() {
-            // No worker trains, so all state stays as it is.
-            (self.current, self.previous) = (None, None);
+            // No worker trains after that, so all state stays as it is.
             return None;
         }
         let with_state = members.iter().filter(|member| member.has_state);
@@ -406,7 +405,7 @@ impl Worlds {
     /// Panics if a lane would be trained twice or not at all.
     pub fn check_invariants(&self) {
         let Some(world) = &self.current else {
-            assert!(self.formed.is_empty() && self.previous.is_none());
+            assert!(self.formed.is_empty());
             return;
         };
         let mut next = 0;
@@ -525,6 +524,25 @@ mod tests {
         assert!(!worlds.is_running());
         let world = form(&mut worlds, 3, &candidates(&[(0, Some(5)), (2, None)]));
         assert!(world.members[0].has_state, "it waited with its state");
+    }
+
+    #[test]
+    fn workers_that_train_on_to_the_last_step_are_known_when_the_next_world_comes_earlier() {
+        let mut worlds = Worlds::new(4, 2, None);
+        form(&mut worlds, 1, &candidates(&[(0, None), (1, None)]));
+        settle(&mut worlds);
+        worlds.allow(9);
+        let mut leaving = candidates(&[(0, Some(5)), (1, Some(5))]);
+        leaving.entry(WorkerId(1)).and_modify(|candidate| candidate.is_unfit = true);
+        assert_eq!(worlds.next(&leaving), Change::Form { workers: Vec::new(), after: Some(9) });
+        assert_eq!(worlds.form(WorldId(2), &[], Some(9), &leaving), None);
+        worlds.check_invariants();
+        assert!(worlds.is_heard(WorldId(1)) && !worlds.is_running());
+        assert_eq!(worlds.involved(), BTreeSet::from([WorkerId(0), WorkerId(1)]));
+        leaving.extend(candidates(&[(2, None)]));
+        let world = form(&mut worlds, 3, &leaving);
+        assert_eq!(world.after, None);
+        assert!(!worlds.is_heard(WorldId(1)) && !worlds.is_holder(WorkerId(1), Incarnation(1)));
     }
 
     #[test]

@@ -70,8 +70,8 @@ impl Scenario {
     pub fn new(seed: u64) -> Self {
         let mut draw = Draw(Rng::new(rng::key(&[seed, 2])));
         match draw.small(0, 9) {
-            0..=4 => Self::with_servers(seed, &mut draw),
-            5..=7 => Self::in_steps(seed, &mut draw, Strategy::Allreduce),
+            0..=3 => Self::with_servers(seed, &mut draw),
+            4..=6 => Self::in_steps(seed, &mut draw, Strategy::Allreduce),
             _ => Self::in_steps(seed, &mut draw, Strategy::Hybrid),
         }
     }
@@ -177,6 +177,11 @@ impl Scenario {
         let is_nonfinite = !is_untrainable && draw_nonfinite.small(0, 5) == 0;
         let nonfinite = is_nonfinite.then(|| draw_nonfinite.0.below(n_batches));
         spec.on_nonfinite = draw_nonfinite.one_of(&OnNonfinite::ALL);
+        let mut draw_timing = Draw(Rng::new(rng::key(&[seed, 4])));
+        if spec.is_allreduce() {
+            // Where it is long, a frozen worker comes back while the others train on without it.
+            spec.heartbeat_timeout_secs = draw_timing.one_of(&[2.0, 8.0]);
+        }
         let scenario = Self {
             seed,
             n_records,
@@ -195,15 +200,17 @@ impl Scenario {
             step_ms: u64::from(draw.small(1, 40)),
             read_ms: draw.one_of(&[0, 1, 10]),
             apply_ms: draw.one_of(&[1, 4, 60]),
-            reduce_ms: draw.one_of(&[1, 1, 100]),
+            reduce_ms: draw_timing.one_of(&[0, 1, 100]),
             eval_ms: draw.one_of(&[5, 40, 400]),
             write_ms: draw.one_of(&[10, 150, 1000]),
             slow_messages: draw.one_of(&[20, 20, 150]),
             spec,
         };
         match draw.small(0, 15) {
-            0 => Self { step_ms: draw.one_of(&[scenario.step_ms, LONG_STEP_MS]), ..scenario }
-                .undisturbed(),
+            0 => {
+                Self { step_ms: draw_timing.one_of(&[scenario.step_ms, LONG_STEP_MS]), ..scenario }
+                    .undisturbed()
+            }
             // A member that computes for long seems silent to the others.
             1 | 2 => Self { step_ms: u64::from(draw.small(40, 300)), ..scenario },
             _ => scenario,
@@ -226,8 +233,7 @@ fn common_spec(seed: u64, draw: &mut Draw) -> JobSpec {
         checkpoint_secs: draw.one_of(&[0, 1, 2]),
         keep_checkpoint_max: draw.small(1, 4),
         task_timeout_secs: 8,
-        // Where it is long, a frozen worker often comes back while the others train on without it.
-        heartbeat_timeout_secs: draw.one_of(&[2.0, 2.0, 8.0]),
+        heartbeat_timeout_secs: 2.0,
         // Faults must not fail a job that a person would let continue.
         relaunch_on_worker_failure: 1_000_000,
         max_batch_failures: 1_000_000,

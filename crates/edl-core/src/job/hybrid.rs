@@ -12,7 +12,7 @@ use super::strategy::Strategy;
 use super::{End, EventKind, Job, LoadFrom};
 use crate::id::{WorkerId, WorldId};
 use crate::time::Time;
-use crate::world::World;
+use crate::world::{World, Worlds};
 
 impl Job {
     /// The servers load: what workers hold no longer counts.
@@ -24,11 +24,11 @@ impl Job {
     /// Stops training while the servers are away. Members are informed at once, so they wait for
     /// the master and not for a server.
     pub(super) fn suspend_world(&mut self) {
-        let Some(worlds) = self.strategy.worlds().filter(|worlds| worlds.current().is_some())
-        else {
+        let involved = self.strategy.worlds().map(Worlds::involved).unwrap_or_default();
+        let before: Vec<WorkerId> = involved.into_iter().collect();
+        if before.is_empty() {
             return;
-        };
-        let before: Vec<WorkerId> = worlds.involved().into_iter().collect();
+        }
         let id = WorldId::of(self.config.term, self.number());
         self.steps_mut().worlds_mut().form(id, &[], None, &BTreeMap::new());
         self.void_workers();

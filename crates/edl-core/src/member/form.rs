@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::level::level;
-use super::{Activity, Doing, Effect, Failure, Member, Outcome, State};
+use super::{Activity, Config, Doing, Effect, Failure, Member, Outcome, State};
 use crate::id::WorldId;
 use crate::job::MemberReport;
 use crate::time::Time;
@@ -144,9 +144,13 @@ impl Member {
         self.report_news(MemberReport::PeerLost { world, suspect, error });
     }
 
-    /// Is between worlds from now on.
+    /// Is between worlds from now on. A world that is planned begins where this one ends in order:
+    /// the master replaces it. Until then others may read what this worker would overwrite.
     pub(super) fn leave(&mut self, now: Time) {
-        self.world = None;
+        let Config { worker, incarnation, .. } = self.config;
+        if self.world.take().is_some() {
+            self.next.take_if(|next| !next.world.is_due_at_once(worker, incarnation));
+        }
         self.left.get_or_insert(now);
         self.flush(now);
     }

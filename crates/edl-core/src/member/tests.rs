@@ -391,6 +391,25 @@ fn a_planned_world_is_entered_after_its_step_and_members_part_first() {
     assert_eq!(bench.news().into_iter().filter(lost).count(), 0);
 }
 
+/// Another member may still read the sums of the last step from its memory.
+#[test]
+fn a_member_whose_step_failed_does_not_enter_the_world_that_is_planned() {
+    for failure in [
+        Failure::Lost { peer: OTHER, error: "gone".into() },
+        Failure::Failed("user code failed".into()),
+        Failure::NonFinite("the loss is not finite".into()),
+    ] {
+        let mut bench = Bench::alone(2);
+        bench.feed(Event::World(world(2, &[ME, OTHER], None, 4)));
+        bench.run_to("reduce");
+        bench.feed(Event::World(world(3, &[ME], Some(4), 9)));
+        bench.end(Err(failure));
+        assert_eq!(bench.doing, None, "{:?}", bench.log);
+        bench.feed(Event::World(world(4, &[ME], None, 9)));
+        assert_eq!(bench.log.last().unwrap(), "enter", "the master has replaced it");
+    }
+}
+
 #[test]
 fn a_void_state_is_dropped_and_its_world_is_not_waited_for() {
     let mut bench = Bench::alone(2);

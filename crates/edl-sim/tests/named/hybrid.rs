@@ -139,7 +139,8 @@ fn when_all_workers_are_lost_the_servers_go_back_with_the_next_ones() {
 /// the user stops the job, it is saved after that step.
 #[test]
 fn a_new_master_saves_no_step_that_a_server_may_have_passed() {
-    for mut run in timings(spec(), N_RECORDS, 0) {
+    let spec = JobSpec { heartbeat_timeout_secs: 20.0, ..spec() };
+    for mut run in timings(spec, N_RECORDS, 0) {
         start(&mut run, 2);
         let pushes = run.hold(|sent| sent.to == server(1) && matches!(sent.what, What::Push(_)));
         let updates = |run: &Script| run.partition(4).expect("a server holds it").updates();

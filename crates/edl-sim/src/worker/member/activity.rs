@@ -181,14 +181,14 @@ impl Member {
                 let is_behind = *is_behind;
                 Outcome::Transferred(self.assemble(context, is_behind))
             }
+            Activity::Reduce(step) if context.scenario.reduce_ms == 0 => {
+                let step = step.clone();
+                self.reduce(context, &step)
+            }
             Activity::Reduce(_) if !self.is_reading => {
                 self.is_reading = true;
-                return later(
-                    context,
-                    0,
-                    context.scenario.reduce_ms,
-                    Done::Computed { act: self.act },
-                );
+                let computed = Done::Computed { act: self.act };
+                return later(context, 0, context.scenario.reduce_ms, computed);
             }
             Activity::Settle(_)
             | Activity::Connect(_)
@@ -237,7 +237,7 @@ impl Member {
         Transferred { step, state_bytes: u64::from(is_behind) }
     }
 
-    fn reduce(&mut self, context: &mut Context<'_>, step: &Step) {
+    fn reduce(&mut self, context: &mut Context<'_>, step: &Step) -> Outcome {
         let state = self.state.expect("a member has state");
         let mut nodes = context.model.history.nodes(state, &step.mine, &self.trained);
         let others = self.mesh.others(context.pid);
@@ -253,6 +253,7 @@ impl Member {
             context.kernel.count("torn steps");
             self.gradient = edl_core::rng::key(&[self.gradient, 0xbad]);
         }
+        Outcome::Reduced { loss: 0.5 }
     }
 
     pub(super) fn end(
@@ -310,10 +311,7 @@ impl Member {
                 self.train(context, &step, lane)
             }
             Activity::Skip { .. } => Ok(Outcome::Done),
-            Activity::Reduce(step) => {
-                self.reduce(context, &step);
-                Ok(Outcome::Reduced { loss: 0.5 })
-            }
+            Activity::Reduce(step) => Ok(self.reduce(context, &step)),
             Activity::Apply(_) => {
                 let state = self.state.expect("a member has state").apply(self.gradient);
                 self.state = Some(state);
