@@ -80,7 +80,7 @@ const run = async (browser) => {
   await page.keyboard.press("Tab");
   assert.equal(await page.evaluate(() => document.activeElement.tagName), "SUMMARY");
   await page.keyboard.press("Enter");
-  await page.locator(`${card("second")} code`, { hasText: "port-forward pod/elasticdl-second-master" }).waitFor();
+  await page.locator(`${card("second")} code`, { hasText: "port-forward service/elasticdl-second-master" }).waitFor();
   await tell({ note: "second", status: { state: "running", records_done: 10, records_total: 1000, workers: 2 } });
   await page.locator(`${card("second")} .told`, { hasText: "1 %" }).waitFor();
   assert(await page.locator(`${card("second")} code`).isVisible(), "what was opened stays open");

@@ -133,7 +133,8 @@ def test_sparse_embedding_equals_tensorflows_lookup(combiner, max_norm):
     for output in outputs:
         np.testing.assert_allclose(output, wanted, rtol=1e-6, atol=1e-8)
         own = tf.convert_to_tensor(tape.gradient(output, table))
-        np.testing.assert_allclose(own, slope, rtol=1e-5, atol=1e-7)
+        # Near zero, terms near one have cancelled out; what is left has their rounding errors.
+        np.testing.assert_allclose(own, slope, rtol=1e-5, atol=1e-6)
 
 
 def test_to_ragged_splits_and_drops():

@@ -400,12 +400,12 @@ fn a_member_whose_step_failed_does_not_enter_the_world_that_is_planned() {
         Failure::NonFinite("the loss is not finite".into()),
     ] {
         let mut bench = Bench::alone(2);
-        bench.feed(Event::World(world(2, &[ME, OTHER], None, 4)));
+        bench.feed(Event::Command(Command::World(world(2, &[ME, OTHER], None, 4))));
         bench.run_to("reduce");
-        bench.feed(Event::World(world(3, &[ME], Some(4), 9)));
+        bench.feed(Event::Command(Command::World(world(3, &[ME], Some(4), 9))));
         bench.end(Err(failure));
         assert_eq!(bench.doing, None, "{:?}", bench.log);
-        bench.feed(Event::World(world(4, &[ME], None, 9)));
+        bench.feed(Event::Command(Command::World(world(4, &[ME], None, 9))));
         assert_eq!(bench.log.last().unwrap(), "enter", "the master has replaced it");
     }
 }

@@ -19,7 +19,7 @@ fn fail(home: &Home, name: &str, args: &[&str]) -> Value {
     assert_eq!(status["state"], "failed");
     let reason = status["reason"].as_str().expect("a reason");
     assert!(summary.contains(reason), "the user is told `{reason}`, in {summary}");
-    assert!(summary.contains(&format!("elasticdl logs {name}")), "{summary}");
+    assert!(summary.contains(&format!("elasticdl explain {name}")), "{summary}");
     status
 }
 

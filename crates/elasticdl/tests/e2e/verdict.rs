@@ -136,7 +136,7 @@ const FAULTS: &[Fault] = &[
         ("bad_data", DATA),
         &["line 351", "28×28"],
     ),
-    fault("a data file is removed", removed_data, ("bad_data", DATA), &["data-00001.recordio"]),
+    fault("a data file is removed", removed_data, ("data_changed", DATA), &["1000 records"]),
     fault("the data changes between two runs", changed_data, ("data_changed", DATA), &["restore"]),
     fault("the disk is full", full_disk, ("disk_full", CLUSTER), &["No space left"]),
     fault("a port is taken", taken_port, ("port_in_use", CLUSTER), &["master", "ddress"]),
