@@ -7,7 +7,7 @@ use edl_core::id::Generation;
 use edl_core::job::Event;
 use edl_core::server::Report;
 use edl_core::spec::{JobSpec, Strategy};
-use edl_net::proto::{ps_command, ps_message, worker_message};
+use edl_net::proto::{ps_command, ps_message};
 use edl_sim::{Script, Sent, What};
 
 use crate::worlds::{self, start};
