@@ -243,8 +243,10 @@ impl Worker {
             return;
         }
         let connection = self.connection.number();
-        let skip = |batch| Effect::Skip { connection, batch };
-        self.effects.extend(self.work.push_skipped().into_iter().map(skip));
+        for batch in self.work.push_skipped() {
+            self.effects.push(Effect::Skip { connection, batch });
+            self.report_pushed(batch);
+        }
     }
 
     pub(super) fn computed(&mut self, item: Item, result: Result<Computed, Fault>) {
@@ -275,11 +277,16 @@ impl Worker {
         let connection = self.connection.number();
         if !self.is_stopped() && self.connection.is_up() && self.work.pushed(batch, loss) {
             self.effects.push(Effect::Push { connection, batch });
-            // The acknowledgement comes with the last batch of the round. If this worker crashes
-            // until then, the master must know that this batch was not why.
-            if matches!(self.config.mode, Mode::Sync { grads_to_wait } if grads_to_wait > 1) {
-                self.effects.push(Effect::Report(Report::BatchPushed { batch }));
-            }
+            self.report_pushed(batch);
+        }
+    }
+
+    /// The acknowledgement comes with the last batch of the round. If this worker crashes until
+    /// then, the master must know that this batch was not why; and it may assign a batch that must
+    /// be computed alone only after it knows.
+    fn report_pushed(&mut self, batch: BatchId) {
+        if matches!(self.config.mode, Mode::Sync { grads_to_wait } if grads_to_wait > 1) {
+            self.effects.push(Effect::Report(Report::BatchPushed { batch }));
         }
     }
 }

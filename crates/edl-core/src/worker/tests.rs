@@ -427,6 +427,14 @@ fn a_skipped_batch_is_pushed_without_being_read_again_after_a_lost_connection() 
 }
 
 #[test]
+fn the_master_learns_that_a_skipped_batch_of_a_round_is_pushed() {
+    let mut stage = Stage::new(config(Mode::Sync { grads_to_wait: 4 }));
+    let effects = stage.take(skip(7, 1..2, &[1]));
+    let pushed = Effect::Report(Report::BatchPushed { batch: batch(1) });
+    assert_eq!(effects, [Effect::Skip { connection: 1, batch: batch(1) }, pushed]);
+}
+
+#[test]
 fn a_new_master_learns_what_is_held_and_shards_are_dropped() {
     let mut stage = Stage::new(config(Mode::Async));
     stage.take(train(7, 0..3));
