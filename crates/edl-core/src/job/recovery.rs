@@ -207,17 +207,17 @@ impl Job {
         self.keep_best(now);
     }
 
-    /// Orders servers to serve and sends workers the route; returns those workers.
+    /// Orders servers to serve and sends workers the route; returns the workers that are ready. A
+    /// frozen worker reads the route when it responds again.
     pub(super) fn announce_servers(&mut self) -> Vec<WorkerId> {
         let generation = self.servers().generation();
         for ps in self.strategy.servers().members().keys() {
             self.effects.push(Effect::ToPs(*ps, Order::Serve(generation)));
         }
-        let workers: Vec<WorkerId> = self.roster.ready_workers().collect();
         let route = Command::Route(self.route());
-        let send = |worker: &WorkerId| Effect::ToWorker(*worker, route.clone());
-        self.effects.extend(workers.iter().map(send));
-        workers
+        let send = |worker: WorkerId| Effect::ToWorker(worker, route.clone());
+        self.effects.extend(self.roster.workers_with_model().map(send));
+        self.roster.ready_workers().collect()
     }
 
     /// What follows in the same event may make the servers load: a route shows them as they are

@@ -107,7 +107,11 @@ impl Worker {
     }
 
     fn is_ready(&self) -> bool {
-        self.is_connected && self.capacity > 0 && !self.is_leaving && !self.is_frozen
+        self.has_model() && !self.is_frozen
+    }
+
+    fn has_model(&self) -> bool {
+        self.is_connected && self.capacity > 0 && !self.is_leaving
     }
 
     fn heard(&mut self, now: Time) {
@@ -181,6 +185,11 @@ impl Roster {
 
     pub(super) fn worker_ids(&self) -> impl ExactSizeIterator<Item = WorkerId> + '_ {
         self.workers.keys().copied()
+    }
+
+    /// The workers that are ready or frozen.
+    pub(super) fn workers_with_model(&self) -> impl Iterator<Item = WorkerId> + '_ {
+        self.workers.iter().filter(|(_, worker)| worker.has_model()).map(|(id, _)| *id)
     }
 
     pub(super) fn ready_workers(&self) -> impl Iterator<Item = WorkerId> + '_ {

@@ -406,6 +406,23 @@ fn the_tasks_of_a_frozen_worker_go_to_others_before_it_is_replaced() {
 }
 
 #[test]
+fn a_frozen_worker_gets_the_route_of_servers_that_load_meanwhile() {
+    let mut bench = Bench::started(config(JobSpec { num_epochs: 0, ..train(1) }, 0));
+    for _ in 0..10 {
+        bench.progress += 1;
+        bench.pass(Duration::from_millis(100), None);
+    }
+    let frozen = worker(1);
+    while !bench.has_note(EventKind::Stuck) {
+        bench.pass(Duration::from_millis(100), Some(frozen));
+    }
+    bench.kill_now(ps(0), Ended::Signal(9));
+    bench.pass(Duration::from_secs(1), Some(frozen));
+    let generations = [0, 1].map(|id| bench.workers[&id].generation);
+    assert_eq!(generations, [Some(Generation(2)); 2]);
+}
+
+#[test]
 fn no_worker_counts_as_frozen_while_the_master_itself_was_stopped() {
     let mut bench = Bench::started(config(JobSpec { num_epochs: 0, ..train(1) }, 0));
     for _ in 0..10 {
