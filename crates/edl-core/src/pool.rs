@@ -188,9 +188,7 @@ impl Pool {
     pub fn extend_computed(&mut self, deadline: Time) {
         for (id, lease) in &mut self.leases {
             if lease.uncomputed().next().is_none() {
-                self.deadlines.remove(&(lease.deadline, *id));
-                lease.deadline = lease.deadline.max(deadline);
-                self.deadlines.insert((lease.deadline, *id));
+                postpone(&mut self.deadlines, *id, lease, deadline);
             }
         }
     }
@@ -235,21 +233,16 @@ impl Pool {
     pub fn extend(&mut self, worker: WorkerId, deadline: Time) {
         for id in self.by_worker.get(&worker).into_iter().flatten() {
             let lease = self.leases.get_mut(id).expect("a worker's lease exists");
-            if lease.is_adopted {
-                continue;
+            if !lease.is_adopted {
+                postpone(&mut self.deadlines, *id, lease, deadline);
             }
-            self.deadlines.remove(&(lease.deadline, *id));
-            lease.deadline = lease.deadline.max(deadline);
-            self.deadlines.insert((lease.deadline, *id));
         }
     }
 
     /// Moves every deadline: the master did not listen for some time.
     pub fn extend_all(&mut self, deadline: Time) {
         for (id, lease) in &mut self.leases {
-            self.deadlines.remove(&(lease.deadline, *id));
-            lease.deadline = lease.deadline.max(deadline);
-            self.deadlines.insert((lease.deadline, *id));
+            postpone(&mut self.deadlines, *id, lease, deadline);
         }
     }
 
@@ -330,6 +323,18 @@ impl Pool {
             }
         }
     }
+}
+
+/// Moves a deadline to a later time, never to an earlier one.
+fn postpone(
+    deadlines: &mut BTreeSet<(Time, LeaseId)>,
+    id: LeaseId,
+    lease: &mut Lease,
+    deadline: Time,
+) {
+    deadlines.remove(&(lease.deadline, id));
+    lease.deadline = lease.deadline.max(deadline);
+    deadlines.insert((lease.deadline, id));
 }
 
 #[cfg(test)]
