@@ -19,7 +19,6 @@ const GRACE: Duration = Duration::from_secs(12);
 /// After a crash the next try waits this long, doubled by each further crash.
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-const SIGNALS_FROM_OUTSIDE: [i32; 4] = [1, 2, 9, 15];
 /// The share of the memory asked for that a process gets after each time that its like ran out
 /// of it, in percent. Running out of the last is a crash.
 const MEMORY_PERCENT: [u32; 5] = [100, 150, 225, 340, 500];
@@ -162,19 +161,20 @@ impl Instances {
 
     /// The meaning of an end that was not requested.
     fn cause(&mut self, role: Role, how: Ended) -> Cause {
-        match how {
-            Ended::CLEAN => Cause::Quit,
-            Ended::Signal(signal) if SIGNALS_FROM_OUTSIDE.contains(&signal) => Cause::Killed,
-            Ended::Exit(_) | Ended::Signal(_) | Ended::MachineOutOfMemory => Cause::Crashed,
-            Ended::Preempted | Ended::Evicted | Ended::Deleted | Ended::NodeLost => Cause::Killed,
-            Ended::OutOfMemory => {
-                let n_raises = self.n_memory_raises.entry(role).or_default();
-                if *n_raises + 1 == MEMORY_PERCENT.len() {
-                    return Cause::Crashed;
-                }
-                *n_raises += 1;
-                Cause::Killed
+        if how == Ended::OutOfMemory {
+            let n_raises = self.n_memory_raises.entry(role).or_default();
+            if *n_raises + 1 == MEMORY_PERCENT.len() {
+                return Cause::Crashed;
             }
+            *n_raises += 1;
+            return Cause::Killed;
+        }
+        if how == Ended::CLEAN {
+            Cause::Quit
+        } else if how.is_from_outside() {
+            Cause::Killed
+        } else {
+            Cause::Crashed
         }
     }
 

@@ -222,6 +222,9 @@ pub enum Report {
     },
 }
 
+/// Hangup, interrupt, kill and terminate: a process does not send them to itself.
+const SIGNALS_FROM_OUTSIDE: [i32; 4] = [1, 2, 9, 15];
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -268,6 +271,16 @@ impl Ended {
             | Self::MachineOutOfMemory
             | Self::Deleted
             | Self::NodeLost => None,
+        }
+    }
+
+    /// Whether it was ended from outside, so it is not to blame.
+    #[must_use]
+    pub fn is_from_outside(self) -> bool {
+        match self {
+            Self::Signal(signal) => SIGNALS_FROM_OUTSIDE.contains(&signal),
+            Self::Preempted | Self::Evicted | Self::Deleted | Self::NodeLost => true,
+            Self::Exit(_) | Self::OutOfMemory | Self::MachineOutOfMemory => false,
         }
     }
 

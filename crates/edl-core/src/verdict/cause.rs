@@ -145,22 +145,22 @@ fn interrupted(facts: &Facts) -> Found {
 /// Deaths of one process: the first of them, with what its log says about it.
 fn found_deaths(facts: &Facts, deaths: &[&Exited]) -> Option<Found> {
     let first = deaths.first()?;
-    let cause = match first.how {
-        Ended::OutOfMemory | Ended::MachineOutOfMemory => Cause::OutOfMemory,
-        Ended::Signal(1 | 2 | 9 | 15)
-        | Ended::Preempted
-        | Ended::Evicted
-        | Ended::Deleted
-        | Ended::NodeLost => Cause::Killed,
-        how if how.exit() == Some(Exit::Panicked) => Cause::Panic,
-        Ended::Exit(_) | Ended::Signal(_) => Cause::Crash,
+    let how = first.how;
+    let cause = if matches!(how, Ended::OutOfMemory | Ended::MachineOutOfMemory) {
+        Cause::OutOfMemory
+    } else if how.is_from_outside() {
+        Cause::Killed
+    } else if how.exit() == Some(Exit::Panicked) {
+        Cause::Panic
+    } else {
+        Cause::Crash
     };
     let times = if deaths.len() == 1 { "once".into() } else { format!("{} times", deaths.len()) };
     let mut found = Found {
         cause,
         process: Some(first.instance),
         at_secs: Some(first.at_secs),
-        text: format!("it {}, {times}", first.how),
+        text: format!("it {how}, {times}"),
         evidence: deaths
             .iter()
             .take(MAX_EVIDENCE)
