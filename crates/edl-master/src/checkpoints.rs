@@ -11,11 +11,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use edl_core::error::{chain, is_disk_full};
-use edl_core::id::{CheckpointId, Generation, PartitionId, RunId, Term};
+use edl_core::id::{CheckpointId, Generation, RunId, Term};
 use edl_core::job::{self, CheckpointFile, Event, FoundCheckpoint, Job};
 use edl_core::optimizer;
 use edl_core::spec::JobType;
-use edl_tensor::checkpoint::{self, Checkpoint, FileEntry, Manifest};
+use edl_tensor::checkpoint::{self, Checkpoint, Manifest};
 
 use crate::Config;
 use crate::data::Data;
@@ -93,13 +93,6 @@ impl Checkpoints {
         let layout = spec.layout(model.dense_len());
         let metrics =
             job.durable().evaluations.last().map(|e| e.metrics.clone()).unwrap_or_default();
-        let entry = |file: CheckpointFile| FileEntry {
-            partition: PartitionId(file.partition),
-            name: file.name,
-            bytes: file.bytes,
-            checksum: file.checksum,
-            updates: file.updates,
-        };
         Some(Manifest {
             format: checkpoint::format(layout.is_apart),
             version,
@@ -115,7 +108,7 @@ impl Checkpoints {
             n_batches: self.n_batches,
             n_partitions: layout.n_partitions,
             fingerprint: self.fingerprint.clone(),
-            files: files.into_iter().map(entry).collect(),
+            files: files.into_iter().map(Into::into).collect(),
             metrics,
             skipped: job.durable().skipped.clone(),
         })

@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use edl_core::exit::Exit;
-use edl_core::id::{CheckpointId, Generation, Incarnation, PartitionId, PsId, Term, WorkerId};
+use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, Term, WorkerId};
 use edl_core::job::{CheckpointFile, Config, Effect, End, Event, Job};
 use edl_core::platform::{Ended, Order};
 use edl_core::worker::Report;
 use edl_net::convert::master as convert;
 use edl_net::proto::{PsMessage, WorkerMessage, ps_message, worker_message};
-use edl_tensor::checkpoint::{self, FileEntry, Manifest};
+use edl_tensor::checkpoint::{self, Manifest};
 use prost::Message as _;
 use tonic::Status;
 
@@ -368,13 +368,6 @@ impl Master {
         files: Vec<CheckpointFile>,
     ) -> Manifest {
         let (spec, model) = (&context.scenario.spec, context.model);
-        let entry = |file: CheckpointFile| FileEntry {
-            partition: PartitionId(file.partition),
-            name: file.name,
-            bytes: file.bytes,
-            checksum: file.checksum,
-            updates: file.updates,
-        };
         Manifest {
             format: checkpoint::format(model.layout.is_apart),
             version,
@@ -390,7 +383,7 @@ impl Master {
             n_batches: model.plan.n_batches(),
             n_partitions: model.layout.n_partitions,
             fingerprint: String::new(),
-            files: files.into_iter().map(entry).collect(),
+            files: files.into_iter().map(Into::into).collect(),
             metrics: BTreeMap::new(),
             skipped: self.job.durable().skipped.clone(),
         }

@@ -56,6 +56,13 @@ pub struct FileEntry {
     pub updates: u64,
 }
 
+impl From<CheckpointFile> for FileEntry {
+    fn from(file: CheckpointFile) -> Self {
+        let CheckpointFile { partition, name, bytes, checksum, updates } = file;
+        Self { partition: PartitionId(partition), name, bytes, checksum, updates }
+    }
+}
+
 impl From<FileEntry> for CheckpointFile {
     fn from(file: FileEntry) -> Self {
         let FileEntry { partition, name, bytes, checksum, updates } = file;
