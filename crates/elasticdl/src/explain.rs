@@ -11,7 +11,7 @@ use edl_core::verdict::{Facts, Noted, ProcessNow, Verdict, verdict};
 use edl_kube::client::Cluster;
 use edl_net::proto::JobStatus;
 
-use crate::cli::operator::{ExplainArgs, PlannerFlags};
+use crate::cli::operator::ExplainArgs;
 use crate::cluster::{self, ClusterJob, Target};
 use crate::console::write_json;
 use crate::exit::Exit;
@@ -74,13 +74,7 @@ fn planned(args: &ExplainArgs) -> anyhow::Result<Option<String>> {
         Some(namespace) => format!("{namespace}/{job}"),
         None => job.clone(),
     };
-    let flags = PlannerFlags {
-        namespace: args.operator_namespace.clone(),
-        kubeconfig: args.kubeconfig.clone(),
-        max_load_desired: args.max_load_desired,
-        policy: args.policy.clone(),
-    };
-    plan::text(&flags, Some(&job))
+    plan::text(&args.operator_namespace, &args.planner, Some(&job))
 }
 
 /// The facts that a status contains.

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &OperatorArgs, out: &mut dyn Write) -> anyhow::Result<Ex
 }
 
 fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
-    let options = options(&args.cluster)?;
+    let options = options(&args.cluster.planner)?;
     telemetry::start(args.log_level);
     let config = run::Config {
         namespace: args.cluster.namespace.clone(),
@@ -41,7 +41,7 @@ fn operate(args: &OperatorArgs) -> anyhow::Result<Exit> {
         identity: identity(),
         http_hosts: args.http_hosts.0.clone(),
     };
-    let (kubeconfig, port) = (args.cluster.kubeconfig.clone(), args.http_port);
+    let (kubeconfig, port) = (args.cluster.planner.kubeconfig.clone(), args.http_port);
     processes::run(false, async move |shutdown| {
         let client = connect(kubeconfig.as_deref()).await?;
         let listener = TcpListener::bind(("0.0.0.0", port)).await;
@@ -97,10 +97,10 @@ mod tests {
     use edl_core::spec::{HttpHosts, LogLevel};
 
     use super::*;
+    use crate::cli::operator::OperatorFlags;
 
     fn flags(max_load_desired: f64, policy: &str) -> PlannerFlags {
-        let namespace = "elasticdl".into();
-        PlannerFlags { namespace, kubeconfig: None, max_load_desired, policy: policy.into() }
+        PlannerFlags { kubeconfig: None, max_load_desired, policy: policy.into() }
     }
 
     #[test]
@@ -127,7 +127,7 @@ mod tests {
         let command = OperatorCommand::Manifests { namespace: "x".into(), image: "i".into() };
         let args = OperatorArgs {
             command: Some(command),
-            cluster: flags(0.97, "edl"),
+            cluster: OperatorFlags { namespace: "elasticdl".into(), planner: flags(0.97, "edl") },
             log_level: LogLevel::Info,
             http_port: 0,
             http_hosts: HttpHosts::default(),

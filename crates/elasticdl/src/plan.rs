@@ -12,7 +12,8 @@ use crate::operator::{connect, options};
 /// Shows the plan of all jobs, or explains one.
 pub(crate) fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let job = args.explain.as_deref();
-    match text(&args.cluster, job)? {
+    let flags = &args.cluster;
+    match text(&flags.namespace, &flags.planner, job)? {
         Some(text) => {
             out.write_all(text.as_bytes())?;
             Ok(Exit::Ok)
@@ -25,12 +26,16 @@ pub(crate) fn plan(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<Exit>
 }
 
 /// The plan of all jobs, or the explanation of one; none if there is no such job.
-pub(crate) fn text(flags: &PlannerFlags, job: Option<&str>) -> anyhow::Result<Option<String>> {
+pub(crate) fn text(
+    namespace: &str,
+    flags: &PlannerFlags,
+    job: Option<&str>,
+) -> anyhow::Result<Option<String>> {
     let options = options(flags)?;
     let runtime = crate::runtime()?;
     runtime.block_on(async {
         let client = connect(flags.kubeconfig.as_deref()).await?;
-        let text = run::explain(&client, &flags.namespace, options, job);
+        let text = run::explain(&client, namespace, options, job);
         anyhow::Ok(Box::pin(text).await?)
     })
 }

@@ -32,7 +32,7 @@ pub(crate) struct OperatorArgs {
     #[command(subcommand)]
     pub(crate) command: Option<OperatorCommand>,
     #[command(flatten)]
-    pub(crate) cluster: PlannerFlags,
+    pub(crate) cluster: OperatorFlags,
     /// Log level: DEBUG, INFO, WARNING or ERROR
     #[arg(long, value_name = "LEVEL", default_value = "INFO", value_parser = LogLevel::parse)]
     pub(crate) log_level: LogLevel,
@@ -63,13 +63,21 @@ pub(crate) enum OperatorCommand {
     },
 }
 
+/// The operator's namespace, cluster and scheduling policy.
+#[derive(Args, Clone, Debug)]
+#[command(rename_all = "snake_case")]
+pub(crate) struct OperatorFlags {
+    /// Namespace of the operator, its Lease and the queues
+    #[arg(long, value_name = "NAME", default_value = NAMESPACE)]
+    pub(crate) namespace: String,
+    #[command(flatten)]
+    pub(crate) planner: PlannerFlags,
+}
+
 /// The cluster and the scheduling policy.
 #[derive(Args, Clone, Debug)]
 #[command(rename_all = "snake_case")]
 pub(crate) struct PlannerFlags {
-    /// Namespace of the operator, its Lease and the queues
-    #[arg(long, value_name = "NAME", default_value = NAMESPACE)]
-    pub(crate) namespace: String,
     /// Kubeconfig file [default: the in-cluster configuration, or kubectl's]
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -85,11 +93,14 @@ pub(crate) struct PlannerFlags {
 #[command(rename_all = "snake_case")]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
-    pub(crate) cluster: PlannerFlags,
+    pub(crate) cluster: OperatorFlags,
     /// Show only this job, and why it has fewer workers than its maximum
     #[arg(long, value_name = "JOB")]
     pub(crate) explain: Option<String>,
 }
+
+/// The heading of what `explain` needs only for a TrainingJob.
+const TRAINING_JOBS: &str = "TrainingJobs, as the operator plans them";
 
 #[derive(Args, Debug)]
 #[command(rename_all = "snake_case")]
@@ -99,18 +110,11 @@ pub(crate) struct ExplainArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// TrainingJobs: namespace of the operator
-    #[arg(long, value_name = "NAME", default_value = NAMESPACE)]
+    /// Namespace of the operator
+    #[arg(long, value_name = "NAME", default_value = NAMESPACE, help_heading = TRAINING_JOBS)]
     pub(crate) operator_namespace: String,
-    /// TrainingJobs: kubeconfig file [default: the in-cluster configuration, or kubectl's]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// TrainingJobs: load limit of the operator
-    #[arg(long, value_name = "SHARE", default_value_t = 0.97)]
-    pub(crate) max_load_desired: f64,
-    /// TrainingJobs: scheduling policy of the operator
-    #[arg(long, value_name = "NAME", default_value = "elastic-fair")]
-    pub(crate) policy: String,
+    #[command(flatten, next_help_heading = TRAINING_JOBS)]
+    pub(crate) planner: PlannerFlags,
 }
 
 #[derive(Args, Debug)]
