@@ -168,7 +168,7 @@ STOP_RIGHTS = {("get", "jobs"), ("patch", "jobs")}
 
 
 def used_rights(cluster: Cluster, kubectl: Kubectl) -> set[tuple[str, str]]:
-    """What masters asked for, and nobody else did; nothing was refused."""
+    """What masters asked for, and no other process did; nothing was refused."""
     for role in ("ps", "worker"):
         assert not requests(cluster.audit_log, account(kubectl.namespace, role))
     asked = requests(cluster.audit_log, account(kubectl.namespace, "master"))

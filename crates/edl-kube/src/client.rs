@@ -223,8 +223,8 @@ impl Found {
         newest_master(&self.pods)
     }
 
-    /// Whether Kubernetes will start a master if none runs: the job is not over, and nobody stopped
-    /// it.
+    /// Whether Kubernetes will start a master if none runs: the job is not over and was not
+    /// stopped.
     #[must_use]
     pub fn is_restarting(&self) -> bool {
         let has_ended = self.master().map(|pod| facts::of(pod).state());
@@ -249,7 +249,7 @@ impl Found {
     }
 }
 
-/// The pod of the master that counts: the last one that nobody has deleted.
+/// The pod of the master that counts: the last one that was not deleted.
 fn newest_master(pods: &[Pod]) -> Option<&Pod> {
     let is_master = |pod: &&Pod| {
         names::instance_of(&pod.metadata).is_some_and(|instance| instance.role == Role::Master)

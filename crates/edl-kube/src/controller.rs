@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Job that runs a master's pod, from the master's side: why its pod is going, and that no other
-//! master shall follow.
+//! The Job that runs a master's pod, from the master's side: why its pod is deleted, and when it must
+//! start no other one.
 
 use std::time::Duration;
 

@@ -257,7 +257,7 @@ fn remove_drafts(path: &Path) {
     let folder = path.parent().map(fs::read_dir).and_then(Result::ok);
     for entry in folder.into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(DRAFT) {
-            // It harms nobody; the next master tries again.
+            // It does no harm; the next master tries again.
             let _ = fs::remove_file(entry.path());
         }
     }

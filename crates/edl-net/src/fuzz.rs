@@ -160,7 +160,7 @@ fn pair() -> (UnixStream, UnixStream) {
 /// A connection whose peer has sent `bytes` and hung up.
 fn sent(bytes: &[u8]) -> Stream {
     let (mut peer, ours) = pair();
-    // No more than a socket holds while nobody reads.
+    // No more than a socket holds while it is not read.
     let _ = peer.write_all(&bytes[..bytes.len().min(MAX_SENT)]);
     Stream::unix(ours).expect("a fresh socket can be set up")
 }
@@ -188,7 +188,7 @@ fn forward(mut from: &UnixStream, mut to: &UnixStream, changes: &[u8], direction
         Ok(n > 0 && passed.len() >= n)
     };
     while pass_on().unwrap_or(false) {}
-    // Whoever waits for more learns that nothing will come.
+    // A reader that waits for more learns that nothing will come.
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);
 }

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! The offers say whether a side requires encryption, accepts it or refuses it. Both are part of
-//! what is proven, so nobody in between can talk two sides out of it.
+//! what is proven, so a third party in between cannot turn it off.
 
 use edl_core::id::{Incarnation, RunId, WorkerId};
 

@@ -95,7 +95,7 @@ fn a_worker_that_waits_for_its_round_is_not_blamed_for_another_that_hangs() {
     let spec = JobSpec { grads_to_wait: Some(4), num_workers: 2, ..spec() };
     let mut bench = Bench::started(config(spec, 0));
     let poison = 3;
-    // Whoever has batch 3 hangs in it; the other worker has pushed all that it holds.
+    // The worker that has batch 3 hangs in it; the other worker has pushed all that it holds.
     for _ in 0..200 {
         let ids: Vec<u32> = bench.workers.keys().copied().collect();
         for id in ids {
