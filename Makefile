@@ -160,9 +160,10 @@ verify: ## Shared memory between workers in every order of events (loom), its un
 fuzz: ## Fuzz every parser for FUZZ_SECS=600 seconds, or one of them: TEST=parquet
 	@bash tests/fuzz.sh $(or $(FUZZ_SECS),600) $(TEST)
 
-soak: setup build ## Long runs: thousands of simulated seeds, many chaos seeds, full Fashion-MNIST, all fuzz targets
+soak: setup build ## Long runs: thousands of simulated seeds, a thousand faults in real jobs, many chaos seeds, full Fashion-MNIST, all fuzz targets
 	@bash tests/setup.sh dataset-fashion-mnist
 	SIM_SEEDS=100000 $(CARGO) test $(PROFILE) --locked -p edl-sim --test sim every_job
+	$(VENV)/bin/python tests/chaos.py $(TARGET)/release/elasticdl --faults=1000
 	CHAOS_SEEDS=20 $(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e chaos -- --test-threads=2
 	$(CARGO) test $(PROFILE) --locked -p elasticdl --test e2e accuracy -- --ignored --nocapture
 	$(VENV)/bin/python -m pytest -q -s tests/cluster/test_makespan.py
