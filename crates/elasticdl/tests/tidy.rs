@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The shape of the source tree: which crate may know which, and what every file says first.
+//! Rules for the source tree: allowed dependencies between crates, and the header of every file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What each crate may depend on. Processes never depend on each other; only the zoo knows the
-/// engine; the core knows nobody.
-const ARROWS: [(&str, &[&str]); 17] = [
+/// The crates that each crate may depend on. Processes never depend on each other; only the zoo
+/// uses the engine; the core depends on no other crate.
+const DEPENDENCIES: [(&str, &[&str]); 17] = [
     ("edl-core", &[]),
     ("edl-image", &[]),
     ("edl-page", &[]),
@@ -61,18 +61,19 @@ fn root() -> PathBuf {
 }
 
 #[test]
-fn arrows_point_down_only() {
+fn dependencies_point_only_downwards() {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .current_dir(root())
         .output()
         .expect("cargo runs");
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let allowed: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
+    let allowed: BTreeMap<&str, &[&str]> = DEPENDENCIES.into_iter().collect();
     for package in metadata["packages"].as_array().expect("packages") {
         let name = package["name"].as_str().expect("a name");
-        let may =
-            allowed.get(name).unwrap_or_else(|| panic!("crate `{name}` has no place in ARROWS"));
+        let may = allowed
+            .get(name)
+            .unwrap_or_else(|| panic!("crate `{name}` is missing in DEPENDENCIES"));
         for dependency in package["dependencies"].as_array().expect("dependencies") {
             let other = dependency["name"].as_str().expect("a name");
             let is_test = dependency["kind"] == "dev";
@@ -81,7 +82,7 @@ fn arrows_point_down_only() {
                 "`{name}` must not depend on `{other}`"
             );
             let is_engine = other.starts_with("gemm");
-            assert!(!is_engine || name == "edl-zoo", "`{name}` must not know the engine");
+            assert!(!is_engine || name == "edl-zoo", "`{name}` must not use the engine");
         }
     }
 }
@@ -99,14 +100,14 @@ fn every_file_has_a_licence_and_a_description() {
         );
         assert!(
             lines.next().is_some_and(|line| line.starts_with("//!")),
-            "{name}: say what the file is by `//!`"
+            "{name}: describe the file with `//!`"
         );
         assert!(
             path.file_name().is_some_and(|name| name != "mod.rs"),
             "{name}: use foo.rs and foo/"
         );
     });
-    assert!(n_files > 50, "the tree was not found");
+    assert!(n_files > 50, "source files not found");
 }
 
 fn visit(folder: &Path, check: &mut impl FnMut(&Path, &str)) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Full Fashion-MNIST must be learned, asynchronously and in rounds. `make soak` runs it.
+//! Accuracy on full Fashion-MNIST, asynchronously and in rounds. `make soak` runs these tests.
 
-use crate::harness::{Home, stderr, tell};
+use crate::harness::{Home, print_note, stderr};
 
 const ENOUGH: f64 = 0.85;
 
@@ -37,10 +37,10 @@ fn learns(name: &str, more: &[&str]) {
         "--num_epochs=2",
     ];
     args.extend(more);
-    // Longer than anything else in these tests, so its own command decides when it ends.
+    // This takes longer than any other test, so it has no time limit.
     let output = home.command(&args).output().expect("the command starts");
     assert!(output.status.success(), "{}", stderr(&output));
-    tell(&String::from_utf8_lossy(&output.stdout));
+    print_note(&String::from_utf8_lossy(&output.stdout));
     let status = home.status(name);
     let last = status["evaluations"].as_array().and_then(|all| all.last()).expect("evaluations");
     let accuracy = last["metrics"]["accuracy"].as_f64().expect("an accuracy");

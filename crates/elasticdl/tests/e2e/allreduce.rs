@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! AllReduce: the weights are the same bits for any number of workers, whatever happens to them.
+//! AllReduce: the weights are bit-identical for any number of workers, with and without faults.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use crate::harness::{
     stderr,
 };
 
-/// 2,000 records in steps of 4 × 16: 32 steps of an epoch, the last of them short.
+/// 2,000 records in steps of 4 × 16: 32 steps per epoch, and the last one is short.
 const STEPS: u64 = 64;
 
-/// The job whose bits are compared: batch norm and dropout included.
+/// The job whose weights are compared. Its model has batch norm and dropout.
 fn job(home: &Home, name: &str, workers: u32, more: &[&str]) -> Running {
     let (name_flag, workers) = (format!("--job_name={name}"), format!("--num_workers={workers}"));
     let data = shipped_as("training_data", "test");
@@ -36,7 +36,7 @@ fn job(home: &Home, name: &str, workers: u32, more: &[&str]) -> Running {
     home.start(name, &args)
 }
 
-/// The exported weights of a job that ended well, and that trained every record twice.
+/// The exported weights of a job that succeeded and trained every record twice.
 pub(crate) fn weights(home: &Home, name: &str) -> String {
     audit(home, name, N_RECORDS);
     exported(home, name)
@@ -69,7 +69,7 @@ fn workers(job: &Running) -> Vec<Instance> {
     all.filter(|instance| instance.role == "worker" && instance.state == "working").collect()
 }
 
-/// Waits for a step, then does something; false if the job was over before.
+/// Waits for a step, then calls `act`. Returns false if the job ended before that.
 pub(crate) fn at(job: &mut Running, wanted: u64, act: impl FnOnce(&mut Running)) -> bool {
     let start = Instant::now();
     while job.is_running() {
@@ -80,45 +80,49 @@ pub(crate) fn at(job: &mut Running, wanted: u64, act: impl FnOnce(&mut Running))
             act(job);
             return true;
         }
-        assert!(start.elapsed() < PATIENCE, "step {wanted} did not come:\n{}", job.log());
-        // A short job passes several kills in the time of a longer pause.
+        assert!(start.elapsed() < PATIENCE, "step {wanted} was not reached:\n{}", job.log());
+        // With a longer pause, a short job would run past several kills.
         std::thread::sleep(Duration::from_millis(5));
     }
     false
 }
 
-/// A job whose weights do not depend on what happens to it.
+/// A job whose weights do not depend on faults.
 pub(crate) struct SameBits {
-    /// What its tests have in common.
+    /// The topic that its tests have in common.
     pub topic: &'static str,
     pub steps: u64,
     pub weights: fn(&Home, &str) -> String,
-    /// Starts it with one worker under the name `calm`, to be left alone.
-    pub calm: fn(&Home) -> Running,
+    /// Starts it with one worker under the name `undisturbed`, without faults.
+    pub start: fn(&Home) -> Running,
 }
 
 impl SameBits {
-    /// The weights of a job that ends well.
+    /// The weights of a job that succeeds.
     pub(crate) fn trained(&self, home: &Home, name: &str, mut job: Running) -> String {
         job.wait_for_success();
         assert_eq!(home.status(name)["step"], self.steps, "{name}");
         (self.weights)(home, name)
     }
 
-    /// The weights of the job that was left alone; it is the same for all tests.
+    /// The weights of the job without faults; all tests share it.
     pub(crate) fn undisturbed(&self, home: &Home) -> String {
-        shared(self.topic, || self.trained(home, "calm", (self.calm)(home)))
+        shared(self.topic, || self.trained(home, "undisturbed", (self.start)(home)))
     }
 
-    /// Compares a job that was disturbed with one that was not.
+    /// Compares a job with faults with one without.
     pub(crate) fn assert(&self, home: &Home, name: &str, disturbed: Running) {
         let found = self.trained(home, name, disturbed);
         assert_eq!(found, self.undisturbed(home), "{name}");
     }
 }
 
-const SAME_BITS: SameBits =
-    SameBits { topic: "allreduce", steps: STEPS, weights, calm: |home| job(home, "calm", 1, &[]) };
+const SAME_BITS: SameBits = SameBits {
+    topic: "allreduce",
+    steps: STEPS,
+    weights,
+    start: |home| job(home, "undisturbed", 1, &[]),
+};
 
 #[test]
 fn weights_are_bit_identical_for_any_number_of_workers() {
@@ -185,8 +189,8 @@ fn weights_are_bit_identical_when_a_worker_joins_and_another_leaves() {
     let scale = |_: &mut Running| drop(home.stdout(&["scale", "joined", "--workers", "2"]));
     assert!(at(&mut joined, 6, scale));
     let has_two = |status: &Value| n_working(status) == 2;
-    joined.wait_until("the joiner", has_two);
-    // A graceful leave: the platform asks one of them to go.
+    joined.wait_until("the new worker", has_two);
+    // A graceful exit: the platform asks one of the workers to leave.
     let leave = |job: &mut Running| signal(workers(job)[0].pid, Signal::TERM);
     assert!(at(&mut joined, 30, leave));
     SAME_BITS.assert(&home, "joined", joined);
@@ -195,15 +199,15 @@ fn weights_are_bit_identical_when_a_worker_joins_and_another_leaves() {
 #[test]
 fn weights_are_bit_identical_when_masters_are_killed() {
     let home = Home::new();
-    let mut orphaned = job(&home, "orphaned", 2, &[]);
+    let mut no_master = job(&home, "no-master", 2, &[]);
     for wanted in [15, 35] {
-        let was_killed = at(&mut orphaned, wanted, |job| {
+        let was_killed = at(&mut no_master, wanted, |job| {
             let master = job.instances().into_iter().find(|i| i.role == "master").expect("it");
             signal(master.pid, Signal::KILL);
         });
-        assert!(was_killed, "the job was over before step {wanted}");
+        assert!(was_killed, "the job ended before step {wanted}");
     }
-    SAME_BITS.assert(&home, "orphaned", orphaned);
+    SAME_BITS.assert(&home, "no-master", no_master);
 }
 
 #[test]
@@ -220,9 +224,9 @@ pub(crate) fn n_working(status: &Value) -> usize {
     instances(status).iter().filter(is_working).count()
 }
 
-/// A member that dies in the middle of a collective, in each of its phases and on each transport.
+/// A member dies during a collective operation, in each of its phases and on each transport.
 #[test]
-fn survivors_continue_whatever_a_member_was_sending_when_it_died() {
+fn survivors_continue_no_matter_what_a_failed_member_was_sending() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     let train = |name: &str, workers: u32, transport: &str, fault: &str| {
@@ -262,7 +266,7 @@ fn survivors_continue_whatever_a_member_was_sending_when_it_died() {
 }
 
 #[test]
-fn a_job_grows_to_four_workers_and_shrinks_to_one_in_mid_run() {
+fn a_running_job_grows_to_four_workers_and_shrinks_to_one() {
     let home = Home::new();
     let (training, validation) =
         (shipped_as("training_data", "train"), shipped_as("validation_data", "test"));
@@ -302,7 +306,7 @@ fn a_job_grows_to_four_workers_and_shrinks_to_one_in_mid_run() {
     let logs = home.stdout(&["logs", "elastic"]);
     assert!(logs.contains("Loss = ") && logs.contains("steps = 1"), "{logs}");
     assert!(logs.contains("Evaluation metrics[v=20]: {'accuracy': "), "{logs}");
-    // What was stopped goes on where it was.
+    // A stopped job resumes where it was.
     let at_stop = step(&home.status("elastic"));
     assert!(at_stop > 0);
     let mut resumed = home.start("elastic", &["train", "--resume", "elastic", "--max_step=400"]);
@@ -310,7 +314,7 @@ fn a_job_grows_to_four_workers_and_shrinks_to_one_in_mid_run() {
 }
 
 #[test]
-fn contradicting_numbers_of_workers_and_lanes_are_refused() {
+fn contradictory_numbers_of_workers_and_lanes_are_refused() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     let refused = |args: &[&str]| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What cannot work is refused at once, by one sentence that names it, and leaves nothing behind.
+//! Invalid input is refused at once with a one-line error that names it, and leaves no files.
 
 use std::net::TcpListener;
 use std::process::Output;
@@ -9,32 +9,32 @@ use crate::harness::{Home, ended, shipped, shipped_as};
 const BAD_INPUT: i32 = 2;
 const NOT_FOUND: i32 = 4;
 
-/// Runs a command that must be refused by a sentence with all of `words`.
+/// Runs a command that must be refused with a one-line error that contains all of `words`.
 fn refused(home: &Home, args: &[&str], code: i32, words: &[&str]) {
     let before = home.jobs();
     let mut command = home.command(args);
-    // No setting brings a backtrace in front of a user.
+    // No setting shows a backtrace to the user.
     command.env("RUST_BACKTRACE", "1");
     let output = ended(command);
-    let said = is_one_sentence(args, &output);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-    assert_eq!(output.stdout, b"", "{args:?}: refusals are no results");
+    let text = one_line(args, &output);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+    assert_eq!(output.stdout, b"", "{args:?}: an error was printed to stdout");
     for word in words {
-        assert!(said.contains(word), "{args:?}: `{word}` is not in: {said}");
+        assert!(text.contains(word), "{args:?}: `{word}` is not in: {text}");
     }
-    assert_eq!(home.jobs(), before, "{args:?}: something is left behind");
+    assert_eq!(home.jobs(), before, "{args:?}: files were left behind");
 }
 
-fn is_one_sentence(args: &[&str], output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+fn one_line(args: &[&str], output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
     for word in ["panicked", "backtrace", "Backtrace", "src/", ".rs:"] {
-        assert!(!said.contains(word), "{args:?}: `{word}` is no word for users: {said}");
+        assert!(!text.contains(word), "{args:?}: `{word}` must not be shown to users: {text}");
     }
     let is_note = |line: &&str| line.contains(" is deprecated; ");
-    let lines: Vec<&str> = said.lines().filter(|line| !is_note(line)).collect();
-    assert_eq!(lines.len(), 1, "{args:?}: one sentence, not: {said}");
-    assert!(lines[0].starts_with("error: "), "{args:?}: {said}");
-    said
+    let lines: Vec<&str> = text.lines().filter(|line| !is_note(line)).collect();
+    assert_eq!(lines.len(), 1, "{args:?}: expected one line, not: {text}");
+    assert!(lines[0].starts_with("error: "), "{args:?}: {text}");
+    text
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_bad_flag_is_refused_by_name() {
 }
 
 #[test]
-fn a_model_that_is_not_there_is_refused_by_name() {
+fn an_unknown_model_is_refused_by_name() {
     let home = Home::new();
     let table: &[(&[&str], &[&str])] = &[
         (&["train", "--model_def=mnist_cn"], &["`mnist_cn`", "did you mean `mnist_cnn`?"]),
@@ -111,7 +111,7 @@ fn a_model_that_is_not_there_is_refused_by_name() {
 }
 
 #[test]
-fn data_that_cannot_be_trained_is_refused_by_name() {
+fn unusable_data_is_refused_by_name() {
     let home = Home::new();
     let (empty, table) = (home.path().join("empty"), home.path().join("table.csv"));
     std::fs::create_dir(&empty).expect("a folder");
@@ -149,7 +149,7 @@ fn data_that_cannot_be_trained_is_refused_by_name() {
 }
 
 #[test]
-fn a_place_that_is_taken_or_cannot_be_written_is_refused_by_name() {
+fn an_occupied_port_or_unusable_path_is_refused_by_name() {
     let home = Home::new();
     let file = home.path().join("file");
     std::fs::write(&file, "").expect("a file");
@@ -177,11 +177,11 @@ fn a_place_that_is_taken_or_cannot_be_written_is_refused_by_name() {
     command.env("ELASTICDL_HOME", file.join("home"));
     let output = ended(command);
     assert_eq!(output.status.code(), Some(BAD_INPUT));
-    assert!(is_one_sentence(&["train"], &output).contains("ELASTICDL_HOME"));
+    assert!(one_line(&["train"], &output).contains("ELASTICDL_HOME"));
 }
 
 #[test]
-fn a_job_that_cannot_be_continued_or_started_from_is_refused_by_name() {
+fn a_job_that_cannot_be_resumed_or_loaded_is_refused_by_name() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     home.train("done", &["--model_def=mnist_mlp", &data, "--max_step=3", "--num_workers=1"]);
@@ -202,15 +202,15 @@ fn a_job_that_cannot_be_continued_or_started_from_is_refused_by_name() {
         ),
         (&["evaluate"], BAD_INPUT, &["--checkpoint_dir_for_init"]),
         (&["predict", &empty], BAD_INPUT, &["no complete checkpoint"]),
-        (&["status", "nobody"], NOT_FOUND, &["`nobody`"]),
-        (&["attach", "nobody"], NOT_FOUND, &["`nobody`"]),
-        (&["logs", "nobody"], NOT_FOUND, &["`nobody`"]),
-        (&["stop", "nobody"], NOT_FOUND, &["`nobody`"]),
-        (&["clean", "nobody"], NOT_FOUND, &["`nobody`"]),
-        (&["audit", "nobody"], NOT_FOUND, &["`nobody`"]),
+        (&["status", "unknown"], NOT_FOUND, &["`unknown`"]),
+        (&["attach", "unknown"], NOT_FOUND, &["`unknown`"]),
+        (&["logs", "unknown"], NOT_FOUND, &["`unknown`"]),
+        (&["stop", "unknown"], NOT_FOUND, &["`unknown`"]),
+        (&["clean", "unknown"], NOT_FOUND, &["`unknown`"]),
+        (&["audit", "unknown"], NOT_FOUND, &["`unknown`"]),
         (&["scale", "done", "--workers=2"], NOT_FOUND, &["`done`"]),
         (&["clean"], BAD_INPUT, &["done", "--all"]),
-        (&["worker", "--job_name=nobody"], NOT_FOUND, &["`nobody`"]),
+        (&["worker", "--job_name=unknown"], NOT_FOUND, &["`unknown`"]),
         (&["worker", "--master_addr=nowhere"], BAD_INPUT, &["`nowhere`", "HOST:PORT"]),
         (
             &["worker", "--master_addr=localhost:1", "--job_key_file=/no/key"],

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kills and stops everything at random moments: every record must still be trained exactly once.
+//! Kills and freezes processes at random times: every record must still be trained exactly once.
 //!
-//! A seed fixes what is done to whom and after which pause. `CHAOS_SEEDS=20` tries more of them,
-//! `CHAOS_SEED=7` one.
+//! A seed determines the faults, their targets and the pauses between them. `CHAOS_SEEDS=20` runs
+//! more seeds, `CHAOS_SEED=7` runs one.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use rustix::process::Signal;
 use crate::harness::{Home, Running, assert_exactly_once, shipped, signal};
 
 const EPOCHS: u32 = 3;
-const ATTACKS: u64 = 8;
-/// Attacks end after this long, so a slow machine is not attacked for ever.
-const ATTACK_TIME: Duration = Duration::from_secs(40);
+const FAULTS: u64 = 8;
+/// No faults are injected after this time, so the test ends on a slow machine, too.
+const FAULT_TIME: Duration = Duration::from_secs(40);
 
 pub(crate) fn seeds(default: u64) -> Vec<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
@@ -25,22 +25,22 @@ pub(crate) fn seeds(default: u64) -> Vec<u64> {
 }
 
 #[test]
-fn every_record_is_trained_once_whatever_is_killed_asynchronously() {
+fn asynchronous_training_is_exactly_once_when_processes_are_killed() {
     for seed in seeds(3) {
         survive(&format!("async-{seed}"), seed, 1, &[]);
     }
 }
 
 #[test]
-fn every_record_is_trained_once_whatever_is_killed_in_rounds() {
+fn synchronous_training_is_exactly_once_when_processes_are_killed() {
     for seed in seeds(2) {
         survive(&format!("sync-{seed}"), 1000 + seed, 3, &["--grads_to_wait=3"]);
     }
 }
 
-/// With one bit per batch, the sets of its partitions alone would take 16 GB.
+/// With one bit per batch, the applied sets of the partitions alone would take 16 GB.
 #[test]
-fn a_master_that_restarts_over_a_billion_batches_loses_no_server() {
+fn a_master_restart_with_a_billion_batches_loses_no_server() {
     let home = Home::new();
     let mut job = home.start(
         "large",
@@ -62,7 +62,7 @@ fn a_master_that_restarts_over_a_billion_batches_loses_no_server() {
         status["term"].as_u64() > before["term"].as_u64()
             && status["step"].as_u64() > before["step"].as_u64()
     });
-    assert_eq!(after["generation"], before["generation"], "no server had to load again");
+    assert_eq!(after["generation"], before["generation"], "no server had to reload");
     let audit = home.stdout(&["audit", "large"]);
     assert!(audit.contains("128 partitions checked: every record"), "{audit}");
     job.kill_all();
@@ -95,40 +95,40 @@ fn survive(name: &str, seed: u64, round: usize, more: &[&str]) {
     });
     let start = Instant::now();
     let mut done = Vec::new();
-    while (done.len() as u64) < ATTACKS && start.elapsed() < ATTACK_TIME && job.is_running() {
+    while (done.len() as u64) < FAULTS && start.elapsed() < FAULT_TIME && job.is_running() {
         std::thread::sleep(Duration::from_millis(50 + rng.below(700)));
-        done.extend(attack(&mut job, &mut rng));
+        done.extend(inject_fault(&mut job, &mut rng));
     }
     let status = job.wait();
     assert!(status.success(), "seed {seed}: {status} after {done:#?}\n{}", job.log());
-    assert!(done.len() as u64 >= ATTACKS / 2, "the job was over after {done:#?}");
+    assert!(done.len() as u64 >= FAULTS / 2, "the job ended after {done:#?}");
     assert_exactly_once(&home, name, EPOCHS, round);
 }
 
-/// Does something bad to somebody; what it did.
-pub(crate) fn attack(job: &mut Running, rng: &mut Rng) -> Option<String> {
+/// Injects a random fault into a random process; returns a description of the fault.
+pub(crate) fn inject_fault(job: &mut Running, rng: &mut Rng) -> Option<String> {
     let instances = job.instances();
     if instances.is_empty() {
         return None;
     }
-    let victim = &instances[usize::try_from(rng.below(instances.len() as u64)).expect("small")];
+    let target = &instances[usize::try_from(rng.below(instances.len() as u64)).expect("small")];
     let action = rng.below(4);
     let pause = Duration::from_millis(200 + rng.below(2500));
-    match (victim.role.as_str(), action) {
+    match (target.role.as_str(), action) {
         (_, 0) => {
-            signal(victim.pid, Signal::STOP);
+            signal(target.pid, Signal::STOP);
             std::thread::sleep(pause);
-            signal(victim.pid, Signal::CONT);
-            Some(format!("stopped and woke {victim:?}"))
+            signal(target.pid, Signal::CONT);
+            Some(format!("froze and resumed {target:?}"))
         }
-        // Not the master: nobody replaces one that is stopped for good.
+        // Not the master: a master that is frozen forever is not replaced.
         ("ps" | "worker", 1) => {
-            signal(victim.pid, Signal::STOP);
-            Some(format!("stopped for good {victim:?}"))
+            signal(target.pid, Signal::STOP);
+            Some(format!("froze {target:?} forever"))
         }
         _ => {
-            signal(victim.pid, Signal::KILL);
-            Some(format!("killed {victim:?}"))
+            signal(target.pid, Signal::KILL);
+            Some(format!("killed {target:?}"))
         }
     }
 }

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Harms that end by themselves, done by the command: processes that are cut off and slowed.
+//! Chaos actions that end by themselves: processes are disconnected and slowed down.
 
 use serde_json::Value;
 
 use crate::allreduce::weights;
 use crate::harness::{Home, Running, assert_exactly_once, shipped_as, stderr};
 
-/// Longer than any of these jobs: whoever is cut off for so long must be given up.
+/// Longer than any of these jobs: a process that is disconnected for so long is declared lost.
 const FOR_GOOD: &str = "--secs=600";
 
 fn notes(home: &Home, job: &str, kind: &str) -> Vec<String> {
     let events = std::fs::read_to_string(home.job_dir(job).join("events.jsonl")).expect("events");
     let events = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let told = events.filter(|event| event["kind"] == kind);
-    told.map(|event| event["text"].as_str().expect("a text").to_owned()).collect()
+    let matching = events.filter(|event| event["kind"] == kind);
+    matching.map(|event| event["text"].as_str().expect("a text").to_owned()).collect()
 }
 
 fn allreduce(home: &Home, name: &str, workers: u32) -> Running {
@@ -40,27 +40,27 @@ fn allreduce(home: &Home, name: &str, workers: u32) -> Running {
 #[test]
 fn disconnected_and_slowed_workers_do_not_change_the_result() {
     let home = Home::new();
-    allreduce(&home, "calm", 1).wait_for_success();
-    let mut job = allreduce(&home, "harmed", 2);
+    allreduce(&home, "undisturbed", 1).wait_for_success();
+    let mut job = allreduce(&home, "disturbed", 2);
     job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
-    let nonsense = home.run(&["chaos", "harmed", "kill", "--secs=3"]);
+    let nonsense = home.run(&["chaos", "disturbed", "kill", "--secs=3"]);
     assert_eq!(nonsense.status.code(), Some(2));
     assert!(stderr(&nonsense).contains("kill takes no duration"), "{}", stderr(&nonsense));
 
-    home.stdout(&["chaos", "harmed", "slow", "--worker=0", "--factor=5", "--secs=1"]);
-    let told = home.stdout(&["chaos", "harmed", "partition", "--worker=1", FOR_GOOD]);
-    assert_eq!(told, "worker-1: partition\n");
+    home.stdout(&["chaos", "disturbed", "slow", "--worker=0", "--factor=5", "--secs=1"]);
+    let printed = home.stdout(&["chaos", "disturbed", "partition", "--worker=1", FOR_GOOD]);
+    assert_eq!(printed, "worker-1: partition\n");
     job.wait_for_success();
-    assert_eq!(weights(&home, "harmed"), weights(&home, "calm"));
+    assert_eq!(weights(&home, "disturbed"), weights(&home, "undisturbed"));
     assert_eq!(
-        notes(&home, "harmed", "chaos"),
+        notes(&home, "disturbed", "chaos"),
         [
             "worker-0 runs 5 times slower for 1 s (chaos)",
             "worker-1 is disconnected from the others for 600 s (chaos)",
         ]
     );
-    // It was there to the last, but nobody heard of it.
-    let silent = notes(&home, "harmed", "worker_silent");
+    // It ran until the end, but the master did not hear from it.
+    let silent = notes(&home, "disturbed", "worker_silent");
     assert!(silent.iter().any(|text| text.starts_with("worker-1 ")), "{silent:?}");
 }
 
@@ -86,7 +86,7 @@ fn every_record_is_trained_once_when_workers_are_disconnected_from_servers() {
         ],
     );
     job.wait_until("some training", |status| status["step"].as_u64() > Some(20));
-    // Not long enough to be missed: it goes on where it was.
+    // Too short for the process to be declared lost: it continues where it was.
     home.stdout(&["chaos", "served", "partition", "--worker=0", "--secs=0.4"]);
     home.stdout(&["chaos", "served", "slow", "--ps=1", "--secs=1"]);
     home.stdout(&["chaos", "served", "partition", "--ps=0", FOR_GOOD, "--at_step=100"]);

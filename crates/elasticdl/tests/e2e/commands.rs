@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each command shown once, on real jobs.
+//! Runs each command once, on real jobs.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::harness::{
     Home, N_RECORDS, assert_exactly_once, has_checkpoint, n_running, shipped_as, stderr,
 };
 
-/// A job of the `count` model that takes some seconds.
+/// A job of the `count` model that takes a few seconds.
 fn long_job(data: &str) -> Vec<&str> {
     vec![
         "--model_def=count",
@@ -20,7 +20,7 @@ fn long_job(data: &str) -> Vec<&str> {
     ]
 }
 
-/// Trains a small model on the test data and measures it there.
+/// Trains a small model on the test data and evaluates it there.
 fn train_mlp(home: &Home) {
     let (training, validation) =
         (shipped_as("training_data", "test"), shipped_as("validation_data", "test"));
@@ -35,7 +35,7 @@ fn last_metrics(status: &Value) -> Vec<(String, f64)> {
 }
 
 #[test]
-fn evaluate_measures_what_training_measured_last() {
+fn evaluate_reproduces_the_last_evaluation_of_training() {
     let home = Home::new();
     train_mlp(&home);
     let trained = home.status("mlp");
@@ -51,7 +51,7 @@ fn evaluate_measures_what_training_measured_last() {
     assert!(names(&found).contains(&"accuracy".into()), "{found:?}");
     for ((name, expected), (_, found)) in expected.iter().zip(&found) {
         assert!((expected - found).abs() < 1e-6, "{name}: {expected} in training, {found} now");
-        assert!(summary.contains(&format!("{expected:.4}")), "{name} is told: {summary}");
+        assert!(summary.contains(&format!("{expected:.4}")), "{name} is missing: {summary}");
     }
     assert_eq!(measured["records_done"], N_RECORDS);
     let version = |status: &Value| {
@@ -87,7 +87,7 @@ fn predict_writes_one_output_per_record_in_order() {
     let metrics = last_metrics(&home.status("mlp"));
     let accuracy = metrics.iter().find(|(name, _)| name == "accuracy").expect("accuracy").1;
     let found = n_right as f64 / N_RECORDS as f64;
-    assert!((found - accuracy).abs() < 1e-6, "predictions are right in {found}, not {accuracy}");
+    assert!((found - accuracy).abs() < 1e-6, "accuracy {found}, not {accuracy}");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_detached_job_is_watched_listed_stopped_resumed_and_removed() {
         assert!(start.elapsed() < crate::harness::PATIENCE, "{list:#}");
     }
     let refused = home.run(&["clean", "bg"]);
-    assert_eq!(refused.status.code(), Some(2), "a job that runs is not removed");
+    assert_eq!(refused.status.code(), Some(2), "a running job is not removed");
     assert_eq!(home.stdout(&["stop", "bg"]), "job bg stopped\n");
     assert_eq!(home.stdout(&["stop", "bg"]), "job bg is not running (stopped)\n");
     assert_eq!(home.run(&["attach", "bg"]).status.code(), Some(3), "it can be resumed");
@@ -147,7 +147,7 @@ fn shows_logs(home: &Home) {
 }
 
 #[test]
-fn workers_come_and_go_by_scale_and_every_record_is_trained_once() {
+fn scaling_up_and_down_trains_every_record_once() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     let args = [
@@ -157,8 +157,8 @@ fn workers_come_and_go_by_scale_and_every_record_is_trained_once() {
     .concat();
     let mut job = home.start("grow", &args);
     job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
-    let told = home.stdout(&["scale", "grow", "--workers", "3"]);
-    assert_eq!(told, "job grow: workers scaled from 1 to 3\n");
+    let printed = home.stdout(&["scale", "grow", "--workers", "3"]);
+    assert_eq!(printed, "job grow: workers scaled from 1 to 3\n");
     let working = |status: &Value| {
         let instances = status["instances"].as_array().into_iter().flatten();
         instances.filter(|i| i["role"] == "worker" && i["state"] == "working").count()
@@ -174,20 +174,20 @@ fn workers_come_and_go_by_scale_and_every_record_is_trained_once() {
 #[test]
 fn doctor_finds_this_machine_ready_and_prints_how_to_fix_a_bad_home() {
     let home = Home::new();
-    let told = home.stdout(&["doctor"]);
-    assert!(told.ends_with("this machine is ready to train\n"), "{told}");
+    let printed = home.stdout(&["doctor"]);
+    assert!(printed.ends_with("this machine is ready to train\n"), "{printed}");
     let file = home.path().join("file");
     std::fs::write(&file, "").expect("a file");
     let mut command = home.command(&["doctor"]);
     command.env("ELASTICDL_HOME", file.join("below"));
     let output = crate::harness::ended(command);
     assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(told.contains("FAIL  jobs folder") && told.contains("fix: "), "{told}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("FAIL  jobs folder") && printed.contains("fix: "), "{printed}");
 }
 
 #[test]
-fn version_help_and_completions_are_there() {
+fn version_help_and_completions_are_printed() {
     let home = Home::new();
     let version = home.stdout(&["--version"]);
     assert!(version.starts_with("elasticdl ") && version.contains("(commit "), "{version}");

@@ -13,7 +13,7 @@ fn inspect(home: &Home, data: &str) -> Value {
     serde_json::from_str(&home.stdout(&["data", "inspect", data, "--json"])).expect("JSON")
 }
 
-/// Writes the first 300 shipped records of a part as the IDX files in which the set is published.
+/// Writes the first 300 shipped records of a part as IDX files, the format of the original data.
 fn write_idx(folder: &Path, prefix: &str, part: &str) {
     const N: u32 = 300;
     let field = |name: &str, dtype, shape: &[usize]| FieldSpec {
@@ -58,7 +58,7 @@ fn gen_writes_the_layout_that_examples_use() {
         );
         assert_eq!(summary["files"].as_array().map(Vec::len), Some(2));
     }
-    // The shipped set is a part of the same: its first record is the original's.
+    // The shipped data is a subset with the same first records.
     let generated = format!("{place}/fashion_mnist/test");
     let head = |data: &str| home.stdout(&["data", "head", data, "-n", "20"]);
     assert_eq!(head(&generated), head(&shipped("test")));
@@ -85,16 +85,16 @@ fn inspect_and_head_show_the_shipped_data() {
 }
 
 #[test]
-fn import_turns_a_table_into_records_in_order() {
+fn import_converts_a_table_to_records_in_order() {
     let home = Home::new();
     let table = home.path().join("people.csv");
     let rows: String = (0..50).map(|n| format!("{n},\"name, {n}\"\n")).collect();
     std::fs::write(&table, format!("age,name\n{rows}")).expect("a file");
     let records = home.path().join("records");
     let (table, records) = (table.to_str().expect("text"), records.to_str().expect("text"));
-    let told =
+    let printed =
         home.stdout(&["data", "import", table, records, "--files=3", "--compression=snappy"]);
-    assert!(told.contains("50 records in 3 files"), "{told}");
+    assert!(printed.contains("50 records in 3 files"), "{printed}");
     assert_eq!(inspect(&home, records)["records"], 50);
     let head = home.stdout(&["data", "head", records, "-n", "50"]);
     for (n, line) in head.lines().enumerate() {

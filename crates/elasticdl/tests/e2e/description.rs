@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job said in other words is the same job: files, kebab-case and ElasticDL's old names.
+//! The same job described in different ways: files, kebab-case flags and ElasticDL's old names.
 
 use edl_core::spec::JobSpec;
 
@@ -10,7 +10,7 @@ fn nameless(home: &Home, name: &str) -> JobSpec {
 }
 
 #[test]
-fn a_job_from_a_file_is_the_job_of_the_flags() {
+fn a_file_and_equivalent_flags_describe_the_same_job() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     let flags = [
@@ -40,7 +40,7 @@ fn a_job_from_a_file_is_the_job_of_the_flags() {
 }
 
 #[test]
-fn a_job_can_come_from_a_pipe() {
+fn a_job_description_can_be_read_from_a_pipe() {
     let home = Home::new();
     let file = home.path().join("job.yaml");
     let piped = |script: &str, args: &[&str], text: &str| {
@@ -67,21 +67,21 @@ fn a_job_can_come_from_a_pipe() {
 }
 
 #[test]
-fn init_writes_a_file_that_config_takes() {
+fn init_writes_a_file_that_config_accepts() {
     let home = Home::new();
     let file = home.path().join("new.yaml");
     let file = file.to_str().expect("text");
     assert_eq!(home.stdout(&["init", file]), format!("{file}\n"));
     let from_file = home.stdout(&["train", "--config", file, "--print_config"]);
     assert_eq!(from_file, home.stdout(&["train", "--print_config"]), "all defaults");
-    assert_eq!(home.run(&["init", file]).status.code(), Some(2), "it is kept");
+    assert_eq!(home.run(&["init", file]).status.code(), Some(2), "an existing file is kept");
     let data = shipped_as("training_data", "test");
     home.train("from-init", &["--config", file, "--model_def=count", &data, "--max_step=3"]);
     assert_eq!(home.status("from-init")["step"], 3);
 }
 
 #[test]
-fn kebab_case_and_old_names_work_and_old_ones_are_called_deprecated() {
+fn kebab_case_and_old_flags_work_and_old_ones_are_reported_as_deprecated() {
     let home = Home::new();
     let data = format!("--training-data-dir={}", shipped("test"));
     let validation = format!("--evaluation_data_dir={}", shipped("test"));
@@ -96,8 +96,8 @@ fn kebab_case_and_old_names_work_and_old_ones_are_called_deprecated() {
         "--num-workers=1",
         "--restart_policy=Never",
     ]);
-    let said = stderr(&output);
-    assert!(output.status.success(), "{said}");
+    let printed = stderr(&output);
+    assert!(output.status.success(), "{printed}");
     for (old, new) in [
         ("training_data_dir", "training_data"),
         ("evaluation_data_dir", "validation_data"),
@@ -105,9 +105,9 @@ fn kebab_case_and_old_names_work_and_old_ones_are_called_deprecated() {
         ("records_per_task", "num_minibatches_per_task"),
     ] {
         let line = format!("--{old} is deprecated; use --{new}");
-        assert!(said.lines().any(|said| said == line), "`{line}` in {said}");
+        assert!(printed.lines().any(|found| found == line), "`{line}` in {printed}");
     }
-    assert!(said.contains("--restart_policy is ignored: "), "{said}");
+    assert!(printed.contains("--restart_policy is ignored: "), "{printed}");
     let spec = home.spec("old");
     assert_eq!((spec.num_workers, spec.minibatch_size), (1, 10));
     assert_eq!(spec.num_minibatches_per_task, 3, "25 records are three batches of 10");

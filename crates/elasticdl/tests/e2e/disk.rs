@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that takes no checkpoint: the job says so, keeps the one before and goes on.
+//! A disk that cannot store a checkpoint: the job reports this, keeps the previous checkpoint and
+//! continues.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::harness::{
-    Home, PATIENCE, Running, assert_exactly_once, has_checkpoint, shipped_as, signal, tell,
+    Home, PATIENCE, Running, assert_exactly_once, has_checkpoint, print_note, shipped_as, signal,
 };
 
 fn start(home: &Home, name: &str, checkpoint_dir: &Path) -> Running {
@@ -37,16 +38,16 @@ fn n_events(status: &Value, kind: &str) -> usize {
     events.filter(|event| event["kind"] == kind).count()
 }
 
-/// Breaks the disk after the first checkpoint, mends it after the first failure.
-fn survives(mut job: Running, break_disk: impl FnOnce(), mend: impl FnOnce()) {
+/// Breaks the disk after the first checkpoint, and repairs it after the first failure.
+fn survives(mut job: Running, break_disk: impl FnOnce(), repair: impl FnOnce()) {
     job.wait_until("a checkpoint", has_checkpoint);
     break_disk();
     let status =
         job.wait_until("a failed checkpoint", |status| n_events(status, "checkpoint_failed") > 0);
     let before = status["step"].as_u64();
-    assert!(has_checkpoint(&status), "the one before stays: {status:#}");
+    assert!(has_checkpoint(&status), "the previous checkpoint is kept: {status:#}");
     job.wait_until("more training", |status| status["step"].as_u64() > before);
-    mend();
+    repair();
     job.wait_for_success();
 }
 
@@ -78,7 +79,7 @@ fn a_full_disk_is_reported_and_training_continues() {
     let disk = home.path().join("disk");
     fs::create_dir(&disk).expect("a folder");
     let Some(mounted) = Mounted::new(&disk) else {
-        tell("skipped: a small disk cannot be mounted here; that needs root");
+        print_note("skipped: mounting a small disk needs root");
         return;
     };
     let job = start(&home, "full", &mounted.path().join("checkpoints"));
@@ -86,7 +87,7 @@ fn a_full_disk_is_reported_and_training_continues() {
     survives(
         job,
         || {
-            // The write ends where the disk does.
+            // The write fails when the disk is full.
             let _full = fs::write(&filler, vec![0; 64 << 20]);
         },
         || fs::remove_file(&filler).expect("a file"),
@@ -94,7 +95,7 @@ fn a_full_disk_is_reported_and_training_continues() {
     assert_exactly_once(&home, "full", 2, 1);
 }
 
-/// Starts a job whose folder is on a small disk of its own, if one can be mounted.
+/// Starts a job with its folder on a separate small disk, if one can be mounted.
 fn start_on_small_disk(
     home: &Home,
     jobs: &Path,
@@ -103,7 +104,7 @@ fn start_on_small_disk(
 ) -> Option<(Mounted, Running)> {
     fs::create_dir(jobs).expect("a folder");
     let Some(mounted) = Mounted::new(jobs) else {
-        tell("skipped: a small disk cannot be mounted here; that needs root");
+        print_note("skipped: mounting a small disk needs root");
         return None;
     };
     let (name_flag, data) = (format!("--job_name={name}"), shipped_as("training_data", "test"));
@@ -118,7 +119,7 @@ fn reason(status: &Value) -> String {
 }
 
 #[test]
-fn a_job_whose_folder_is_full_says_so_and_goes_on_when_there_is_room() {
+fn a_job_on_a_full_disk_reports_it_and_continues_when_space_is_free() {
     let home = Home::new();
     let jobs = home.path().join("jobs");
     let more = ["--model_params=sleep_ms=15", "--num_epochs=3", "--checkpoint_steps=20"];
@@ -139,13 +140,13 @@ fn a_job_whose_folder_is_full_says_so_and_goes_on_when_there_is_room() {
     let status = job.wait_until("a checkpoint", |status| {
         reason(status).is_empty() && status["generation"].as_u64() == Some(2)
     });
-    assert_eq!(status["term"], 1, "no master died");
+    assert_eq!(status["term"], 1, "the master did not restart");
     job.wait_for_success();
     assert_exactly_once(&home, "tight", 3, 1);
 }
 
 #[test]
-fn a_job_that_starts_on_a_full_disk_goes_on_when_there_is_room() {
+fn a_job_that_starts_on_a_full_disk_continues_when_space_is_free() {
     let home = Home::new();
     let jobs = home.path().join("jobs");
     let more = ["--num_epochs=1"];
@@ -158,17 +159,17 @@ fn a_job_that_starts_on_a_full_disk_goes_on_when_there_is_room() {
     }
     let filler = mounted.path().join("filler");
     let _full = fs::write(&filler, vec![0; 64 << 20]);
-    // Long enough for several deaths, if the master could not wait.
+    // If the master could not wait, it would crash several times in this time.
     std::thread::sleep(Duration::from_secs(3));
     assert!(job.is_running(), "{}", job.log());
     fs::remove_file(&filler).expect("a file");
     job.wait_for_success();
     assert_exactly_once(&home, "early", 1, 1);
-    assert_eq!(home.status("early")["term"], 1, "no master died");
+    assert_eq!(home.status("early")["term"], 1, "the master did not restart");
 }
 
 #[test]
-fn a_job_that_ends_on_a_full_disk_waits_for_room() {
+fn a_job_that_ends_on_a_full_disk_waits_for_free_space() {
     let home = Home::new();
     let jobs = home.path().join("jobs");
     let more = ["--model_params=sleep_ms=5", "--num_epochs=1", "--checkpoint_secs=0"];
@@ -176,7 +177,7 @@ fn a_job_that_ends_on_a_full_disk_waits_for_room() {
     job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
     let filler = mounted.path().join("filler");
     let _full = fs::write(&filler, vec![0; 64 << 20]);
-    let status = job.wait_until("an end that waits", |status| {
+    let status = job.wait_until("a job that waits to finish", |status| {
         status["state"] == "finishing" && !reason(status).is_empty()
     });
     assert!(reason(&status).contains("No space left"), "{status:#}");
@@ -185,7 +186,7 @@ fn a_job_that_ends_on_a_full_disk_waits_for_room() {
     assert_exactly_once(&home, "last", 1, 1);
 }
 
-/// A disk of some megabytes in memory.
+/// A disk of a few megabytes in memory.
 pub(crate) struct Mounted(PathBuf);
 
 impl Mounted {
@@ -205,7 +206,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazily: a process of a failed test may still look at it.
+        // Lazy unmount: a process of a failed test may still use the disk.
         let _ = Command::new("umount").arg("-l").arg(&self.0).output();
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The books of time: they add up to the time that passed, and what they call work done again is
-//! what the servers' own books leave unexplained.
+//! Time accounting: the recorded times add up to the elapsed time, and the number of repeated
+//! batches matches the applied batches that the servers recorded.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,12 +16,12 @@ fn every_second_of_a_chaotic_job_is_accounted_for() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     let mut job = home.start(
-        "books",
+        "accounted",
         &[
             "train",
             "--model_def=count",
             "--model_params=sleep_ms=10",
-            "--job_name=books",
+            "--job_name=accounted",
             &data,
             "--num_epochs=16",
             "--num_workers=3",
@@ -35,39 +35,39 @@ fn every_second_of_a_chaotic_job_is_accounted_for() {
     );
     let at = |step: u64| move |status: &Value| status["step"].as_u64() > Some(step);
     job.wait_until("some training", at(60));
-    // Without a checkpoint all of it is trained again.
+    // There is no checkpoint, so everything is trained again.
     chaos(&home, &mut job, "ps", "--ps=0", "kill");
     job.wait_until("the same training", at(100));
     chaos(&home, &mut job, "worker", "--worker=0", "kill");
     job.wait_until("more training", at(200));
-    let stopped = of_role(&mut job, "worker");
+    let stopped = pid_of(&mut job, "worker");
     signal(stopped, Signal::STOP);
     wait_for_end(&mut job, stopped);
-    // The next master goes on with the books as they were last written.
+    // The next master continues from the last saved history.
     let seen = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64();
-    job.wait_until("the books", |_| history(&home)["saved_at"].as_f64() > Some(seen));
-    let master = of_role(&mut job, "master");
+    job.wait_until("the saved history", |_| history(&home)["saved_at"].as_f64() > Some(seen));
+    let master = pid_of(&mut job, "master");
     signal(master, Signal::KILL);
     job.wait_for_success();
 
-    let status = home.status("books");
+    let status = home.status("accounted");
     let history = history(&home);
     let samples = history["samples"]["points"].as_array().expect("points");
     let spent = |sample: &Value| -> f64 {
         sample["spent"].as_array().expect("kinds").iter().filter_map(Value::as_f64).sum()
     };
     let first = samples.iter().find(|sample| spent(sample) > 0.0).expect("a start");
-    // At the end they leave one by one.
-    let last = samples.iter().rfind(|sample| sample["workers"] == 3).expect("all at work");
+    // At the end, the workers leave one by one.
+    let last = samples.iter().rfind(|sample| sample["workers"] == 3).expect("three workers");
     let secs = |sample: &Value| sample["at_secs"].as_f64().expect("a time");
     let passed = WORKERS * (secs(last) - secs(first));
-    let booked = spent(last) - spent(first);
-    assert!((booked - passed).abs() <= 0.01 * passed, "{booked} s of {passed} s are booked");
+    let recorded = spent(last) - spent(first);
+    assert!((recorded - passed).abs() <= 0.01 * passed, "{recorded} s of {passed} s are recorded");
 
     let goodput = &status["goodput"];
     let number = |name: &str| goodput[name].as_u64().expect(name);
     let audit: Value =
-        serde_json::from_str(&home.stdout(&["audit", "books", "--json"])).expect("JSON");
+        serde_json::from_str(&home.stdout(&["audit", "accounted", "--json"])).expect("JSON");
     for partition in audit["partitions"].as_array().expect("partitions") {
         let applied = partition["applied"].as_u64().expect("a number");
         assert_eq!(number("trained") - number("repeated"), applied, "{goodput:#}");
@@ -81,11 +81,11 @@ fn every_second_of_a_chaotic_job_is_accounted_for() {
     // Every batch takes the same time, so shares of time are shares of batches.
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let share = number("repeated") as f64 / number("trained") as f64;
-    let booked = secs("redo") / (secs("redo") + secs("compute"));
-    assert!((booked - share).abs() < 0.1, "{booked} of the time, {share} of the batches");
+    let recorded = secs("redo") / (secs("redo") + secs("compute"));
+    assert!((recorded - share).abs() < 0.1, "{recorded} of the time, {share} of the batches");
 }
 
-/// It ends before the second heartbeat, so its workers report their time only when they leave.
+/// The job ends before the second heartbeat, so workers report their time only when they leave.
 #[test]
 fn a_short_job_shows_what_its_workers_did() {
     let home = Home::new();
@@ -96,27 +96,27 @@ fn a_short_job_shows_what_its_workers_did() {
     assert!(workers["compute"].as_f64() >= Some(0.2), "20 batches of 10 ms: {workers:#}");
 }
 
-/// Harms by the command.
-fn chaos(home: &Home, job: &mut Running, role: &str, whom: &str, how: &str) {
-    let victim = of_role(job, role);
-    home.stdout(&["chaos", "books", how, whom]);
-    wait_for_end(job, victim);
+/// Injects a fault with the `chaos` command.
+fn chaos(home: &Home, job: &mut Running, role: &str, target: &str, action: &str) {
+    let pid = pid_of(job, role);
+    home.stdout(&["chaos", "accounted", action, target]);
+    wait_for_end(job, pid);
 }
 
 fn wait_for_end(job: &mut Running, pid: i32) {
-    job.wait_until("an end", |status| {
+    job.wait_until("its exit", |status| {
         status["instances"].as_array().is_some_and(|all| all.iter().all(|i| i["pid"] != pid))
     });
 }
 
-/// The story of the job, as it was last written.
+/// The history of the job, as last saved.
 fn history(home: &Home) -> Value {
-    let text = std::fs::read(home.job_dir("books").join("history.json")).unwrap_or_default();
+    let text = std::fs::read(home.job_dir("accounted").join("history.json")).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-/// A process of a role.
-fn of_role(job: &mut Running, role: &str) -> i32 {
+/// The PID of a process with this role.
+fn pid_of(job: &mut Running, role: &str) -> i32 {
     let found = job.instances().into_iter().find(|instance| instance.role == role);
     found.expect(role).pid
 }

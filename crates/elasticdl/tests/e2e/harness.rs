@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Starts jobs in a folder of their own, looks at them, kills them, and reads what they leave.
+//! Starts jobs in a separate folder, inspects and kills them, and reads their results.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
@@ -14,12 +14,12 @@ use serde_json::Value;
 
 use crate::oracle;
 
-/// No test waits longer than this for anything: a job that hangs fails its test.
+/// No test waits longer than this for anything, so a job that hangs fails its test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 /// Records of the shipped test data.
 pub(crate) const N_RECORDS: u64 = 2000;
 const POLL: Duration = Duration::from_millis(20);
-/// Names a folder that all tests of a run share; each of them has its own process.
+/// The variable with the folder that all tests of a run share; each test has its own process.
 const SHARED: &str = "ELASTICDL_TEST_SHARED";
 
 /// A home for jobs, removed with everything in it.
@@ -27,7 +27,7 @@ pub(crate) struct Home {
     folder: tempfile::TempDir,
 }
 
-/// A job in the foreground of its own supervisor.
+/// A job in the foreground, with its own supervisor.
 pub(crate) struct Running {
     pub(crate) name: String,
     home: PathBuf,
@@ -36,7 +36,7 @@ pub(crate) struct Running {
 
 /// A process of a job.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "all of it is shown when a test fails")]
+#[allow(dead_code, reason = "shown when a test fails")]
 pub(crate) struct Instance {
     pub(crate) role: String,
     pub(crate) id: u64,
@@ -57,17 +57,17 @@ impl Home {
         self.path().join("jobs").join(name)
     }
 
-    /// The command, in this home.
+    /// The command with this home.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         command(self.path(), args)
     }
 
-    /// Runs a command to its end.
+    /// Runs a command until it exits.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         ended(self.command(args))
     }
 
-    /// Runs a job to its end, which must be good.
+    /// Runs a job until it ends; it must succeed.
     pub(crate) fn train(&self, name: &str, args: &[&str]) {
         let name_flag = format!("--job_name={name}");
         self.stdout(&[&["train", &name_flag], args].concat());
@@ -78,12 +78,13 @@ impl Home {
         serde_json::from_str(&self.stdout(&["status", name, "--json"])).expect("JSON")
     }
 
-    /// Waits until `is_so` of the status of a job that somebody else runs.
-    pub(crate) fn wait_until(&self, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) {
+    /// Waits until the status of a job, which this test did not start in the foreground, fulfils
+    /// `condition`.
+    pub(crate) fn wait_until(&self, name: &str, what: &str, condition: impl Fn(&Value) -> bool) {
         let start = Instant::now();
         let mut status = self.status(name);
-        while !is_so(&status) {
-            assert!(start.elapsed() < PATIENCE, "{what} did not come: {status:#}");
+        while !condition(&status) {
+            assert!(start.elapsed() < PATIENCE, "timed out waiting for {what}: {status:#}");
             std::thread::sleep(POLL);
             status = self.status(name);
         }
@@ -95,7 +96,7 @@ impl Home {
         serde_json::from_slice(&spec).expect("a job")
     }
 
-    /// Everything in the folder of jobs.
+    /// All entries of the jobs folder.
     pub(crate) fn jobs(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path().join("jobs")).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -120,8 +121,8 @@ impl Home {
 }
 
 impl Drop for Home {
-    /// A failed test must leave nothing behind, so supervisors in the background are ended. A
-    /// process with the number of one that has ended is known by its environment.
+    /// A failed test must leave no processes behind, so this kills background supervisors. It checks
+    /// the environment of a process, because the PID may have been reused.
     fn drop(&mut self) {
         let ours = format!("ELASTICDL_HOME={}", self.path().display());
         for name in self.jobs() {
@@ -150,19 +151,19 @@ impl Running {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// Waits until `is_so` of the status.
-    pub(crate) fn wait_until(&mut self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    /// Waits until the status fulfils `condition`.
+    pub(crate) fn wait_until(&mut self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
         loop {
             if let Some(status) = self.status()
-                && is_so(&status)
+                && condition(&status)
             {
                 return status;
             }
             if let Some(ended) = self.child.try_wait().expect("a child") {
                 panic!("the job ended ({ended}) before {what}:\n{}", self.log());
             }
-            assert!(start.elapsed() < PATIENCE, "{what} did not come:\n{}", self.log());
+            assert!(start.elapsed() < PATIENCE, "timed out waiting for {what}:\n{}", self.log());
             std::thread::sleep(POLL);
         }
     }
@@ -175,7 +176,7 @@ impl Running {
         self.child.try_wait().expect("a child").is_none()
     }
 
-    /// Waits for the end.
+    /// Waits until the job ends.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let start = Instant::now();
         loop {
@@ -185,7 +186,7 @@ impl Running {
             if start.elapsed() > PATIENCE {
                 let status = self.status();
                 self.kill_all();
-                panic!("the job does not end; status {status:#?}\n{}", self.log());
+                panic!("the job did not end; status {status:#?}\n{}", self.log());
             }
             std::thread::sleep(POLL);
         }
@@ -196,7 +197,7 @@ impl Running {
         assert!(status.success(), "{status}:\n{}", self.log());
     }
 
-    /// Everything that the job said, for a failed test's message.
+    /// All output of the job, for the message of a failed test.
     pub(crate) fn log(&self) -> String {
         let mut text = String::new();
         let mut add = |path: &Path| {
@@ -215,7 +216,7 @@ impl Running {
         text
     }
 
-    /// SIGKILL for everybody at once, the supervisor first.
+    /// Sends SIGKILL to all processes at once, to the supervisor first.
     pub(crate) fn kill_all(&mut self) {
         let all = self.instances();
         signal(self.pid(), Signal::KILL);
@@ -228,7 +229,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A failed test must leave nothing behind; children follow their supervisor.
+        // A failed test must leave no processes behind; children exit when their supervisor does.
         if self.is_running() {
             let _ = self.child.kill();
             let _ = self.child.wait();
@@ -236,7 +237,7 @@ impl Drop for Running {
     }
 }
 
-/// What a command leaves that ends by itself, in bounded time.
+/// Runs a command that exits by itself, with a time limit, and returns its output.
 pub(crate) fn ended(mut command: Command) -> Output {
     let capture = || tempfile::tempfile().expect("a file for the output");
     let (stdout, stderr) = (capture(), capture());
@@ -251,7 +252,7 @@ pub(crate) fn ended(mut command: Command) -> Output {
         if start.elapsed() > PATIENCE {
             child.kill().expect("a child");
             child.wait().expect("a child");
-            panic!("{command:?} does not end:\n{}", String::from_utf8_lossy(&content(stderr)));
+            panic!("{command:?} did not exit:\n{}", String::from_utf8_lossy(&content(stderr)));
         }
         std::thread::sleep(POLL);
     };
@@ -283,7 +284,7 @@ pub(crate) fn instances(status: &Value) -> Vec<Instance> {
     status["instances"].as_array().into_iter().flatten().filter_map(instance).collect()
 }
 
-/// Sends a signal; a process that is gone already is fine.
+/// Sends a signal; it is fine if the process has already exited.
 pub(crate) fn signal(pid: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid) {
         let _ = kill_process(pid, signal);
@@ -292,7 +293,7 @@ pub(crate) fn signal(pid: i32, signal: Signal) {
 
 pub(crate) fn is_alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // A zombie has ended; only its parent has not looked yet.
+    // A zombie has exited, but its parent has not waited for it yet.
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
 }
 
@@ -323,23 +324,23 @@ pub(crate) fn shipped_as(flag: &str, part: &str) -> String {
     format!("--{flag}={}", shipped(part))
 }
 
-/// A port that nobody listens on for now.
+/// A port that is currently free.
 pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("an address").port()
 }
 
-/// A word for whoever reads the output of tests.
-#[expect(clippy::print_stdout, reason = "the harness shows it when it is asked to")]
-pub(crate) fn tell(word: &str) {
-    println!("{word}");
+/// Prints a note to the output of the test.
+#[expect(clippy::print_stdout, reason = "the harness shows it with `--show-output`")]
+pub(crate) fn print_note(note: &str) {
+    println!("{note}");
 }
 
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Processes of a role that are there.
+/// The number of running processes with this role.
 pub(crate) fn n_running(status: &Value, role: &str) -> usize {
     let is_there = |instance: &&Instance| instance.role == role && instance.state != "gone";
     instances(status).iter().filter(is_there).count()
@@ -350,7 +351,7 @@ pub(crate) fn has_checkpoint(status: &Value) -> bool {
     status["last_checkpoint"].as_str().is_some_and(|checkpoint| !checkpoint.is_empty())
 }
 
-/// What the `count` model leaves: how often each record was applied, and each dense total.
+/// The result of the `count` model: how often each record was applied, and each dense total.
 pub(crate) fn counts(output: &Path) -> (Vec<(i64, f32)>, Vec<f32>) {
     let bytes = std::fs::read(output.join("model.safetensors")).expect("an exported model");
     let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
@@ -363,7 +364,7 @@ pub(crate) fn counts(output: &Path) -> (Vec<(i64, f32)>, Vec<f32>) {
     (ids.zip(floats("count.rows")).collect(), floats("total"))
 }
 
-/// Asserts that every record was trained once per epoch: by the oracle and by the audit.
+/// Asserts that every record was trained once per epoch, with the oracle and with the audit.
 pub(crate) fn assert_exactly_once(home: &Home, name: &str, epochs: u32, round: usize) {
     oracle::assert_counted(home, name, epochs, oracle::Step::Round(round));
     let audit: Value =

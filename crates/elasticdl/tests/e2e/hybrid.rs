@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hybrid: dense parameters by AllReduce and embedding tables on servers give the same bits for
-//! any number of workers and servers, whatever happens to them.
+//! Hybrid (dense parameters with AllReduce, embedding tables on servers): the weights are
+//! bit-identical for any number of workers and servers, with and without faults.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use edl_core::rng::Rng;
 use rustix::process::Signal;
 
 use crate::allreduce::{SameBits, at, audit, exported};
-use crate::chaos::attack;
+use crate::chaos::inject_fault;
 use crate::harness::{Home, Running, shipped, signal, stderr};
 use crate::oracle;
 
@@ -17,7 +17,7 @@ use crate::oracle;
 const N_PEOPLE: u64 = 9_994;
 const STEPS: u64 = 2 * 209;
 
-/// Writes people who never lived, in the census's words.
+/// Writes made-up records with the columns of the census data.
 fn people(home: &Home) -> String {
     let mut rng = Rng::new(5);
     let mut text = String::from(
@@ -40,7 +40,7 @@ fn people(home: &Home) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The job whose bits are compared.
+/// The job whose weights are compared.
 fn job(home: &Home, name: &str, (workers, servers): (u32, u32), more: &[&str]) -> Running {
     let data = home.path().join("people.csv").to_string_lossy().into_owned();
     let flags = [
@@ -53,7 +53,7 @@ fn job(home: &Home, name: &str, (workers, servers): (u32, u32), more: &[&str]) -
         "train",
         "--distribution_strategy=HybridStrategy",
         "--model_def=deepfm",
-        // Wide enough for a step to take milliseconds: a job must last until it is attacked.
+        // Wide enough for a step to take milliseconds: the job must run until a fault is injected.
         "--model_params=hidden=1024",
         "--lanes=4",
         "--minibatch_size=12",
@@ -72,7 +72,7 @@ fn weights(home: &Home, name: &str) -> String {
     let audit = audit(home, name, N_PEOPLE);
     let n_of = |key: &str| audit[key].as_array().map(Vec::len);
     assert_eq!(n_of("epochs"), Some(2), "{audit:#}");
-    assert_eq!(n_of("partitions"), Some(64), "dense parameters and rows are audited alike");
+    assert_eq!(n_of("partitions"), Some(64), "dense parameters and rows are both audited");
     exported(home, name)
 }
 
@@ -80,28 +80,28 @@ const SAME_BITS: SameBits = SameBits {
     topic: "hybrid",
     steps: STEPS,
     weights,
-    calm: |home| job(home, "calm", (1, 1), &[]),
+    start: |home| job(home, "undisturbed", (1, 1), &[]),
 };
 
-fn victim(job: &Running, role: &str) -> Option<i32> {
+fn pid_of(job: &Running, role: &str) -> Option<i32> {
     job.instances().into_iter().find(|instance| instance.role == role).map(|found| found.pid)
 }
 
-/// Kills one of these at each of the steps; somebody must have lived to be killed.
+/// Kills one process of a role at each of the steps; at least one kill must succeed.
 fn kill(job: &mut Running, role: &str, steps: impl IntoIterator<Item = u64>) {
     let mut n_killed = 0;
     for wanted in steps {
         at(job, wanted, |job| {
-            if let Some(pid) = victim(job, role) {
+            if let Some(pid) = pid_of(job, role) {
                 signal(pid, Signal::KILL);
                 n_killed += 1;
             }
         });
     }
-    assert!(n_killed > 0, "the job was over before a {role} could be killed");
+    assert!(n_killed > 0, "the job ended before a {role} could be killed");
 }
 
-/// Whether the job tells of such an event.
+/// Whether the job recorded an event of this kind.
 fn has_event(home: &Home, name: &str, kind: &str) -> bool {
     let path = home.job_dir(name).join("events.jsonl");
     let text = std::fs::read_to_string(&path).expect("events");
@@ -130,40 +130,40 @@ fn weights_are_bit_identical_when_workers_are_killed() {
     kill(&mut killed, "worker", (20..STEPS).step_by(70));
     SAME_BITS.assert(&home, "killed", killed);
     assert!(has_event(&home, "killed", "worker_killed"));
-    assert!(!has_event(&home, "killed", "restored"), "survivors go on from their own memory");
+    assert!(!has_event(&home, "killed", "restored"), "survivors continue from their own memory");
 }
 
 #[test]
 fn weights_are_bit_identical_when_servers_are_killed() {
     let home = Home::new();
     people(&home);
-    let mut robbed = job(&home, "robbed", (2, 2), &["--checkpoint_steps=10"]);
-    kill(&mut robbed, "ps", [65, 250]);
-    SAME_BITS.assert(&home, "robbed", robbed);
-    assert!(has_event(&home, "robbed", "restored"));
+    let mut no_servers = job(&home, "no-servers", (2, 2), &["--checkpoint_steps=10"]);
+    kill(&mut no_servers, "ps", [65, 250]);
+    SAME_BITS.assert(&home, "no-servers", no_servers);
+    assert!(has_event(&home, "no-servers", "restored"));
 }
 
 #[test]
 fn weights_are_bit_identical_when_masters_are_killed() {
     let home = Home::new();
     people(&home);
-    let mut orphaned = job(&home, "orphaned", (2, 1), &[]);
-    kill(&mut orphaned, "master", [40, 200]);
-    SAME_BITS.assert(&home, "orphaned", orphaned);
+    let mut no_master = job(&home, "no-master", (2, 1), &[]);
+    kill(&mut no_master, "master", [40, 200]);
+    SAME_BITS.assert(&home, "no-master", no_master);
 }
 
 #[test]
 fn weights_are_bit_identical_when_all_workers_are_killed_at_once() {
     let home = Home::new();
     people(&home);
-    let mut deserted = job(&home, "deserted", (2, 1), &["--checkpoint_steps=10"]);
-    let was_running = at(&mut deserted, 75, |job| {
+    let mut no_workers = job(&home, "no-workers", (2, 1), &["--checkpoint_steps=10"]);
+    let was_running = at(&mut no_workers, 75, |job| {
         let all = job.instances().into_iter().filter(|instance| instance.role == "worker");
         all.for_each(|worker| signal(worker.pid, Signal::KILL));
     });
     assert!(was_running);
-    SAME_BITS.assert(&home, "deserted", deserted);
-    assert!(has_event(&home, "deserted", "restored"));
+    SAME_BITS.assert(&home, "no-workers", no_workers);
+    assert!(has_event(&home, "no-workers", "restored"));
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn weights_are_bit_identical_when_everything_is_killed_and_resumed() {
     let resumed = home.start("dead", &more);
     SAME_BITS.assert(&home, "dead", resumed);
 
-    // Servers hold the model while it is used, no matter what trained it.
+    // For evaluation, servers hold the model, no matter which strategy trained it.
     let checkpoints = home.job_dir("dead").join("checkpoints").to_string_lossy().into_owned();
     let from = format!("--checkpoint_dir_for_init={checkpoints}");
     let on = format!("--validation_data={data}");
@@ -184,9 +184,9 @@ fn weights_are_bit_identical_when_everything_is_killed_and_resumed() {
     assert!(evaluated.status.success(), "{}", stderr(&evaluated));
 }
 
-/// Three lanes of nine records: the last step of an epoch has two, which are one lane's.
+/// Three lanes of nine records: the last step of an epoch has two records, both in one lane.
 #[test]
-fn every_record_is_trained_once_whatever_is_killed_in_steps_of_workers_and_servers() {
+fn hybrid_training_is_exactly_once_when_processes_are_killed() {
     const EPOCHS: u32 = 3;
     for seed in crate::chaos::seeds(2) {
         let (home, name) = (Home::new(), format!("hybrid-{seed}"));
@@ -218,17 +218,17 @@ fn every_record_is_trained_once_whatever_is_killed_in_steps_of_workers_and_serve
         let mut done = Vec::new();
         while done.len() < 8 && job.is_running() {
             std::thread::sleep(Duration::from_millis(50 + rng.below(700)));
-            done.extend(attack(&mut job, &mut rng));
+            done.extend(inject_fault(&mut job, &mut rng));
         }
         let status = job.wait();
         assert!(status.success(), "seed {seed}: {status} after {done:#?}\n{}", job.log());
-        assert!(done.len() >= 4, "seed {seed}: the job was over after {done:#?}");
+        assert!(done.len() >= 4, "seed {seed}: the job ended after {done:#?}");
         oracle::assert_counted(&home, &name, EPOCHS, oracle::Step::Lanes(3));
     }
 }
 
 #[test]
-fn what_hybrid_cannot_do_is_refused_in_one_sentence() {
+fn unsupported_hybrid_options_are_refused_in_one_line() {
     let home = Home::new();
     let data = format!("--training_data={}", shipped("test"));
     for (args, words) in [

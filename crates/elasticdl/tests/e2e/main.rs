@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The whole product, from outside: the real command, real processes, real signals.
+//! End-to-end tests: the real command, real processes, real signals.
 
-#![allow(clippy::print_stdout, reason = "a test that is left out says why")]
+#![allow(clippy::print_stdout, reason = "a skipped test prints the reason")]
 
 mod accuracy;
 mod allreduce;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Master and worker in two shells, as ElasticDL's developers ran them.
+//! Master and worker started in two shells, as in ElasticDL's developer guide.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::harness::{
 };
 
 #[test]
-fn the_two_commands_of_elasticdls_developers_end_well() {
+fn a_master_and_a_worker_started_by_hand_succeed() {
     let home = Home::new();
     let training = format!("--training_data_dir={}", shipped("test"));
     let evaluation = format!("--evaluation_data_dir={}", shipped("test"));
@@ -31,7 +31,7 @@ fn the_two_commands_of_elasticdls_developers_end_well() {
             &port_flag,
         ],
     );
-    // At once: the worker waits for its master, and finds the key by the port.
+    // Started at the same time: the worker waits for its master, and finds the key by the port.
     let address = format!("--master_addr=localhost:{port}");
     let worker = home.run(&[
         "worker",
@@ -41,11 +41,11 @@ fn the_two_commands_of_elasticdls_developers_end_well() {
         &address,
         "--log_level=INFO",
     ]);
-    let said = stderr(&worker);
-    assert!(worker.status.success(), "{said}\n{}", master.log());
-    assert!(said.contains("Loss = ") && said.contains("steps = 1"), "{said}");
+    let printed = stderr(&worker);
+    assert!(worker.status.success(), "{printed}\n{}", master.log());
+    assert!(printed.contains("Loss = ") && printed.contains("steps = 1"), "{printed}");
     master.wait_for_success();
-    // On its own output, for those who watch the shell, and in the job's folder.
+    // Printed to the shell and written to the job folder.
     let output = std::fs::read_to_string(home.path().join("test.stderr")).expect("its output");
     for log in [output, home.stdout(&["logs", "test", "--master"])] {
         for line in [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What others look at: Prometheus and health over HTTP, JSON lines, TensorBoard's files.
+//! Metrics for other programs: Prometheus and health over HTTP, JSON lines, TensorBoard files.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Home, ended, shipped_as, stderr, tell};
+use crate::harness::{Home, ended, print_note, shipped_as, stderr};
 
 /// Status line, and body.
 pub(crate) fn get(address: &str, path: &str) -> (String, String) {
@@ -23,7 +23,7 @@ pub(crate) fn get(address: &str, path: &str) -> (String, String) {
 }
 
 #[test]
-fn the_master_answers_over_http_how_it_is() {
+fn the_master_serves_health_and_metrics_over_http() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     let mut job = home.start(
@@ -63,10 +63,10 @@ fn the_master_answers_over_http_how_it_is() {
     assert_eq!((&last["kind"], &last["version"]), (&"training".into(), &400.into()), "{last}");
 }
 
-/// What was scraped, read by Prometheus' own parser.
+/// Parses the scraped metrics with Prometheus' own parser.
 fn prometheus_parses(home: &Home, body: &str) {
     let Some(python) = std::env::var_os("ELASTICDL_TEST_PYTHON") else {
-        tell("skipped: ELASTICDL_TEST_PYTHON names no Python that has prometheus_client");
+        print_note("skipped: ELASTICDL_TEST_PYTHON is not a Python with prometheus_client");
         return;
     };
     let path = home.path().join("scraped");
@@ -86,9 +86,9 @@ fn prometheus_parses(home: &Home, body: &str) {
 }
 
 #[test]
-fn tensorboard_reads_what_was_measured() {
+fn tensorboard_reads_the_evaluations() {
     let Some(python) = std::env::var_os("ELASTICDL_TEST_PYTHON") else {
-        tell("skipped: ELASTICDL_TEST_PYTHON names no Python that has tensorboard");
+        print_note("skipped: ELASTICDL_TEST_PYTHON is not a Python with tensorboard");
         return;
     };
     let home = Home::new();
@@ -115,9 +115,9 @@ fn tensorboard_reads_what_was_measured() {
         assert_eq!(points.len(), evaluations.len(), "{scalars:#}");
         for (point, evaluation) in points.iter().zip(evaluations) {
             assert_eq!(point["step"], evaluation["version"]);
-            let [seen, told] = [&point["value"], &evaluation["metrics"][metric]]
+            let [read, reported] = [&point["value"], &evaluation["metrics"][metric]]
                 .map(|value| value.as_f64().expect("a number"));
-            assert!((seen - told).abs() < 1e-6, "{tag}: {seen}, not {told}");
+            assert!((read - reported).abs() < 1e-6, "{tag}: {read}, not {reported}");
         }
     }
 }

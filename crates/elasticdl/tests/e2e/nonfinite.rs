@@ -22,7 +22,7 @@ fn an_evaluation_that_is_not_finite_is_shown_and_never_the_best() {
 const BAD: u64 = 777;
 const N_BAD: usize = 10;
 
-/// Trains one epoch of the `count` model, of which one batch is not finite.
+/// Trains one epoch of the `count` model with one batch that is not finite.
 fn count(home: &Home, name: &str, policy: &str, more: &[&str]) {
     let data = shipped_as("training_data", "test");
     let params = format!("--model_params=nan_record={BAD}");
@@ -31,7 +31,7 @@ fn count(home: &Home, name: &str, policy: &str, more: &[&str]) {
     home.train(name, &[&args[..], more].concat());
 }
 
-/// The records that were not trained, and what all counts are.
+/// The records that were not trained, and the counts of all others.
 fn untrained(home: &Home, name: &str) -> (Vec<i64>, Vec<(i64, f32)>) {
     let (rows, _) = counts(&home.job_dir(name).join("output"));
     let trained: Vec<i64> = rows.iter().filter(|(_, n)| *n > 0.0).map(|(id, _)| *id).collect();
@@ -65,7 +65,7 @@ fn a_loss_that_is_not_finite_stops_the_job_with_the_learning_rate_in_its_reason(
         assert_eq!(output.status.code(), Some(1), "{name}");
         let status = home.status(name);
         let reason = status["reason"].as_str().expect("a reason");
-        // Both lanes have such a loss; one of them is named.
+        // The loss is not finite in either lane; the reason names one of them.
         let lane = if name == "steps" { ", lane " } else { ": " };
         for part in [
             "(records ",
@@ -82,7 +82,7 @@ fn a_loss_that_is_not_finite_stops_the_job_with_the_learning_rate_in_its_reason(
 }
 
 #[test]
-fn a_batch_that_is_not_finite_is_left_out_and_the_audit_lists_it() {
+fn a_batch_that_is_not_finite_is_skipped_and_the_audit_lists_it() {
     let home = Home::new();
     for (name, policy, more) in [
         ("async", "skip", &["--minibatch_size=10"][..]),
@@ -96,7 +96,7 @@ fn a_batch_that_is_not_finite_is_left_out_and_the_audit_lists_it() {
 }
 
 #[test]
-fn any_number_of_workers_leaves_out_the_same_batch() {
+fn any_number_of_workers_skips_the_same_batch() {
     let home = Home::new();
     let results = ["1", "2"].map(|n| {
         let (name, workers) = (format!("workers-{n}"), format!("--num_workers={n}"));

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a job with the `count` model must leave behind, computed without the code under test.
+//! The expected result of a job with the `count` model, computed without the code under test.
 //!
-//! Where every batch is a step of its own, each record counts once per epoch, whatever its order.
-//! Where several batches or lanes make up a step, a record counts by its part's share of the
-//! step's records. That depends on the order of an epoch, which is written here a second time, by
-//! brute force: consecutive records form shards, the full shards are shuffled, and so are the
-//! records of each shard; a batch is the next records of its shard.
+//! If every batch is a separate step, each record counts once per epoch, in any order.
+//! If several batches or lanes form a step, the weight of a record is its part's share of the
+//! step's records. This depends on the order of the records in an epoch, which this file implements
+//! a second time, by brute force: consecutive records form shards, the full shards are shuffled, and
+//! so are the records of each shard; a batch is the next records of its shard.
 
 use crate::harness::{Home, N_RECORDS, counts};
 
-/// What the order of a job's records depends on.
+/// The settings that determine the order of a job's records.
 pub(crate) struct Plan {
     version: u64,
     seed: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The order of a job whose batches have so many lanes.
+    /// The plan of a job whose batches have `n_lanes` lanes.
     pub(crate) fn of(home: &Home, name: &str, n_lanes: usize) -> Self {
         let text = std::fs::read(home.job_dir(name).join("job.json")).expect("a job description");
         let spec: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
@@ -27,7 +27,7 @@ impl Plan {
         let size = |field: &str| usize::try_from(number(field)).expect("a small number");
         let minibatch = size("minibatch_size") * n_lanes;
         Self {
-            // A job from before there were versions names none.
+            // Jobs from before there were versions have no such field.
             version: spec["batch_plan"].as_u64().unwrap_or(1),
             seed: number("seed"),
             minibatch,
@@ -36,7 +36,7 @@ impl Plan {
         }
     }
 
-    /// All records of an epoch in training order, batch by batch.
+    /// All records of an epoch in training order, by batch.
     pub(crate) fn batches(&self, epoch: u64) -> Vec<Vec<u64>> {
         let records: Vec<u64> = (0..N_RECORDS).collect();
         let mut shards: Vec<Vec<u64>> = records.chunks(self.shard).map(<[u64]>::to_vec).collect();
@@ -72,7 +72,7 @@ impl Plan {
 }
 
 /// The numbers below `n` as version 2 orders them: all pairs of halves go through the rounds of a
-/// Feistel network, and from those that end beyond `n` the way is followed on in a table.
+/// Feistel network, and values beyond `n` go through the network again, with a table.
 fn computed_order(n: u64, seed: u64) -> Vec<usize> {
     let small = |number: u64| usize::try_from(number).expect("a small number");
     let n_high = (1..).find(|side| side * side >= n).expect("a root");
@@ -101,24 +101,24 @@ fn computed_order(n: u64, seed: u64) -> Vec<usize> {
     (0..n).map(number_at).collect()
 }
 
-/// One word from several.
+/// Hashes several words into one.
 fn keyed(words: &[u64]) -> u64 {
     words.iter().fold(0x5851_f42d_4c95_7f2d, |state, word| hash(state ^ hash(*word)))
 }
 
-/// Fisher and Yates' shuffle, from the last place to the second.
+/// Fisher–Yates shuffle, from the last position to the second.
 fn shuffle<T>(items: &mut [T], seed: u64) {
     let mut n_drawn = 0_u64;
     for last in (1..items.len()).rev() {
         let limit = last as u128 + 1;
-        // Words whose low half falls below the remainder of 2^64 would favour some places.
+        // Words whose low half falls below the remainder of 2^64 would favour some positions.
         let unfair = (1_u128 << 64) % limit;
         let place = loop {
             let word = hash(seed.wrapping_add(n_drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
             n_drawn += 1;
             let product = u128::from(word) * limit;
             if product % (1 << 64) >= unfair {
-                break usize::try_from(product >> 64).expect("a place");
+                break usize::try_from(product >> 64).expect("a position");
             }
         };
         items.swap(last, place);
@@ -132,12 +132,12 @@ fn hash(word: u64) -> u64 {
     steps.iter().fold(start, |word, (shift, factor)| (word ^ (word >> shift)).wrapping_mul(*factor))
 }
 
-/// How the batches of a step are weighed.
+/// How the parts of a step are weighted.
 #[derive(Clone, Copy)]
 pub(crate) enum Step {
-    /// So many batches are one step.
+    /// This many batches form one step.
     Round(usize),
-    /// Every batch is one step of so many lanes.
+    /// Every batch is one step with this many lanes.
     Lanes(usize),
 }
 
@@ -150,7 +150,8 @@ fn steps(plan: &Plan, epoch: u64, step: Step) -> Vec<Vec<Vec<u64>>> {
     }
 }
 
-/// A batch in lanes of equal size; a short one in as many lanes as get two records each.
+/// Splits a batch into lanes of equal size; a short one into as many lanes as get two records
+/// each.
 fn lanes(batch: &[u64], n_lanes: usize) -> Vec<Vec<u64>> {
     let n_lanes = n_lanes.min((batch.len() / 2).max(1));
     let mut all = Vec::new();
@@ -163,7 +164,7 @@ fn lanes(batch: &[u64], n_lanes: usize) -> Vec<Vec<u64>> {
     all
 }
 
-/// What each record counts for, and what all do together.
+/// The expected weight of each record, and their total.
 fn expected(plan: &Plan, epochs: u32, step: Step) -> (Vec<f64>, f64) {
     let n_records = usize::try_from(N_RECORDS).expect("a small set");
     if let Step::Round(1) = step {
@@ -199,7 +200,7 @@ pub(crate) fn assert_counted(home: &Home, name: &str, epochs: u32, step: Step) {
 }
 
 #[test]
-fn the_oracle_names_every_record_once_per_epoch() {
+fn the_oracle_lists_every_record_once_per_epoch() {
     for (version, epoch) in [(1, 0), (1, 1), (2, 0), (2, 1)] {
         let plan = Plan { version, seed: 7, minibatch: 9, shard: 36, is_shuffled: true };
         let mut all = plan.batches(epoch).concat();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A network that comes and goes between workers and their master, under AllReduce.
+//! Network partitions between workers and their master, under AllReduce.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,36 +13,36 @@ use serde_json::Value;
 use crate::allreduce::{n_working, step, weights};
 use crate::harness::{Home, PATIENCE, Running, free_port, n_running, shipped_as};
 
-/// Passes bytes on to a port until it is told to hold them; connections stay as they are.
+/// Forwards bytes to a port, or holds them on request; connections stay open.
 struct Proxy {
     port: u16,
-    is_cut: Arc<AtomicBool>,
+    is_held: Arc<AtomicBool>,
 }
 
 impl Proxy {
     fn to(target: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("an address").port();
-        let is_cut = Arc::new(AtomicBool::new(false));
-        let shared = Arc::clone(&is_cut);
+        let is_held = Arc::new(AtomicBool::new(false));
+        let shared = Arc::clone(&is_held);
         // Ends with the test's process.
         std::thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else { continue };
                 let clone = |stream: &TcpStream| stream.try_clone().expect("another handle");
-                pass(clone(&near), clone(&far), Arc::clone(&shared));
-                pass(far, near, Arc::clone(&shared));
+                forward(clone(&near), clone(&far), Arc::clone(&shared));
+                forward(far, near, Arc::clone(&shared));
             }
         });
-        Self { port, is_cut }
+        Self { port, is_held }
     }
 
-    fn cut(&self, is_cut: bool) {
-        self.is_cut.store(is_cut, Ordering::SeqCst);
+    fn hold(&self, is_held: bool) {
+        self.is_held.store(is_held, Ordering::SeqCst);
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, is_cut: Arc<AtomicBool>) {
+fn forward(mut from: TcpStream, mut to: TcpStream, is_held: Arc<AtomicBool>) {
     let wait = Some(Duration::from_millis(20));
     from.set_read_timeout(wait).expect("a socket");
     std::thread::spawn(move || {
@@ -58,7 +58,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, is_cut: Arc<AtomicBool>) {
                 }
                 Err(_) => break,
             };
-            while is_cut.load(Ordering::SeqCst) {
+            while is_held.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(5));
             }
             if to.write_all(&buffer[..n_bytes]).is_err() {
@@ -70,7 +70,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, is_cut: Arc<AtomicBool>) {
     });
 }
 
-/// A worker by hand, ended with the test.
+/// A worker started by hand; it ends with the test.
 struct Worker(Child);
 
 impl Drop for Worker {
@@ -81,9 +81,9 @@ impl Drop for Worker {
 }
 
 fn worker(home: &Home, elsewhere: &Home, id: u32, port: u16) -> Worker {
-    // A copy: beside the key itself the worker would find the master's own address.
+    // A copy, because the worker would find the master's address next to the original.
     let copy = elsewhere.path().join(format!("key-{id}"));
-    std::fs::copy(home.job_dir("cut").join("job.key"), &copy).expect("the job's key");
+    std::fs::copy(home.job_dir("held").join("job.key"), &copy).expect("the job's key");
     let key = format!("--job_key_file={}", copy.display());
     let (id, address) = (format!("--worker_id={id}"), format!("--master_addr=127.0.0.1:{port}"));
     let mut command = elsewhere.command(&["worker", &id, &address, &key]);
@@ -94,10 +94,10 @@ fn worker(home: &Home, elsewhere: &Home, id: u32, port: u16) -> Worker {
 fn master(home: &Home, port: u16) -> Running {
     let (port, data) = (format!("--port={port}"), shipped_as("training_data", "test"));
     home.start(
-        "cut",
+        "held",
         &[
             "master",
-            "--job_name=cut",
+            "--job_name=held",
             "--distribution_strategy=AllreduceStrategy",
             "--model_def=mnist_cnn",
             "--lanes=2",
@@ -111,7 +111,7 @@ fn master(home: &Home, port: u16) -> Running {
     )
 }
 
-/// The weights after one worker has done it all.
+/// The weights after one worker has trained everything.
 fn undisturbed() -> String {
     let (home, elsewhere) = (Home::new(), Home::new());
     let port = free_port();
@@ -119,7 +119,7 @@ fn undisturbed() -> String {
     master.wait_until("the key", |_| true);
     let _worker = worker(&home, &elsewhere, 0, port);
     master.wait_for_success();
-    weights(&home, "cut")
+    weights(&home, "held")
 }
 
 fn has_event(status: &Value, kind: &str) -> bool {
@@ -128,7 +128,7 @@ fn has_event(status: &Value, kind: &str) -> bool {
 }
 
 #[test]
-fn without_the_master_nothing_is_committed_and_nothing_is_committed_twice() {
+fn steps_are_committed_only_by_the_master_and_only_once() {
     let expected = undisturbed();
     let (home, elsewhere) = (Home::new(), Home::new());
     let port = free_port();
@@ -137,33 +137,33 @@ fn without_the_master_nothing_is_committed_and_nothing_is_committed_twice() {
     master.wait_until("the key", |_| true);
     let _first = worker(&home, &elsewhere, 0, proxies[0].port);
     let _second = worker(&home, &elsewhere, 1, proxies[1].port);
-    master.wait_until("both", |status| n_working(status) == 2 && step(status) > 10);
+    master.wait_until("both workers", |status| n_working(status) == 2 && step(status) > 10);
 
-    // One of them: the other one goes on alone, then takes it in again.
-    proxies[1].cut(true);
-    let alone = master.wait_until("one alone", |status| n_working(status) == 1);
+    // Disconnect one worker: the other continues alone, and the first joins again later.
+    proxies[1].hold(true);
+    let alone = master.wait_until("a single worker", |status| n_working(status) == 1);
     master.wait_until("further steps", |status| step(status) > step(&alone));
-    proxies[1].cut(false);
-    let again = master.wait_until("both again", |status| n_working(status) == 2);
+    proxies[1].hold(false);
+    let again = master.wait_until("both workers again", |status| n_working(status) == 2);
 
-    // Both: they train what they were allowed and wait; the master commits nothing.
+    // Disconnect both: they train the steps they were allowed and wait; the master commits nothing.
     master.wait_until("further steps", |status| step(status) > step(&again));
-    proxies.iter().for_each(|proxy| proxy.cut(true));
-    let lost = master.wait_until("nobody", |status| n_running(status, "worker") == 0);
+    proxies.iter().for_each(|proxy| proxy.hold(true));
+    let lost = master.wait_until("no workers", |status| n_running(status, "worker") == 0);
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(2) {
         let now = master.status().expect("a status");
         assert_eq!(step(&now), step(&lost), "a step was committed without the master");
         std::thread::sleep(Duration::from_millis(100));
     }
-    proxies.iter().for_each(|proxy| proxy.cut(false));
+    proxies.iter().for_each(|proxy| proxy.hold(false));
     let start = Instant::now();
     while master.is_running() {
         assert!(start.elapsed() < PATIENCE, "{}", master.log());
         std::thread::sleep(Duration::from_millis(20));
     }
     master.wait_for_success();
-    assert_eq!(weights(&home, "cut"), expected);
-    let status = home.status("cut");
+    assert_eq!(weights(&home, "held"), expected);
+    let status = home.status("held");
     assert!(has_event(&status, "worker_silent"), "{:#}", status["events"]);
 }

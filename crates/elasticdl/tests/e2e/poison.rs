@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records that cannot be trained: tried by others first, then the job fails and names them.
+//! Records that cannot be trained: other workers try them first, then the job fails and names them.
 
 use serde_json::Value;
 
 use crate::harness::{Home, shipped, shipped_as};
 use crate::oracle::Plan;
 
-/// Not the first of its batch, nor in the first batch of what a worker is lent.
+/// Not the first record of its batch, and not in the first batch of a task.
 const POISON: u64 = 777;
 
-/// Runs a job that must fail; its status.
+/// Runs a job that must fail; returns its status.
 fn fail(home: &Home, name: &str, args: &[&str]) -> Value {
     let name_flag = format!("--job_name={name}");
     let output = home.run(&[&["train", &name_flag], args].concat());
@@ -18,7 +18,7 @@ fn fail(home: &Home, name: &str, args: &[&str]) -> Value {
     let status = home.status(name);
     assert_eq!(status["state"], "failed");
     let reason = status["reason"].as_str().expect("a reason");
-    assert!(summary.contains(reason), "the user is told `{reason}`, in {summary}");
+    assert!(summary.contains(reason), "`{reason}` is missing in {summary}");
     assert!(summary.contains(&format!("elasticdl explain {name}")), "{summary}");
     status
 }
@@ -27,7 +27,7 @@ fn reason(status: &Value) -> &str {
     status["reason"].as_str().expect("a reason")
 }
 
-/// The workers that failed, one per failure.
+/// The worker of each failure.
 fn culprits(status: &Value) -> Vec<String> {
     let events = status["events"].as_array().expect("events").iter();
     let texts = events.filter(|event| event["kind"] == "work_failed").map(|event| &event["text"]);
@@ -39,7 +39,7 @@ fn culprits(status: &Value) -> Vec<String> {
 }
 
 #[test]
-fn a_record_that_the_model_refuses_fails_the_job_by_name() {
+fn a_record_that_the_model_rejects_fails_the_job_and_is_named() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     let params = format!("--model_params=fail_record={POISON}");
@@ -52,7 +52,7 @@ fn a_record_that_the_model_refuses_fails_the_job_by_name() {
     assert_eq!(workers.len(), 3, "{status:#}");
     workers.sort();
     workers.dedup();
-    assert!(workers.len() > 1, "another worker tried it too: {status:#}");
+    assert!(workers.len() > 1, "another worker tried it, too: {status:#}");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_record_that_crashes_workers_fails_the_job_and_its_batch_is_named() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     let params = format!("--model_params=crash_record={POISON}");
-    // Eight records: a reason names so many.
+    // Eight records: a reason lists at most eight.
     let args = ["--model_def=count", &params, &data, "--minibatch_size=8"];
     let status = fail(&home, "crashed", &args);
     let batches = Plan::of(&home, "crashed", 1).batches(0);
@@ -70,8 +70,8 @@ fn a_record_that_crashes_workers_fails_the_job_and_its_batch_is_named() {
     assert!(found.contains(&POISON.to_string()) && found.contains("signal 6"), "{found}");
 }
 
-/// Trains by `args` until workers have crashed on a record often enough; the batch must be named,
-/// and no other may be blamed on the way.
+/// Trains with `args` until the job fails because of a record that crashes workers. The job must
+/// name its batch, and must not blame any other batch before that.
 fn expect_crash_is_named(name: &str, n_lanes: usize, args: &[&str]) {
     let home = Home::new();
     let params = format!("--model_params=crash_record={POISON}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything killed at once, then resumed: nothing is lost and nothing is trained twice.
+//! Jobs that are killed as a whole and resumed: no record is lost or trained twice.
 
 use std::time::{Duration, Instant};
 
@@ -23,19 +23,19 @@ fn train_args<'a>(name: &'a str, data: &'a str) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_job_killed_as_a_whole_resumes_even_with_another_number_of_servers() {
+fn a_job_resumes_with_a_different_number_of_servers_after_all_processes_are_killed() {
     let home = Home::new();
     let data = format!("--training_data={}", shipped("test"));
-    let mut job = home.start("phoenix", &train_args("--job_name=phoenix", &data));
+    let mut job = home.start("killed", &train_args("--job_name=killed", &data));
     job.wait_until("a checkpoint", |s| {
         s["last_checkpoint"].as_str().is_some_and(|c| !c.is_empty())
     });
     let pids: Vec<i32> = job.instances().iter().map(|instance| instance.pid).collect();
     job.kill_all();
-    assert!(pids.iter().all(|pid| wait_gone(*pid)), "somebody outlived the job");
-    let mut resumed = home.start("phoenix", &["train", "--resume", "phoenix", "--num_ps_pods=3"]);
+    assert!(pids.iter().all(|pid| wait_gone(*pid)), "a process outlived the job");
+    let mut resumed = home.start("killed", &["train", "--resume", "killed", "--num_ps_pods=3"]);
     resumed.wait_for_success();
-    assert_exactly_once(&home, "phoenix", 2, 1);
+    assert_exactly_once(&home, "killed", 2, 1);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_job_of_an_earlier_version_resumes_with_its_own_order_of_records() {
     let mut spec: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let version = spec.as_object_mut().unwrap().remove("batch_plan");
-    assert_eq!(version, Some(1.into()), "an earlier version wrote no such field");
+    assert_eq!(version, Some(1.into()), "earlier versions did not write this field");
     std::fs::write(&file, spec.to_string()).unwrap();
     let mut resumed = home.start("old", &["train", "--resume", "old"]);
     resumed.wait_for_success();
@@ -80,7 +80,7 @@ fn a_job_of_an_earlier_version_resumes_with_its_own_order_of_records() {
 }
 
 #[test]
-fn children_follow_their_supervisor_within_two_seconds_even_if_one_is_stopped() {
+fn children_exit_within_two_seconds_of_their_supervisor_even_if_one_is_frozen() {
     let home = Home::new();
     let data = format!("--training_data={}", shipped("test"));
     let mut job = home.start("orphans", &train_args("--job_name=orphans", &data));
@@ -96,7 +96,7 @@ fn children_follow_their_supervisor_within_two_seconds_even_if_one_is_stopped() 
 }
 
 #[test]
-fn an_interrupt_saves_a_checkpoint_ends_everything_and_leaves_a_job_that_can_be_resumed() {
+fn an_interrupt_saves_a_checkpoint_stops_all_processes_and_leaves_a_resumable_job() {
     let home = Home::new();
     let data = format!("--training_data={}", shipped("test"));
     let mut args = train_args("--job_name=interrupted", &data);

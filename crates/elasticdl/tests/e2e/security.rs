@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nobody without the job's key gets in, and nobody is disturbed by who tries.
+//! Processes without the job's key cannot join, and their attempts do not disturb the job.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -33,10 +33,10 @@ fn processes_with_the_key_of_another_job_are_refused_and_the_job_continues() {
     let key = format!("--job_key_file={}", elsewhere.job_dir("other").join("job.key").display());
     for role in [["worker", "--worker_id=9"], ["ps", "--ps_id=9"]] {
         let refused = elsewhere.run(&[role.as_slice(), &[&address, &key]].concat());
-        let said = stderr(&refused);
-        assert_eq!(refused.status.code(), Some(1), "{role:?}: {said}");
-        assert!(said.contains("another job's key"), "{role:?}: {said}");
-        assert!(!said.contains("panicked"), "{role:?}: {said}");
+        let printed = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(1), "{role:?}: {printed}");
+        assert!(printed.contains("another job's key"), "{role:?}: {printed}");
+        assert!(!printed.contains("panicked"), "{role:?}: {printed}");
     }
     assert!(job.is_running(), "the job ended while it was attacked:\n{}", job.log());
     job.wait_for_success();
@@ -50,7 +50,7 @@ fn processes_with_the_key_of_another_job_are_refused_and_the_job_continues() {
 }
 
 #[test]
-fn the_folder_of_a_job_and_its_key_are_the_owners_alone() {
+fn only_the_owner_can_read_the_folder_and_key_of_a_job() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     home.train("private", &["--model_def=count", &data, "--max_step=1", "--num_workers=1"]);
@@ -63,7 +63,7 @@ fn the_folder_of_a_job_and_its_key_are_the_owners_alone() {
     assert_eq!(mode(&folder.join("logs")), 0o700);
 }
 
-/// Trains over TCP alone; the weights, and the logs of all processes.
+/// Trains over TCP only; returns the weights and the logs of all processes.
 fn train_by_tcp(home: &Home, name: &str, flags: &[&str]) -> (String, String) {
     let (name_flag, data) = (format!("--job_name={name}"), shipped_as("training_data", "test"));
     let common = [
@@ -112,9 +112,9 @@ fn pid_of_master(job: &Running) -> i32 {
     master.expect("a master").pid
 }
 
-/// More half-sent requests than the master can open descriptors.
+/// Opens more incomplete requests than the master can have file descriptors.
 #[test]
-fn a_crowd_of_half_sent_requests_does_not_disturb_a_job() {
+fn many_incomplete_requests_do_not_disturb_a_job() {
     edl_net::open_files::raise_limit();
     let home = Home::new();
     let data = shipped_as("training_data", "test");
@@ -131,7 +131,7 @@ fn a_crowd_of_half_sent_requests_does_not_disturb_a_job() {
         ],
     );
     job.wait_until("some training", |status| status["step"].as_u64() > Some(2));
-    // The next master starts with the usual kind of limits: a low one, which it can raise a little.
+    // The next master starts with a low limit that it can raise a little, as is usual.
     let limit = Rlimit { current: Some(512), maximum: Some(1024) };
     prlimit(Pid::from_raw(job.pid()), Resource::Nofile, limit).expect("it is ours");
     signal(pid_of_master(&job), Signal::KILL);
@@ -147,7 +147,7 @@ fn a_crowd_of_half_sent_requests_does_not_disturb_a_job() {
     let address = status["http_address"].as_str().expect("an address");
     let half_sent = || {
         let mut stream = TcpStream::connect(address).expect("the master listens");
-        // It may be closed already.
+        // The master may have closed it already.
         let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: 127.");
         stream
     };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job that tells a collector what it does, through the death of a worker and of its master.
+//! A job that sends spans to a collector, while a worker and the master are killed.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::allreduce::{n_working, step};
 use crate::harness::{Home, PATIENCE, shipped_as, signal};
 
-/// A collector that keeps everything.
+/// A collector that stores everything it receives.
 #[derive(Clone, Default)]
 struct Sink(Arc<Mutex<Vec<ResourceSpans>>>);
 
@@ -55,14 +55,14 @@ impl Sink {
     }
 
     fn spans(&self) -> Vec<Span> {
-        let scopes = self.resources().into_iter().flat_map(|told| told.scope_spans);
+        let scopes = self.resources().into_iter().flat_map(|resource| resource.scope_spans);
         scopes.flat_map(|scope| scope.spans).collect()
     }
 
     fn wait_for(&self, name: &str) {
         let start = Instant::now();
         while !self.spans().iter().any(|span| span.name == name) {
-            assert!(start.elapsed() < PATIENCE, "no {name} was told of");
+            assert!(start.elapsed() < PATIENCE, "no span `{name}` was sent");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -81,10 +81,10 @@ fn a_job_is_one_trace_over_all_its_masters() {
     let (sink, home) = (Sink::default(), Home::new());
     let endpoint = format!("--otlp_endpoint=http://{}", sink.start());
     let mut job = home.start(
-        "told",
+        "traced",
         &[
             "train",
-            "--job_name=told",
+            "--job_name=traced",
             "--distribution_strategy=AllreduceStrategy",
             "--model_def=mnist_cnn",
             "--lanes=2",
@@ -98,24 +98,24 @@ fn a_job_is_one_trace_over_all_its_masters() {
             &shipped_as("validation_data", "test"),
         ],
     );
-    job.wait_until("both", |status| n_working(status) == 2 && step(status) > 5);
-    home.stdout(&["chaos", "told", "kill", "--worker=1"]);
+    job.wait_until("both workers", |status| n_working(status) == 2 && step(status) > 5);
+    home.stdout(&["chaos", "traced", "kill", "--worker=1"]);
     sink.wait_for("heal");
-    // The others may have healed before the supervisor reports the end of the process.
+    // The others may have recovered before the supervisor reports the exit of the process.
     sink.wait_for("process");
     let master = job.instances().into_iter().find(|instance| instance.role == "master");
     signal(master.expect("a master").pid, Signal::KILL);
     job.wait_for_success();
-    assert_eq!(home.status("told")["term"], 2, "there was another master");
+    assert_eq!(home.status("traced")["term"], 2, "the master was replaced");
 
     let spans = sink.spans();
     let named = |name: &str| spans.iter().filter(|span| span.name == name).collect::<Vec<_>>();
-    let [root] = named("job")[..] else { panic!("one job was told of: {:#?}", named("job")) };
+    let [root] = named("job")[..] else { panic!("expected one `job` span: {:#?}", named("job")) };
     assert!(root.parent_span_id.is_empty());
     assert_eq!((root.trace_id.len(), root.span_id.len()), (16, 8));
     assert!(spans.iter().all(|span| span.trace_id == root.trace_id), "one trace");
     for name in ["world", "heal", "checkpoint", "evaluation", "process"] {
-        assert!(!named(name).is_empty(), "no {name} was told of");
+        assert!(!named(name).is_empty(), "no span `{name}` was sent");
         for span in named(name) {
             assert_eq!(span.parent_span_id, root.span_id, "{span:#?}");
             assert!(span.start_time_unix_nano >= root.start_time_unix_nano, "{span:#?}");
@@ -124,14 +124,14 @@ fn a_job_is_one_trace_over_all_its_masters() {
     let terms: BTreeSet<_> = spans.iter().map(|span| number(span, "elasticdl.term")).collect();
     assert_eq!(terms, BTreeSet::from([Some(1), Some(2)]));
     let ids: BTreeSet<_> = spans.iter().map(|span| &span.span_id).collect();
-    assert_eq!(ids.len(), spans.len(), "every span has an id of its own");
+    assert_eq!(ids.len(), spans.len(), "span ids are unique");
     let trained: i64 =
         named("steps").iter().filter_map(|span| number(span, "elasticdl.steps")).sum();
-    assert!(trained > 0, "steps were told of");
+    assert!(trained > 0, "spans of steps were sent");
     let name = KeyValue::text("service.name", "elasticdl");
-    let of_job = KeyValue::text("elasticdl.job", "told");
-    for told in sink.resources() {
-        let attributes = told.resource.unwrap_or_default().attributes;
+    let of_job = KeyValue::text("elasticdl.job", "traced");
+    for resource in sink.resources() {
+        let attributes = resource.resource.unwrap_or_default().attributes;
         assert!(attributes.contains(&name) && attributes.contains(&of_job), "{attributes:#?}");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job's folder after something went wrong with it: the checkpoints are the truth.
+//! Damaged or incomplete job folders: a job recovers from its checkpoints.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,7 +31,7 @@ fn start(home: &Home, name: &str, more: &[&str]) -> Running {
     home.start(name, &args)
 }
 
-/// The folders in a folder of checkpoints: those with a manifest, and the others.
+/// The subfolders of a checkpoint folder: those with a manifest, and the others.
 fn folders(checkpoints: &Path) -> (BTreeSet<String>, BTreeSet<String>) {
     let entries = fs::read_dir(checkpoints).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -46,7 +46,7 @@ fn events(home: &Home, name: &str, kind: &str) -> Vec<String> {
 }
 
 /// Kills a job after its first checkpoint, damages its store, and resumes it.
-fn goes_on_after(name: &str, damage: impl FnOnce(&Path)) {
+fn resumes_after(name: &str, damage: impl FnOnce(&Path)) {
     let home = Home::new();
     let mut job = start(&home, name, &[]);
     job.wait_until("a checkpoint", has_checkpoint);
@@ -59,7 +59,7 @@ fn goes_on_after(name: &str, damage: impl FnOnce(&Path)) {
         status["state"] == "running" && status["term"].as_u64() > Some(1)
     });
     let resumed_at = events(&home, name, "resumed");
-    assert!(!resumed_at.is_empty(), "it started over:\n{}", resumed.log());
+    assert!(!resumed_at.is_empty(), "the job started from the beginning:\n{}", resumed.log());
     let newest = |names: &BTreeSet<String>| names.iter().filter_map(|name| version(name)).max();
     assert!(newest(&folders(&checkpoints).0) >= newest(&complete), "a checkpoint was deleted");
     resumed.wait_for_success();
@@ -72,16 +72,16 @@ fn version(folder: &str) -> Option<u64> {
 
 #[test]
 fn a_job_whose_store_is_lost_resumes_from_its_checkpoints() {
-    goes_on_after("lost", |store| fs::remove_file(store).expect("a store"));
+    resumes_after("lost", |store| fs::remove_file(store).expect("a store"));
 }
 
 #[test]
 fn a_job_whose_store_is_damaged_resumes_from_its_checkpoints() {
-    goes_on_after("damaged", |store| fs::write(store, "half a store").expect("a store"));
+    resumes_after("damaged", |store| fs::write(store, "half a store").expect("a store"));
 }
 
 #[test]
-fn a_job_whose_store_is_lost_remembers_its_evaluations_and_its_best_model() {
+fn a_job_whose_store_is_lost_keeps_its_evaluations_and_its_best_model() {
     let home = Home::new();
     let validation = shipped_as("validation_data", "test");
     let mut job = start(&home, "judged", &[&validation, "--evaluation_steps=40"]);
@@ -100,7 +100,7 @@ fn a_job_whose_store_is_lost_remembers_its_evaluations_and_its_best_model() {
 }
 
 #[test]
-fn a_cause_that_will_not_go_away_ends_the_job_at_once_and_is_said() {
+fn a_permanent_error_fails_the_job_at_once_with_its_cause() {
     let home = Home::new();
     let mut job = start(&home, "blocked", &[]);
     job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
@@ -109,10 +109,10 @@ fn a_cause_that_will_not_go_away_ends_the_job_at_once_and_is_said() {
     fs::remove_file(&store).expect("a store");
     fs::create_dir(&store).expect("a folder");
     let output = home.run(&["train", "--resume", "blocked"]);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("cannot open") && said.contains("master.redb"), "{said}");
-    assert!(!said.contains("restarting it"), "{said}");
+    let printed = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("cannot open") && printed.contains("master.redb"), "{printed}");
+    assert!(!printed.contains("restarting it"), "{printed}");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_job_killed_at_any_moment_of_its_first_second_can_be_resumed() {
         let name = format!("first-{n}");
         let job_dir = home.job_dir(&name);
         let mut job = start(&home, &name, &["--max_step=20"]);
-        // The store appears early; some kills come before it, some while it is written.
+        // The store is created early; some kills happen before that, some while it is written.
         while !job_dir.join("job.key").exists() && job.is_running() {
             std::thread::yield_now();
         }
@@ -141,7 +141,7 @@ fn a_job_killed_at_any_moment_of_its_first_second_can_be_resumed() {
 }
 
 #[test]
-fn two_jobs_with_one_checkpoint_folder_leave_each_other_alone() {
+fn two_jobs_with_one_checkpoint_folder_do_not_interfere() {
     let home = Home::new();
     let folder = home.path().join("shared");
     let flag = format!("--checkpoint_dir={}", folder.display());
@@ -164,9 +164,9 @@ fn two_jobs_with_one_checkpoint_folder_leave_each_other_alone() {
     let from = format!("--checkpoint_dir_for_init={}", folder.display());
     let output =
         home.run(&["train", "--model_def=count", &from, &shipped_as("training_data", "test")]);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("`first`") && said.contains("`second`"), "{said}");
+    let printed = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("`first`") && printed.contains("`second`"), "{printed}");
 }
 
 #[test]
@@ -182,14 +182,14 @@ fn a_job_whose_workers_die_while_they_write_leaves_only_complete_checkpoints() {
         "--num_epochs=4",
         &flag,
     ];
-    let mut job = start(&home, "litter", &more);
+    let mut job = start(&home, "incomplete", &more);
     for _ in 0..4 {
         job.wait_until("two workers", |status| {
             let all = instances(status);
             all.iter().filter(|i| i.role == "worker" && i.state == "working").count() == 2
         });
         let before = folders(&folder).1;
-        // A folder without a manifest: somebody is writing.
+        // A folder without a manifest: a checkpoint is being written.
         let start = std::time::Instant::now();
         while folders(&folder).1.is_subset(&before) && start.elapsed().as_secs() < 20 {
             std::thread::yield_now();
@@ -199,8 +199,9 @@ fn a_job_whose_workers_die_while_they_write_leaves_only_complete_checkpoints() {
         signal(worker.pid, Signal::KILL);
     }
     job.wait_for_success();
-    let (complete, litter) = folders(&folder);
-    assert!(!complete.is_empty() && litter.is_empty(), "left behind: {litter:?}");
-    let sockets = fs::read_dir(home.job_dir("litter").join("run")).into_iter().flatten().count();
+    let (complete, incomplete) = folders(&folder);
+    assert!(!complete.is_empty() && incomplete.is_empty(), "left behind: {incomplete:?}");
+    let sockets =
+        fs::read_dir(home.job_dir("incomplete").join("run")).into_iter().flatten().count();
     assert_eq!(sockets, 0, "sockets were left behind");
 }

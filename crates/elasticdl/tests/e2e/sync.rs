@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Synchronous rounds and bounded staleness: they end well, with every record trained once.
+//! Synchronous rounds and bounded staleness: jobs succeed and train every record once.
 
 use crate::harness::{Home, assert_exactly_once, shipped_as};
 
@@ -25,7 +25,7 @@ fn one_worker_supplies_every_gradient_of_a_round() {
 }
 
 #[test]
-fn three_workers_within_a_bound_of_staleness_train_every_record_once() {
+fn three_workers_with_bounded_staleness_train_every_record_once() {
     let home = Home::new();
     let data = shipped_as("training_data", "test");
     home.train(

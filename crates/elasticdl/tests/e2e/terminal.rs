@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::harness::{Home, PATIENCE, assert_exactly_once, shipped_as, signal, tell};
+use crate::harness::{Home, PATIENCE, assert_exactly_once, print_note, shipped_as, signal};
 
-/// A terminal of its own, which ends with the test.
+/// A separate terminal that ends with the test.
 struct Terminal {
-    /// tmux' server of this test alone.
+    /// The socket of this test's tmux server.
     socket: String,
 }
 
 impl Terminal {
-    /// None where there is no tmux.
+    /// `None` if tmux is not installed.
     fn open(home: &Home, args: &str) -> Option<Self> {
         let socket = home.path().join("tmux").display().to_string();
         let command = format!(
@@ -41,7 +41,7 @@ impl Terminal {
                 Some(terminal)
             }
             None => {
-                tell("skipped: tmux is not installed; `make setup` installs it");
+                print_note("skipped: tmux is not installed; `make setup` installs it");
                 None
             }
         }
@@ -61,15 +61,15 @@ impl Terminal {
         String::from_utf8_lossy(&shown.stdout).into_owned()
     }
 
-    /// Waits until `is_so` of what is seen.
-    fn wait_until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+    /// Waits until the text on the screen fulfils `condition`.
+    fn wait_until(&self, what: &str, condition: impl Fn(&str) -> bool) -> String {
         let start = Instant::now();
         loop {
             let text = self.text();
-            if is_so(&text) {
+            if condition(&text) {
                 return text;
             }
-            assert!(start.elapsed() < PATIENCE, "{what} did not come:\n{text}");
+            assert!(start.elapsed() < PATIENCE, "timed out waiting for {what}:\n{text}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -101,18 +101,20 @@ fn the_terminal_view_draws_kills_scales_and_leaves_the_job_alone() {
     ];
     home.stdout(&job);
     let Some(terminal) = Terminal::open(&home, "top seen") else { return };
-    // A plot is drawn in Braille.
+    // Plots consist of Braille characters.
     let is_plot = |text: &str| text.chars().any(|c| ('\u{2801}'..='\u{28ff}').contains(&c));
     terminal.wait_until("a plot", |text| is_plot(text) && text.contains("▸ worker-"));
     terminal.press("k");
-    terminal.wait_until("the question", |text| text.contains("press k again to kill worker-"));
+    terminal.wait_until("the confirmation prompt", |text| {
+        text.contains("press k again to kill worker-")
+    });
     terminal.press("k");
     terminal.wait_until("the kill", |text| text.contains("was killed"));
     terminal.wait_until("its replacement", |text| text.contains("worker-2 "));
     terminal.press("+");
     terminal.wait_until("a third worker", |text| text.contains("target workers: 3"));
     terminal.press("q");
-    terminal.wait_until("the way out", |text| text.contains("keeps running; stop it"));
+    terminal.wait_until("the exit message", |text| text.contains("keeps running; stop it"));
     home.wait_until("seen", "the end", |status| status["state"] == "succeeded");
     assert_exactly_once(&home, "seen", 2, 1);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `elasticdl explain` after scripted faults: each has a cause and an advice that it must name. The
-//! confusion matrix of all of them is part of the documentation.
+//! `elasticdl explain` after scripted faults: it must name the cause and the advice for each. The
+//! confusion matrix of all faults is part of the documentation.
 //! `tests/python/test_explain.py` adds faults in Python code.
 
 use std::collections::BTreeMap;
@@ -15,10 +15,10 @@ use serde_json::Value;
 
 use crate::disk::Mounted;
 use crate::harness::{
-    Home, PATIENCE, Running, free_port, has_checkpoint, shipped, shipped_as, signal, tell,
+    Home, PATIENCE, Running, free_port, has_checkpoint, print_note, shipped, shipped_as, signal,
 };
 
-/// Brings a job into a state to explain.
+/// Creates a job and injects the fault.
 type Inject = fn(&Home) -> Scene;
 
 /// A job after its fault.
@@ -26,7 +26,7 @@ enum Scene {
     Over,
     Running(Running),
     OnFullDisk(Running, #[expect(dead_code, reason = "held until it is dropped")] Mounted),
-    /// This machine cannot have the fault.
+    /// The fault cannot be injected on this machine.
     Impossible,
 }
 
@@ -35,7 +35,7 @@ struct Fault {
     inject: Inject,
     cause: &'static str,
     advice: &'static str,
-    /// What the answer must contain besides.
+    /// Further text that the answer must contain.
     words: &'static [&'static str],
 }
 
@@ -60,7 +60,7 @@ const JOB: &str = "x";
 const SUCCEEDED: (&str, &str) = ("succeeded", NONE);
 const POISON: &[&str] = &["777", "worker-"];
 
-/// The longest first.
+/// The faults, longest first.
 const FAULTS: &[Fault] = &[
     fault("the master is killed again and again", killed_master, ("killed", CLUSTER), &["master"]),
     fault(
@@ -206,79 +206,83 @@ const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// Jobs at a time: most of them wait.
+/// The number of jobs at a time: most of them wait.
 const AT_ONCE: usize = 4;
 
 #[test]
-fn the_first_cause_of_every_fault_is_found_with_the_right_advice() {
+fn the_root_cause_of_every_fault_is_found_with_the_right_advice() {
     let (left, found) = (Mutex::new(FAULTS.iter()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
                 while let Some(fault) = { left.lock().expect("a list").next() } {
-                    let said = judged(fault);
-                    found.lock().expect("a list").push((fault, said));
+                    let answer = explain(fault);
+                    found.lock().expect("a list").push((fault, answer));
                 }
             });
         }
     });
     let found = found.into_inner().expect("a list");
     let mut matrix: BTreeMap<(&str, String), u32> = BTreeMap::new();
-    for (fault, said) in &found {
-        let Some((said, _)) = said else { continue };
-        let advice = said["advice"].as_str().expect("an advice").to_owned();
+    for (fault, answer) in &found {
+        let Some((answer, _)) = answer else { continue };
+        let advice = answer["advice"].as_str().expect("an advice").to_owned();
         *matrix.entry((fault.advice, advice)).or_default() += 1;
     }
     let matrix = table(&matrix);
-    tell(&matrix);
+    print_note(&matrix);
     let wrong: Vec<String> =
-        found.iter().filter_map(|(fault, said)| mistake(fault, said)).collect();
+        found.iter().filter_map(|(fault, answer)| mistake(fault, answer)).collect();
     assert!(wrong.is_empty(), "{matrix}\n{}", wrong.join("\n\n"));
-    if found.iter().all(|(_, said)| said.is_some()) {
+    if found.iter().all(|(_, answer)| answer.is_some()) {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/troubleshooting.md");
         let page = fs::read_to_string(page).expect("the documentation");
-        assert!(page.contains(&matrix), "docs/troubleshooting.md shows another matrix:\n{matrix}");
+        assert!(
+            page.contains(&matrix),
+            "docs/troubleshooting.md has a different matrix:\n{matrix}"
+        );
         for fault in FAULTS {
             let row = format!("| {} | `{}` | `{}` |", fault.what, fault.cause, fault.advice);
-            assert!(page.contains(&row), "docs/troubleshooting.md lacks the line\n{row}");
+            assert!(page.contains(&row), "docs/troubleshooting.md is missing the row\n{row}");
         }
     }
 }
 
 /// Injects a fault and explains the job, as JSON and as text.
-fn judged(fault: &Fault) -> Option<(Value, String)> {
+fn explain(fault: &Fault) -> Option<(Value, String)> {
     let home = Home::new();
     let scene = (fault.inject)(&home);
     if let Scene::Impossible = scene {
-        tell("skipped: a small disk cannot be mounted here; that needs root");
+        print_note("skipped: mounting a small disk needs root");
         return None;
     }
     let json = home.stdout(&["explain", JOB, "--json"]);
     let text = home.stdout(&["explain", JOB]);
-    // A full disk is unmounted after its job.
+    // A full disk is unmounted after its job has ended.
     if let Scene::Running(mut job) | Scene::OnFullDisk(mut job, _) = scene {
         job.kill_all();
     }
     Some((serde_json::from_str(&json).expect("JSON"), text))
 }
 
-/// What is wrong with an answer.
-fn mistake(fault: &Fault, said: &Option<(Value, String)>) -> Option<String> {
-    let (json, text) = said.as_ref()?;
+/// Describes what is wrong with an answer.
+fn mistake(fault: &Fault, answer: &Option<(Value, String)>) -> Option<String> {
+    let (json, text) = answer.as_ref()?;
     let is_right = json["cause"] == fault.cause && json["advice"] == fault.advice;
     let missing: Vec<&&str> = fault.words.iter().filter(|word| !text.contains(**word)).collect();
     let Fault { what, cause, advice, .. } = fault;
-    (!is_right || !missing.is_empty())
-        .then(|| format!("{what}: not {cause}, {advice}, or without {missing:?}: {json:#}\n{text}"))
+    (!is_right || !missing.is_empty()).then(|| {
+        format!("{what}: expected {cause}, {advice}; missing {missing:?}: {json:#}\n{text}")
+    })
 }
 
-/// The confusion matrix, as the documentation shows it: rows are expected, columns said.
+/// The confusion matrix as in the documentation: rows are expected advice, columns actual advice.
 fn table(matrix: &BTreeMap<(&str, String), u32>) -> String {
     let mut text = format!("| expected \\ said | `{}` |\n|---|", ADVICE.join("` | `"));
     text += &"---|".repeat(ADVICE.len());
     for expected in ADVICE {
-        let counts = ADVICE.map(|said| {
-            let n = matrix.get(&(expected, said.to_owned())).copied().unwrap_or(0);
+        let counts = ADVICE.map(|answer| {
+            let n = matrix.get(&(expected, answer.to_owned())).copied().unwrap_or(0);
             n.to_string()
         });
         text += &format!("\n| `{expected}` | {} |", counts.join(" | "));
@@ -290,7 +294,7 @@ fn has_text(status: &Value, text: &str) -> bool {
     status.to_string().contains(text)
 }
 
-/// Starts a small job with the `count` model, unless `more` says otherwise.
+/// Starts a small job; it has the `count` model unless `more` overrides it.
 fn start(home: &Home, more: &[&str]) -> Running {
     let given = |flag: &str| more.iter().any(|arg| arg.starts_with(flag));
     let data = shipped_as("training_data", "test");
@@ -302,7 +306,7 @@ fn start(home: &Home, more: &[&str]) -> Running {
     home.start(JOB, &args)
 }
 
-/// A job that trains, slowly enough to be disturbed.
+/// A job that trains slowly enough to inject a fault.
 fn training(home: &Home, more: &[&str]) -> Running {
     let mut more = more.to_vec();
     if !more.iter().any(|arg| arg.starts_with("--model_params")) {
@@ -329,7 +333,7 @@ fn killed(home: &Home, more: &[&str]) -> Scene {
     Scene::Over
 }
 
-/// Resumes a job that cannot be.
+/// Resumes a job that cannot be resumed.
 fn resumed(home: &Home) -> Scene {
     let mut job = home.start(JOB, &["train", "--resume", JOB]);
     assert_eq!(job.wait().code(), Some(1), "{}", job.log());
@@ -370,7 +374,7 @@ fn damaged_data(home: &Home) -> Scene {
     failed(home, &["--model_def=mnist_mlp", &as_data(&copy)])
 }
 
-/// A job over pictures of which one is bad.
+/// A job on images, one of which is invalid.
 fn bad_record(home: &Home, bad: &str) -> Scene {
     let image = format!("[{}]", vec!["7"; 784].join(", "));
     let record = |n: usize| match n {
@@ -389,7 +393,7 @@ fn removed_data(home: &Home) -> Scene {
     let mut job = start(home, &more);
     job.wait_until("some training", |status| status["step"].as_u64() > Some(5));
     fs::remove_file(copy.join("data-00001.recordio")).expect("a file");
-    // The next worker has to open it again.
+    // The next worker has to open the file again.
     kill_one(&job, "worker");
     assert_eq!(job.wait().code(), Some(1), "{}", job.log());
     Scene::Over
@@ -417,7 +421,7 @@ fn full_disk(home: &Home) -> Scene {
 fn taken_port(home: &Home) -> Scene {
     let port = free_port();
     let mut job = training(home, &[&format!("--port={port}"), "--num_epochs=0"]);
-    // The supervisor would start the next master at once.
+    // Otherwise, the supervisor would start the next master at once.
     signal(job.pid(), Signal::STOP);
     assert!(kill_one(&job, "master"));
     let start = Instant::now();
