@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The code of the protos is that of the protos as they are.
+//! Generated code is up to date with its protos.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use edl_core::job::{EventKind, JobState};
 use edl_core::platform::InstanceState;
 
 #[test]
-fn the_code_of_a_proto_is_written_again_when_the_proto_changes() {
+fn generated_code_matches_its_proto() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (proto, code) in [
         ("elasticdl/v1/master.proto", "elasticdl.v1.rs"),
@@ -23,25 +23,25 @@ fn the_code_of_a_proto_is_written_again_when_the_proto_changes() {
 }
 
 #[test]
-fn the_enums_of_the_proto_have_the_values_of_edl_core_in_their_order() {
+fn proto_enums_have_the_values_of_edl_core_in_the_same_order() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let proto = fs::read_to_string(root.join("proto/elasticdl/v1/master.proto")).unwrap();
     let check = |name: &str, values: Vec<String>| {
         let (_, body) = proto.split_once(&format!("\nenum {name} {{\n")).unwrap();
         let declared = body.split('}').next().unwrap().lines().map(str::trim);
-        let shout = |text: &str| {
-            let mut shouted = String::new();
+        let to_upper_snake = |text: &str| {
+            let mut upper = String::new();
             for c in text.chars() {
-                if c.is_uppercase() && !shouted.is_empty() {
-                    shouted.push('_');
+                if c.is_uppercase() && !upper.is_empty() {
+                    upper.push('_');
                 }
-                shouted.extend(c.to_uppercase());
+                upper.extend(c.to_uppercase());
             }
-            shouted
+            upper
         };
         let expected = values.iter().enumerate();
-        let expected =
-            expected.map(|(n, value)| format!("{}_{} = {n};", shout(name), shout(value)));
+        let expected = expected
+            .map(|(n, value)| format!("{}_{} = {n};", to_upper_snake(name), to_upper_snake(value)));
         assert_eq!(declared.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
     };
     fn names<T: std::fmt::Debug>(values: &[T]) -> Vec<String> {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A process that is isolated on purpose: nothing passes, and everything continues afterwards.
+//! A deliberately isolated process: no data passes, and everything continues afterwards.
 //!
-//! The switch is that of the whole process, so this is one test in a process of its own.
+//! The switch applies to the whole process, so this test runs alone in its process.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by it")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{TcpListener, TcpStream};
@@ -33,7 +33,7 @@ fn hear(receiver: &mut Receiver) -> Result<(), Error> {
 }
 
 #[test]
-fn nothing_passes_while_a_process_is_isolated_and_everything_does_afterwards() {
+fn an_isolated_process_exchanges_no_data_until_the_isolation_ends() {
     frames_are_held();
     members_lose_each_other();
 }
@@ -59,9 +59,9 @@ fn frames_are_held() {
     isolation::isolate(LONG);
     assert!(matches!(hear(&mut receiver), Err(Error::NotServing)));
     drop((far, echo));
-    assert!(!near.is_closed(), "it cannot see that the other end is gone");
+    assert!(!near.is_closed(), "it cannot see that the other end closed the connection");
     let refused = Stream::connect_tcp(&address.to_string(), SHORT);
-    assert!(matches!(refused, Err(Error::Io { .. })), "nobody can be called");
+    assert!(matches!(refused, Err(Error::Io { .. })), "no connection can be opened");
 
     isolation::isolate(Duration::ZERO);
     hear(&mut receiver).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A world that is over lets everybody go, and the next one works over the same links.
+//! When a world ends, all blocked calls return, and the next world works over the same links.
 
 use std::sync::{Arc, OnceLock, mpsc};
 
@@ -10,7 +10,7 @@ use edl_net::mesh::{Abort, Dtype, Error, Mesh, Phase, PhaseHook};
 use crate::harness::{DEADLINE, TRANSPORTS, enter_and_check, expected, open, run, step};
 
 #[test]
-fn an_abort_in_any_phase_ends_the_sum_and_the_next_world_works() {
+fn an_abort_in_any_phase_stops_the_sum_and_the_next_world_works() {
     for transport in TRANSPORTS {
         for phase in Phase::ALL {
             for n_members in [2, 3, 5] {
@@ -29,7 +29,7 @@ fn an_abort_in_any_phase_ends_the_sum_and_the_next_world_works() {
                 });
                 aborts.set(meshes.iter().map(Mesh::abort).collect()).unwrap();
                 let (_, sums) = run(meshes, move |me, mesh| {
-                    // The quickest may have ended the world before the slowest is in it.
+                    // The fastest member may have ended the world before the slowest has entered it.
                     let entered = mesh.enter(WorldId(1), me, peers.clone());
                     let sum = entered
                         .and_then(|()| step(mesh, 5, &peers[me].span, 7, 400_000, Dtype::F32));
@@ -48,7 +48,7 @@ fn an_abort_in_any_phase_ends_the_sum_and_the_next_world_works() {
 }
 
 #[test]
-fn every_blocked_call_ends_when_its_world_does() {
+fn every_blocked_call_returns_when_its_world_ends() {
     for transport in TRANSPORTS {
         for call in 0..4 {
             let folder = tempfile::tempdir().unwrap();
@@ -57,7 +57,7 @@ fn every_blocked_call_ends_when_its_world_does() {
             if call > 0 {
                 meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &first, 9)).0;
             }
-            // The other one never comes.
+            // The other member never joins.
             let mut mesh = meshes.remove(0);
             let (abort, blocked) = (mesh.abort(), mesh.blocked());
             let (sender, ended) = mpsc::channel();
@@ -73,13 +73,16 @@ fn every_blocked_call_ends_when_its_world_does() {
                 };
                 sender.send(ended).unwrap();
             });
-            // Until it is seen to wait for the other one.
+            // Wait until the call is blocked.
             while !blocked.get() {
                 assert!(matches!(ended.try_recv(), Err(mpsc::TryRecvError::Empty)));
                 std::thread::yield_now();
             }
             abort.abort(WorldId(1));
-            assert!(matches!(ended.try_recv(), Err(mpsc::TryRecvError::Empty)), "not this world");
+            assert!(
+                matches!(ended.try_recv(), Err(mpsc::TryRecvError::Empty)),
+                "the abort was for a different world"
+            );
             abort.abort(WorldId(2));
             assert!(matches!(ended.recv_timeout(DEADLINE).unwrap(), Err(Error::Aborted)));
         }
@@ -87,7 +90,7 @@ fn every_blocked_call_ends_when_its_world_does() {
 }
 
 #[test]
-fn a_closed_mesh_does_nothing_any_more() {
+fn a_closed_mesh_rejects_new_worlds() {
     let folder = tempfile::tempdir().unwrap();
     let (mut meshes, peers) = open(&folder, TRANSPORTS[1], &assign(2, 1), &mut |_| None);
     meshes[0].abort().close();

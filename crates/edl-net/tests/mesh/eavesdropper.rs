@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can be seen of two members on the way between them.
+//! What an eavesdropper between two members can see.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ const STEP: u64 = 3;
 
 type Seen = Arc<Mutex<Vec<u8>>>;
 
-/// Relays to `target` and keeps every byte of both directions; where to connect instead.
+/// Relays to `target` and records every byte of both directions; returns the relay's address.
 fn eavesdrop(target: &str) -> (String, Seen) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -50,17 +50,17 @@ fn copy(mut from: TcpStream, mut to: TcpStream, all: &Mutex<Vec<u8>>) {
 }
 
 #[test]
-fn nobody_on_the_way_can_read_gradients_sums_or_words() {
+fn an_eavesdropper_cannot_read_gradients_sums_or_messages() {
     for (encryption, is_readable) in [(Encryption::Always, false), (Encryption::Never, true)] {
         let folder = tempfile::tempdir().unwrap();
         let over = (Transport::Tcp, encryption);
         let (meshes, mut peers) = open(&folder, over, &assign(2, 2), &mut |_| None);
-        // The first member calls the second.
+        // The first member connects to the second.
         let (address, seen) = eavesdrop(&peers[1].address);
         peers[1].address = address;
         let (_, sums) = run(meshes, move |me, mesh| {
             mesh.enter(WorldId(1), me, peers.clone()).unwrap();
-            mesh.exchange(1, b"a word between members").unwrap();
+            mesh.exchange(1, b"a message between members").unwrap();
             step(mesh, STEP, &peers[me].span, 2, LEN, Dtype::F32).unwrap()
         });
         let sum = expected(STEP, 2, LEN, Dtype::F32);
@@ -69,17 +69,17 @@ fn nobody_on_the_way_can_read_gradients_sums_or_words() {
         let is_seen = |bytes: &[u8]| seen.windows(bytes.len()).any(|part| part == bytes);
         let floats = |floats: &[f32]| floats.iter().flat_map(|float| float.to_le_bytes()).collect();
         let sums: Vec<f32> = sum.iter().map(|bits| f32::from_bits(*bits)).collect();
-        // The first half of the vector is added up by the first member.
+        // The first member adds up the first half of the vector.
         let gradient: Vec<u8> = floats(&lane(STEP, 1, LEN)[1000..1008]);
         let sum: Vec<u8> = floats(&sums[1000..1008]);
         assert_eq!(is_seen(&gradient), is_readable);
         assert_eq!(is_seen(&sum), is_readable);
-        assert_eq!(is_seen(b"a word between members"), is_readable);
+        assert_eq!(is_seen(b"a message between members"), is_readable);
     }
 }
 
 #[test]
-fn members_that_do_not_agree_on_encryption_say_so() {
+fn members_that_disagree_on_encryption_report_it() {
     for (first, second) in
         [(Encryption::Always, Encryption::Never), (Encryption::Never, Encryption::Always)]
     {

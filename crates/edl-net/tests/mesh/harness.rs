@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Worlds of threads, and the sums that they must come to.
+//! Worlds whose members are threads, and their expected sums.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) const TRANSPORTS: [Over; 4] = [
     (Transport::Tcp, Encryption::BetweenHosts),
     (Transport::Tcp, Encryption::Always),
 ];
-/// Fails a test that hangs; nothing is expected to take so long.
+/// The time limit of a test; only a test that hangs takes this long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) fn config(folder: &TempDir, worker: u32, over: Option<Over>) -> MeshConfig {
@@ -49,7 +49,7 @@ pub(crate) fn peer(mesh: &Mesh, worker: u32, span: Span) -> Peer {
     }
 }
 
-/// Meshes of workers `0..spans.len()`, and how they find each other.
+/// Meshes of workers `0..spans.len()`, and their peers.
 pub(crate) fn open(
     folder: &TempDir,
     over: Over,
@@ -69,7 +69,7 @@ pub(crate) fn open(
     (meshes, peers)
 }
 
-/// Runs every member in a thread of its own, and gives up what takes too long.
+/// Runs every member in a separate thread, with a time limit.
 pub(crate) fn run<T: Send + 'static>(
     meshes: Vec<Mesh>,
     member: impl Fn(usize, &mut Mesh) -> T + Clone + Send + 'static,
@@ -86,13 +86,14 @@ pub(crate) fn run<T: Send + 'static>(
     drop(sender);
     let mut ended = Vec::new();
     for _ in 0..n_members {
-        ended.push(results.recv_timeout(DEADLINE).expect("nobody hangs or panics"));
+        ended.push(results.recv_timeout(DEADLINE).expect("no member hangs or panics"));
     }
     ended.sort_by_key(|(place, ..)| *place);
     ended.into_iter().map(|(_, mesh, result)| (mesh, result)).unzip()
 }
 
-/// A lane's numbers: of many magnitudes, so that every other order of addition shows.
+/// The numbers of a lane. Their magnitudes differ, so a different order of addition changes the
+/// sum.
 pub(crate) fn lane(step: u64, lane: u32, len: usize) -> Vec<f32> {
     let mut state = step.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (u64::from(lane) << 32);
     let mut next = || {
@@ -126,7 +127,7 @@ fn node(step: u64, span: &Span, len: usize, dtype: Dtype) -> Vec<f32> {
     fold(span, &mut known, &mut add).unwrap()
 }
 
-/// What everybody must get.
+/// The sum that every member must get.
 pub(crate) fn expected(step: u64, n_active: u32, len: usize, dtype: Dtype) -> Vec<u32> {
     let mut sum = node(step, &(0..n_active), len, dtype);
     sum.iter_mut().for_each(|sum| *sum /= divisor(n_active));
@@ -140,7 +141,7 @@ pub(crate) fn divisor(n_active: u32) -> f32 {
     3.0 * f32::from(u16::try_from(n_active).unwrap())
 }
 
-/// One step of a member that runs `span`: its sum's bits.
+/// Runs one step of a member with lanes `span`; returns the bits of the sum.
 pub(crate) fn step(
     mesh: &mut Mesh,
     step: u64,
@@ -154,7 +155,7 @@ pub(crate) fn step(
     assert_eq!(buffers.len(), nodes.len());
     for (buffer, span) in buffers.into_iter().zip(&nodes) {
         if span.len() == 1 {
-            // Not rounded: a lane by itself is the mesh's business.
+            // Not rounded: the mesh handles a lane that is alone.
             buffer.copy_from_slice(&lane(step, span.start, len));
         } else {
             buffer.copy_from_slice(&node(step, span, len, dtype));
@@ -170,5 +171,5 @@ pub(crate) fn enter_and_check(mesh: &mut Mesh, world: u64, me: usize, peers: &[P
     mesh.enter(WorldId(world), me, peers.to_vec()).unwrap();
     let n_lanes = peers.iter().map(|peer| peer.span.end).max().unwrap();
     let sum = step(mesh, world, &peers[me].span, n_lanes, len, Dtype::F32).unwrap();
-    assert!(sum == expected(world, n_lanes, len, Dtype::F32), "another sum in world {world}");
+    assert!(sum == expected(world, n_lanes, len, Dtype::F32), "wrong sum in world {world}");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who does not hold the key, or is of another run, or talks nonsense, stays outside.
+//! Peers without the key, from another run, or that send invalid bytes are refused.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ use edl_net::mesh::{Error, Mesh, Transport};
 use crate::harness::{DEADLINE, RUN, TRANSPORTS, config, enter_and_check, open, peer, run};
 
 #[test]
-fn another_key_or_run_is_refused_by_name() {
+fn a_different_key_or_run_is_refused_by_name() {
     for transport in TRANSPORTS {
         for (of_key, text) in [(true, "key"), (false, "run")] {
             let folder = tempfile::tempdir().unwrap();
@@ -36,15 +36,15 @@ fn another_key_or_run_is_refused_by_name() {
     }
 }
 
-/// Sends `bytes` to a mesh and reads until it hangs up.
+/// Sends `bytes` to a mesh and reads until the mesh closes the connection.
 fn intrude(stream: &mut (impl Read + Write), bytes: &[u8]) {
-    // It may hang up before everything is sent.
+    // The mesh may close the connection before everything is sent.
     let _ = stream.write_all(bytes);
     let _ = stream.read_to_end(&mut Vec::new());
 }
 
 #[test]
-fn nonsense_is_dropped_and_the_mesh_works_on() {
+fn invalid_bytes_are_dropped_and_the_mesh_keeps_working() {
     let header = |kind, length| {
         let (run, tag) = (RUN, [0; TAG_LEN]);
         let batch = BatchId::default();
@@ -70,7 +70,7 @@ fn nonsense_is_dropped_and_the_mesh_works_on() {
                 intrude(&mut TcpStream::connect(mesh.address()).unwrap(), bytes);
             }
         }
-        // Callers that say nothing at all are still there when the others meet.
+        // Silent connections stay open while the members connect.
         let silent: Vec<TcpStream> =
             (0..20).map(|_| TcpStream::connect(meshes[1].address()).unwrap()).collect();
         meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &peers, 5000)).0;
@@ -79,7 +79,7 @@ fn nonsense_is_dropped_and_the_mesh_works_on() {
 }
 
 #[test]
-fn a_crowd_of_strangers_keeps_no_member_out() {
+fn many_unauthenticated_connections_do_not_keep_members_out() {
     edl_net::open_files::raise_limit();
     let folder = tempfile::tempdir().unwrap();
     let over = (Transport::Tcp, Encryption::default());
@@ -87,7 +87,7 @@ fn a_crowd_of_strangers_keeps_no_member_out() {
     let mut strangers: Vec<TcpStream> =
         (0..1100).map(|_| TcpStream::connect(meshes[1].address()).unwrap()).collect();
     let meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &peers, 5000)).0;
-    // The crowd was larger than its limit: the first of them was closed, and the last was not.
+    // There were more connections than the limit: the oldest was closed, and the newest was not.
     let mut byte = [0; 1];
     strangers[0].set_read_timeout(Some(DEADLINE)).unwrap();
     assert!(matches!(strangers[0].read(&mut byte), Ok(0)));

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a mesh promises, over each transport.
+//! The guarantees of a mesh, over each transport.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by it")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod aborts;
-mod deaths;
 mod eavesdropper;
+mod failures;
 mod harness;
 mod intruders;
+mod messages;
 mod processes;
 mod sums;
-mod talk;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members that are processes of their own: killed and stopped for real.
+//! Members in separate processes that are really killed and frozen.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -11,13 +11,13 @@ use edl_net::mesh::{Dtype, Error, Mesh, Peer, Phase};
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
 
-use crate::deaths::survive;
+use crate::failures::survive;
 use crate::harness::{Over, TRANSPORTS, config, enter_and_check, peer, run, step};
 
 const FOLDER: &str = "MESH_TEST_FOLDER";
 const LANES: u32 = 7;
 
-/// A member in a process of its own, which is killed with its handle.
+/// A member in a separate process, which is killed when this handle is dropped.
 struct Member(Child);
 
 impl Drop for Member {
@@ -43,8 +43,8 @@ fn read_peer(line: &str) -> Peer {
     }
 }
 
-/// Starts `worker` as a process that gets `signal` from itself in step 5, in `phase`. Returns
-/// how to reach it.
+/// Starts `worker` as a process that sends `signal` to itself in step 5, in `phase`. Returns its
+/// process and address.
 fn start(
     folder: &TempDir,
     worker: u32,
@@ -63,13 +63,13 @@ fn start(
     let mut stdin = child.stdin.take().unwrap();
     writeln!(stdin, "{worker} {transport} {phase} {}", signal.as_raw()).unwrap();
     let stdout = BufReader::new(child.stdout.take().unwrap());
-    let told = stdout.lines().map(Result::unwrap).find(|line| line.contains("PEER")).unwrap();
+    let line = stdout.lines().map(Result::unwrap).find(|text| text.contains("PEER")).unwrap();
     child.stdin = Some(stdin);
-    let place = told.find("PEER").unwrap();
-    (Member(child), read_peer(&told[place + 4..]))
+    let place = line.find("PEER").unwrap();
+    (Member(child), read_peer(&line[place + 4..]))
 }
 
-/// Not a test of its own: what a process does that the tests below start.
+/// Not a separate test: the code of the processes that the tests below start.
 #[test]
 fn a_member() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -84,7 +84,7 @@ fn a_member() {
     config.on_phase = Some(Box::new(move |phase, step| {
         if step == 5 && phase == Phase::ALL[numbers[2]] {
             kill_process(getpid(), signal).unwrap();
-            // A stop may reach this thread a little later than the others.
+            // SIGSTOP may reach this thread a little later than the others.
             loop {
                 std::thread::park();
             }
@@ -100,7 +100,7 @@ fn a_member() {
     }
 }
 
-/// A world of two threads here and one process, which is `dead`.
+/// A world of two threads in this process and one separate process, `dead`.
 fn world(
     folder: &TempDir,
     dead: usize,
@@ -127,7 +127,7 @@ fn world(
 }
 
 #[test]
-fn a_killed_process_is_lost_and_the_others_go_on() {
+fn a_killed_process_is_reported_lost_and_the_others_continue() {
     for transport in TRANSPORTS {
         for (number, phase) in Phase::ALL.into_iter().enumerate() {
             let folder = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ fn a_killed_process_is_lost_and_the_others_go_on() {
 }
 
 #[test]
-fn a_stopped_process_is_lost_by_its_silence_and_nobody_else_is_blamed() {
+fn a_frozen_process_times_out_and_no_other_member_is_blamed() {
     for transport in TRANSPORTS {
         let folder = tempfile::tempdir().unwrap();
         let silence = Duration::from_secs(2);
@@ -155,7 +155,7 @@ fn a_stopped_process_is_lost_by_its_silence_and_nobody_else_is_blamed() {
             mesh.enter(WorldId(1), me, peers.clone()).unwrap();
             step(mesh, 4, &peers[me].span, LANES, 400_000, Dtype::F32).unwrap();
             let ended = step(mesh, 5, &peers[me].span, LANES, 400_000, Dtype::F32);
-            let left = crate::deaths::survivors(&peers, 1);
+            let left = crate::failures::survivors(&peers, 1);
             enter_and_check(mesh, 2, place, &left, 1000);
             ended
         });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bits of a sum are those of the tree, whoever runs which lane.
+//! Sums are bit-identical to the sum of the tree, no matter which member runs which lane.
 
 use edl_core::id::WorldId;
 use edl_core::lanes::{Span, assign};
@@ -12,7 +12,7 @@ use crate::harness::{Over, TRANSPORTS, expected, open, run, step};
 /// The points that a member has reached.
 type Reached = Arc<Mutex<Vec<(Phase, u64)>>>;
 
-/// Sums of several lengths in one world; every member must get the bits of one thread.
+/// Sums of several lengths in one world; all must be bit-identical to those of one thread.
 fn check(transport: Over, spans: &[Span], sums: &[(u32, usize, Dtype)]) {
     let folder = tempfile::tempdir().unwrap();
     let (meshes, peers) = open(&folder, transport, spans, &mut |_| None);
@@ -35,7 +35,7 @@ fn check(transport: Over, spans: &[Span], sums: &[(u32, usize, Dtype)]) {
 }
 
 #[test]
-fn any_number_of_members_comes_to_the_same_bits() {
+fn any_number_of_members_gives_bit_identical_sums() {
     for transport in TRANSPORTS {
         for n_members in 1..=16 {
             let sums = [(21, 5000, Dtype::F32), (16, 1025, Dtype::F32), (21, 5000, Dtype::Bf16)];
@@ -45,7 +45,7 @@ fn any_number_of_members_comes_to_the_same_bits() {
 }
 
 #[test]
-fn short_steps_and_odd_lengths_come_to_the_same_bits() {
+fn short_steps_and_odd_lengths_give_bit_identical_sums() {
     let mut sums = Vec::new();
     for len in [0, 1, 2, 1023, 1024, 1025, 4099, 200_001] {
         for n_active in [1, 2, 5, 7] {
@@ -59,7 +59,7 @@ fn short_steps_and_odd_lengths_come_to_the_same_bits() {
 }
 
 #[test]
-fn uneven_and_empty_spans_come_to_the_same_bits() {
+fn uneven_and_empty_spans_give_bit_identical_sums() {
     let spans = [0..0, 0..5, 5..5, 5..6, 6..13, 13..13];
     let sums = [(13, 300_000, Dtype::F32), (3, 70_000, Dtype::F32), (13, 300_000, Dtype::Bf16)];
     for transport in TRANSPORTS {
@@ -100,7 +100,7 @@ fn every_member_reaches_every_phase_once_and_in_order() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn random_mappings_come_to_the_same_bits(
+    fn random_mappings_give_bit_identical_sums(
         cuts in prop::collection::vec(0_u32..20, 0..7),
         n_lanes in 1_u32..20,
         n_active in 1_u32..20,

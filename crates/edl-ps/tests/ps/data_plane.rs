@@ -33,7 +33,7 @@ fn a_push_is_applied_acknowledged_and_seen_by_the_next_pull() {
 }
 
 #[test]
-fn rows_come_back_in_the_order_in_which_they_were_asked_for() {
+fn rows_are_returned_in_the_requested_order() {
     let job = Job::start(Mode::Async);
     let mut client = job.client(1, By::Unix);
     let ids = vec![(0..300).rev().collect::<Vec<u64>>(), (0..40).collect()];
@@ -74,7 +74,7 @@ fn the_same_batch_pushed_twice_counts_once() {
 }
 
 #[test]
-fn a_reader_leaves_no_rows_behind_and_a_pull_does() {
+fn a_read_creates_no_rows_and_a_pull_does() {
     let job = Job::start(Mode::Async);
     let n_rows = || -> u64 {
         let states = job.servers.iter().flat_map(Server::states);
@@ -89,7 +89,7 @@ fn a_reader_leaves_no_rows_behind_and_a_pull_does() {
 }
 
 #[test]
-fn another_generation_is_refused_by_name_and_changes_nothing() {
+fn a_different_generation_is_refused_by_name_and_changes_nothing() {
     let job = Job::start(Mode::Async);
     job.load(2, Mode::Async);
     let mut client = job.client(1, By::Unix);
@@ -113,13 +113,13 @@ fn a_zombie_connection_is_refused_after_the_next_generation_was_loaded() {
     zombie.push(batch(1), 1.0).unwrap();
     assert!(matches!(zombie.ack(), Err(Error::Generation { .. })));
     assert!(matches!(zombie.pull(None), Err(Error::Generation { .. })));
-    // The new generation started from first values, and nobody touched them.
+    // The new generation has the initial values, unchanged.
     job.client(2, By::Tcp).expect(0.0);
     assert_eq!(job.updates(), [0; N_PARTITIONS as usize]);
 }
 
 #[test]
-fn a_load_of_the_generation_at_hand_loses_nothing_and_an_older_one_is_refused() {
+fn loading_the_current_generation_loses_nothing_and_an_older_one_is_refused() {
     let job = Job::start(Mode::Async);
     let mut client = job.client(1, By::Unix);
     client.push(batch(0), 1.0).unwrap();
@@ -133,7 +133,7 @@ fn a_load_of_the_generation_at_hand_loses_nothing_and_an_older_one_is_refused() 
 }
 
 #[test]
-fn a_checkpoint_restores_rows_and_applied_sets_on_another_number_of_servers() {
+fn a_checkpoint_restores_rows_and_applied_sets_on_a_different_number_of_servers() {
     let job = Job::start(Mode::Async);
     let mut client = job.client(1, By::Unix);
     for index in 0..3 {
@@ -168,7 +168,7 @@ fn a_checkpoint_restores_rows_and_applied_sets_on_another_number_of_servers() {
 }
 
 #[test]
-fn a_route_that_leaves_partitions_out_is_refused_before_anything_is_sent() {
+fn an_incomplete_route_is_refused_before_anything_is_sent() {
     let job = Job::start(Mode::Async);
     let mut route = job.route(1, By::Unix);
     route.servers[1].partitions = 3..N_PARTITIONS;
@@ -183,7 +183,7 @@ fn a_route_that_leaves_partitions_out_is_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn a_route_with_other_shares_than_the_servers_is_refused_and_changes_nothing() {
+fn a_route_that_contradicts_the_servers_is_refused_and_changes_nothing() {
     let job = Job::start(Mode::Async);
     let mut route = job.route(1, By::Unix);
     route.servers[0].partitions = 0..3;
@@ -197,7 +197,7 @@ fn a_route_with_other_shares_than_the_servers_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_left_over_socket_file_does_not_keep_a_client_from_tcp() {
+fn a_client_uses_tcp_despite_a_stale_socket_file() {
     let job = Job::start(Mode::Async);
     let mut route = job.route(1, By::Unix);
     let stale = job.folder.path().join("stale.sock");
@@ -207,7 +207,7 @@ fn a_left_over_socket_file_does_not_keep_a_client_from_tcp() {
 }
 
 #[test]
-fn parameters_start_from_what_the_model_brings() {
+fn parameters_start_from_the_initial_values_of_the_model() {
     let job = Job::start(Mode::Async);
     let job_dir = job.folder.path();
     let load = |change: &dyn Fn(&mut ModelSpec)| {

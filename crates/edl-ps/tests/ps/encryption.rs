@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections that are encrypted: what can be seen and changed on the way, and who gets one.
+//! Encrypted connections: what a man in the middle can see and change, and how peers agree on them.
 
 use edl_core::spec::Mode;
 use edl_net::data::{Error, Route};
@@ -9,10 +9,10 @@ use edl_net::handshake::{Encryption, Hello};
 use crate::harness::{By, Client, Job, batch};
 use crate::relay::{self, Recorded};
 
-/// What a client sends before its first pull or push: its hello and its proof.
+/// The length of what a client sends before its first pull or push: its hello and its proof.
 const HANDSHAKE: usize = HEADER_LEN + Hello::LEN + HEADER_LEN + 32;
 
-/// The way to the servers, with a relay in front of the first.
+/// The route to the servers, with a relay in front of the first.
 fn relayed(job: &Job, flip: Option<(usize, u8)>) -> (Route, Recorded) {
     let mut route = job.route(1, By::Tcp);
     let (address, recorded) = relay::record(&route.servers[0].address, flip);
@@ -21,7 +21,7 @@ fn relayed(job: &Job, flip: Option<(usize, u8)>) -> (Route, Recorded) {
 }
 
 #[test]
-fn nobody_on_the_way_can_read_gradients_or_parameters() {
+fn an_eavesdropper_cannot_read_gradients_or_parameters() {
     for (encryption, is_readable) in [(Encryption::Always, false), (Encryption::Never, true)] {
         let job = Job::start(Mode::Async);
         let (route, recorded) = relayed(&job, None);
@@ -33,7 +33,7 @@ fn nobody_on_the_way_can_read_gradients_or_parameters() {
         let (gradient, parameters): (Vec<u8>, Vec<u8>) = (bytes(-0.731), bytes(0.731));
         assert_eq!(recorded.contains(&gradient), (is_readable, false));
         assert_eq!(recorded.contains(&parameters), (false, is_readable));
-        // Nor where a frame begins, but in the handshakes of both connections.
+        // Frame headers are readable only in the handshakes of both connections.
         let up = recorded.up.lock().unwrap();
         let n_headers = up.windows(4).filter(|part| part == b"EDLF").count();
         assert_eq!(n_headers, if is_readable { 6 } else { 4 });
@@ -54,8 +54,8 @@ fn a_changed_byte_of_an_encrypted_frame_ends_the_connection_and_applies_nothing(
 }
 
 #[test]
-fn nobody_on_the_way_can_turn_encryption_off() {
-    // Requires it to accepts it, requires it to refuses it, and accepts it to refuses it.
+fn a_man_in_the_middle_cannot_turn_encryption_off() {
+    // Changes "requires" to "accepts", "requires" to "refuses", and "accepts" to "refuses".
     for (encryption, bits) in
         [(Encryption::Always, 3), (Encryption::Always, 2), (Encryption::BetweenHosts, 1)]
     {
@@ -68,14 +68,14 @@ fn nobody_on_the_way_can_turn_encryption_off() {
 }
 
 #[test]
-fn a_side_that_requires_encryption_refuses_one_that_does_not_encrypt() {
+fn a_side_that_requires_encryption_refuses_a_peer_that_has_it_off() {
     for (server, client) in
         [(Encryption::Never, Encryption::Always), (Encryption::Always, Encryption::Never)]
     {
         let job = Job::start_with(Mode::Async, server);
         let (by_tcp, by_unix) = (job.route(1, By::Tcp), job.route(1, By::Unix));
         let Err(Error::Refused(text)) = Client::connect_as(&by_tcp, client).map(|_| ()) else {
-            panic!("one of them requires encryption");
+            panic!("connected although one side requires encryption");
         };
         assert!(!text.contains('\n'), "{text}");
         let [first, second] = ["requires encrypted data connections, but", "set to false"]
@@ -84,13 +84,13 @@ fn a_side_that_requires_encryption_refuses_one_that_does_not_encrypt() {
         let requires = named < first;
         assert_eq!(requires, server == Encryption::Always, "{text}");
         assert!(first < second && text.matches("127.0.0.1:").count() == 2, "{text}");
-        // Within the host there is nothing to agree on.
+        // Unix sockets are not encrypted, so there is no conflict.
         Client::connect_as(&by_unix, client).unwrap().expect(0.0);
     }
 }
 
 #[test]
-fn frames_of_many_chunks_come_to_the_same_numbers() {
+fn encrypted_frames_of_many_chunks_carry_the_same_numbers() {
     let value = |id: u64, column: usize| (id * 16 + column as u64) as f32;
     let ids = vec![Vec::new(), (0..30_000).rev().collect::<Vec<u64>>()];
     let grads: Vec<f32> =

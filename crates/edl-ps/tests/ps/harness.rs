@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Servers in this process and clients to them.
+//! Servers in this process, and their clients.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -27,14 +27,14 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 pub(crate) const RUN: RunId = RunId([7; 16]);
 pub(crate) const N_PARTITIONS: u32 = 6;
 pub(crate) const N_BATCHES: u32 = 5;
-/// Far longer than any test takes: hit only when something hangs.
+/// Far longer than any test takes: reached only when something hangs.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) fn key() -> JobKey {
     JobKey::from_bytes([3; 32])
 }
 
-/// Zeros at first, and plain gradient descent with rate one: values are sums of gradients.
+/// Initial values are zero and the learning rate of SGD is one, so values are sums of gradients.
 pub(crate) fn model() -> ModelSpec {
     let zero = Init::Constant(0.0);
     let table = |name: &str, dim| TableSpec { name: name.into(), dim, init: zero };
@@ -72,7 +72,7 @@ pub(crate) fn load_spec(generation: u64, partitions: std::ops::Range<u32>, mode:
     }
 }
 
-/// What carries the frames.
+/// The transport of the frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum By {
     Tcp,
@@ -83,7 +83,7 @@ pub(crate) enum By {
 impl By {
     pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::Unix, Self::EncryptedTcp];
 
-    /// What a client asks for. Servers on its host accept both.
+    /// The encryption that a client requests. Servers on its host accept both.
     pub(crate) fn encryption(self) -> Encryption {
         match self {
             Self::Tcp | Self::Unix => Encryption::BetweenHosts,
@@ -115,7 +115,7 @@ impl Server {
         let address = tcp.local_addr().unwrap().to_string();
         let unix_path = folder.join(format!("ps-{ps}.sock"));
         let unix = UnixListener::bind(&unix_path).unwrap();
-        // These threads end with the process; they hold a port and a file of the test's own.
+        // These threads end with the process; they hold a port and a file that only this test uses.
         let listening = Arc::clone(&front);
         std::thread::spawn(move || {
             for stream in tcp.incoming() {
@@ -135,7 +135,7 @@ impl Server {
         Self { store, address, unix_path, reports: Mutex::new(reports), front }
     }
 
-    /// The next report to the master, except that a checkpoint of a step was taken up.
+    /// The next report to the master, except reports that a checkpoint of a step was accepted.
     pub(crate) fn report(&self) -> Report {
         let mut reports = self.reports.lock().unwrap();
         loop {
@@ -168,7 +168,7 @@ impl Server {
     }
 
     pub(crate) fn order_checkpoint(&self, number: u64, folder: &Path, at: Option<u64>) {
-        // As the master does first.
+        // The master creates the folder first, too.
         std::fs::create_dir_all(folder).unwrap();
         let (checkpoint, generation) = (CheckpointId(number), Generation(1));
         let folder = folder.to_str().unwrap().to_owned();
@@ -176,7 +176,7 @@ impl Server {
         self.store.handle(Event::Order(order));
     }
 
-    /// What became of the checkpoint with this number.
+    /// The result of the checkpoint with this number.
     pub(crate) fn checkpointed(&self, number: u64) -> Result<Vec<FileEntry>, String> {
         let (checkpoint, files) = match self.report() {
             Report::CheckpointDone { checkpoint, files, .. } => (checkpoint, Ok(files)),
@@ -196,7 +196,7 @@ impl Server {
         files.map(|files| files.into_iter().map(entry).collect())
     }
 
-    /// What the server holds.
+    /// The state of the server's partitions.
     pub(crate) fn states(&self) -> Vec<PartitionState> {
         self.store.inspect().blocking_recv().unwrap().1
     }
@@ -209,7 +209,7 @@ impl Drop for Server {
     }
 }
 
-/// Two servers that hold all partitions between them.
+/// Two servers that together hold all partitions.
 pub(crate) struct Job {
     pub(crate) servers: [Server; 2],
     pub(crate) folder: tempfile::TempDir,
@@ -253,7 +253,7 @@ impl Job {
         Client::connect_as(&self.route(generation, by), by.encryption()).unwrap()
     }
 
-    /// Updates of every partition.
+    /// The number of updates of every partition.
     pub(crate) fn updates(&self) -> Vec<u64> {
         let states = self.servers.iter().flat_map(Server::states);
         states.map(|state| state.updates).collect()
@@ -264,7 +264,7 @@ pub(crate) fn shares() -> [std::ops::Range<u32>; 2] {
     [0..2, 2..N_PARTITIONS]
 }
 
-/// A worker: a client and the buffers around it.
+/// A worker: a client and its buffers.
 pub(crate) struct Client {
     pub(crate) net: PsClient,
     pub(crate) ids: Vec<Vec<u64>>,
@@ -294,7 +294,7 @@ impl Client {
         Ok(net.pull(ids, Some(dense), rows, min_round)?.0)
     }
 
-    /// Pushes minus one everywhere, so that values count applications, times `value`.
+    /// Pushes `-value` for every parameter, so each application adds `value`.
     pub(crate) fn push(&mut self, batch: BatchId, value: f32) -> Result<(), Error> {
         let base = edl_net::data::Versions(vec![0, 0]);
         self.push_from(batch, value, &base)

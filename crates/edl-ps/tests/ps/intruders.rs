@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who is not let in, and what does not get through.
+//! Connections and frames that are refused.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ use edl_net::handshake::{Challenge, Encryption};
 use edl_net::key::JobKey;
 
 use crate::harness::{By, Client, DEADLINE, Job, N_PARTITIONS, RUN, batch, key, layout, model};
-use crate::relay::{self, Hook, Passed, pass};
+use crate::relay::{self, Forwarded, Hook, forward};
 
 const UNTOUCHED: [u64; N_PARTITIONS as usize] = [0; N_PARTITIONS as usize];
 
@@ -30,7 +30,7 @@ fn connect(job: &Job, by: By, key: &JobKey, run: RunId) -> Result<PsClient, Erro
     )
 }
 
-/// A client whose frames to the first server pass through `hook`.
+/// A client whose frames to the first server go through `hook`.
 fn relayed(job: &Job, by: By, hook: Hook) -> Client {
     let mut route = job.route(1, by);
     let server = &mut route.servers[0];
@@ -45,14 +45,14 @@ fn relayed(job: &Job, by: By, hook: Hook) -> Client {
     Client::connect(&route).unwrap()
 }
 
-fn on_push(change: impl Fn(Vec<u8>) -> Passed + Send + Sync + 'static) -> Hook {
+fn on_push(change: impl Fn(Vec<u8>) -> Forwarded + Send + Sync + 'static) -> Hook {
     Arc::new(
-        move |header, frame| if header.kind == Kind::Push { change(frame) } else { pass(frame) },
+        move |header, frame| if header.kind == Kind::Push { change(frame) } else { forward(frame) },
     )
 }
 
 #[test]
-fn another_key_is_refused() {
+fn a_different_key_is_refused() {
     for by in [By::Unix, By::Tcp] {
         let job = Job::start(Mode::Async);
         let refused = connect(&job, by, &JobKey::from_bytes([4; 32]), RUN).map(|_| ());
@@ -62,7 +62,7 @@ fn another_key_is_refused() {
 }
 
 #[test]
-fn another_run_of_the_same_job_is_refused() {
+fn a_different_run_of_the_same_job_is_refused() {
     for by in [By::Unix, By::Tcp] {
         let job = Job::start(Mode::Async);
         let refused = connect(&job, by, &key(), RunId([8; 16])).map(|_| ());
@@ -71,7 +71,7 @@ fn another_run_of_the_same_job_is_refused() {
     }
 }
 
-/// Speaks raw bytes to a server; what it answers before it closes.
+/// Sends raw bytes to a server; returns its answer until it closes the connection.
 fn talk(job: &Job, by: By, bytes: &[u8]) -> Vec<u8> {
     let mut answer = Vec::new();
     match by {
@@ -104,10 +104,10 @@ fn header(kind: Kind, length: u64) -> Header {
 }
 
 #[test]
-fn a_peer_without_a_key_hears_no_parameter() {
+fn a_peer_without_the_key_gets_no_parameters() {
     let job = Job::start(Mode::Async);
     for by in [By::Unix, By::Tcp] {
-        // A pull at once, without any handshake.
+        // A pull without a handshake.
         let mut bytes = header(Kind::Pull, 32).encode().to_vec();
         bytes.extend([0; 32]);
         let answer = talk(&job, by, &bytes);
@@ -130,7 +130,7 @@ fn a_peer_without_a_key_hears_no_parameter() {
 }
 
 #[test]
-fn another_protocol_version_is_rejected_in_one_sentence() {
+fn a_different_protocol_version_is_rejected_in_one_line() {
     let job = Job::start(Mode::Async);
     let mut bytes = header(Kind::Hello, 56).encode().to_vec();
     bytes[4] = 9;
@@ -151,7 +151,7 @@ fn a_frame_with_one_altered_byte_is_refused_and_ends_the_connection() {
                 on_push(move |mut frame| {
                     let place = frame.len() - from_end;
                     frame[place] ^= 1;
-                    pass(frame)
+                    forward(frame)
                 }),
             );
             client.push(batch(0), 1.0).unwrap();
@@ -163,13 +163,13 @@ fn a_frame_with_one_altered_byte_is_refused_and_ends_the_connection() {
 }
 
 #[test]
-fn a_frame_that_is_repeated_is_refused_and_ends_the_connection() {
+fn a_replayed_frame_is_refused_and_ends_the_connection() {
     for by in [By::Unix, By::Tcp] {
         let job = Job::start(Mode::Async);
-        let mut client = relayed(&job, by, on_push(|frame| pass(frame.repeat(2))));
+        let mut client = relayed(&job, by, on_push(|frame| forward(frame.repeat(2))));
         client.push(batch(0), 1.0).unwrap();
         client.push(batch(1), 1.0).unwrap_or_default();
-        // The first was genuine and is acknowledged, unless the end comes first.
+        // The first one is genuine and is acknowledged, unless the connection is closed before that.
         let end = std::iter::from_fn(|| Some(client.ack())).find(Result::is_err).unwrap();
         assert!(matches!(end, Err(Error::Closed)));
         let states = job.servers[0].states();
@@ -178,7 +178,7 @@ fn a_frame_that_is_repeated_is_refused_and_ends_the_connection() {
 }
 
 #[test]
-fn frames_in_another_order_are_refused() {
+fn reordered_frames_are_refused() {
     let job = Job::start(Mode::Async);
     let held: Mutex<Option<Vec<u8>>> = Mutex::new(None);
     let mut client = relayed(
@@ -189,9 +189,9 @@ fn frames_in_another_order_are_refused() {
             match held.take() {
                 None => {
                     *held = Some(frame);
-                    pass(Vec::new())
+                    forward(Vec::new())
                 }
-                Some(first) => pass([frame, first].concat()),
+                Some(first) => forward([frame, first].concat()),
             }
         }),
     );
@@ -203,7 +203,7 @@ fn frames_in_another_order_are_refused() {
 }
 
 #[test]
-fn a_recorded_session_cannot_be_played_again() {
+fn a_recorded_session_cannot_be_replayed() {
     for by in [By::Unix, By::Tcp] {
         let job = Job::start(Mode::Async);
         let recorded = Arc::new(Mutex::new(Vec::<(Kind, Vec<u8>)>::new()));
@@ -213,7 +213,7 @@ fn a_recorded_session_cannot_be_played_again() {
             by,
             Arc::new(move |header, frame| {
                 record.lock().unwrap().push((header.kind, frame.clone()));
-                pass(frame)
+                forward(frame)
             }),
         );
         client.push(batch(0), 1.0).unwrap();
@@ -221,7 +221,7 @@ fn a_recorded_session_cannot_be_played_again() {
         drop(client);
         job.load(2, Mode::Async);
         job.load(3, Mode::Async);
-        // The push connection came last: its hello, its proof and the push.
+        // The push connection was opened last: its hello, its proof and the push.
         let recorded = recorded.lock().unwrap();
         let kinds: Vec<Kind> = recorded.iter().map(|(kind, _)| *kind).collect();
         assert_eq!(kinds, [Kind::Hello, Kind::Proof, Kind::Hello, Kind::Proof, Kind::Push]);
@@ -235,7 +235,7 @@ fn a_recorded_session_cannot_be_played_again() {
 }
 
 #[test]
-fn a_push_that_breaks_off_in_the_middle_applies_nothing() {
+fn an_interrupted_push_applies_nothing() {
     for by in [By::Unix, By::Tcp] {
         for keep in [HEADER_LEN / 2, HEADER_LEN, HEADER_LEN + 41, 2000] {
             let job = Job::start(Mode::Async);
@@ -244,14 +244,14 @@ fn a_push_that_breaks_off_in_the_middle_applies_nothing() {
                 by,
                 on_push(move |mut frame| {
                     frame.truncate(keep);
-                    Passed { bytes: frame, then_close: true }
+                    Forwarded { bytes: frame, then_close: true }
                 }),
             );
             client.push(batch(0), 1.0).unwrap();
             assert!(matches!(client.ack(), Err(Error::Closed)));
             let states = job.servers[0].states();
             assert!(states.iter().all(|state| state.updates == 0 && state.n_rows == 0));
-            // Another worker takes the batch over; the second server has it already.
+            // Another worker computes the batch; the second server has already applied it.
             let mut other = job.client(1, by);
             other.push(batch(0), 1.0).unwrap();
             other.ack().unwrap();
@@ -261,7 +261,7 @@ fn a_push_that_breaks_off_in_the_middle_applies_nothing() {
 }
 
 #[test]
-fn a_server_that_does_not_know_its_run_yet_says_so() {
+fn a_server_that_does_not_know_its_run_yet_refuses_clients() {
     let folder = tempfile::tempdir().unwrap();
     let (reports, _) = tokio::sync::mpsc::unbounded_channel();
     let store = edl_ps::store::Store::new(1, folder.path().into(), reports).unwrap();
@@ -269,10 +269,10 @@ fn a_server_that_does_not_know_its_run_yet_says_so() {
     let front = Arc::new(edl_ps::Front::new(store, key()));
     let path = folder.path().join("ps.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    let door = Arc::clone(&front);
+    let shared = Arc::clone(&front);
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let _ = door.admit(edl_net::wire::Stream::unix(stream.unwrap()).unwrap());
+            let _ = shared.admit(edl_net::wire::Stream::unix(stream.unwrap()).unwrap());
         }
     });
     let job = Job::start(Mode::Async);
@@ -291,7 +291,7 @@ fn a_server_that_does_not_know_its_run_yet_says_so() {
 }
 
 #[test]
-fn a_crowd_of_strangers_keeps_no_client_out() {
+fn many_unauthenticated_connections_do_not_keep_clients_out() {
     edl_net::open_files::raise_limit();
     let job = Job::start(Mode::Async);
     let address = &job.servers[0].address;
@@ -300,7 +300,7 @@ fn a_crowd_of_strangers_keeps_no_client_out() {
     let mut client = job.client(1, By::Tcp);
     client.push(batch(0), 1.0).unwrap();
     client.ack().unwrap();
-    // The crowd was larger than its limit: the first of them was closed, and the last was not.
+    // There were more connections than the limit: the oldest was closed, and the newest was not.
     let mut byte = [0; 1];
     strangers[0].set_read_timeout(Some(DEADLINE)).unwrap();
     assert!(matches!(strangers[0].read(&mut byte), Ok(0)));
@@ -309,7 +309,7 @@ fn a_crowd_of_strangers_keeps_no_client_out() {
     assert!(matches!(&last, Err(e) if e.kind() == ErrorKind::WouldBlock), "{last:?}");
 }
 
-/// What all tests of this process log.
+/// Collects the log of all tests of this process.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -325,7 +325,7 @@ impl Write for Log {
 }
 
 #[test]
-fn strangers_write_no_text_and_few_lines_into_the_log() {
+fn unauthenticated_peers_log_no_text_and_few_lines() {
     let log = Log::default();
     let writer = log.clone();
     let format = tracing_subscriber::fmt().with_ansi(false);
@@ -343,7 +343,7 @@ fn strangers_write_no_text_and_few_lines_into_the_log() {
         let mut stream = TcpStream::connect(&job.servers[0].address).unwrap();
         peers.push(format!("peer=\"{}\"", stream.local_addr().unwrap()));
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        // It may be closed before everything is sent.
+        // The server may close the connection before everything is sent.
         let _ = stream.write_all(bytes);
         let _ = stream.read_to_end(&mut Vec::new());
     }

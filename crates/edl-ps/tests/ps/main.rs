@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A parameter server under test: over real sockets, with intruders, with a master of straw.
+//! Tests of a parameter server: over real sockets, with intruders, with a fake master.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by it")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod data_plane;
 mod encryption;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A man in the middle of a data connection, who sees and changes frames on their way up.
+//! A man in the middle of a data connection, who sees and changes the client's frames.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,20 +9,20 @@ use std::sync::{Arc, Mutex};
 
 use edl_net::frame::{HEADER_LEN, Header};
 
-/// What is passed on instead of a frame.
-pub(crate) struct Passed {
+/// What is forwarded instead of a frame.
+pub(crate) struct Forwarded {
     pub(crate) bytes: Vec<u8>,
     pub(crate) then_close: bool,
 }
 
-/// Sees each frame of a client and says what to pass on.
-pub(crate) type Hook = Arc<dyn Fn(&Header, Vec<u8>) -> Passed + Send + Sync>;
+/// Called with each frame of a client; returns what to forward.
+pub(crate) type Hook = Arc<dyn Fn(&Header, Vec<u8>) -> Forwarded + Send + Sync>;
 
-pub(crate) fn pass(bytes: Vec<u8>) -> Passed {
-    Passed { bytes, then_close: false }
+pub(crate) fn forward(bytes: Vec<u8>) -> Forwarded {
+    Forwarded { bytes, then_close: false }
 }
 
-/// Relays to the TCP server at `target`; the relay's own address.
+/// Relays to the TCP server at `target`; returns the relay's address.
 pub(crate) fn tcp(target: &str, hook: Hook) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -39,7 +39,7 @@ pub(crate) fn tcp(target: &str, hook: Hook) -> String {
             });
             std::thread::spawn(move || {
                 down(&server, &client);
-                // Both ends: the client must see that its server is gone.
+                // Close both ends: the client must notice that its server is gone.
                 let _ = client.shutdown(Shutdown::Both);
             });
         }
@@ -47,7 +47,7 @@ pub(crate) fn tcp(target: &str, hook: Hook) -> String {
     address
 }
 
-/// Relays to the Unix socket `target` by a socket at `path`.
+/// Relays from a Unix socket at `path` to the one at `target`.
 pub(crate) fn unix(path: &Path, target: &Path, hook: Hook) {
     let listener = UnixListener::bind(path).unwrap();
     let target = target.to_owned();
@@ -63,7 +63,7 @@ pub(crate) fn unix(path: &Path, target: &Path, hook: Hook) {
             });
             std::thread::spawn(move || {
                 down(&server, &client);
-                // Both ends: the client must see that its server is gone.
+                // Close both ends: the client must notice that its server is gone.
                 let _ = client.shutdown(Shutdown::Both);
             });
         }
@@ -82,7 +82,7 @@ fn up(from: &mut impl Read, to: &mut impl Write, hook: &Hook) {
         if from.read_exact(&mut frame[HEADER_LEN..]).is_err() {
             return;
         }
-        let Passed { bytes, then_close } = hook(&header, frame);
+        let Forwarded { bytes, then_close } = hook(&header, frame);
         if to.write_all(&bytes).is_err() || then_close {
             return;
         }
@@ -97,7 +97,7 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Whether these bytes passed, upwards and downwards.
+    /// Whether these bytes were sent by a client, and by the server.
     pub(crate) fn contains(&self, bytes: &[u8]) -> (bool, bool) {
         let is_in = |all: &Mutex<Vec<u8>>| {
             all.lock().unwrap().windows(bytes.len()).any(|part| part == bytes)
@@ -106,8 +106,8 @@ impl Recorded {
     }
 }
 
-/// Relays to the TCP server at `target` and records the bytes, whatever they mean. Changes the byte
-/// at a place of what each client sends.
+/// Relays to the TCP server at `target` and records the raw bytes. With `flip`, changes one byte
+/// of what each client sends.
 pub(crate) fn record(target: &str, flip: Option<(usize, u8)>) -> (String, Recorded) {
     let recorded = Recorded::default();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The whole process against a master of straw, whose script is the test.
+//! The whole process with a fake master, which the test controls.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -37,15 +37,15 @@ struct Session {
     commands: mpsc::Sender<Result<PsCommand, Status>>,
 }
 
-/// Hands every session over to the test.
-struct Straw {
+/// Passes every session to the test.
+struct FakeMaster {
     sessions: mpsc::Sender<Session>,
 }
 
 type Commands<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Master for Straw {
+impl Master for FakeMaster {
     type WorkerSessionStream = Commands<WorkerCommand>;
     type PsSessionStream = Commands<PsCommand>;
 
@@ -62,27 +62,27 @@ impl Master for Straw {
         &self,
         _: Request<Streaming<WorkerMessage>>,
     ) -> Result<Response<Self::WorkerSessionStream>, Status> {
-        Err(Status::unimplemented("not of this test"))
+        Err(Status::unimplemented("not used by this test"))
     }
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<JobStatus>, Status> {
-        Err(Status::unimplemented("not of this test"))
+        Err(Status::unimplemented("not used by this test"))
     }
     async fn scale(&self, _: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
-        Err(Status::unimplemented("not of this test"))
+        Err(Status::unimplemented("not used by this test"))
     }
     async fn stop(&self, _: Request<StopRequest>) -> Result<Response<StopReply>, Status> {
-        Err(Status::unimplemented("not of this test"))
+        Err(Status::unimplemented("not used by this test"))
     }
     async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReport>, Status> {
-        Err(Status::unimplemented("not of this test"))
+        Err(Status::unimplemented("not used by this test"))
     }
     async fn chaos(&self, _: Request<ChaosRequest>) -> Result<Response<ChaosReply>, Status> {
-        Err(Status::unimplemented("not of this test"))
+        Err(Status::unimplemented("not used by this test"))
     }
 }
 
-/// A master of straw and a server that runs against it.
-struct Stage {
+/// A fake master and a server that connects to it.
+struct Harness {
     sessions: mpsc::Receiver<Session>,
     ended: JoinSet<Result<(), edl_ps::Error>>,
     folder: tempfile::TempDir,
@@ -90,7 +90,7 @@ struct Stage {
     _master: JoinSet<()>,
 }
 
-async fn stage() -> Stage {
+async fn start() -> Harness {
     let folder = tempfile::tempdir().unwrap();
     let (sender, sessions) = mpsc::channel(1);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -99,10 +99,10 @@ async fn stage() -> Stage {
     let mut master = JoinSet::new();
     master.spawn(async move {
         let service =
-            edl_net::tls::server().add_service(MasterServer::new(Straw { sessions: sender }));
+            edl_net::tls::server().add_service(MasterServer::new(FakeMaster { sessions: sender }));
         service.serve_with_incoming(incoming).await.unwrap();
     });
-    // The address given leads nowhere: the master has moved, and the job's folder says where to.
+    // The configured address is wrong: the master has moved, and the job folder has the new address.
     std::fs::write(folder.path().join("master.json"), format!(r#"{{"address": "{address}"}}"#))
         .unwrap();
     let config = Config {
@@ -117,10 +117,10 @@ async fn stage() -> Stage {
     let shutdown = CancellationToken::new();
     let mut ended = JoinSet::new();
     ended.spawn(edl_ps::run(config, shutdown.clone()));
-    Stage { sessions, ended, folder, shutdown, _master: master }
+    Harness { sessions, ended, folder, shutdown, _master: master }
 }
 
-impl Stage {
+impl Harness {
     async fn session(&mut self) -> Session {
         timeout(DEADLINE, self.sessions.recv()).await.expect("a session in time").unwrap()
     }
@@ -134,7 +134,7 @@ impl Session {
     /// The next message that is not a heartbeat.
     async fn next(&mut self) -> Message {
         loop {
-            let next = timeout(DEADLINE, self.messages.message()).await.expect("a word in time");
+            let next = timeout(DEADLINE, self.messages.message()).await.expect("a message in time");
             match next.unwrap().unwrap().kind.unwrap() {
                 Message::Heartbeat(_) | Message::Spending(_) => {}
                 message @ (Message::Hello(_)
@@ -155,7 +155,7 @@ impl Session {
 
     async fn heartbeat(&mut self) {
         loop {
-            let next = timeout(DEADLINE, self.messages.message()).await.expect("a word in time");
+            let next = timeout(DEADLINE, self.messages.message()).await.expect("a message in time");
             if let Some(Message::Heartbeat(_)) = next.unwrap().unwrap().kind {
                 return;
             }
@@ -194,7 +194,7 @@ impl Session {
         .await;
     }
 
-    /// Loads, and says how many updates each partition has.
+    /// Loads, and returns the number of updates of each partition.
     async fn loaded(&mut self, generation: u64, checkpoint: &str) -> Vec<u64> {
         self.load(generation, checkpoint).await;
         let Message::Loaded(loaded) = self.next().await else { panic!("not loaded") };
@@ -217,7 +217,7 @@ fn route(hello: &PsHello, generation: u64) -> Route {
     Route { generation: edl_core::id::Generation(generation), servers: vec![server] }
 }
 
-/// Runs a client's calls beside the executor.
+/// Runs the blocking calls of a client on a separate thread.
 async fn with_client<T: Send + 'static>(
     route: Route,
     work: impl FnOnce(&mut Client) -> T + Send + 'static,
@@ -240,9 +240,9 @@ async fn expect(route: Route, value: f32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_loads_serves_and_stops_by_order() {
-    let mut stage = stage().await;
-    let mut session = stage.session().await;
+async fn a_server_loads_serves_and_stops_on_request() {
+    let mut harness = start().await;
+    let mut session = harness.session().await;
     let hello = session.hello().await;
     assert_eq!((hello.ps, hello.generation, hello.sets.len()), (4, 0, 0));
     assert_eq!(hello.protocol, edl_net::CONTROL_PROTOCOL);
@@ -264,49 +264,49 @@ async fn a_server_loads_serves_and_stops_by_order() {
     }
     session.heartbeat().await;
     session.order(Order::Stop(StopWork { reason: "done".into() })).await;
-    stage.end().await.unwrap();
+    harness.end().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_survives_its_master_and_says_what_it_holds() {
-    let mut stage = stage().await;
-    let mut session = stage.session().await;
+async fn a_server_survives_its_master_and_reports_its_state() {
+    let mut harness = start().await;
+    let mut session = harness.session().await;
     let hello = session.hello().await;
     session.welcome(3).await;
     session.loaded(5, "").await;
     session.serve(5).await;
     push(route(&hello, 5), 0).await;
     drop(session);
-    // Nobody commands it now, and it goes on.
+    // Without a master, it keeps working.
     push(route(&hello, 5), 1).await;
-    // A master of an older term is not heard: the server leaves it and comes again.
-    let mut older = stage.session().await;
+    // The server ignores a master of an older term: it disconnects and tries again.
+    let mut older = harness.session().await;
     older.hello().await;
     older.welcome(2).await;
-    // It may be gone before it hears this.
-    let stop = Order::Stop(StopWork { reason: "of an older master".into() });
+    // The server may disconnect before it receives this.
+    let stop = Order::Stop(StopWork { reason: "order of an older master".into() });
     let _ = older.commands.send(Ok(PsCommand { kind: Some(stop) })).await;
-    let mut session = stage.session().await;
+    let mut session = harness.session().await;
     let again = session.hello().await;
     assert_eq!((again.generation, again.incarnation), (5, hello.incarnation));
     assert_eq!(again.sets.len(), N_PARTITIONS as usize);
     assert!(again.sets.iter().all(|set| set.updates == 2));
     session.welcome(4).await;
     expect(route(&hello, 5), 2.0).await;
-    stage.shutdown.cancel();
-    stage.end().await.unwrap();
+    harness.shutdown.cancel();
+    harness.end().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_checkpoint_is_written_and_loaded_in_the_next_generation() {
-    let mut stage = stage().await;
-    let mut session = stage.session().await;
+    let mut harness = start().await;
+    let mut session = harness.session().await;
     let hello = session.hello().await;
     session.welcome(1).await;
     session.loaded(1, "").await;
     session.serve(1).await;
     push(route(&hello, 1), 0).await;
-    let folder = stage.folder.path().join("checkpoint");
+    let folder = harness.folder.path().join("checkpoint");
     std::fs::create_dir(&folder).unwrap();
     let folder = folder.to_str().unwrap().to_owned();
     session
@@ -319,7 +319,7 @@ async fn a_checkpoint_is_written_and_loaded_in_the_next_generation() {
         .await;
     let Message::CheckpointDone(done) = session.next().await else { panic!("no checkpoint") };
     assert_eq!((done.checkpoint, done.generation, done.files.len()), (9, 1, N_PARTITIONS as usize));
-    // What comes after the checkpoint is gone after the next load.
+    // Updates after the checkpoint are lost in the next load.
     push(route(&hello, 1), 1).await;
     let file = |file: edl_net::proto::CheckpointFile| edl_tensor::checkpoint::FileEntry {
         partition: edl_core::id::PartitionId(file.partition),
@@ -332,7 +332,7 @@ async fn a_checkpoint_is_written_and_loaded_in_the_next_generation() {
     assert_eq!(session.loaded(2, &folder).await, [1; N_PARTITIONS as usize]);
     session.serve(2).await;
     expect(route(&hello, 2), 1.0).await;
-    // A checkpoint of the generation before is refused, and so is one into what is not a folder.
+    // A checkpoint of the previous generation is refused, and so is one to an invalid folder.
     let no_folder = format!("{folder}/manifest.json");
     for (checkpoint, generation, folder) in [(10, 1, folder), (11, 2, no_folder)] {
         session
@@ -345,30 +345,30 @@ async fn a_checkpoint_is_written_and_loaded_in_the_next_generation() {
         assert!(!failed.error.is_empty());
     }
     expect(route(&hello, 2), 1.0).await;
-    stage.shutdown.cancel();
-    stage.end().await.unwrap();
+    harness.shutdown.cancel();
+    harness.end().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_load_that_fails_says_why_and_a_later_one_succeeds() {
-    let mut stage = stage().await;
-    let mut session = stage.session().await;
+async fn a_failed_load_reports_the_reason_and_a_later_one_succeeds() {
+    let mut harness = start().await;
+    let mut session = harness.session().await;
     session.hello().await;
     session.welcome(1).await;
-    let missing = stage.folder.path().join("missing").to_str().unwrap().to_owned();
+    let missing = harness.folder.path().join("missing").to_str().unwrap().to_owned();
     session.load(1, &missing).await;
     let Message::LoadFailed(failed) = session.next().await else { panic!("loaded") };
     assert_eq!(failed.generation, 1);
     assert!(failed.error.contains(&missing), "{}", failed.error);
     assert_eq!(session.loaded(2, "").await, [0; N_PARTITIONS as usize]);
-    stage.shutdown.cancel();
-    stage.end().await.unwrap();
+    harness.shutdown.cancel();
+    harness.end().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_master_of_another_run_ends_the_server_with_a_sentence() {
-    let mut stage = stage().await;
-    let mut session = stage.session().await;
+async fn a_master_of_a_different_run_stops_the_server_with_an_error() {
+    let mut harness = start().await;
+    let mut session = harness.session().await;
     session.hello().await;
     session.welcome(1).await;
     session.loaded(1, "").await;
@@ -376,6 +376,6 @@ async fn a_master_of_another_run_ends_the_server_with_a_sentence() {
     let spec_json = serde_json::to_string(&JobSpec::default()).unwrap();
     let welcome = PsWelcome { term: 2, run, spec_json, heartbeat_secs: 1.0 };
     session.order(Order::Welcome(welcome)).await;
-    let ended = stage.end().await;
+    let ended = harness.end().await;
     assert!(matches!(ended, Err(edl_ps::Error::Control(control::Error::OtherRun { .. }))));
 }

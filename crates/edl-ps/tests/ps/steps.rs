@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Steps that come in lanes, over real sockets: rows of a step, checkpoints of a step.
+//! Steps with lanes, over real sockets: rows of a step, checkpoints of a step.
 
 use edl_core::id::{Generation, PsId, WorldId};
 use edl_core::layout::Layout;
@@ -13,7 +13,7 @@ use crate::harness::{DEADLINE, N_PARTITIONS, RUN, Server, batch, key, load_spec,
 
 const GENERATION: Generation = Generation(1);
 
-/// Two servers with rows alone.
+/// Two servers that hold only rows.
 struct Job {
     servers: [Server; 2],
     folder: tempfile::TempDir,
@@ -78,7 +78,7 @@ impl Client {
         self.push(index, 1, 3.0).unwrap();
     }
 
-    /// Every number of the rows after `step` steps.
+    /// The value of all rows after `step` steps.
     fn read(&mut self, step: u64) -> Result<f32, Error> {
         let mut rows = vec![Vec::new(); 2];
         self.net.read_at(step, &self.ids, &mut rows)?;
@@ -90,11 +90,11 @@ impl Client {
 
 #[test]
 #[expect(clippy::float_cmp, reason = "small sums are exact")]
-fn a_lane_is_acknowledged_when_it_is_kept_and_a_step_is_read_before_and_after_it() {
+fn a_staged_lane_is_acknowledged_and_rows_are_readable_before_and_after_the_step() {
     let job = Job::start();
     let (mut ann, mut bob) = (job.client(), job.client());
     ann.push(0, 0, 1.0).unwrap();
-    assert_eq!(ann.read(0).unwrap(), 0.0, "half a step is none");
+    assert_eq!(ann.read(0).unwrap(), 0.0, "half a step is not applied");
     bob.push(0, 1, 3.0).unwrap();
     assert_eq!((bob.read(1).unwrap(), ann.read(0).unwrap()), (2.0, 0.0), "before and after");
     ann.push(0, 0, 1.0).unwrap();
@@ -105,11 +105,11 @@ fn a_lane_is_acknowledged_when_it_is_kept_and_a_step_is_read_before_and_after_it
         let mismatch = ann.read(step).unwrap_err();
         assert!(matches!(mismatch, Error::StepMismatch(_)), "{mismatch}");
     }
-    assert_eq!(ann.read(2).unwrap(), 4.0, "the connection is as good as before");
+    assert_eq!(ann.read(2).unwrap(), 4.0, "the connection still works");
 }
 
 #[test]
-fn a_checkpoint_waits_for_its_step_and_gives_way_to_a_later_order() {
+fn a_checkpoint_waits_for_its_step_and_a_later_order_replaces_it() {
     let job = Job::start();
     let mut client = job.client();
     let [first, second] = &job.servers;

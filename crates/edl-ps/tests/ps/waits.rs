@@ -61,7 +61,7 @@ fn a_batch_staged_by_a_lost_client_and_pushed_again_counts_once() {
     let job = Job::start(PAIRS);
     let mut lost = job.client(1, By::Unix);
     lost.push(batch(0), 1.0).unwrap();
-    // Whether it arrived or was lost with its client makes no difference to the round.
+    // It makes no difference to the round whether the push arrived or was lost with its client.
     drop(lost);
     let mut client = job.client(1, By::Unix);
     client.push(batch(0), 1.0).unwrap();
@@ -73,7 +73,7 @@ fn a_batch_staged_by_a_lost_client_and_pushed_again_counts_once() {
 }
 
 #[test]
-fn a_wait_that_is_too_long_ends_with_its_reason_and_the_client_goes_on() {
+fn a_wait_times_out_with_its_reason_and_the_client_continues() {
     let job = Job::start(PAIRS);
     let limits = Limits { pull: Duration::from_millis(10), ..Limits::all(DEADLINE) };
     let route = job.route(1, By::Unix);
@@ -87,7 +87,7 @@ fn a_wait_that_is_too_long_ends_with_its_reason_and_the_client_goes_on() {
 }
 
 #[test]
-fn an_acknowledgement_that_does_not_come_is_named() {
+fn a_missing_acknowledgement_is_named() {
     let job = Job::start(PAIRS);
     let limits = Limits { ack: Duration::from_millis(10), ..Limits::all(DEADLINE) };
     let route = job.route(1, By::Unix);
@@ -135,7 +135,7 @@ fn a_new_generation_ends_the_waits_of_the_old_one() {
 }
 
 #[test]
-fn a_client_that_comes_before_the_load_is_served_after_it() {
+fn a_client_that_connects_before_the_load_is_served_after_it() {
     let folder = tempfile::tempdir().unwrap();
     let servers = [0, 1].map(|ps| crate::harness::Server::start(folder.path(), ps));
     let job = Job { servers, folder };
@@ -163,7 +163,7 @@ fn no_client_is_answered_before_the_order_to_serve() {
 }
 
 #[test]
-fn bounded_the_fast_wait_for_the_slow_at_pull() {
+fn with_bounded_staleness_fast_clients_wait_for_slow_ones_at_pull() {
     let job = Job::start(Mode::Bounded { versions: 2 });
     let (mut slow, mut fast) = (job.client(1, By::Unix), job.client(1, By::Unix));
     slow.pull(None).unwrap();
@@ -173,7 +173,7 @@ fn bounded_the_fast_wait_for_the_slow_at_pull() {
         fast.ack().unwrap();
     }
     std::thread::scope(|scope| {
-        // It is two ahead of what the slow one trains on: it sees the slow one's push or nothing.
+        // It is two versions ahead of the slow client, so its pull waits for the slow one's push.
         let waiting = scope.spawn(|| fast.pull(None).unwrap());
         slow.push(batch(2), 1.0).unwrap();
         slow.ack().unwrap();
@@ -182,7 +182,7 @@ fn bounded_the_fast_wait_for_the_slow_at_pull() {
 }
 
 #[test]
-fn bounded_a_client_that_left_is_not_waited_for() {
+fn with_bounded_staleness_no_client_waits_for_a_disconnected_one() {
     let job = Job::start(Mode::Bounded { versions: 1 });
     let (mut gone, mut client) = (job.client(1, By::Unix), job.client(1, By::Unix));
     gone.pull(None).unwrap();

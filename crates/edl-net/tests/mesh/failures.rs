@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A member that vanishes in any phase: the others hear of it and go on without it.
+//! A member fails in any phase: the others detect it and continue without it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::harness::{TRANSPORTS, enter_and_check, expected, open, run, step};
 
 const LANES: u32 = 7;
 const LEN: usize = 400_000;
-/// More than the time that a member has to come back whose link broke.
+/// Longer than the time in which a member must reconnect after its link broke.
 const LONG: Duration = Duration::from_millis(1200);
 
-/// What a survivor may see of the world in which somebody died.
+/// Checks what a survivor got in the world in which a member failed.
 pub(crate) fn check_survivor(result: Result<Vec<u32>, Error>, dead: &[u32], seen: u64) {
     match result {
         Ok(sum) => assert!(sum == expected(seen, LANES, LEN, Dtype::F32)),
@@ -24,7 +24,7 @@ pub(crate) fn check_survivor(result: Result<Vec<u32>, Error>, dead: &[u32], seen
     }
 }
 
-/// The world of those who are left.
+/// The world of the remaining members.
 pub(crate) fn survivors(peers: &[Peer], dead: usize) -> Vec<Peer> {
     let mut left = peers.to_vec();
     left.remove(dead);
@@ -33,13 +33,13 @@ pub(crate) fn survivors(peers: &[Peer], dead: usize) -> Vec<Peer> {
     left
 }
 
-/// A survivor's way: the step in which somebody dies, and the next world.
+/// Runs a survivor through the step in which a member fails, and through the next world.
 pub(crate) fn survive(mesh: &mut Mesh, me: usize, peers: &[Peer], dead: usize) {
     mesh.enter(WorldId(1), me, peers.to_vec()).unwrap();
     let first = step(mesh, 4, &peers[me].span, LANES, LEN, Dtype::F32).unwrap();
     assert!(first == expected(4, LANES, LEN, Dtype::F32));
     let sum = step(mesh, 5, &peers[me].span, LANES, LEN, Dtype::F32);
-    // A survivor that has left the world may be taken for lost by one that has not.
+    // A survivor that has not left the world yet may consider one that has as lost.
     let suspects: Vec<u32> = (peers.iter().enumerate())
         .filter(|(place, _)| *place != me)
         .map(|(_, peer)| peer.worker.0)
@@ -51,7 +51,7 @@ pub(crate) fn survive(mesh: &mut Mesh, me: usize, peers: &[Peer], dead: usize) {
 }
 
 #[test]
-fn whoever_vanishes_in_whichever_phase_the_others_go_on() {
+fn the_others_continue_when_a_member_fails_in_any_phase() {
     for transport in TRANSPORTS {
         for phase in Phase::ALL {
             for n_members in 2..=5_u32 {
@@ -61,24 +61,24 @@ fn whoever_vanishes_in_whichever_phase_the_others_go_on() {
                 let (meshes, peers) = open(&folder, transport, &spans, &mut |member| {
                     let hook: PhaseHook = Box::new(move |reached, step| {
                         if (reached, step) == (phase, 5) {
-                            resume_unwind(Box::new("vanishes"));
+                            resume_unwind(Box::new("fails"));
                         }
                     });
                     (member == dead).then_some(hook)
                 });
                 let mut meshes: Vec<Option<Mesh>> = meshes.into_iter().map(Some).collect();
-                let mut victim = meshes[dead].take().unwrap();
+                let mut failing = meshes[dead].take().unwrap();
                 let all = peers.clone();
                 let death = std::thread::spawn(move || {
                     let died = catch_unwind(AssertUnwindSafe(|| {
-                        victim.enter(WorldId(1), dead, all.clone()).unwrap();
+                        failing.enter(WorldId(1), dead, all.clone()).unwrap();
                         for number in [4, 5] {
                             let _ =
-                                step(&mut victim, number, &all[dead].span, LANES, LEN, Dtype::F32);
+                                step(&mut failing, number, &all[dead].span, LANES, LEN, Dtype::F32);
                         }
                     }));
                     assert!(died.is_err());
-                    drop(victim);
+                    drop(failing);
                 });
                 let survivors = meshes.into_iter().flatten().collect();
                 run(survivors, move |place, mesh| {
@@ -92,7 +92,7 @@ fn whoever_vanishes_in_whichever_phase_the_others_go_on() {
 }
 
 #[test]
-fn a_member_that_is_gone_before_a_world_is_lost_at_its_entry() {
+fn a_member_that_failed_before_a_world_is_reported_when_the_world_starts() {
     for transport in TRANSPORTS {
         for dead in 0..2 {
             let folder = tempfile::tempdir().unwrap();
@@ -103,14 +103,14 @@ fn a_member_that_is_gone_before_a_world_is_lost_at_its_entry() {
             let ended = meshes[0].enter(WorldId(2), 1 - dead, peers);
             let gone = WorkerId(u32::try_from(dead).unwrap());
             let Err(Error::Lost { peer, error }) = ended else { panic!("{ended:?}") };
-            // Whoever was to be called has looked for itself, and did not wait in vain.
+            // The survivor tried to connect itself instead of waiting for a connection.
             assert!(peer == gone && error.contains("connect to"), "{peer}: {error}");
         }
     }
 }
 
 #[test]
-fn a_link_that_breaks_long_after_the_entry_began_is_made_anew() {
+fn a_link_that_breaks_late_in_the_entry_is_reconnected() {
     for transport in TRANSPORTS {
         for busy in 0..2 {
             let folder = tempfile::tempdir().unwrap();
@@ -119,8 +119,8 @@ fn a_link_that_breaks_long_after_the_entry_began_is_made_anew() {
             meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 1, me, &first, 9)).0;
             run(meshes, move |me, mesh| {
                 if me == busy {
-                    // It does not hear of the next world, and then trains alone for a while,
-                    // which closes the link that the other one waits on.
+                    // This member misses the next world and trains alone for a while, which
+                    // closes the link that the other one waits on.
                     std::thread::sleep(LONG);
                     let alone = Peer { span: 0..2, ..peers[me].clone() };
                     enter_and_check(mesh, 2, 0, &[alone], 9);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Words, blobs and links between members.
+//! Messages, blobs and links between members.
 
 use edl_core::id::{Incarnation, WorldId};
 use edl_core::lanes::assign;
@@ -9,7 +9,7 @@ use edl_net::mesh::{Error, Mesh, Move, Transport};
 use crate::harness::{TRANSPORTS, config, enter_and_check, open, peer, run};
 
 #[test]
-fn everybody_hears_every_word_in_the_order_of_members() {
+fn every_member_gets_all_messages_in_member_order() {
     for transport in TRANSPORTS {
         let folder = tempfile::tempdir().unwrap();
         let (meshes, peers) = open(&folder, transport, &assign(4, 4), &mut |_| None);
@@ -34,7 +34,7 @@ fn blob(item: u32) -> Vec<u8> {
 }
 
 #[test]
-fn blobs_arrive_whole_at_those_they_are_for() {
+fn blobs_arrive_complete_at_their_recipients() {
     for transport in TRANSPORTS {
         let folder = tempfile::tempdir().unwrap();
         let (meshes, peers) = open(&folder, transport, &assign(3, 3), &mut |_| None);
@@ -75,20 +75,20 @@ fn a_blob_that_is_not_accepted_is_named() {
     let (_, ended) = run(meshes, move |me, mesh| {
         mesh.enter(WorldId(1), me, peers.clone()).unwrap();
         let moves = [Move { from: 0, to: 1, item: 7 }];
-        mesh.transfer(&moves, &mut blob, &mut |_, _| Err("spoilt".into()))
+        mesh.transfer(&moves, &mut blob, &mut |_, _| Err("damaged".into()))
     });
     assert!(ended[0].is_ok());
-    assert!(matches!(&ended[1], Err(Error::Item { item: 7, error }) if error == "spoilt"));
+    assert!(matches!(&ended[1], Err(Error::Item { item: 7, error }) if error == "damaged"));
 }
 
 #[test]
-fn members_that_do_different_things_lose_each_other() {
+fn members_in_different_operations_disconnect() {
     let folder = tempfile::tempdir().unwrap();
     let (meshes, peers) = open(&folder, TRANSPORTS[1], &assign(2, 2), &mut |_| None);
     let (_, ended) = run(meshes, move |me, mesh| {
         mesh.enter(WorldId(1), me, peers.clone()).unwrap();
         let talked = mesh.exchange(me as u64, b"x");
-        // The loser of the two closes, and the other one hears that.
+        // The member that detects this closes the link, and the other one notices.
         let again = talked.is_ok() || mesh.exchange(9, b"x").is_ok();
         enter_and_check(mesh, 2, me, &peers, 100);
         again
@@ -97,7 +97,7 @@ fn members_that_do_different_things_lose_each_other() {
 }
 
 #[test]
-fn worlds_follow_each_other_and_joiners_are_linked_ahead() {
+fn worlds_follow_each_other_and_joining_members_are_connected_in_advance() {
     for transport in TRANSPORTS {
         let folder = tempfile::tempdir().unwrap();
         let (meshes, peers) = open(&folder, transport, &assign(6, 3), &mut |_| None);
@@ -116,7 +116,7 @@ fn worlds_follow_each_other_and_joiners_are_linked_ahead() {
 }
 
 #[test]
-fn a_restarted_worker_is_known_by_its_incarnation() {
+fn a_restarted_worker_is_identified_by_its_incarnation() {
     for transport in TRANSPORTS {
         let folder = tempfile::tempdir().unwrap();
         let (mut meshes, peers) = open(&folder, transport, &assign(2, 2), &mut |_| None);
@@ -131,7 +131,7 @@ fn a_restarted_worker_is_known_by_its_incarnation() {
         second[1].incarnation = Incarnation(999);
         let of_new = second.clone();
         meshes = run(meshes, move |me, mesh| enter_and_check(mesh, 2, me, &of_new, 100)).0;
-        // Who is called by the name of its predecessor does not answer.
+        // A worker does not answer to the incarnation of its predecessor.
         second[1].incarnation = Incarnation(101);
         let mut old = meshes.remove(0);
         let entered = old.enter(WorldId(3), 0, second);
@@ -140,7 +140,7 @@ fn a_restarted_worker_is_known_by_its_incarnation() {
 }
 
 #[test]
-fn without_force_each_pair_takes_the_best_transport_and_a_mix_comes_to_the_same_bits() {
+fn each_pair_chooses_the_best_transport_and_a_mix_gives_bit_identical_sums() {
     let folder = tempfile::tempdir().unwrap();
     let meshes: Vec<Mesh> =
         (0..3).map(|worker| Mesh::open(config(&folder, worker, None)).unwrap()).collect();
@@ -148,7 +148,7 @@ fn without_force_each_pair_takes_the_best_transport_and_a_mix_comes_to_the_same_
         .zip(assign(5, 3))
         .map(|(worker, span)| peer(&meshes[worker as usize], worker, span))
         .collect();
-    // As if it were on another host: no path of its leads anywhere.
+    // Simulates another host: the worker has no Unix socket path.
     peers[2].unix_path = String::new();
     let (_, texts) = run(meshes, move |me, mesh| {
         enter_and_check(mesh, 1, me, &peers, 300_000);
