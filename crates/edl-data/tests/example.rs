@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Examples of every kind, written and read. Hostile ones are in the corpora of `edl-fuzz`.
+//! Writes and reads examples of every kind. Malformed ones are in the corpora of `edl-fuzz`.
 
 use edl_data::example::Example;
 use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn an_example_survives_being_written(
+    fn an_example_round_trips(
         name in "[a-z]{0,8}",
         ints in prop::collection::vec(any::<i64>(), 0..20),
         floats in prop::collection::vec(any::<f32>(), 0..20),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The index of a data set: built by several threads, saved, and used only for the same files.
+//! The index of a dataset: built by several threads, saved, and used only for the same files.
 
 use std::fs;
 use std::path::Path;
@@ -17,14 +17,14 @@ fn files() -> tempfile::TempDir {
     dir
 }
 
-/// The data set, and whether its files had to be indexed.
+/// The dataset, and whether its files had to be indexed.
 fn open(data: &Path, indexes: &Path) -> Result<(Dataset, bool), Error> {
     let progress = Progress::default();
     let options = OpenOptions::default();
     let location = data.to_str().expect("a path in UTF-8");
     let data = Dataset::open_indexed(location, &options, Some(indexes), &progress)?;
     let (done, total) = progress.bytes();
-    assert_eq!(done, total, "an index that is complete is complete in its progress");
+    assert_eq!(done, total, "the progress of a complete index is complete");
     Ok((data, total > 0))
 }
 
@@ -41,7 +41,7 @@ fn a_saved_index_is_read_instead_of_the_files() {
 }
 
 #[test]
-fn an_index_of_other_files_or_a_damaged_one_is_built_again() {
+fn an_index_of_other_files_or_a_damaged_one_is_rebuilt() {
     let (data, indexes) = (files(), tempfile::tempdir().unwrap());
     let (first, _) = open(data.path(), indexes.path()).unwrap();
     first.save_index(indexes.path()).unwrap();
@@ -67,7 +67,7 @@ fn an_index_of_other_files_or_a_damaged_one_is_built_again() {
 }
 
 #[test]
-fn of_several_damaged_files_the_first_is_named() {
+fn the_first_of_several_damaged_files_is_named() {
     let data = files();
     for name in ["05.csv", "11.csv", "19.csv"] {
         fs::write(data.path().join(name), "a,b\n1\n").unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Making data sets: imports, the sets of the examples, summaries and first records.
-#![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
+//! Creating datasets: imports, the datasets of the examples, summaries and first records.
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ fn field(name: &str, dtype: DType, shape: &[usize]) -> FieldSpec {
     FieldSpec { name: name.into(), dtype, shape: shape.to_vec(), is_label: false }
 }
 
-/// Writes MNIST-like files of `n` pictures of 2×2 pixels; the training files are packed.
+/// Writes MNIST-like files with `n` images of 2×2 pixels; the training files are compressed.
 fn write_idx(dir: &Path, n: u8) {
     for prefix in ["train", "t10k"] {
         let mut images = vec![0, 0, 8, 3, 0, 0, 0, n, 0, 0, 0, 2, 0, 0, 0, 2];
@@ -41,7 +41,7 @@ fn write_idx(dir: &Path, n: u8) {
 }
 
 #[test]
-fn idx_files_become_records_in_several_files() {
+fn idx_files_are_converted_to_records_in_several_files() {
     let (raw, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_idx(raw.path(), 11);
     let options = GenerateOptions { source: Some(raw.path().into()), ..Default::default() };
@@ -78,7 +78,7 @@ fn images_without_labels_are_refused() {
 }
 
 #[test]
-fn a_table_becomes_typed_records() {
+fn a_table_is_converted_to_typed_records() {
     let dir = tempfile::tempdir().unwrap();
     let csv = dir.path().join("people.csv");
     std::fs::write(&csv, "age,height,name,gone\n41,1.8,Jo,\n7,2,\"Eve, A\",\n,1e0,,\n").unwrap();
@@ -93,7 +93,7 @@ fn a_table_becomes_typed_records() {
     assert_eq!(record(0), first);
     assert_eq!(record(2), Example::new().floats("height", [1.0]).bytes("name", ""));
 
-    // Records are copied as they are, whatever they hold.
+    // Records are copied unchanged, no matter what they contain.
     let copy = dir.path().join("copy");
     let bytes = OpenOptions { codec: Codec::Bytes, ..Default::default() };
     import::table(out.to_str().unwrap(), &bytes, &copy, &options).unwrap();
@@ -101,7 +101,7 @@ fn a_table_becomes_typed_records() {
 }
 
 #[test]
-fn a_summary_and_the_first_records_are_fit_to_read() {
+fn the_summary_and_the_first_records_are_readable() {
     let dir = tempfile::tempdir().unwrap();
     write_idx(dir.path(), 3);
     let file = |name: &str| dir.path().join(format!("t10k-{name}-ubyte"));
@@ -114,7 +114,7 @@ fn a_summary_and_the_first_records_are_fit_to_read() {
     let mut summary = serde_json::to_value(summary).unwrap();
     for (key, value) in summary.as_object_mut().unwrap() {
         if ["location", "fingerprint", "bytes", "files"].contains(&key.as_str()) {
-            *value = serde_json::Value::Null; // These follow the place or the compressor's version.
+            *value = serde_json::Value::Null; // These depend on the path or the compressor's version.
         }
     }
     expect![[r#"{"bytes":null,"compressor":"gzip","fields":[{"max_len":4,"min_len":4,"name":"image","present":3,"type":"bytes"},{"max_len":1,"min_len":1,"name":"label","present":3,"type":"int64"}],"files":null,"fingerprint":null,"format":"recordio","location":null,"records":3}"#]]
@@ -127,7 +127,7 @@ fn a_summary_and_the_first_records_are_fit_to_read() {
 }
 
 #[test]
-fn unknown_sets_are_refused_by_name() {
+fn unknown_datasets_are_refused_by_name() {
     let error = "cifar".parse::<Set>().unwrap_err().to_string();
     assert_eq!(error, "unknown dataset `cifar`; use one of mnist, fashion_mnist, census");
 }

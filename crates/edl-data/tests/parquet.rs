@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parquet tables as columns, and what broken ones get.
+//! Parquet tables as columns, and errors for damaged ones.
 #![cfg(feature = "parquet")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::fs::File;
 use std::path::Path;
@@ -30,7 +30,7 @@ const SCHEMA: &str = "message table {
     optional group pixels (LIST) { repeated group list { optional int32 element; } }
 }";
 
-/// Two row groups of three rows; the pixels of row 4 have a hole, row 5 has none.
+/// Two row groups of three rows; in row 4, one pixel is missing, and in row 5, all pixels are.
 fn write(path: &Path, compression: Compression) {
     let schema = Arc::new(parse_message_type(SCHEMA).unwrap());
     let properties = WriterProperties::builder().set_compression(compression).build();
@@ -156,11 +156,11 @@ fn a_summary_names_columns_and_types() {
 }
 
 #[test]
-fn a_damaged_or_truncated_table_is_read_or_refused_but_never_a_panic() {
+fn a_damaged_or_truncated_table_is_read_or_refused_without_a_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.parquet");
     write(&path, Compression::SNAPPY);
-    let sound = std::fs::read(&path).unwrap();
+    let intact = std::fs::read(&path).unwrap();
     let fields = [field("id", DType::I64, &[]), field("pixels", DType::U8, &[2])];
     let read = |bytes: &[u8]| {
         // Overwriting in place would wait for the disk on some file systems.
@@ -168,17 +168,17 @@ fn a_damaged_or_truncated_table_is_read_or_refused_but_never_a_panic() {
         std::fs::write(&path, bytes).unwrap();
         open(&path).and_then(|dataset| columns(&dataset, &[0, 1, 2], &fields)).map(drop)
     };
-    for place in 0..sound.len() {
-        let mut damaged = sound.clone();
+    for place in 0..intact.len() {
+        let mut damaged = intact.clone();
         damaged[place] ^= 0x55;
         drop(read(&damaged));
     }
-    for len in 0..sound.len() {
-        assert!(read(&sound[..len]).is_err(), "{len} of {} bytes", sound.len());
+    for len in 0..intact.len() {
+        assert!(read(&intact[..len]).is_err(), "{len} of {} bytes", intact.len());
     }
 }
 
-/// A table with the columns of the package, every tenth person rich.
+/// A table with the columns of the package; every tenth person has a high income.
 fn write_adults(path: &Path, n: i64) {
     const NUMBERS: [&str; 6] =
         ["age", "fnlwgt", "educational-num", "capital-gain", "capital-loss", "hours-per-week"];
@@ -230,7 +230,7 @@ fn the_census_is_split_into_records_with_labels() {
     let mut people = Vec::new();
     for split in ["train", "test"] {
         let dataset = open(&dir.path().join("census").join(split)).unwrap();
-        assert!(dataset.n_records() >= 50, "{split} has its share");
+        assert!(dataset.n_records() >= 50, "{split} has too few records");
         let fields = [
             field("age", DType::F32, &[]),
             field("education_num", DType::I64, &[]),
@@ -248,7 +248,7 @@ fn the_census_is_split_into_records_with_labels() {
         people.extend_from_slice(numbers);
     }
     people.sort_unstable();
-    assert_eq!(people, (0..500).collect::<Vec<_>>(), "nobody is lost or in both splits");
+    assert_eq!(people, (0..500).collect::<Vec<_>>(), "every person is in exactly one split");
 }
 
 #[test]

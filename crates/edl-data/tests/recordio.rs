@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! RecordIO against files of other implementations, against itself, and against damage.
-#![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
+//! RecordIO: files of other implementations, round trips, and damaged files.
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::path::{Path, PathBuf};
 
@@ -76,7 +76,7 @@ fn files_of_another_implementation_are_read() {
 }
 
 #[test]
-fn the_writer_splits_and_writes_as_another_implementation_does() {
+fn the_writer_writes_the_same_bytes_as_another_implementation() {
     let expected = std::fs::read(fixture("none.rio")).unwrap();
     let chunks = fixture_records();
     let encoded = chunks.iter().flat_map(|chunk| encode(chunk, Compressor::None).unwrap());
@@ -111,7 +111,7 @@ fn files_of_the_original_library_are_read_and_rewritten_byte_by_byte() {
         let bytes = std::fs::read(&path).unwrap();
         let chunks = parse(&bytes).unwrap();
         if name == "none.rio" {
-            assert!(chunks.len() > 1, "the file was made with several chunks");
+            assert!(chunks.len() > 1, "the file has several chunks");
             let again = chunks.iter().flat_map(|chunk| {
                 encode(&chunk.iter().collect::<Vec<_>>(), Compressor::None).unwrap()
             });
@@ -121,7 +121,7 @@ fn files_of_the_original_library_are_read_and_rewritten_byte_by_byte() {
 }
 
 #[test]
-fn a_chunk_of_nothing_but_empty_records_is_no_bomb() {
+fn a_chunk_of_empty_records_is_not_refused_as_a_bomb() {
     for compressor in COMPRESSORS {
         let empty = vec![Vec::new(); 300_000];
         let bytes = write(&empty, WriterOptions { compressor, max_chunk_bytes: 1 });
@@ -130,12 +130,12 @@ fn a_chunk_of_nothing_but_empty_records_is_no_bomb() {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_is_an_error_and_never_other_data() {
+fn any_flipped_bit_is_an_error_and_never_gives_wrong_data() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("damaged.recordio");
     for compressor in COMPRESSORS {
-        let sound: Vec<Vec<u8>> = (0..9_u8).map(|i| vec![i; usize::from(i) * 3]).collect();
-        let bytes = write(&sound, WriterOptions { compressor, max_chunk_bytes: 40 });
+        let intact: Vec<Vec<u8>> = (0..9_u8).map(|i| vec![i; usize::from(i) * 3]).collect();
+        let bytes = write(&intact, WriterOptions { compressor, max_chunk_bytes: 40 });
         assert!(parse(&bytes).unwrap().len() > 2);
         for place in 0..bytes.len() {
             for bit in [1, 0x80] {
@@ -147,7 +147,7 @@ fn a_flipped_bit_anywhere_is_an_error_and_never_other_data() {
             damaged[place] = !damaged[place];
             replace(&path, &damaged);
             let read = open_bytes(&path).and_then(|dataset| read_all(&dataset));
-            let error = read.expect_err("damage must be seen").to_string();
+            let error = read.expect_err("damage must be detected").to_string();
             assert!(error.contains("damaged.recordio`"), "{error}");
         }
     }
@@ -157,21 +157,21 @@ fn a_flipped_bit_anywhere_is_an_error_and_never_other_data() {
 fn a_file_truncated_inside_a_chunk_is_refused_by_chunk() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("short.recordio");
-    let sound: Vec<Vec<u8>> = (0..9_u8).map(|i| vec![i; 20]).collect();
-    let bytes = write(&sound, WriterOptions { compressor: Compressor::Gzip, max_chunk_bytes: 60 });
+    let intact: Vec<Vec<u8>> = (0..9_u8).map(|i| vec![i; 20]).collect();
+    let bytes = write(&intact, WriterOptions { compressor: Compressor::Gzip, max_chunk_bytes: 60 });
     let chunk = bytes.len() / 3;
     for len in 1..bytes.len() {
         replace(&path, &bytes[..len]);
         match open_bytes(&path) {
             Ok(dataset) => {
                 let n = usize::try_from(dataset.n_records()).unwrap();
-                assert_eq!(read_all(&dataset).unwrap(), sound[..n]);
-                assert!(n == 3 || n == 6, "a cut after {len} bytes is not between chunks");
+                assert_eq!(read_all(&dataset).unwrap(), intact[..n]);
+                assert!(n == 3 || n == 6, "{len} bytes do not end between chunks");
             }
             Err(error) => {
                 let error = error.to_string();
                 assert!(error.contains("truncated"), "{error}");
-                // The chunks are of nearly equal length; near a border either number is right.
+                // The chunks have similar lengths; near a boundary, either number is correct.
                 let number = len / chunk;
                 let named = |n: usize| error.contains(&format!("chunk {n}"));
                 assert!(named(number) || named(number.saturating_sub(1)) || named(number + 1));
@@ -184,13 +184,13 @@ fn a_file_truncated_inside_a_chunk_is_refused_by_chunk() {
 fn an_error_names_file_and_chunk() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bad.recordio");
-    let sound: Vec<Vec<u8>> = (0..4_u8).map(|i| vec![i; 20]).collect();
+    let intact: Vec<Vec<u8>> = (0..4_u8).map(|i| vec![i; 20]).collect();
     let mut bytes =
-        write(&sound, WriterOptions { compressor: Compressor::None, max_chunk_bytes: 40 });
+        write(&intact, WriterOptions { compressor: Compressor::None, max_chunk_bytes: 40 });
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let dataset = open_bytes(&path).unwrap();
-    assert!(dataset.batch(&[0, 1], &whole_record()).is_ok(), "the first chunk is sound");
+    assert!(dataset.batch(&[0, 1], &whole_record()).is_ok(), "the first chunk is intact");
     let error = dataset.batch(&[3], &whole_record()).unwrap_err().to_string();
     assert!(error.contains("bad.recordio`, chunk 1: corrupt chunk: its checksum is"), "{error}");
     assert!(dataset.locate(3).ends_with("bad.recordio`, chunk 1, record 1"));
@@ -210,7 +210,7 @@ fn a_file_that_changes_under_an_open_data_set_is_refused() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(
+    fn written_records_are_read_back(
         records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..40),
         max_chunk_bytes in 0..1000_usize,
         compressor in prop::sample::select(&COMPRESSORS[..]),
@@ -225,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn records_in_any_order_come_in_that_order(
+    fn records_are_returned_in_the_requested_order(
         order in prop::collection::vec(0..60_u64, 0..80),
         max_chunk_bytes in 1..100_usize,
         cache_mb in 0..2_u32,

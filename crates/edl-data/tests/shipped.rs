@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data that the repository ships are what its README says.
-#![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
+//! The data shipped with the repository matches its README.
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ fn open(split: &str) -> Dataset {
     Dataset::open(folder.to_str().unwrap(), &OpenOptions::default()).unwrap()
 }
 
-/// All pixels and labels, the chunks' checksums verified on the way.
+/// All pixels and labels; this also verifies the checksums of the chunks.
 fn content(dataset: &Dataset) -> (Vec<u8>, Vec<i64>) {
     let fields = [
         FieldSpec { name: "image".into(), dtype: DType::U8, shape: vec![28, 28], is_label: false },
@@ -41,7 +41,7 @@ fn content(dataset: &Dataset) -> (Vec<u8>, Vec<i64>) {
 }
 
 #[test]
-fn the_shipped_subset_is_whole_and_balanced() {
+fn the_shipped_subset_is_complete_and_balanced() {
     for (split, n) in [("train", 10_000), ("test", 2_000)] {
         let dataset = open(split);
         assert_eq!(dataset.n_records(), n);

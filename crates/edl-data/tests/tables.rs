@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CSV, JSON lines, TFRecord and `tf.train.Example` records as columns, and what bad ones get.
-#![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
+//! CSV, JSON lines, TFRecord and `tf.train.Example` records as columns, and errors for bad ones.
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::path::Path;
 
@@ -46,11 +46,11 @@ fn tfrecords(records: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// The sentence that a record of one feature gets when it is asked for one field.
-fn refusal(example: &Example, asked: &FieldSpec) -> String {
+/// The error for one requested field of a record with one feature.
+fn refusal(example: &Example, requested: &FieldSpec) -> String {
     let dir = folder(&[("a.tfrecord", &tfrecords(&[example.to_bytes()]))]);
     let dataset = open(dir.path(), &[]).unwrap();
-    dataset.check(std::slice::from_ref(asked)).unwrap_err().to_string()
+    dataset.check(std::slice::from_ref(requested)).unwrap_err().to_string()
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn long_csv_files_are_split_into_blocks_of_whole_rows() {
 }
 
 #[test]
-fn json_lines_give_numbers_lists_text_and_truth() {
+fn json_lines_have_numbers_lists_text_and_booleans() {
     let dir = folder(&[(
         "a.jsonl",
         b"{\"x\": [[1, 2], [3, 4]], \"y\": true, \"z\": \"w\", \"n\": 2.5}\n\n  \n\
@@ -178,25 +178,25 @@ fn tfrecords_of_another_implementation_are_read() {
 }
 
 #[test]
-fn a_flipped_bit_in_a_tfrecord_is_an_error_and_never_other_data() {
-    let sound = tfrecords(&[b"one".to_vec(), vec![], b"three".to_vec()]);
-    for place in 0..sound.len() {
-        let mut damaged = sound.clone();
+fn a_flipped_bit_in_a_tfrecord_is_an_error_and_never_gives_wrong_data() {
+    let intact = tfrecords(&[b"one".to_vec(), vec![], b"three".to_vec()]);
+    for place in 0..intact.len() {
+        let mut damaged = intact.clone();
         damaged[place] ^= 4;
         assert!(tfrecord::parse(damaged.clone()).is_err(), "byte {place}");
         let dir = folder(&[("a.tfrecord", &damaged)]);
         let read = open(dir.path(), &[]).and_then(|dataset| dataset.check(&[]));
-        let error = read.expect_err("damage must be seen").to_string();
+        let error = read.expect_err("damage must be detected").to_string();
         assert!(error.contains("a.tfrecord`"), "{error}");
     }
-    for len in 1..sound.len() {
+    for len in 1..intact.len() {
         let whole = [19, 35].contains(&len);
-        assert_eq!(tfrecord::parse(sound[..len].to_vec()).is_ok(), whole, "{len} bytes");
+        assert_eq!(tfrecord::parse(intact[..len].to_vec()).is_ok(), whole, "{len} bytes");
     }
 }
 
 #[test]
-fn features_become_the_types_that_are_asked_for_where_nothing_is_lost() {
+fn features_are_converted_to_the_requested_types_if_lossless() {
     let example = Example::new()
         .bytes("raw", [0_u8, 128, 255, 1].to_vec())
         .bytes("raw_floats", [1.5_f32, -2.0].map(f32::to_le_bytes).concat())
@@ -229,9 +229,9 @@ fn features_become_the_types_that_are_asked_for_where_nothing_is_lost() {
 }
 
 #[test]
-fn a_wrong_type_or_shape_is_refused_with_what_is_needed() {
-    let check = |example: Example, asked: FieldSpec, expected: &str| {
-        let refusal = refusal(&example, &asked);
+fn a_wrong_type_or_shape_is_refused_with_the_expected_one() {
+    let check = |example: Example, requested: FieldSpec, expected: &str| {
+        let refusal = refusal(&example, &requested);
         assert!(refusal.contains("a.tfrecord`, block 0, record 0: field `x`: "), "{refusal}");
         assert!(refusal.ends_with(expected), "{refusal}");
     };
@@ -264,7 +264,7 @@ fn a_wrong_type_or_shape_is_refused_with_what_is_needed() {
 }
 
 #[test]
-fn a_record_that_is_no_example_is_named() {
+fn a_record_that_is_not_an_example_is_named() {
     let dir = folder(&[("a.tfrecord", &tfrecords(&[vec![], b"\xff\xff".to_vec()]))]);
     let dataset = open(dir.path(), &[]).unwrap();
     let error = all(&dataset, &[]).unwrap_err().to_string();
@@ -272,7 +272,7 @@ fn a_record_that_is_no_example_is_named() {
 }
 
 #[test]
-fn the_bytes_codec_gives_one_column_and_refuses_more() {
+fn the_bytes_codec_provides_exactly_one_column() {
     let dir = folder(&[("a.tfrecord", &tfrecords(&[b"abc".to_vec()]))]);
     let codec = OpenOptions { codec: Codec::Bytes, ..OpenOptions::default() };
     let dataset = Dataset::open(dir.path().to_str().unwrap(), &codec).unwrap();
@@ -286,7 +286,7 @@ fn the_bytes_codec_gives_one_column_and_refuses_more() {
 }
 
 #[test]
-fn a_record_can_be_taken_undecoded_whatever_the_codec_is() {
+fn a_record_can_be_read_undecoded_with_any_codec() {
     let record = Example::new().ints("label", [7]).to_bytes();
     let dir = folder(&[("a.tfrecord", &tfrecords(std::slice::from_ref(&record)))]);
     let whole = || field("all of it", DType::Record, &[]);
@@ -305,7 +305,7 @@ fn a_record_can_be_taken_undecoded_whatever_the_codec_is() {
 }
 
 #[test]
-fn a_record_taken_undecoded_need_not_be_an_example() {
+fn a_record_that_is_read_undecoded_need_not_be_an_example() {
     let dir = folder(&[("a.tfrecord", &tfrecords(&[b"\xff\xff".to_vec()]))]);
     let dataset = open(dir.path(), &[]).unwrap();
     let whole = field("record", DType::Record, &[]);
@@ -391,7 +391,7 @@ fn a_field_can_be_spread_over_columns_or_packed_into_a_cell() {
 }
 
 #[test]
-fn what_is_no_data_set_is_refused_with_a_next_step() {
+fn an_invalid_dataset_is_refused_with_a_next_step() {
     let refused = |files: &[(&str, &[u8])], expected: &str| {
         let dir = folder(files);
         let error = open(dir.path(), &[]).unwrap_err().to_string();
@@ -430,7 +430,7 @@ fn the_format_is_detected_by_the_first_bytes_without_a_known_extension() {
 }
 
 #[test]
-fn the_fingerprint_follows_the_data_and_not_the_place() {
+fn the_fingerprint_depends_on_the_data_and_not_on_the_path() {
     let print =
         |files: &[(&str, &[u8])]| open(folder(files).path(), &[]).unwrap().fingerprint().to_owned();
     let first = print(&[("a.csv", b"x\n1\n2\n"), ("b.csv", b"x\n3\n")]);
@@ -465,7 +465,7 @@ fn a_record_beyond_the_end_is_refused() {
 
 proptest! {
     #[test]
-    fn any_cells_survive_csv(
+    fn any_cells_round_trip_through_csv(
         cells in prop::collection::vec(("[ -~\n\r\"]{0,12}", any::<i64>(), any::<f32>()), 1..50),
     ) {
         let mut writer = ::csv::Writer::from_writer(Vec::new());
@@ -531,7 +531,7 @@ fn a_range_has_record_numbers_and_nothing_else() {
 }
 
 #[test]
-fn a_range_that_names_no_number_is_refused_with_a_next_step() {
+fn a_range_without_a_valid_number_is_refused_with_a_next_step() {
     for location in ["range:", "range:0", "range:-1", "range:ten", "range:5000000000"] {
         let error = Dataset::open(location, &options(&[])).unwrap_err().to_string();
         assert!(error.starts_with(&format!("`{location}` has no valid number")), "{error}");
@@ -540,7 +540,7 @@ fn a_range_that_names_no_number_is_refused_with_a_next_step() {
 }
 
 #[test]
-fn the_numbers_of_a_csv_file_are_shown_as_numbers() {
+fn numbers_in_a_csv_file_are_shown_as_numbers() {
     let rows = b"label,price,code,word\n-1,0.5,7,x\n 2 ,3,n/a,y\n".as_slice();
     let dir = folder(&[("rows.csv", rows)]);
     let shown = head(dir.path().to_str().unwrap(), 2, &options(&[])).unwrap();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs every fuzz target on its corpus and on mutations of it.
 //!
-//! `FUZZ_SECS=600` continues for so long per target, from a random seed; `FUZZ_SEED` repeats a run.
-//! If an input ends the process, it is in the file that the last line of the output names.
-#![expect(unsafe_code, reason = "counts what is allocated")]
-#![expect(clippy::print_stdout, reason = "helpers of tests may print, too")]
-#![expect(clippy::unwrap_used, reason = "helpers of tests may fail, too")]
+//! `FUZZ_SECS=600` runs each target for so many seconds, from a random seed; `FUZZ_SEED` repeats a
+//! run. If an input ends the process, the last line of the output names the file with the input.
+#![expect(unsafe_code, reason = "counts allocated memory")]
+#![expect(clippy::print_stdout, reason = "helpers of tests print, too")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeSet;
@@ -22,11 +22,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use edl_fuzz::mutate::Mutator;
 use edl_fuzz::{TARGETS, Target};
 
-/// Files up to this size are also read with every byte changed, and cut off at every byte.
+/// Files up to this size are also read with every byte changed, and truncated at every byte.
 const SMALL: usize = 160;
-/// How long one input may take before it counts as a hang: far longer than any takes on a busy machine.
+/// An input that takes longer than this counts as a hang; even on a busy machine, none does.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A larger request for memory fails, which ends the process.
+/// A larger allocation fails, which ends the process.
 const MAX_REQUEST: usize = 1 << 31;
 
 /// Counts the memory in use.
@@ -43,14 +43,14 @@ fn add(n: usize) {
     PEAK.fetch_max(now, Relaxed);
 }
 
-// SAFETY: the system's allocator does the work; null means that a request has failed.
+// SAFETY: forwards to the system's allocator; null means that an allocation failed.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() > MAX_REQUEST {
             return std::ptr::null_mut();
         }
         add(layout.size());
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
@@ -59,13 +59,13 @@ unsafe impl GlobalAlloc for Counting {
             return std::ptr::null_mut();
         }
         add(layout.size());
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         IN_USE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 
@@ -75,7 +75,7 @@ unsafe impl GlobalAlloc for Counting {
         }
         add(size);
         IN_USE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -124,7 +124,10 @@ fn run(target: Target, path: &PathBuf, done: &dyn Fn()) {
         let used = PEAK.load(Relaxed).saturating_sub(before);
         let limit = target.max_memory(bytes.len());
         let len = bytes.len();
-        assert!(used <= limit, "{len} bytes claimed {used} bytes of memory, more than {limit}");
+        assert!(
+            used <= limit,
+            "{len} bytes of input used {used} bytes of memory, more than {limit}"
+        );
         done();
     };
     let seeds = seeds(target);

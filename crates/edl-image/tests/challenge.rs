@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Registries that want a token, and servers that are none, played by a few lines of HTTP.
+//! Registries that require a token, and servers that are not registries, as fake HTTP servers.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by it")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
@@ -12,14 +12,14 @@ use edl_image::registry::auth::Credentials;
 use edl_image::registry::{Error, Registry};
 use edl_image::store::Store;
 
-/// Serves every request by `answer`, which sees its first line and its authorization; the
-/// requests are told to the receiver.
+/// Answers every request with `answer`, which gets the server's address, the request's first line
+/// and its authorization. Also sends the requests to the receiver.
 fn serve(
     answer: impl Fn(&str, &str, &str) -> String + Send + 'static,
 ) -> (String, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let (told, requests) = mpsc::channel();
+    let (sender, requests) = mpsc::channel();
     let own = address.clone();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
@@ -33,7 +33,7 @@ fn serve(
                 name.eq_ignore_ascii_case("authorization").then_some(value)
             });
             let shown = shown.unwrap_or_default();
-            let _gone = told.send(format!("{first} {shown}"));
+            let _gone = sender.send(format!("{first} {shown}"));
             let _closed = stream.write_all(answer(&own, &first, shown).as_bytes());
         }
     });
@@ -85,7 +85,7 @@ fn a_server_that_is_not_a_registry_is_recognized() {
 }
 
 #[test]
-fn bytes_that_are_not_what_was_asked_for_are_refused() {
+fn bytes_with_the_wrong_digest_are_refused() {
     let wanted = edl_image::digest::Digest::of(b"the image");
     let (address, _requests) = serve(|_, first, _| match first {
         "GET /v2/ HTTP/1.1" => http("200 OK", "", ""),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Images go to a real registry and come back as the same bytes.
+//! Images are pushed to a real registry and pulled again with the same bytes.
 //!
-//! The registry is Debian's `docker-registry`, on loopback; where it is not installed, the tests
+//! The registry is Debian's `docker-registry`, on loopback; if it is not installed, the tests
 //! are skipped.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by it")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ use edl_image::store::Store;
 use tempfile::TempDir;
 
 const PROGRAM: &str = "docker-registry";
-const LEFT_OUT: &str = "skipped: docker-registry is not installed; `make setup` installs it";
+const SKIPPED: &str = "skipped: docker-registry is not installed; `make setup` installs it";
 const PASSWORD: &str = "open sesame";
 /// bcrypt of the password, for user `ann`.
 const HTPASSWD: &str = "ann:$2b$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n";
@@ -34,7 +34,7 @@ struct Running {
 }
 
 impl Running {
-    /// `None` where it is not installed.
+    /// `None` if it is not installed.
     fn start(has_password: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().display();
@@ -96,8 +96,8 @@ fn build(folder: &Path, image: &Reference, text: &str) -> Descriptor {
 const NATIVE: &str = "FROM scratch\nCOPY .elasticdl/ /\nCOPY zoo/ /model_zoo/\nUSER 1000:1000\n";
 
 #[test]
-fn an_image_comes_back_as_the_same_bytes_and_is_sent_once() {
-    let Some(registry) = Running::start(false) else { return println!("{LEFT_OUT}") };
+fn a_pulled_image_has_the_same_bytes_and_is_sent_only_once() {
+    let Some(registry) = Running::start(false) else { return println!("{SKIPPED}") };
     let dir = tempfile::tempdir().unwrap();
     let image = registry.image("team/elasticdl:mnist");
     let built = build(dir.path(), &image, NATIVE);
@@ -121,14 +121,14 @@ fn an_image_comes_back_as_the_same_bytes_and_is_sent_once() {
 }
 
 #[test]
-fn an_image_is_built_on_one_of_a_registry() {
-    let Some(registry) = Running::start(false) else { return println!("{LEFT_OUT}") };
+fn an_image_is_built_on_a_base_image_from_a_registry() {
+    let Some(registry) = Running::start(false) else { return println!("{SKIPPED}") };
     let dir = tempfile::tempdir().unwrap();
     let base = registry.image("base:1");
     build(dir.path(), &base, NATIVE);
     build::push(&dir.path().join("images"), &base).unwrap();
 
-    // Another machine, which has never seen the base.
+    // Simulates another machine, which does not have the base image.
     let other = tempfile::tempdir().unwrap();
     let image = registry.image("model:1");
     let text = format!("FROM {}\nCOPY zoo/model.py /model_zoo/second.py\n", base.tagged());
@@ -142,8 +142,8 @@ fn an_image_is_built_on_one_of_a_registry() {
 }
 
 #[test]
-fn without_a_password_the_error_suggests_to_log_in() {
-    let Some(registry) = Running::start(true) else { return println!("{LEFT_OUT}") };
+fn without_a_password_the_error_suggests_logging_in() {
+    let Some(registry) = Running::start(true) else { return println!("{SKIPPED}") };
     let dir = tempfile::tempdir().unwrap();
     let image = registry.image("elasticdl:mnist");
     let built = build(dir.path(), &image, NATIVE);
@@ -161,7 +161,7 @@ fn without_a_password_the_error_suggests_to_log_in() {
 
 #[test]
 fn a_missing_image_is_named() {
-    let Some(registry) = Running::start(false) else { return println!("{LEFT_OUT}") };
+    let Some(registry) = Running::start(false) else { return println!("{SKIPPED}") };
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(&dir.path().join("images")).unwrap();
     let missing = Registry::open(&registry.image("none:1")).unwrap().pull(&store).unwrap_err();

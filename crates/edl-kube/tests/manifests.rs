@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The files of `manifests/` are what the code makes, or what it relies on.
+//! The files in `manifests/` match what the code generates, or what it relies on.
 //!
 //! `UPDATE_EXPECT=1 cargo test -p edl-kube` rewrites the demos.
 
@@ -53,17 +53,17 @@ fn folder() -> PathBuf {
 
 fn demo(comment: &str, job: &str) -> String {
     let spec = yaml::read::<JobSpec>(job).expect("a job");
-    spec.check().expect("a good job");
-    spec.check_cluster().expect("a good job");
+    spec.check().expect("a valid job");
+    spec.check_cluster().expect("a valid job");
     let mut objects = manifest::job_objects(&spec, "").expect("objects");
-    // What is not said is the default, and a file for people says no more than it must.
+    // Fields with default values are omitted, to keep the file short.
     objects.config_map.data = Some([(names::JOB_FILE.to_owned(), job.to_owned())].into());
     let yaml = manifest::to_yaml(&objects).expect("YAML");
     format!("# SPDX-License-Identifier: Apache-2.0\n{comment}{yaml}")
 }
 
 #[test]
-fn the_demo_for_minikube_is_what_the_code_makes() {
+fn the_demo_for_minikube_is_up_to_date() {
     let comment = "\
 # MNIST on minikube: kubectl apply -f manifests/elasticdl-rbac.yaml -f <this file>
 # Requires the image on the node, and the data in /data on the node, writable by user 1000.
@@ -73,7 +73,7 @@ fn the_demo_for_minikube_is_what_the_code_makes() {
 }
 
 #[test]
-fn the_demo_for_a_cluster_is_what_the_code_makes() {
+fn the_demo_for_a_cluster_is_up_to_date() {
     let comment = "\
 # MNIST on a cluster: kubectl apply -f manifests/elasticdl-rbac.yaml -f <this file>
 # Requires a claim `elasticdl-data` (ReadWriteMany) that contains the data.
@@ -89,7 +89,7 @@ fn read<T: DeserializeOwned>(name: &str, at: usize) -> T {
 }
 
 #[test]
-fn the_priority_classes_are_the_ones_that_shares_of_workers_get() {
+fn the_priority_classes_match_the_defaults_for_shares_of_workers() {
     let spec = JobSpec::default();
     for (file, name, value) in [
         ("examples/high-prio.yaml", spec.high_priority_class.name(), 1_000_000),
@@ -101,11 +101,13 @@ fn the_priority_classes_are_the_ones_that_shares_of_workers_get() {
 }
 
 #[test]
-fn the_role_is_bound_to_masters_alone_and_reads_no_secrets() {
+fn the_role_is_bound_only_to_masters_and_cannot_read_secrets() {
     let role: Role = read("elasticdl-rbac.yaml", 0);
     let binding: RoleBinding = read("elasticdl-rbac.yaml", 1);
     assert_eq!(Some(binding.role_ref.name), role.metadata.name);
-    let [subject] = &binding.subjects.unwrap()[..] else { panic!("only the master has rights") };
+    let [subject] = &binding.subjects.unwrap()[..] else {
+        panic!("only the master has permissions")
+    };
     assert_eq!(subject.name, names::account(Master));
     let rules = role.rules.unwrap();
     let verbs = |resource: &str| -> Vec<String> {
@@ -120,7 +122,7 @@ fn the_role_is_bound_to_masters_alone_and_reads_no_secrets() {
 }
 
 #[test]
-fn there_is_an_account_for_every_role_and_a_token_for_the_master_alone() {
+fn every_role_has_an_account_and_only_the_master_a_token() {
     for (at, role) in [Master, Ps, Worker].into_iter().enumerate() {
         let account: ServiceAccount = read("elasticdl-rbac.yaml", 2 + at);
         assert_eq!(account.metadata.name, Some(names::account(role)));

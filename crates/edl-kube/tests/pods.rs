@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the objects of a job look like.
+//! The Kubernetes objects of a job.
 
-#![allow(clippy::too_many_lines, reason = "objects are long, and are shown whole")]
+#![allow(clippy::too_many_lines, reason = "snapshots of objects are long")]
 
 use edl_core::platform::{InstanceId, Role};
 use edl_core::spec::{ImagePullPolicy, Invalid, JobSpec, RestartPolicy};
@@ -33,7 +33,7 @@ fn worker(change: impl FnOnce(&mut JobSpec), extras: &PodExtras) -> Result<Value
 }
 
 #[test]
-fn a_workers_pod_is_this() {
+fn the_pod_of_a_worker_matches_the_snapshot() {
     let made = pod(&job(), WORKER, &PodExtras::default()).unwrap();
     expect![[r#"
         apiVersion: v1
@@ -149,7 +149,7 @@ fn a_workers_pod_is_this() {
 }
 
 #[test]
-fn every_pod_gives_up_all_power() {
+fn every_pod_is_unprivileged() {
     for instance in [MASTER, SERVER, WORKER] {
         let pod = serde_json::to_value(pod(&job(), instance, &PodExtras::default()).unwrap());
         let pod = pod.unwrap();
@@ -177,7 +177,7 @@ fn only_the_master_gets_a_token_and_each_role_has_an_account() {
 }
 
 #[test]
-fn a_job_starts_the_master_again_whatever_happens_to_its_pod() {
+fn a_job_restarts_the_master_no_matter_how_its_pod_ends() {
     let spec = JobSpec { restart_policy: RestartPolicy::Always, ..job() };
     let job = master(&spec).unwrap();
     assert_eq!(job.metadata.name.as_deref(), Some("elasticdl-x-master"));
@@ -190,7 +190,7 @@ fn a_job_starts_the_master_again_whatever_happens_to_its_pod() {
 }
 
 #[test]
-fn flags_are_in_the_pod() {
+fn flags_are_applied_to_the_pod() {
     let set = |spec: &mut JobSpec| {
         spec.worker_resource_request = "cpu=0.4,gpu=1".into();
         spec.worker_resource_limit = "cpu=1,memory=2048Mi,gpu=1".into();
@@ -219,12 +219,12 @@ fn flags_are_in_the_pod() {
     let env = container["env"].as_array().unwrap();
     let value = |name: &str| env.iter().find(|e| e["name"] == name).map(|e| e["value"].clone());
     assert_eq!((value("A"), value("B")), (Some("1".into()), Some("2".into())));
-    assert_eq!(value("HOME"), Some("/tmp".into()), "only /tmp can be written to");
+    assert_eq!(value("HOME"), Some("/tmp".into()), "only /tmp is writable");
     assert_eq!(value("ELASTICDL_WORKER_ID"), Some("3".into()));
 }
 
 #[test]
-fn a_patch_changes_what_it_names_and_nothing_else() {
+fn a_patch_changes_only_the_fields_it_names() {
     let patch = "
 pod:
   metadata: {annotations: {team: vision}}
@@ -240,8 +240,8 @@ ps_pod: {spec: {nodeName: other}}
         worker(|spec| spec.cluster_spec_json = patch.into(), &PodExtras::default()).unwrap();
     assert_eq!(after["metadata"]["annotations"]["team"], "vision");
     assert_eq!(after["spec"]["nodeSelector"]["disk"], "ssd");
-    assert_eq!(after["spec"]["tolerations"][2]["key"], "gpu", "beside ours");
-    assert!(after["spec"].get("nodeName").is_none(), "that is for servers");
+    assert_eq!(after["spec"]["tolerations"][2]["key"], "gpu", "the default tolerations are kept");
+    assert!(after["spec"].get("nodeName").is_none(), "nodeName is only for servers");
     assert!(after["spec"]["securityContext"].get("fsGroup").is_none());
     assert_eq!(after["spec"]["securityContext"]["runAsNonRoot"], true);
     let (old, new) = (&before["spec"]["containers"][0], &after["spec"]["containers"][0]);
@@ -251,7 +251,7 @@ ps_pod: {spec: {nodeName: other}}
 }
 
 #[test]
-fn elasticdls_names_for_patches_are_understood() {
+fn elasticdls_patch_format_is_supported() {
     let patch = r#"{"pod_spec": {"labels": {"a": "b"}, "tolerations": [{"key": "k"}],
         "env": [{"name": "E", "value": "v"}]}, "service_spec": {"type": "NodePort"}}"#;
     let spec = JobSpec { cluster_spec_json: patch.into(), ..job() };
@@ -265,7 +265,7 @@ fn elasticdls_names_for_patches_are_understood() {
 }
 
 #[test]
-fn a_patch_that_fits_nothing_is_refused_by_the_name_of_the_field() {
+fn an_invalid_patch_is_refused_and_its_field_is_named() {
     let refusal = |patch: &str| {
         let set = |spec: &mut JobSpec| spec.cluster_spec_json = patch.into();
         worker(set, &PodExtras::default()).unwrap_err().0
@@ -278,7 +278,7 @@ fn a_patch_that_fits_nothing_is_refused_by_the_name_of_the_field() {
 }
 
 #[test]
-fn variables_are_taken_over_whose_whole_name_fits() {
+fn variables_are_inherited_if_their_whole_name_matches() {
     let mut spec = JobSpec { populate_env_names: "NCCL_.*|MODE".into(), ..job() };
     let all = ["NCCL_DEBUG", "MODE", "MODEL", "X_NCCL_"].map(|n| (n.to_owned(), "1".to_owned()));
     let names =
@@ -306,7 +306,7 @@ fn the_configmap_describes_the_job_and_owns_the_rest() {
 }
 
 #[test]
-fn the_other_objects_of_a_job_are_these() {
+fn the_other_objects_of_a_job_match_the_snapshot() {
     let objects = job_objects(&job(), "secret").unwrap();
     let mut text = String::new();
     for document in [
@@ -385,7 +385,7 @@ fn the_other_objects_of_a_job_are_these() {
 }
 
 #[test]
-fn what_is_printed_holds_no_key_and_is_read_back() {
+fn printed_objects_contain_no_key_and_can_be_read_back() {
     let objects = job_objects(&job(), "0123secret").unwrap();
     let text = to_yaml(&objects).unwrap();
     assert!(!text.contains("0123secret") && !text.contains("kind: Secret"));

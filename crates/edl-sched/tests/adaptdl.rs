@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The AdaptDL workloads (`tests/adaptdl`) against the published means, which are those of the
-//! artifact's own result files.
+//! Compares the AdaptDL workloads (`tests/adaptdl`) with the published means, from the result files
+//! of the artifact.
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ fn mean_time(files: &Files, profiles: &Profiles, load: &str, which: usize, polic
     let entries = adaptdl::parse_workload(files, &path).expect("a workload");
     let scenario = adaptdl::scenario(&path, &entries, profiles, policy, BatchRule::Fixed);
     let report = run(&scenario.expect("known applications"), policy, 0);
-    assert_eq!(report.completion_times().len(), entries.len(), "every job ends");
+    assert_eq!(report.completion_times().len(), entries.len(), "every job finishes");
     mean(&report.completion_times())
 }
 

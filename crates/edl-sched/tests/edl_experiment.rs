@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The published EDL experiment: first its own figures, then ours.
+//! The published EDL experiment: first the published figures, then the results of our policies.
 
 use edl_sched::sim::edl_cases::{self, Size};
 use edl_sched::sim::kubernetes::Kubernetes;
@@ -21,7 +21,7 @@ fn wait(report: &Report) -> f64 {
     mean(&report.waits())
 }
 
-/// As the published averages have it.
+/// Averaged over the same time as in the publication.
 fn utilization(report: &Report) -> f64 {
     report.mean_utilization(0.0, 550.0)
 }
@@ -31,7 +31,7 @@ fn off_peak(report: &Report) -> f64 {
 }
 
 #[test]
-fn sums_agree_with_the_logs_exactly() {
+fn sums_match_the_logs_exactly() {
     let nodes = edl_cases::nodes();
     let total: u64 = nodes.iter().map(|node| node.capacity.cpu_milli).sum();
     let system: u64 = nodes.iter().map(|node| node.taken.cpu_milli).sum();
@@ -58,7 +58,7 @@ fn the_simulator_shows_the_same_sums() {
 }
 
 #[test]
-fn without_a_planner_case_1_is_as_published() {
+fn without_a_planner_case_1_matches_the_published_figures() {
     let reports = rounds(&edl_cases::case_1(Size::Fixed(60), Kubernetes::of_2017()), Policy::Off);
     // Published rounds: waits 295–319 s, utilization 75.09–79.83 %.
     let (wait, used) = (mean_of(&reports, wait), mean_of(&reports, utilization));
@@ -74,7 +74,7 @@ fn without_a_planner_case_1_is_as_published() {
 }
 
 #[test]
-fn the_published_rules_give_the_published_figures_in_case_1() {
+fn the_published_rules_match_the_published_figures_in_case_1() {
     let scenario = edl_cases::case_1(Size::Elastic, Kubernetes::of_2017());
     let reports = rounds(&scenario, Policy::EdlPublished);
     // Published rounds: waits 24–85 s, utilization 75.05–77.85 %; 86.35 % once stable.
@@ -86,7 +86,7 @@ fn the_published_rules_give_the_published_figures_in_case_1() {
 }
 
 #[test]
-fn case_2_is_as_published() {
+fn case_2_matches_the_published_figures() {
     let off = edl_cases::case_2(Size::Fixed(15), Kubernetes::of_2017());
     let off = rounds(&off, Policy::Off);
     // Published rounds: waits 0–3 s, utilization 61.44–62.37 %, off-peak 44.91 %.
@@ -115,22 +115,22 @@ fn elastic_fair_leaves_no_job_waiting_and_no_capacity_idle_in_case_1() {
         assert!(jain >= 0.98, "Jain {jain}");
         for (from, to) in [(400.0, 600.0), (0.0, 550.0)] {
             let used = report.mean_utilization(from, to);
-            let bound = report.mean_bound(from, to).expect("all jobs are alike");
+            let bound = report.mean_bound(from, to).expect("all jobs are equal");
             assert!(used >= 0.98 * bound, "{used} of a bound of {bound}");
         }
         let per_minute = report.resizes_per_job_hour() / 60.0;
-        assert!(per_minute <= 1.0, "{per_minute} resizes of each job a minute");
+        assert!(per_minute <= 1.0, "{per_minute} resizes per job and minute");
     }
 }
 
 #[test]
-fn elastic_fair_gives_way_to_nginx_and_lets_nothing_idle_in_case_2() {
+fn elastic_fair_yields_to_nginx_and_leaves_no_capacity_idle_in_case_2() {
     let scenario = edl_cases::case_2(Size::Elastic, Kubernetes::of_today());
     let reports = rounds(&scenario, Policy::ElasticFair);
     for report in &reports {
         let waits = report.whole_waits();
         assert!(mean(&waits) <= 10.0 && quantile(&waits, 0.99) <= 20.0, "{waits:?}");
-        // Workers take two seconds to leave, at once; nginx pods wait for nothing else.
+        // Workers leave immediately, within two seconds; nginx pods wait for nothing else.
         assert!(report.deficit_unplanned() < 1e-6, "{}", report.deficit_unplanned());
         assert!(report.deficit_without_node() <= 300.0 * 2.0, "{}", report.deficit_without_node());
         let last = report.rows.last().expect("rows");
@@ -140,7 +140,7 @@ fn elastic_fair_gives_way_to_nginx_and_lets_nothing_idle_in_case_2() {
         assert!(used >= 88.0 && used >= 0.98 * bound, "{used} of a bound of {bound}");
     }
     let used = mean_of(&reports, off_peak);
-    let bound = mean_of(&reports, |one| one.mean_bound(300.0, 370.0).expect("all alike"));
+    let bound = mean_of(&reports, |one| one.mean_bound(300.0, 370.0).expect("all jobs are equal"));
     assert!(used >= 0.98 * bound, "off-peak: {used} of a bound of {bound}");
 }
 

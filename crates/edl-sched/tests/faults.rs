@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nodes fail and are reclaimed: no job is lost, nothing hangs, services come back.
+//! Nodes fail and are reclaimed: no job is lost, nothing hangs, services recover.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use edl_sched::state::Policy;
 
 const N_SEEDS: u64 = 8;
 
-/// Case 1 with an hour of work on 20 workers for each job.
+/// Case 1, where each job has an hour of work for 20 workers.
 fn ending_jobs() -> Scenario {
     let mut scenario = edl_cases::case_1(Size::Elastic, Kubernetes::of_today());
     for script in &mut scenario.jobs {
@@ -25,7 +25,7 @@ fn ending_jobs() -> Scenario {
 }
 
 #[test]
-fn every_job_ends_although_nodes_fail_and_are_reclaimed() {
+fn every_job_finishes_although_nodes_fail_and_are_reclaimed() {
     let until = Time::ZERO + Duration::from_secs(4 * 3600);
     let back_after = Duration::from_secs(300);
     let kinds = [
@@ -44,7 +44,7 @@ fn every_job_ends_although_nodes_fail_and_are_reclaimed() {
 }
 
 #[test]
-fn a_service_is_whole_again_after_nodes_were_lost() {
+fn a_service_gets_all_pods_back_after_nodes_were_lost() {
     let until = Time::ZERO + Duration::from_secs(300);
     let kind = NodeFaultKind::Loss { back_after: Duration::from_secs(60) };
     for seed in 0..N_SEEDS {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every plan promises, tried on thousands of random clusters in the middle of their life.
+//! Properties of every plan, checked on thousands of random clusters with running jobs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,27 +28,27 @@ const PLACING: [Policy; 7] = [
     Policy::Goodput,
 ];
 
-/// Ours: these also promise that a plan made again changes nothing, whatever the pods' shapes.
+/// Policies that also guarantee that a second plan changes nothing, for pods of any size.
 const OURS: [Policy; 5] =
     [Policy::Fifo, Policy::Drf, Policy::Edl, Policy::ElasticFair, Policy::Goodput];
 
 proptest! {
-    // 10,000 clusters in all, as quick as one would like on every run.
+    // 10,000 clusters, which is fast enough for every run.
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_plan_keeps_every_promise(
+    fn every_plan_is_valid(
         seed: u64,
         n_nodes in 0_u32..9,
         n_jobs in 0_u32..8,
         pods_per_node in 0_u64..12,
     ) {
         let mut world = World { rng: Rng::new(seed), n_nodes, n_jobs, pods_per_node };
-        let (snapshot, state, now) = world.midlife();
+        let (snapshot, state, now) = world.running_cluster();
         for policy in [Policy::ElasticFair, PLACING[usize::try_from(seed % 7).expect("small")]] {
             let state = with_policy(&state, policy);
             let made = plan(&snapshot, &state, now);
-            check_promises(&snapshot, &made);
+            check_plan(&snapshot, &made);
             check_order_does_not_matter(&snapshot, &state, now, &made);
             if OURS.contains(&policy) {
                 let again = plan(&applied(&snapshot, &made), &made.state, now);
@@ -63,7 +63,7 @@ proptest! {
         n_nodes in 1_u32..9,
         n_jobs in 0_u32..12,
     ) {
-        // With pods of one shape; for arbitrary vectors no greedy rule can promise it.
+        // With pods of one size; for pods of different sizes, no greedy rule can guarantee it.
         let mut world = World::of(seed, n_nodes, n_jobs);
         let fewer = world.slots();
         let mut more = fewer.clone();
@@ -79,27 +79,27 @@ proptest! {
     }
 }
 
-/// A queue without a quota took from a lender's job what another queue then borrowed, and the
-/// lender's job grew back: for ever.
+/// A queue without a quota took resources from a job, another queue then borrowed them, and the
+/// job grew again, endlessly.
 #[test]
-fn a_plan_settles_although_borrowed_resources_are_returned() {
+fn a_plan_converges_although_borrowed_resources_are_returned() {
     let mut world = World::of(4_828_375_221_883_373_942, 5, 7);
-    let (snapshot, state, now) = world.midlife();
+    let (snapshot, state, now) = world.running_cluster();
     let state = with_policy(&state, Policy::ElasticFair);
     let made = plan(&snapshot, &state, now);
-    check_promises(&snapshot, &made);
+    check_plan(&snapshot, &made);
     assert_eq!(plan(&applied(&snapshot, &made), &made.state, now).changes, []);
 }
 
 proptest! {
-    // A genetic search takes its time.
+    // A genetic search is slow.
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_genetic_search_keeps_its_promises_too(seed: u64, n_nodes in 0_u32..6, n_jobs in 0_u32..5) {
+    fn plans_of_a_genetic_search_are_valid(seed: u64, n_nodes in 0_u32..6, n_jobs in 0_u32..5) {
         let mut world = World::of(seed, n_nodes, n_jobs);
-        let (snapshot, state, now) = world.midlife();
-        check_promises(&snapshot, &plan(&snapshot, &with_policy(&state, Policy::Pollux), now));
+        let (snapshot, state, now) = world.running_cluster();
+        check_plan(&snapshot, &plan(&snapshot, &with_policy(&state, Policy::Pollux), now));
     }
 }
 
@@ -107,16 +107,16 @@ proptest! {
 #[test]
 fn a_genetic_search_stops_an_incomplete_job_without_nodes() {
     let mut world = World::of(3_524_466_554_831_654_536, 2, 2);
-    let (snapshot, state, now) = world.midlife();
-    check_promises(&snapshot, &plan(&snapshot, &with_policy(&state, Policy::Pollux), now));
+    let (snapshot, state, now) = world.running_cluster();
+    check_plan(&snapshot, &plan(&snapshot, &with_policy(&state, Policy::Pollux), now));
 }
 
-fn check_promises(before: &Snapshot, made: &Plan) {
+fn check_plan(before: &Snapshot, made: &Plan) {
     let after = applied(before, made);
     check_nodes(&after);
     for change in &made.changes {
         assert!(!change.reasons.is_empty(), "a change without a reason: {change:?}");
-        assert!(matches!(change.placing, Placing::Named { .. }), "these policies name nodes");
+        assert!(matches!(change.placing, Placing::Named { .. }), "these policies choose nodes");
         check_starts(before, made);
     }
     for job in after.jobs.iter().filter(|job| job.fault().is_none()) {
@@ -129,7 +129,7 @@ fn check_promises(before: &Snapshot, made: &Plan) {
             let (n, spec) = (counts.of(role), job.roles.of(role));
             assert!(
                 (spec.min..=spec.max).contains(&n),
-                "{}: {n} of {role}, which may be {}..{}",
+                "{}: {n} pods of {role}, outside {}..{}",
                 job.id,
                 spec.min,
                 spec.max
@@ -139,7 +139,7 @@ fn check_promises(before: &Snapshot, made: &Plan) {
     check_quotas(before, &after);
 }
 
-/// No node holds more than it has, and none that is leaving holds anything of ours.
+/// No node exceeds its capacity, and nodes that are leaving run no pods of jobs.
 fn check_nodes(after: &Snapshot) {
     let mut used: BTreeMap<NodeId, Resources> = BTreeMap::new();
     for job in &after.jobs {
@@ -150,13 +150,13 @@ fn check_nodes(after: &Snapshot) {
     }
     for node in &after.nodes {
         let ours = used.remove(&node.id).unwrap_or_default();
-        assert!((ours + node.taken).fits_in(node.capacity), "{} is over its capacity", node.id);
+        assert!((ours + node.taken).fits_in(node.capacity), "{} exceeds its capacity", node.id);
         assert!(node.state != NodeState::Leaving || ours == Resources::ZERO, "{}", node.id);
     }
-    assert!(used.is_empty(), "pods on nodes that are not there: {used:?}");
+    assert!(used.is_empty(), "pods on unknown nodes: {used:?}");
 }
 
-/// Pods start only on ready nodes that their job may use.
+/// Pods start only on ready nodes that their job can use.
 fn check_starts(before: &Snapshot, made: &Plan) {
     for change in &made.changes {
         let Placing::Named { start, .. } = &change.placing else { continue };
@@ -168,7 +168,7 @@ fn check_starts(before: &Snapshot, made: &Plan) {
     }
 }
 
-/// A queue that uses more than it may has nothing above its minimums.
+/// Jobs of a queue that exceeds its quota have no workers above their minimums.
 fn check_quotas(before: &Snapshot, after: &Snapshot) {
     for queue in &after.queues {
         let (Some(quota), Some(borrow)) = (queue.quota, queue.borrow) else { continue };
@@ -200,7 +200,7 @@ fn check_order_does_not_matter(snapshot: &Snapshot, state: &PlannerState, now: T
     for job in &mut turned.jobs {
         job.placed.reverse();
     }
-    assert_eq!(&plan(&turned, state, now), made, "the order of lists matters");
+    assert_eq!(&plan(&turned, state, now), made, "the plan depends on the order of lists");
 }
 
 fn has_gang(job: &Job) -> bool {
@@ -214,7 +214,7 @@ fn with_policy(state: &PlannerState, policy: Policy) -> PlannerState {
     state
 }
 
-/// Makes random clusters.
+/// Generates random clusters.
 struct World {
     rng: Rng,
     n_nodes: u32,
@@ -224,12 +224,12 @@ struct World {
 }
 
 impl World {
-    /// A world of this seed without a limit of pods per node.
+    /// A generator with this seed and no limit of pods per node.
     fn of(seed: u64, n_nodes: u32, n_jobs: u32) -> Self {
         Self { rng: Rng::new(seed), n_nodes, n_jobs, pods_per_node: 0 }
     }
 
-    /// What a pod requests, one place on a node included.
+    /// The request of a pod, including one of the node's pod slots.
     fn pod(&self, shape: Resources) -> Resources {
         shape.with_pods(self.pods_per_node.min(1))
     }
@@ -242,8 +242,8 @@ impl World {
         self.below(n) == 0
     }
 
-    /// A cluster that has lived: planned twice by a random policy, with things happening between.
-    fn midlife(&mut self) -> (Snapshot, PlannerState, Time) {
+    /// A cluster with running jobs: planned twice by a random policy, with changes in between.
+    fn running_cluster(&mut self) -> (Snapshot, PlannerState, Time) {
         let nodes = (0..self.n_nodes).map(|id| self.node(id)).collect();
         let queues = (0..3).map(|id| self.queue(id)).collect();
         let mut snapshot = Snapshot { nodes, queues, ..Snapshot::default() };
@@ -261,7 +261,7 @@ impl World {
                 let made = plan(&snapshot, &state, now);
                 snapshot = applied(&snapshot, &made);
                 state = made.state;
-                self.disturb(&mut snapshot);
+                self.change(&mut snapshot);
                 now = now + Duration::from_secs(u64::from(self.below(900)));
             }
         }
@@ -271,8 +271,8 @@ impl World {
         (snapshot, state, now)
     }
 
-    /// Jobs end, nodes fail or leave, owners edit.
-    fn disturb(&mut self, snapshot: &mut Snapshot) {
+    /// Jobs end, nodes fail or leave, and users edit jobs.
+    fn change(&mut self, snapshot: &mut Snapshot) {
         snapshot.jobs.retain(|_| !self.one_in(4));
         if self.one_in(3) && !snapshot.nodes.is_empty() {
             let at = self.below(u32::try_from(snapshot.nodes.len()).expect("few"));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every optimizer against Keras and PyTorch: values computed once with the real libraries and kept
-//! as data (`tests/reference/generate.py`, `tests/python/optimizer_golden.py`), and against the
-//! same formulas in double precision.
+//! Compares every optimizer with Keras and PyTorch, using values that the real libraries computed
+//! (`tests/reference/generate.py`, `tests/python/optimizer_golden.py`), and with the same formulas
+//! in double precision.
 
 use std::path::Path;
 
@@ -34,8 +34,8 @@ struct Case {
 fn read<T: DeserializeOwned>(file: &str) -> T {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
     let text = std::fs::read(folder.join(file).with_extension("json"))
-        .expect("the values are kept beside the test");
-    serde_json::from_slice(&text).expect("the script writes this form")
+        .expect("the values are stored next to the test");
+    serde_json::from_slice(&text).expect("the format of the script")
 }
 
 /// Our weights after each step.
@@ -133,13 +133,13 @@ fn ftrl_equals_keras() {
     check("ftrl");
 }
 
-/// What optimizer_golden.py writes.
+/// The output of optimizer_golden.py.
 #[derive(Deserialize)]
 struct Libraries {
     /// Lengths of the parameters.
     shapes: Vec<usize>,
     start: Vec<f32>,
-    /// Steps after which weights were kept.
+    /// Steps after which weights were saved.
     kept: Vec<usize>,
     gradients: Vec<Vec<f32>>,
     cases: Vec<LibraryCase>,
@@ -149,14 +149,14 @@ struct Libraries {
 struct LibraryCase {
     name: String,
     optimizer: OptimizerSpec,
-    /// Whether weight decay touches each parameter.
+    /// Whether weight decay applies to each parameter.
     decays: Vec<bool>,
     single: Vec<Vec<f64>>,
     double: Vec<Vec<f64>>,
 }
 
 #[test]
-fn every_optimizer_and_every_schedule_equals_the_library_that_it_is_from() {
+fn every_optimizer_and_every_schedule_equals_its_library() {
     let libraries: Libraries = read("libraries");
     assert!(libraries.cases.len() > 70);
     for case in &libraries.cases {
@@ -164,7 +164,7 @@ fn every_optimizer_and_every_schedule_equals_the_library_that_it_is_from() {
         for ((step, single), double) in libraries.kept.iter().zip(&case.single).zip(&case.double) {
             let (what, ours) = (format!("{}, step {step}", case.name), &ours[step - 1]);
             expect_near(&what, ours, double, 1e-6);
-            // Keras is up to 5e-6 away from itself: it has 1 - 0.999 in single precision.
+            // Keras in single precision differs by up to 5e-6, because it computes 1 - 0.999 in it.
             expect_near(
                 &what,
                 ours,
@@ -179,7 +179,7 @@ fn every_optimizer_and_every_schedule_equals_the_library_that_it_is_from() {
 fn train(libraries: &Libraries, case: &LibraryCase) -> Vec<Vec<f32>> {
     let model = model(&libraries.shapes, &case.optimizer);
     let optimizer = Optimizer::new(case.optimizer.clone());
-    let mut params: Vec<_> = cut(&libraries.shapes, &libraries.start)
+    let mut params: Vec<_> = split(&libraries.shapes, &libraries.start)
         .map(|part| Weights::new(&optimizer, part))
         .collect();
     let steps = (0..).zip(&libraries.gradients);
@@ -188,7 +188,7 @@ fn train(libraries: &Libraries, case: &LibraryCase) -> Vec<Vec<f32>> {
         if let Some(limit) = case.optimizer.clip {
             clip::clip(&mut gradient, &model, limit);
         }
-        let parts = cut(&libraries.shapes, &gradient.dense);
+        let parts = split(&libraries.shapes, &gradient.dense);
         for ((param, part), decay) in params.iter_mut().zip(parts).zip(&case.decays) {
             param.step(&optimizer, version, part, *decay);
         }
@@ -197,7 +197,7 @@ fn train(libraries: &Libraries, case: &LibraryCase) -> Vec<Vec<f32>> {
     after.collect()
 }
 
-fn cut<'a>(shapes: &'a [usize], flat: &'a [f32]) -> impl Iterator<Item = &'a [f32]> {
+fn split<'a>(shapes: &'a [usize], flat: &'a [f32]) -> impl Iterator<Item = &'a [f32]> {
     let mut rest = flat;
     shapes.iter().map(move |len| rest.split_off(..*len).expect("shapes add up"))
 }
@@ -220,7 +220,7 @@ fn model(shapes: &[usize], optimizer: &OptimizerSpec) -> ModelSpec {
     }
 }
 
-/// The optimizers as their papers have them, one weight at a time, in double precision.
+/// The optimizers as defined in their papers, one weight at a time, in double precision.
 fn formula(case: &Case) -> Vec<Vec<f64>> {
     let optimizer = Optimizer::new(case.optimizer.clone());
     let mut weights: Vec<f64> = case.start.iter().map(|w| f64::from(*w)).collect();
@@ -287,6 +287,6 @@ fn naive_step(spec: &OptimizerSpec, step: u64, w: &mut f64, slots: &mut [f64; 3]
         OptimizerKind::Adadelta { .. }
         | OptimizerKind::Adamax { .. }
         | OptimizerKind::Nadam { .. }
-        | OptimizerKind::Lion { .. } => unreachable!("generate.py makes no such case"),
+        | OptimizerKind::Lion { .. } => unreachable!("generate.py generates no such case"),
     }
 }
