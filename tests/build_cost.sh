@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build_cost.sh [TREE [TREE]]: what `cargo build --release` costs from nothing.
-# A tree is a folder or a commit; without one it is this tree. With two, the second is compared
-# with the first, on the same machine. Nothing else should run meanwhile.
-# build_cost.sh --report HTML: only the table of a report that `cargo build --timings` has written.
+# build_cost.sh [TREE [TREE]]: measures `cargo build --release` from scratch.
+# A tree is a folder or a commit; the default is this tree. With two trees, compares the second
+# with the first, on the same machine. Nothing else should run at the same time.
+# build_cost.sh --report HTML: only prints the table of a report of `cargo build --timings`.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 scratch=$(mktemp -d)
 trap 'git -C "$here" worktree prune; rm -rf "$scratch"' EXIT
 
-# The number of crates, and the ten units that took longest.
+# Prints the number of crates and the ten slowest units.
 report() {
   python3 - "$1" <<'PYTHON'
 import json, pathlib, re, sys

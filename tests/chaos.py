@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of all strategies under a thousand faults: `chaos.py ELASTICDL [--faults=1000] [--seed=N]`.
+"""Injects a thousand faults into jobs of all strategies.
 
-It knows only the command and the processes, folders and files that a job leaves behind. Every job
-must end, its audit must be clean, its model must be bit-identical to that of an undisturbed job,
-and no process, socket or temporary file may be left. A fault counts only if it was seen to happen.
+Usage: `chaos.py ELASTICDL [--faults=1000] [--seed=N]`.
+
+It uses only the command, and the processes, folders and files of the jobs. Every job must succeed,
+its audit must be clean, its model must be bit-identical to that of an undisturbed job, and it must
+leave no processes, sockets or temporary files behind. A fault counts only if it took effect.
 `make soak` runs it.
 """
 
@@ -32,12 +34,12 @@ from pathlib import Path
 from typing import Any
 
 POLL = 0.02
-# A signal takes effect at once, and a job heals within seconds; the rest is for loaded machines.
+# A signal takes effect at once, and a job recovers within seconds; the rest is for slow machines.
 EFFECT_SECS, END_SECS = 20.0, 300.0
 MAX_FAULTS_PER_JOB = 25
 EPOCHS = 3
-# In every strategy, all rounds and steps have the same number of records, so that each record
-# counts equally, in any order.
+# In every strategy, all rounds and steps have the same number of records, so each record has the
+# same weight, in any order.
 N_RECORDS = 7200
 COUNT = f"--model_def=count --training_data=range:{N_RECORDS} --minibatch_size=10 "
 DATA = Path(__file__).resolve().parents[1] / "data" / "fashion_mnist" / "test"
@@ -53,20 +55,20 @@ COMMON = (
 )
 
 
-class Wrong(Exception):
-    """What a job did that it must not do."""
+class Failure(Exception):
+    """A job did not behave as expected."""
 
 
-def wait_until(what: str, is_so: Callable[[], bool], secs: float) -> None:
+def wait_until(what: str, condition: Callable[[], bool], secs: float) -> None:
     deadline = time.monotonic() + secs
-    while not is_so():
+    while not condition():
         if time.monotonic() > deadline:
-            raise Wrong(f"{what}: not within {secs:.0f} s")
+            raise Failure(f"{what}: not within {secs:.0f} s")
         time.sleep(POLL)
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state; X if there is no such process."""
+    """The state of a process as a letter; X if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -76,7 +78,7 @@ def state_of(pid: int) -> str:
 
 @dataclass
 class Job:
-    """A job in a home of its own."""
+    """A job with its own home folder."""
 
     command: str
     home: Path
@@ -134,7 +136,7 @@ class Job:
         return f"ELASTICDL_HOME={self.home}".encode() in environment.split(b"\0")
 
     def processes(self, *roles: str) -> list[dict[str, Any]]:
-        """The live processes of these roles, as the job shows them."""
+        """The running processes with these roles, according to the job's status."""
         shown = self.status().get("instances", [])
         return [i for i in shown if i["role"] in roles and i["pid"] and self.is_ours(i["pid"])]
 
@@ -143,7 +145,7 @@ class Job:
         return [pid for pid in pids if self.is_ours(pid) and state_of(pid) not in "ZX"]
 
     def resume(self) -> None:
-        """Starts the job again, unless it ended before it could be stopped."""
+        """Resumes the job, unless it finished before it could be stopped."""
         wait_until("all processes exit", lambda: not self.leftover_processes(), EFFECT_SECS)
         if self.status().get("state") != "succeeded":
             self.resumes += 1
@@ -151,7 +153,7 @@ class Job:
 
 
 def send(job: Job, pid: int, number: signal.Signals, states: str) -> bool:
-    """Sends a signal and waits for its effect; false if the process had ended by itself."""
+    """Sends a signal and waits for its effect; false if the process had already exited."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -161,8 +163,8 @@ def send(job: Job, pid: int, number: signal.Signals, states: str) -> bool:
 
 
 def kill(job: Job, rng: random.Random, *roles: str) -> bool:
-    victims = job.processes(*roles)
-    return bool(victims) and send(job, rng.choice(victims)["pid"], signal.SIGKILL, "ZX")
+    targets = job.processes(*roles)
+    return bool(targets) and send(job, rng.choice(targets)["pid"], signal.SIGKILL, "ZX")
 
 
 def kill_worker(job: Job, rng: random.Random) -> bool:
@@ -178,14 +180,14 @@ def kill_master(job: Job, rng: random.Random) -> bool:
 
 
 def kill_several(job: Job, rng: random.Random) -> bool:
-    victims = job.processes("worker", "ps", "master")
-    chosen = rng.sample(victims, k=min(len(victims), 3))
-    return [send(job, victim["pid"], signal.SIGKILL, "ZX") for victim in chosen].count(True) > 1
+    targets = job.processes("worker", "ps", "master")
+    chosen = rng.sample(targets, k=min(len(targets), 3))
+    return [send(job, target["pid"], signal.SIGKILL, "ZX") for target in chosen].count(True) > 1
 
 
 def freeze_for_a_while(job: Job, rng: random.Random) -> bool:
-    victims = job.processes("worker", "ps", "master")
-    if not victims or not send(job, pid := rng.choice(victims)["pid"], signal.SIGSTOP, "TZX"):
+    targets = job.processes("worker", "ps", "master")
+    if not targets or not send(job, pid := rng.choice(targets)["pid"], signal.SIGSTOP, "TZX"):
         return False
     was_frozen = state_of(pid) == "T"
     time.sleep(rng.uniform(0.2, 3.0))
@@ -195,21 +197,21 @@ def freeze_for_a_while(job: Job, rng: random.Random) -> bool:
 
 
 def freeze(job: Job, rng: random.Random) -> bool:
-    victims = job.processes("worker", "ps")
-    return bool(victims) and send(job, rng.choice(victims)["pid"], signal.SIGSTOP, "TZX")
+    targets = job.processes("worker", "ps")
+    return bool(targets) and send(job, rng.choice(targets)["pid"], signal.SIGSTOP, "TZX")
 
 
 def terminate_worker(job: Job, rng: random.Random) -> bool:
-    victims = job.processes("worker")
-    return bool(victims) and send(job, rng.choice(victims)["pid"], signal.SIGTERM, "ZX")
+    targets = job.processes("worker")
+    return bool(targets) and send(job, rng.choice(targets)["pid"], signal.SIGTERM, "ZX")
 
 
 def chaos(job: Job, rng: random.Random, action: str) -> bool:
-    victims = job.processes("worker", "ps") if action == "partition" else job.processes("worker")
-    if not victims:
+    targets = job.processes("worker", "ps") if action == "partition" else job.processes("worker")
+    if not targets:
         return False
-    victim = rng.choice(victims)
-    target = f"--{victim['role']}={victim['id']}"
+    target = rng.choice(targets)
+    target = f"--{target['role']}={target['id']}"
     return job.run("chaos", "job", action, target, f"--secs={rng.randint(1, 4)}").returncode == 0
 
 
@@ -262,7 +264,7 @@ FAULTS: dict[Callable[[Job, random.Random], bool], int] = {
 }
 
 
-def attack(job: Job, rng: random.Random, is_enough: Callable[[], bool]) -> None:
+def inject_faults(job: Job, rng: random.Random, is_enough: Callable[[], bool]) -> None:
     """Injects faults until the job ends."""
     has_workers = lambda: bool(job.processes("worker")) or not job.is_running()  # noqa: E731
     wait_until("the first worker", has_workers, END_SECS)
@@ -282,16 +284,16 @@ def floats(model: bytes, name: str) -> list[float]:
 
 
 def check(job: Job) -> str:
-    """What a job left behind; the hash of its model."""
+    """Checks the result of a job; returns the hash of its model."""
     state = job.status().get("state")
     if state != "succeeded":
-        raise Wrong(f"the job ended as {state}: {job.status().get('reason')}")
+        raise Failure(f"the job ended as {state}: {job.status().get('reason')}")
     audit = job.run("audit", "job", "--json")
     if audit.returncode != 0:
-        raise Wrong(f"audit: {audit.stdout}{audit.stderr}")
+        raise Failure(f"audit: {audit.stdout}{audit.stderr}")
     epochs = json.loads(audit.stdout)["epochs"]
     if len(epochs) != EPOCHS or any(e["missing"] or e["duplicated"] for e in epochs):
-        raise Wrong(f"audit: {epochs}")
+        raise Failure(f"audit: {epochs}")
     model = (job.folder / "output" / "model.safetensors").read_bytes()
     if job.strategy == "asynchronous":
         check_counts(model)
@@ -300,11 +302,11 @@ def check(job: Job) -> str:
 
 
 def check_counts(model: bytes) -> None:
-    """The model `count` has counted how often each record was trained."""
+    """Checks the result of the `count` model: how often each record was trained."""
     counts = floats(model, "count.rows")
     wrong = [n for n in counts if n != EPOCHS]
     if wrong or len(counts) != N_RECORDS:
-        raise Wrong(f"{len(wrong)} of {len(counts)} records were not trained {EPOCHS} times")
+        raise Failure(f"{len(wrong)} of {len(counts)} records were not trained {EPOCHS} times")
 
 
 def check_leftovers(job: Job) -> None:
@@ -315,11 +317,11 @@ def check_leftovers(job: Job) -> None:
     checkpoints = (job.folder / "checkpoints").iterdir()
     unfinished = [path for path in checkpoints if not (path / "manifest.json").is_file()]
     if left := temporary + sockets + partial + unfinished:
-        raise Wrong("left behind: " + ", ".join(str(path) for path in left[:5]))
+        raise Failure("left behind: " + ", ".join(str(path) for path in left[:5]))
 
 
 class Soak:
-    """Runs jobs side by side until there were enough faults."""
+    """Runs several jobs at a time until there were enough faults."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -335,8 +337,8 @@ class Soak:
         return sum(len(job.faults) for job in self.done + self.running)
 
     def is_enough(self) -> bool:
-        is_late = time.monotonic() > self.deadline
-        return self.n_faults() >= self.options.faults or is_late or bool(self.failed)
+        is_over_time = time.monotonic() > self.deadline
+        return self.n_faults() >= self.options.faults or is_over_time or bool(self.failed)
 
     def job(self, strategy: str, n_workers: int, n_servers: int) -> Job:
         home = Path(tempfile.mkdtemp(prefix="elasticdl-chaos-"))
@@ -371,24 +373,24 @@ class Soak:
                     where = f"{job.strategy} job with {job.n_workers} workers in {job.home}"
                     self.failed.append(f"{where}: {error}\n  after {', '.join(job.faults)}")
                 what = f"{len(self.done)} jobs, {self.n_faults()} faults"
-                print(f"{what}; {job.strategy}: {error or 'right'}", file=sys.stderr, flush=True)
+                print(f"{what}; {job.strategy}: {error or 'ok'}", file=sys.stderr, flush=True)
 
     def survive(self, job: Job, rng: random.Random) -> str | None:
-        """One job; what went wrong."""
+        """Runs one job with faults; returns what went wrong."""
         try:
             job.start()
-            attack(job, rng, self.is_enough)
+            inject_faults(job, rng, self.is_enough)
             wait_until("the job ends", lambda: not job.is_running(), END_SECS)
             if check(job) != self.expected[job.strategy]:
                 return "its model differs from that of an undisturbed job"
-        except (Wrong, subprocess.TimeoutExpired, OSError, ValueError) as error:
+        except (Failure, subprocess.TimeoutExpired, OSError, ValueError) as error:
             self.end(job)
             return str(error)
         shutil.rmtree(job.home)
         return None
 
     def end(self, job: Job) -> None:
-        """Leaves the folder of a failed job for a look, but none of its processes."""
+        """Kills the processes of a failed job; its folder is kept for debugging."""
         for pid in job.leftover_processes():
             os.kill(pid, signal.SIGKILL)
 
@@ -412,7 +414,7 @@ class Soak:
             print(f"{strategy}: {len(jobs)} jobs, {faults.total()} faults, {resumes} resumes")
             print(f"  {kinds}")
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        print(f"processor time: {used.ru_utime + used.ru_stime:.0f} s")
+        print(f"CPU time: {used.ru_utime + used.ru_stime:.0f} s")
         for text in self.failed:
             print(f"FAILED: {text}")
         if not self.failed and self.n_faults() < self.options.faults:
@@ -425,8 +427,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", help="the elasticdl command")
     parser.add_argument("--faults", type=int, default=1000)
-    parser.add_argument("--jobs", type=int, default=6, help="jobs at a time; they mostly wait")
-    parser.add_argument("--minutes", type=float, default=90, help="give up after this long")
+    parser.add_argument("--jobs", type=int, default=6, help="number of concurrent jobs")
+    parser.add_argument("--minutes", type=float, default=90, help="give up after this many minutes")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**9))
     options = parser.parse_args()
     options.command = str(Path(options.command).resolve())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes every skipped test in the file named by ELASTICDL_SKIPS; `make test` ends with them."""
+"""Adds every skipped test to the file in ELASTICDL_SKIPS; `make test` lists them at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def note(report: pytest.TestReport | pytest.CollectReport) -> None:
         return
     file, _, why = report.longrepr
     place = report.nodeid or str(Path(file).relative_to(ROOT))
-    # A test that has its own target is not missing here.
+    # A test that another target runs does not count as skipped.
     kind = "note" if "`make soak`" in why else "skip"
     with open(name, "a") as skips:
         skips.write(f"{kind}\t{place}: {why.removeprefix('Skipped: ')}\n")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binary, tests and Python extension use every crate with the same features.
+"""Checks that binary, tests and Python extension use every crate with the same features.
 
-Otherwise cargo compiles crates twice, the engine among them. Cargo is only asked; nothing is built.
+Otherwise, cargo compiles crates twice, including the engine. This only queries cargo and builds
+nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CARGO = os.environ.get("CARGO", "cargo")
-# What `cargo test --workspace` builds; the others must be a part of it.
+# Built by `cargo test --workspace`; the others must be subsets of it.
 WHOLE = ["--workspace", "--edges=normal,build,dev"]
 PARTS = {
     "binary": ["--package=elasticdl", "--edges=normal,build"],
@@ -22,7 +23,7 @@ PARTS = {
 
 
 def crates(words: list[str]) -> set[str]:
-    """Crates with their features; one that build scripts use may be there a second time."""
+    """Crates with their features; a crate that build scripts use may occur twice."""
     command = [CARGO, "tree", "--locked", "--prefix=none", "--format={p} with {f}", *words]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return {line.removesuffix(" (*)") for line in done.stdout.splitlines()}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# fuzz.sh SECONDS [TARGET…]: fuzzes each target for so long, one per core at a time. With libFuzzer where
-# there are cargo-fuzz and a nightly compiler, else with the mutator of crates/edl-fuzz.
+# fuzz.sh SECONDS [TARGET…]: fuzzes each target for SECONDS, one per core at a time. Uses libFuzzer
+# if cargo-fuzz and a nightly compiler are installed, otherwise the mutator of crates/edl-fuzz.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO=${CARGO:-cargo}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every source file names its licence; `--fix` adds the line where it is missing.
+# Checks that every source file names its licence; `--fix` adds missing lines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 status=0

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plants bugs into a copy of the sources, and counts the seeds until the simulation finds each:
-`mutate.py [NAME …]`.
+"""Plants bugs in a copy of the sources, and counts the seeds until the simulation finds each bug.
 
-A bug is a small textual patch behind a switch, so one build has all of them and every run turns
-one on. A patch whose text does not occur exactly once is an error, so the list follows the
-sources. Nothing has to be restored: only the copy is changed.
+Usage: `mutate.py [NAME …]`.
+
+A bug is a small textual patch behind a switch, so one build contains all bugs and every run turns
+one on. A patch whose text does not occur exactly once is an error, so the list stays in sync with
+the sources. Only the copy is changed, so nothing has to be restored.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 CARGO = os.environ.get("CARGO", "cargo")
 PROFILE = os.environ.get("PROFILE", "--release").split()
 SEEDS = int(os.environ.get("SEEDS", "10000"))
-# A machine that never returns is found as well.
+# Also detects state machines that never return.
 LIMIT_SECS = 600
 REPLAY = re.compile(r"replay: make sim SEED=(\d+)")
 EXECUTABLE = re.compile(r"Executable tests/sim.rs \((.*)\)")
@@ -40,7 +41,7 @@ pub fn is_mutant(number: u32) -> bool {
 
 
 def copy(to: Path) -> None:
-    """The sources as they are, with what is not committed."""
+    """Copies the sources, including uncommitted changes."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(listing, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     for name in files.stdout.splitlines():
@@ -51,7 +52,7 @@ def copy(to: Path) -> None:
 
 
 def plant(folder: Path) -> None:
-    """Puts every bug behind its switch."""
+    """Adds every bug, behind its switch."""
     for number, mutation in enumerate(MUTATIONS, 1):
         for edit in mutation.edits():
             plant_one(folder, number, mutation.name, edit)
@@ -71,7 +72,7 @@ def plant_one(folder: Path, number: int, name: str, edit: Edit) -> None:
 
 
 def build(folder: Path) -> str:
-    """Builds the simulation; the path of its test binary."""
+    """Builds the simulation; returns the path of its test binary."""
     command = [CARGO, "test", *PROFILE, "--locked", "--no-run", "-p", "edl-sim", "--test", "sim"]
     done = subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     found = EXECUTABLE.search(done.stderr)
@@ -81,7 +82,7 @@ def build(folder: Path) -> str:
 
 
 def seeds_needed(binary: str, number: int) -> str:
-    """How many seeds it takes until one fails."""
+    """The number of seeds until one fails."""
     env = {**os.environ, "SIM_SEEDS": str(SEEDS), "MUTANT": str(number), "RUST_BACKTRACE": "0"}
     run = subprocess.Popen(
         [binary, "every_job", "--nocapture"],

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# parts.sh TARGET…: makes the targets one after the other; one that fails does not hide the others.
-# The last lines list what was skipped and why, and how long each part took.
-# With CI=true a skipped test is a failure: that machine must have everything.
+# parts.sh TARGET…: makes the targets one after the other, even if one fails.
+# The last lines list the skipped tests with the reasons, and the wall time of each part.
+# With CI=true, a skipped test is a failure: a CI machine must have everything.
 #
-# Tests append to the file named by ELASTICDL_SKIPS: `skip<TAB>what: why` where the machine lacks
-# something, `note<TAB>what: why` where a test is left to another target on purpose.
+# Tests append to the file in ELASTICDL_SKIPS: `skip<TAB>what: why` if the machine lacks something,
+# `note<TAB>what: why` if another target runs the test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${ELASTICDL_SKIPS:-}" ]; then
   ELASTICDL_SKIPS=$(mktemp)
   export ELASTICDL_SKIPS
-  # shellcheck disable=SC2064  # The name of now is meant.
+  # shellcheck disable=SC2064  # Expanded now on purpose.
   trap "rm -f '$ELASTICDL_SKIPS'" EXIT
 fi
 times=() failed=()

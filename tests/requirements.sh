@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Writes every requirements.txt from the .in file beside it: the versions of all dependencies, for
-# all platforms and Python 3.11 or later, with the hashes of all their files in the package index. Versions that a
-# .txt file has are kept, unless its .in file asks for others; `requirements.sh --upgrade` takes the
-# newest ones.
+# Writes every requirements.txt from the .in file next to it: the versions of all dependencies, for
+# all platforms and Python 3.11 or later, with the hashes of all their files in the package index.
+# Versions in a .txt file are kept, unless its .in file requires others; `requirements.sh --upgrade`
+# selects the newest versions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$(mktemp -d)

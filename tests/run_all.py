@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of `make unit`, `make page`, `make python` and `make docs` side by side.
+"""Runs the tests of `make unit`, `make page`, `make python` and `make docs` concurrently.
 
 Each of them alone leaves cores idle: a page waits for its browser, and the last test of a part
 runs alone.
 
-`run_all.py ELASTICDL PYTHON PAGE…`: the command, the Python that has the package, and the command
-line that tests the pages.
+Usage: `run_all.py ELASTICDL PYTHON PAGE…`, with the command, a Python that has the package, and the
+command line that tests the pages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import run_rust
 from schedule import Counts, Part, Run, Unit
 
 ROOT = run_python.ROOT
-# As in `make docs`, with fewer pages at a time beside other tests.
+# As in `make docs`, but with fewer pages at a time, because other tests run, too.
 DOCS = ["-m", "pytest", "-q", "-n", "2", "--dist=worksteal", "tests/docs", "tests/scripts"]
 
 

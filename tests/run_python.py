@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of the Python package: `run_python.py [NAME]`, with the Python that has it.
+"""Runs the tests of the Python package: `run_python.py [NAME]`, with a Python that has the package.
 
-TensorFlow and PyTorch cannot live in one process, so every file of tests gets its own. Tests that
-start jobs wait for other processes, so each of them gets one, too.
+TensorFlow and PyTorch cannot be loaded into one process, so every test file runs in its own.
+Tests that start jobs mostly wait for other processes, so each of them runs in its own, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schedule import Counts, Part, Run, Unit
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "python"
-# The fixture of tests that start jobs.
+# The fixture that tests use to start jobs.
 JOBS = "cluster"
 # Tests with the mark `backends` that TensorFlow cannot run; all others run there.
 BACKENDS = {"jax": ["test_layers.py"], "torch": ["test_keras_adapter.py"]}
@@ -38,7 +38,7 @@ def units_of(file: Path, python: str) -> list[Unit]:
 
 
 def unit(python: str, name: str, words: list[str], **env: str) -> Unit:
-    # Caches of pytest would be written by several processes at once.
+    # Several processes would write pytest's cache at once.
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     return Unit(name, command, ROOT, env)
 
@@ -49,7 +49,7 @@ def judge(unit: Unit, counts: Counts) -> bool:
     counts.passed += found.get("passed", 0)
     counts.ignored += found.get("skipped", 0)
     n_failed = found.get("failed", 0) + found.get("error", 0)
-    # A process that crashed says nothing about its tests.
+    # A process that crashed reports nothing about its tests.
     counts.failed += n_failed or int(unit.code != 0)
     return unit.code == 0
 
@@ -68,7 +68,7 @@ def main() -> int:
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     tests = part(sys.executable, wanted)
     if not tests.units:
-        print(f"python: no test is called `{wanted}`")
+        print(f"python: no test matches `{wanted}`")
         return 1
     return 0 if Run([tests]).all() else 1
 

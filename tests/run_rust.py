@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the Rust tests: `run_rust.py [FILTER]`.
 
-Cargo runs one test binary after the other; most of the time of end-to-end tests is waiting. Here
-several run at once: end-to-end tests in a process each, all other binaries whole.
+Cargo runs one test binary at a time, and end-to-end tests mostly wait. This script runs several
+at a time: each end-to-end test in its own process, and all other binaries as a whole.
 A test that cannot run prints a line `skipped: why`.
 """
 
@@ -22,16 +22,16 @@ ROOT = Path(__file__).parents[1]
 CARGO = os.environ.get("CARGO", "cargo")
 # Every test of these binaries starts processes and waits for them.
 APART = {"elasticdl/e2e"}
-# For results that several of them compare with; removed when the run ends.
+# For results that several tests share; removed when the run ends.
 SHARED = tempfile.TemporaryDirectory(prefix="elasticdl-tests-")
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.M)
 IGNORED = re.compile(r"^test (\S+) \.\.\. ignored(?:, (.*))?$", re.M)
 SKIPPED = re.compile(r"^skipped: (.*)$", re.M)
-# What `--show-output` puts before the output of a test.
+# The line that `--show-output` prints before the output of a test.
 OUTPUT_OF = re.compile(r"^---- (\S+) stdout ----$", re.M)
-# The languages of documentation that rustdoc compiles.
+# Code block languages that rustdoc compiles.
 DOCTEST = re.compile(r"(rust|no_run|should_panic|compile_fail|edition\d+|,| )*")
-# A test that has its own target is not missing here.
+# A test that another target runs does not count as skipped.
 LATER = "`make soak`"
 
 
@@ -40,8 +40,8 @@ def cargo_test(*words: str) -> list[str]:
 
 
 def build() -> list[dict]:
-    """Builds all test binaries, and gives what cargo says about them."""
-    # Not the examples: lints check them, and benchmarks run them.
+    """Builds all test binaries; returns cargo's messages about them."""
+    # Examples are not built: lints check them, and benchmarks run them.
     words = ["--lib", "--bins", "--tests", "--no-run", "--message-format=json-render-diagnostics"]
     done = subprocess.run(cargo_test(*words), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -75,7 +75,7 @@ def units_of(artifact: dict, wanted: str) -> list[Unit]:
 
 
 def has_doctests(crate: Path) -> bool:
-    """Whether rustdoc would find something to run."""
+    """Whether rustdoc would find doctests to run."""
     for file in (crate / "src").rglob("*.rs"):
         is_open = False
         for fence in re.findall(r"^ *//[/!] *```(.*)$", file.read_text(), re.M):
@@ -107,7 +107,7 @@ def judge(unit: Unit, counts: Counts) -> bool:
             counts.ignored += 1
             skipped("skip", f"{unit.name} {test}: {found[1]}")
     is_good = unit.code == 0 and bool(results)
-    # A binary that crashed says nothing about its tests.
+    # A binary that crashed reports nothing about its tests.
     if not is_good and not any(failed for _, failed, _ in results):
         counts.failed += 1
     return is_good
@@ -124,7 +124,7 @@ def main() -> int:
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     tests = part(wanted)
     if not tests.units:
-        print(f"rust: no test is called `{wanted}`")
+        print(f"rust: no test matches `{wanted}`")
         return 1
     return 0 if Run([tests]).all() else 1
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs many test processes, the longest first, to keep every core busy.
 
-Most tests wait for processes they have started, and some compute. So another one is started
-whenever a core is idle, up to a limit: on a loaded machine there are as many tests as cores.
-The order is not part of any result: durations of earlier runs are only used to start the longest
-first, and are kept outside the repository.
+Most tests wait for processes that they have started, and some compute. Another test is therefore
+started whenever a core is idle, up to a limit; on a busy machine, as many tests run as there are
+cores. The order does not affect any result: durations of earlier runs, which are stored outside the
+repository, are only used to start the longest tests first.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import IO
 
 CORES = len(os.sched_getaffinity(0))
-# Tests in flight at most, however idle the machine looks.
-MOST = 4 * CORES
-# A core is idle if this share of the machine's time went unused since the last look.
+# Maximum number of running tests, no matter how idle the machine is.
+MAX_RUNNING = 4 * CORES
+# A core counts as idle if this share of the machine's time was unused since the last check.
 IDLE = 0.5 / CORES
-LOOK = 0.5
+CHECK = 0.5
 POLL = 0.02
-# Far above what any test takes; a test that reaches it hangs.
+# Far longer than any test takes; a test that reaches this limit hangs.
 LIMIT = 600
 SLOWEST = 10
 PR_SET_CHILD_SUBREAPER = 36
@@ -41,8 +41,8 @@ def cache() -> Path:
 
 
 def skipped(kind: str, line: str) -> None:
-    """Notes a test that did not run: `skip` where the machine lacks something, `note` where it is
-    left to another target. `tests/parts.sh` shows both at the end."""
+    """Records a test that did not run: `skip` if the machine lacks something, `note` if another
+    target runs the test. `tests/parts.sh` shows both at the end."""
     name = os.environ.get("ELASTICDL_SKIPS")
     if name:
         with open(name, "a") as file:
@@ -66,10 +66,10 @@ class Unit:
     @property
     def end(self) -> str:
         if self.code is None:
-            return f"did not end within {LIMIT} s"
+            return f"did not exit within {LIMIT} s"
         if self.code < 0:
-            return f"was ended by {signal.Signals(-self.code).name}"
-        return f"ended with {self.code}"
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"exited with code {self.code}"
 
 
 @dataclass
@@ -91,21 +91,21 @@ class Part:
     failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._memory = cache() / f"durations-{self.title}.json"
-        self._known = json.loads(self._memory.read_text()) if self._memory.exists() else {}
+        self._durations = cache() / f"durations-{self.title}.json"
+        self._known = json.loads(self._durations.read_text()) if self._durations.exists() else {}
 
     def expected(self, unit: Unit) -> float:
-        """The seconds of an earlier run. A unit that has never passed may take long."""
+        """The duration of an earlier run. A unit that has never passed may take long."""
         return self._known.get(unit.name, LIMIT)
 
     def remember(self) -> None:
-        """Keeps the durations for the order of the next run."""
+        """Saves the durations for the order of the next run."""
         passed = {unit.name: round(unit.seconds, 2) for unit in self.units if unit.code == 0}
-        self._memory.parent.mkdir(parents=True, exist_ok=True)
-        self._memory.write_text(json.dumps(self._known | passed, indent=0, sort_keys=True))
+        self._durations.parent.mkdir(parents=True, exist_ok=True)
+        self._durations.write_text(json.dumps(self._known | passed, indent=0, sort_keys=True))
 
     def finish(self, unit: Unit) -> None:
-        """Judges a unit that has ended; the output of one that failed is printed."""
+        """Adds the results of a unit that has exited; if it failed, prints its output."""
         if not self.judge(unit, self.counts):
             self.failures.append(unit.name)
             print(f"--- {self.title}: {unit.name} {unit.end}\n{unit.output}", flush=True)
@@ -124,29 +124,29 @@ class Part:
 
 
 class Run:
-    """Runs all units of some parts."""
+    """Runs all units of several parts."""
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
-        self._flying: dict[subprocess.Popen, tuple[Part, Unit, float, IO[bytes]]] = {}
+        self._running: dict[subprocess.Popen, tuple[Part, Unit, float, IO[bytes]]] = {}
         self._busy = (0, 0)
-        self._looked = 0.0
-        self._told = time.monotonic()
-        # Whatever a test leaves behind becomes our child, and is ended with us.
+        self._checked_at = 0.0
+        self._shown_at = time.monotonic()
+        # Processes that a test leaves behind become our children, and are killed when we exit.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
 
     def all(self) -> bool:
-        """Runs them all; whether all were good."""
+        """Runs all units; returns whether all passed."""
         begin = time.monotonic()
         units = [(part, unit) for part in self._parts for unit in part.units]
         waiting = sorted(units, key=lambda one: one[0].expected(one[1]))
         try:
-            while waiting or self._flying:
+            while waiting or self._running:
                 if waiting and self._has_room():
                     self._start(*waiting.pop())
                 self._collect()
-                self._tell(len(units), len(waiting))
+                self._show_progress(len(units), len(waiting))
                 time.sleep(POLL)
         except KeyboardInterrupt:
             sys.exit(130)
@@ -162,19 +162,19 @@ class Run:
         return not any(part.failures for part in self._parts)
 
     def _has_room(self) -> bool:
-        if len(self._flying) < CORES:
+        if len(self._running) < CORES:
             return True
         now = time.monotonic()
-        if len(self._flying) >= MOST or now < self._looked + LOOK:
+        if len(self._running) >= MAX_RUNNING or now < self._checked_at + CHECK:
             return False
         with open("/proc/stat") as file:
             times = [int(word) for word in file.readline().split()[1:9]]
         idle, every = times[3] + times[4], sum(times)
-        before, self._busy, self._looked = self._busy, (idle, every), now
+        before, self._busy, self._checked_at = self._busy, (idle, every), now
         return idle - before[0] > IDLE * (every - before[1])
 
     def _start(self, part: Part, unit: Unit) -> None:
-        # Files, not pipes: a process that a test leaves behind must not keep us waiting.
+        # A file, not a pipe: we must not wait for processes that a test leaves behind.
         output = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the unit has ended)
         process = subprocess.Popen(
             unit.command,
@@ -185,11 +185,11 @@ class Run:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._flying[process] = (part, unit, time.monotonic(), output)
-        self._looked = time.monotonic()
+        self._running[process] = (part, unit, time.monotonic(), output)
+        self._checked_at = time.monotonic()
 
     def _collect(self) -> None:
-        for process, (part, unit, begin, output) in list(self._flying.items()):
+        for process, (part, unit, begin, output) in list(self._running.items()):
             unit.seconds = time.monotonic() - begin
             # Not `Popen.poll`, which does not report the CPU time.
             has_ended, status, used = os.wait4(process.pid, os.WNOHANG)
@@ -201,7 +201,7 @@ class Run:
             process.returncode = os.waitstatus_to_exitcode(status)
             unit.code = process.returncode if has_ended else None
             unit.cpu = used.ru_utime + used.ru_stime
-            del self._flying[process]
+            del self._running[process]
             output.seek(0)
             unit.output = output.read().decode(errors="replace")
             output.close()
@@ -213,27 +213,27 @@ class Run:
         return [int(pid) for pid in listed.split()]
 
     def _reap(self) -> None:
-        ours = {process.pid for process in self._flying}
+        ours = {process.pid for process in self._running}
         for pid in self._children():
             if pid not in ours:
                 os.waitpid(pid, os.WNOHANG)
 
     def _end_all(self) -> None:
-        """Ends what is still there, with all that it started."""
+        """Kills all remaining processes and their children."""
         while children := self._children():
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
             for pid in children:
                 os.waitpid(pid, 0)
 
-    def _tell(self, n_units: int, n_waiting: int) -> None:
-        """A line that changes on a terminal; now and then a new one elsewhere."""
+    def _show_progress(self, n_units: int, n_waiting: int) -> None:
+        """Shows progress: updates a line on a terminal, or prints a line now and then elsewhere."""
         pause, end = (0.2, "\r") if sys.stdout.isatty() else (30, "\n")
-        if time.monotonic() < self._told + pause:
+        if time.monotonic() < self._shown_at + pause:
             return
-        self._told = time.monotonic()
-        n_done = n_units - n_waiting - len(self._flying)
+        self._shown_at = time.monotonic()
+        n_done = n_units - n_waiting - len(self._running)
         titles = ", ".join(part.title for part in self._parts)
         n_failed = sum(len(part.failures) for part in self._parts)
-        line = f"{titles}: {n_done} of {n_units} done, {len(self._flying)} running"
+        line = f"{titles}: {n_done} of {n_units} done, {len(self._running)} running"
         print(f"{line}, {n_failed} failed ", end=end, flush=True)

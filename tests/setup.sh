@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs Debian packages that some tests use, and those that it is given, where that is possible;
-# tests that miss them are skipped.
+# Installs Debian packages that some tests need, and the packages given as arguments, if possible.
+# Tests without their packages are skipped.
 set -euo pipefail
 packages=(docker-registry shellcheck tmux chromium fonts-dejavu-core "$@")
 missing=()
 if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
-  echo "setup: no Debian packages here; tests that need ${packages[*]} are skipped"
+  echo "setup: not a Debian system; tests that need ${packages[*]} are skipped"
   exit 0
 fi
 for package in "${packages[@]}"; do

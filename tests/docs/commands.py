@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command of the documentation is tried: run for real, or checked as far as this machine can.
+"""Tests a command of the documentation: runs it, or checks it as far as possible on this machine.
 
-What `check` cannot try is said by `Checked`, so that nothing is passed over in silence.
+`Checked` records how a command was checked, so no command is skipped silently.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import yaml
 
 from pages import ROOT, simple_commands
 
-# Far above what any command here takes; one that reaches it hangs.
+# Far longer than any command takes; a command that reaches this limit hangs.
 LIMIT = 150
-# What goes on for ever is ended by a key or Ctrl-C when it has shown something; after so many
-# seconds without a word it is ended all the same.
+# An endless command is stopped with a key or Ctrl-C when it has printed something, or after this
+# many seconds without output.
 LOOK = 3
 POLL = 0.05
 
@@ -35,34 +35,34 @@ POLL = 0.05
 MARKS = {
     "cluster": "needs a Kubernetes cluster",
     "docker": "needs a docker daemon",
-    "internet": "fetches something",
-    "build": "builds for minutes",
-    "forms": "shows the form, with placeholders",
+    "internet": "downloads something",
+    "build": "takes minutes to build",
+    "forms": "shows the syntax, with placeholders",
     "data": "needs data that is not shipped",
 }
 
 # Programs that are never run, and why.
-ABROAD = {
+NEVER_RUN = {
     "kubectl": "needs a Kubernetes cluster",
     "minikube": "needs minikube",
     "gcloud": "needs a Google account",
     "docker": "needs a docker daemon",
     "podman": "needs podman",
-    "git": "fetches something",
-    "pip": "fetches something",
+    "git": "downloads something",
+    "pip": "downloads something",
     "apt-get": "installs packages",
-    "make": "builds for minutes",
-    "cargo": "builds for minutes",
+    "make": "takes minutes to build",
+    "cargo": "takes minutes to build",
     "eval": "changes the reader's shell",
     "export": "changes the reader's shell",
     "cd": "changes the reader's shell",
 }
 
-# The same of our own commands; a block of them needs no mark.
-NOT_RUN = [(r"^elasticdl zoo push\b", "needs a registry of images")]
+# The same for our own commands; a block of them needs no mark.
+NOT_RUN = [(r"^elasticdl zoo push\b", "needs a container registry")]
 
-# Tools of every machine, run as they stand.
-AT_HOME = {
+# Standard tools, run unchanged.
+STANDARD_TOOLS = {
     "cat",
     "cmp",
     "cp",
@@ -78,33 +78,33 @@ AT_HOME = {
     "tar",
 }
 
-# A list of commands says `elasticdl attach JOB | status JOB`: the program's name once.
+# In a list of commands, `elasticdl attach JOB | status JOB` has the program's name only once.
 SHORT = {"audit", "data", "explain", "job", "logs", "scale", "status", "stop", "top", "zoo"}
 
-# What is changed in a command that is run, and why.
+# How commands are changed before they are run, and why.
 EDITS: list[tuple[str, str, str]] = [
     (r"^cargo run --release -- train +#", "elasticdl train --detach --max_time=15 #",
-     "there is no other shell, and the next commands want a job that runs"),
-    (r"^cargo run --release -- ", "elasticdl ", "the command is built already"),
+     "there is no other shell, and the next commands need a running job"),
+    (r"^cargo run --release -- ", "elasticdl ", "the command is already built"),
     (r"^(elasticdl train\b(?!.*--(max_step|detach|resume|print_config)).*?)( *#.*)?$",
      r"\1 --max_step=8", "a few steps show that it trains"),
     (r"^(elasticdl zoo build\b(?!.*--builder).*?)( *#.*)?$", r"\1 --builder=own",
-     "the image is the same, and no daemon keeps it"),
-    (r"--resume second\b", "--resume second --max_step=60", "it need not end its epoch"),
-    (r"--at_step 500\b", "--at_step 40", "its step comes sooner"),
+     "the image is the same, and no daemon stores it"),
+    (r"--resume second\b", "--resume second --max_step=60", "it need not finish its epoch"),
+    (r"--at_step 500\b", "--at_step 40", "the step is reached sooner"),
     (r"--num_epochs=2\b", "--num_epochs=1", "one epoch shows that it trains"),
-    (r"--workers 2:8\b", "--workers 2", "so many processes take long on two cores"),
-    (r"--seeds=10\b", "--seeds=1", "one seed shows that it plays"),
+    (r"--workers 2:8\b", "--workers 2", "eight processes are slow on two cores"),
+    (r"--seeds=10\b", "--seeds=1", "one seed shows that it works"),
 ]  # fmt: skip
 
-# These go on until somebody ends them: by a key on their own screen, or by Ctrl-C.
-ON_A_SCREEN = re.compile(r"^elasticdl (top\b|train\b.*--tui\b)")
+# These run until they are stopped: with a key in their full-screen view, or with Ctrl-C.
+FULL_SCREEN = re.compile(r"^elasticdl (top\b|train\b.*--tui\b)")
 ENDLESS = re.compile(r"^elasticdl (attach\b|logs\b.*(-f\b|--follow\b)|chaos\b.*--every\b)")
 
 
 @dataclass
 class Checked:
-    """A command that was not run, and what could be said about it all the same."""
+    """A command that was not run, and how it was checked instead."""
 
     place: str
     command: str
@@ -116,11 +116,11 @@ class Checked:
 
 
 class Failed(AssertionError):
-    """A command of the documentation that does not work as it is written."""
+    """A command of the documentation does not work as written."""
 
 
 class Shell:
-    """Runs the commands of one page, in order, in a home and a folder of their own."""
+    """Runs the commands of one page, in order, in a separate home and folder."""
 
     def __init__(self, scratch: Path, elasticdl: Path, python: Path | None) -> None:
         self.folder = scratch / "elasticdl"
@@ -147,50 +147,50 @@ class Shell:
     def run(self, line: str, place: str) -> None:
         for pattern, new, _ in EDITS:
             line = re.sub(pattern, new, line)
-        if ON_A_SCREEN.search(line):
-            code, said = self._on_a_screen(line)
+        if FULL_SCREEN.search(line):
+            code, printed = self._run_in_terminal(line)
         elif ENDLESS.search(line):
-            code, said = self._until_ctrl_c(line)
+            code, printed = self._run_until_ctrl_c(line)
         else:
-            code, said = self._to_its_end(line)
+            code, printed = self._run_to_completion(line)
         if code != 0:
-            raise Failed(f"{place}: `{line}` ended with {code}:\n{said}")
+            raise Failed(f"{place}: `{line}` exited with code {code}:\n{printed}")
         if "--detach" in line.split() or line.startswith("elasticdl chaos"):
-            self._until_all_work(place)
+            self._wait_for_workers(place)
 
-    def _until_all_work(self, place: str) -> None:
-        """A reader takes longer to type the next command than a job to begin or to heal."""
+    def _wait_for_workers(self, place: str) -> None:
+        """Waits until all workers train: a reader types slower than a job starts or recovers."""
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
-            status = yaml.safe_load(self.says(["elasticdl", "status", "--json"]))
+            status = yaml.safe_load(self.output_of(["elasticdl", "status", "--json"]))
             working = [one for one in status["instances"] if one["state"] == "working"]
             if status["state"] != "running":
                 return
             if status["step"] > 0 and len(working) >= status["workers_wanted"]:
                 return
             time.sleep(0.1)
-        raise Failed(f"{place}: the job never trains with all its workers")
+        raise Failed(f"{place}: the job never trained with all its workers")
 
-    def _to_its_end(self, line: str) -> tuple[int, str]:
+    def _run_to_completion(self, line: str) -> tuple[int, str]:
         with self._start(line) as process:
-            return self._end_of(process)
+            return self._wait_for(process)
 
-    def _until_ctrl_c(self, line: str) -> tuple[int, str]:
+    def _run_until_ctrl_c(self, line: str) -> tuple[int, str]:
         with self._start(line) as process:
             select.select([process.stdout], [], [], LOOK)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
-            code, said = self._end_of(process)
-        # Whoever is interrupted says so, or ends as if it had been done.
-        return 0 if code in (130, -signal.SIGINT) else code, said
+            code, printed = self._wait_for(process)
+        # An interrupted command exits with 130, is killed by the signal, or exits normally.
+        return 0 if code in (130, -signal.SIGINT) else code, printed
 
-    def _end_of(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+    def _wait_for(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         try:
-            said, _ = process.communicate(timeout=LIMIT)
-            return process.returncode, said
+            printed, _ = process.communicate(timeout=LIMIT)
+            return process.returncode, printed
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return -signal.SIGKILL, process.communicate()[0] + f"\nno end after {LIMIT} s"
+            return -signal.SIGKILL, process.communicate()[0] + f"\ndid not exit within {LIMIT} s"
 
     def _start(self, line: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -202,28 +202,28 @@ class Shell:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # As a terminal has it: whoever was started in the background ignores Ctrl-C, and so
-            # would all that it starts.
+            # As in a terminal: a process that was started in the background ignores Ctrl-C, and so
+            # would its children.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
-    def _on_a_screen(self, line: str) -> tuple[int, str]:
-        """Gives the command a terminal, looks at it, and presses `q`."""
+    def _run_in_terminal(self, line: str) -> tuple[int, str]:
+        """Runs the command in a terminal, waits for output, and presses `q`."""
         pid, screen = pty.fork()
         if pid == 0:
             os.chdir(self.folder)
             os.execvpe("bash", ["bash", "-c", line], {**self.env, "TERM": "xterm"})
-        said = b""
+        printed = b""
         os.set_blocking(screen, False)
         begin, pressed = time.monotonic(), -LOOK
         while time.monotonic() < begin + LIMIT:
             try:
-                said += os.read(screen, 65536)
+                printed += os.read(screen, 65536)
             except BlockingIOError:
                 pass
             except OSError:
-                break  # The other side is gone.
-            if time.monotonic() > pressed + LOOK and (said or time.monotonic() > begin + LOOK):
+                break  # The command has exited.
+            if time.monotonic() > pressed + LOOK and (printed or time.monotonic() > begin + LOOK):
                 os.write(screen, b"q")
                 pressed = time.monotonic()
             time.sleep(POLL)
@@ -231,10 +231,10 @@ class Shell:
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         os.close(screen)
-        return os.waitstatus_to_exitcode(status), said.decode(errors="replace")
+        return os.waitstatus_to_exitcode(status), printed.decode(errors="replace")
 
     def end(self) -> None:
-        """Ends jobs that the page left running."""
+        """Stops jobs that the page left running."""
         listed = subprocess.run(
             ["elasticdl", "list", "--json"], env=self.env, capture_output=True, text=True
         )
@@ -243,7 +243,7 @@ class Shell:
             if job["state"] not in ("succeeded", "failed", "stopped"):
                 subprocess.run(["elasticdl", "stop", job["job"]], env=self.env, timeout=LIMIT)
 
-    # ---- what is not run ---------------------------------------------------------------------
+    # ---- commands that are not run -----------------------------------------------------------
 
     def check(self, line: str, place: str, why: str) -> Checked:
         checked = Checked(place, line, why)
@@ -258,7 +258,7 @@ class Shell:
         return checked
 
     def _check(self, words: list[str]) -> str:
-        # `[JOB]` may be left out, and `…` stands for whatever one likes.
+        # `[JOB]` is optional, and `…` is a placeholder.
         program, *rest = [word.strip("[]") for word in words if word != "…"]
         if program in SHORT:
             program, rest = "elasticdl", [program, *rest]
@@ -272,46 +272,48 @@ class Shell:
             for target in rest:
                 if "=" not in target and target not in targets:
                     raise Failed(f"make has no target `{target}`")
-            return "its targets are there"
+            return "its targets exist"
         if program == "cargo":
             return self._check_cargo(rest)
         if program == "gcloud":
-            return gcloud_knows(rest)
-        if program in ABROAD or program in AT_HOME:
-            return "its words are nobody's here to check"
-        raise Failed(f"`{program}` is not known; say in {Path(__file__).name} how it is tried")
+            return check_gcloud(rest)
+        if program in NEVER_RUN or program in STANDARD_TOOLS:
+            return "its arguments are not checked"
+        raise Failed(f"unknown program `{program}`; add it to {Path(__file__).name}")
 
     def _check_elasticdl(self, rest: list[str]) -> str:
         if rest[:1] == ["operator"] and rest[1:2] in (["manifests"], ["crd"]):
-            self.says(["elasticdl", *rest])
+            self.output_of(["elasticdl", *rest])
             return "run"
         flags = {word.split("=")[0] for word in rest}
         is_whole = not any("…" in word for word in rest)
         is_job = rest[0] in ("train", "evaluate", "predict") and "--image_name" in flags
         if is_job and is_whole:
             words = [word for word in rest if word != "--detach"]
-            objects = self.says(["elasticdl", *words, *([] if "--yaml" in flags else ["--yaml"])])
+            objects = self.output_of(
+                ["elasticdl", *words, *([] if "--yaml" in flags else ["--yaml"])]
+            )
             if not list(yaml.safe_load_all(objects)):
-                raise Failed("it makes no objects")
-            return "its objects are made"
+                raise Failed("it generates no objects")
+            return "its objects are generated"
         if rest[0] == "run":
-            # What follows the script is the script's own.
+            # Words after the script are the script's own arguments.
             scripts = [i for i, word in enumerate(rest) if word.endswith(".py")]
             rest = rest[: scripts[0]] if scripts else rest
-        self.says(["elasticdl", *rest, "--help"])
+        self.output_of(["elasticdl", *rest, "--help"])
         return "its flags are parsed"
 
     def _parsed_by(self, program: str, rest: list[str]) -> str:
         if not shutil.which(program):
-            return f"{program} is not here to parse it"
-        # `--help` comes last, so everything before it is parsed first; but before what is meant for
-        # a container, which would be run. Flags of `docker run` are written `--flag=value`.
+            return f"{program} is not installed to parse it"
+        # `--help` comes last, so everything before it is parsed, but before the command for a
+        # container, which would be run. Flags of `docker run` are written as `--flag=value`.
         end = len(rest)
         if "--" in rest:
             end = rest.index("--")
         elif rest[0] == "run":
             end = next(i for i, word in enumerate(rest) if i > 0 and not word.startswith("-"))
-        self.says([program, *rest[:end], "--help"], DOCKER_HOST="unix:///nowhere")
+        self.output_of([program, *rest[:end], "--help"], DOCKER_HOST="unix:///nowhere")
         return f"{program} parses it"
 
     def _check_cargo(self, rest: list[str]) -> str:
@@ -325,8 +327,8 @@ class Shell:
         if example and not (ROOT / "crates" / package / "examples" / f"{example}.rs").exists():
             raise Failed(f"crate `{package}` has no example `{example}`")
         if "--path" in named and not (ROOT / named["--path"] / "Cargo.toml").exists():
-            raise Failed(f"`{named['--path']}` is no crate")
-        return "what it names is there"
+            raise Failed(f"`{named['--path']}` is not a crate")
+        return "what it names exists"
 
     def _files_exist(self, rest: list[str]) -> None:
         named = [new for old, new in zip(rest, rest[1:]) if old in ("-f", "--filename", "--file")]
@@ -341,7 +343,7 @@ class Shell:
                 if file.suffix == ".yaml":
                     list(yaml.safe_load_all(file.read_text()))
 
-    def says(self, words: list[str], **env: str) -> str:
+    def output_of(self, words: list[str], **env: str) -> str:
         done = subprocess.run(
             words,
             cwd=self.folder,
@@ -352,13 +354,13 @@ class Shell:
             timeout=LIMIT,
         )
         if done.returncode != 0:
-            raise Failed(f"`{shlex.join(words)}` ended with {done.returncode}: {done.stderr}")
+            raise Failed(f"`{shlex.join(words)}` exited with code {done.returncode}: {done.stderr}")
         return done.stdout
 
 
 @cache
 def gcloud_table() -> dict | None:
-    """What gcloud completes commands and flags from."""
+    """The table that gcloud uses to complete commands and flags."""
     program = shutil.which("gcloud")
     if not program:
         return None
@@ -366,11 +368,11 @@ def gcloud_table() -> dict | None:
     return runpy.run_path(str(table))["STATIC_COMPLETION_CLI_TREE"] if table.exists() else None
 
 
-def gcloud_knows(rest: list[str]) -> str:
-    """Looks commands and flags up in gcloud's own table."""
+def check_gcloud(rest: list[str]) -> str:
+    """Looks up commands and flags in gcloud's own table."""
     tree = gcloud_table()
     if not tree:
-        return "gcloud is not here to parse it"
+        return "gcloud is not installed to parse it"
     node = tree
     while rest and rest[0] in node.get("commands", {}):
         node, rest = node["commands"][rest[0]], rest[1:]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which command is tried (`ELASTICDL`, `ELASTICDL_PYTHON`; `make docs` sets them), and the list of
-what was checked and not run."""
+"""Selects the command to test (`ELASTICDL`, `ELASTICDL_PYTHON`; `make docs` sets them), and lists
+the commands that were checked but not run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CHECKED = "checked"
 @pytest.fixture(scope="session")
 def elasticdl() -> Path:
     named = os.environ.get("ELASTICDL") or shutil.which("elasticdl")
-    assert named, "ELASTICDL=FILE says which command is tried; `make docs` builds it"
+    assert named, "set ELASTICDL=FILE to the command to test; `make docs` builds it"
     return Path(named).absolute()
 
 
 @pytest.fixture(scope="session")
 def python() -> Path | None:
-    """Has the package, Keras and PyTorch; without it Python models are not run."""
+    """A Python with the package, Keras and PyTorch; without it, Python models are not run."""
     named = os.environ.get("ELASTICDL_PYTHON")
     return Path(named).absolute() if named else None
 
@@ -32,14 +32,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     properties = [
         p for report in terminalreporter.getreports("passed") for p in report.user_properties
     ]
-    checked = [said for name, said in properties if name == CHECKED]
+    checked = [text for name, text in properties if name == CHECKED]
     if checked:
         terminalreporter.section("checked, not run")
-        for said, _, _ in checked:
-            terminalreporter.line(said)
+        for text, _, _ in checked:
+            terminalreporter.line(text)
     reasons = Counter((kind, why) for _, kind, why in checked)
     name = os.environ.get("ELASTICDL_SKIPS")
-    # Not in a worker of xdist, which has only seen a part.
+    # Not in an xdist worker, which runs only some of the tests.
     if name and not hasattr(terminalreporter.config, "workerinput"):
         with open(name, "a") as skips:
             for (kind, why), number in sorted(reasons.items()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of the documentation, and what is in them: blocks of code, commands, links."""
+"""Parses the pages of the documentation: code blocks, commands, links."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SHELL = {"sh", "bash", "console"}
-# Generated pages hold what programs print; the test of the reference compares them.
+# Generated pages contain the output of programs; the test of the reference compares them.
 GENERATED = ROOT / "docs" / "reference"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, the words after it, where it begins, and its text."""
+    """A fenced block: its language, the words after it, its first line, and its text."""
 
     page: Path
     line: int
@@ -31,18 +31,18 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """`file=NAME` says that a reader saves the block under this name."""
+        """The NAME of `file=NAME`, under which a reader saves the block."""
         names = [mark[5:] for mark in self.marks if mark.startswith("file=")]
         return names[0] if names else None
 
     @property
     def why_not_run(self) -> str | None:
-        """The mark that says what a command of this block needs, if it is only checked."""
+        """The mark for what the commands of this block need, if they are only checked."""
         others = [mark for mark in self.marks if not mark.startswith("file=")]
         return others[0] if others else None
 
     def commands(self) -> list[tuple[str, int]]:
-        """Each command of a shell block with its line; continued lines are one."""
+        """Each command of a shell block with its line number; continued lines are one command."""
         commands, pending, begin = [], "", 0
         for number, raw in enumerate(self.text.splitlines(), self.line + 1):
             line = raw.strip()
@@ -58,12 +58,12 @@ class Block:
             whole, pending = (pending + line).strip(), ""
             if whole and not whole.startswith("#"):
                 commands.append((whole, begin))
-        assert not pending, f"{self.place}: the last line is continued by nothing"
+        assert not pending, f"{self.place}: nothing follows the continued last line"
         return commands
 
 
 def pages() -> list[Path]:
-    """Every page that somebody wrote for users."""
+    """All hand-written pages for users."""
     first = ["README.md", "CONTRIBUTING.md", "data/README.md", "model_zoo/README.md"]
     written = [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
     return [ROOT / name for name in first] + [p for p in written if GENERATED not in p.parents]
@@ -82,7 +82,7 @@ def blocks(page: Path) -> list[Block]:
             fence = None
         elif fence:
             text.append(line[indent:] if line[:indent].isspace() else line)
-    assert fence is None, f"{page}: the block of line {start} never ends"
+    assert fence is None, f"{page}: the block at line {start} is not closed"
     return found
 
 
@@ -98,12 +98,12 @@ def prose(page: Path) -> str:
 
 
 def spans(page: Path) -> list[str]:
-    """What stands between backticks in the text."""
+    """The text between backticks outside of blocks."""
     return re.findall(r"`([^`\n]+)`", prose(page))
 
 
 def simple_commands(line: str) -> list[list[str]]:
-    """The commands that `|`, `&&` and `;` join, each as its words; redirections are left out."""
+    """The commands joined by `|`, `&&` and `;`, each as its words, without redirections."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
     lexer.commenters = "#"

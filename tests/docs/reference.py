@@ -74,7 +74,7 @@ def printed(binary: Path, *words: str) -> str:
         "ELASTICDL_HOME": "~/.elasticdl",
     }
     done = subprocess.run([binary, *words], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{words} ended with {done.returncode}: {done.stderr}"
+    assert done.returncode == 0, f"{words} exited with code {done.returncode}: {done.stderr}"
     return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
 
 
@@ -101,7 +101,7 @@ def job(binary: Path) -> str:
         elif word := re.match(r"([a-z_]+): (.*?)(?: +# (.*))?$", line):
             name, default, meaning = word.groups()
             default = "" if default in ("''", "null", "{}") else f"`{default}`"
-            # The help of the flag is complete; the file's comment may refer to the line before it.
+            # The flag's help is complete; the file's comment may refer to the previous line.
             meaning = helps.get(name, meaning or "").rstrip(".")
             if default:
                 meaning = re.sub(r" *\[default: [^]]*\]", "", meaning)
@@ -139,7 +139,7 @@ def row(*cells: str) -> str:
 
 
 # Fields of a TrainingJob that a job description does not have.
-OWN_WORDS = {
+OWN_FIELDS = {
     "priority": "Jobs with a higher priority go first: a number, or the name of a PriorityClass",
     "queue": "Queue whose quota the job uses [default: default]",
 }
@@ -170,14 +170,14 @@ def trainingjob(binary: Path) -> str:
         "| field | type | description |\n|---|---|---|\n"
     )
     schema = found["spec"]["properties"]
-    for name, meaning in OWN_WORDS.items():
+    for name, meaning in OWN_FIELDS.items():
         text += row(f"`{name}`", kind(schema[name]), meaning)
     text += "\nThe fields of PaddlePaddle EDL also work:\n\n| field | type |\n|---|---|\n"
-    for name in sorted(set(schema) - described - set(OWN_WORDS)):
-        assert f'"{name}"' in aliases(), f"describe `{name}` in OWN_WORDS"
+    for name in sorted(set(schema) - described - set(OWN_FIELDS)):
+        assert f'"{name}"' in aliases(), f"describe `{name}` in OWN_FIELDS"
         inner = ", ".join(f"`{word}`" for word in schema[name].get("properties", {}))
         text += row(f"`{name}`", f"map: {inner}" if inner else kind(schema[name]))
-    text += "\n" + edl_words()
+    text += "\n" + edl_fields()
     text += "\n## Validation\n\nThe API server enforces these rules:\n\n"
     rules = found["schema"].get("x-kubernetes-validations", [])
     rules = rules + found["spec"].get("x-kubernetes-validations", [])
@@ -202,8 +202,8 @@ def trainingjob(binary: Path) -> str:
     return text
 
 
-def edl_words() -> str:
-    """The table at the head of the file that translates them."""
+def edl_fields() -> str:
+    """The table at the top of the file that translates them."""
     return "".join(f"{line}\n" for line in re.findall(r"^//! (\|.*)$", aliases(), re.M))
 
 
@@ -288,7 +288,7 @@ def registered(file: Path) -> list[tuple[str, str, list[str], str]]:
     field = r"^    (?:pub\(crate\) )?([a-z_]+): ([A-Z][\w<>, ]*),$"
     all_fields = body(source, "struct Metrics")
     types = dict(re.findall(field, all_fields, re.M))
-    # Counters that another file of the crate counts: `spans: otlp::Counts`.
+    # Counters from another file of the crate: `spans: otlp::Counts`.
     for module, name in re.findall(r": (\w+)::(\w+),$", all_fields, re.M):
         other = file.with_name(f"{module}.rs").read_text()
         types |= dict(re.findall(field, body(other, f"struct {name}"), re.M))

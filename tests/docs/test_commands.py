@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command of the documentation is run, or checked where it needs what this machine lacks.
+"""Runs every command of the documentation, or checks it if this machine lacks what it needs.
 
-A block of shell commands is run, in the order of its page, in a home of the page's own.
-A mark after its language (```sh cluster) says what its commands need; then they are checked.
+The shell blocks of a page are run in order, in a separate home folder.
+A mark after the language (```sh cluster) states what the commands need; they are only checked.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from commands import ABROAD, MARKS, NOT_RUN, Shell
+from commands import MARKS, NEVER_RUN, NOT_RUN, Shell
 from conftest import CHECKED
 from pages import ROOT, SHELL, Block, blocks, pages, simple_commands, spans
 
-# Blocks of this mark are run where there is a Python that has the package, Keras and PyTorch.
+# Blocks with this mark are run if there is a Python with the package, Keras and PyTorch.
 PYTHON = "python"
 NO_PYTHON = "needs Python with the package, Keras and PyTorch"
 
@@ -30,17 +30,17 @@ def shell(tmp_path: Path, elasticdl: Path, python: Path | None) -> Iterator[Shel
 
 
 def why_not_run(block: Block, line: str, python: Path | None) -> str | None:
-    """What keeps a command from being run here, if anything does."""
+    """The reason why a command is not run here, if there is one."""
     mark = block.why_not_run
     if mark == PYTHON and not python:
         return NO_PYTHON
     if mark and mark != PYTHON:
-        assert mark in MARKS, f"{block.place}: nobody knows the mark `{mark}`"
+        assert mark in MARKS, f"{block.place}: unknown mark `{mark}`"
         return MARKS[mark]
     programs = [words[0] for words in simple_commands(line)]
     if line.startswith("cargo run --release -- "):
         return None
-    reasons = [ABROAD[program] for program in programs if program in ABROAD]
+    reasons = [NEVER_RUN[program] for program in programs if program in NEVER_RUN]
     reasons += [why for pattern, why in NOT_RUN if re.search(pattern, line)]
     return next(iter(reasons), None)
 
@@ -72,4 +72,4 @@ def test_every_command_works(
 def test_commands_in_sentences_are_parsed(page: Path, shell: Shell) -> None:
     for span in spans(page):
         if span.startswith("elasticdl ") and " " in span.strip():
-            shell.check(span, str(page.relative_to(ROOT)), "stands in a sentence")
+            shell.check(span, str(page.relative_to(ROOT)), "is part of a sentence")

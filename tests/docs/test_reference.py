@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed reference is what the code says, and the code says what a real job shows."""
+"""The committed reference matches the code, and the code matches the metrics of a real job."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ PAGES = ["cli.md", "job.md", "trainingjob.md", "metrics.md", "exit-codes.md"]
 
 
 @pytest.fixture(scope="module")
-def told(elasticdl: Path) -> dict[str, str]:
+def generated(elasticdl: Path) -> dict[str, str]:
     return reference(elasticdl)
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_reference_is_what_the_code_says(told: dict[str, str], name: str) -> None:
+def test_the_reference_is_up_to_date(generated: dict[str, str], name: str) -> None:
     committed = (GENERATED / name).read_text()
-    assert committed == told[name], f"docs/reference/{name} is out of date: run `make reference`"
+    assert committed == generated[name], (
+        f"docs/reference/{name} is out of date: run `make reference`"
+    )
 
 
-def test_no_page_of_the_reference_is_left_over(told: dict[str, str]) -> None:
-    assert sorted(told) == sorted(PAGES)
+def test_no_page_of_the_reference_is_left_over(generated: dict[str, str]) -> None:
+    assert sorted(generated) == sorted(PAGES)
     assert sorted(page.name for page in GENERATED.iterdir()) == sorted(PAGES)
 
 
@@ -42,17 +44,17 @@ def shell(tmp_path: Path, elasticdl: Path) -> Iterator[Shell]:
 
 
 def test_a_real_job_shows_the_metrics_of_the_reference(shell: Shell) -> None:
-    shell.run("elasticdl train --detach --num_epochs=100", "a job to look at")
-    status = yaml.safe_load(shell.says(["elasticdl", "status", "--json"]))
+    shell.run("elasticdl train --detach --num_epochs=100", "a job to scrape")
+    status = yaml.safe_load(shell.output_of(["elasticdl", "status", "--json"]))
     with urlopen(f"http://{status['http_address']}/metrics", timeout=LIMIT) as page:
         scraped = page.read().decode()
     helps = dict(re.findall(r"^# HELP (\w+) (.*?)\.?$", scraped, re.M))
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", scraped, re.M))
-    shown = {name: (kinds[name], told) for name, told in helps.items()}
-    told = {
+    shown = {name: (kinds[name], meaning) for name, meaning in helps.items()}
+    documented = {
         name.removesuffix("_total"): (kind, meaning)
         for name, kind, _, meaning in registered(CRATES / "edl-master/src/metrics.rs")
     }
     # A family without a sample, such as evaluations before the first, is not shown.
-    assert set(shown) <= set(told) and len(shown) > len(told) / 2
-    assert shown == {name: told[name] for name in shown}
+    assert set(shown) <= set(documented) and len(shown) > len(documented) / 2
+    assert shown == {name: documented[name] for name in shown}

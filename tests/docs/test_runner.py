@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner of commands can fail: what does not work, or cannot be tried, is told."""
+"""The runner of commands reports commands that do not work or cannot be tested."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def test_a_command_that_cannot_work_fails_when_checked(shell: Shell, line: str) 
         shell.check(line, "here", "needs a cluster")
 
 
-def test_a_command_that_fails_is_told(shell: Shell) -> None:
-    with pytest.raises(Failed, match="ended with 4"):
-        shell.run("elasticdl status nobody", "here")
+def test_a_failed_command_is_reported(shell: Shell) -> None:
+    with pytest.raises(Failed, match="exited with code 4"):
+        shell.run("elasticdl status unknown", "here")
 
 
-def test_a_line_is_cut_into_its_commands() -> None:
+def test_a_line_is_split_into_its_commands() -> None:
     line = "A=1 make x && elasticdl list > file | grep 'a | b'  # and so on"
     assert simple_commands(line) == [["make", "x"], ["elasticdl", "list"], ["grep", "a | b"]]
 
 
-def test_continued_lines_are_one_command_and_prompts_are_no_part_of_it() -> None:
+def test_continued_lines_are_one_command_without_the_prompt() -> None:
     page = ROOT / "README.md"
     block = Block(page, 1, "console", (), "$ elasticdl train \\\n    --seed=1\nsome output\n$ ls\n")
     assert block.commands() == [("elasticdl train --seed=1", 2), ("ls", 5)]

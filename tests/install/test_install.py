@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each way of the README to install works in an empty environment; `make try-install` builds first.
+"""Each way to install in the README works in an empty environment; `make try-install` builds first.
 
-`TARGET` names cargo's target folder, `PACKAGES` a folder with the wheels that ours depends on.
+`TARGET` is cargo's target folder, `PACKAGES` a folder with the wheels that our wheel depends on.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TARGET = Path(os.environ.get("TARGET", ROOT / "target"))
-# The users of the archive download it.
-MOST_BYTES = 40_000_000
+# Users download the archive, so it must be small.
+MAX_BYTES = 40_000_000
 LIMIT = 600
 SYSTEM = "/usr/bin:/bin"
 
 
 def ways() -> dict[str, str]:
-    """The lines of the README's section, by their last program."""
+    """The lines of the README's section, by the program of their last command."""
     section = (ROOT / "README.md").read_text().split("## Install\n")[1].split("\n## ")[0]
     lines = re.search(r"```sh build\n(.*?)```", section, re.S)[1].splitlines()
     commands = [line.split(" # ")[0].split("&&")[-1].strip() for line in lines]
@@ -32,7 +32,7 @@ def ways() -> dict[str, str]:
 
 
 class Machine:
-    """An account that has nothing but the system's programs."""
+    """An account that has only the system's programs."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -50,7 +50,7 @@ class Machine:
             text=True,
             timeout=LIMIT,
         )
-        assert done.returncode == 0, f"`{line}` ended with {done.returncode}:\n{done.stderr}"
+        assert done.returncode == 0, f"`{line}` exited with code {done.returncode}:\n{done.stderr}"
         return done
 
     def trains(self, command: str) -> None:
@@ -68,20 +68,20 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(home)
 
 
-def test_every_way_of_the_readme_is_tried() -> None:
+def test_every_way_in_the_readme_is_tested() -> None:
     assert sorted(ways()) == ["cargo", "pip", "tar"]
 
 
-def test_the_archive_holds_a_small_command_that_runs(machine: Machine) -> None:
+def test_the_archive_contains_a_small_command_that_runs(machine: Machine) -> None:
     machine.run(ways()["tar"])
     command = next(machine.home.glob("elasticdl-*/elasticdl"))
-    assert command.stat().st_size < MOST_BYTES
+    assert command.stat().st_size < MAX_BYTES
     said = subprocess.run(["ldd", command], capture_output=True, text=True)
     assert "statically linked" in said.stdout + said.stderr
     machine.trains(str(command))
 
 
-def test_the_wheel_brings_the_command_and_the_package(machine: Machine) -> None:
+def test_the_wheel_contains_the_command_and_the_package(machine: Machine) -> None:
     subprocess.run([sys.executable, "-m", "venv", machine.home / "venv"], check=True)
     machine.env["PATH"] = f"{machine.home / 'venv' / 'bin'}:{SYSTEM}"
     machine.env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": os.environ["PACKAGES"]}
@@ -90,11 +90,11 @@ def test_the_wheel_brings_the_command_and_the_package(machine: Machine) -> None:
     machine.run("cd / && python -c 'import elasticdl'")
 
 
-def test_cargo_installs_the_command_and_compiles_no_dependency_again(machine: Machine) -> None:
+def test_cargo_installs_the_command_without_recompiling_dependencies(machine: Machine) -> None:
     cargo = Path(shutil.which("cargo") or "cargo")
     real = Path.home()
     machine.env |= {
-        # Toolchain and sources of crates, which a user has or downloads.
+        # The toolchain and the sources of crates, which users have or download.
         "PATH": f"{cargo.parent}:{SYSTEM}",
         "CARGO_HOME": os.environ.get("CARGO_HOME", str(real / ".cargo")),
         "RUSTUP_HOME": os.environ.get("RUSTUP_HOME", str(real / ".rustup")),
@@ -106,13 +106,13 @@ def test_cargo_installs_the_command_and_compiles_no_dependency_again(machine: Ma
     machine.trains(str(machine.home / ".cargo/bin/elasticdl"))
 
 
-def test_the_archive_is_the_same_bytes_when_it_is_made_again(tmp_path: Path) -> None:
+def test_the_archive_is_reproducible(tmp_path: Path) -> None:
     def sums() -> list[str]:
         lines = (TARGET / "dist" / "SHA256SUMS").read_text().splitlines()
         return [line for line in lines if line.endswith(".tar.gz")]
 
     before = sums()
-    # Neither the mask of new files nor their times are in it.
+    # The archive does not depend on the umask or on file times.
     again = f"umask 077 && make --no-print-directory dist CARGO_TARGET_DIR={TARGET}"
     subprocess.run(["bash", "-c", again], cwd=ROOT, check=True, capture_output=True)
     assert len(before) == 1 and sums() == before

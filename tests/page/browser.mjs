@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of pages in a browser share.
+// Shared by the tests of pages in a browser.
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -8,13 +8,13 @@ import { join } from "node:path";
 const require = createRequire(join(process.env.NODE_MODULES ?? process.cwd(), "x.js"));
 const { chromium } = require("playwright-core");
 const AXE = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
-// Nothing here takes longer than this, on a machine that is busy with other tests.
+// Nothing takes longer than this, even if the machine is busy with other tests.
 export const PATIENCE = 90_000;
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
 export const launch = () => chromium.launch({ executablePath: "/usr/bin/chromium", args: FLAGS });
 
-/// A page, and the list of what goes wrong in it.
+/// Opens a page, and collects its errors.
 export const open = async (browser, address) => {
   const page = await browser.newPage({ viewport: { width: 1280, height: 900 }, colorScheme: "light" });
   const errors = [];
@@ -25,26 +25,26 @@ export const open = async (browser, address) => {
   return { page, errors };
 };
 
-/// Whoever cannot see, or only hear, or has no mouse can use it, as far as a program can tell.
+/// Checks accessibility, as far as a program can.
 export const accessible = async (page, where) => {
   await page.evaluate(AXE);
   const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  const faults = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
-  const told = faults.map(({ id, nodes }) => `${id}: ${nodes.map((node) => `${node.html} (${node.failureSummary})`).join("\n  ")}`);
-  assert.equal(faults.length, 0, `${where} has serious faults:\n${told.join("\n")}`);
+  const issues = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
+  const details = issues.map(({ id, nodes }) => `${id}: ${nodes.map((node) => `${node.html} (${node.failureSummary})`).join("\n  ")}`);
+  assert.equal(issues.length, 0, `${where} has serious accessibility issues:\n${details.join("\n")}`);
 };
 
-/// Pictures for people, in the folder if there is one.
-export const shooter = (shots) => {
-  if (shots) mkdirSync(shots, { recursive: true });
+/// Takes screenshots, if a folder for them is given.
+export const shooter = (folder) => {
+  if (folder) mkdirSync(folder, { recursive: true });
   return async (page, name) => {
-    if (!shots) return;
+    if (!folder) return;
     await page.evaluate(() => scrollTo(0, 0));
-    await page.screenshot({ path: join(shots, `${name}.png`), fullPage: true });
+    await page.screenshot({ path: join(folder, `${name}.png`), fullPage: true });
   };
 };
 
-/// The page in both themes, by the system's wish and by its button, and on a phone.
+/// Checks the page in both themes, set by the system and by the button, and on a phone.
 export const looks = async (page, shoot, prefix = "") => {
   await accessible(page, "the light page");
   await shoot(page, `${prefix}light`);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens the operator's page of a cluster in a real browser: sees jobs come, share the cluster, wait
-// and be resized by the planner; looks at it in both themes and on a phone; filters by keyboard;
-// and sees that a slow page never has two questions under way.
+// Opens the operator's page of a cluster in a real browser. Checks that jobs appear, share the
+// cluster, wait and are resized by the planner; both themes and a phone; filtering with the
+// keyboard; and that a slow page never has two requests in progress.
 //
 // node cluster.mjs PAGE_FIXTURE [FOLDER FOR SCREENSHOTS]
 import assert from "node:assert/strict";
@@ -15,12 +15,12 @@ const operator = spawn(binary, { stdio: ["pipe", "pipe", "inherit"] });
 const ended = new Promise((resolve) => operator.on("exit", resolve));
 const lines = createInterface({ input: operator.stdout })[Symbol.asyncIterator]();
 const line = async () => {
-  const late = new Promise((_, reject) => setTimeout(() => reject(new Error("the fixture does not answer")), PATIENCE).unref());
+  const late = new Promise((_, reject) => setTimeout(() => reject(new Error("the fixture does not respond")), PATIENCE).unref());
   const { value, done } = await Promise.race([lines.next(), late]);
-  assert(!done, "the fixture has ended");
+  assert(!done, "the fixture has exited");
   return value;
 };
-const tell = async (command) => {
+const send = async (command) => {
   operator.stdin.write(`${JSON.stringify(command)}\n`);
   assert.equal(await line(), "done");
 };
@@ -29,26 +29,26 @@ const card = (name) => `#jobs li[data-job="default/${name}"]`;
 const run = async (browser) => {
   const address = await line();
   const { page, errors } = await open(browser, address);
-  const asked = new Set();
+  const inFlight = new Set();
   let most = 0;
   page.on("request", (request) => {
     if (!request.url().endsWith("/api/cluster")) return;
-    asked.add(request);
-    most = Math.max(most, asked.size);
+    inFlight.add(request);
+    most = Math.max(most, inFlight.size);
   });
-  for (const end of ["requestfinished", "requestfailed"]) page.on(end, (request) => asked.delete(request));
+  for (const end of ["requestfinished", "requestfailed"]) page.on(end, (request) => inFlight.delete(request));
   await page.locator("#more-jobs", { hasText: "no TrainingJobs found" }).waitFor();
 
-  // Alone it gets what there is; the second takes its share; the third is larger than the cluster.
-  await tell({ submit: "alone", spec: { min_workers: 1, max_workers: 7 } });
+  // The first job gets the whole cluster; the second takes its share; the third does not fit.
+  await send({ submit: "alone", spec: { min_workers: 1, max_workers: 7 } });
   await page.locator(`${card("alone")} .pill`, { hasText: "Running" }).waitFor();
   const before = Number((await page.locator(`${card("alone")} .size b`).textContent()).split(" ")[0]);
-  assert(before >= 6, `alone it has ${before}`);
-  await tell({ note: "alone", status: { state: "running", records_done: 420, records_total: 1000, records_per_second: 123, workers: before, eta_secs: 600 } });
-  await tell({ wait: 900 });
-  await tell({ submit: "second", spec: { min_workers: 2, max_workers: 4 } });
-  await tell({ submit: "large", spec: { num_workers: 40 } });
-  await tell({ wait: 300 });
+  assert(before >= 6, `workers of the only job: ${before}`);
+  await send({ note: "alone", status: { state: "running", records_done: 420, records_total: 1000, records_per_second: 123, workers: before, eta_secs: 600 } });
+  await send({ wait: 900 });
+  await send({ submit: "second", spec: { min_workers: 2, max_workers: 4 } });
+  await send({ submit: "large", spec: { num_workers: 40 } });
+  await send({ wait: 300 });
   await page.locator(`${card("second")} .pill`, { hasText: "Running" }).waitFor();
   await page.waitForFunction(([selector, before]) => Number(document.querySelector(selector).textContent.split(" ")[0]) < before, [`${card("alone")} .size b`, before]);
   await page.locator(`${card("large")} .why`, { hasText: "Not enough CPU for its minimum" }).waitFor();
@@ -57,23 +57,23 @@ const run = async (browser) => {
   await page.locator(`${card("alone")} .told`, { hasText: "42 %" }).waitFor();
   await page.locator(`${card("alone")} .told`, { hasText: "10m left" }).waitFor();
 
-  // Its shrinking is in its picture: more steps than a beginning and an end; limits are marked.
+  // The plot shows that it shrank: more steps than a start and an end; limits are marked.
   assert(Number(await page.locator(`${card("alone")} .band`).getAttribute("data-steps")) > 3);
   const marks = await page.locator(`${card("alone")} .band text`).allTextContents();
   assert.deepEqual(marks, ["min 1", "max 7"]);
   await page.waitForFunction(() => document.querySelector("#stacked").dataset.layers === "2");
   assert.match(await page.locator("#stacked svg").getAttribute("aria-label"), /default\/alone \d, default\/second \d/);
   assert.match(await page.locator('[data-tile="CPU"] b').textContent(), /^\d+ %$/);
-  assert.equal(await page.locator('[data-tile="GPU"]').count(), 0, "a kind that the cluster has none of is not shown");
+  assert.equal(await page.locator('[data-tile="GPU"]').count(), 0, "a resource that the cluster does not have is not shown");
   assert.match(await page.locator("#since").textContent(), /this operator started/);
   assert.equal(await page.locator('#queues tr[data-queue="default"] td').last().textContent(), "1");
 
-  // A service that found no room gets it from those who have more than their minimum.
+  // A service without capacity gets it from jobs above their minimum.
   const held = await page.locator(`${card("alone")} .size b`).textContent();
-  await tell({ service: "web-1", cpu: "2" });
+  await send({ service: "web-1", cpu: "2" });
   await page.waitForFunction(([selector, held]) => document.querySelector(selector).textContent !== held, [`${card("alone")} .size b`, held]);
 
-  // What may be long is found by the keyboard; details stay open while the page goes on.
+  // Filtering works with the keyboard; details stay open while the page updates.
   await page.locator("#filter").focus();
   await page.keyboard.type("second");
   await page.waitForFunction(() => document.querySelectorAll("#jobs li").length === 1);
@@ -81,23 +81,23 @@ const run = async (browser) => {
   assert.equal(await page.evaluate(() => document.activeElement.tagName), "SUMMARY");
   await page.keyboard.press("Enter");
   await page.locator(`${card("second")} code`, { hasText: "port-forward service/elasticdl-second-master" }).waitFor();
-  await tell({ note: "second", status: { state: "running", records_done: 10, records_total: 1000, workers: 2 } });
+  await send({ note: "second", status: { state: "running", records_done: 10, records_total: 1000, workers: 2 } });
   await page.locator(`${card("second")} .told`, { hasText: "1 %" }).waitFor();
-  assert(await page.locator(`${card("second")} code`).isVisible(), "what was opened stays open");
+  assert(await page.locator(`${card("second")} code`).isVisible(), "open details stay open");
   await page.locator("#filter").fill("");
   await page.waitForFunction(() => document.querySelectorAll("#jobs li").length === 3);
 
   await looks(page, shoot, "cluster-");
 
-  // An operator that takes its time is not asked twice.
+  // A slow operator does not get two requests at once.
   await page.route("**/api/cluster", async (route) => {
     await new Promise((resolve) => setTimeout(resolve, 5000));
     await route.continue();
   });
   await page.waitForRequest("**/api/cluster");
-  await tell({ submit: "fourth", spec: { min_workers: 1, max_workers: 1 } });
+  await send({ submit: "fourth", spec: { min_workers: 1, max_workers: 1 } });
   await page.locator(card("fourth")).waitFor();
-  assert.equal(most, 1, "questions under way at once");
+  assert.equal(most, 1, "requests at once");
   assert.deepEqual(errors, []);
 
   operator.stdin.end();
@@ -108,7 +108,7 @@ const run = async (browser) => {
 const browser = await launch();
 try {
   await run(browser);
-  console.log("page: the cluster's jobs come, share, wait and shrink; both themes, phone and keyboard are good");
+  console.log("page: the cluster's jobs appear, share, wait and shrink; both themes, phone and keyboard work");
 } finally {
   await browser.close();
   operator.kill("SIGKILL");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens the page of a real job in a real browser: sees its curves move, kills a worker by the
-// button and sees the job heal, scales it, looks at it in both themes and on a phone, stops it by
-// the keyboard, and reads the report that it leaves.
+// Opens the page of a real job in a real browser. Checks that its curves move, kills a worker with
+// the button and checks that the job recovers, scales it, checks both themes and a phone, stops the
+// job with the keyboard, and reads its report.
 //
 // node page.mjs ELASTICDL DATA [FOLDER FOR SCREENSHOTS]
 import assert from "node:assert/strict";
@@ -18,22 +18,22 @@ const home = mkdtempSync(join(tmpdir(), "elasticdl-page-"));
 const env = { ...process.env, ELASTICDL_HOME: home };
 const elasticdl = async (...args) => (await promisify(execFile)(binary, args, { env })).stdout;
 const job = spawn(binary, [
-  // It takes time and no processor: the browser needs that.
+  // The job sleeps and uses little CPU time, which the browser needs.
   "train", "--job_name=seen", "--model_def=count", "--model_params=sleep_ms=20", `--training_data=${data}/train`, `--validation_data=${data}/test`,
   "--num_workers=2", "--num_epochs=2000", "--minibatch_size=32", "--evaluation_steps=400", "--learning_rate_schedule=cosine:100:20000",
   "--allow_chaos", "--checkpoint_secs=5",
 ], { env, stdio: ["ignore", "ignore", "pipe"] });
-let said = "";
-job.stderr.on("data", (text) => { said += text; });
+let printed = "";
+job.stderr.on("data", (text) => { printed += text; });
 const ended = new Promise((resolve) => job.on("exit", resolve));
 
-/// Asks again until the answer is good.
+/// Retries until there is a result.
 const until = async (what, ask) => {
   const start = Date.now();
   for (;;) {
     const answer = await ask().catch(() => null);
     if (answer) return answer;
-    assert(Date.now() - start < PATIENCE, `${what} did not come; the job said:\n${said}`);
+    assert(Date.now() - start < PATIENCE, `timed out waiting for ${what}; the job printed:\n${printed}`);
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
 };
@@ -46,25 +46,25 @@ const run = async (browser) => {
     return status.step > 0 && status.page ? status : null;
   });
   const [address, token] = status.page.split("/#token=");
-  assert(said.includes(status.page), "the address is said at the start");
+  assert(printed.includes(status.page), "the address is printed at the start");
 
-  // Who has no token looks, and can change nothing.
+  // Without the token, the page is read-only.
   const post = (path, headers) => fetch(address + path, { method: "POST", headers, body: "{\"workers\":1}" });
   assert.equal((await post("/api/scale", {})).status, 401);
   assert.equal((await post("/api/scale", { Authorization: "Bearer 0123" })).status, 401);
   assert.equal((await post("/api/scale", { Authorization: `Bearer ${token}`, Origin: "http://elsewhere" })).status, 403);
-  const stranger = await browser.newPage();
-  stranger.setDefaultTimeout(PATIENCE);
-  await stranger.goto(address);
-  await stranger.locator("#read-only").waitFor();
-  await stranger.waitForFunction(() => document.querySelectorAll("#processes tbody tr").length > 2);
-  assert.equal(await stranger.locator("#stop").isVisible(), false);
-  assert.equal(await stranger.locator("#processes button").first().isVisible(), false);
-  await stranger.close();
+  const visitor = await browser.newPage();
+  visitor.setDefaultTimeout(PATIENCE);
+  await visitor.goto(address);
+  await visitor.locator("#read-only").waitFor();
+  await visitor.waitForFunction(() => document.querySelectorAll("#processes tbody tr").length > 2);
+  assert.equal(await visitor.locator("#stop").isVisible(), false);
+  assert.equal(await visitor.locator("#processes button").first().isVisible(), false);
+  await visitor.close();
 
-  // Who has it sees the curves move.
+  // With the token, the curves move.
   const { page, errors } = await open(browser, `${address}/#token=${token}`);
-  assert.equal(new URL(page.url()).hash, "", "the token does not stay in the address");
+  assert.equal(new URL(page.url()).hash, "", "the token is removed from the address");
   const drawn = () => page.waitForFunction(() => {
     const path = document.querySelector('[data-plot="Loss"] .curve');
     return path && path.getAttribute("d");
@@ -73,7 +73,7 @@ const run = async (browser) => {
   await page.waitForFunction((before) => document.querySelector('[data-plot="Loss"] .curve').getAttribute("d") !== before, before);
   await page.waitForFunction(() => document.querySelector('[data-plot^="Evaluation"]'));
 
-  // Kill a worker by its button; another takes its place.
+  // Kill a worker with its button; another one replaces it.
   await page.locator(`${row("worker-0")} button`, { hasText: "Kill" }).click();
   await page.locator("#events", { hasText: "worker-0 was killed (SIGKILL)" }).waitFor();
   await page.waitForFunction((row) => document.querySelector(row)?.cells[1].textContent === "working", row("worker-2"));
@@ -82,7 +82,7 @@ const run = async (browser) => {
   const legend = await page.locator("#legend").textContent();
   for (const kind of ["compute", "communicate", "data wait", "redo", "heal", "checkpoint", "idle", "down"]) assert(legend.includes(kind), legend);
 
-  // One worker more.
+  // Add a worker.
   await page.locator("#more").click();
   await page.waitForFunction(() => document.querySelector('[data-tile="Workers"] b').textContent === "3 of 3");
   await page.locator("#notice").waitFor({ state: "hidden" });
@@ -92,20 +92,20 @@ const run = async (browser) => {
   await looks(page, shoot);
   await page.setViewportSize({ width: 1280, height: 900 });
 
-  // Stop it by the keyboard alone.
+  // Stop it with only the keyboard.
   await page.locator("#stop").focus();
   await page.keyboard.press("Enter");
   await page.locator("#sure").waitFor();
-  await accessible(page, "the question");
+  await accessible(page, "the confirmation dialog");
   await page.locator("#sure-yes").focus();
   await page.keyboard.press("Enter");
-  assert.equal(await ended, 3, said);
+  assert.equal(await ended, 3, printed);
   assert.deepEqual(errors.filter((error) => !/ERR_(CONNECTION|INCOMPLETE|EMPTY)|Failed to load/.test(error)), []);
 
-  // What is left is one file that needs nobody.
+  // The report is one self-contained file.
   const path = (await elasticdl("report", "seen")).trim();
   const text = readFileSync(path, "utf8");
-  assert(!text.includes(token), "a report opens no job");
+  assert(!text.includes(token), "a report must not contain the token");
   const report = await browser.newPage({ viewport: { width: 1280, height: 900 }, colorScheme: "light", offline: true });
   await report.goto(`file://${path}`);
   await report.locator("#state", { hasText: "stopped" }).waitFor();
@@ -123,7 +123,7 @@ const run = async (browser) => {
 const browser = await launch();
 try {
   await run(browser);
-  console.log("page: curves, kill, heal, scale, both themes, phone, keyboard and report are good");
+  console.log("page: curves, kill, recovery, scale, both themes, phone, keyboard and report work");
 } finally {
   await browser.close();
   job.kill("SIGKILL");

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs the tests of pages where a browser and node are; they are skipped where they are not.
+# Runs the tests of pages; they are skipped if there is no browser or no node.
 # run.sh ELASTICDL PAGE-FIXTURE FOLDER-OF-THE-DRIVER [FOLDER-FOR-SCREENSHOTS]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chaos driver finds what a job must not leave behind, and counts only faults that happened."""
+"""The chaos driver finds leftovers of a job, and counts only faults that took effect."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def counted(counts: list[float]) -> bytes:
     return struct.pack("<Q", len(header)) + header + numbers
 
 
-def test_a_record_that_was_trained_too_often_or_never_is_found() -> None:
+def test_a_record_with_a_wrong_count_is_found() -> None:
     right = [float(chaos.EPOCHS)] * chaos.N_RECORDS
     chaos.check_counts(counted(right))
     for wrong in ([4.0, *right[1:]], [0.0, *right[1:]], right[1:]):
-        with pytest.raises(chaos.Wrong):
+        with pytest.raises(chaos.Failure):
             chaos.check_counts(counted(wrong))
 
 
-def test_nothing_is_left_behind(job: chaos.Job) -> None:
+def test_a_job_without_leftovers_passes(job: chaos.Job) -> None:
     chaos.check_leftovers(job)
 
 
 def test_a_socket_is_found(job: chaos.Job) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(job.folder / "s"))
-        with pytest.raises(chaos.Wrong, match="left behind"):
+        with pytest.raises(chaos.Failure, match="left behind"):
             chaos.check_leftovers(job)
 
 
@@ -58,11 +58,11 @@ def test_a_temporary_file_or_an_unfinished_checkpoint_is_found(job: chaos.Job, n
     left = job.home / name
     left.parent.mkdir(exist_ok=True)
     left.touch()
-    with pytest.raises(chaos.Wrong, match="left behind"):
+    with pytest.raises(chaos.Failure, match="left behind"):
         chaos.check_leftovers(job)
 
 
-def test_a_process_is_found_and_a_fault_is_one_only_if_it_happened(job: chaos.Job) -> None:
+def test_a_process_is_found_and_a_fault_counts_only_if_it_took_effect(job: chaos.Job) -> None:
     rng = random.Random(0)
     process = subprocess.Popen(["sleep", "60"], env=job.environment())
     try:
@@ -74,7 +74,7 @@ def test_a_process_is_found_and_a_fault_is_one_only_if_it_happened(job: chaos.Jo
         assert chaos.state_of(process.pid) == "T"
         assert chaos.kill_worker(job, rng)
         assert not job.leftover_processes()
-        assert not chaos.kill_worker(job, rng), "it is gone"
+        assert not chaos.kill_worker(job, rng), "the worker has exited"
     finally:
         process.kill()
         process.wait()

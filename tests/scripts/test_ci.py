@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`.ci/run` checks exactly the commit of the clone it is called in, and touches only what changed.
+"""`.ci/run` checks exactly the commit of its clone, and touches only changed files.
 
-The parts are a script that lists what it finds.
+The checks are a script that lists the files.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-def test_a_clean_clone_is_checked_in_the_folder_that_is_kept(clone: Clone) -> None:
+def test_a_clean_clone_is_checked_in_the_cached_folder(clone: Clone) -> None:
     assert clone.run() == [str(clone.cache / "checkout"), "CI=true", "a.txt: one", "b.txt: two"]
     assert not (clone.folder / "left.txt").exists()
 
 
-def test_only_what_changed_is_newer_and_nothing_is_left_over(clone: Clone) -> None:
+def test_only_changed_files_are_newer_and_no_file_is_left_over(clone: Clone) -> None:
     clone.run()
     kept = clone.cache / "checkout"
     times = {name: (kept / name).stat().st_mtime_ns for name in ("a.txt", "b.txt")}
-    time.sleep(0.01)  # So that a file written now has another time.
+    time.sleep(0.01)  # So a file that is written now has a different time.
     (kept / "b.txt").write_text("tampered with")
     clone.commit(a="three")
     assert clone.run()[2:] == ["a.txt: three", "b.txt: two"]
@@ -87,12 +87,12 @@ def test_only_what_changed_is_newer_and_nothing_is_left_over(clone: Clone) -> No
     assert (kept / "b.txt").stat().st_mtime_ns == times["b.txt"]
 
 
-def test_a_tree_with_changes_is_checked_where_it_is(clone: Clone) -> None:
+def test_a_tree_with_changes_is_checked_in_place(clone: Clone) -> None:
     (clone.folder / "a.txt").write_text("changed")
     assert clone.run() == [str(clone.folder), "CI=true", "a.txt: changed", "b.txt: two"]
 
 
-def test_a_second_run_beside_the_first_uses_its_own_clone(clone: Clone) -> None:
+def test_a_concurrent_second_run_uses_its_own_clone(clone: Clone) -> None:
     clone.cache.mkdir(parents=True)
     with subprocess.Popen(
         ["flock", str(clone.cache / "checkout.lock"), "sh", "-c", "echo locked; read line"],

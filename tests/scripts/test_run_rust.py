@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner of Rust tests tells what failed, crashed or was skipped, and leaves nothing behind.
+"""The runner of Rust tests reports what failed, crashed or was skipped, and leaves nothing behind.
 
-A script stands in for cargo, and others for test binaries.
+Scripts replace cargo and the test binaries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fake:
         self.artifacts: list[dict] = []
         self.skips = folder / "skips"
         cargo = folder / "cargo"
-        # The documentation of the real crates is not tested here.
+        # Doctests of the real crates are not run here.
         no_doctests = "echo 'test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured'"
         cargo.write_text(
             f'#!/bin/sh\ncase "$*" in *--doc*) {no_doctests};; *) cat {folder}/artifacts;; esac\n'
@@ -62,14 +62,14 @@ class Fake:
             env=self.env,
             stdout=subprocess.PIPE,
             text=True,
-            # A shell starts background commands, and so perhaps us, with SIGINT ignored.
+            # If we run in the background, the shell started us with SIGINT ignored.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *words: str) -> tuple[int, str]:
         process = self.start(*words)
-        said, _ = process.communicate(timeout=60)
-        return process.returncode, said
+        printed, _ = process.communicate(timeout=60)
+        return process.returncode, printed
 
 
 @pytest.fixture
@@ -77,12 +77,12 @@ def fake(tmp_path: Path) -> Fake:
     return Fake(tmp_path)
 
 
-def test_what_passes_is_counted(fake: Fake) -> None:
+def test_passed_tests_are_counted(fake: Fake) -> None:
     fake.binary("a/a", OK)
     fake.binary("b/b", OK)
-    code, said = fake.run()
+    code, printed = fake.run()
     assert code == 0
-    assert "rust: 4 passed, 0 failed, 0 not run" in said
+    assert "rust: 4 passed, 0 failed, 0 not run" in printed
 
 
 def test_a_failed_test_is_shown_with_its_output(fake: Fake) -> None:
@@ -91,41 +91,41 @@ def test_a_failed_test_is_shown_with_its_output(fake: Fake) -> None:
         "b/b",
         "echo 'the reason'; echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored'; exit 101",
     )
-    code, said = fake.run()
+    code, printed = fake.run()
     assert code == 1
-    assert "the reason" in said and "FAILED b/b" in said
-    assert "rust: 3 passed, 1 failed" in said
+    assert "the reason" in printed and "FAILED b/b" in printed
+    assert "rust: 3 passed, 1 failed" in printed
 
 
 @pytest.mark.parametrize("script", ["kill -SEGV $$", "exit 0"])
-def test_a_binary_that_ends_without_a_result_has_failed(fake: Fake, script: str) -> None:
+def test_a_binary_that_exits_without_a_result_has_failed(fake: Fake, script: str) -> None:
     fake.binary("a/a", script)
-    code, said = fake.run()
+    code, printed = fake.run()
     assert code == 1
-    assert "FAILED a/a" in said and "1 failed" in said
+    assert "FAILED a/a" in printed and "1 failed" in printed
 
 
-def test_end_to_end_tests_run_in_a_process_each(fake: Fake) -> None:
+def test_each_end_to_end_test_runs_in_its_own_process(fake: Fake) -> None:
     script = f'echo "$@" >> {fake.folder}/calls\n{OK.replace("2 passed", "1 passed")}'
     fake.binary("elasticdl/e2e", script, "first", "second")
-    code, said = fake.run()
+    code, printed = fake.run()
     assert code == 0
     calls = (fake.folder / "calls").read_text().splitlines()
     assert sorted(calls) == ["--show-output --exact first", "--show-output --exact second"]
-    assert "rust: 2 passed" in said
+    assert "rust: 2 passed" in printed
 
 
 def test_end_to_end_tests_share_a_folder_that_is_removed_with_the_run(fake: Fake) -> None:
     folder = "$ELASTICDL_TEST_SHARED"
     script = f"test -d {folder} || exit 1\necho {folder} >> {fake.folder}/shared\n{OK}"
     fake.binary("elasticdl/e2e", script, "first", "second")
-    code, said = fake.run()
-    assert code == 0, said
+    code, printed = fake.run()
+    assert code == 0, printed
     first, second = (fake.folder / "shared").read_text().splitlines()
     assert first == second and not Path(first).exists()
 
 
-def test_skips_are_noted_with_their_reason_and_do_not_count_as_passed(fake: Fake) -> None:
+def test_skips_are_recorded_with_their_reason_and_do_not_count_as_passed(fake: Fake) -> None:
     fake.binary(
         "a/a",
         "echo 'test slow ... ignored, takes minutes; `make soak` runs it'\n"
@@ -133,9 +133,9 @@ def test_skips_are_noted_with_their_reason_and_do_not_count_as_passed(fake: Fake
         "echo '---- one stdout ----'; echo 'skipped: no browser'; echo\n"
         "echo 'test result: ok. 2 passed; 0 failed; 2 ignored'",
     )
-    code, said = fake.run()
+    code, printed = fake.run()
     assert code == 0
-    assert "rust: 1 passed, 0 failed, 3 not run" in said
+    assert "rust: 1 passed, 0 failed, 3 not run" in printed
     assert sorted(fake.skips.read_text().splitlines()) == [
         "note\ta/a slow: takes minutes; `make soak` runs it",
         "skip\ta/a lost: ignored",
@@ -150,8 +150,8 @@ def test_a_filter_that_matches_nothing_is_an_error(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_that_was_started(fake: Fake, number: signal.Signals) -> None:
-    # One child in the group of the test, and one that has left it.
+def test_a_signal_kills_all_started_processes(fake: Fake, number: signal.Signals) -> None:
+    # One child in the process group of the test, and one outside of it.
     script = f"sleep 1000 &\nsetsid sleep 1000 &\necho $! $$ > {fake.folder}/pids\nwait"
     fake.binary("a/a", script)
     process = fake.start()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes what Keras makes of fixed gradients, for the optimizer tests.
+"""Computes the weights of Keras for fixed gradients, for the optimizer tests.
 
 Run once by hand, with the packages pinned in requirements.txt:
 
     python generate.py
 
-It writes one JSON file per optimizer beside itself. Each holds cases: the job's optimizer in the
-words of `OptimizerSpec`, the gradients of every step, and the weights that Keras had after every
-step, in single precision (Keras's default) and in double precision (what the formula means).
+It writes one JSON file per optimizer to its own folder. Each contains cases: the optimizer as an
+`OptimizerSpec`, the gradients of every step, and the weights of Keras after every step, in single
+precision (Keras's default) and in double precision (the exact formula).
 """
 
 import json
@@ -73,7 +73,7 @@ SCHEDULES = keras.optimizers.schedules
 
 
 def schedule(spec, rate):
-    """The Keras schedule that means the same as ours."""
+    """The Keras schedule that is equivalent to ours."""
     if spec == "constant":
         return rate
     ((kind, numbers),) = spec.items()
@@ -94,7 +94,7 @@ def schedule(spec, rate):
 
 
 def make(spec):
-    """The Keras optimizer of an `OptimizerSpec`, and the L2 penalty that its loss must carry."""
+    """The Keras optimizer for an `OptimizerSpec`, and the L2 penalty for its loss."""
     kind, rate = spec["kind"], schedule(spec["schedule"], spec["learning_rate"])
     decay = spec["weight_decay"]
     if kind == "sgd":
@@ -107,7 +107,7 @@ def make(spec):
 
 
 def loss(weights, gradient, l2):
-    """A loss with the wanted gradient and an L2 penalty."""
+    """A loss with the given gradient and an L2 penalty."""
     return (weights * gradient).sum() + 0.5 * l2 * (weights * weights).sum()
 
 
@@ -129,7 +129,7 @@ def case(name, kind, rate, schedule="constant", decay=0.0):
     rng = np.random.default_rng(len(name))
     start = rng.uniform(-1, 1, N_WEIGHTS).astype("float32")
     gradients = rng.normal(0, 1, (N_STEPS, N_WEIGHTS)).astype("float32")
-    # Rows that a batch does not name have no gradient; formulas must bear zeros.
+    # Rows that are not in a batch have no gradient; formulas must handle zeros.
     gradients[:, 0] = 0.0
     gradients[3] = 0.0
     spec = dict(kind=kind, learning_rate=rate, schedule=schedule, weight_decay=decay)
