@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Starts, disturbs and ends Kubernetes clusters on this machine. `cluster.py --help` tells how."""
+"""Starts and stops Kubernetes clusters on this machine, and injects faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def main() -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__)
-    top.add_argument("--name", default="elasticdl", help="which cluster (default: %(default)s)")
+    top.add_argument(
+        "--name", default="elasticdl", help="name of the cluster (default: %(default)s)"
+    )
     verbs = top.add_subparsers(required=True, metavar="VERB")
 
     def verb(name: str, run, text: str) -> argparse.ArgumentParser:
@@ -36,19 +38,29 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    verb("build", lambda _: print(build.programs()), "Build the components, and say where they are")
-    upward = verb("up", up, "Start a cluster, and say where its kubeconfig is")
+    verb("build", lambda _: print(build.programs()), "Build the components, and print their folder")
+    upward = verb("up", up, "Start a cluster, and print the path of its kubeconfig")
     tier = upward.add_mutually_exclusive_group(required=True)
-    tier.add_argument("--nodes", type=int, default=0, help="how many real nodes (needs root)")
-    tier.add_argument("--kwok", type=int, default=0, help="how many nodes that run nothing")
+    tier.add_argument("--nodes", type=int, default=0, help="number of real nodes (needs root)")
+    tier.add_argument("--kwok", type=int, default=0, help="number of simulated nodes")
     upward.add_argument("--node-cpu", help="CPUs of each node for pods, for example 0.9")
     upward.add_argument("--node-memory", help="memory of each node for pods, for example 2Gi")
-    upward.add_argument("--node-gpus", type=int, default=0, help="pretended GPUs of each node")
-    verb("down", lambda given: down(given.name), "End a cluster and remove all that belongs to it")
-    verb("list", lambda _: print("\n".join(place.names())), "List the clusters that are up")
-    verb("env", environment, "Print what a shell needs to use a cluster: eval it")
-    verb("kubeconfig", lambda given: print(find(given).kubeconfig), "Say where the kubeconfig is")
-    verb("audit-log", lambda given: print(find(given).audit_log), "Say where the audit log is")
+    upward.add_argument(
+        "--node-gpus", type=int, default=0, help="advertised GPUs of each node, which do not exist"
+    )
+    verb(
+        "down",
+        lambda given: down(given.name),
+        "Stop a cluster and remove everything that belongs to it",
+    )
+    verb("list", lambda _: print("\n".join(place.names())), "List the running clusters")
+    verb("env", environment, "Print shell commands that select a cluster, for eval")
+    verb(
+        "kubeconfig",
+        lambda given: print(find(given).kubeconfig),
+        "Print the path of the kubeconfig",
+    )
+    verb("audit-log", lambda given: print(find(given).audit_log), "Print the path of the audit log")
 
     image = verb("make-image", image_from, "Write the image elasticdl:test from a built command")
     image.add_argument("binary", type=Path)
@@ -56,14 +68,14 @@ def parser() -> argparse.ArgumentParser:
     load = verb(
         "load-image",
         lambda given: find(given).load_image(given.tar),
-        "Put the images of a tar file on every node",
+        "Load the images of a tar file on every node",
     )
     load.add_argument("tar", type=Path)
     for name, text in {
-        "crash": "End every process of a node at once",
+        "crash": "Kill every process of a node at once",
         "reboot": "Start a node again, and wait until it is ready",
-        "partition": "Cut a node off from the others",
-        "heal": "Connect a node again",
+        "partition": "Disconnect a node from the others",
+        "heal": "Reconnect a node",
     }.items():
         added = verb(name, lambda given, name=name: getattr(find(given), name)(given.node), text)
         added.add_argument("node", help="for example node-1")

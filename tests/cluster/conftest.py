@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cluster the tests of this folder run on, and when they are left out.
+"""Selects the cluster for the tests of this folder, and decides when they are skipped.
 
-`KUBECONFIG` names a cluster to use; otherwise the harness starts one with three real nodes, which
-all processes of a test run share.
-`K8S_TESTS=False` leaves the tests out, `True` (or `CI=true`) fails where they cannot run, and
-without either they are skipped there, with the reason.
+`KUBECONFIG` selects a cluster; otherwise, the harness starts one with three real nodes, which all
+processes of a test run share.
+With `K8S_TESTS=False`, the tests do not run. With `True` (or `CI=true`), tests that cannot run
+fail. Otherwise, they are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from jobs import TARGET, load_command
 from runs import Start
 from trained import Job, remove
 
-# Their tests share a cluster of their own, so one process runs them all.
+# The tests of each of these files share a separate cluster, so one process runs them all.
 OWN_CLUSTERS = {"test_nodes.py", "test_operator.py", "test_custom_loop.py"}
-# Long ones start early, so that none of them is the last to run.
+# Long tests start early, so none of them runs last.
 FIRST = [*sorted(OWN_CLUSTERS), "test_tutorial.py", "test_walkthrough.py", "test_preemption.py"]
-# Minutes long, and about speed: `make soak` names it. Leaving it out is no skip.
+# Measures speed, which takes minutes: `make soak` runs it, so it does not count as skipped.
 collect_ignore = ["test_makespan.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--reverse", action="store_true", help="run the tests in reversed order")
+    parser.addoption("--reverse", action="store_true", help="run the tests in reverse order")
 
 
 @pytest.hookimpl(trylast=True)
@@ -48,14 +48,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (*FIRST, item.path.name).index(item.path.name))
     if config.getoption("--reverse"):
         items.reverse()
-    if wanted.LEFT_OUT:
+    if wanted.DISABLED:
         for item in items:
-            item.add_marker(pytest.mark.skip(reason="K8S_TESTS=False leaves this out"))
+            item.add_marker(pytest.mark.skip(reason="disabled by K8S_TESTS=False"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Every process takes the next test, or all tests of a file that has a cluster of its own."""
+    """Every process takes the next test, or all tests of a file that has its own cluster."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByCluster(LoadScopeScheduling):
@@ -68,12 +68,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tells a process of pytest-xdist which test run it belongs to."""
+    """Passes the ID of the test run to a process of pytest-xdist."""
     node.workerinput["run"] = run_of(node.config)
 
 
 def run_of(config: pytest.Config) -> int:
-    """The process that runs all tests, or lets others run them."""
+    """The process that runs all tests, or distributes them to others."""
     return config.workerinput["run"] if hasattr(config, "workerinput") else os.getpid()
 
 
@@ -88,16 +88,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says once, and not for every test, why tests were left out."""
+    """Prints once, and not for every test, why tests were skipped."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, count in reasons.items():
-        terminalreporter.write_line(f"left out ({count} of the tests): {reason}")
+        terminalreporter.write_line(f"skipped ({count} tests): {reason}")
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts clusters that end with the test, even where it fails."""
+    """Starts clusters that are stopped with the test, even if it fails."""
     with runs.starting() as start:
         yield start
 
@@ -110,7 +110,7 @@ def own_cluster(request: pytest.FixtureRequest) -> Cluster:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Cluster | Given:
-    """The cluster that `KUBECONFIG` names, or else our own."""
+    """The cluster that `KUBECONFIG` selects, or else our own."""
     given = os.environ.get("KUBECONFIG")
     if given:
         return Given(Path(given), shutil.which("kubectl") or build.programs() / "kubectl")
@@ -119,11 +119,11 @@ def cluster(request: pytest.FixtureRequest) -> Cluster | Given:
 
 @pytest.fixture
 def kubectl(cluster: Cluster | Given) -> Iterator[Kubectl]:
-    """kubectl in a namespace of the test's own."""
+    """kubectl in the test's own namespace."""
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", namespace)
     within = cluster.kubectl.within(namespace)
-    # Pods are refused until their account is there.
+    # Pods are rejected until their account exists.
     until(
         "the default service account",
         lambda: within.find("serviceaccount", "default"),
@@ -135,7 +135,7 @@ def kubectl(cluster: Cluster | Given) -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command as it was built here, without what only debuggers read."""
+    """The built command, without debug information."""
     built = TARGET / "release" / "elasticdl"
     wanted.require(None if built.exists() else f"`{built}` is not built")
     stripped = tmp_path_factory.mktemp("command") / "elasticdl"
@@ -145,7 +145,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def image(cluster: Cluster | Given, command: Path) -> str:
-    """The name of an image with that command, which every node has."""
+    """The name of an image with the command, which is loaded on every node."""
     return load_command(cluster, command)
 
 

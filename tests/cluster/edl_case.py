@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The first case of the published EDL experiment in real time: 133 nodes, twenty jobs of 2 to 60
-workers and ten servers, by the real operator, API server and scheduler. Pods on these nodes run
-nothing; masters are processes of this machine. Prints waiting, utilization and fairness beside the
-simulator's (`make soak` runs it, ten minutes).
+workers and ten servers, with the real operator, API server and scheduler. The nodes are simulated;
+masters are processes of this machine. Prints waiting time, utilization and fairness next to those
+of the simulator (`make soak` runs it; it takes ten minutes).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ N_JOBS, GAP, HOLD = 20, 13.5, 339.0
 MIN_WORKERS, N_SERVERS = 2, 10
 LOOK_EVERY = 2.0
 NAME = f"edl-{os.getpid()}"
-# What the system's pods leave of the published nodes: 86 of 12 CPUs and 47 of 28, of which 23 hold
-# more of the system than its network agent.
+# The published nodes without the system's pods: 86 with 12 CPUs and 47 with 28. Of these, 23 run
+# more system pods than the network agent.
 NODES = [(86, "11.75"), (24, "27.75"), (23, "27")]
 TOTAL_MILLI = 2_348_000
 SYSTEM_MILLI = 50_500
@@ -52,7 +52,7 @@ class Managed(Outside):
             "max_workers": 60,
             "ps_resource_request": "cpu=4,memory=5120Mi",
             "worker_resource_request": "cpu=5,memory=8192Mi",
-            # Nobody ever calls: a pod's phase is all that is known.
+            # No worker ever connects: only the phases of pods are known.
             "heartbeat_timeout_secs": 100_000.0,
         }
         self.kubectl.apply(training_job(self.name, spec))
@@ -72,7 +72,7 @@ class Managed(Outside):
 
 @dataclass
 class Course:
-    """What was seen, look by look."""
+    """The observations over time."""
 
     waits: dict[str, float] = field(default_factory=dict)
     loads: list[float] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Course:
 def main() -> None:
     command = Path(sys.argv[1])
     if reason := preflight.why_not(0):
-        print(f"edl_case is left out: {reason}")
+        print(f"edl_case is skipped: {reason}")
         return
     count, cpu = NODES[0]
     cluster = Cluster.up(NAME, Shape(fake_nodes=count, size=Size(cpu=cpu, memory="95Gi")))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command against a cluster: submitting jobs and asking for them, as users do."""
+"""Runs the command against a cluster: submits and queries jobs, as users do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Client:
         self.command, self.image, self.kubectl, self.home = command, image, kubectl, home
         self.work = home / "work"
         self.work.mkdir()
-        # Pods run as a user of their own.
+        # Pods run as a different user.
         self.work.chmod(0o777)
 
     def __call__(self, *arguments: str, kubeconfig: Path | None = None) -> Result:
@@ -47,7 +47,7 @@ class Client:
         return self.raw(*arguments, namespace, kubeconfig=kubeconfig)
 
     def raw(self, *arguments: str, kubeconfig: Path | None = None) -> Result:
-        """The command, which is told no namespace."""
+        """Runs the command without a namespace."""
         kubeconfig = kubeconfig or self.kubectl.kubeconfig
         environment = {
             **os.environ,
@@ -90,24 +90,24 @@ class Client:
         ]
 
     def put_mnist(self) -> None:
-        """Puts the shipped data where the job's folder is."""
+        """Copies the shipped data to the volume of the job."""
         for part in ("train", "test"):
             shutil.copytree(ROOT / "data" / "fashion_mnist" / part, self.work / "mnist" / part)
 
     def allow(self) -> None:
-        """Grants the pods of this namespace what the project's own file says."""
+        """Grants the pods of this namespace the permissions in the project's manifest."""
         for document in rbac(self.kubectl.namespace):
             self.kubectl.apply(document)
 
     def left(self, job: str) -> list[str]:
-        """The names of the job's objects, of every kind that a job has."""
+        """The names of all remaining objects of the job."""
         kinds = "configmap,secret,service,job,pod,networkpolicy,poddisruptionbudget"
         found = self.kubectl("get", kinds, "-l", f"elasticdl_job_name={job}", "-o", "name")
         return found.split()
 
 
 def load_command(cluster: Cluster | Given, command: Path) -> str:
-    """Puts an image with the command on every node, and gives its name."""
+    """Loads an image with the command on every node, and returns its name."""
     name = "elasticdl:test"
     image = command.with_suffix(".tar")
     if not image.exists():
@@ -123,7 +123,7 @@ def training_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def allowing(*host_paths: Path | str) -> dict[str, Any]:
-    """The settings of the operator, with which jobs may mount these folders of their nodes."""
+    """Operator settings that allow jobs to mount these folders of their nodes."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -139,7 +139,7 @@ def pods_of(kubectl: Kubectl, job: str) -> list[dict[str, Any]]:
 
 
 def phases(kubectl: Kubectl, job: str) -> dict[str, str]:
-    """Of every pod of the job; the master's is called as its Job is."""
+    """The phase of every pod of the job; the master's pod has the name of its Job."""
     found = {}
     for pod in pods_of(kubectl, job):
         is_master = pod["metadata"]["labels"].get("elasticdl_replica_type") == "master"
@@ -149,12 +149,12 @@ def phases(kubectl: Kubectl, job: str) -> dict[str, str]:
 
 
 def account(namespace: str, role: str) -> str:
-    """As whom pods of a role ask the API server."""
+    """The API server's user name for pods of a role."""
     return f"system:serviceaccount:{namespace}:elasticdl-{role}"
 
 
 def has_token(pod: dict[str, Any]) -> bool:
-    """Whether the API server has put a token of its service account into the pod."""
+    """Whether the API server has mounted a token of its service account in the pod."""
     volumes = pod["spec"].get("volumes", [])
     sources = [
         source for each in volumes for source in each.get("projected", {}).get("sources", [])
@@ -168,5 +168,5 @@ def rbac(namespace: str) -> list[dict]:
 
 
 def accuracies(log: str) -> list[float]:
-    """Of every `Evaluation metrics[v=N]: {...}` line."""
+    """The accuracies in all `Evaluation metrics[v=N]: {...}` lines."""
     return [float(found) for found in re.findall(r"Evaluation.*'accuracy': ([0-9.]+)", log)]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a job of many workers costs its master: pods on nodes that run nothing, a real API server
-and scheduler, the master as a process of this machine."""
+"""Measures the master of a job with many workers: pods on simulated nodes, a real API server and
+scheduler, the master as a process of this machine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Watch:
-    """Counts what the API server tells everybody who watches the job's pods. It ends watches that
-    fall behind; they go on where they were."""
+    """Counts the watch events for the job's pods. The API server ends watches that fall behind;
+    they continue where they were."""
 
     def __init__(self, kubectl: Kubectl, job: str) -> None:
         pods = f"/api/v1/namespaces/{kubectl.namespace}/pods"
@@ -72,7 +72,7 @@ def memory_mb(pid: int) -> float:
 def main() -> None:
     command = Path(sys.argv[1])
     if reason := preflight.why_not(0):
-        print(f"kwok_bench is left out: {reason}")
+        print(f"kwok_bench is skipped: {reason}")
         return
     cluster = Cluster.up(NAME, Shape(fake_nodes=NODES, size=Size(cpu="32", memory="64Gi")))
     try:
@@ -90,11 +90,13 @@ def measure(cluster: Cluster, command: Path, folder: Path) -> None:
     job.submit()
     try:
         pid = job.process.pid
-        job.until_pods("all are made", lambda: len(job.pods("worker")) == WORKERS)
+        job.until_pods("all pods are created", lambda: len(job.pods("worker")) == WORKERS)
         made = time.monotonic() - began
         job.until_pods("all run", lambda: len(job.running("worker")) == WORKERS)
         ran = time.monotonic() - began
-        report(f"{WORKERS} workers: pods made in {made:.1f} s, running in {ran:.1f} s", pid, watch)
+        report(
+            f"{WORKERS} workers: pods created in {made:.1f} s, running in {ran:.1f} s", pid, watch
+        )
 
         old = {pod["metadata"]["uid"] for pod in job.pods("worker")}
         selector = "elasticdl_job_name=many,elasticdl_replica_type=worker"
@@ -105,7 +107,7 @@ def measure(cluster: Cluster, command: Path, folder: Path) -> None:
             living = {pod["metadata"]["uid"] for pod in job.running("worker")}
             return len(living - old) == WORKERS
 
-        job.until_pods("all are back", are_back)
+        job.until_pods("all pods are replaced", are_back)
         back = time.monotonic() - began
         report(f"all {WORKERS} deleted at once: as many run again after {back:.1f} s", pid, watch)
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that run this machine's Python, with the wheel and the frameworks that tests install."""
+"""Lets pods run this machine's Python, with the wheel and the frameworks that tests install."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON = CACHE / "venv-wheel"
 
 @dataclass(frozen=True)
 class MachinePython:
-    """An image with nothing of its own, and what its pods need to run Python."""
+    """An empty image, and what its pods need to run Python."""
 
     image: str
     volumes: tuple[str, ...]
@@ -30,17 +30,17 @@ class MachinePython:
 
 
 def load(cluster: Cluster | Given, folder: Path, image: str) -> MachinePython:
-    """Puts such an image on every node."""
+    """Loads such an image on every node."""
     if isinstance(cluster, Given):
-        pytest.skip("nodes of a cluster elsewhere do not have this machine's Python")
-    missing = f"`{PYTHON}` is not there; `make python` makes it"
+        pytest.skip("nodes of an external cluster do not have this machine's Python")
+    missing = f"`{PYTHON}` does not exist; `make python` creates it"
     wanted.require(None if (PYTHON / "bin" / "elasticdl").exists() else missing)
     cluster.load_image(make_host_image(folder / "host.tar", image))
     asked = "import sys; print(sys.base_prefix, sys.path[-1], sep='\\n')"
-    said = subprocess.run(
+    done = subprocess.run(
         [PYTHON / "bin" / "python", "-c", asked], capture_output=True, text=True, check=True
     )
-    base, frameworks = said.stdout.split()
+    base, frameworks = done.stdout.split()
     folders = {Path("/usr"), PYTHON, Path(base), Path(frameworks)}
     volumes = tuple(f"host_path={each},mount_path={each}" for each in sorted(folders))
     return MachinePython(image, volumes, f"PATH={PYTHON}/bin:/usr/bin:/bin")

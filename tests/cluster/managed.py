@@ -20,7 +20,7 @@ class Managed(Job):
         return self
 
     def conditions(self) -> set[str]:
-        """Those that hold."""
+        """The conditions that are true."""
         found = self.kubectl.json("get", "trainingjob", self.name)
         shown = found.get("status", {}).get("conditions", [])
         return {each["type"] for each in shown if each["status"] == "True"}

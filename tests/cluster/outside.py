@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A master outside of the cluster, whose pods are on nodes that run nothing: what it knows of them
-is their phase."""
+"""A master outside of the cluster, with pods on simulated nodes: it knows only their phases."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class Outside(Job):
         return self
 
     def run_master(self, described: str, key: str) -> None:
-        # Without their accounts, the API server accepts no pods.
+        # The API server rejects pods without their accounts.
         self.kubectl.apply(*rbac(self.kubectl.namespace))
         mounts = {"job": self.folder / "etc" / "job", "key": self.folder / "etc" / "key"}
         for mount in mounts.values():
@@ -55,13 +54,13 @@ class Outside(Job):
             )
 
     def end(self) -> None:
-        """Ends the master without a word."""
+        """Kills the master."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait(STOP_LIMIT)
 
     def kill(self) -> None:
-        """Ends the master, and its pods."""
+        """Kills the master, and deletes its pods."""
         self.end()
         selector = f"elasticdl_job_name={self.name}"
         self.kubectl("delete", "pod", "--selector", selector, "--grace-period=0", "--force")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods for tests, and what becomes of them."""
+"""Creates pods for tests, and waits for their phases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.kubectl import Kubectl
 from harness.node import PROBE_IMAGE
 from harness.waiting import Failure
 
-# Far above what any pod here takes, even on a busy machine.
+# Far longer than any pod takes, even on a busy machine.
 POD_LIMIT = 90
 
 
@@ -26,7 +26,7 @@ def pod(
     labels: dict[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod with one container, whose image must be on its node already."""
+    """A pod with one container, whose image must already be on its node."""
     first = {
         "name": "main",
         "image": image,
@@ -48,7 +48,7 @@ def pod(
 
 
 def service(name: str, port: int) -> dict[str, Any]:
-    """A Service before the pods that carry its name."""
+    """A Service for the pods with its name."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -67,13 +67,13 @@ def priority(name: str, value: int) -> dict[str, Any]:
 
 
 def phase(kubectl: Kubectl, name: str) -> str:
-    """A pod's phase; `Gone` where there is no such pod."""
+    """The phase of a pod; `Gone` if there is no such pod."""
     found = kubectl.find("pod", name)
     return found["status"].get("phase", "Pending") if found else "Gone"
 
 
 def await_phase(kubectl: Kubectl, name: str, wanted: str) -> None:
-    """Waits until a pod that exists is `wanted`, and otherwise tells all about it."""
+    """Waits until an existing pod is in phase `wanted`; on failure, describes the pod."""
     holds = f"--for=jsonpath={{.status.phase}}={wanted}"
     try:
         kubectl("wait", f"pod/{name}", holds, f"--timeout={POD_LIMIT}s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clusters of one test run: those of single tests or files, and the one that all share."""
+"""The clusters of one test run: those of single tests or files, and the shared one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from harness.lock import alone
 from harness.size import Size
 
 PREFIX = "test-"
-# Each node promises one GPU, which does not exist.
+# Each node advertises one GPU, which does not exist.
 SHARED = Shape(nodes=3, size=Size(gpus=1))
-# Twice what a start takes on a busy machine, the build of the components aside.
+# Twice the time of a start on a busy machine, without the build of the components.
 START_LIMIT = 240
-# Of the clusters of this process.
+# The number of clusters of this process.
 NUMBERS = itertools.count()
 
 Start = Callable[[Shape], Cluster]
@@ -29,7 +29,7 @@ Start = Callable[[Shape], Cluster]
 
 @contextmanager
 def starting() -> Iterator[Start]:
-    """Starts clusters, and takes them down at the end, even where a test fails."""
+    """Starts clusters, and stops them at the end, even if a test fails."""
     names: list[str] = []
 
     def start(shape: Shape) -> Cluster:
@@ -45,9 +45,9 @@ def starting() -> Iterator[Start]:
 
 
 def shared(run: int) -> Cluster:
-    """The cluster of the test run `run`: whichever of its processes is first starts it."""
+    """The cluster of the test run `run`: the first process that needs it starts it."""
     wanted.require(preflight.why_not(SHARED.nodes))
-    # Takes longer than others would wait for the lock.
+    # This takes longer than others would wait for the lock.
     build.programs()
     with alone(_lock(run), "starting the shared cluster", START_LIMIT):
         if _name(run) not in place.names():
@@ -61,7 +61,7 @@ def end_shared(run: int) -> None:
 
 
 def end_abandoned() -> None:
-    """Takes down clusters of test runs that were killed before they could."""
+    """Stops clusters of test runs that were killed."""
     for name in place.names():
         owner = name[len(PREFIX) :].partition("-")[0]
         if name.startswith(PREFIX) and owner.isdigit() and not Process.see(int(owner)):

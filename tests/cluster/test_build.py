@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building once, whoever asks; here a stand-in takes the compiler's place."""
+"""Components are built once, even by concurrent callers. A fake replaces the compiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import build, preflight
 from harness.waiting import Failure
 
 BUILDERS = 3
-# What the compiler leaves.
+# The output of the compiler.
 COMPILED = ["kubernetes", "server", "kwok", "dns", "probe", "accelerator"]
 
 
@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "elasticdl"
 
 
-def test_builds_at_once_become_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_builds_run_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     all_asked = threading.Barrier(BUILDERS)
 
@@ -48,7 +48,7 @@ def test_builds_at_once_become_one(cache: Path, monkeypatch: pytest.MonkeyPatch)
     assert len([each for each in cache.iterdir() if each.is_dir()]) == 1
 
 
-def test_a_build_that_fails_leaves_nothing_and_can_be_tried_again(
+def test_a_failed_build_leaves_nothing_and_can_be_retried(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters as a whole: the tier without root, two at once, and that nothing is left of them."""
+"""Whole clusters: without root, two at once, and without leftovers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runs import Start
 FRONT = Path(__file__).with_name("cluster.py")
 
 
-def test_nodes_that_do_not_exist_take_what_fits_on_them(start: Start) -> None:
+def test_simulated_nodes_accept_pods_that_fit(start: Start) -> None:
     cluster = start(Shape(fake_nodes=2, size=Size(cpu="4", memory="16Gi", gpus=1)))
     kubectl = cluster.kubectl
     large = {"resources": {"limits": {"cpu": "3", "nvidia.com/gpu": "1"}}}
@@ -34,7 +34,11 @@ def test_nodes_that_do_not_exist_take_what_fits_on_them(start: Start) -> None:
         placed.add(kubectl.json("get", "pod", name)["spec"]["nodeName"])
     assert placed == {"node-1", "node-2"}
     kubectl.apply(probe("c", "hold", container=large))
-    until("the third has no place", lambda: "Unschedulable" in why_waiting(cluster, "c"), POD_LIMIT)
+    until(
+        "the third pod does not fit",
+        lambda: "Unschedulable" in why_waiting(cluster, "c"),
+        POD_LIMIT,
+    )
     kubectl("delete", "pod", "a")
     await_phase(kubectl, "c", "Running")
     everything = belongings(cluster)
@@ -42,15 +46,15 @@ def test_nodes_that_do_not_exist_take_what_fits_on_them(start: Start) -> None:
     assert_gone(cluster, everything)
 
 
-def test_two_clusters_live_side_by_side_and_leave_nothing(start: Start) -> None:
+def test_two_clusters_run_concurrently_and_leave_nothing(start: Start) -> None:
     shape = Shape(nodes=1, size=Size(cpu="0.5", memory="1Gi", gpus=2))
     with ThreadPoolExecutor(2) as pool:
         clusters = list(pool.map(start, [shape, shape]))
     for cluster in clusters:
         has = cluster.kubectl.json("get", "node", "node-1")["status"]["allocatable"]
         assert (has["cpu"], has["memory"]) == ("500m", "1Gi")
-        lent = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
-        cluster.kubectl.apply(probe("same", "hold", container=lent))
+        requested = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+        cluster.kubectl.apply(probe("same", "hold", container=requested))
     for cluster in clusters:
         await_phase(cluster.kubectl, "same", "Running")
     for cluster in clusters:
@@ -63,8 +67,8 @@ def test_two_clusters_live_side_by_side_and_leave_nothing(start: Start) -> None:
             assert other.kubectl.json("get", "pod", "same")["status"]["phase"] == "Running"
 
 
-def test_a_start_that_is_killed_halfway_can_be_taken_down() -> None:
-    """The harness has no time to tidy up, and nodes boot on while it dies."""
+def test_a_cluster_that_was_killed_while_starting_can_be_removed() -> None:
+    """The harness cannot clean up, and nodes keep booting while it is killed."""
     wanted.require(preflight.why_no_nodes())
     name = f"test-{os.getpid()}-killed"
     starting = subprocess.Popen([sys.executable, FRONT, "--name", name, "up", "--nodes", "2"])
@@ -82,8 +86,8 @@ def test_a_start_that_is_killed_halfway_can_be_taken_down() -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "A"])
-def test_only_a_name_can_be_taken_down(name: str) -> None:
-    with pytest.raises(Failure, match="is no name of a cluster"):
+def test_an_invalid_cluster_name_is_rejected(name: str) -> None:
+    with pytest.raises(Failure, match="is not a valid cluster name"):
         down(name)
 
 
@@ -93,7 +97,7 @@ def why_waiting(cluster: Cluster, pod: str) -> list[str]:
 
 
 def belongings(cluster: Cluster) -> set[Process]:
-    """Every process of a cluster: those that were started, and all in the namespaces of nodes."""
+    """All processes of a cluster: those that were started, and all in namespaces of its nodes."""
     started = {cluster.daemons.find(name) for name in cluster.daemons.names()} - {None}
     spaces = {space_of(child.pid) for each in started for child in each.children()} - {None}
     numbers = [int(each.name) for each in Path("/proc").glob("[0-9]*")]
@@ -103,7 +107,7 @@ def belongings(cluster: Cluster) -> set[Process]:
 
 
 def space_of(pid: int) -> str | None:
-    """The network namespace of a process; none where it is that of the tests."""
+    """The network namespace of a process; none if it is that of the tests."""
     try:
         space = os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -117,5 +121,5 @@ def assert_gone(cluster: Cluster, processes: set[Process]) -> None:
     assert not where.folder.exists()
     assert str(where.folder) not in Path("/proc/mounts").read_text()
     assert not network.exists(where.bridge)
-    assert not any(network.exists(where.cable(node.index)) for node in cluster.nodes)
+    assert not any(network.exists(where.link(node.index)) for node in cluster.nodes)
     assert not any((top / where.cgroup).exists() for top in cgroup.hierarchies())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training loops of the user's own on a cluster whose operator runs in a pod, as
-`elasticdl operator manifests` installs it: the example job, a script by `elasticdl run`, and what
-the operator asks of the API server."""
+"""Custom training loops on a cluster whose operator runs in a pod, as installed by
+`elasticdl operator manifests`: the example job, a script with `elasticdl run`, and the permissions
+that the operator uses."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from trained import counting, is_training
 
 EXAMPLE = ROOT / "examples" / "trainingjob"
 N_RECORDS = 20_000
-# Long enough to be disturbed.
+# Long enough to inject faults.
 EPOCHS = 60
 OPERATOR = "training-job-controller"
 HOME = "elasticdl"
-# Where pods find the tokens of their service accounts.
+# The path of service account tokens in pods.
 TOKENS = "/var/run/secrets/kubernetes.io"
-# Two nodes of half a CPU, less operator and master: three workers of the example fit.
+# Two nodes with half a CPU each, minus operator and master: three workers of the example fit.
 NODE_CPU = "0.5"
 
 
@@ -64,7 +64,7 @@ def place(
 
 
 def install(kubectl: Kubectl, command: Path, image: str) -> None:
-    """The operator as users install it; only nodes here have their images already."""
+    """Installs the operator as users do, but the images are already on the nodes."""
     done = subprocess.run(
         [command, "operator", "manifests", f"--image={image}"],
         capture_output=True,
@@ -72,16 +72,16 @@ def install(kubectl: Kubectl, command: Path, image: str) -> None:
         check=True,
     )
     objects = [each for each in yaml.safe_load_all(done.stdout) if each]
-    # What is applied needs its namespace, wherever the file has that.
+    # Objects that are applied need their namespace, no matter where the file states it.
     objects.sort(key=lambda each: each["kind"] != "Namespace")
-    # The folders of this machine are those of its nodes.
+    # The nodes share the folders of this machine.
     kubectl.within(HOME).apply(*objects, allowing("/"))
     ready = f"deployment/{OPERATOR}"
     kubectl.within(HOME)("rollout", "status", ready, f"--timeout={LIMIT}s")
 
 
 def storage(python: MachinePython, folder: Path) -> str:
-    """The job's folder and the image's content, which is this machine's."""
+    """The job's folder, and the image's content, which comes from this machine."""
     own = (f"host_path={folder},mount_path={folder}", f"host_path={EXAMPLE},mount_path=/workspace")
     return ";".join((*own, *python.volumes))
 
@@ -94,14 +94,14 @@ def example(cluster: Cluster, python: MachinePython, command: Path, folder: Path
         "job_command": f"{words['job_command']} --epochs {EPOCHS}",
         "volume": storage(python, folder),
         "envs": python.envs,
-        # It has none of its own, and says how many records there are.
+        # The script has no data files; it only sets the number of records.
         "training_data": "",
     }
     words["image_name"] = python.image
     return Managed(cluster.kubectl, command, python.image, "example", folder, words)
 
 
-def test_the_example_runs_to_its_end_whoever_is_deleted(
+def test_the_example_succeeds_when_pods_are_deleted(
     place: tuple[Cluster, MachinePython], command: Path, tmp_path: Path
 ) -> None:
     cluster, python = place
@@ -110,7 +110,7 @@ def test_the_example_runs_to_its_end_whoever_is_deleted(
     job.until("it trains", is_training)
     print(f"three workers after {job.until_workers(3):.1f} s more")
     first = {pod["metadata"]["name"] for pod in job.running("worker")}
-    # The user's code runs there.
+    # The user's code runs in this pod.
     look = f"import os; print(os.path.exists('{TOKENS}'))"
     assert job.kubectl("exec", min(first), "--", "python", "-c", look).strip() == "False"
 
@@ -126,16 +126,16 @@ def test_the_example_runs_to_its_end_whoever_is_deleted(
     print(f"the worker was replaced in {seconds:.1f} s")
     job.succeeds().assert_audit(EPOCHS, N_RECORDS)
 
-    # By the operator that came after.
-    until("the operator says so", lambda: "Succeeded" in job.conditions(), LIMIT)
+    # The replacement of the operator sets the condition.
+    until("the operator reports success", lambda: "Succeeded" in job.conditions(), LIMIT)
     assert gone not in operators("get", "pods", "--output", "name")
 
 
-WITHIN_PATCH = "the API server asks for it itself when a patch makes what is not there"
-# What no request of the operator here shows, and why.
+WITHIN_PATCH = "the API server checks it itself when a patch creates an object"
+# Permissions that the operator does not use in this test, and why.
 UNUSED = {
-    ("delete", "pods"): "only a job that makes way loses its pods",
-    ("delete", "jobs"): "only a job that makes way loses its master",
+    ("delete", "pods"): "only a preempted job loses its pods",
+    ("delete", "jobs"): "only a preempted job loses its master",
     ("create", "configmaps"): WITHIN_PATCH,
     ("create", "services"): WITHIN_PATCH,
     ("create", "networkpolicies"): WITHIN_PATCH,
@@ -143,15 +143,15 @@ UNUSED = {
 }
 
 
-def test_the_operator_uses_exactly_its_rights(
+def test_the_operator_uses_exactly_its_permissions(
     operated: Cluster, command: Path, image: str, tmp_path: Path
 ) -> None:
-    # Makes it do all that it does for a job.
+    # Makes the operator do everything that it does for a job.
     small = counting(min_workers=1, max_workers=1, num_epochs=1)
     del small["num_workers"]
     job = Managed(operated.kubectl, command, image, "rights", tmp_path / "rights", small)
     job.submit().succeeds()
-    until("the operator says so", lambda: "Succeeded" in job.conditions(), LIMIT)
+    until("the operator reports success", lambda: "Succeeded" in job.conditions(), LIMIT)
     asked = requests(operated.audit_log, f"system:serviceaccount:{HOME}:{OPERATOR}")
     refused = {request for request in asked if not request.allowed}
     assert not refused
@@ -175,7 +175,7 @@ def client(place: tuple[Cluster, MachinePython], command: Path, tmp_path: Path) 
 def run(
     client: Client, python: MachinePython, job: str, *script: str, workers: str = "2"
 ) -> Managed:
-    """`elasticdl run` on the cluster, left to itself."""
+    """Runs `elasticdl run` on the cluster, detached."""
     folder = client.work / job
     folder.mkdir()
     folder.chmod(0o777)
@@ -200,7 +200,7 @@ def run(
     return Managed(client.kubectl, client.command, client.image, job, folder)
 
 
-def test_a_script_by_run_goes_on_when_its_master_is_deleted(
+def test_a_script_continues_when_its_master_is_deleted(
     place: tuple[Cluster, MachinePython], client: Client
 ) -> None:
     _, python = place
@@ -213,7 +213,7 @@ def test_a_script_by_run_goes_on_when_its_master_is_deleted(
     job.assert_audit(EPOCHS, N_RECORDS)
 
 
-def test_a_script_that_cannot_be_trained_fails_its_job_in_its_own_words(
+def test_a_script_that_fails_reports_its_own_error(
     place: tuple[Cluster, MachinePython], client: Client
 ) -> None:
     _, python = place

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpu=1` asks for a GPU. The nodes only promise theirs: nothing here computes on one."""
+"""`gpu=1` requests a GPU. The nodes only advertise GPUs: nothing computes on one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trained import Job, counting, is_training
 
 @pytest.fixture(scope="session")
 def cluster(own_cluster: Cluster) -> Cluster:
-    """Whatever `KUBECONFIG` names, only nodes of our own are known to have one GPU each."""
+    """Ignores `KUBECONFIG`: only our own nodes are known to have one GPU each."""
     return own_cluster
 
 
@@ -25,7 +25,7 @@ def image(cluster: Cluster, command: Path) -> str:
     return load_command(cluster, command)
 
 
-def test_a_worker_waits_for_a_gpu_and_the_job_goes_on_with_the_others(
+def test_a_worker_waits_for_a_gpu_and_the_job_continues_with_the_others(
     cluster: Cluster, submit: Callable[..., Job]
 ) -> None:
     n_gpus = len(cluster.nodes)
@@ -38,8 +38,8 @@ def test_a_worker_waits_for_a_gpu_and_the_job_goes_on_with_the_others(
             model_params={"sleep_ms": "60"},
         ),
     )
-    # Other tests may fill a node meanwhile, so not every GPU has to get a worker.
-    waiting = "the last one waits, and status says for what"
+    # Other tests may use all of a node, so not every GPU has to get a worker.
+    waiting = "the last worker waits, and status shows the reason"
     job.until(waiting, lambda status: is_training(status) and GPU in str(status["instances"]))
     workers = job.running("worker")
     assert 1 <= len(workers) <= n_gpus

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command as it is built here runs in a container, with as few rights as our pods have."""
+"""The built command runs in a container, with the restrictions of our pods."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_container_can_run_the_programs_of_the_machine(
     assert kubectl("logs", "host") == "42\n"
 
 
-def test_files_and_folders_come_along(tmp_path: Path) -> None:
+def test_extra_files_and_folders_are_included(tmp_path: Path) -> None:
     zoo = tmp_path / "zoo"
     (zoo / "mnist").mkdir(parents=True)
     (zoo / "mnist" / "model.py").write_text("model = 1")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator by `kubectl apply -k`: the same objects as by `-f`, and what an overlay changes.
+"""The operator with `kubectl apply -k`: the same objects as with `-f`, and overlays.
 
-`kubectl kustomize` reads files alone, so no cluster is needed.
+`kubectl kustomize` only reads files, so no cluster is needed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def kustomized(kubectl: Path, folder: str) -> dict[tuple[str, str], dict[str, An
 def by_name(text: str) -> dict[tuple[str, str], dict[str, Any]]:
     objects = list(yaml.safe_load_all(text))
     named = {(each["kind"], each["metadata"]["name"]): each for each in objects}
-    assert len(named) == len(objects), "two objects have one name"
+    assert len(named) == len(objects), "two objects have the same name"
     return named
 
 
-def test_the_base_is_what_the_folder_holds(kubectl: Path) -> None:
+def test_the_base_has_the_objects_of_the_folder(kubectl: Path) -> None:
     files = sorted((ROOT / "manifests" / "operator").glob("*.yaml"))
     applied = by_name("---\n".join(file.read_text() for file in files))
     assert kustomized(kubectl, "manifests") == applied
@@ -61,7 +61,7 @@ def test_an_overlay_moves_the_operator_and_changes_its_settings(kubectl: Path) -
     assert spec["replicas"] == 2
     assert container["image"] == "registry.example.com/elasticdl:native"
     assert "--max_load_desired=0.9" in container["args"]
-    # It looks for its queues where it runs.
+    # It reads its queues in its own namespace.
     assert "--namespace=$(POD_NAMESPACE)" in container["args"]
     [namespace] = [each for each in container["env"] if each["name"] == "POD_NAMESPACE"]
     assert namespace["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two jobs that together want more than the cluster has: those that start with what they get are
-done sooner than those that wait until all their workers fit (`make soak` runs this)."""
+"""Two jobs that together request more than the cluster has: elastic jobs, which start with fewer
+workers, finish sooner than gangs, which wait until all workers fit (`make soak` runs this)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobs import load_command
 from runs import Start
 from trained import Job, counting, remove
 
-# Nine workers fit, and each job wants five.
+# Nine workers fit, and each job requests five.
 NODES, WORKERS_PER_NODE, WANTED = 3, 3, 5
 NODE_CPU = "0.38"
 WORKER = "cpu=0.11,memory=128Mi"
@@ -28,7 +28,7 @@ def job(kubectl: Kubectl, command: Path, image: str, folder: Path) -> Job:
         master_resource_request=SMALL,
         ps_resource_request=SMALL,
         worker_resource_request=WORKER,
-        # Nobody is throttled: what is compared is who waits for whom.
+        # No CPU limits, so only waiting times are compared.
         master_resource_limit=LIMIT,
         ps_resource_limit=LIMIT,
         worker_resource_limit=LIMIT,
@@ -39,9 +39,7 @@ def job(kubectl: Kubectl, command: Path, image: str, folder: Path) -> Job:
     return Job(kubectl, command, image, folder.name, folder, words)
 
 
-def test_elastic_jobs_are_done_sooner_than_gangs(
-    start: Start, command: Path, tmp_path: Path
-) -> None:
+def test_elastic_jobs_finish_sooner_than_gangs(start: Start, command: Path, tmp_path: Path) -> None:
     cluster = start(Shape(nodes=NODES, size=Size(cpu=NODE_CPU)))
     image = load_command(cluster, command)
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that crash or are cut off, on a cluster of their own: the cluster notices, and jobs lose
-nothing but time."""
+"""Nodes that crash or are disconnected, on a separate cluster: the cluster detects it, and jobs
+lose only time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobs import load_command
 from pods import POD_LIMIT, await_phase, probe
 from trained import Job, counting, has_checkpoint
 
-# A lost node is noticed after the control plane's grace, and later where the machine is busy.
+# A lost node is detected after the control plane's grace period, and later on a busy machine.
 NODE_LIMIT = 90
 
 Submit = Callable[..., Job]
@@ -41,26 +41,26 @@ def node_of(pod: dict[str, Any]) -> str:
 
 
 def node_without_master(job: Job) -> str:
-    """A node with workers, and not with the master if that can be."""
+    """A node with workers and, if possible, without the master."""
     master = node_of(job.running("master")[0])
     nodes = [node_of(pod) for pod in job.running("worker")]
     return next((node for node in nodes if node != master), nodes[0])
 
 
-def test_a_crashed_and_a_cut_off_node_are_noticed_and_come_back(
+def test_a_crashed_and_a_disconnected_node_are_detected_and_recover(
     cluster: Cluster, kubectl: Kubectl
 ) -> None:
-    _, crashed, cut = (node.name for node in cluster.nodes)
+    _, crashed, disconnected = (node.name for node in cluster.nodes)
     api = cluster.api()
     kubectl.apply(probe("there", "hold", nodeName=crashed, restartPolicy="Always"))
     await_phase(kubectl, "there", "Running")
     cluster.crash(crashed)
-    cluster.partition(cut)
-    for node in (crashed, cut):
+    cluster.partition(disconnected)
+    for node in (crashed, disconnected):
         until(f"{node} is lost", lambda node=node: api.lost(node), NODE_LIMIT)
-    cluster.heal(cut)
+    cluster.heal(disconnected)
     cluster.reboot(crashed)
-    until(f"{cut} is back", lambda: api.ready(cut), NODE_LIMIT)
+    until(f"{disconnected} is ready again", lambda: api.ready(disconnected), NODE_LIMIT)
     until("the pod runs again", lambda: restarts(kubectl, "there") > 0, POD_LIMIT)
     await_phase(kubectl, "there", "Running")
 
@@ -71,7 +71,7 @@ def restarts(kubectl: Kubectl, pod: str) -> int:
 
 
 def preferring(node: str) -> dict[str, Any]:
-    """Puts all pods of a job on one node, as long as that is there."""
+    """Puts all pods of a job on one node, as long as the node exists."""
     names = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
     preferred = {"weight": 100, "preference": {"matchExpressions": [names]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
@@ -81,35 +81,35 @@ def preferring(node: str) -> dict[str, Any]:
 def test_the_loss_of_a_node_with_the_whole_job_costs_only_time(
     submit: Submit, cluster: Cluster
 ) -> None:
-    """It is no deletion of all pods by a user, which would stop the job."""
-    victim = cluster.nodes[1].name
+    """Unlike the deletion of all pods by a user, this does not stop the job."""
+    lost_node = cluster.nodes[1].name
     words = counting(num_workers=3, num_epochs=2, model_params={"sleep_ms": "120"})
-    job = submit("crash", **words, **preferring(victim))
+    job = submit("crash", **words, **preferring(lost_node))
     job.until("a checkpoint", has_checkpoint)
-    assert {node_of(pod) for pod in job.pods()} == {victim}
-    cluster.crash(victim)
+    assert {node_of(pod) for pod in job.pods()} == {lost_node}
+    cluster.crash(lost_node)
     try:
 
         def is_back() -> bool:
-            living = [pod for pod in job.running("worker") if node_of(pod) != victim]
-            return len(living) == 3
+            running = [pod for pod in job.running("worker") if node_of(pod) != lost_node]
+            return len(running) == 3
 
         seconds = job.until_pods("three workers on other nodes", is_back)
         print(f"kill -9 of a node: three workers again after {seconds:.1f} s")
         job.succeeds().assert_exactly_once(2)
         assert job.status()["term"] == 2
     finally:
-        cluster.reboot(victim)
+        cluster.reboot(lost_node)
 
 
 def test_a_partition_costs_only_time(submit: Submit, cluster: Cluster) -> None:
-    job = submit("cut", **counting(num_workers=3, num_epochs=6))
+    job = submit("partitioned", **counting(num_workers=3, num_epochs=6))
     job.until("a checkpoint", has_checkpoint)
-    victim = node_without_master(job)
-    cluster.partition(victim)
+    lost_node = node_without_master(job)
+    cluster.partition(lost_node)
     try:
-        # Master and cluster both give the node's workers up.
-        until(f"{victim} is lost", lambda: cluster.api().lost(victim), NODE_LIMIT)
+        # Both the master and the cluster declare the node's workers lost.
+        until(f"{lost_node} is lost", lambda: cluster.api().lost(lost_node), NODE_LIMIT)
     finally:
-        cluster.heal(victim)
+        cluster.heal(lost_node)
     job.succeeds().assert_exactly_once(6)

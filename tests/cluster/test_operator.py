@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator on real nodes: jobs between their minimum and maximum share a full cluster with each
-other and with what is not training."""
+"""The operator on real nodes: elastic jobs and a service share a full cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from trained import counting, remove
 
 IMAGE = "elasticdl:test"
 SMALL = "cpu=0.02,memory=128Mi"
-# Two nodes of 0.7 CPUs, less masters and servers: four workers of 0.25 fit.
+# Two nodes with 0.7 CPUs each, minus masters and servers: four workers with 0.25 fit.
 NODE_CPU = "0.7"
 WORKER = "cpu=0.25,memory=128Mi"
 
@@ -92,7 +91,7 @@ def managed(cluster: Cluster, command: Path, folder: Path, **words: Any) -> Mana
 
 
 def web(replicas: int) -> dict[str, Any]:
-    """A service that trains nothing."""
+    """A service that is not a training job."""
     container = {"name": "main", "image": PROBE_IMAGE, "imagePullPolicy": "Never"}
     container |= {"args": ["serve", ":8000"], "resources": {"requests": {"cpu": "250m"}}}
     return {
@@ -110,7 +109,7 @@ def web(replicas: int) -> dict[str, Any]:
     }
 
 
-def test_two_jobs_share_a_full_cluster_and_a_service_gets_its_room_back(
+def test_two_jobs_share_a_full_cluster_and_a_service_gets_its_capacity_back(
     place: tuple[Cluster, Operator], command: Path, tmp_path: Path
 ) -> None:
     cluster, operator = place
@@ -121,15 +120,15 @@ def test_two_jobs_share_a_full_cluster_and_a_service_gets_its_room_back(
         print(f"the first job has four workers after {first.until_workers(4):.1f} s")
         second.submit()
         second.until_pods("it trains", lambda: second.running("worker"), LIMIT)
-        print("the second one runs on what the first gave up")
-        # In the middle of a resize.
+        print("the second job runs with the capacity that the first gave up")
+        # During a resize.
         operator.kill()
         operator.start()
         first.until_workers(2)
         second.until_workers(2)
         second.succeeds().assert_exactly_once(3)
         seconds = first.until_workers(4)
-        print(f"four workers again {seconds:.1f} s after the second one's end")
+        print(f"four workers again {seconds:.1f} s after the end of the second")
 
         cluster.kubectl.apply(web(2))
 
@@ -137,13 +136,13 @@ def test_two_jobs_share_a_full_cluster_and_a_service_gets_its_room_back(
             found = cluster.kubectl.json("get", "deployment", "web")
             return found["status"].get("readyReplicas", 0) == 2
 
-        until("the service has its room", serves, LIMIT)
+        until("the service has its capacity", serves, LIMIT)
         assert len(first.running("worker")) <= 3
         cluster.kubectl("delete", "deployment", "web", "--wait=false")
         first.succeeds().assert_exactly_once(12)
-        until("the operator says so", lambda: "Succeeded" in first.conditions(), LIMIT)
-        said = cluster.kubectl("get", "events", "--output", "custom-columns=M:.message")
-        assert "freeing capacity for job" in said, said
+        until("the operator reports success", lambda: "Succeeded" in first.conditions(), LIMIT)
+        events = cluster.kubectl("get", "events", "--output", "custom-columns=M:.message")
+        assert "freeing capacity for job" in events, events
     finally:
         print(operator.log.read_text()[-3000:] if "SHOW" in os.environ else "")
         remove(tmp_path)
@@ -157,17 +156,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_the_api_server_refuses_what_a_schema_can(
+def test_the_api_server_rejects_what_the_schema_forbids(
     place: tuple[Cluster, Operator], case: str
 ) -> None:
-    words, says = BAD[case]
+    words, expected = BAD[case]
     cluster, _ = place
     bad = {"image_name": IMAGE, "model_def": "count", "training_data": "/data", **words}
-    with pytest.raises(Exception, match=says):
+    with pytest.raises(Exception, match=expected):
         cluster.kubectl.apply(training_job("bad", bad))
 
 
-def test_a_job_gets_no_folder_of_its_node_that_the_owner_did_not_allow(
+def test_a_job_can_mount_only_allowed_folders_of_its_node(
     place: tuple[Cluster, Operator], command: Path, tmp_path: Path
 ) -> None:
     cluster, _ = place

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic scheduling as in the tutorial: a job of high priority takes the place of a worker, which
-comes back when that job is done. On real nodes all figures are a tenth of the tutorial's; nodes
-that run nothing have the tutorial's own."""
+"""Elastic scheduling as in the tutorial: a high-priority job preempts a worker, which is replaced
+when that job is done. On real nodes, all resources are a tenth of the tutorial's; simulated nodes
+have the same as in the tutorial."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from runs import Start
 from trained import Job, counting, is_training, remove
 
 HIGH, LOW = "high-priority", "low-priority"
-# Three nodes of 4 CPUs, of which the system takes some: one worker of 3 CPUs fits on each.
+# Three nodes with 4 CPUs each, some used by the system: one worker with 3 CPUs fits on each.
 NODE_CPU = "0.38"
 WORKER = "cpu=0.3,memory=256Mi"
 SMALL = "cpu=0.02,memory=256Mi"
-# Half a minute of two workers: long enough for a slow machine to be looked at meanwhile.
+# Half a minute for two workers: long enough to be observed even on a slow machine.
 HIGH_EPOCHS = 5
 
 
@@ -38,7 +38,7 @@ def job(kubectl: Kubectl, command: Path, image: str, folder: Path, **words) -> J
     return Job(kubectl, command, image, folder.name, folder, made)
 
 
-def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
+def test_a_high_priority_job_preempts_a_worker_that_is_replaced_afterwards(
     start: Start, command: Path, tmp_path: Path
 ) -> None:
     cluster = start(Shape(nodes=3, size=Size(cpu=NODE_CPU)))
@@ -69,10 +69,10 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
             num_epochs=HIGH_EPOCHS,
         )
         high.submit()
-        # The status first: it is cheap to poll, and this state ends with the high job.
-        low.until("status says why one waits", says_why)
+        # The status first: it is cheap to poll, and this state ends with the high-priority job.
+        low.until("status shows why one worker waits", shows_reason)
         seconds = high.until_pods("its workers", lambda: len(high.running("worker")) == 2)
-        print(f"high job: both workers run {seconds:.1f} s after the low one's waits")
+        print(f"high job: both workers run {seconds:.1f} s after the low job's worker is pending")
         assert len(low.running("worker")) == 1
         assert waiting(low) == 1
         high.until("it trains", is_training)
@@ -82,7 +82,7 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
 
         high.succeeds().assert_exactly_once(HIGH_EPOCHS)
         seconds = low.until_pods("two workers again", lambda: len(low.running("worker")) == 2)
-        print(f"low job: two workers again {seconds:.1f} s after the high one's end")
+        print(f"low job: two workers again {seconds:.1f} s after the end of the high job")
         low.succeeds().assert_exactly_once(10)
         events = (low.folder / "events.jsonl").read_text()
         assert "was preempted" in events
@@ -90,10 +90,10 @@ def test_a_job_of_high_priority_takes_a_workers_place_and_gives_it_back(
         remove(tmp_path)
 
 
-def test_the_tutorials_own_figures_on_nodes_that_run_nothing(
+def test_the_tutorials_resources_on_simulated_nodes(
     start: Start, command: Path, tmp_path: Path
 ) -> None:
-    # Three nodes of 4 CPUs, less what the system takes.
+    # Three nodes with 4 CPUs each, minus what the system uses.
     cluster = start(Shape(fake_nodes=3, size=Size(cpu="3.9", memory="12Gi")))
     kubectl = cluster.kubectl
     kubectl.apply(priority(HIGH, 1_000_000), priority(LOW, 1000))
@@ -121,8 +121,8 @@ def test_the_tutorials_own_figures_on_nodes_that_run_nothing(
         high.kill()
 
 
-def says_why(status: dict[str, Any]) -> bool:
-    """Whether one worker waits, and the status says what for."""
+def shows_reason(status: dict[str, Any]) -> bool:
+    """Whether one worker waits, and the status shows the reason."""
     waiting = [it for it in status["instances"] if it["state"] == "waiting"]
     return len(waiting) == 1 and "no node can run it" in waiting[0]["why"]
 

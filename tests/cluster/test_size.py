@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a node has for pods."""
+"""The resources of a node for pods."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def test_cpus_are_counted_in_thousandths(text: str, thousandths: int) -> None:
     assert size.millicpus(text) == thousandths
 
 
-def test_what_is_set_aside_and_what_is_left_are_the_machine() -> None:
-    kept = Size(cpu="0.3", memory="64Mi").set_aside()
+def test_reserved_and_allocatable_resources_add_up_to_the_machine() -> None:
+    kept = Size(cpu="0.3", memory="64Mi").reserved()
     assert size.millicpus(kept["cpu"]) + 300 == (os.cpu_count() or 1) * 1000
     left = size.machine_memory() - int(kept["memory"]) - size.quantity(size.EVICTION)
     assert left == size.quantity("64Mi")
@@ -26,10 +26,10 @@ def test_what_is_set_aside_and_what_is_left_are_the_machine() -> None:
 
 def test_a_real_node_cannot_be_larger_than_the_machine() -> None:
     with pytest.raises(Failure, match="cannot have more CPU"):
-        Size(cpu="4096").set_aside()
+        Size(cpu="4096").reserved()
 
 
 @pytest.mark.parametrize("text", ["", "2GB", "half", "1.5Gi"])
-def test_a_wrong_amount_of_memory_is_refused(text: str) -> None:
-    with pytest.raises(Failure, match="is no amount of memory"):
+def test_an_invalid_amount_of_memory_is_rejected(text: str) -> None:
+    with pytest.raises(Failure, match="is not an amount of memory"):
         size.quantity(text)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tutorial for minikube, command by command: an image, a job with a parameter server, one by
-AllReduce; with a built-in model and with a Keras model."""
+"""The tutorial for minikube, command by command: an image, a job with a parameter server, and one
+with AllReduce; with a built-in model and with a Keras model."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ RESOURCES = [
 
 @dataclass(frozen=True)
 class Model:
-    """An image, and what a job needs to train its model there."""
+    """An image, and what a job needs to train its model."""
 
     image: str
     flags: tuple[str, ...]
-    # Besides the data.
+    # In addition to the data.
     volumes: tuple[str, ...] = ()
 
 
@@ -53,7 +53,7 @@ def client(command: Path, kubectl: Kubectl, tmp_path: Path) -> Client:
 
 @pytest.fixture
 def native(cluster: Cluster | Given, client: Client, tmp_path: Path) -> Model:
-    """The image that `zoo init` and `zoo build` make."""
+    """The image that `zoo init` and `zoo build` create."""
     folder = tmp_path / "zoo"
     folder.mkdir()
     name = "elasticdl:mnist_ps"
@@ -69,7 +69,7 @@ def native(cluster: Cluster | Given, client: Client, tmp_path: Path) -> Model:
 
 @pytest.fixture
 def keras(cluster: Cluster | Given, tmp_path: Path) -> Model:
-    """An image with nothing of its own: Python, the wheel and Keras are this machine's."""
+    """An empty image: Python, the wheel and Keras come from this machine."""
     python = machine_python.load(cluster, tmp_path, "elasticdl:mnist_keras")
     volumes = [*python.volumes, f"host_path={ROOT}/model_zoo,mount_path=/model_zoo"]
     return Model(
@@ -106,31 +106,33 @@ def train(client: Client, model: Model, *arguments: str) -> None:
     assert done.code == 0, done.err
 
 
-def runs_to_its_end(client: Client, kubectl: Kubectl, processes: list[str]) -> None:
-    """All pods run at once, and all of them complete."""
+def run_to_completion(client: Client, kubectl: Kubectl, processes: list[str]) -> None:
+    """All pods run at the same time, and all of them complete."""
     names = [f"elasticdl-test-mnist-{process}" for process in processes]
     everybody = dict.fromkeys(names, "Running")
 
     def run() -> bool:
         seen = phases(kubectl, JOB)
-        assert "Failed" not in seen.values(), said(kubectl)
+        assert "Failed" not in seen.values(), log_of(kubectl)
         return seen == everybody
 
-    until("all run", run, START_LIMIT, lambda: said(kubectl))
+    until("all pods run", run, START_LIMIT, lambda: log_of(kubectl))
     watched = client("attach", "test-mnist")
-    assert watched.code == 0, watched.err + said(kubectl)
+    assert watched.code == 0, watched.err + log_of(kubectl)
     completed = dict.fromkeys(names, "Succeeded")
-    until("all complete", lambda: phases(kubectl, JOB) == completed, 60, lambda: said(kubectl))
+    until(
+        "all pods complete", lambda: phases(kubectl, JOB) == completed, 60, lambda: log_of(kubectl)
+    )
 
 
-def said(kubectl: Kubectl) -> str:
+def log_of(kubectl: Kubectl) -> str:
     names = [pod["metadata"]["name"] for pod in pods_of(kubectl, JOB)]
     logs = [kubectl("logs", name, "--tail=30") for name in names]
     return "\n".join([kubectl("get", "pods"), *logs])
 
 
 def reached(kubectl: Kubectl) -> float:
-    """The best accuracy up to the version that the tutorial names."""
+    """The best accuracy up to the version in the tutorial."""
     log = kubectl("logs", "job/elasticdl-test-mnist-master")
     print("\n".join(line for line in log.splitlines() if "Evaluation" in line), file=sys.stderr)
     found = re.findall(r"Evaluation metrics\[v=(\d+)\].*'accuracy': ([0-9.]+)", log)
@@ -144,17 +146,17 @@ def test_with_a_parameter_server(
     model = request.getfixturevalue(kind)
     strategy = "--distribution_strategy=ParameterServerStrategy"
     train(client, model, "--num_ps_pods=1", "--num_workers=1", strategy)
-    runs_to_its_end(client, kubectl, ["master", "ps-0", "worker-0"])
+    run_to_completion(client, kubectl, ["master", "ps-0", "worker-0"])
     assert reached(kubectl) >= ACCURACY
 
 
 @pytest.mark.parametrize("kind", ["native", "keras"])
-def test_by_allreduce(
+def test_with_allreduce(
     kind: str, request: pytest.FixtureRequest, client: Client, kubectl: Kubectl
 ) -> None:
     model = request.getfixturevalue(kind)
     strategy = "--distribution_strategy=AllreduceStrategy"
     train(client, model, "--num_ps_pods=0", "--num_workers=2", strategy)
-    runs_to_its_end(client, kubectl, ["master", "worker-0", "worker-1"])
+    run_to_completion(client, kubectl, ["master", "worker-0", "worker-1"])
     assert "Loss" in kubectl("logs", "elasticdl-test-mnist-worker-0")
     assert reached(kubectl) >= ACCURACY

@@ -22,15 +22,15 @@ sys.path.insert(0, str(ROOT / "tests" / "docs"))
 from pages import SHELL, Block, blocks  # noqa: E402
 
 PAGE = ROOT / "docs" / "minikube.md"
-# Sections whose commands are run. The others start minikube, fetch an image, or need docker.
+# Sections whose commands are run. The others start minikube, download an image, or need docker.
 SECTIONS = ("An image", "Train", "Break it")
 COMMAND_LIMIT = 400
-# A reader looks until there is something to see.
+# A reader repeats a command until it shows something.
 LOOK_LIMIT = 240
 
 
 class Reader:
-    """Types what the page says, in a folder and a namespace of its own."""
+    """Types the commands of the page, in a separate folder and namespace."""
 
     def __init__(self, client: Client, folder: Path, cluster: Cluster | Given) -> None:
         self.client, self.folder, self.cluster = client, folder, cluster
@@ -48,7 +48,7 @@ class Reader:
         }
 
     def _kubeconfig(self) -> Path:
-        """The cluster's, with the test's namespace in place of `default`."""
+        """The cluster's kubeconfig, with the test's namespace instead of `default`."""
         config = yaml.safe_load(Path(self.client.kubectl.kubeconfig).read_text())
         for context in config["contexts"]:
             context["context"]["namespace"] = self.client.kubectl.namespace
@@ -62,17 +62,17 @@ class Reader:
         elif line == "kubectl apply -f manifests/elasticdl-rbac.yaml":
             self.client.allow()
         elif line.startswith("kubectl get pod "):
-            until(
-                f"`{line}` shows a job that runs", lambda: runs(self._run(line).stdout), LOOK_LIMIT
-            )
+            until(f"`{line}` shows a running job", lambda: runs(self._run(line).stdout), LOOK_LIMIT)
         elif line.startswith("kubectl logs "):
             until(f"`{line}` shows something", lambda: self._run(line).stdout, LOOK_LIMIT)
         else:
             done = self._run(self._here(line))
-            assert done.returncode == 0, f"`{line}` ended with {done.returncode}:\n{done.stderr}"
+            assert done.returncode == 0, (
+                f"`{line}` exited with code {done.returncode}:\n{done.stderr}"
+            )
 
     def _here(self, line: str) -> str:
-        """The same on this cluster: its folder, its namespace, and half as long."""
+        """The same command for this cluster: with its folder and namespace, and half the epochs."""
         line = line.replace("host_path=/data", f"host_path={self.client.work}")
         line = line.replace("--namespace=default", f"--namespace={self.client.kubectl.namespace}")
         return line.replace("--num_epochs=2", "--num_epochs=1")
@@ -90,14 +90,14 @@ class Reader:
 
 
 def runs(listed: str) -> bool:
-    """Whether all pods of a job run, and its master is among them."""
+    """Whether all pods of a job run, including its master."""
     pods = [line.split() for line in listed.splitlines()[1:]]
     has_master = any("-master-" in name for name, *_ in pods)
     return has_master and all(status == "Running" for _, _, status, *_ in pods)
 
 
 def commands() -> list[str]:
-    """What is typed in those sections, up to where docker is needed."""
+    """The commands of those sections, up to the first that needs docker."""
     text = PAGE.read_text().splitlines()
     found = []
     for block in blocks(PAGE):
@@ -120,7 +120,7 @@ def reader(cluster: Cluster | Given, command: Path, kubectl: Kubectl, tmp_path: 
     return Reader(client, folder, cluster)
 
 
-def test_the_walk_through_works_as_it_is_written(reader: Reader) -> None:
+def test_the_walkthrough_works_as_written(reader: Reader) -> None:
     typed = commands()
     assert any(line.startswith("elasticdl audit") for line in typed), typed
     for line in typed:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that `elasticdl zoo` builds without a daemon run on a real cluster, with as few rights as
-our pods have.
+"""Images that `elasticdl zoo` builds without a daemon run on a real cluster, with the restrictions
+of our pods.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pods import await_phase, phase, pod, probe, service
 from test_image import CONFINED
 
 PORT = 8000
-# Every node pulls the image before its first pod starts, so it has to be small.
+# Every node pulls the image before its first pod starts, so it must be small.
 MAX_BYTES = 60_000_000
 PROGRAMS = {"dynamic": TARGET / "release" / "elasticdl", "static": TARGET / "static" / "elasticdl"}
-# A build inside the image: its base is at a Service, so the name must be looked up.
+# A build inside the image: the registry of its base image is a Service, which DNS must resolve.
 INNER = "ARG BASE_IMAGE=scratch\nFROM ${BASE_IMAGE}\n"
 
 
@@ -35,7 +35,7 @@ def program(request: pytest.FixtureRequest) -> Path:
 
 
 def zoo(program: Path, folder: Path, *words: str) -> str:
-    """Runs `elasticdl zoo` in a folder, and gives what it prints."""
+    """Runs `elasticdl zoo` in a folder, and returns its output."""
     environment = {**os.environ, "ELASTICDL_HOME": str(folder / "home")}
     command = [program, "zoo", *words]
     done = subprocess.run(
@@ -69,7 +69,7 @@ def test_a_zoo_image_runs_confined_and_finds_services(
     expected = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     assert kubectl("logs", "version") == expected.stdout
 
-    # The server speaks no TLS, so both builds fail; what they say tells how far they came.
+    # The server does not use TLS, so both builds fail; their errors show how far they got.
     kubectl.apply(service("server", PORT), probe("server", "serve", f":{PORT}"))
     await_phase(kubectl, "server", "Running")
     known = failure(kubectl, name, "known", f"server.{kubectl.namespace}.svc:{PORT}/base:1")
@@ -79,7 +79,7 @@ def test_a_zoo_image_runs_confined_and_finds_services(
 
 
 def failure(kubectl: Kubectl, image: str, name: str, base: str) -> str:
-    """What a build in a pod says when it cannot get its base image."""
+    """The error of a build in a pod that cannot get its base image."""
     words = ("zoo", "build", "--image=a:b", f"--base_image={base}", "/model_zoo/inner")
     container = {
         "securityContext": CONFINED,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small training job on a cluster: submitted, disturbed, waited for, and its result proved."""
+"""A small training job on a cluster: submit it, inject faults, wait for it, check its result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs import rbac
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "data" / "fashion_mnist" / "test"
 N_RECORDS = 2000
-# Far above what any job here takes, even on a busy machine.
+# Far longer than any job takes, even on a busy machine.
 JOB_LIMIT = 400
 PODS_LIMIT = 240
 SUBMIT_LIMIT = 120
@@ -43,9 +43,9 @@ class Job:
     words: dict[str, Any] = field(default_factory=dict)
 
     def submit(self) -> Job:
-        """Submits the job as a user does, and leaves it to itself."""
+        """Submits the job as a user does, detached."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Pods run as a user of their own.
+        # Pods run as a different user.
         self.folder.chmod(0o777)
         self.kubectl.apply(*rbac(self.kubectl.namespace))
         description = self.folder / "submitted.yaml"
@@ -58,7 +58,7 @@ class Job:
         return self
 
     def pods(self, role: str | None = None) -> list[dict[str, Any]]:
-        """The job's pods that are there and nobody has deleted."""
+        """The job's pods that have not been deleted."""
         selector = f"{LABEL}={self.name}" + (f",elasticdl_replica_type={role}" if role else "")
         items = self.kubectl.json("get", "pods", "--selector", selector)["items"]
         return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
@@ -70,23 +70,23 @@ class Job:
         return f"elasticdl-{self.name}-{instance}"
 
     def status(self) -> dict[str, Any]:
-        """What the master wrote last; nothing before its first word."""
+        """The last status that the master wrote; empty before the first one."""
         try:
             return json.loads((self.folder / "status.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
 
     def until(self, what: str, holds: Wanted, seconds: float = JOB_LIMIT) -> float:
-        """Waits until the status is as wanted, and says how long it took."""
+        """Waits until the status fulfils the condition, and returns how long it took."""
         began = time.monotonic()
 
-        def looked() -> object:
+        def condition() -> object:
             status = self.status()
             if status.get("state") == "failed":
                 raise Failure(f"the job failed: {status['reason']}\n{self.logs()}")
             return status and holds(status)
 
-        until(f"{self.name}: {what}", looked, seconds, lambda: "\n" + self.logs())
+        until(f"{self.name}: {what}", condition, seconds, lambda: "\n" + self.logs())
         return time.monotonic() - began
 
     def until_pods(
@@ -97,7 +97,7 @@ class Job:
         return time.monotonic() - began
 
     def logs(self) -> str:
-        """The last lines of every pod, and how the pods are."""
+        """The last log lines of every pod, and the states of the pods."""
         text = self.kubectl("get", "pods", "--output", "wide")
         for pod in self.pods():
             name = pod["metadata"]["name"]
@@ -108,13 +108,13 @@ class Job:
         return text
 
     def delete(self, instance: str) -> None:
-        """Deletes the pod of a worker, a server, or of the master, which has a name of its own."""
+        """Deletes the pod of a worker, a server or the master."""
         is_master = instance == "master"
         names = [pod["metadata"]["name"] for pod in self.running("master")] if is_master else []
         self.kubectl("delete", "pod", *(names or [self.pod_name(instance)]), "--wait=false")
 
     def succeeds(self) -> Job:
-        """Waits for the job's good end, and for its master's."""
+        """Waits until the job and its master's pod have succeeded."""
         self.until("it succeeds", lambda status: status["state"] == "succeeded")
         self.kubectl(
             "wait", f"job/{self.pod_name('master')}", "--for=condition=Complete", "--timeout=90s"
@@ -122,7 +122,7 @@ class Job:
         return self
 
     def assert_exactly_once(self, epochs: int) -> None:
-        """Every record was trained once in each epoch: by the counting model and by the audit."""
+        """Every record was trained once per epoch, according to the `count` model and the audit."""
         rows, totals = _counts(self.folder / "output" / "model.safetensors")
         assert len(rows) == N_RECORDS
         wrong = {row for row in rows if row != epochs}
@@ -145,7 +145,7 @@ class Job:
             assert found == (n_records, 0, 0), audited
 
     def weights(self) -> str:
-        """The bits of the result."""
+        """The bytes of the result."""
         return hashlib.sha256((self.folder / "output/model.safetensors").read_bytes()).hexdigest()
 
     def _spec(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Job:
 
 
 def counting(**words: Any) -> dict[str, Any]:
-    """A job whose model counts what is applied, with time enough to disturb it."""
+    """A job whose model counts applied records, and that runs long enough to inject faults."""
     return {
         "model_def": "count",
         "model_params": {"sleep_ms": "20"},

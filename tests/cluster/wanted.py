@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether tests on Kubernetes must run, may run, or are left out: what `K8S_TESTS` and `CI` say."""
+"""Whether tests on Kubernetes must run, may be skipped, or are disabled (`K8S_TESTS` and `CI`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import pytest
 
 WANTED = os.environ.get("K8S_TESTS", "")
-LEFT_OUT = WANTED == "False"
+DISABLED = WANTED == "False"
 # Why they must run.
 MUST = "K8S_TESTS=True" if WANTED == "True" else "CI=true" if os.environ.get("CI") == "true" else ""
 
 
 def require(reason: str | None) -> None:
-    """Skips the test for `reason`, if there is one, or fails where the tests must run."""
+    """Skips the test for `reason`, if there is one, or fails if the tests must run."""
     if reason is None:
         return
     if MUST:

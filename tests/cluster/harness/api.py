@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a cluster's API server, quicker than kubectl starts."""
+"""Queries a cluster's API server, faster than kubectl."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ REQUEST_LIMIT = 5
 
 
 class Api:
-    """Reads as the cluster's administrator."""
+    """Reads objects as the cluster's administrator."""
 
     def __init__(self, place: Place) -> None:
         self.server = place.server
         self.trust = ssl.create_default_context(cafile=str(place.keys / "ca.crt"))
         self.trust.load_cert_chain(place.keys / "admin.crt", place.keys / "admin.key")
-        # A proxy that the environment names must not see requests that stay on the machine.
+        # Requests to this machine must not go through a proxy from the environment.
         self.opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self.trust)
         )
 
     def answers(self, path: str) -> bool:
-        """Whether the server knows `path`, now."""
+        """Whether the server currently answers at `path`."""
         return self._read(path) is not None
 
     def get(self, path: str) -> dict[str, Any] | None:
-        """The object at `path`; none where there is no such object or no answer."""
+        """The object at `path`; none if there is no such object or no answer."""
         read = self._read(path)
         return None if read is None else json.loads(read)
 
@@ -43,12 +43,12 @@ class Api:
             return None
 
     def readiness(self) -> dict[str, dict[str, Any]]:
-        """The condition `Ready` of every node; empty for one that never said anything."""
+        """The condition `Ready` of every node; empty for a node that never reported it."""
         listed = self.get("/api/v1/nodes") or {"items": []}
         return {node["metadata"]["name"]: _readiness(node) for node in listed["items"]}
 
     def condition(self, node: str) -> dict[str, Any]:
-        """The condition `Ready` of one node; empty, too, where the server does not answer."""
+        """The condition `Ready` of one node; also empty if the server does not answer."""
         return self.readiness().get(node, {})
 
     def n_ready(self) -> int:
@@ -58,7 +58,7 @@ class Api:
         return self.condition(node).get("status") == "True"
 
     def lost(self, node: str) -> bool:
-        """Whether the cluster noticed that the node is silent; the server's silence is none."""
+        """Whether the cluster considers the node lost; false if the server does not answer."""
         return self.condition(node).get("status") == "Unknown"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the API server's audit log: who asked for what, and whether it was allowed."""
+"""Reads the API server's audit log: who sent which requests, and whether they were allowed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, order=True)
 class Request:
-    """One kind of request, in the words of a Role."""
+    """One kind of request, in the terms of a Role."""
 
     verb: str
     group: str
@@ -19,13 +19,13 @@ class Request:
 
 
 def requests(log: Path, user: str) -> set[Request]:
-    """What `user` asked for so far; `system:serviceaccount:NAMESPACE:NAME` is a pod's user."""
+    """The requests of `user` so far; a pod's user is `system:serviceaccount:NAMESPACE:NAME`."""
     found = set()
     for line in log.read_text().splitlines(keepends=True):
-        # The last line may be half written.
+        # The last line may be incomplete.
         if not line.endswith("\n"):
             break
-        # Most lines are others', and a shared cluster has many.
+        # Most lines are from other users, and a shared cluster has many.
         if user not in line:
             continue
         event = json.loads(line)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds what a cluster is made of, once, and keeps it outside the clone.
+"""Builds the components of a cluster once, and stores them outside the clone.
 
-The folder's name holds the hash of everything that it was built from, so it is never out of date.
-It appears under that name only when it is whole, and two builds at once become one.
+The folder's name contains the hash of all sources, so it is never out of date.
+The folder gets its name only when it is complete, and concurrent builds run once.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PROGRAMS = [
     "kubelet",
     "kubectl",
 ]
-# Main packages of others, and how their programs are called here.
+# External main packages, and the names of their programs here.
 TOOLS = {"go.etcd.io/etcd/server/v3": "etcd", "sigs.k8s.io/kwok/cmd/kwok": "kwok"}
 # A build on a busy machine with two cores takes half of this.
 BUILD_LIMIT = 40 * 60
 DISK_NEEDED = 5 << 30
-# What each of two compilers may take before it collects garbage.
+# Memory that each of two compilers may use before it collects garbage.
 COMPILER_MEMORY = "2GiB"
 
 
@@ -42,22 +42,22 @@ def cache() -> Path:
 
 
 def programs() -> Path:
-    """The folder of the programs; builds them where nobody did before."""
+    """The folder of the programs; builds them if necessary."""
     go = shutil.which("go")
     if go is None:
-        raise Failure("there is no Go compiler to build the cluster's components with")
+        raise Failure("no Go compiler to build the cluster's components")
     folder = cache() / f"cluster-{_key(go)}"
     if not folder.exists():
         with alone(folder.with_suffix(".lock"), "building the cluster's components", BUILD_LIMIT):
             if not folder.exists():
                 _build(go, folder)
-    # Folders that nobody used for long may be removed.
+    # Folders that have not been used for a long time may be removed.
     os.utime(folder)
     return folder
 
 
 def built() -> bool:
-    """Whether the programs are there already."""
+    """Whether the programs have been built."""
     go = shutil.which("go")
     return go is not None and (cache() / f"cluster-{_key(go)}").exists()
 
@@ -76,7 +76,7 @@ def _key(go: str) -> str:
 def _build(go: str, folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free
     if free < DISK_NEEDED:
-        raise Failure(f"building a cluster needs {DISK_NEEDED >> 30} GiB of disk for a while")
+        raise Failure(f"building a cluster needs {DISK_NEEDED >> 30} GiB of temporary disk space")
     for abandoned in folder.parent.glob(f"{folder.name}.part-*"):
         shutil.rmtree(abandoned)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.part-") as work:
@@ -93,7 +93,7 @@ def _build(go: str, folder: Path) -> None:
 
 
 def _program_of(package: str) -> str:
-    """How Go calls the program of a main package: a last part like `v3` does not count."""
+    """The name that Go gives the program of a main package, without a suffix like `v3`."""
     return next(part for part in reversed(package.split("/")) if not part[1:].isdigit())
 
 
@@ -104,7 +104,7 @@ def _compile(go: str, into: Path) -> None:
         f"-X {package}.gitVersion={pinned[1]}"
         for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     )
-    # Kept, so that a change compiles little again; Go removes what was not used for days.
+    # Kept, so little is recompiled after a change; Go removes entries that were not used for days.
     compiler_cache = Path(os.environ.get("GOCACHE") or cache() / "cluster-compiler")
     compiler_cache.mkdir(parents=True, exist_ok=True)
     os.utime(compiler_cache)
@@ -118,7 +118,7 @@ def _compile(go: str, into: Path) -> None:
             "-p",
             "2",
             "-trimpath",
-            # What debuggers read is not made for the linker to throw away.
+            # No debug information, because the linker would discard it.
             "-gcflags=all=-dwarf=false",
             "-ldflags",
             f"-s -w {version}",
@@ -133,7 +133,7 @@ def _compile(go: str, into: Path) -> None:
             "GOCACHE": str(compiler_cache),
             "CGO_ENABLED": "0",
             "GOFLAGS": "-buildvcs=false -mod=readonly",
-            # The compiler is done with a package before collecting its garbage would pay.
+            # The compiler finishes a package before garbage collection would pay off.
             "GOGC": "off",
             "GOMEMLIMIT": COMPILER_MEMORY,
         },

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster as a whole: up, down, and what can happen to its nodes in between."""
+"""A whole cluster: start it, stop it, and inject faults into its nodes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .waiting import Failure, until
 
 FAKE_READY_LIMIT = 60
 LOAD_LIMIT = 120
-# Written first, so that whatever follows can be taken down.
+# Written first, so a partial start can be removed, too.
 SHAPE = "cluster.json"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many nodes a cluster has, real or fake, and how large each is."""
+    """The number of nodes of a cluster, real or simulated, and their size."""
 
     nodes: int = 0
     fake_nodes: int = 0
@@ -35,7 +35,7 @@ class Shape:
 
 
 class Cluster:
-    """A cluster that is up."""
+    """A running cluster."""
 
     def __init__(self, where: Place, shape: Shape, programs: Path) -> None:
         self.place = where
@@ -52,11 +52,11 @@ class Cluster:
 
     @classmethod
     def up(cls, name: str, shape: Shape) -> Cluster:
-        """Starts a cluster; where that fails, nothing of it is left."""
+        """Starts a cluster; if that fails, removes everything."""
         programs = build.programs()
         if shape.nodes:
-            # Refuses an impossible size before anything is started.
-            shape.size.set_aside()
+            # Rejects an impossible size before anything is started.
+            shape.size.reserved()
         where = place.claim(name, has_bridge=shape.nodes > 0)
         cluster = cls(where, shape, programs)
         try:
@@ -76,7 +76,7 @@ class Cluster:
         except FileNotFoundError:
             number = None
         if number is None:
-            raise Failure(f"cluster `{name}` is not up")
+            raise Failure(f"cluster `{name}` is not running")
         shape = Shape(**{**shape, "size": Size(**shape["size"])})
         return cls(Place(name, number, shape.nodes > 0), shape, build.programs())
 
@@ -85,10 +85,12 @@ class Cluster:
             if node.name == name:
                 return node
         known = ", ".join(node.name for node in self.nodes) or "none"
-        raise Failure(f"there is no real node `{name}` in `{self.place.name}`; there is: {known}")
+        raise Failure(
+            f"cluster `{self.place.name}` has no real node `{name}`; its nodes are: {known}"
+        )
 
     def load_image(self, tar: Path) -> None:
-        """Puts the images in `tar` on every node."""
+        """Loads the images in `tar` on every node."""
         with alone(self.place.folder / "images.lock", "loading an image", LOAD_LIMIT):
             self._on_all(lambda node: node.load(tar))
 
@@ -99,10 +101,10 @@ class Cluster:
         self.node(name).reboot(self.api())
 
     def partition(self, name: str) -> None:
-        network.cut(self.place, self.node(name).index)
+        network.partition(self.place, self.node(name).index)
 
     def heal(self, name: str) -> None:
-        network.mend(self.place, self.node(name).index)
+        network.heal(self.place, self.node(name).index)
 
     def api(self) -> Api:
         return Api(self.place)
@@ -134,10 +136,10 @@ class Cluster:
         names = [name(index) for index in range(1, self.shape.fake_nodes + 1)]
         fake_nodes.start(self.place, self.programs, self.daemons, names, self.shape.size)
         until(
-            "the fake nodes are ready",
+            "the simulated nodes are ready",
             lambda: len(names) == api.n_ready(),
             FAKE_READY_LIMIT,
-            lambda: self.daemons.last_words("kwok"),
+            lambda: self.daemons.log_tail("kwok"),
         )
 
     def _on_all(self, act) -> None:
@@ -146,16 +148,16 @@ class Cluster:
 
 
 def down(name: str) -> None:
-    """Ends a cluster and removes all that belongs to it, however far it got; twice is fine."""
+    """Stops a cluster, even a partly started one, and removes everything; can be run twice."""
     number = place.number_of(name)
     folder = place.folder_of(name)
     if number is None:
-        # Its start ended between its first two steps, or it is down.
+        # Its start was killed between the first two steps, or the cluster is already stopped.
         shutil.rmtree(folder, ignore_errors=True)
         return
     daemons = Daemons(folder)
     for record in daemons.names():
-        # The first process of a node ends the rest of the node; what holds it must see it die.
+        # Killing the first process of a node ends the others; its parent must be able to reap it.
         if process := daemons.find(record):
             for child in process.children():
                 child.kill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that decide: etcd, API server, controllers, scheduler; and DNS for real nodes.
+"""The control plane: etcd, API server, controllers, scheduler; and DNS for real nodes.
 
 None of them needs root, unless it listens on a bridge.
 """
@@ -15,11 +15,12 @@ from .daemon import Daemons
 from .place import API_PORT, ETCD_PORT, Place
 
 START_LIMIT = 90
-# A node that says nothing for so long is NotReady. Shorter would mistake a busy machine for that.
+# A node without a heartbeat for this long is NotReady. If it were shorter, nodes on a busy machine
+# would be considered lost.
 NODE_GRACE = "16s"
-# The defaults of clients (20 a second) make two hundred pods slow.
+# With the default client limits (20 per second), two hundred pods would be slow.
 QUICK = ["--kube-api-qps=300", "--kube-api-burst=500"]
-# What the cluster's own parts do is of no interest to tests of rights.
+# Tests of permissions do not need the requests of the cluster's own components.
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -41,7 +42,7 @@ AUDIT_POLICY = {
 
 
 def start(place: Place, programs: Path, daemons: Daemons) -> Api:
-    """Starts the control plane, and returns when it takes pods."""
+    """Starts the control plane, and returns when it accepts pods."""
     _start_etcd(place, programs, daemons)
     _start_api_server(place, programs, daemons)
     api = Api(place)
@@ -50,7 +51,7 @@ def start(place: Place, programs: Path, daemons: Daemons) -> Api:
     )
     _start_controllers(place, programs, daemons)
     daemons.until(
-        "the controllers make the default service account",
+        "the controllers create the default service account",
         "controllers",
         lambda: api.answers("/api/v1/namespaces/default/serviceaccounts/default"),
         START_LIMIT,
@@ -79,7 +80,7 @@ def _start_etcd(place: Place, programs: Path, daemons: Daemons) -> None:
         peer,
         "--initial-cluster",
         f"default={peer}",
-        # Nothing here outlives the machine, so nothing waits for its disk.
+        # The data does not have to survive a crash of the machine, so do not wait for the disk.
         "--unsafe-no-fsync",
         "--log-level",
         "warn",
@@ -97,7 +98,7 @@ def _start_api_server(place: Place, programs: Path, daemons: Daemons) -> None:
         f"--bind-address={place.host}",
         f"--advertise-address={place.host}",
         f"--secure-port={API_PORT}",
-        # Pods of kwok call nobody, and a loopback address may not be an endpoint.
+        # Simulated pods do not connect to the server, and a loopback address cannot be an endpoint.
         f"--endpoint-reconciler-type={'lease' if place.has_bridge else 'none'}",
         f"--service-cluster-ip-range={place.services}",
         f"--tls-cert-file={own / 'apiserver.crt'}",
@@ -136,7 +137,7 @@ def _start_controllers(place: Place, programs: Path, daemons: Daemons) -> None:
 
 
 def _as(place: Place, name: str) -> list[str]:
-    """Who a part is, where it listens, and that it has no rival to elect a leader with."""
+    """The identity and address of a component; there is no leader election."""
     config = keys.kubeconfig(place, name)
     return [
         f"--kubeconfig={config}",
@@ -148,7 +149,7 @@ def _as(place: Place, name: str) -> list[str]:
 
 
 def start_dns(place: Place, programs: Path, daemons: Daemons) -> None:
-    """Starts the server that answers for the names of Services."""
+    """Starts the DNS server for the names of Services."""
     config = place.folder / "Corefile"
     config.write_text(
         f"{keys.CLUSTER_DOMAIN}:53 in-addr.arpa:53 {{\n"

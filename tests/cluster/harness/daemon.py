@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that outlive the command that starts them, and are found again by what they recorded.
+"""Processes that outlive the command that starts them, and are found again by their records.
 
-A process is never looked for by its name: it writes down its own number and time of birth before
-it becomes the program, so not even a crash of the harness leaves one unrecorded, and a number that
-was given to another process since is not mistaken for it.
+Processes are never found by name. Each records its own PID and start time before it executes the
+program, so even if the harness crashes, no process is left unrecorded, and a reused PID is not
+mistaken for the original process.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pathlib import Path
 
 from .waiting import Failure, until
 
-# The kernel needs a moment to end a process with much memory, or a whole pid namespace.
+# The kernel needs a moment to kill a process with much memory, or a whole PID namespace.
 KILL_LIMIT = 30
 LOG_LINES = 12
-# $0 is where to record, "$@" the program.
+# $0 is the path of the record, "$@" the program.
 RECORD_AND_RUN = 'read -r line </proc/$$/stat && echo "$line" >"$0" && exec "$@"'
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that was seen once, and may be gone."""
+    """A process that existed at some time, and may have exited."""
 
     pid: int
     born: int
 
     @classmethod
     def parse(cls, stat: str) -> Process:
-        """Reads a line of `/proc/PID/stat`; the program's name may hold anything, even `)`."""
+        """Parses a line of `/proc/PID/stat`; the program's name may contain anything, even `)`."""
         rest = stat.rpartition(")")[2].split()
         return cls(int(stat.split(" ", 1)[0]), int(rest[19]))
 
@@ -45,7 +45,7 @@ class Process:
             return None
 
     def alive(self) -> bool:
-        """Whether it still runs; one that only waits to be collected does not."""
+        """Whether it is still running; a zombie is not."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
         try:
@@ -55,7 +55,7 @@ class Process:
         return Process.parse(stat) == self and stat.rpartition(")")[2].split()[0] not in "ZX"
 
     def children(self) -> list[Process]:
-        """Its own children, and never those of a later process with the same number."""
+        """Its own children, never those of a later process with the same PID."""
         if not self.alive():
             return []
         try:
@@ -65,18 +65,18 @@ class Process:
         return [child for pid in listed.split() if (child := Process.see(int(pid)))]
 
     def program(self) -> str:
-        """What it runs now; nothing where it is gone."""
+        """The program that it runs; empty if it has exited."""
         try:
             return Path(f"/proc/{self.pid}/comm").read_text().strip()
         except (FileNotFoundError, ProcessLookupError):
             return ""
 
     def kill(self) -> None:
-        """Ends it at once, and returns when it is gone."""
+        """Kills it, and returns when it has exited."""
         with contextlib.suppress(ProcessLookupError):
             if self.alive():
                 os.kill(self.pid, signal.SIGKILL)
-        until(f"process {self.pid} ends", lambda: not self.alive(), KILL_LIMIT)
+        until(f"process {self.pid} exits", lambda: not self.alive(), KILL_LIMIT)
 
 
 class Daemons:
@@ -87,7 +87,7 @@ class Daemons:
         self.logs = folder / "logs"
 
     def start(self, name: str, *command: str | Path) -> None:
-        """Starts `command` in a session of its own, so that no signal of a terminal reaches it."""
+        """Starts `command` in a new session, so it gets no signals from the terminal."""
         self.records.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(parents=True, exist_ok=True)
         record = self.records / name
@@ -100,7 +100,7 @@ class Daemons:
                 stderr=log,
                 start_new_session=True,
             )
-        # Its record tells what becomes of it; this object would only warn that it runs on.
+        # The record is used from here on; this object would only warn that the process still runs.
         started.returncode = 0
         until(f"`{name}` starts", lambda: self.find(name) or not Process.see(started.pid), 10)
 
@@ -115,27 +115,27 @@ class Daemons:
         return sorted(path.name for path in self.records.glob("*"))
 
     def stop(self, name: str) -> None:
-        """Ends one process, if it was started and still runs."""
+        """Kills a process, if it was started and is still running."""
         if process := self.find(name):
             process.kill()
         (self.records / name).unlink(missing_ok=True)
 
     def until(self, what: str, name: str, holds, seconds: float) -> None:
-        """Waits for what `name` brings about, and no longer than it lives."""
+        """Waits for a condition while the process `name` is running."""
 
         def holds_or_dead() -> object:
             if holds():
                 return True
             process = self.find(name)
             if process is None or not process.alive():
-                raise Failure(f"{what}: `{name}` ended{self.last_words(name)}")
+                raise Failure(f"{what}: `{name}` exited{self.log_tail(name)}")
             return False
 
-        until(what, holds_or_dead, seconds, lambda: self.last_words(name))
+        until(what, holds_or_dead, seconds, lambda: self.log_tail(name))
 
-    def last_words(self, name: str) -> str:
+    def log_tail(self, name: str) -> str:
         log = self.logs / f"{name}.log"
         if not log.exists():
             return ""
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-        return "; its log ends:\n" + "\n".join(lines)
+        return "; end of its log:\n" + "\n".join(lines)

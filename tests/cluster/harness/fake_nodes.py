@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that are nothing but objects: kwok plays their kubelets.
+"""Simulated nodes, which are only API objects; kwok acts as their kubelets.
 
-Their pods are scheduled, preempted and deleted as anywhere, and say that they run; nothing runs.
+Their pods are scheduled, preempted and deleted as usual, and are reported as running, but no
+process runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MACHINE = Size(cpu="4", memory="16Gi")
 
 
 def start(place: Place, programs: Path, daemons: Daemons, names: list[str], size: Size) -> None:
-    """Starts kwok, and makes the nodes."""
+    """Starts kwok, and creates the nodes."""
     daemons.start(
         "kwok",
         programs / "kwok",
@@ -40,7 +41,7 @@ def start(place: Place, programs: Path, daemons: Daemons, names: list[str], size
 
 
 def describe(name: str, size: Size) -> dict[str, object]:
-    """A node as kwok takes care of it."""
+    """The object of a node that kwok manages."""
     has = {"cpu": size.cpu or MACHINE.cpu, "memory": size.memory or MACHINE.memory, "pods": PODS}
     if size.gpus:
         has[GPU] = str(size.gpus)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster that somebody else runs."""
+"""An external cluster."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from .kubectl import Kubectl
 from .waiting import Failure
 
-# How images get into it, for example `minikube image load`; the tar file comes last.
+# The command that loads images, for example `minikube image load`; the tar file is appended.
 LOAD_IMAGE = "K8S_LOAD_IMAGE"
 
 
 class Impossible(Failure):
-    """Only a cluster of the harness can do this by itself."""
+    """Only a cluster of the harness supports this."""
 
 
 class Given:
@@ -27,8 +27,8 @@ class Given:
         self.kubectl = Kubectl(kubeconfig, program)
 
     def load_image(self, tar: Path) -> None:
-        """Puts the images in `tar` where the cluster finds them."""
+        """Loads the images in `tar` into the cluster."""
         command = os.environ.get(LOAD_IMAGE)
         if not command:
-            raise Impossible(f"{LOAD_IMAGE} does not say how images get into this cluster")
+            raise Impossible(f"{LOAD_IMAGE} is not set; it must be the command that loads images")
         subprocess.run([*shlex.split(command), tar], check=True)

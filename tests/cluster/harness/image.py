@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes container images as files, without a daemon: what `ctr images import` takes.
+"""Writes container images as files for `ctr images import`, without a daemon.
 
-An image here is one layer on nothing. The same content gives the same bytes.
+An image has a single layer. The same content gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 TYPE = "application/vnd.oci.image"
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-# What containerd puts before a name without a host, as docker did; pods say the short name.
+# The prefix that containerd adds to a name without a host; pods use the short name.
 DEFAULT_PREFIX = "docker.io/library/"
 PROGRAM = "usr/local/bin/elasticdl"
 USER = "1000:1000"
@@ -27,7 +27,7 @@ USER = "1000:1000"
 
 @dataclass(frozen=True)
 class File:
-    """A file of an image: a copy of `source`, or a link to `target`, or else an empty folder."""
+    """A file of an image: a copy of `source`, a link to `target`, or else an empty folder."""
 
     path: str
     source: Path | None = None
@@ -43,8 +43,8 @@ def make_image(
 ) -> Path:
     """Writes an image that runs `binary` as the command `elasticdl`, without root.
 
-    The libraries that it needs come along. `extra_files` maps paths in the image to files or
-    folders of this machine.
+    The image includes the libraries that it needs. `extra_files` maps paths in the image to files
+    or folders of this machine.
     """
     files = [File(PROGRAM, source=binary)]
     files += [File(str(library).lstrip("/"), source=library) for library in _libraries(binary)]
@@ -55,8 +55,8 @@ def make_image(
 
 
 def make_host_image(out: Path, name: str = "elasticdl-host:test") -> Path:
-    """Writes an image that has nothing of its own: with the machine's `/usr` mounted on `/usr`,
-    its containers run any program of the machine, such as its Python."""
+    """Writes an empty image: with the machine's `/usr` mounted on `/usr`, its containers can run
+    any program of the machine, such as its Python."""
     links = [File(folder, target=f"usr/{folder}") for folder in ("bin", "lib", "lib64", "sbin")]
     linker_cache = File("etc/ld.so.cache", source=Path("/etc/ld.so.cache"), mode=0o644)
     write(out, name, [*links, File("usr"), linker_cache], entrypoint=[], user=USER)
@@ -159,7 +159,7 @@ def _tree(path: str, source: Path) -> list[File]:
 
 
 def _libraries(binary: Path) -> list[Path]:
-    """The shared libraries of a program, and what loads them; none for a static one."""
+    """The shared libraries of a program and its loader; none for a static program."""
     listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False)
     words = [line.split() for line in listed.stdout.splitlines()]
     return [Path(word) for line in words for word in line if word.startswith("/")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates and kubeconfigs of one cluster, made by openssl."""
+"""Certificates and kubeconfigs of one cluster, created with openssl."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ extendedKeyUsage = serverAuth, clientAuth
 
 
 def make(place: Place, nodes: list[tuple[str, str]]) -> None:
-    """Makes every key of a cluster whose nodes have these names and addresses."""
+    """Creates all keys of a cluster whose nodes have these names and addresses."""
     place.keys.mkdir(mode=0o700, exist_ok=True)
     _certify(place.keys, "ca", {"CN": f"elasticdl-{place.name}"}, AUTHORITY, signed=False)
     _openssl(
@@ -114,7 +114,7 @@ def _write_kubeconfig(place: Place, name: str) -> None:
     def text(file: str) -> str:
         return base64.b64encode((place.keys / file).read_bytes()).decode()
 
-    # JSON is YAML too.
+    # JSON is also YAML.
     path = kubeconfig(place, name)
     path.write_text(
         json.dumps(

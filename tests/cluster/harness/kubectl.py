@@ -15,7 +15,7 @@ COMMAND_LIMIT = 120
 
 
 class Kubectl:
-    """`kubectl("get", "pods")` returns what the command prints, or raises with what it says."""
+    """`kubectl("get", "pods")` returns the output of the command, or raises with its error."""
 
     def __init__(self, kubeconfig: Path, program: Path | str, namespace: str = "default") -> None:
         self.kubeconfig = kubeconfig
@@ -44,7 +44,7 @@ class Kubectl:
         return json.loads(self(*arguments, "--output", "json"))
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
-        """The object, or none where there is none."""
+        """The object, or none if it does not exist."""
         found = self("get", kind, name, "--ignore-not-found", "--output", "json")
         return json.loads(found) if found.strip() else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process at a time: the kernel releases the lock even of a process that crashed."""
+"""A lock between processes; the kernel releases it even if a process crashes."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def alone(lock: Path, what: str, seconds: float) -> Iterator[None]:
 
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "w") as held:
-        until(f"another process ends {what}", locked, seconds)
+        until(f"another process finishes {what}", locked, seconds)
         yield

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bridge of a cluster, and the cables from it to its nodes.
+"""The bridge of a cluster, and the links from it to its nodes.
 
 Nodes have no default route and the machine forwards nothing for them, so no packet of a cluster
-gets further than its bridge.
+leaves its bridge.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from .place import Place
 from .waiting import Failure
 
-# Also where the programs that make links are not installed.
+# Also works if the programs that create links are not installed.
 LINKS = Path("/sys/class/net")
 
 
@@ -24,21 +24,21 @@ def make_bridge(place: Place) -> None:
 
 
 def remove_all(place: Place) -> None:
-    """Removes the bridge and its cables, whichever are there, with the routes over them."""
-    links = [each.name for each in LINKS.glob(place.cable("*"))]
+    """Removes the existing bridge and links, with their routes."""
+    links = [each.name for each in LINKS.glob(place.link("*"))]
     for link in [*links, place.bridge]:
         _delete(link)
 
 
 def connect(place: Place, index: int, others: int, pid: int) -> None:
-    """Lays a cable to the node whose first process is `pid`, one of `others` nodes."""
-    cable, address = place.cable(index), place.node_address(index)
+    """Creates a link to the node whose first process is `pid`, one of `others` nodes."""
+    link, address = place.link(index), place.node_address(index)
     disconnect(place, index)
-    run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
-    run("ip", "link", "set", cable, "master", place.bridge, "up")
+    run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+    run("ip", "link", "set", link, "master", place.bridge, "up")
     run("ip", "route", "replace", place.node_pods(index), "via", address)
     inside = ["link set lo up", f"address add {address}/24 dev eth0", "link set eth0 up"]
-    # Packets to a Service need a route before kube-proxy turns them to a pod.
+    # Packets to a Service need a route before kube-proxy redirects them to a pod.
     inside += [f"route add {place.services} dev eth0"]
     inside += [
         f"route add {place.node_pods(other)} via {place.node_address(other)}"
@@ -51,17 +51,17 @@ def connect(place: Place, index: int, others: int, pid: int) -> None:
 
 
 def disconnect(place: Place, index: int) -> None:
-    """Takes a node's cable away, if it has one. A dead node's may stay: sockets outlive it."""
-    _delete(place.cable(index))
+    """Removes a node's link, if it has one. A dead node's link may remain: sockets outlive it."""
+    _delete(place.link(index))
 
 
-def cut(place: Place, index: int) -> None:
-    """Cuts a node off; it runs on, and nobody is told."""
-    run("ip", "link", "set", place.cable(index), "down")
+def partition(place: Place, index: int) -> None:
+    """Disconnects a node without notice; it keeps running."""
+    run("ip", "link", "set", place.link(index), "down")
 
 
-def mend(place: Place, index: int) -> None:
-    run("ip", "link", "set", place.cable(index), "up")
+def heal(place: Place, index: int) -> None:
+    run("ip", "link", "set", place.link(index), "up")
 
 
 def exists(link: str) -> bool:
@@ -69,7 +69,7 @@ def exists(link: str) -> bool:
 
 
 def _delete(link: str) -> None:
-    """Deletes a link if it is there; the kernel may delete it first, with the node at its end."""
+    """Deletes a link if it exists; the kernel may delete it first, together with the node."""
     try:
         if exists(link):
             run("ip", "link", "delete", link)
@@ -79,7 +79,7 @@ def _delete(link: str) -> None:
 
 
 def run(*command: str, stdin: str | None = None) -> None:
-    """Runs a short command; its complaint is in the error."""
+    """Runs a short command; raises with its error output."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Failure(f"{' '.join(command)}: {done.stderr.strip()}")

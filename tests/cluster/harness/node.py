@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real node: namespaces of its own with containerd, a kubelet and kube-proxy in them.
+"""A real node: separate namespaces with containerd, a kubelet and kube-proxy.
 
-The first process holds the node together: when it dies, everything on the node dies with it, as
-on a machine that loses power. The node's disk is its folder, and outlives it.
+The first process holds the namespaces open: when it dies, all processes of the node die with it, as
+on a machine that loses power. The node's disk is its folder, which survives.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Node:
         return self.place.folder / self.name
 
     def boot(self) -> None:
-        """Starts the node up to where it takes images."""
+        """Starts the node until images can be loaded."""
         cgroup.make(f"{self.place.cgroup}/{self.name}")
         self._write_settings()
         self.daemons.start(
@@ -82,7 +82,7 @@ class Node:
         )
 
     def join(self) -> None:
-        """Starts what makes it a node of its cluster, whose API server must be there."""
+        """Joins the cluster, whose API server must be running."""
         config = keys.kubeconfig(self.place, self.name)
         self._start(
             "kubelet",
@@ -97,21 +97,23 @@ class Node:
         )
 
     def await_ready(self, api: Api, since: datetime) -> None:
-        """Waits until the node says that it is ready, later than `since`."""
+        """Waits until the node has reported after `since` that it is ready."""
 
         def ready() -> bool:
-            said = api.condition(self.name)
-            return said.get("status") == "True" and said["lastHeartbeatTime"] > timestamp(since)
+            condition = api.condition(self.name)
+            return condition.get("status") == "True" and condition["lastHeartbeatTime"] > timestamp(
+                since
+            )
 
         self.daemons.until(f"{self.name} is ready", self._daemon("kubelet"), ready, READY_LIMIT)
         if self.size.gpus:
-            self._lend_gpus(api)
+            self._advertise_gpus(api)
 
     def crash(self) -> None:
-        """Ends every process of the node at once, and none of them says goodbye."""
+        """Kills every process of the node at once."""
         network.disconnect(self.place, self.index)
         if holder := self.daemons.find(self.name):
-            # Its child is the first process of the node; the holder ends when that does.
+            # Its child is the first process of the node; the parent exits when the child does.
             for init in holder.children():
                 init.kill()
             holder.kill()
@@ -120,7 +122,7 @@ class Node:
         self.daemons.stop(self.name)
 
     def reboot(self, api: Api) -> None:
-        """Starts it again after a crash, or crashes it first."""
+        """Restarts it; a running node is crashed first."""
         self.crash()
         since = now()
         self.boot()
@@ -128,24 +130,24 @@ class Node:
         self.await_ready(api, since)
 
     def load(self, tar: Path) -> None:
-        """Puts the images in `tar` on the node."""
+        """Loads the images in `tar` on the node."""
         with open(tar, "rb") as images:
             done = self._containerd("--namespace", "k8s.io", "images", "import", "-", stdin=images)
         if done.returncode != 0:
             raise Failure(f"`{tar}` cannot be loaded into {self.name}: {done.stderr.strip()}")
 
-    def _lend_gpus(self, api: Api) -> None:
-        """Promises GPUs. A kubelet that starts forgets its plugins, so this comes after it."""
+    def _advertise_gpus(self, api: Api) -> None:
+        """Advertises GPUs. A kubelet forgets its plugins when it starts, so this comes later."""
         wanted = str(self.size.gpus)
 
-        def lent() -> bool:
+        def advertised() -> bool:
             found = api.get(f"/api/v1/nodes/{self.name}") or {}
             return found.get("status", {}).get("allocatable", {}).get(GPU) == wanted
 
         plugins = "/var/lib/kubelet/device-plugins"
         self._start("accelerator", self.programs / "accelerator", plugins, GPU, wanted)
         self.daemons.until(
-            f"{self.name} lends its GPUs", self._daemon("accelerator"), lent, BOOT_LIMIT
+            f"{self.name} advertises its GPUs", self._daemon("accelerator"), advertised, BOOT_LIMIT
         )
 
     def _write_settings(self) -> None:
@@ -167,14 +169,14 @@ class Node:
     def _booted(self) -> bool:
         holder = self.daemons.find(self.name)
         first = holder.children() if holder else []
-        # The script became the probe: all files of the node are in their places.
+        # The script has executed the probe, so all files of the node are in place.
         return any(each.program() == "probe" for each in first)
 
     def _init(self) -> Process:
         holder = self.daemons.find(self.name)
         first = holder.children() if holder else []
         if not first:
-            raise Failure(f"{self.name} does not run")
+            raise Failure(f"{self.name} is not running")
         return first[0]
 
     def _inside(self) -> list[str]:
@@ -216,11 +218,11 @@ def now() -> datetime:
 
 
 def timestamp(moment: datetime) -> str:
-    """A moment as the API server writes it; such texts are in the order of time."""
+    """A time in the API server's format; these strings sort by time."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write_probe_image(programs: Path, out: Path) -> None:
-    """Writes the image of the probe, which is also what holds the namespaces of pods."""
+    """Writes the image of the probe, which also holds the namespaces of pods open."""
     files = [image.File("probe", source=programs / "probe")]
     image.write(out, PROBE_IMAGE, files, entrypoint=["/probe"], command=["hold"])

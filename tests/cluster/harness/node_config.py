@@ -32,18 +32,18 @@ def kubelet(place: Place, name: str, address: str, folder: Path, size: Size) -> 
         "cgroupRoot": f"/{place.cgroup}/{name}",
         "failCgroupV1": False,
         "failSwapOn": False,
-        # Containers of some build machines may not lower this value.
+        # Containers on some build machines are not allowed to lower this value.
         "oomScoreAdj": 0,
         "clusterDNS": [place.host],
         "clusterDomain": keys.CLUSTER_DOMAIN,
-        # Names that the cluster does not know are not asked of anybody.
+        # There is no upstream server for names outside of the cluster.
         "resolvConf": str(folder / "resolv.conf"),
         "volumePluginDir": str(folder / "volume-plugins"),
-        "systemReserved": size.set_aside(),
+        "systemReserved": size.reserved(),
         "evictionHard": {"memory.available": EVICTION, "nodefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        # With the control plane's grace, a lost node is noticed within 20 s.
+        # With the control plane's grace period, a lost node is detected within 20 s.
         "nodeStatusUpdateFrequency": "4s",
         "nodeLeaseDurationSeconds": 16,
         "serializeImagePulls": False,
@@ -59,7 +59,7 @@ def proxy(place: Place, name: str, address: str) -> dict[str, Any]:
         "clusterCIDR": place.pods,
         "bindAddress": address,
         "clientConnection": {"kubeconfig": str(keys.kubeconfig(place, "proxy"))},
-        # Zero leaves the machine's own limits as they are.
+        # Zero keeps the machine's own limits.
         "conntrack": {
             "maxPerCore": 0,
             "min": 0,

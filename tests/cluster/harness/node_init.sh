@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The first process of a node, in namespaces of its own: gives the node its own files where programs
-# expect them, so that nothing is written to the machine's, then becomes PROBE, which holds the
+# The first process of a node, in separate namespaces: mounts the node's own files where programs
+# expect them, so nothing is written to the machine's files, then executes PROBE, which holds the
 # namespaces open.   usage: node_init.sh NAME FOLDER PROBE
 set -euo pipefail
 name=$1 folder=$2 probe=$3
@@ -15,8 +15,8 @@ mkdir -p /var/lib/kubelet
 mount --bind "$folder/kubelet" /var/lib/kubelet
 mount --make-shared /var/lib/kubelet
 
-# A kubelet insists on some settings of the kernel, which belong to the whole machine: it is shown
-# files that hold what it wants to read.
+# A kubelet requires some kernel settings, which belong to the whole machine: mount files with the
+# expected values instead.
 pretend() {
   echo "$2" >"/run/${1//\//.}"
   mount --bind "/run/${1//\//.}" "/proc/sys/$1"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What belongs to one cluster: its folder, names and addresses.
+"""The folder, names and addresses of one cluster.
 
-Every cluster on the machine has a number, and everything that could collide is made from it:
-the loopback address `127.N.0.1` of its control plane (so that ports can be the usual ones), the
-bridge `edlN`, and the network `10.N.0.0/16` behind it.
+Every cluster on the machine has a number, and everything that could collide derives from it:
+the loopback address `127.N.0.1` of its control plane (so it can use the usual ports), the bridge
+`edlN`, and the network `10.N.0.0/16` behind it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from pathlib import Path
 
 from .waiting import Failure
 
-# Numbers that clusters may have; few people use these networks.
+# Possible numbers of clusters; these networks are rarely used.
 NUMBERS = range(160, 192)
 ETCD_PORT = 2379
 API_PORT = 6443
 
 
 def root() -> Path:
-    """Where the folders of all clusters of this user are."""
+    """The parent folder of all clusters of this user."""
     return Path(os.environ.get("ELASTICDL_CLUSTERS", f"/tmp/elasticdl-clusters-{os.getuid()}"))
 
 
 def folder_of(name: str) -> Path:
-    """A cluster's folder, which `down` removes: so its name must be one, and no path."""
+    """A cluster's folder. `down` removes it, so the name must be valid, and not a path."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
-        raise Failure(f"`{name}` is no name of a cluster: use lowercase letters, digits and `-`")
+        raise Failure(
+            f"`{name}` is not a valid cluster name: use lowercase letters, digits and `-`"
+        )
     return root() / name
 
 
 @dataclass(frozen=True)
 class Place:
-    """One cluster's share of the machine."""
+    """The resources of one cluster on the machine."""
 
     name: str
     number: int
@@ -67,7 +69,7 @@ class Place:
 
     @property
     def host(self) -> str:
-        """The address of the API server, and of DNS: nodes reach it, nothing else does."""
+        """The address of the API server and of DNS; only nodes can reach it."""
         return f"10.{self.number}.0.1" if self.has_bridge else self.loopback
 
     @property
@@ -84,7 +86,7 @@ class Place:
 
     @property
     def kubernetes_service(self) -> str:
-        """The API server's address for pods: by rule the first of all services."""
+        """The API server's address for pods, by convention the first service address."""
         return f"10.{self.number}.128.1"
 
     def node_address(self, index: int) -> str:
@@ -93,20 +95,20 @@ class Place:
     def node_pods(self, index: int) -> str:
         return f"10.{self.number}.{index}.0/24"
 
-    def cable(self, index: int | str) -> str:
-        """The machine's end of the cable to a node; `*` stands for any."""
+    def link(self, index: int | str) -> str:
+        """The machine's end of the link to a node; `*` matches any node."""
         return f"{self.bridge}n{index}"
 
 
 def claim(name: str, has_bridge: bool) -> Place:
-    """Makes the folder of a new cluster, and gives it a number that nobody uses."""
+    """Creates the folder of a new cluster, and gives it an unused number."""
     root().mkdir(mode=0o755, parents=True, exist_ok=True)
     if root().stat().st_uid != os.getuid():
-        raise Failure(f"`{root()}` belongs to somebody else; set ELASTICDL_CLUSTERS")
+        raise Failure(f"`{root()}` belongs to another user; set ELASTICDL_CLUSTERS")
     try:
         folder_of(name).mkdir()
     except FileExistsError:
-        raise Failure(f"cluster `{name}` is up already, or was not taken down") from None
+        raise Failure(f"cluster `{name}` is already running, or was not removed") from None
     (root() / ".numbers").mkdir(exist_ok=True)
     for number in NUMBERS:
         place = Place(name, number, has_bridge)
@@ -118,11 +120,11 @@ def claim(name: str, has_bridge: bool) -> Place:
             return place
         release(place)
     folder_of(name).rmdir()
-    raise Failure(f"all {len(NUMBERS)} numbers of clusters are in use")
+    raise Failure(f"all {len(NUMBERS)} cluster numbers are in use")
 
 
 def release(place: Place) -> None:
-    """Gives the number back; its holder must have removed all else."""
+    """Releases the number; everything else must have been removed."""
     mark = root() / ".numbers" / str(place.number)
     with contextlib.suppress(FileNotFoundError, OSError):
         if os.readlink(mark) == place.name:
@@ -130,18 +132,18 @@ def release(place: Place) -> None:
 
 
 def number_of(name: str) -> int | None:
-    """Finds a cluster's number even where its start ended before anything was written down."""
+    """Finds a cluster's number, even if its start was killed before anything was written."""
     return next((number for number, holder in _holders().items() if holder == name), None)
 
 
 def names() -> list[str]:
-    """The clusters of this user that are up, or were not taken down."""
+    """The clusters of this user that are running or were not removed."""
     folders = {each.name for each in root().glob("[!.]*")}
     return sorted(folders | set(_holders().values()))
 
 
 def _holders() -> dict[int, str]:
-    """Which numbers are taken, and by whom; others may come and go meanwhile."""
+    """The numbers in use, and their clusters; others may change at the same time."""
     found = {}
     for mark in (root() / ".numbers").glob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -150,7 +152,7 @@ def _holders() -> dict[int, str]:
 
 
 def _unused(place: Place) -> bool:
-    """Whether no other user's cluster, and no network of the machine, has the same addresses."""
+    """Whether no other user's cluster and no network of the machine uses these addresses."""
     with socket.socket() as probe:
         try:
             probe.bind((place.loopback, ETCD_PORT))

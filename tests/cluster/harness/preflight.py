@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a machine cannot run a cluster, in one sentence."""
+"""Checks whether a machine can run a cluster; returns the reason if not."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NODE_PROGRAMS = ["containerd", "ctr", "runc", "ip", "iptables", "conntrack", "ns
 
 
 def why_not(nodes: int) -> str | None:
-    """None where a cluster with so many real nodes can run."""
+    """None if a cluster with this many real nodes can run."""
     return why_no_nodes() if nodes else why_no_control_plane()
 
 
 def why_no_control_plane() -> str | None:
-    """None where a control plane with fake nodes can run."""
+    """None if a control plane with simulated nodes can run."""
     if shutil.which("openssl") is None:
         return "openssl is not installed"
     if shutil.which("go") is None:
-        return "there is no Go compiler to build the cluster's components with"
+        return "no Go compiler to build the cluster's components"
     if not build.built():
         build.cache().mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(build.cache()).free < build.DISK_NEEDED:
@@ -31,7 +31,7 @@ def why_no_control_plane() -> str | None:
 
 
 def why_no_nodes() -> str | None:
-    """None where real nodes can run, too."""
+    """None if real nodes can run, too."""
     if reason := why_no_control_plane():
         return reason
     if os.getuid() != 0:
@@ -42,7 +42,7 @@ def why_no_nodes() -> str | None:
     if missing:
         return f"real nodes need {', '.join(missing)}; `make setup` installs them on Debian"
     if not any((each / "memory.limit_in_bytes").exists() for each in cgroup.hierarchies()):
-        return "real nodes were only ever tried with control groups of version 1"
+        return "real nodes need cgroups v1; v2 is untested"
     tried = subprocess.run(
         ["unshare", "--mount", "--net", "ip", "link", "add", "try", "type", "bridge"],
         capture_output=True,
@@ -50,5 +50,5 @@ def why_no_nodes() -> str | None:
         check=False,
     )
     if tried.returncode != 0:
-        return f"this machine allows no namespaces or bridges: {tried.stderr.strip()}"
+        return f"this machine does not allow namespaces or bridges: {tried.stderr.strip()}"
     return None

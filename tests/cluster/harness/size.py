@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node has for pods. A real kubelet sees the whole machine, so the rest is set aside."""
+"""Resources of a node for pods. A kubelet sees the whole machine, so the rest is reserved."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 
 from .waiting import Failure
 
-# What a pod asks for that wants a GPU.
+# The resource that pods with a GPU request.
 GPU = "nvidia.com/gpu"
 UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
-# Below this much free memory a kubelet evicts pods; it is not for pods, so it counts as set aside.
+# With less free memory, a kubelet evicts pods; this memory counts as reserved.
 EVICTION = "100Mi"
 
 
 @dataclass(frozen=True)
 class Size:
-    """What pods may ask of one node; none means all that there is."""
+    """Resources of one node for pods; none means all."""
 
     cpu: str | None = None
     memory: str | None = None
     gpus: int = 0
 
-    def set_aside(self) -> dict[str, str]:
-        """What a kubelet of this machine must keep back, so that this much is left for pods."""
+    def reserved(self) -> dict[str, str]:
+        """The resources that a kubelet must reserve, so this much is left for pods."""
         kept = {}
         if self.cpu is not None:
             kept["cpu"] = f"{_rest('CPU', (os.cpu_count() or 1) * 1000, millicpus(self.cpu))}m"
@@ -41,11 +41,11 @@ def millicpus(text: str) -> int:
 
 
 def quantity(text: str) -> int:
-    """`512Mi` and the like as bytes."""
+    """`512Mi` and so on as bytes."""
     number = text.rstrip("KMGi")
     unit = text[len(number) :]
     if unit not in UNITS or not number.isdigit():
-        raise Failure(f"`{text}` is no amount of memory; say for example 512Mi")
+        raise Failure(f"`{text}` is not an amount of memory; use for example 512Mi")
     return int(number) * UNITS[unit]
 
 
@@ -59,4 +59,4 @@ def machine_memory() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) << 10
-    raise Failure("the machine does not say how much memory it has")
+    raise Failure("cannot read the machine's amount of memory")

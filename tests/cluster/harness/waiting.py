@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounded waits: each names what it waits for, so that a timeout can be understood."""
+"""Waits with a time limit; each names what it waits for in its error."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# After how long a condition is looked at again.
+# Seconds between two checks of a condition.
 INTERVAL = 0.1
-# And how many times as long as the look took: one by kubectl takes much of a processor that the
-# cluster needs to get on. But never so long that a state comes and goes meanwhile.
+# The interval is at least this many times the duration of a check: kubectl uses CPU time that the
+# cluster needs. But it is never so long that a short-lived state is missed.
 PATIENCE = 2
 LONGEST_INTERVAL = 1.0
 
 
 class Failure(Exception):
-    """Something did not work; the text is one sentence for whoever runs the tests."""
+    """Something did not work; the text is a one-line error."""
 
 
 def until(
     what: str, holds: Callable[[], object], seconds: float, hint: Callable[[], str] = str
 ) -> None:
-    """Waits until `holds`, and fails by saying that `what` did not happen, and `hint`."""
+    """Waits until `holds`; on a timeout, fails with `what` and `hint`."""
     deadline = time.monotonic() + seconds
     while True:
         began = time.monotonic()
