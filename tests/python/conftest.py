@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the package share: jobs with real processes, in a home of their own."""
+"""Shared by the tests of the package: jobs with real processes, in a separate home folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ZOO = ROOT / "model_zoo"
 DATA = ROOT / "data" / "fashion_mnist"
-# Far above what any job here takes; a test that reaches it hangs.
+# Far longer than any job takes; a test that reaches this limit hangs.
 LIMIT = 240
 
 
@@ -34,7 +34,7 @@ class Cluster:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *args: str, **env: str) -> subprocess.Popen[str]:
-        """Starts a command; its output is kept."""
+        """Starts a command; its output is captured."""
         process = subprocess.Popen(
             [sys.executable, "-m", "elasticdl", *args],
             env={**self.env, **env},
@@ -48,10 +48,12 @@ class Cluster:
         return process
 
     def run(self, *args: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end, which must be `code`."""
+        """Runs a command until it exits; the exit code must be `code`."""
         process = self.start(*args, **env)
         out, err = process.communicate(timeout=LIMIT)
-        assert process.returncode == code, f"{args} ended with {process.returncode}:\n{out}\n{err}"
+        assert process.returncode == code, (
+            f"{args} exited with code {process.returncode}:\n{out}\n{err}"
+        )
         return subprocess.CompletedProcess(args, code, out, err)
 
     def job(self, name: str) -> Path:
@@ -65,19 +67,19 @@ class Cluster:
         return json.loads(done.stdout)
 
     def written_status(self, name: str) -> dict | None:
-        """Returns what the master has last written, which is cheaper to poll than the command."""
+        """Returns the last status file of the master, which is cheaper to poll than the command."""
         path = self.job(name) / "status.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
     def wait(self, what: str, look: Callable[[], object]) -> object:
-        """Waits until `look` finds something."""
+        """Waits until `look` returns something."""
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             found = look()
             if found:
                 return found
             time.sleep(0.05)
-        raise AssertionError(f"{what} never happened")
+        raise AssertionError(f"timed out waiting for: {what}")
 
     def stop(self) -> None:
         for process in self._started:
@@ -87,7 +89,7 @@ class Cluster:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    line = "backends(*names): the Keras back ends that the test is about; it is not tried on others"
+    line = "backends(*names): the Keras backends that the test is for; it does not run on others"
     config.addinivalue_line("markers", line)
 
 

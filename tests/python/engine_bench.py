@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in models in PyTorch, one thread: the peer of crates/edl-zoo/examples/engine_bench.rs.
+"""The built-in models in PyTorch, on one thread, for crates/edl-zoo/examples/engine_bench.rs.
 
-Each line `MODEL RECORDS STEPS [NAME=VALUE…]` on its stdin is answered by the seconds of one step,
-on the clock and of the processor. A step is forward and backward without an optimizer. The rows of
-embedding tables are inputs whose gradients are wanted, as they come from parameter servers.
+For each line `MODEL RECORDS STEPS [NAME=VALUE…]` on stdin, prints the seconds of one step, as wall
+time and CPU time. A step is a forward and a backward pass without an optimizer. The rows of
+embedding tables are inputs that need gradients, as they come from parameter servers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums vectors with PyTorch's gloo: one process of several, told what to do on its stdin.
+"""Sums vectors with PyTorch's gloo: one of several processes, controlled through stdin.
 
-Usage: gloo_bench.py RANK WORLD_SIZE PORT. Each line `BYTES ROUNDS` is answered by the median
-seconds of one round, on the clock and of the processor.
+Usage: gloo_bench.py RANK WORLD_SIZE PORT. For each line `BYTES ROUNDS`, prints the median seconds
+of one round, as wall time and CPU time.
 """
 
 import statistics

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of Keras models share: jobs, batches, and plain Keras to compare with."""
+"""Shared by the tests of Keras models: jobs, batches, and plain Keras for comparison."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mean_squares(labels, predictions):
 
 
 def adapter(custom_model, columns, *, raw=False, job=(), loss=mean_squares, **parts):
-    """The adapter of a module that has just these parts."""
+    """The adapter of a module that has only these parts."""
     parts.setdefault("optimizer", lambda: keras.optimizers.SGD(0.1))
     zoo = Zoo(module=None, name="test.custom_model", custom_model=custom_model, loss=loss, **parts)
     words = {
@@ -52,7 +52,7 @@ def adapter(custom_model, columns, *, raw=False, job=(), loss=mean_squares, **pa
 
 
 def by_name(adapter, flat) -> dict[str, np.ndarray]:
-    """The flat vector, cut by the spec as Rust cuts it."""
+    """The flat vector, split by the spec as in Rust."""
     found, start = {}, 0
     for param in adapter.spec["params"]:
         stop = start + int(np.prod(param["shape"]))
@@ -63,14 +63,14 @@ def by_name(adapter, flat) -> dict[str, np.ndarray]:
 
 
 def fresh(custom_model, seed=7):
-    """The same model again, made by plain Keras."""
+    """The same model, created with plain Keras."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
     return custom_model()
 
 
 def plain_gradient(model, loss, features, labels) -> tuple[float, dict, dict]:
-    """Plain Keras: loss, gradient by name, and changes of what is not trained, by name."""
+    """Plain Keras: loss, gradients by name, and changes of non-trainable variables by name."""
     before = {v.path: np.array(ops.convert_to_numpy(v)) for v in model.non_trainable_variables}
     run = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}[BACKEND]
     value, gradients = run(model, loss, features, labels)
@@ -94,7 +94,7 @@ def _tensorflow(model, loss, features, labels):
 def _jax(model, loss, features, labels):
     import jax
 
-    # What `model(…, training=True)` sees to elsewhere.
+    # On other backends, `model(…, training=True)` does this.
     mode = {"training": True} if model._call_has_training_arg else {}
 
     def run(trained, fixed):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes what Keras and PyTorch make of fixed gradients, for the optimizer tests.
+"""Computes the weights of Keras and PyTorch for fixed gradients, for the optimizer tests.
 
 Run by hand, with both libraries installed, when a case is added:
 
@@ -7,9 +7,9 @@ Run by hand, with both libraries installed, when a case is added:
 
 It writes crates/edl-tensor/tests/reference/libraries.json: the gradients of every step, and for
 each case the library's optimizer as `elasticdl._optimizers` describes it to Rust, with the weights
-that the library itself had after some of the steps: in single precision, and in double precision,
-which is what its formula means (Keras rounds 1 - 0.999 to single precision, for one).
-There are two parameters, so that clipping by parameter and weights without decay show.
+of the library after some of the steps: in single precision, and in double precision, which is the
+exact formula (for example, Keras rounds 1 - 0.999 to single precision).
+There are two parameters, to test clipping by parameter and weights without decay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from elasticdl import _optimizers
 
 FILE = Path(__file__).parents[2] / "crates/edl-tensor/tests/reference/libraries.json"
 N_STEPS = 50
-# Steps after which the weights are kept. What goes wrong earlier shows later.
+# Steps after which the weights are saved. Earlier errors show in later weights.
 KEPT = [1, 2, 5, 12, 25, 50]
 SHAPES = [3, 2]
 
@@ -40,7 +40,7 @@ T, L = torch.optim, torch.optim.lr_scheduler
 
 
 def numbers():
-    """First weights and gradients; one weight never has a gradient, one step has none at all."""
+    """Initial weights and gradients; one weight never has a gradient, one step has none at all."""
     rng = np.random.default_rng(5)
     n_weights = sum(SHAPES)
     start = rng.uniform(-1, 1, n_weights).astype("float32")
@@ -50,12 +50,12 @@ def numbers():
     return start, gradients
 
 
-def cut(flat):
+def split(flat):
     return np.split(flat, np.cumsum(SHAPES)[:-1])
 
 
 class Halving(S.LearningRateSchedule):
-    """A user's own schedule, which decides by `if`."""
+    """A custom schedule that uses `if`."""
 
     def __call__(self, step):
         return 0.1 if int(step) < 20 else 0.05
@@ -65,7 +65,7 @@ class Halving(S.LearningRateSchedule):
 
 
 class Root(S.LearningRateSchedule):
-    """A user's own schedule, which takes many steps at once too."""
+    """A custom schedule that also accepts many steps at once."""
 
     def __call__(self, step):
         return 0.1 / keras.ops.sqrt(keras.ops.cast(step, keras.config.floatx()) + 1.0)
@@ -75,9 +75,9 @@ class Root(S.LearningRateSchedule):
 
 
 def keras_cases():
-    """Functions that make Keras optimizers, by name."""
+    """Functions that create Keras optimizers, by name."""
     halves = S.ExponentialDecay(0.05, 10, 0.5)
-    # Backends disagree by one step about a restart that falls on a whole step.
+    # Backends differ by one step if a restart is exactly at a step.
     restarts = S.CosineDecayRestarts(0.1, 8, t_mul=1.7, m_mul=0.8, alpha=0.1)
     yield "sgd", lambda: K.SGD(0.1)
     yield "sgd, decay and schedule", lambda: K.SGD(halves, weight_decay=0.1)
@@ -144,21 +144,21 @@ def run_keras(make, start, gradients, dtype="float32"):
     keras.config.set_floatx(dtype)
     start, gradients = start.astype(dtype), [gradient.astype(dtype) for gradient in gradients]
     names = ["first", "second"]
-    variables = [keras.Variable(part, name=name) for part, name in zip(cut(start), names)]
+    variables = [keras.Variable(part, name=name) for part, name in zip(split(start), names)]
     optimizer = make()
     spec = _optimizers.from_keras(optimizer, N_STEPS)
     decays = [_optimizers.decayed(optimizer, variable) for variable in variables]
     optimizer.build(variables)
     after = []
     for gradient in gradients:
-        parts = [keras.ops.convert_to_tensor(part) for part in cut(gradient)]
+        parts = [keras.ops.convert_to_tensor(part) for part in split(gradient)]
         optimizer.apply(parts, variables)
         after.append(np.concatenate([keras.ops.convert_to_numpy(v.value) for v in variables]))
     return spec, decays, after
 
 
 def torch_cases():
-    """Functions that make PyTorch optimizers and schedulers, by name."""
+    """Functions that create PyTorch optimizers and schedulers, by name."""
 
     def halves(optimizer):
         return L.StepLR(optimizer, 10, 0.5)
@@ -226,14 +226,14 @@ def torch_cases():
 
 def run_torch(make, scheduled, start, gradients, dtype="float32"):
     start, gradients = start.astype(dtype), [gradient.astype(dtype) for gradient in gradients]
-    parameters = [torch.nn.Parameter(torch.from_numpy(part.copy())) for part in cut(start)]
+    parameters = [torch.nn.Parameter(torch.from_numpy(part.copy())) for part in split(start)]
     optimizer = make(parameters)
     schedule = scheduled and scheduled(optimizer)
     spec = _optimizers.from_torch(optimizer, schedule, N_STEPS)
     decays = [_optimizers.decayed(optimizer, parameter) for parameter in parameters]
     after = []
     for gradient in gradients:
-        for parameter, part in zip(parameters, cut(gradient)):
+        for parameter, part in zip(parameters, split(gradient)):
             parameter.grad = torch.from_numpy(part.copy())
         optimizer.step()
         if schedule:
@@ -243,7 +243,7 @@ def run_torch(make, scheduled, start, gradients, dtype="float32"):
 
 
 def cases():
-    """Names, and functions that run a case in a precision."""
+    """Names, and functions that run a case with a given precision."""
     for name, make in keras_cases():
         yield f"keras {name}", functools.partial(run_keras, make)
     for name, make, schedule in torch_cases():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every preprocessing layer makes of dense input; `python preprocessing_dense.py` checks it
-on the backend that KERAS_BACKEND names. Tests run it on JAX and torch, and its cases on TensorFlow.
+"""The expected output of every preprocessing layer for dense input; `python preprocessing_dense.py`
+checks it on the backend in KERAS_BACKEND. Tests run it on JAX and torch, and its cases on
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import sys
 from collections.abc import Callable
 
 if __name__ == "__main__":
-    sys.modules["tensorflow"] = None  # As on a machine that has none: to import it is an error.
+    # Simulates a machine without TensorFlow: importing it is an error.
+    sys.modules["tensorflow"] = None
 
 import keras
 import numpy as np
@@ -67,13 +69,13 @@ INTEGERS = [
 
 
 def as_input(values: object) -> np.ndarray:
-    """An array of the type that Keras would give it."""
+    """An array with the type that Keras would use."""
     array = np.asarray(values)
     return array.astype("float32") if array.dtype.kind == "f" else array
 
 
 def check(layer: keras.layers.Layer, values: object, expected: object) -> None:
-    """Numpy input, and the same layer after it was saved and loaded."""
+    """Checks numpy input, and the same layer after saving and loading."""
     for one in (layer, reload(layer)):
         output = keras.ops.convert_to_numpy(one(as_input(values)))
         np.testing.assert_array_equal(output, np.array(expected))
@@ -81,14 +83,14 @@ def check(layer: keras.layers.Layer, values: object, expected: object) -> None:
 
 
 def reload(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """The layer as a saved model would bring it back."""
+    """The layer after saving and loading."""
     return keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
 
 
 def check_in_model(layer: keras.layers.Layer, values: object, expected: object) -> None:
-    """Backend tensors, and inside a functional model."""
+    """Checks backend tensors, and the layer in a functional model."""
     array = as_input(values)
-    is_on_jax = keras.backend.backend() == "jax"  # It holds no 64-bit numbers by default.
+    is_on_jax = keras.backend.backend() == "jax"  # JAX has no 64-bit numbers by default.
     if is_on_jax and array.dtype == "int64":
         array = array.astype("int32")
     output = layer(keras.ops.convert_to_tensor(array))
@@ -104,7 +106,7 @@ def check_in_model(layer: keras.layers.Layer, values: object, expected: object) 
 
 
 def check_embedding() -> None:
-    """Combiners, missing ids and `max_norm`, against sums written out."""
+    """Checks combiners, missing ids and `max_norm` against explicit sums."""
     ids = np.array([[0, 2], [1, -1], [-1, -1]])
     table = np.arange(12, dtype="float32").reshape(4, 3)
     for combiner, divisor in (("sum", 1), ("mean", 2), ("sqrtn", 2**0.5)):
@@ -122,7 +124,7 @@ def check_embedding() -> None:
 
 
 def check_join() -> None:
-    """`ConcatenateWithOffset`, by itself and in a model."""
+    """Checks `ConcatenateWithOffset`, alone and in a model."""
     left, right = np.array([[1], [-1]]), np.array([[2], [3]])
     layer = reload(prep.ConcatenateWithOffset([0, 10]))
     expected = np.array([[1, 12], [-1, 13]])
@@ -179,13 +181,13 @@ def main() -> None:
 
 
 def check_refusal(call: Callable[[np.ndarray], object], values: np.ndarray, text: str) -> None:
-    """The error says what is missing, and what to do."""
+    """The error names what is missing and the solution."""
     try:
         call(values)
     except (RuntimeError, TypeError) as error:
         assert text in str(error), error
     else:
-        raise AssertionError(f"an error must say `{text}`")
+        raise AssertionError(f"the error must contain `{text}`")
 
 
 if __name__ == "__main__":

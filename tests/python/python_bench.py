@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples per second of a PyTorch model through elasticdl, against PyTorch alone in the same run.
+"""Compares samples per second of a PyTorch model in elasticdl with PyTorch alone in the same run.
 
-One worker against a bare loop in one process, and two workers (AllReduce) against torch's
-DistributedDataParallel over gloo on two processes; the contenders take turns. Run by `make bench`
-with the interpreter that has the wheel and torch.
+Compares one worker with a bare loop in one process, and two workers (AllReduce) with torch's
+DistributedDataParallel over gloo on two processes, alternately. `make bench` runs it with an
+interpreter that has the wheel and torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 N_ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
-# Enough for some seconds on one core.
+# Enough for a few seconds on one core.
 N_STEPS = {"mlp": 3000, "cnn": 120}
 BATCH = 64
 
@@ -32,7 +32,7 @@ def peer(run: str, model: str) -> float:
 
 
 def ours(n_workers: int, model: str) -> float:
-    """The same model, loss, optimizer and batch through a job."""
+    """The same model, loss, optimizer and batch in a job."""
     with tempfile.TemporaryDirectory() as home:
         command = [
             *[sys.executable, "-m", "elasticdl", "train", "--job_name=bench"],
@@ -47,7 +47,7 @@ def ours(n_workers: int, model: str) -> float:
         subprocess.run(command, check=True, capture_output=True, env=environment)
         lines = (Path(home) / "jobs/bench/metrics.jsonl").read_text().splitlines()
     points = [point for point in map(json.loads, lines) if point["kind"] == "training"]
-    # The first steps warm up, as the peers do.
+    # The first steps are for warm-up, as in the other programs.
     first, last = points[len(points) // 10], points[-1]
     n_records = last["records_done"] - first["records_done"]
     return n_records / (last["at_secs"] - first["at_secs"])

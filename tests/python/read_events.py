@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print every scalar that the real TensorBoard finds in a folder of event files, as JSON."""
+"""Prints all scalars that TensorBoard finds in a folder of event files, as JSON."""
 
 import json
 import sys

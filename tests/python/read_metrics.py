@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print what Prometheus' own parser of OpenMetrics finds in a file, as JSON: families with their
-kind and samples. It is strict: what it does not understand ends it."""
+"""Prints what Prometheus' own OpenMetrics parser finds in a file, as JSON: families with their kind
+and samples. The parser is strict: it fails on invalid input."""
 
 import json
 import sys

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of batches, written a second time: which records a batch names, in each version.
+"""A second implementation of the batch plan: the records of a batch, in each version.
 
-The Rust tests compare the real plan with `plans.json`; this file computes the same examples by
-itself. Run it as a program to print them.
+The Rust tests compare the real plan with `plans.json`; this file computes the same examples
+independently. Run it as a program to print them.
 """
 
 import json
@@ -32,7 +32,7 @@ def key(*words: int) -> int:
 
 
 def shuffled_table(n: int, seed: int) -> list[int]:
-    """Version 1: Fisher and Yates, with unbiased numbers from a splitmix stream."""
+    """Version 1: Fisher–Yates shuffle, with unbiased numbers from a SplitMix stream."""
     order, state = list(range(n)), seed
     for last in range(n - 1, 0, -1):
         limit = last + 1
@@ -116,7 +116,7 @@ def examples() -> list[dict]:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("n_records", [1, 79, 80, 81, 1003])
-def test_every_epoch_names_every_record_once(version: int, n_records: int) -> None:
+def test_every_epoch_has_every_record_once(version: int, n_records: int) -> None:
     planned = plan(version, n_records)
     epochs = [
         [
@@ -131,7 +131,7 @@ def test_every_epoch_names_every_record_once(version: int, n_records: int) -> No
     assert n_records == 1 or all(first != second for first, second in pairwise(epochs))
 
 
-def test_the_examples_of_the_rust_tests_are_the_plan() -> None:
+def test_the_examples_of_the_rust_tests_match_the_plan() -> None:
     assert json.loads(EXAMPLES.read_text()) == examples()
 
 

@@ -41,7 +41,7 @@ def feed(batch, mode, metadata):
     return images, batch["label"]
 """
 
-# The top of the module, what `deep_inside` does, the cause, and what the answer contains.
+# The top of the module, the body of `deep_inside`, the cause, and text in the answer.
 FAULTS = {
     "the Python code raises an error": (
         "",

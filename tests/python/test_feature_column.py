@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature columns, and `DenseFeatures` against TensorFlow's own input layer."""
+"""Feature columns, and `DenseFeatures` compared with TensorFlow's own input layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import numpy as np  # noqa: E402
 import preprocessing_dense as dense  # noqa: E402
 from elasticdl import feature_column as fc  # noqa: E402
 
-tf.get_logger().setLevel("ERROR")  # Its columns say that they are deprecated, on every call.
+# TensorFlow's columns print a deprecation warning on every call.
+tf.get_logger().setLevel("ERROR")
 
 BATCH = {
     "age": np.array([[17.0], [18.0], [70.0]], "float32"),
@@ -67,7 +68,7 @@ def our_columns():
 
 @pytest.fixture(scope="module")
 def their_answer():
-    """What TensorFlow's input layer makes of the batch, and its tables by column."""
+    """The output of TensorFlow's input layer for the batch, and its tables by column."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         features = {name: tf.constant(values) for name, values in BATCH.items()}
         output = tf.compat.v1.feature_column.input_layer(features, their_columns())
@@ -113,14 +114,14 @@ def test_concatenated_columns_share_one_table_of_ids():
     assert [np.flatnonzero(row).tolist() for row in counts] == [[10, 33, 34, 160], [165]]
 
 
-def test_the_indicator_is_keras_category_encoding():
+def test_the_indicator_equals_keras_category_encoding():
     ids = np.array([[0, 2, 2], [1, 0, 1]])
     wanted = keras.layers.CategoryEncoding(3, output_mode="count")(ids)
     column = fc.indicator_column(fc.categorical_column_with_identity("ids", 3))
     np.testing.assert_array_equal(fc.DenseFeatures(column)({"ids": ids}), wanted)
 
 
-def test_every_number_of_a_record_has_buckets_of_its_own():
+def test_every_number_of_a_record_has_separate_buckets():
     column = fc.bucketized_column(fc.numeric_column("pair", shape=2), [0.0])
     output = fc.DenseFeatures([column])({"pair": np.array([[-1.0, -1.0], [1.0, 1.0]])})
     assert output.numpy().tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
@@ -130,7 +131,7 @@ def test_numeric_columns_train_in_a_model_and_strings_work():
     dense.check_columns()
 
 
-def test_a_model_comes_back_from_its_file(tmp_path):
+def test_a_model_can_be_saved_and_loaded(tmp_path):
     inputs = {
         "age": keras.Input((1,), name="age"),
         "user": keras.Input((2,), dtype="int64", name="user"),
@@ -155,16 +156,17 @@ def test_a_frozen_embedding_has_no_trainable_weights():
     assert not layer.trainable_weights
 
 
-def test_the_first_rows_are_tensorflows_by_default():
+def test_the_default_initial_rows_equal_tensorflows():
     user = fc.categorical_column_with_identity("user", 5000)
     layer = fc.DenseFeatures([fc.embedding_column(user, 4)])
     layer.build()
     table = layer.tables["user_embedding"].embeddings.numpy()
-    assert abs(table.std() - 0.88 / 2) < 0.01  # A normal cut at two deviations keeps 0.88 of one.
+    # Truncating a normal distribution at two deviations reduces its deviation to 0.88.
+    assert abs(table.std() - 0.88 / 2) < 0.01
     assert abs(table).max() <= 1.0
 
 
-def test_values_out_of_range_are_the_default_or_an_error():
+def test_values_out_of_range_give_the_default_or_an_error():
     batch = {"user": np.array([[4], [9]])}
     column = fc.categorical_column_with_identity("user", 5, default_value=2)
     counts = fc.DenseFeatures([fc.indicator_column(column)])(batch).numpy()
@@ -208,6 +210,6 @@ AGE = fc.numeric_column("age")
         ),
     ],
 )
-def test_a_bad_column_is_refused_in_a_sentence(make, error, text):
+def test_a_bad_column_is_refused_in_one_line(make, error, text):
     with pytest.raises(error, match=text):
         make()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Keras model in the training loop must compute what plain Keras computes.
 
-Runs on the backend that KERAS_BACKEND names.
+Runs on the backend in KERAS_BACKEND.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RNG = np.random.default_rng(3)
 IMAGE = column("image", "f32", 8, 8, 1)
 PICTURES = Batch(image=RNG.random((24, 8, 8, 1), dtype="float32"), label=RNG.integers(0, 10, 24))
 on_tensorflow = pytest.mark.backends("tensorflow")
-# Where `feed` gets no tf.data.
+# Backends without tf.data in `feed`.
 not_on_tensorflow = pytest.mark.backends("torch", "jax")
 
 
@@ -71,7 +71,7 @@ class Subclass(keras.Model):
         return x
 
 
-class Shaken(keras.layers.Layer):
+class SharedNoise(keras.layers.Layer):
     """Noise from the generator that all layers share."""
 
     def call(self, inputs, training=False):
@@ -83,12 +83,12 @@ def noisy():
     x = keras.layers.Flatten()(keras.layers.Dropout(0.3)(inputs))
     x = keras.layers.GaussianNoise(0.1)(x)
     if BACKEND != "jax":  # which must have a seed generator
-        x = Shaken()(x)
+        x = SharedNoise()(x)
     return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Dropout(0.5)(x)))
 
 
 @pytest.mark.parametrize("custom_model", [functional, sequential, Subclass])
-def test_loss_gradient_and_moving_averages_are_those_of_keras(custom_model):
+def test_loss_gradient_and_moving_averages_equal_keras(custom_model):
     mine = adapter(custom_model, [IMAGE, LABEL], loss=cross_entropy)
     assert mine.dense.flags["C_CONTIGUOUS"] and mine.dense.dtype == np.float32
     loss, rows = mine.train(PICTURES, [], seed=1)
@@ -107,8 +107,8 @@ def test_loss_gradient_and_moving_averages_are_those_of_keras(custom_model):
 
 
 def test_the_spec_names_parameters_as_keras_does():
-    measures = {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
-    mine = adapter(functional, [IMAGE, LABEL], eval_metrics_fn=lambda: measures)
+    metrics = {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
+    mine = adapter(functional, [IMAGE, LABEL], eval_metrics_fn=lambda: metrics)
     params = [(param["name"], param["shape"], param["rule"]) for param in mine.spec["params"]]
     trainable = {"trainable": {"decay": True}}
     assert params[:2] == [
@@ -119,7 +119,7 @@ def test_the_spec_names_parameters_as_keras_does():
     assert mine.spec["inputs"] == [IMAGE, LABEL] and mine.spec["tables"] == []
     assert [metric["name"] for metric in mine.spec["metrics"]] == ["accuracy", "loss"]
     assert mine.spec["optimizer"]["learning_rate"] == pytest.approx(0.1)
-    # The seed alone decides the first values, and names do not count models.
+    # The initial values depend only on the seed, and names do not depend on other models.
     again = adapter(functional, [IMAGE, LABEL])
     other = adapter(functional, [IMAGE, LABEL], job={"seed": 8})
     assert again.spec["params"] == mine.spec["params"] == other.spec["params"]
@@ -127,7 +127,7 @@ def test_the_spec_names_parameters_as_keras_does():
     assert not np.array_equal(other.dense, mine.dense)
 
 
-def test_a_frozen_layer_does_not_move():
+def test_a_frozen_layer_does_not_change():
     def custom_model():
         model = functional()
         model.get_layer("conv").trainable = False
@@ -172,13 +172,13 @@ def test_parameters_are_read_from_the_flat_vector_at_every_call():
     assert np.array_equal(mine.dense, before)
 
 
-def test_evaluation_adds_up_over_batches_and_drops_nothing():
-    measures = {
+def test_evaluation_sums_over_batches_without_dropout():
+    metrics = {
         "accuracy": lambda labels, predictions: ops.equal(
             ops.argmax(predictions, axis=1), ops.cast(labels, "int64")
         )
     }
-    mine = adapter(noisy, [IMAGE, LABEL], loss=cross_entropy, eval_metrics_fn=lambda: measures)
+    mine = adapter(noisy, [IMAGE, LABEL], loss=cross_entropy, eval_metrics_fn=lambda: metrics)
     loss, whole = mine.evaluate(PICTURES, [])
     parts = [mine.evaluate(PICTURES.part(0, 16), []), mine.evaluate(PICTURES.part(16, 24), [])]
     for name, sums in whole.items():
@@ -201,10 +201,10 @@ def test_several_outputs_have_separate_metrics():
     def loss(labels, predictions):
         return ops.mean(predictions["a"] ** 2) + ops.mean(predictions["b"] ** 2)
 
-    def measures():
+    def metrics_fn():
         return {"b": {"size": lambda labels, predictions: ops.max(predictions, axis=1)}}
 
-    mine = adapter(custom_model, [IMAGE, LABEL], loss=loss, eval_metrics_fn=measures)
+    mine = adapter(custom_model, [IMAGE, LABEL], loss=loss, eval_metrics_fn=metrics_fn)
     loss, sums = mine.evaluate(PICTURES, [])
     predictions = mine.predict(PICTURES, [])
     assert predictions.shape == (24, 5)
@@ -221,12 +221,12 @@ def test_an_export_predicts_the_same_in_plain_keras(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
     found = ops.convert_to_numpy(loaded(PICTURES.columns["image"]))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    # Training goes on after an export.
+    # Training continues after an export.
     mine.dense[:] = trained
     np.testing.assert_array_equal(mine.predict(PICTURES, []), expected)
 
 
-def test_a_learning_rate_scheduler_goes_to_the_optimizer_and_other_callbacks_see_the_ends(tmp_path):
+def test_a_learning_rate_scheduler_sets_the_schedule_and_other_callbacks_are_called(tmp_path):
     class Seen(keras.callbacks.Callback):
         calls = []
 
@@ -265,7 +265,7 @@ def test_columns_without_a_feed_are_the_features():
 
 
 @not_on_tensorflow
-def test_feed_gets_numpy_columns():
+def test_feed_receives_numpy_columns():
     seen = {}
 
     def feed(columns, mode, metadata):
@@ -298,7 +298,7 @@ def test_text_without_a_feed_is_refused():
 
 
 def records(batch) -> Batch:
-    """The pictures as serialized examples, as they are in RecordIO files."""
+    """The images as serialized examples, as in RecordIO files."""
     import tensorflow as tf
 
     def example(image, label):
@@ -327,7 +327,7 @@ def feed_examples(dataset, mode, metadata):
 
 @on_tensorflow
 @pytest.mark.parametrize("custom_model", [functional, Subclass])
-def test_raw_records_go_through_tf_data_and_come_out_the_same(custom_model):
+def test_raw_records_are_unchanged_by_tf_data(custom_model):
     traces = []
 
     def feed(dataset, mode, metadata):
@@ -346,7 +346,7 @@ def test_raw_records_go_through_tf_data_and_come_out_the_same(custom_model):
 
 
 @on_tensorflow
-def test_columns_go_through_tf_data_as_dicts():
+def test_tf_data_receives_columns_as_dicts():
     def feed(dataset, mode, metadata):
         import tensorflow as tf
 
@@ -414,12 +414,12 @@ def test_data_without_labels_cannot_be_trained():
         mine.train(Batch(image=PICTURES.columns["image"]), [], 1)
 
 
-def test_a_model_that_is_none_is_refused():
+def test_an_invalid_model_is_refused():
     with pytest.raises(ZooError, match="`test.custom_model` returned a Dense; it must return"):
         adapter(lambda: keras.layers.Dense(1), [IMAGE, LABEL])
 
 
-def test_an_error_of_the_user_is_theirs():
+def test_an_error_in_user_code_is_not_changed():
     def loss(labels, predictions):
         raise KeyError("my own")
 
@@ -428,7 +428,7 @@ def test_an_error_of_the_user_is_theirs():
         mine.train(PICTURES, [], 1)
 
 
-def test_regression_needs_no_more_than_columns():
+def test_regression_needs_only_columns():
     mine = adapter(
         lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
         [column("x", "f32", 3), LABEL],

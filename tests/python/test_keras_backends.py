@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole jobs with a Keras model on JAX and on torch; those on TensorFlow are in `test_train.py`."""
+"""Whole jobs with a Keras model on JAX and on torch; `test_train.py` has those on TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import DATA, Cluster
 
 BACKENDS = ["jax", "torch"]
 
-# Small, because JAX compiles it in every process; with moving averages and random numbers.
+# A small model, because JAX compiles it in every process; with moving averages and randomness.
 TINY = """
 import sys
 

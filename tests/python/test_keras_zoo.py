@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Keras models that ship must learn, on the backend that KERAS_BACKEND names."""
+"""The shipped Keras models must learn, on the backend in KERAS_BACKEND."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_zoo(name, columns, model="custom_model"):
 
 
 def batch_of(columns) -> Batch:
-    """Serialized examples on TensorFlow, as from RecordIO; columns elsewhere."""
+    """Serialized examples on TensorFlow, as from RecordIO; columns on other backends."""
     if BACKEND != "tensorflow":
         return Batch(**columns)
     import tensorflow as tf
@@ -48,7 +48,7 @@ def batch_of(columns) -> Batch:
 
 
 def descend(mine, batch, rate, n_steps):
-    """Plain gradient descent, on rows too; gives the first and the last loss."""
+    """Plain gradient descent, also on rows; returns the first and the last loss."""
     is_moving = [param["rule"] == "moving_average" for param in mine.spec["params"]]
     sizes = [int(np.prod(param["shape"])) for param in mine.spec["params"]]
     factor = np.repeat(np.where(is_moving, 1.0, -rate), sizes).astype("float32")
@@ -77,12 +77,12 @@ def descend(mine, batch, rate, n_steps):
     ("name", "model"),
     [("mnist.mnist_functional_api", "custom_model"), ("mnist.mnist_subclass", "CustomModel")],
 )
-def test_pictures_are_learnt(name, model):
+def test_image_models_learn(name, model):
     labels = np.arange(8) % 4
     images = [bytes([30 + 60 * int(label)]) * 784 for label in labels]
     columns = [column("image", "bytes"), LABEL]
     if BACKEND != "tensorflow":
-        # Rust hands pixels over as numbers where it knows their shape.
+        # Rust passes pixels as numbers if it knows their shape.
         columns[0] = column("image", "u8", 784)
         images = np.stack([np.frombuffer(image, "uint8") for image in images])
     mine = open_zoo(name, columns, model)
@@ -102,7 +102,7 @@ def people(n):
 
 
 @pytest.mark.parametrize("name", ["census.wide_deep", "deepfm.deepfm_functional_api"])
-def test_people_are_learnt(name, tmp_path):
+def test_census_models_learn(name, tmp_path):
     rows = people(48)
     columns = [column(n, "bytes" if isinstance(v, list) else "i64") for n, v in rows.items()]
     mine = open_zoo(name, [*columns[:-1], LABEL])
@@ -134,7 +134,7 @@ def test_ids_are_the_same_on_every_backend():
             np.testing.assert_allclose(found[name].numpy(), values, rtol=1e-6)
 
 
-def test_the_export_of_a_census_model_is_plain_keras(tmp_path):
+def test_the_export_of_a_census_model_is_a_plain_keras_model(tmp_path):
     rows = people(6)
     columns = [column(n, "bytes" if isinstance(v, list) else "i64") for n, v in rows.items()]
     mine = open_zoo("deepfm.deepfm_functional_api", [*columns[:-1], LABEL])

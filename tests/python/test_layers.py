@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Embeddings on parameter servers must compute what `keras.layers.Embedding` computes.
 
-Runs on the backend that KERAS_BACKEND names.
+Runs on the backend in KERAS_BACKEND.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ N_IDS, DIM = 50, 4
 TABLE = RNG.normal(size=(N_IDS, DIM)).astype("float32")
 IDS = column("ids", "i64", 3)
 WORDS = Batch(ids=RNG.integers(0, N_IDS, (12, 3)), label=RNG.integers(0, 2, 12))
-# Which has ragged tensors.
+# Only TensorFlow has ragged tensors.
 on_tensorflow = pytest.mark.backends("tensorflow")
 
 
 def small(make_embedding):
-    """A functional model over one embedding."""
+    """A functional model with one embedding."""
 
     def custom_model():
         inputs = keras.Input((3,), dtype="int64", name="ids")
@@ -55,7 +55,7 @@ def ours():
 
 
 def rows_of(mine, batch, table=TABLE):
-    """What the parameter servers answer."""
+    """The rows that parameter servers would return."""
     return [table[ids] for ids in mine.lookups(batch)]
 
 
@@ -67,7 +67,7 @@ def summed(ids, gradient, n_ids=N_IDS):
 
 
 def check_like_keras(mine, model, batch, features):
-    """Loss, dense gradient and summed rows' gradient equal those of `model`, which has `TABLE`."""
+    """Loss, dense gradient and summed row gradients equal those of `model`, which has `TABLE`."""
     ids = mine.lookups(batch)
     loss, gradients = mine.train(batch, rows_of(mine, batch), seed=1)
     expected, plain, _ = plain_gradient(model, mean_squares, features, batch.columns["label"])
@@ -87,7 +87,7 @@ def with_table(model):
     return model
 
 
-def test_an_embedding_computes_what_that_of_keras_computes():
+def test_an_embedding_equals_that_of_keras():
     mine = adapter(small(ours), [IDS, LABEL])
     assert mine.spec["tables"] == [
         {"name": "table", "dim": DIM, "init": {"uniform": {"low": -0.05, "high": 0.05}}}
@@ -134,7 +134,7 @@ def test_a_layer_that_is_called_twice_has_the_rows_of_both_calls():
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("mask_zero", [False, True])
-def test_combiners_leave_out_negative_ids_and_padding(combiner, mask_zero, tmp_path):
+def test_combiners_skip_negative_ids_and_padding(combiner, mask_zero, tmp_path):
     def custom_model():
         inputs = keras.Input((4,), dtype="int64", name="ids")
         layer = elasticdl.layers.Embedding(
@@ -158,7 +158,7 @@ def test_combiners_leave_out_negative_ids_and_padding(combiner, mask_zero, tmp_p
     _, (gradient,) = mine.train(batch, [TABLE[asked]], 0)
     weights = np.concatenate([np.full(len(row), len(row) ** -power) for row in kept if row])
     np.testing.assert_allclose(gradient, np.repeat(weights[:, None], DIM, 1), rtol=1e-5)
-    # Plain Keras has no combiner, so the export has a small model in its place.
+    # Plain Keras has no combiner, so the export has a small model instead.
     mine.export(str(tmp_path), mine.dense, {"table": (np.arange(N_IDS), TABLE)})
     loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
     np.testing.assert_allclose(ops.convert_to_numpy(loaded(ids)), expected, rtol=1e-5, atol=1e-6)
@@ -208,7 +208,7 @@ def large_functional():
 
 
 @pytest.mark.parametrize("custom_model", [large_functional, Deep])
-def test_a_large_embedding_is_swapped_and_restored_with_its_rows(custom_model, tmp_path):
+def test_a_large_embedding_is_replaced_and_restored_with_its_rows(custom_model, tmp_path):
     mine = adapter(custom_model, [IDS, LABEL])
     (table,) = mine.spec["tables"]
     assert table["name"].endswith("large/embeddings") and table["dim"] == 16
@@ -227,7 +227,7 @@ def test_a_large_embedding_is_swapped_and_restored_with_its_rows(custom_model, t
     loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False, custom_objects=custom)
     found = ops.convert_to_numpy(loaded(WORDS.columns["ids"]))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    # Rows that no record asked for are those of plain Keras.
+    # Rows that no record used equal those of plain Keras.
     fresh_model = fresh(custom_model)
     fresh_model(WORDS.columns["ids"])
     values = [
@@ -236,11 +236,11 @@ def test_a_large_embedding_is_swapped_and_restored_with_its_rows(custom_model, t
     ]
     last = [ops.convert_to_numpy(layer.embeddings)[N_IDS:] for layer in values]
     np.testing.assert_array_equal(*last)
-    # And the rows stay with the servers while training goes on.
+    # The rows stay on the servers while training continues.
     np.testing.assert_array_equal(mine.predict(WORDS, [lent]), expected)
 
 
-def test_only_large_ones_under_parameter_servers_are_swapped():
+def test_only_large_embeddings_with_parameter_servers_are_replaced():
     everywhere = {"distribution_strategy": "AllreduceStrategy"}
     mine = adapter(large_functional, [IDS, LABEL], job=everywhere)
     assert mine.spec["tables"] == []
@@ -249,7 +249,7 @@ def test_only_large_ones_under_parameter_servers_are_swapped():
     assert adapter(small(plain_embedding), [IDS, LABEL]).spec["tables"] == []
 
 
-def test_rows_that_the_user_has_set_are_not_lost():
+def test_rows_set_by_the_user_are_kept():
     def custom_model():
         model = large_functional()
         model.get_layer("large").set_weights([np.ones((40_000, 16), "float32")])
@@ -259,7 +259,7 @@ def test_rows_that_the_user_has_set_are_not_lost():
 
 
 class Open(keras.Model):
-    """Ids without a bound, so that no plain layer can stand for it."""
+    """Ids without a bound, so no plain layer can replace it."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -270,7 +270,7 @@ class Open(keras.Model):
         return self.out(ops.mean(self.table(inputs), axis=1))
 
 
-def test_an_export_without_a_bound_keeps_the_rows_that_training_saw(tmp_path):
+def test_an_export_without_a_bound_has_the_trained_rows(tmp_path):
     mine = adapter(Open, [IDS, LABEL])
     expected = mine.predict(WORDS, rows_of(mine, WORDS))
     order = RNG.permutation(N_IDS)
@@ -283,7 +283,7 @@ def test_an_export_without_a_bound_keeps_the_rows_that_training_saw(tmp_path):
 
 
 class Uneven(keras.Model):
-    """Ids of another number in each record, cut from dense ones."""
+    """A different number of ids in each record, taken from dense ids."""
 
     def __init__(self, combiner, is_sparse):
         super().__init__()
@@ -314,7 +314,7 @@ def test_ragged_and_sparse_ids_are_looked_up(combiner, is_sparse):
     np.testing.assert_allclose(mine.predict(batch, [TABLE[ids]]), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_initializer_is_sent_to_the_servers_or_refused():
+def test_an_initializer_is_passed_to_the_servers_or_refused():
     def init(initializer, input_dim=None):
         layer = elasticdl.layers.Embedding(
             DIM, input_dim=input_dim, embeddings_initializer=initializer, name="table"
@@ -336,15 +336,15 @@ def test_an_initializer_is_sent_to_the_servers_or_refused():
         elasticdl.layers.Embedding(DIM, combiner="max")
 
 
-def test_ids_that_have_no_place_are_refused():
+def test_ids_out_of_range_are_refused():
     mine = adapter(small(ours), [IDS, LABEL])
     batch = Batch(ids=np.array([[1, 2, N_IDS]]), label=np.array([0]))
     with pytest.raises(ZooError, match="`table` got the id 50, but its input_dim is 50; increase"):
         mine.lookups(batch)
 
 
-@pytest.mark.backends("jax")  # Only JAX has 32 bits.
-def test_wide_ids_are_refused_on_jax():
+@pytest.mark.backends("jax")  # Only JAX is limited to 32 bits.
+def test_64_bit_ids_are_refused_on_jax():
     mine = adapter(Open, [IDS, LABEL])
     batch = Batch(ids=np.array([[1, 2, 2**40]]), label=np.array([0]))
     with pytest.raises(ZooError, match="beyond 32 bits, which the JAX backend cannot look up"):
@@ -352,7 +352,7 @@ def test_wide_ids_are_refused_on_jax():
 
 
 @pytest.mark.backends("tensorflow", "torch")
-def test_wide_ids_are_looked_up_whole():
+def test_64_bit_ids_are_looked_up():
     mine = adapter(Open, [IDS, LABEL])
     batch = Batch(ids=np.array([[1, 2**40, 2**63 - 1]]), label=np.array([0]))
     (ids,) = mine.lookups(batch)

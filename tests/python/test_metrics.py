@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of two batches must give what Keras gives for both at once."""
+"""Metrics merged from two batches must equal those of Keras for both at once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from elasticdl._zoo import ZooError
 RNG = np.random.default_rng(7)
 N = 200
 BINARY = (RNG.random(N) < 0.4).astype("int64")
-# Scores that know something of the truth, so that no measure is trivial.
+# Scores that correlate with the labels, so no metric is trivial.
 SCORES = np.clip(0.3 * BINARY + 0.7 * RNG.random(N), 0, 1).astype("float32")[:, None]
 CLASSES = RNG.integers(0, 5, N)
 ODDS = (RNG.normal(size=(N, 5)) + 2 * np.eye(5)[CLASSES]).astype("float32")
 
 
 def value(kind: str, sums: list[float]) -> float:
-    """As crates/edl-core/src/metric.rs puts sums together."""
+    """Merges sums like crates/edl-core/src/metric.rs."""
     if kind != "auc":
         ratio = sums[0] / sums[1]
         return math.sqrt(ratio) if kind == "root_ratio" else ratio
@@ -51,7 +51,7 @@ def measured(metric, labels, predictions) -> float:
         keras.metrics.BinaryCrossentropy,
     ],
 )
-def test_binary_metrics_are_those_of_keras(make):
+def test_binary_metrics_equal_keras(make):
     whole = make()
     whole.update_state(BINARY[:, None], SCORES)
     assert measured(make(), BINARY[:, None], SCORES) == pytest.approx(float(whole.result()), 1e-5)
@@ -65,14 +65,14 @@ def test_binary_metrics_are_those_of_keras(make):
         lambda: keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
     ],
 )
-def test_class_metrics_are_those_of_keras(make):
+def test_class_metrics_equal_keras(make):
     whole = make()
     whole.update_state(CLASSES, ODDS)
     assert measured(make(), CLASSES, ODDS) == pytest.approx(float(whole.result()), 1e-5)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_auc_is_that_of_keras(from_logits):
+def test_auc_equals_keras(from_logits):
     scores = np.log(SCORES / (1 - SCORES + 1e-6) + 1e-6) if from_logits else SCORES
     whole = keras.metrics.AUC(num_thresholds=4097, from_logits=from_logits)
     whole.update_state(BINARY[:, None], scores)
@@ -80,7 +80,7 @@ def test_auc_is_that_of_keras(from_logits):
     assert found == pytest.approx(float(whole.result()), abs=1e-4)
 
 
-def test_a_function_gives_one_number_per_record_or_their_mean():
+def test_a_function_returns_one_number_per_record_or_their_mean():
     def per_record(labels, predictions):
         return np.argmax(predictions, 1) == labels
 
@@ -92,7 +92,7 @@ def test_a_function_gives_one_number_per_record_or_their_mean():
     assert measured(mean, CLASSES, ODDS) == pytest.approx(expected)
 
 
-def test_the_loss_comes_last_and_names_say_what_is_better():
+def test_the_loss_is_last_and_names_determine_which_direction_is_better():
     metrics = {"accuracy": np.equal, "mean_error": np.subtract, "auc": keras.metrics.AUC()}
     assert _metrics.describe(metrics) == [
         {"name": "accuracy", "kind": "ratio", "more_is_better": True},
@@ -104,7 +104,7 @@ def test_the_loss_comes_last_and_names_say_what_is_better():
     assert _metrics.sums(None, None, None, 4, loss=0.5) == {"loss": [2.0, 4.0]}
 
 
-def test_keras_decides_what_is_better():
+def test_keras_determines_which_direction_is_better():
     metrics = {"a": keras.metrics.MeanSquaredError(), "b": keras.metrics.BinaryAccuracy()}
     assert [entry["more_is_better"] for entry in _metrics.describe(metrics)] == [False, True, False]
 
@@ -133,7 +133,7 @@ def test_metrics_of_several_outputs_are_named_after_them():
         ({"a": {"b": np.equal}, "a_b": np.equal}, "more than one metric named `a_b`"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_what_can(metrics, text):
+def test_an_unsupported_metric_is_refused_with_the_supported_ones(metrics, text):
     with pytest.raises(ZooError, match=text):
         _metrics.describe(metrics)
 

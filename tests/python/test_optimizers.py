@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's optimizer in the words of Rust.
+"""Converts the user's optimizer to its Rust description.
 
-That those words yield the library's own numbers is tested in Rust, on values that
-optimizer_golden.py makes.
+The Rust tests check that these descriptions give the numbers of the library, with values from
+optimizer_golden.py.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_the_usual_torch_optimizers(t, params):
 
 
 def test_the_golden_values_of_the_rust_tests_are_current(k, t):
-    """The values in the repository were made with the specs that are made today."""
+    """The values in the repository were computed with the current specs."""
     import optimizer_golden as golden
 
     kept = json.loads(golden.FILE.read_text())["cases"]
@@ -113,7 +113,7 @@ def test_the_golden_values_of_the_rust_tests_are_current(k, t):
 
 
 def near(a, b):
-    """Equal but for the rounding of a backend."""
+    """Equal except for the rounding of a backend."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(near(a[key], b[key]) for key in a)
     if isinstance(a, list):
@@ -121,13 +121,13 @@ def near(a, b):
     return a == (pytest.approx(b, rel=1e-6, abs=1e-7) if isinstance(b, float) else b)
 
 
-def test_clipping_is_carried_over(k):
+def test_clipping_is_converted(k):
     assert _optimizers.from_keras(k.SGD(clipnorm=2))["clip"] == {"norm": 2.0}
     assert _optimizers.from_keras(k.SGD(global_clipnorm=2))["clip"] == {"global_norm": 2.0}
     assert _optimizers.from_keras(k.SGD(clipvalue=0.5))["clip"] == {"value": 0.5}
 
 
-def test_an_optimizer_that_we_lack_is_an_error_that_lists_those_we_have(k, t, params):
+def test_an_unsupported_optimizer_is_an_error_that_lists_the_supported_ones(k, t, params):
     with pytest.raises(ZooError) as keras_error:
         _optimizers.from_keras(k.Adafactor())
     assert "Adafactor` is not supported" in str(keras_error.value)
@@ -140,7 +140,7 @@ def test_an_optimizer_that_we_lack_is_an_error_that_lists_those_we_have(k, t, pa
     )
 
 
-def test_a_custom_class_is_not_taken_for_its_parent(k):
+def test_a_custom_class_is_not_mistaken_for_its_parent(k):
     class Adam(k.Adam):
         def update_step(self, gradient, variable, learning_rate):
             raise NotImplementedError
@@ -149,7 +149,7 @@ def test_a_custom_class_is_not_taken_for_its_parent(k):
         _optimizers.from_keras(Adam())
 
 
-def test_options_that_would_be_lost_are_refused_by_name(k, t, params):
+def test_unsupported_options_are_refused_by_name(k, t, params):
     for options in [
         {"use_ema": True},
         {"loss_scale_factor": 2.0},
@@ -163,7 +163,7 @@ def test_options_that_would_be_lost_are_refused_by_name(k, t, params):
             _optimizers.from_torch(t.SGD(params, 0.1, **{name: True}))
 
 
-def test_keras_variables_may_be_left_out_of_weight_decay(k):
+def test_keras_variables_can_be_excluded_from_weight_decay(k):
     import keras
 
     bias, kernel = keras.Variable([0.0], name="bias"), keras.Variable([0.0], name="kernel")
@@ -182,7 +182,7 @@ def test_torch_groups_may_differ_in_whether_weights_decay(t, params):
     assert _optimizers.from_torch(optimizer)["weight_decay"] == 0.1
     assert [_optimizers.decayed(optimizer, param) for param in params] == [True, False]
     plain = t.SGD([first], 0.1)
-    assert _optimizers.decayed(plain, first), "a job's --weight_decay touches it"
+    assert _optimizers.decayed(plain, first), "a job's --weight_decay applies to it"
     assert _optimizers.holds(plain, first) and not _optimizers.holds(plain, second)
 
 
@@ -195,7 +195,7 @@ def test_torch_groups_that_differ_otherwise_are_refused(t, params):
             _optimizers.from_torch(t.AdamW(groups, weight_decay=0.1))
 
 
-def test_a_function_of_the_step_becomes_a_table(k, t, params):
+def test_a_function_of_the_step_is_converted_to_a_table(k, t, params):
     expected = {"table": {"starts": [0, 3], "factors": [1.0, 0.1]}}
     by_step = lambda step: 0.5 if step < 3 else 0.05  # noqa: E731
     for spec in [
@@ -207,7 +207,7 @@ def test_a_function_of_the_step_becomes_a_table(k, t, params):
     assert (constant["learning_rate"], constant["schedule"]) == (0.5, "constant")
 
 
-def test_a_torch_scheduler_is_afterwards_as_it_was(t, params):
+def test_a_torch_scheduler_is_not_changed(t, params):
     optimizer = t.SGD(params, 0.1)
     schedule = t.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=9)
     before = optimizer.param_groups[0].copy(), dict(schedule.state_dict())
@@ -216,7 +216,7 @@ def test_a_torch_scheduler_is_afterwards_as_it_was(t, params):
     assert (optimizer.param_groups[0], dict(schedule.state_dict())) == before
 
 
-def test_schedules_that_cannot_be_known_are_refused(k, t, params):
+def test_unpredictable_schedules_are_refused(k, t, params):
     with pytest.raises(ZooError, match="set --num_epochs"):
         _optimizers.from_keras(k.SGD(), None, lambda step: 0.5)
     with pytest.raises(ZooError, match="does not take the step"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The preprocessing layers: on TensorFlow with every kind of input, on JAX and torch with dense."""
+"""Preprocessing layers: all kinds of input on TensorFlow, dense input on JAX and torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ELSEWHERE = ("jax", "torch")
 
 @pytest.fixture(scope="module", autouse=True)
 def other_backends():
-    """The dense cases on the other backends, which run while this process tests TensorFlow."""
+    """Runs the dense cases on the other backends while this process tests TensorFlow."""
     script = Path(__file__).with_name("preprocessing_dense.py")
     running = {}
     for backend in ELSEWHERE:
@@ -86,7 +86,7 @@ def test_embeddings_are_combined_and_clipped():
 @pytest.mark.parametrize(
     ("layer", "values", "expected"), cases(dense.NUMBERS, dense.STRINGS, dense.INTEGERS)
 )
-def test_ragged_and_sparse_tensors_keep_their_kind(layer, values, expected):
+def test_ragged_and_sparse_tensors_stay_ragged_and_sparse(layer, values, expected):
     array = dense.as_input(values)
     flat, wanted = tf.constant(array.ravel()), np.array(expected).ravel()
     n = len(wanted)
@@ -133,7 +133,7 @@ def test_sparse_embedding_equals_tensorflows_lookup(combiner, max_norm):
     for output in outputs:
         np.testing.assert_allclose(output, wanted, rtol=1e-6, atol=1e-8)
         own = tf.convert_to_tensor(tape.gradient(output, table))
-        # Near zero, terms near one have cancelled out; what is left has their rounding errors.
+        # Near zero, terms near one have cancelled out, and their rounding errors remain.
         np.testing.assert_allclose(own, slope, rtol=1e-5, atol=1e-6)
 
 
@@ -187,13 +187,13 @@ def test_fingerprints_are_farmhash():
     np.testing.assert_array_equal(fingerprint64(strings) % np.uint64(n_bins), wanted)
 
 
-def test_hashing_is_keras_hashing_without_salt():
+def test_hashing_equals_keras_hashing_without_salt():
     words = np.array([[f"word {n}" for n in range(50)]])
     wanted = keras.layers.Hashing(97)(words)
     np.testing.assert_array_equal(prep.Hashing(97)(words), wanted)
 
 
-def test_discretization_is_keras_discretization():
+def test_discretization_equals_keras_discretization():
     numbers = np.random.default_rng(1).normal(size=(50, 2)).astype("float32")
     bins = [-1.5, -0.1, 0.0, 0.7]
     wanted = keras.layers.Discretization(bins)(numbers)
@@ -208,7 +208,7 @@ def test_integers_are_compared_exactly():
 
 
 @pytest.mark.parametrize("n_oov", [1, 5])
-def test_index_lookup_is_string_lookup_with_unknown_words_last(n_oov):
+def test_index_lookup_equals_string_lookup_with_unknown_words_last(n_oov):
     vocabulary = ["red", "green", "blue"]
     words = np.array(["blue", "red", "pink", "grey", "black"])
     theirs = keras.layers.StringLookup(vocabulary=vocabulary, num_oov_indices=n_oov)(words)
@@ -216,14 +216,14 @@ def test_index_lookup_is_string_lookup_with_unknown_words_last(n_oov):
     np.testing.assert_array_equal(prep.IndexLookup(vocabulary, n_oov)(words), wanted)
 
 
-def test_index_lookup_is_integer_lookup_with_unknown_numbers_last():
+def test_index_lookup_equals_integer_lookup_with_unknown_numbers_last():
     numbers = np.array([30, 10, 7, 20])
     theirs = keras.layers.IntegerLookup(vocabulary=[10, 20, 30])(numbers)
     wanted = np.where(theirs < 1, 3, theirs - 1)
     np.testing.assert_array_equal(prep.IndexLookup([10, 20, 30])(numbers), wanted)
 
 
-def test_normalizer_is_keras_normalization():
+def test_normalizer_equals_keras_normalization():
     numbers = np.array([[1.0], [2.0], [4.0]], "float32")
     wanted = keras.layers.Normalization(mean=2.0, variance=9.0)(numbers)
     np.testing.assert_allclose(prep.Normalizer(2.0, 3.0)(numbers), wanted, rtol=1e-6)
@@ -232,7 +232,7 @@ def test_normalizer_is_keras_normalization():
 # === Models, files, pipelines ===
 
 
-def test_a_model_of_strings_trains_and_comes_back_from_its_file(tmp_path):
+def test_a_model_with_string_inputs_trains_and_can_be_saved_and_loaded(tmp_path):
     tags = keras.Input((1,), dtype="string", name="tags")
     age = keras.Input((1,), name="age")
     ids = prep.Hashing(20)(prep.ToRagged()(tags))
@@ -249,7 +249,7 @@ def test_a_model_of_strings_trains_and_comes_back_from_its_file(tmp_path):
     np.testing.assert_array_equal(loaded(batch), model(batch))
 
 
-def test_a_model_takes_sparse_and_ragged_inputs():
+def test_a_model_accepts_sparse_and_ragged_inputs():
     words = keras.Input((None,), dtype="string", ragged=True)
     numbers = keras.Input((2,), sparse=True)
     ids = prep.IndexLookup(["a", "b"])(words)
@@ -333,7 +333,7 @@ def test_a_loaded_layer_has_the_same_settings(layer):
         (lambda: prep.declare_model_inputs(), "input names must be strings"),
     ],
 )
-def test_a_bad_value_is_refused_in_a_sentence(make, text):
+def test_a_bad_value_is_refused_in_one_line(make, text):
     with pytest.raises(ValueError, match=text):
         make()
 
@@ -348,17 +348,17 @@ def test_a_bad_value_is_refused_in_a_sentence(make, text):
         (prep.IndexLookup([1]), ["a"], "needs integers"),
     ],
 )
-def test_a_wrong_type_is_refused_in_a_sentence(layer, values, text):
+def test_a_wrong_type_is_refused_in_one_line(layer, values, text):
     with pytest.raises(TypeError, match=text):
         layer(tf.constant(values))
 
 
-def test_an_array_of_strings_may_hold_nothing_else():
+def test_an_array_of_strings_must_contain_only_strings():
     with pytest.raises(TypeError, match="must contain `str` or `bytes`, not `None`"):
         prep.Hashing(3).on_numpy(np.array(["a", None], object))
 
 
-def test_numpy_numbers_are_read_as_strictly_as_tensorflow_reads_them():
+def test_numpy_numbers_are_parsed_as_strictly_as_in_tensorflow():
     layer = prep.ToNumber("int32")
     for text in ("1.5", "1_000", "x", str(2**31), " "):
         with pytest.raises(ValueError, match=f"cannot parse `{text}` as int32"):
@@ -367,7 +367,7 @@ def test_numpy_numbers_are_read_as_strictly_as_tensorflow_reads_them():
             layer(tf.constant([text]))
 
 
-def test_a_missing_keras_is_named_with_its_remedy(tmp_path):
+def test_a_missing_keras_is_reported_with_the_solution(tmp_path):
     (tmp_path / "keras.py").write_text("raise ModuleNotFoundError('no keras', name='keras')")
     search = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     answer = subprocess.run(
@@ -380,10 +380,10 @@ def test_a_missing_keras_is_named_with_its_remedy(tmp_path):
     assert "pip install elasticdl[keras]" in answer.stderr.splitlines()[-1]
 
 
-# === The analysis step's statistics, and the rest ===
+# === Statistics of the analysis step, and other tests ===
 
 
-def test_statistics_come_from_the_environment_or_are_the_default(monkeypatch):
+def test_statistics_come_from_the_environment_or_have_defaults(monkeypatch):
     assert prep.get_max("age", 90) == 90
     for name, text in {
         "min": "1",
@@ -407,7 +407,7 @@ def test_statistics_come_from_the_environment_or_are_the_default(monkeypatch):
         prep.get_min("age", 0)
 
 
-def test_examples_in_the_documentation_hold():
+def test_examples_in_the_documentation_are_correct():
     names = [f"{prep.__name__}.{one.name}" for one in pkgutil.iter_modules(prep.__path__)]
     for name in [prep.__name__, "elasticdl.feature_column", *names]:
         result = doctest.testmod(importlib.import_module(name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`custom_data_reader`: records by number from a reader of the user's own, and whole jobs of it."""
+"""`custom_data_reader`: records by number from a custom reader, and whole jobs with one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import nn
 
 
 class Numbers:
-    """Three shards of rows that can be told from each other."""
+    """Three shards of distinguishable rows."""
 
     def __init__(self, data_origin, records_per_task, scale="1"):
         assert data_origin == "a table", data_origin
@@ -86,7 +86,7 @@ def words(name: str, path: Path, *more: str) -> list[str]:
 
 
 class Rows:
-    """A reader over a list, that counts what it was asked for."""
+    """A reader of a list that counts requests."""
 
     def __init__(self, shards: object, rows: dict[str, list]) -> None:
         self.shards = shards
@@ -108,7 +108,7 @@ def reader(shards: object, block: int = 4, **rows: list) -> _reader.Reader:
     return _reader.Reader(Rows(shards, rows), "here", block)
 
 
-def test_records_of_all_shards_are_numbered_through() -> None:
+def test_records_are_numbered_across_all_shards() -> None:
     shards = {"a": (2, 3), "none": (0, 0), "b": (0, 5)}
     read = reader(shards, a=list(range(10)), b=list(range(100, 110)))
     assert len(read) == 8
@@ -118,7 +118,7 @@ def test_records_of_all_shards_are_numbered_through() -> None:
         read.records([8])
 
 
-def test_shards_may_be_a_list_and_their_order_is_part_of_the_location() -> None:
+def test_shards_can_be_a_list_and_their_order_is_part_of_the_location() -> None:
     one = reader([("a", 0, 2), ("b", 0, 2)], a=[1, 2], b=[3, 4])
     other = reader([("b", 0, 2), ("a", 0, 2)], a=[1, 2], b=[3, 4])
     assert one.records(range(4)) == [1, 2, 3, 4]
@@ -126,20 +126,20 @@ def test_shards_may_be_a_list_and_their_order_is_part_of_the_location() -> None:
     assert one.location != other.location
 
 
-def test_a_range_is_read_once_for_its_neighbours() -> None:
+def test_a_range_is_read_once_for_adjacent_records() -> None:
     read = reader({"a": (0, 10)}, a=list(range(10)))
     read.records([5, 4, 7, 6, 5])
     assert read._made.asked == [("a", 4, 8)]
 
 
 @pytest.mark.parametrize(("length", "found"), [(9, "1 record"), (8, "0 records")])
-def test_a_reader_that_gives_too_little_is_refused(length: int, found: str) -> None:
+def test_a_reader_that_returns_too_few_records_is_refused(length: int, found: str) -> None:
     read = reader({"a": (0, 10)}, a=list(range(length)))
     with pytest.raises(ZooError, match=f"returned {found} for 8 to 10 of the shard `a`"):
         read.records([9])
 
 
-def test_a_reader_that_gives_too_much_is_refused() -> None:
+def test_a_reader_that_returns_too_many_records_is_refused() -> None:
     read = reader({"a": (0, 2)}, a=[1, 2])
     read._made.read_records = lambda task: [1, 2, 3]
     with pytest.raises(ZooError, match="returned more than 2 records"):
@@ -155,7 +155,7 @@ def test_an_inconsistent_reader_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         read.records([0])
 
 
-def test_records_become_columns() -> None:
+def test_records_are_converted_to_columns() -> None:
     rows = reader({"a": (0, 2)}, a=[(1, "x", [1.5, 2.5]), (2, "y", [3.5, 4.5])]).columns([1, 0])
     assert rows["0"].tolist() == [2, 1] and rows["0"].dtype == np.int64
     assert rows["1"] == [b"y", b"x"]
@@ -168,7 +168,7 @@ def test_records_become_columns() -> None:
     assert reader({"a": (0, 1)}, a=[b"raw"]).schema()[1]
 
 
-def test_what_is_no_reader_is_refused() -> None:
+def test_an_invalid_reader_is_refused() -> None:
     with pytest.raises(ZooError, match="without `create_shards`"):
         _reader.Reader(object(), "here", 4)
     with pytest.raises(ZooError, match="`create_shards` must return"):
@@ -190,7 +190,7 @@ def test_a_job_with_a_reader_is_bit_identical(cluster: Cluster, tmp_path: Path) 
     assert weights(cluster.job("bits-1")) == weights(cluster.job("bits-2"))
 
 
-def test_a_killed_worker_costs_no_record_of_a_reader(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_worker_loses_no_record_of_a_reader(cluster: Cluster, tmp_path: Path) -> None:
     path = module(tmp_path, read="__import__('time').sleep(0.002)")
     job = cluster.start(*words("killed", path, "--num_workers=2", "--num_epochs=2"))
 
@@ -214,7 +214,7 @@ def test_a_reader_that_fails_shows_the_users_traceback(cluster: Cluster, tmp_pat
     assert "row 321 is bad" in done.stderr + done.stdout
 
 
-def test_a_reader_that_is_none_starts_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_reader_without_records_starts_nothing(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.run(*words("none", module(tmp_path, shards="{}")), code=2)
     assert "`create_shards` of `custom_data_reader` found no records in `a table`" in done.stderr
     assert not cluster.job("none").exists()

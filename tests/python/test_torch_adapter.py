@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter of torch modules against plain PyTorch."""
+"""Compares the adapter of torch modules with plain PyTorch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def linear() -> nn.Module:
 
 
 def named(model, vector: np.ndarray) -> dict[str, np.ndarray]:
-    """The pieces of a flat vector by their names."""
+    """The parts of a flat vector by name."""
     pieces, at = {}, 0
     for param in model.spec["params"]:
         n_numbers = int(np.prod(param["shape"]))
@@ -53,7 +53,7 @@ def named(model, vector: np.ndarray) -> dict[str, np.ndarray]:
     return pieces
 
 
-def test_gradients_are_those_of_plain_autograd_to_the_last_bit():
+def test_gradients_are_bit_identical_to_plain_autograd():
     model = adapter(cnn, cross_entropy)
     module = plain(cnn)
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -76,7 +76,7 @@ def test_gradients_are_those_of_plain_autograd_to_the_last_bit():
         assert np.any(gradient[name] != 0)
 
 
-def test_a_gradient_in_pieces_is_the_same_gradient():
+def test_a_gradient_in_several_parts_is_the_same_gradient():
     def custom_model():
         module = cnn()
         module[1].bias.requires_grad_(False)
@@ -91,7 +91,7 @@ def test_a_gradient_in_pieces_is_the_same_gradient():
     assert np.array_equal(np.concatenate(pieces), whole)
 
 
-def test_first_values_are_those_that_the_seed_gives_the_plain_module():
+def test_initial_values_equal_those_of_the_plain_module_with_the_same_seed():
     model = adapter(cnn, cross_entropy)
     values = named(model, model.dense)
     state = plain(cnn).state_dict()
@@ -100,7 +100,7 @@ def test_first_values_are_those_that_the_seed_gives_the_plain_module():
         assert np.array_equal(value, state[name].numpy()), name
 
 
-def test_a_pass_depends_on_nothing_that_ran_before():
+def test_a_pass_does_not_depend_on_earlier_passes():
     model = adapter(cnn, cross_entropy)
     batch = images(16)
     first = model.train(batch, [], 2**64 - 1)[0], model.gradient.copy()
@@ -116,10 +116,10 @@ def test_a_pass_depends_on_nothing_that_ran_before():
     again = model.train(batch, [], 2**64 - 1)[0], model.gradient
     assert first[0] == again[0]
     assert np.array_equal(first[1], again[1])
-    assert model.train(batch, [], 1)[0] != first[0], "dropout follows the seed"
+    assert model.train(batch, [], 1)[0] != first[0], "dropout depends on the seed"
 
 
-def test_a_pass_that_failed_leaves_nothing_behind():
+def test_a_failed_pass_does_not_affect_later_passes():
     fails = []
 
     class Fails(torch.autograd.Function):
@@ -130,7 +130,7 @@ def test_a_pass_that_failed_leaves_nothing_behind():
         @staticmethod
         def backward(context, gradient):
             if fails:
-                raise RuntimeError("out of luck")
+                raise RuntimeError("an error in backward")
             return gradient
 
     class Model(nn.Module):
@@ -146,7 +146,7 @@ def test_a_pass_that_failed_leaves_nothing_behind():
     model.train(batch, [], 1)
     expected = model.gradient.copy()
     fails.append(True)
-    with pytest.raises(RuntimeError, match="out of luck"):
+    with pytest.raises(RuntimeError, match="an error in backward"):
         model.train(batch, [], 1)
     fails.clear()
     model.train(batch, [], 1)
@@ -170,7 +170,7 @@ def test_a_pass_on_another_thread_is_bit_identical():
     assert found == [(1, True)]
 
 
-def test_a_sparse_gradient_is_made_dense():
+def test_a_sparse_gradient_is_converted_to_a_dense_one():
     def custom_model(sparse=True):
         return nn.Sequential(nn.Embedding(8, 4, sparse=sparse), nn.Flatten(), nn.Linear(12, 10))
 
@@ -184,7 +184,7 @@ def test_a_sparse_gradient_is_made_dense():
     assert np.array_equal(sparse.gradient, dense.gradient)
 
 
-def test_parameters_written_into_dense_are_the_ones_used():
+def test_parameters_written_to_dense_are_used():
     model = adapter(cnn, cross_entropy)
     batch = images(16)
     module = plain(cnn)
@@ -199,7 +199,7 @@ def test_parameters_written_into_dense_are_the_ones_used():
     assert np.array_equal(model.predict(batch, []), expected)
 
 
-def test_every_random_number_follows_the_seed():
+def test_every_random_number_depends_on_the_seed():
     class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -271,7 +271,7 @@ def test_tied_frozen_and_unused_parameters():
     assert rules["unused.weight"] == {"trainable": {"decay": True}}
 
 
-def test_parameters_that_the_optimizer_does_not_hold_are_frozen():
+def test_parameters_that_the_optimizer_does_not_have_are_frozen():
     def optimizer(parameters):
         return torch.optim.SGD(parameters[:1], lr=0.1)
 
@@ -281,7 +281,7 @@ def test_parameters_that_the_optimizer_does_not_hold_are_frozen():
     assert model.gradient[:784].any() and not model.gradient[-N_CLASSES:].any()
 
 
-def test_the_spec_says_what_the_model_is_made_of():
+def test_the_spec_describes_the_model():
     def optimizer(parameters):
         weights = {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1}
         rest = {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0}
@@ -297,7 +297,7 @@ def test_the_spec_says_what_the_model_is_made_of():
     assert model.spec["tables"] == [] and model.lookups(images(2)) == []
 
 
-def test_an_optimizer_may_come_with_its_scheduler():
+def test_an_optimizer_can_have_a_scheduler():
     def optimizer(parameters):
         made = torch.optim.SGD(parameters, lr=0.5)
         return made, torch.optim.lr_scheduler.ExponentialLR(made, gamma=0.9)
@@ -317,19 +317,19 @@ def test_an_optimizer_may_come_with_its_scheduler():
         lambda output, target: functional.cross_entropy(output, target),
     ],
 )
-def test_losses_in_either_order_and_per_record_are_one_number(loss):
+def test_losses_in_either_order_and_per_record_give_one_number(loss):
     batch = images(8)
     found, _ = adapter(linear, loss).train(batch, [], 1)
     expected, _ = adapter(linear, cross_entropy).train(batch, [], 1)
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_loss_that_is_no_number_is_handed_on():
+def test_a_loss_that_is_not_a_number_is_returned():
     model = adapter(linear, lambda labels, predictions: predictions.sum() * float("nan"))
     assert np.isnan(model.train(images(4), [], 1)[0])
 
 
-def test_measures_add_up():
+def test_metrics_add_up():
     def accuracy(labels, predictions):
         return (predictions.argmax(1) == labels).float()
 
@@ -341,7 +341,7 @@ def test_measures_add_up():
     assert sums["loss"] == [loss * 8, 8.0]
 
 
-def test_several_columns_come_as_a_dict_and_several_outputs_side_by_side():
+def test_several_columns_are_a_dict_and_several_outputs_are_concatenated():
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -453,14 +453,14 @@ def half_feed(columns, mode, metadata):
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(parts, message):
+def test_errors_are_one_line(parts, message):
     with pytest.raises(ZooError) as error:
         parts = {"custom_model": linear, "loss": cross_entropy, **parts}
         adapter(**parts).train(images(4), [], 1)
     assert str(error.value) == message
 
 
-def test_an_error_of_the_users_code_is_left_alone():
+def test_an_error_in_user_code_is_not_changed():
     def feed(columns, mode, metadata):
         raise KeyError("picture")
 
@@ -468,7 +468,7 @@ def test_an_error_of_the_users_code_is_left_alone():
         adapter(linear, cross_entropy, feed=feed).train(images(4), [], 1)
 
 
-def test_a_feed_is_told_the_mode_and_the_columns():
+def test_feed_receives_the_mode_and_the_columns():
     seen = []
 
     def feed(columns, mode, metadata):
@@ -483,7 +483,7 @@ def test_a_feed_is_told_the_mode_and_the_columns():
     assert seen == [(mode, ["image", "label"], True) for mode in modes]
 
 
-def test_the_threads_are_those_of_the_job():
+def test_the_number_of_threads_is_that_of_the_job():
     adapter(linear, cross_entropy, job=job(threads_per_worker=2))
     assert torch.get_num_threads() == 2
     adapter(linear, cross_entropy)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings on the parameter servers against those of plain PyTorch."""
+"""Compares embeddings on parameter servers with those of plain PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N_IDS, DIM = 50, 4
 
 
 class Scores(nn.Module):
-    """A score per record from one embedding, whichever it is."""
+    """A score per record from any embedding."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
@@ -43,19 +43,19 @@ def batch_of(ids, first_record: int = 0) -> Batch:
 
 
 def rows_for(model, batch: Batch, tables: list[np.ndarray]) -> list[np.ndarray]:
-    """What the training loop brings: the rows that `lookups` named."""
+    """The rows that the training loop passes: those that `lookups` returned."""
     return [table[ids] for table, ids in zip(tables, model.lookups(batch))]
 
 
 def summed(ids: np.ndarray, gradient: np.ndarray, n_rows: int) -> np.ndarray:
-    """The gradient of the whole table, as the training loop adds it up."""
+    """The gradient of the whole table, as summed by the training loop."""
     whole = np.zeros((n_rows, gradient.shape[1]), np.float32)
     np.add.at(whole, ids, gradient)
     return whole
 
 
 def copied(module: nn.Module, model, weight: np.ndarray, name: str = "embedding") -> None:
-    """Gives a plain module the values of the adapter and its table."""
+    """Copies the values of the adapter and its table to a plain module."""
     with torch.no_grad():
         for own, theirs in zip(module.head.parameters(), model.module.head.parameters()):
             own.copy_(theirs)
@@ -68,7 +68,7 @@ def weight() -> np.ndarray:
 
 
 @pytest.mark.parametrize("padding_idx", [None, 3, -1])
-def test_the_gradient_is_that_of_nn_embedding(weight, padding_idx):
+def test_the_gradient_equals_that_of_nn_embedding(weight, padding_idx):
     model = adapter(
         lambda: Scores(Embedding(N_IDS, DIM, padding_idx=padding_idx)),
         squares,
@@ -95,7 +95,7 @@ def test_the_gradient_is_that_of_nn_embedding(weight, padding_idx):
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_combined_rows_are_those_of_an_embedding_bag(weight, mode, ragged):
+def test_combined_rows_equal_those_of_an_embedding_bag(weight, mode, ragged):
     layer = Embedding(N_IDS, DIM, combiner=mode)
     bag = nn.EmbeddingBag(N_IDS, DIM, mode=mode)
     layer.load_state_dict({"weight": torch.from_numpy(weight)})
@@ -105,7 +105,7 @@ def test_combined_rows_are_those_of_an_embedding_bag(weight, mode, ragged):
     torch.testing.assert_close(layer(*inputs), bag(*inputs).detach())
 
 
-def test_negative_ids_are_left_out_and_an_empty_bag_is_zeros(weight):
+def test_negative_ids_are_skipped_and_an_empty_bag_is_zeros(weight):
     rows = torch.from_numpy(weight)
     ids = torch.tensor([[1, 2, -1], [-1, -1, -1], [4, 4, 4]])
     for combiner, scale in (("sum", 1), ("mean", 2), ("sqrtn", 2**0.5)):
@@ -133,7 +133,7 @@ def test_a_layer_that_is_called_twice_gets_both_gradients(weight):
     class Twice(Scores):
         def forward(self, ids):
             first, second = self.embedding(ids[:, 0]), self.embedding(ids[:, 1:]).sum(1)
-            first *= 2  # What came may be changed in place.
+            first *= 2  # The input may be changed in place.
             return self.head(first + second).squeeze(1)
 
     model = adapter(lambda: Twice(Embedding(N_IDS, DIM)), squares, columns=batch_of([[0]]).columns)
@@ -171,7 +171,7 @@ def test_a_recording_pass_stops_at_the_last_lookup():
     assert len(n_heads) == 1
 
 
-def test_passes_over_two_data_sets_do_not_disturb_each_other(weight):
+def test_passes_over_two_datasets_do_not_interfere(weight):
     model = adapter(lambda: Scores(Embedding(N_IDS, DIM)), squares, columns=batch_of([[0]]).columns)
     training, evaluation = batch_of([[1, 2]]), batch_of([[3, 4]])
     rows = [rows_for(model, batch, [weight]) for batch in (training, evaluation)]
@@ -192,7 +192,7 @@ def test_ids_that_change_between_passes_are_refused(weight):
 
 
 class Nested(nn.Module):
-    """Large and small, bare and tied embeddings, some deep inside."""
+    """Large and small, plain and tied embeddings, some deeply nested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Nested(nn.Module):
         return deep + self.bag(ids).sum(1) + self.small(ids % 10).sum((1, 2))
 
 
-def test_large_embeddings_are_swapped_and_come_back_at_export(tmp_path):
+def test_large_embeddings_are_replaced_and_restored_at_export(tmp_path):
     model = adapter(Nested, squares, columns=batch_of([[0]]).columns)
     tables = {table["name"]: table for table in model.spec["tables"]}
     assert list(tables) == ["towers.a.embedding", "bag"]
@@ -275,7 +275,7 @@ def test_without_parameter_servers_embeddings_stay_dense():
     assert model.spec["tables"] == []
 
 
-def test_a_table_of_any_ids_is_exported_with_them(tmp_path):
+def test_a_table_with_arbitrary_ids_is_exported_with_them(tmp_path):
     def custom_model():
         return Scores(Embedding(None, DIM, init={"normal": {"mean": 0.0, "std": 0.02}}))
 
@@ -296,7 +296,7 @@ def test_a_table_of_any_ids_is_exported_with_them(tmp_path):
     assert found[1] != predicted[1, 0], "9 is not in the export, so its row is zeros"
 
 
-def test_a_model_of_tables_alone(weight):
+def test_a_model_that_has_only_tables(weight):
     class Sums(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -327,7 +327,7 @@ def test_wrong_use_is_refused(call, error, message):
         call()
 
 
-def test_a_missing_torch_is_reported_in_one_sentence():
+def test_a_missing_torch_is_reported_in_one_line():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "try:\n    import elasticdl.torch\n"

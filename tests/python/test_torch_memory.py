@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of torch modules that lie in memory which others write between passes."""
+"""Parameters of torch modules in shared memory that is written between passes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def normed() -> nn.Module:
 
 
 class Clipping(nn.Module):
-    """Changes its own parameters in a pass: by torch's own words, or behind its back."""
+    """Changes its own parameters in a pass, in a way that torch tracks or does not track."""
 
     def __init__(self, change) -> None:
         super().__init__()
@@ -39,16 +39,16 @@ class Clipping(nn.Module):
         return self.linear(x.flatten(1))
 
 
-def by_torch(model: Clipping) -> None:
+def tracked(model: Clipping) -> None:
     with torch.no_grad():
         model.linear.weight.clamp_(-0.01, 0.01)
 
 
-def behind_its_back(model: Clipping) -> None:
+def untracked(model: Clipping) -> None:
     model.linear.weight.data.clamp_(-0.01, 0.01)
 
 
-def test_a_pass_reads_what_was_written_and_is_bit_identical():
+def test_a_pass_reads_the_written_values_and_is_bit_identical():
     ours, copied = adapter(normed, cross_entropy), adapter(normed, cross_entropy)
     memory = ours.memory()
     memory[:] = ours.dense
@@ -65,7 +65,7 @@ def test_a_pass_reads_what_was_written_and_is_bit_identical():
     assert np.array_equal(memory, copied.dense)
 
 
-@pytest.mark.parametrize("change", [by_torch, behind_its_back])
+@pytest.mark.parametrize("change", [tracked, untracked])
 def test_a_module_that_changes_its_parameters_gets_copies(change):
     model = adapter(lambda: Clipping(change), cross_entropy)
     own = model.dense
@@ -74,17 +74,17 @@ def test_a_module_that_changes_its_parameters_gets_copies(change):
     before = memory.copy()
     model.bind(memory)
     model.train_in_pieces(images(8), [], 1)
-    assert np.array_equal(memory, before), "what others hold stays as it was"
+    assert np.array_equal(memory, before), "the shared values are not changed"
     assert model.memory() is None
     model.bind(own)
     model.train_in_pieces(images(8), [], 1)
-    assert not np.array_equal(own, before), "its own it may change"
+    assert not np.array_equal(own, before), "its own copy can be changed"
 
 
-def test_a_change_that_comes_later_is_reported():
+def test_a_later_change_is_reported():
     def later(model: Clipping) -> None:
         if model.n_passes > 2:
-            by_torch(model)
+            tracked(model)
 
     model = adapter(lambda: Clipping(later), cross_entropy)
     model.bind(model.memory())

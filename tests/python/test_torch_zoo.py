@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The zoo's torch models, opened as a job opens them."""
+"""The torch models of the zoo, opened as in a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opened(model_def: str, batch: Batch, **model_params: str) -> TorchAdapter:
 
 
 def losses_of_sgd(model: TorchAdapter, batch: Batch, lr: float, n_steps: int) -> list[float]:
-    """Training passes do not read batch-norm statistics, so it is no matter that they change."""
+    """Training passes do not read batch-norm statistics, so it does not matter that they change."""
     losses = []
     for step in range(n_steps):
         losses.append(model.train(batch, [], step)[0])

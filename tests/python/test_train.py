@@ -22,7 +22,7 @@ TORCH = "mnist.mnist_torch.custom_model"
 
 
 def words(name: str, model: str, **more: object) -> list[str]:
-    """The flags of a job over the shipped pictures."""
+    """The flags of a job on the shipped images."""
     flags = {
         "model_zoo": ZOO,
         "model_def": model,
@@ -47,14 +47,15 @@ def weights(job: Path) -> str:
 
 
 def kill_a_worker(cluster: Cluster, job: subprocess.Popen[str], name: str) -> None:
-    """Kills a worker of a job that trains."""
+    """Kills a worker of a running job."""
 
     def pid() -> int | None:
         if job.poll() is not None:
-            raise AssertionError("it ended early:\n" + job.communicate()[1])
+            raise AssertionError("the job ended early:\n" + job.communicate()[1])
         if not cluster.written_status(name):
             return None
-        status = cluster.status(name)  # A short job may have ended since its master wrote.
+        # A short job may have ended after its master wrote the status.
+        status = cluster.status(name)
         workers = [i for i in status["instances"] if i["role"] == "worker" and i.get("pid")]
         return int(workers[0]["pid"]) if int(status["step"]) > 5 and workers else None
 
@@ -95,7 +96,7 @@ def test_the_tutorials_command_learns(cluster: Cluster, strategy: str, enough: i
     cluster.run("audit", "test-mnist")
 
 
-# Each worker imports its framework, which takes TensorFlow long.
+# Each worker imports its framework, which is slow with TensorFlow.
 @pytest.mark.parametrize(
     ("model", "numbers"), [(KERAS, (1, 2)), (TORCH, (1, 2, 4))], ids=["keras", "torch"]
 )
@@ -113,7 +114,7 @@ def test_results_are_bit_identical_for_any_number_of_workers(
 
 
 @pytest.mark.parametrize("model", [KERAS, TORCH], ids=["keras", "torch"])
-def test_a_killed_worker_costs_no_record(cluster: Cluster, model: str) -> None:
+def test_a_killed_worker_loses_no_record(cluster: Cluster, model: str) -> None:
     job = cluster.start("train", *words("killed", model, num_workers=2, minibatch_size=32))
     kill_a_worker(cluster, job, "killed")
     out, err = job.communicate(timeout=240)
@@ -223,7 +224,7 @@ HANGING = FAILING.replace(
     mark = pathlib.Path(os.environ["HANG_ONCE"])
     if mark.exists():
         mark.unlink()
-        # Holds the interpreter for ever: no other Python thread of the process runs again.
+        # Holds the interpreter lock forever: no other Python thread of the process runs again.
         ctypes.PyDLL(None).pause()
     return images, batch['label']""",
 )
@@ -277,7 +278,7 @@ N_IDS = 500
 """
 
 
-def test_embeddings_live_on_the_servers_and_come_back_at_export(
+def test_embeddings_are_on_the_servers_and_are_restored_at_export(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     data = tmp_path / "odd.csv"
@@ -302,8 +303,8 @@ def test_embeddings_live_on_the_servers_and_come_back_at_export(
     code = (
         "import keras, numpy as np\n"
         f"model = keras.saving.load_model({str(output / 'model.keras')!r})\n"
-        "said = model(np.arange(500).reshape(-1, 1)).numpy()[:, 0] > 0\n"
-        "assert (said == (np.arange(500) % 2 == 1)).mean() > 0.99\n"
+        "predicted = model(np.arange(500).reshape(-1, 1)).numpy()[:, 0] > 0\n"
+        "assert (predicted == (np.arange(500) % 2 == 1)).mean() > 0.99\n"
     )
     subprocess.run([sys.executable, "-c", code], env=cluster.env, check=True)
     cluster.run("audit", "odd")

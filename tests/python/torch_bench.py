@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples per second of the zoo's torch models without elasticdl: what `make bench` compares with.
+"""Samples per second of the zoo's torch models without elasticdl, for `make bench` to compare with.
 
 Usage: torch_bench.py RUN MODEL [STEPS]. RUN is `bare` (a plain loop in one process), `ddp` (torch's
 DistributedDataParallel over gloo, two processes) or `adapter` (a plain loop and elasticdl's adapter
-in turn, both without an optimizer); MODEL is `mlp` or `cnn`. Prints one line of JSON. All have the
-zoo's model, loss and optimizer, 64 records a batch and process, one thread, and Fashion-MNIST in
-memory, whose pixels become numbers batch by batch.
+alternately, both without an optimizer); MODEL is `mlp` or `cnn`. Prints one line of JSON. All use
+the zoo's model, loss and optimizer, 64 records per batch and process, one thread, and Fashion-MNIST
+in memory, whose pixels are converted to floats batch by batch.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ DATA = ROOT / "data/fashion_mnist/train"
 BATCH = 64
 N_PROCESSES = 2
 N_WARM_UP = 10
-# Enough for some seconds on one core.
+# Enough for a few seconds on one core.
 N_STEPS = {"mlp": 1500, "cnn": 60}
-# Steps that one side takes before it is the other's turn.
+# Number of steps of one side before the other side continues.
 N_STEPS_IN_TURN = {"mlp": 5, "cnn": 1}
 
 GZIP = 2
@@ -92,7 +92,7 @@ def ddp_process(model: str, n_steps: int, rank: int, store: str) -> dict[str, fl
 
 
 def run_adapter(model: str, n_steps: int) -> dict[str, float]:
-    """Processor time of a pass, for the clock tells more about the neighbours."""
+    """CPU time of a pass, because wall time depends on other load on the machine."""
     from elasticdl._torch import TorchAdapter
     from elasticdl._zoo import Zoo
 
@@ -117,7 +117,7 @@ def run_adapter(model: str, n_steps: int) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(n_steps // n_in_turn + 1):
         for name, step in steps.items():
-            step(next(source))  # Brings its own memory back into the caches.
+            step(next(source))  # Loads its own memory into the caches again.
             start = time.process_time()
             for _ in range(n_in_turn):
                 step(next(source))
@@ -125,7 +125,7 @@ def run_adapter(model: str, n_steps: int) -> dict[str, float]:
                 seconds[name].append((time.process_time() - start) / n_in_turn)
     figures = {}
     for name, times in seconds.items():
-        # The lower decile, for what a neighbour on the machine adds is never less than nothing.
+        # The lowest decile, because other load on the machine can only add time.
         figures[f"{name}_ms"] = 1e3 * statistics.quantiles(times, n=10)[0]
         ratios = [ours / theirs for ours, theirs in zip(times, seconds["bare"])]
         figures[f"{name}_of_bare"] = figures[f"{name}_ms"] / figures["bare_ms"]
@@ -134,7 +134,7 @@ def run_adapter(model: str, n_steps: int) -> dict[str, float]:
 
 
 class Records:
-    """A batch as elasticdl hands it to an adapter."""
+    """A batch as elasticdl passes it to an adapter."""
 
     def __init__(self, columns: Batch) -> None:
         self.columns = columns
@@ -145,7 +145,7 @@ class Records:
 
 
 def trainer(zoo, module: torch.nn.Module, has_optimizer: bool = True) -> Callable[[Batch], float]:
-    """One step of a loop as its user would write it."""
+    """One step of a loop as users would write it."""
     module.train()
     optimizer = zoo.optimizer(module.parameters())
 
@@ -191,7 +191,7 @@ def load_zoo():
 
 
 def batches(rank: int, n_ranks: int) -> Iterator[Batch]:
-    """Every `n_ranks`-th batch, over and over."""
+    """Every `n_ranks`-th batch, repeated endlessly."""
     examples = [one for path in sorted(DATA.glob("*.recordio")) for one in records(path)]
     parsed = [example(one) for one in examples]
     images = np.frombuffer(b"".join(image for image, _ in parsed), np.uint8).reshape(-1, 784).copy()
@@ -204,7 +204,7 @@ def batches(rank: int, n_ranks: int) -> Iterator[Batch]:
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """The records of a RecordIO file, laid out as crates/edl-data/src/recordio.rs says."""
+    """The records of a RecordIO file; crates/edl-data/src/recordio.rs describes the format."""
     data = path.read_bytes()
     at = 0
     while at < len(data):
@@ -220,7 +220,7 @@ def records(path: Path) -> Iterator[bytes]:
 
 
 def example(record: bytes) -> tuple[bytes, int]:
-    """The picture and the label of a tf.train.Example."""
+    """The image and the label of a tf.train.Example."""
     features = dict(fields(record))[1]
     found = {}
     for _, entry in fields(features):
@@ -232,7 +232,7 @@ def example(record: bytes) -> tuple[bytes, int]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The fields of a protobuf message that has only numbers and pieces of bytes."""
+    """The fields of a protobuf message that has only varints and byte strings."""
     at = 0
     while at < len(message):
         tag, at = varint(message, at)

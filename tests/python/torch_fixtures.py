@@ -18,7 +18,7 @@ _DTYPES = {"f": "f32", "i": "i64", "u": "u8"}
 
 
 class Batch:
-    """What the training loop hands to an adapter."""
+    """What the training loop passes to an adapter."""
 
     def __init__(self, columns: dict[str, Any], first_record: int = 0) -> None:
         self.columns = columns
@@ -51,7 +51,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def fields(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """The columns as Rust describes them."""
+    """The columns as described by Rust."""
     return [
         {
             "name": name,
@@ -73,6 +73,6 @@ def adapter(custom_model: Any, loss: Any, **parts: Any) -> TorchAdapter:
 
 
 def plain(custom_model: Any) -> nn.Module:
-    """The module as it is without an adapter, in its first state."""
+    """The module without an adapter, in its initial state."""
     torch.manual_seed(SEED)
     return custom_model().train()

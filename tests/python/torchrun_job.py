@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An elastic job for torchrun: the built-in MLP under DDP with gloo.
 
-Every step of rank 0 is a line `step time pids` in the file that is named, so that whoever kills a
-worker sees when the next step is done. As in torchrun's own examples the job keeps a snapshot and
-goes on from it after a restart.
+For every step, rank 0 writes a line `step time pids` to the given file, so the benchmark that kills
+a worker sees when the next step is done. As in torchrun's own examples, the job keeps a snapshot
+and resumes from it after a restart.
 """
 
 import os
@@ -24,7 +24,7 @@ def model() -> nn.Module:
 
 
 def join() -> None:
-    # Addresses of the attempt before are still in the agent's store: each attempt has its own part.
+    # The agent's store still has addresses of the previous attempt, so each has its own prefix.
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False)
     store = dist.PrefixStore("attempt-" + os.environ["TORCHELASTIC_RESTART_COUNT"], store)
