@@ -33,7 +33,7 @@ class Watch:
 
     def __init__(self, kubectl: Kubectl, job: str) -> None:
         pods = f"/api/v1/namespaces/{kubectl.namespace}/pods"
-        self.asked = f"{pods}?watch=true&labelSelector=elasticdl_job_name%3D{job}"
+        self.url = f"{pods}?watch=true&labelSelector=elasticdl_job_name%3D{job}"
         self.command = [kubectl.program, "--kubeconfig", kubectl.kubeconfig, "get", "--raw"]
         self.events, self.has_ended = 0, False
         self.process: subprocess.Popen[bytes] | None = None
@@ -44,7 +44,7 @@ class Watch:
         since = ""
         while not self.has_ended:
             self.process = subprocess.Popen(
-                [*self.command, self.asked + since], stdout=subprocess.PIPE
+                [*self.command, self.url + since], stdout=subprocess.PIPE
             )
             for line in self.process.stdout:
                 self.events += 1

@@ -36,9 +36,9 @@ def load(cluster: Cluster | Given, folder: Path, image: str) -> MachinePython:
     missing = f"`{PYTHON}` does not exist; `make python` creates it"
     wanted.require(None if (PYTHON / "bin" / "elasticdl").exists() else missing)
     cluster.load_image(make_host_image(folder / "host.tar", image))
-    asked = "import sys; print(sys.base_prefix, sys.path[-1], sep='\\n')"
+    script = "import sys; print(sys.base_prefix, sys.path[-1], sep='\\n')"
     done = subprocess.run(
-        [PYTHON / "bin" / "python", "-c", asked], capture_output=True, text=True, check=True
+        [PYTHON / "bin" / "python", "-c", script], capture_output=True, text=True, check=True
     )
     base, frameworks = done.stdout.split()
     folders = {Path("/usr"), PYTHON, Path(base), Path(frameworks)}

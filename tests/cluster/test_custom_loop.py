@@ -152,10 +152,10 @@ def test_the_operator_uses_exactly_its_permissions(
     job = Managed(operated.kubectl, command, image, "rights", tmp_path / "rights", small)
     job.submit().succeeds()
     until("the operator reports success", lambda: "Succeeded" in job.conditions(), LIMIT)
-    asked = requests(operated.audit_log, f"system:serviceaccount:{HOME}:{OPERATOR}")
-    refused = {request for request in asked if not request.allowed}
+    sent = requests(operated.audit_log, f"system:serviceaccount:{HOME}:{OPERATOR}")
+    refused = {request for request in sent if not request.allowed}
     assert not refused
-    used = {(request.verb, request.resource) for request in asked if request.resource}
+    used = {(request.verb, request.resource) for request in sent if request.resource}
     documents = yaml.safe_load_all((ROOT / "manifests" / "operator" / "rbac.yaml").read_text())
     rules = [rule for each in documents if "rules" in each for rule in each["rules"]]
     granted = {

@@ -73,7 +73,7 @@ def test_a_zoo_image_runs_confined_and_finds_services(
     kubectl.apply(service("server", PORT), probe("server", "serve", f":{PORT}"))
     await_phase(kubectl, "server", "Running")
     known = failure(kubectl, name, "known", f"server.{kubectl.namespace}.svc:{PORT}/base:1")
-    unknown = failure(kubectl, name, "unknown", f"nobody.{kubectl.namespace}.svc:{PORT}/base:1")
+    unknown = failure(kubectl, name, "unknown", f"unknown.{kubectl.namespace}.svc:{PORT}/base:1")
     assert "cannot reach registry" in known and "resolve" not in known and "lookup" not in known
     assert "resolve" in unknown or "lookup" in unknown, unknown
 

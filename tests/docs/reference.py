@@ -53,16 +53,16 @@ def cli(binary: Path) -> str:
 
 
 def sections(binary: Path, command: tuple[str, ...]) -> list[str]:
-    said = printed(binary, *command, "--help")
+    text = printed(binary, *command, "--help")
     title = " ".join(("elasticdl", *command))
-    found = [f"\n{'#' * (2 + max(0, len(command) - 1))} {title}\n\n```text\n{said}\n```\n"]
-    for name in subcommands(said):
+    found = [f"\n{'#' * (2 + max(0, len(command) - 1))} {title}\n\n```text\n{text}\n```\n"]
+    for name in subcommands(text):
         found += sections(binary, (*command, name))
     return found
 
 
-def subcommands(said: str) -> list[str]:
-    part = re.search(r"^Commands:\n((?: .*\n)+)", said + "\n", re.M)
+def subcommands(text: str) -> list[str]:
+    part = re.search(r"^Commands:\n((?: .*\n)+)", text + "\n", re.M)
     return re.findall(r"^  ([a-z]+)  ", part[1], re.M) if part else []
 
 
@@ -113,9 +113,9 @@ def flags(binary: Path) -> dict[str, str]:
     """The help of every flag that describes a job."""
     found = {}
     for command in ("train", "evaluate", "predict"):
-        said = printed(binary, command, "--help")
+        text = printed(binary, command, "--help")
         for name, help_text in re.findall(
-            r"^ +--([a-z_]+)[^\n]*?(?:\n {8,}|  +)(\S.*(?:\n {8,}\S.*)*)", said, re.M
+            r"^ +--([a-z_]+)[^\n]*?(?:\n {8,}|  +)(\S.*(?:\n {8,}\S.*)*)", text, re.M
         ):
             plain = re.sub(r"\s+", " ", help_text)
             found[name] = re.sub(r" *\[possible values: [^]]*\]", "", plain)
@@ -228,8 +228,8 @@ def fields(source: str, name: str) -> dict[str, str]:
     """Each field of a struct with its comment."""
     found, comment = {}, []
     for line in body(source, f"struct {name}").splitlines():
-        if told := re.match(r" +/// (.*)", line):
-            comment.append(told[1])
+        if documented := re.match(r" +/// (.*)", line):
+            comment.append(documented[1])
         elif field := re.match(r" +pub(?:\(crate\))? ([a-z_]+):", line):
             found[field[1]], comment = " ".join(comment), []
     return found
@@ -239,8 +239,8 @@ def variants(source: str, name: str) -> list[tuple[str, str]]:
     """Each variant of an enum with its comment."""
     found, comment = [], []
     for line in body(source, f"enum {name}").splitlines():
-        if told := re.match(r" +/// (.*)", line):
-            comment.append(told[1])
+        if documented := re.match(r" +/// (.*)", line):
+            comment.append(documented[1])
         elif variant := re.match(r"    ([A-Z][A-Za-z]*)(?: = \d+)?,", line):
             found.append((variant[1], " ".join(comment)))
             comment = []

@@ -76,8 +76,8 @@ def test_the_archive_contains_a_small_command_that_runs(machine: Machine) -> Non
     machine.run(ways()["tar"])
     command = next(machine.home.glob("elasticdl-*/elasticdl"))
     assert command.stat().st_size < MAX_BYTES
-    said = subprocess.run(["ldd", command], capture_output=True, text=True)
-    assert "statically linked" in said.stdout + said.stderr
+    linked = subprocess.run(["ldd", command], capture_output=True, text=True)
+    assert "statically linked" in linked.stdout + linked.stderr
     machine.trains(str(command))
 
 
@@ -101,8 +101,8 @@ def test_cargo_installs_the_command_without_recompiling_dependencies(machine: Ma
         "CARGO_TARGET_DIR": str(TARGET),
         "CARGO_INSTALL_ROOT": str(machine.home / ".cargo"),
     }
-    told = machine.run(ways()["cargo"]).stderr
-    assert set(re.findall(r"Compiling (\S+)", told)) <= {"elasticdl"}, told
+    printed = machine.run(ways()["cargo"]).stderr
+    assert set(re.findall(r"Compiling (\S+)", printed)) <= {"elasticdl"}, printed
     machine.trains(str(machine.home / ".cargo/bin/elasticdl"))
 
 

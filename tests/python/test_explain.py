@@ -93,10 +93,10 @@ def test_a_fault_in_python_code_is_explained_with_its_line(
         "--relaunch_on_worker_failure=1",
         code=1,
     )
-    said: dict[str, Any] = json.loads(cluster.run("explain", "x", "--json").stdout)
+    answer: dict[str, Any] = json.loads(cluster.run("explain", "x", "--json").stdout)
     text = cluster.run("explain", "x").stdout
-    assert (said["cause"], said["advice"]) == (cause, "fix_code"), text
-    assert said["process"].startswith("worker-"), text
+    assert (answer["cause"], answer["advice"]) == (cause, "fix_code"), text
+    assert answer["process"].startswith("worker-"), text
     for words in expected:
         assert words in text, text
     page = (ROOT / "docs" / "troubleshooting.md").read_text()

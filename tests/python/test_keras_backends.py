@@ -37,7 +37,7 @@ def feed(columns, mode, metadata):
 """
 
 
-def words(folder: Path, name: str, **more: object) -> list[str]:
+def job_flags(folder: Path, name: str, **more: object) -> list[str]:
     (folder / "tiny.py").write_text(TINY)
     flags = {
         "model_def": folder / "tiny.py",
@@ -60,7 +60,7 @@ def test_results_are_bit_identical_for_any_number_of_workers(
         name = f"bits-{n_workers}"
         more = {"num_workers": n_workers, "lanes": 2, "max_step": 4}
         strategy = {"distribution_strategy": "AllreduceStrategy"}
-        cluster.run(*words(tmp_path, name, **more, **strategy), KERAS_BACKEND=backend)
+        cluster.run(*job_flags(tmp_path, name, **more, **strategy), KERAS_BACKEND=backend)
         model = (cluster.job(name) / "output" / "model.safetensors").read_bytes()
         found.add(hashlib.sha256(model).hexdigest())
     assert len(found) == 1
@@ -71,6 +71,6 @@ def test_parameter_servers_train_it_and_the_model_is_exported(
     cluster: Cluster, tmp_path: Path, backend: str
 ) -> None:
     more = {"num_workers": 1, "num_ps_pods": 1, "max_step": 4}
-    cluster.run(*words(tmp_path, "servers", **more), KERAS_BACKEND=backend)
+    cluster.run(*job_flags(tmp_path, "servers", **more), KERAS_BACKEND=backend)
     cluster.run("audit", "servers")
     assert (cluster.job("servers") / "output" / "model.keras").is_file()

@@ -55,16 +55,16 @@ def descend(mine, batch, rate, n_steps):
     tables = [{} for _ in mine.spec["tables"]]
     losses = []
     for step in range(n_steps):
-        asked = mine.lookups(batch)
+        requested = mine.lookups(batch)
         dims = [table["dim"] for table in mine.spec["tables"]]
         rows = [
             np.stack([table.setdefault(int(i), np.zeros(dim, "float32")) for i in ids])
-            for ids, table, dim in zip(asked, tables, dims)
+            for ids, table, dim in zip(requested, tables, dims)
         ]
         loss, gradients = mine.train(batch, rows, step)
         losses.append(loss)
         mine.dense += factor * mine.gradient
-        for ids, table, gradient in zip(asked, tables, gradients):
+        for ids, table, gradient in zip(requested, tables, gradients):
             for i, one in zip(ids, gradient):
                 table[int(i)] = table[int(i)] - rate * one
     found = [
@@ -107,9 +107,9 @@ def test_census_models_learn(name, tmp_path):
     columns = [column(n, "bytes" if isinstance(v, list) else "i64") for n, v in rows.items()]
     mine = open_zoo(name, [*columns[:-1], LABEL])
     batch = batch_of(rows)
-    first, last, lent = descend(mine, batch, 0.5, 25)
+    first, last, table_rows = descend(mine, batch, 0.5, 25)
     assert last < 0.6 * first
-    _, sums = mine.evaluate(batch, lent)
+    _, sums = mine.evaluate(batch, table_rows)
     assert sums["accuracy"][0] / sums["accuracy"][1] > 0.9
     assert len(sums["auc"]) == 8192 and sum(sums["auc"]) == 48
 
@@ -139,14 +139,14 @@ def test_the_export_of_a_census_model_is_a_plain_keras_model(tmp_path):
     columns = [column(n, "bytes" if isinstance(v, list) else "i64") for n, v in rows.items()]
     mine = open_zoo("deepfm.deepfm_functional_api", [*columns[:-1], LABEL])
     batch = batch_of(rows)
-    asked = mine.lookups(batch)
-    unique = [np.unique(ids) for ids in asked]
+    requested = mine.lookups(batch)
+    unique = [np.unique(ids) for ids in requested]
     values = [
         RNG.normal(size=(len(ids), table["dim"])).astype("float32")
         for ids, table in zip(unique, mine.spec["tables"])
     ]
-    lent = [v[np.searchsorted(u, ids)] for ids, u, v in zip(asked, unique, values)]
-    expected = mine.predict(batch, lent)
+    table_rows = [v[np.searchsorted(u, ids)] for ids, u, v in zip(requested, unique, values)]
+    expected = mine.predict(batch, table_rows)
     names = [table["name"] for table in mine.spec["tables"]]
     mine.export(str(tmp_path), mine.dense, dict(zip(names, zip(unique, values))))
     loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)

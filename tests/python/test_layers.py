@@ -148,14 +148,14 @@ def test_combiners_skip_negative_ids_and_padding(combiner, mask_zero, tmp_path):
     ids = np.array([[3, -1, 7, 3], [-1, -1, -5, -1], [0, 2, -1, -1]])
     batch = Batch(ids=ids, label=np.zeros(3, "int64"))
     mine = adapter(custom_model, [column("ids", "i64", 4), LABEL], loss=loss)
-    (asked,) = mine.lookups(batch)
+    (requested,) = mine.lookups(batch)
     kept = [[i for i in row if i >= (1 if mask_zero else 0)] for row in ids.tolist()]
-    np.testing.assert_array_equal(asked, sum(kept, []))
+    np.testing.assert_array_equal(requested, sum(kept, []))
     power = {"sum": 0.0, "mean": 1.0, "sqrtn": 0.5}[combiner]
     expected = [TABLE[row].sum(0) / max(len(row), 1) ** power for row in kept]
-    found = mine.predict(batch, [TABLE[asked]])
+    found = mine.predict(batch, [TABLE[requested]])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    _, (gradient,) = mine.train(batch, [TABLE[asked]], 0)
+    _, (gradient,) = mine.train(batch, [TABLE[requested]], 0)
     weights = np.concatenate([np.full(len(row), len(row) ** -power) for row in kept if row])
     np.testing.assert_allclose(gradient, np.repeat(weights[:, None], DIM, 1), rtol=1e-5)
     # Plain Keras has no combiner, so the export has a small model instead.
@@ -216,9 +216,9 @@ def test_a_large_embedding_is_replaced_and_restored_with_its_rows(custom_model, 
     rows = RNG.normal(size=(len(WORDS) * 3, 16)).astype("float32")
     (ids,) = mine.lookups(WORDS)
     known = {int(i): rows[n] for n, i in enumerate(ids)}
-    lent = np.stack([known[int(i)] for i in ids])
-    expected = mine.predict(WORDS, [lent])
-    mine.train(WORDS, [lent], 1)
+    given = np.stack([known[int(i)] for i in ids])
+    expected = mine.predict(WORDS, [given])
+    mine.train(WORDS, [given], 1)
 
     seen = np.array(sorted(known))
     tables = {table["name"]: (seen, np.stack([known[int(i)] for i in seen]))}
@@ -237,7 +237,7 @@ def test_a_large_embedding_is_replaced_and_restored_with_its_rows(custom_model, 
     last = [ops.convert_to_numpy(layer.embeddings)[N_IDS:] for layer in values]
     np.testing.assert_array_equal(*last)
     # The rows stay on the servers while training continues.
-    np.testing.assert_array_equal(mine.predict(WORDS, [lent]), expected)
+    np.testing.assert_array_equal(mine.predict(WORDS, [given]), expected)
 
 
 def test_only_large_embeddings_with_parameter_servers_are_replaced():

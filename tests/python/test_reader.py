@@ -72,7 +72,7 @@ def module(folder: Path, shards: str = SHARDS, read: str = "pass") -> Path:
     return path
 
 
-def words(name: str, path: Path, *more: str) -> list[str]:
+def job_flags(name: str, path: Path, *more: str) -> list[str]:
     return [
         "train",
         f"--model_def={path}",
@@ -91,7 +91,7 @@ class Rows:
     def __init__(self, shards: object, rows: dict[str, list]) -> None:
         self.shards = shards
         self.rows = rows
-        self.asked: list[tuple[str, int, int]] = []
+        self.requests: list[tuple[str, int, int]] = []
 
     def create_shards(self) -> object:
         return self.shards
@@ -100,7 +100,7 @@ class Rows:
         assert (task.shard_name, task.start, task.end) == (
             *(task.shard.name, task.shard.start, task.shard.end),
         )
-        self.asked.append((task.shard.name, task.shard.start, task.shard.end))
+        self.requests.append((task.shard.name, task.shard.start, task.shard.end))
         return self.rows[task.shard.name][task.shard.start : task.shard.end]
 
 
@@ -129,7 +129,7 @@ def test_shards_can_be_a_list_and_their_order_is_part_of_the_location() -> None:
 def test_a_range_is_read_once_for_adjacent_records() -> None:
     read = reader({"a": (0, 10)}, a=list(range(10)))
     read.records([5, 4, 7, 6, 5])
-    assert read._made.asked == [("a", 4, 8)]
+    assert read._made.requests == [("a", 4, 8)]
 
 
 @pytest.mark.parametrize(("length", "found"), [(9, "1 record"), (8, "0 records")])
@@ -184,7 +184,7 @@ def test_a_job_with_a_reader_is_bit_identical(cluster: Cluster, tmp_path: Path) 
     more = ["--distribution_strategy=AllreduceStrategy", "--lanes=2"]
     for n_workers in (1, 2):
         flags = [*more, f"--num_workers={n_workers}", "--data_reader_params=scale=2"]
-        cluster.run(*words(f"bits-{n_workers}", path, *flags))
+        cluster.run(*job_flags(f"bits-{n_workers}", path, *flags))
         audit = cluster.run("audit", f"bits-{n_workers}").stdout
         assert "960" in audit.replace(",", ""), audit
     assert weights(cluster.job("bits-1")) == weights(cluster.job("bits-2"))
@@ -192,7 +192,7 @@ def test_a_job_with_a_reader_is_bit_identical(cluster: Cluster, tmp_path: Path) 
 
 def test_a_killed_worker_loses_no_record_of_a_reader(cluster: Cluster, tmp_path: Path) -> None:
     path = module(tmp_path, read="__import__('time').sleep(0.002)")
-    job = cluster.start(*words("killed", path, "--num_workers=2", "--num_epochs=2"))
+    job = cluster.start(*job_flags("killed", path, "--num_workers=2", "--num_epochs=2"))
 
     def pid() -> int | None:
         assert job.poll() is None, job.communicate()
@@ -210,11 +210,11 @@ def test_a_killed_worker_loses_no_record_of_a_reader(cluster: Cluster, tmp_path:
 
 def test_a_reader_that_fails_shows_the_users_traceback(cluster: Cluster, tmp_path: Path) -> None:
     path = module(tmp_path, read="assert at != 321, 'row 321 is bad'")
-    done = cluster.run(*words("bad", path, "--num_workers=1"), code=1)
+    done = cluster.run(*job_flags("bad", path, "--num_workers=1"), code=1)
     assert "row 321 is bad" in done.stderr + done.stdout
 
 
 def test_a_reader_without_records_starts_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    done = cluster.run(*words("none", module(tmp_path, shards="{}")), code=2)
+    done = cluster.run(*job_flags("none", module(tmp_path, shards="{}")), code=2)
     assert "`create_shards` of `custom_data_reader` found no records in `a table`" in done.stderr
     assert not cluster.job("none").exists()

@@ -21,7 +21,7 @@ KERAS = "mnist.mnist_functional_api.custom_model"
 TORCH = "mnist.mnist_torch.custom_model"
 
 
-def words(name: str, model: str, **more: object) -> list[str]:
+def job_flags(name: str, model: str, **more: object) -> list[str]:
     """The flags of a job on the shipped images."""
     flags = {
         "model_zoo": ZOO,
@@ -108,14 +108,14 @@ def test_results_are_bit_identical_for_any_number_of_workers(
         name = f"bits-{n_workers}"
         more = {"num_workers": n_workers, "lanes": 4, "minibatch_size": 8, "max_step": 12}
         allreduce = {"distribution_strategy": "AllreduceStrategy"}
-        cluster.run("train", *words(name, model, **more, **allreduce))
+        cluster.run("train", *job_flags(name, model, **more, **allreduce))
         found[n_workers] = weights(cluster.job(name))
     assert len(set(found.values())) == 1, found
 
 
 @pytest.mark.parametrize("model", [KERAS, TORCH], ids=["keras", "torch"])
 def test_a_killed_worker_loses_no_record(cluster: Cluster, model: str) -> None:
-    job = cluster.start("train", *words("killed", model, num_workers=2, minibatch_size=32))
+    job = cluster.start("train", *job_flags("killed", model, num_workers=2, minibatch_size=32))
     kill_a_worker(cluster, job, "killed")
     out, err = job.communicate(timeout=240)
     assert job.returncode == 0, out + err
@@ -125,7 +125,7 @@ def test_a_killed_worker_loses_no_record(cluster: Cluster, model: str) -> None:
 def test_an_exported_torch_model_predicts_the_same_in_plain_torch(cluster: Cluster) -> None:
     import torch
 
-    cluster.run("train", *words("export", TORCH, max_step=5))
+    cluster.run("train", *job_flags("export", TORCH, max_step=5))
     output = cluster.job("export") / "output"
     state = torch.load(output / "model.pt", weights_only=True)
     for name, value in read_safetensors(output / "model.safetensors").items():
@@ -162,7 +162,7 @@ def test_a_broken_module_is_refused_before_anything_starts(
 ) -> None:
     code, expected = BROKEN[kind]
     (tmp_path / "broken.py").write_text(code)
-    err = cluster.run("train", *words("broken", str(tmp_path / "broken.py")), code=2).stderr
+    err = cluster.run("train", *job_flags("broken", str(tmp_path / "broken.py")), code=2).stderr
     for words_ in expected:
         assert words_ in err, err
     assert not cluster.job("broken").exists()
@@ -210,11 +210,11 @@ def test_an_error_in_user_code_fails_the_job_once_with_its_traceback(
     body, expected = FEEDS[kind]
     (tmp_path / "failing.py").write_text(FAILING.replace("{body}", body))
     more = {"num_workers": 2, "distribution_strategy": strategy}
-    flags = words("failing", str(tmp_path / "failing.py"), **more)
+    flags = job_flags("failing", str(tmp_path / "failing.py"), **more)
     done = cluster.run("train", *flags, code=1)
-    told = done.stdout + done.stderr
-    for words_ in [*expected, "worker-", "records "]:
-        assert words_ in told, told
+    printed = done.stdout + done.stderr
+    for part in [*expected, "worker-", "records "]:
+        assert part in printed, printed
 
 
 HANGING = FAILING.replace(
@@ -237,7 +237,7 @@ def test_a_worker_that_holds_the_interpreter_forever_is_replaced(
     (tmp_path / "hanging.py").write_text(HANGING)
     mark = tmp_path / "hang"
     mark.touch()
-    flags = words(
+    flags = job_flags(
         "hanging",
         str(tmp_path / "hanging.py"),
         num_workers=2,
@@ -284,7 +284,7 @@ def test_embeddings_are_on_the_servers_and_are_restored_at_export(
     data = tmp_path / "odd.csv"
     data.write_text("id,label\n" + "".join(f"{n % 500},{n % 500 % 2}\n" for n in range(4000)))
     (tmp_path / "odd.py").write_text(EMBEDDING)
-    flags = words(
+    flags = job_flags(
         "odd",
         str(tmp_path / "odd.py"),
         training_data=data,
@@ -322,15 +322,15 @@ def test_hybrid_is_bit_identical_with_a_worker_killed(cluster: Cluster, tmp_path
         "minibatch_size": 8,
         "num_epochs": 1,
     }
-    calm = words("calm", str(tmp_path / "odd.py"), **flags)
-    cluster.run("train", *calm)
-    shaken = words("shaken", str(tmp_path / "odd.py"), **flags | {"num_workers": 2})
-    job = cluster.start("train", *shaken)
-    kill_a_worker(cluster, job, "shaken")
+    undisturbed = job_flags("undisturbed", str(tmp_path / "odd.py"), **flags)
+    cluster.run("train", *undisturbed)
+    disturbed = job_flags("disturbed", str(tmp_path / "odd.py"), **flags | {"num_workers": 2})
+    job = cluster.start("train", *disturbed)
+    kill_a_worker(cluster, job, "disturbed")
     out, err = job.communicate(timeout=240)
     assert job.returncode == 0, out + err
-    cluster.run("audit", "shaken")
-    assert weights(cluster.job("calm")) == weights(cluster.job("shaken"))
+    cluster.run("audit", "disturbed")
+    assert weights(cluster.job("undisturbed")) == weights(cluster.job("disturbed"))
 
 
 COUNTING = """
@@ -367,7 +367,7 @@ def test_a_counting_model_counts_every_record_once_per_epoch(
     data.write_text("id\n" + "".join(f"{n}\n" for n in range(n_records)))
     model = tmp_path / "counting.py"
     model.write_text(COUNTING.format(n_records=n_records, batch=batch))
-    flags = words(
+    flags = job_flags(
         "count",
         str(model),
         training_data=data,
@@ -403,7 +403,7 @@ class PredictionOutputsProcessor:
 def test_a_trained_model_is_evaluated_and_predicts(cluster: Cluster, tmp_path: Path) -> None:
     model = tmp_path / "processing.py"
     model.write_text(PROCESSING)
-    cluster.run("train", *words("made", str(model), max_step=5))
+    cluster.run("train", *job_flags("made", str(model), max_step=5))
     shared = [
         f"--model_def={model}",
         f"--checkpoint_dir_for_init={cluster.job('made') / 'checkpoints'}",
@@ -413,8 +413,8 @@ def test_a_trained_model_is_evaluated_and_predicts(cluster: Cluster, tmp_path: P
     assert "'accuracy'" in cluster.log("measured", "master")
     processed = tmp_path / "processed"
     data = f"--prediction_data={DATA / 'test'}"
-    cluster.run("predict", *shared, data, "--job_name=said", PROCESSED=str(processed))
+    cluster.run("predict", *shared, data, "--job_name=predicted", PROCESSED=str(processed))
     calls = [line.split() for line in processed.read_text().splitlines()]
-    said = (cluster.job("said") / "output" / "predictions.jsonl").read_text().splitlines()
-    assert sum(int(n) for _, n, _ in calls) == len(said) == 2000
+    predicted = (cluster.job("predicted") / "output" / "predictions.jsonl").read_text().splitlines()
+    assert sum(int(n) for _, n, _ in calls) == len(predicted) == 2000
     assert {int(width) for _, _, width in calls} == {10}

@@ -290,13 +290,13 @@ fn a_record_can_be_read_undecoded_with_any_codec() {
     let record = Example::new().ints("label", [7]).to_bytes();
     let dir = folder(&[("a.tfrecord", &tfrecords(std::slice::from_ref(&record)))]);
     let whole = || field("all of it", DType::Record, &[]);
-    for (codec, beside) in [
+    for (codec, other) in [
         (Codec::TfExample, field("label", DType::I64, &[])),
         (Codec::Bytes, field("x", DType::Bytes, &[])),
     ] {
         let options = OpenOptions { codec, ..OpenOptions::default() };
         let dataset = Dataset::open(dir.path().to_str().unwrap(), &options).unwrap();
-        for fields in [vec![whole()], vec![beside.clone(), whole()]] {
+        for fields in [vec![whole()], vec![other.clone(), whole()]] {
             let batch = all(&dataset, &fields).unwrap();
             assert_eq!(batch.bytes("all of it").unwrap(), std::slice::from_ref(&record));
             assert_eq!(batch.columns.len(), fields.len());

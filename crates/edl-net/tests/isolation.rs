@@ -22,12 +22,12 @@ const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(300);
 const RUN: RunId = RunId([7; 16]);
 
-fn say(sender: &mut Sender) -> Result<(), Error> {
+fn send(sender: &mut Sender) -> Result<(), Error> {
     sender.send(Kind::Accepted, Generation(0), BatchId::default(), &[])
 }
 
 /// Waits one tick for a frame.
-fn hear(receiver: &mut Receiver) -> Result<(), Error> {
+fn receive(receiver: &mut Receiver) -> Result<(), Error> {
     receiver.header(&mut || Err(Error::NotServing))?;
     receiver.finish()
 }
@@ -50,21 +50,21 @@ fn frames_are_held() {
     let mut receiver = Receiver::new(Arc::clone(&near), RUN, SHORT);
 
     isolation::isolate(LONG);
-    assert!(matches!(say(&mut sender), Err(Error::Deadline { .. })));
+    assert!(matches!(send(&mut sender), Err(Error::Deadline { .. })));
     let nothing = far.read(&mut [0; 1]).unwrap_err();
     assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
     let echo = Arc::new(Stream::tcp(far.try_clone().unwrap()).unwrap());
     isolation::isolate(Duration::ZERO);
-    say(&mut Sender::new(Arc::clone(&echo), RUN, SHORT)).unwrap();
+    send(&mut Sender::new(Arc::clone(&echo), RUN, SHORT)).unwrap();
     isolation::isolate(LONG);
-    assert!(matches!(hear(&mut receiver), Err(Error::NotServing)));
+    assert!(matches!(receive(&mut receiver), Err(Error::NotServing)));
     drop((far, echo));
     assert!(!near.is_closed(), "it cannot see that the other end closed the connection");
     let refused = Stream::connect_tcp(&address.to_string(), SHORT);
     assert!(matches!(refused, Err(Error::Io { .. })), "no connection can be opened");
 
     isolation::isolate(Duration::ZERO);
-    hear(&mut receiver).unwrap();
+    receive(&mut receiver).unwrap();
     Stream::connect_tcp(&address.to_string(), SHORT).unwrap();
 }
 
@@ -95,7 +95,7 @@ fn members_lose_each_other() {
         span: worker..worker + 1,
     };
     let peers: Vec<Peer> = (0..).zip(&meshes).map(peer).collect();
-    let mut talk = |world: u64| -> Vec<Result<Vec<Vec<u8>>, MeshError>> {
+    let mut exchange = |world: u64| -> Vec<Result<Vec<Vec<u8>>, MeshError>> {
         std::thread::scope(|scope| {
             let members = meshes.iter_mut().enumerate();
             let threads: Vec<_> = members
@@ -110,15 +110,15 @@ fn members_lose_each_other() {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     };
-    let is_heard = |words: &Result<Vec<Vec<u8>>, MeshError>| {
-        words.as_ref().is_ok_and(|words| words.iter().all(|word| word == b"hello"))
+    let is_complete = |messages: &Result<Vec<Vec<u8>>, MeshError>| {
+        messages.as_ref().is_ok_and(|messages| messages.iter().all(|message| message == b"hello"))
     };
-    assert!(talk(1).iter().all(is_heard));
+    assert!(exchange(1).iter().all(is_complete));
     isolation::isolate(LONG);
-    for ended in talk(2) {
+    for ended in exchange(2) {
         assert!(matches!(ended, Err(MeshError::Lost { .. })), "{ended:?}");
     }
     isolation::isolate(Duration::ZERO);
-    let again = talk(3);
-    assert!(again.iter().all(is_heard), "{again:?}");
+    let again = exchange(3);
+    assert!(again.iter().all(is_complete), "{again:?}");
 }

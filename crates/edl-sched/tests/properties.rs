@@ -144,8 +144,8 @@ fn check_nodes(after: &Snapshot) {
     let mut used: BTreeMap<NodeId, Resources> = BTreeMap::new();
     for job in &after.jobs {
         for placed in &job.placed {
-            let asked = job.roles.of(placed.role).shape * u64::from(placed.n);
-            *used.entry(placed.node).or_default() += asked;
+            let requested = job.roles.of(placed.role).shape * u64::from(placed.n);
+            *used.entry(placed.node).or_default() += requested;
         }
     }
     for node in &after.nodes {

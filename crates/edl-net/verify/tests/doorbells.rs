@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rules of `mesh/shm.rs` in every order of events: loom panics where one member writes what
-//! another one reads.
+//! Checks the rules of `mesh/shm.rs` in every order of events: loom panics if one member writes
+//! while another one reads.
 //!
 //! This is a model of the rules, not the code that follows them: members are threads, sockets are
 //! channels, a region is one cell of nodes and one of sums, and a value is its step.
@@ -17,24 +17,24 @@ enum Kind {
     Summed,
 }
 
-/// A frame: of a world, of a step.
+/// The world, step and kind of a frame.
 type Frame = (u64, u64, Kind);
 
-/// What a member shares: it alone writes, the other one reads.
+/// The shared memory of a member: only this member writes, and the other one reads.
 struct Region {
     nodes: UnsafeCell<u64>,
     sum: UnsafeCell<u64>,
 }
 
-/// A rule that is left out, to see that the model can fail.
+/// A rule that is not followed, to check that the model can fail.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// Sums are written before the peer has said that it copied the last one.
+    /// Sums are written before the peer has confirmed that it copied the last one.
     SumsTooEarly,
-    /// Nodes are written before the peer has said that it read the last ones.
+    /// Nodes are written before the peer has confirmed that it read the last ones.
     NodesTooEarly,
-    /// A world is begun before the peer has left the one before.
+    /// A world is started before the peer has left the previous one.
     NoEntry,
 }
 
@@ -44,7 +44,7 @@ struct Member {
     out: Sender<Frame>,
     into: Receiver<Frame>,
     flaw: Flaw,
-    /// Frames that came while another one was waited for.
+    /// Frames that arrived while the member waited for another one.
     early: Vec<Frame>,
 }
 
@@ -55,13 +55,13 @@ impl Region {
 }
 
 impl Member {
-    fn say(&self, frame: Frame) {
-        // A peer that has ended needs no frame.
+    fn send(&self, frame: Frame) {
+        // A peer that has finished needs no frame.
         let _ = self.out.send(frame);
     }
 
-    /// Waits for a frame; those of worlds before are dropped. False if the peer has left its world.
-    fn hear(&mut self, frame: Frame) -> bool {
+    /// Waits for a frame; drops frames of earlier worlds. False if the peer has left its world.
+    fn receive(&mut self, frame: Frame) -> bool {
         loop {
             if let Some(place) = self.early.iter().position(|early| *early == frame) {
                 self.early.remove(place);
@@ -70,15 +70,15 @@ impl Member {
             if self.early.iter().any(|early| early.0 > frame.0) {
                 return false;
             }
-            let heard = self.into.recv().expect("the peer lives");
-            if heard.0 >= frame.0 {
-                self.early.push(heard);
+            let received = self.into.recv().expect("the peer is running");
+            if received.0 >= frame.0 {
+                self.early.push(received);
             }
         }
     }
 
     fn write_nodes(&self, step: u64) {
-        // SAFETY: loom checks that nobody reads meanwhile.
+        // SAFETY: loom checks that no thread reads at the same time.
         self.mine.nodes.with_mut(|nodes| unsafe { *nodes = step });
     }
 
@@ -88,43 +88,43 @@ impl Member {
     }
 
     fn read(cell: &UnsafeCell<u64>) -> u64 {
-        // SAFETY: loom checks that nobody writes meanwhile.
+        // SAFETY: loom checks that no thread writes at the same time.
         cell.with(|value| unsafe { *value })
     }
 
     fn enter(&mut self, world: u64) {
-        self.say((world, 0, Kind::Enter));
+        self.send((world, 0, Kind::Enter));
         if self.flaw != Flaw::NoEntry {
-            assert!(self.hear((world, 0, Kind::Enter)), "there is no later world");
+            assert!(self.receive((world, 0, Kind::Enter)), "there is no later world");
         }
     }
 
-    /// One step; left after `n_phases` of its four.
+    /// Runs the first `n_phases` of the four phases of a step.
     fn step(&mut self, world: u64, step: u64, n_phases: u32) {
         let is_early = self.flaw == Flaw::SumsTooEarly;
         self.write_nodes(step);
-        self.say((world, step, Kind::Ready));
+        self.send((world, step, Kind::Ready));
         if is_early {
             self.write_sum(step);
         }
         if n_phases == 1 {
             return;
         }
-        if !self.hear((world, step, Kind::Ready)) {
+        if !self.receive((world, step, Kind::Ready)) {
             return;
         }
         assert_eq!(Self::read(&self.theirs.nodes), step, "nodes of another step");
         if !is_early {
             self.write_sum(step);
         }
-        self.say((world, step, Kind::Summed));
+        self.send((world, step, Kind::Summed));
         if n_phases == 2 {
             return;
         }
         if self.flaw == Flaw::NodesTooEarly {
             self.write_nodes(step + 1);
         }
-        if !self.hear((world, step, Kind::Summed)) || n_phases == 3 {
+        if !self.receive((world, step, Kind::Summed)) || n_phases == 3 {
             return;
         }
         assert_eq!(Self::read(&self.theirs.sum), step, "the sum of another step");
@@ -148,10 +148,10 @@ fn two(flaw: Flaw, what: [fn(&mut Member); 2]) {
     let mut second = member(1, to_first, of_second);
     let other = thread::spawn(move || {
         what[1](&mut second);
-        second // Its end of the channels lives until both are done.
+        second // Keeps its end of the channels open until both are done.
     });
     what[0](&mut first);
-    other.join().expect("it ends well");
+    other.join().expect("the member succeeds");
 }
 
 fn check(flaw: Flaw, what: [fn(&mut Member); 2]) {
@@ -166,7 +166,7 @@ fn train(member: &mut Member) {
     }
 }
 
-/// Leaves the first world in the middle of its step, and trains in the next.
+/// Leaves the first world during its step, and trains in the next.
 fn leave_after<const N_PHASES: u32>(member: &mut Member) {
     member.step(1, 1, N_PHASES);
     member.enter(2);
@@ -174,12 +174,12 @@ fn leave_after<const N_PHASES: u32>(member: &mut Member) {
 }
 
 #[test]
-fn nobody_writes_what_another_one_reads() {
+fn no_member_writes_while_another_reads() {
     check(Flaw::None, [train, train]);
 }
 
 #[test]
-fn a_world_may_be_left_in_any_phase() {
+fn a_world_can_be_left_in_any_phase() {
     let left = [leave_after::<1>, leave_after::<2>, leave_after::<3>, leave_after::<4>];
     for first in left {
         for second in left {
@@ -190,18 +190,18 @@ fn a_world_may_be_left_in_any_phase() {
 
 #[test]
 #[should_panic]
-fn sums_that_are_written_too_early_are_found() {
+fn sums_that_are_written_too_early_are_detected() {
     check(Flaw::SumsTooEarly, [train, train]);
 }
 
 #[test]
 #[should_panic]
-fn nodes_that_are_written_too_early_are_found() {
+fn nodes_that_are_written_too_early_are_detected() {
     check(Flaw::NodesTooEarly, [train, train]);
 }
 
 #[test]
 #[should_panic]
-fn a_world_that_is_begun_without_the_others_is_found() {
+fn a_world_that_is_started_without_the_others_is_detected() {
     check(Flaw::NoEntry, [leave_after::<2>, leave_after::<4>]);
 }

@@ -50,8 +50,8 @@ fn rows_are_returned_in_the_requested_order() {
     let base = client.net.pull(&ids, None, &mut client.rows, None).unwrap();
     client.net.push(batch(3), 7, &base, &dense, &ids, &grads).unwrap();
     client.ack().unwrap();
-    let asked = vec![vec![7, 299, 0, 1000], vec![39, 3]];
-    client.net.pull(&asked, Some(&mut client.dense), &mut client.rows, None).unwrap();
+    let requested = vec![vec![7, 299, 0, 1000], vec![39, 3]];
+    client.net.pull(&requested, Some(&mut client.dense), &mut client.rows, None).unwrap();
     assert_eq!(client.dense, (0..20).map(|n| n as f32).collect::<Vec<_>>());
     let narrow = [7, 299, 0].iter().flat_map(|id| [value(0, *id, 0), value(0, *id, 1)]);
     assert_eq!(client.rows[0], narrow.chain([0.0, 0.0]).collect::<Vec<_>>());
