@@ -114,7 +114,7 @@ fn the_summary_and_the_first_records_are_readable() {
     let mut summary = serde_json::to_value(summary).unwrap();
     for (key, value) in summary.as_object_mut().unwrap() {
         if ["location", "fingerprint", "bytes", "files"].contains(&key.as_str()) {
-            *value = serde_json::Value::Null; // These depend on the path or the compressor's version.
+            *value = serde_json::Value::Null; // Depends on the path or the compressor's version.
         }
     }
     expect![[r#"{"bytes":null,"compressor":"gzip","fields":[{"max_len":4,"min_len":4,"name":"image","present":3,"type":"bytes"},{"max_len":1,"min_len":1,"name":"label","present":3,"type":"int64"}],"files":null,"fingerprint":null,"format":"recordio","location":null,"records":3}"#]]

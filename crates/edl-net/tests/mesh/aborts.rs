@@ -29,7 +29,7 @@ fn an_abort_in_any_phase_stops_the_sum_and_the_next_world_works() {
                 });
                 aborts.set(meshes.iter().map(Mesh::abort).collect()).unwrap();
                 let (_, sums) = run(meshes, move |me, mesh| {
-                    // The fastest member may have ended the world before the slowest has entered it.
+                    // The fastest member may have ended the world before the slowest enters it.
                     let entered = mesh.enter(WorldId(1), me, peers.clone());
                     let sum = entered
                         .and_then(|()| step(mesh, 5, &peers[me].span, 7, 400_000, Dtype::F32));

@@ -169,7 +169,7 @@ fn a_replayed_frame_is_refused_and_ends_the_connection() {
         let mut client = relayed(&job, by, on_push(|frame| forward(frame.repeat(2))));
         client.push(batch(0), 1.0).unwrap();
         client.push(batch(1), 1.0).unwrap_or_default();
-        // The first one is genuine and is acknowledged, unless the connection is closed before that.
+        // The first one is genuine and is acknowledged, unless the connection is closed first.
         let end = std::iter::from_fn(|| Some(client.ack())).find(Result::is_err).unwrap();
         assert!(matches!(end, Err(Error::Closed)));
         let states = job.servers[0].states();

@@ -102,7 +102,7 @@ async fn start() -> Harness {
             edl_net::tls::server().add_service(MasterServer::new(FakeMaster { sessions: sender }));
         service.serve_with_incoming(incoming).await.unwrap();
     });
-    // The configured address is wrong: the master has moved, and the job folder has the new address.
+    // The configured address is outdated; the job folder has the new address of the master.
     std::fs::write(folder.path().join("master.json"), format!(r#"{{"address": "{address}"}}"#))
         .unwrap();
     let config = Config {

@@ -121,8 +121,8 @@ impl Home {
 }
 
 impl Drop for Home {
-    /// A failed test must leave no processes behind, so this kills background supervisors. It checks
-    /// the environment of a process, because the PID may have been reused.
+    /// A failed test must leave no processes behind, so this kills background supervisors. It
+    /// checks the environment of a process, because the PID may have been reused.
     fn drop(&mut self) {
         let ours = format!("ELASTICDL_HOME={}", self.path().display());
         for name in self.jobs() {

@@ -4,8 +4,8 @@
 //! If every batch is a separate step, each record counts once per epoch, in any order.
 //! If several batches or lanes form a step, the weight of a record is its part's share of the
 //! step's records. This depends on the order of the records in an epoch, which this file implements
-//! a second time, by brute force: consecutive records form shards, the full shards are shuffled, and
-//! so are the records of each shard; a batch is the next records of its shard.
+//! a second time, by brute force: consecutive records form shards, the full shards are shuffled,
+//! and so are the records of each shard; a batch is the next records of its shard.
 
 use crate::harness::{Home, N_RECORDS, counts};
 
