@@ -69,6 +69,10 @@ class TorchAdapter:
         """Makes the parameters views into `dense`."""
         self._flat.bind(dense)
 
+    def first_rows(self, table: int) -> np.ndarray:
+        """Returns the initial rows of a table that was an `nn.Embedding`."""
+        return self._tables.first_rows(table)
+
     def lookups(self, batch: Any) -> list[np.ndarray]:
         """Returns the ids that `batch` needs, per table."""
         if not self._tables:

@@ -77,7 +77,8 @@ class Embedding(nn.Module):
         if combiner is not None and combiner not in COMBINERS:
             known = ", ".join(COMBINERS)
             raise ValueError(f"`combiner` is {combiner!r}; use one of {known}, or None")
-        if isinstance(init, str) and init not in _INITS:
+        # `given` is for layers of the user's module that were replaced.
+        if isinstance(init, str) and init not in (*_INITS, "given"):
             raise ValueError(f"`init` is {init!r}; use one of {', '.join(_INITS)}, or a dict")
         if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
             padding_idx += num_embeddings  # Counts from the end, as in torch.
@@ -86,7 +87,7 @@ class Embedding(nn.Module):
         self.combiner = combiner
         self.padding_idx = padding_idx
         self.include_last_offset = include_last_offset
-        self.init = _INITS[init] if isinstance(init, str) else init
+        self.init = _INITS.get(init, init) if isinstance(init, str) else init
         # Set by the job's adapter; the table's name is the path of the layer in the module.
         self.table = ""
         self.source: Source | None = None
