@@ -235,13 +235,20 @@ class DistributedOptimizer:
 
     All other attributes are those of the optimizer. The job keeps the state of the parameters, so
     it is not in `state_dict()`. `lr_schedule` is an `LRScheduler` of the optimizer, or a function
-    of the step. The job applies it, so the loop does not need to call its `step()`.
+    of the step; with `schedule_every="epoch"`, it counts epochs. The job applies it, so the loop
+    must not call its `step()`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, job: Job, lr_schedule: Any = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        job: Job,
+        lr_schedule: Any = None,
+        schedule_every: str | None = None,
+    ) -> None:
         self.optimizer = optimizer
         self._job = job
-        job.attach(optimizer=optimizer, lr_schedule=lr_schedule)
+        job.attach(optimizer=optimizer, lr_schedule=lr_schedule, schedule_every=schedule_every)
 
     def step(self, closure: Callable[[], Any] | None = None, loss: Any = None) -> Any:
         """Passes the gradients to the job and commits the batch; `loss` is for reports."""
@@ -270,6 +277,11 @@ class ElasticSampler(torch.utils.data.Sampler):
     ) -> None:
         self._job = job
         self._plan = (n_records, batch_size, epochs, shuffle)
+        job.plan(*self._plan)
+
+    def __len__(self) -> int:
+        """The number of steps that the job takes, each with one batch per lane."""
+        return self._job.total_steps
 
     def __iter__(self) -> Iterator[list[int]]:
         # Requests nothing until the first batch is needed, because a loader may start twice.
