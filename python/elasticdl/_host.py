@@ -57,6 +57,9 @@ class Hosted:
         make = getattr(self._adapter, "memory", None)
         return None if make is None else make()
 
+    def first_rows(self, table: int) -> np.ndarray:
+        return self._adapter.first_rows(table)
+
     def bind(self, dense: np.ndarray) -> None:
         """Makes passes read from `dense`: the adapter's own array, or one from `memory`."""
         self._adapter.bind(dense)
@@ -106,6 +109,7 @@ def open_model(job_json: str) -> Hosted:
     schema = _schema(zoo, job, job_json)
     columns, job["_raw"] = schema["fields"], schema["has_raw_records"]
     # A schedule that is not a known formula is evaluated for each step.
+    job["epoch_steps"] = schema["n_steps"] // job["num_epochs"] if job["num_epochs"] else 0
     job["max_step"] = job["max_step"] or schema["n_steps"]
     if _zoo.framework(zoo) == "torch":
         from elasticdl._torch import TorchAdapter as Adapter

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,12 @@ _WORKER_ID = "ELASTICDL_WORKER_ID"
 _JOB_DIR = "ELASTICDL_JOB_DIR"
 _KEY_FILE = "ELASTICDL_JOB_KEY_FILE"
 _IN_POD = "ELASTICDL_IN_POD"
+_LANES = "ELASTICDL_LANES"
+# The folder of the trained model.
+_OUTPUT = "ELASTICDL_OUTPUT"
+
+# Signals that the worker handles during the loop.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # How long the master may take to write the final status after it has notified its workers.
 _STATUS_DELAY_SECS = 1.0
@@ -46,19 +53,25 @@ _LEFT = (
 )
 
 
-def init(model: Any = None, optimizer: Any = None, lr_schedule: Any = None) -> Job:
+def init(
+    model: Any = None,
+    optimizer: Any = None,
+    lr_schedule: Any = None,
+    schedule_every: str | None = None,
+) -> Job:
     """Makes this process a worker of the job that started it.
 
     `model` is a `torch.nn.Module`, `optimizer` is the `torch.optim.Optimizer` of its parameters,
-    and `lr_schedule` is an `LRScheduler` or a function from the step to the learning rate. You can
-    also pass them later to `Job.attach`.
+    and `lr_schedule` is an `LRScheduler` or a function from the step to the learning rate. With
+    `schedule_every="epoch"`, it counts epochs instead of steps. You can also pass them later to
+    `Job.attach`.
 
     This call seeds torch, numpy and `random` with the same seed in every worker, so data that is
     generated or split at random afterwards is the same in all workers.
     """
     folder = os.environ.get(_DESCRIBE)
     if folder:
-        job = Job(lambda plan: _Description(Path(folder), plan))
+        job = Job(lambda job: _Description(Path(folder), job))
         sys.excepthook = _show_shortly
     elif os.environ.get(_MASTER_ADDR):
         _stacks.log_when_asked()
@@ -70,7 +83,7 @@ def init(model: Any = None, optimizer: Any = None, lr_schedule: Any = None) -> J
             f"`elasticdl run --workers 2 {sys.argv[0] or 'SCRIPT'}`"
         )
     _records.reseed(0)
-    job.attach(model, optimizer, lr_schedule)
+    job.attach(model, optimizer, lr_schedule, schedule_every)
     return job
 
 
@@ -90,9 +103,9 @@ class Plan:
                 what = "the dataset has no records" if name == "n_records" else f"{name}={number}"
                 raise ValueError(f"{what}; at least 1 is required")
 
-    def max_steps(self) -> int:
-        """Returns an upper bound on the number of steps."""
-        return self.epochs * -(-self.n_records // self.batch_size)
+    def epoch_steps(self, n_lanes: int) -> int:
+        """Returns the number of steps per epoch."""
+        return -(-self.n_records // (self.batch_size * n_lanes))
 
 
 class Job:
@@ -117,22 +130,53 @@ class Job:
         self._module: Any = None
         self._optimizer: Any = None
         self._schedule: Any = None
+        self._schedule_every: str | None = None
         self._model: Any = None
+        self._plan: Plan | None = None
+        self._leads: bool | None = None
         self.worker_id = int(os.environ.get(_WORKER_ID, "0"))
-        # Iterations that this process has committed.
+        # Micro-batches per step of the job.
+        self.lanes = int(os.environ.get(_LANES, "1"))
+        # Steps that the job has taken before this iteration; the same in every worker.
         self.step = 0
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is worker 0, which should write files and print.
+        """Whether this worker should write files and print.
 
-        There is at most one leader at any time. Because workers can be lost and replaced, there
-        may be none for a while, and its replacement runs the script from the beginning. The job
-        itself saves the trained model.
+        Before the loop, worker 0 leads. In the loop and after it, the worker that trains the first
+        micro-batch of each step does: if it is lost, another worker leads from the next step on. In
+        the first iteration of a new worker, which checks its results, it does not lead.
         """
-        return self.worker_id == 0
+        return self.worker_id == 0 if self._leads is None else self._leads
 
-    def attach(self, model: Any = None, optimizer: Any = None, lr_schedule: Any = None) -> None:
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of steps of an epoch, once the batches were requested."""
+        if self._plan is None:
+            raise RuntimeError(
+                "the number of steps is not known yet; first call `job.batches(…)` or create the "
+                "`ElasticSampler`"
+            )
+        return self._plan.epoch_steps(self.lanes)
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps of all epochs, once the batches were requested."""
+        return self.steps_per_epoch * (self._plan.epochs if self._plan else 0)
+
+    @property
+    def epoch(self) -> int:
+        """The number of epochs before this iteration."""
+        return self.step // self.steps_per_epoch
+
+    def attach(
+        self,
+        model: Any = None,
+        optimizer: Any = None,
+        lr_schedule: Any = None,
+        schedule_every: str | None = None,
+    ) -> None:
         """Sets the model, optimizer and schedule of the job; omitted arguments are unchanged.
 
         From then on, the job manages the model's parameters. Parameters that are not in the
@@ -148,11 +192,13 @@ class Job:
                     "the learning-rate schedule was attached after the optimizer; pass both to "
                     "`job.attach(model, optimizer, lr_schedule)`"
                 )
-            self._schedule = lr_schedule
+            self._schedule, self._schedule_every = lr_schedule, schedule_every
         if self._model is None and self._module is not None and self._optimizer is not None:
             from elasticdl._torch_loop import LoopModel
 
-            self._model = LoopModel(self._module, self._optimizer, self._schedule)
+            self._model = LoopModel(
+                self._module, self._optimizer, self._schedule, self._schedule_every
+            )
             self._connect()
 
     def batches(
@@ -180,15 +226,19 @@ class Job:
         self, n_records: int, batch_size: int = 64, epochs: int = 1, shuffle: bool = True
     ) -> Iterator[np.ndarray]:
         """Like `batches`, but returns only the indices of the records (int64)."""
-        plan = Plan(n_records, batch_size, epochs, shuffle)
+        self.plan(n_records, batch_size, epochs, shuffle)
         if self._loop is not None:
             raise RuntimeError(
                 "the job's batches were requested twice; request them once, with the number of "
                 "epochs: `job.batches(dataset, epochs=3)`"
             )
-        self._loop = self._open_loop(plan)
+        self._loop = self._open_loop(self)
         self._connect()
         return self._turns()
+
+    def plan(self, n_records: int, batch_size: int, epochs: int, shuffle: bool) -> None:
+        """Sets the data of the loop, from which the number of steps follows."""
+        self._plan = Plan(n_records, batch_size, epochs, shuffle)
 
     def allreduce(self, model: Any = None, loss: Any = None) -> None:
         """Passes the gradients of this iteration to the job and clears them.
@@ -226,7 +276,6 @@ class Job:
         if turn.has_parameters:
             loss = turn.loss if loss is None else loss
             self._loop.computed(_number(loss))
-            self.step += 1
         else:
             self._loop.again()
 
@@ -254,6 +303,7 @@ class Job:
         """Connects the model to the loop once both exist."""
         if self._loop is not None and self._model is not None:
             self._model.keep()
+            self._model.follow(self.total_steps, self.steps_per_epoch)
             self._loop.attach(self._model)
 
     def _check_known(self) -> None:
@@ -283,10 +333,10 @@ class Job:
             turn = self._next()
             if turn is None:
                 return
-            records, seed = turn
+            records, seed, self.step, self._leads = turn
             self._turn = _Turn(has_parameters=self._model is not None)
             if self._model is not None:
-                self._model.begin(seed)
+                self._model.begin(seed, self.step)
             else:
                 _records.reseed(seed)
             yield records.astype(np.int64)
@@ -297,12 +347,18 @@ class Job:
         self._is_over = turn is None
         if turn is not None:
             return turn
-        if not _has_succeeded():
+        end = self._loop.end()
+        if end is None or not _has_succeeded():
             # The job continues without this worker, failed or was stopped. The code after the loop
             # is only for a trained model.
             sys.exit(0)
+        self.step, self._leads = end
+        _handle_signals()
         if self._model is not None:
-            self._model.receive()
+            self._model.end()
+            folder = os.environ.get(_OUTPUT)
+            if folder and self._leads:
+                self._model.save(Path(folder))
         return None
 
     def _watch(self) -> None:
@@ -328,11 +384,20 @@ class Job:
             if self._loop is None:
                 # The script never requested batches. If it just exited, it would be restarted, so
                 # it joins the job to report why it does not train.
-                self._loop = self._open_loop(None)
+                self._loop = self._open_loop(self)
             # A failure can only be reported during an iteration.
             if self._turn is None and self._loop.next() is None:
                 return
             self._loop.fail(why)
+
+
+def _handle_signals() -> None:
+    """Lets Python handle signals again, as it did before the loop."""
+    with contextlib.suppress(ValueError):  # Only the main thread can do this.
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _has_succeeded() -> bool:
@@ -371,6 +436,7 @@ class _Worker:
     def __init__(self, loop: Any) -> None:
         self._loop = loop
         self.next = loop.next
+        self.end = loop.end
         self.computed = loop.computed
         self.again = loop.again
         self.fail = loop.fail
@@ -379,7 +445,7 @@ class _Worker:
         self._loop.attach(model.incoming, model.gradient)
 
 
-def _open_loop(_plan: Plan | None) -> _Worker:
+def _open_loop(_job: Job) -> _Worker:
     from elasticdl import _elasticdl
 
     return _Worker(_elasticdl.Loop())
@@ -388,18 +454,18 @@ def _open_loop(_plan: Plan | None) -> _Worker:
 class _Description:
     """Runs a script up to its first step to describe its model and data, before the job exists."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, job: Job) -> None:
         self._folder = folder
-        self._plan = plan
+        self._job = job
         self._model: Any = None
 
     def attach(self, model: Any) -> None:
         self._model = model
 
-    def next(self) -> tuple[np.ndarray, int]:
+    def next(self) -> tuple[np.ndarray, int, int, bool]:
         # Computed even if the model is known, to report failures before the job is created.
-        plan = self._plan
-        return np.arange(min(plan.batch_size, plan.n_records), dtype=np.uint64), 0
+        plan = self._job._plan
+        return np.arange(min(plan.batch_size, plan.n_records), dtype=np.uint64), 0, 0, False
 
     def computed(self, _loss: float) -> None:
         self._write()
@@ -408,13 +474,14 @@ class _Description:
         self._write()
 
     def _write(self) -> NoReturn:
-        plan, model = self._plan, self._model
+        job, model = self._job, self._model
+        plan = job._plan
         description = {
             "n_records": plan.n_records,
             "minibatch_size": plan.batch_size,
             "num_epochs": plan.epochs,
             "shuffle": plan.shuffle,
-            "model": model.spec(plan.max_steps()),
+            "model": model.spec(job.total_steps, job.steps_per_epoch),
         }
         model.dense.astype("<f4").tofile(self._folder / "first_values.f32")
         (self._folder / "model.json").write_text(json.dumps(description))

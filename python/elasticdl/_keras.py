@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from keras.src.utils import module_utils
 
-from elasticdl import _keras_swap, _metrics, _optimizers
+from elasticdl import _keras_callbacks, _keras_swap, _metrics, _optimizers
 from elasticdl._keras_feed import RECORD, Feed, NumpyFeed, TensorFlowFeed
 from elasticdl._keras_pass import ALIGNMENT, JaxPasses, Network, TensorFlowPasses, TorchPasses
 from elasticdl._mode import Mode
@@ -37,11 +37,9 @@ _PASSES = {"tensorflow": TensorFlowPasses, "jax": JaxPasses, "torch": TorchPasse
 class KerasAdapter:
     """A Keras model on the backend that Keras was imported with.
 
-    The optimizer uses a `LearningRateScheduler` from `callbacks()`; `schedule(step)` returns the
-    learning rate. For other callbacks, `on_train_begin` is called before the first batch of this
-    worker, and `on_train_end` at export, with the trained weights in the model. Per-batch and
-    per-epoch methods are not called: batches are trained on many workers at once, so no worker
-    sees all of them.
+    The optimizer uses a `LearningRateScheduler` from `callbacks()`. For other callbacks,
+    `on_train_begin` is called before the first batch of this worker, and `on_train_end` at export,
+    with the trained weights in the model. A callback with other methods is rejected.
     """
 
     def __init__(self, zoo: Zoo, job: dict[str, Any], columns: list[dict[str, Any]]) -> None:
@@ -54,11 +52,15 @@ class KerasAdapter:
         prepare(job)
         self._job = job
         self._metrics = zoo.eval_metrics_fn() if zoo.eval_metrics_fn else None
-        self._callbacks = list(zoo.callbacks() or []) if zoo.callbacks else []
+        is_training = job.get("job_type", "train") == "train"
+        made = list(zoo.callbacks() or []) if zoo.callbacks and is_training else []
+        self._scheduler, self._callbacks = _keras_callbacks.split(made)
         self._has_begun = False
         raw = bool(self._backend == "tensorflow" and zoo.feed and job.get("_raw"))
         self._feed = self._new_feed(zoo, columns, raw)
         self._model = self._new_model(zoo)
+        if is_training:
+            _keras_callbacks.check_model(self._model)
         if job.get("distribution_strategy") in WITH_SERVERS:
             _keras_swap.swap(self._model)
         self._tables = _keras_swap.distributed(self._model)
@@ -130,7 +132,7 @@ class KerasAdapter:
             value = np.asarray(dense[slot.start : slot.stop]).reshape(slot.shape)
             slot.variable.assign(value.astype(slot.dtype))
         with _keras_swap.restored(self._model, tables) as model:
-            for callback in self._others():
+            for callback in self._callbacks:
                 callback.set_model(model)
                 callback.on_train_end()
             _save(model, os.path.join(folder, MODEL_FILE))
@@ -178,11 +180,16 @@ class KerasAdapter:
         }
 
     def _optimizer_spec(self, optimizer: Any) -> dict[str, Any]:
-        schedules = [c.schedule for c in self._callbacks if _is_scheduler(c)]
         # Upper bound on the number of steps of the job, if known.
         n_steps = self._job.get("_n_steps") or self._job.get("max_step") or None
-        schedule = schedules[-1] if schedules else None
-        return _optimizers.from_keras(optimizer, n_steps, schedule=schedule)
+        if self._scheduler is None:
+            return _optimizers.from_keras(optimizer, n_steps)
+        epoch_steps = self._job.get("epoch_steps")
+        if not n_steps or not epoch_steps:
+            raise ZooError("LearningRateScheduler needs the number of epochs; set --num_epochs")
+        first = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        rates = _keras_callbacks.rates(self._scheduler, first, n_steps, epoch_steps)
+        return _optimizers.from_keras(optimizer, n_steps, lambda step: rates[step])
 
     def _features(self, batch: Any, mode: str) -> tuple[Any, Any]:
         if self._fed is None or self._fed[0] is not batch or self._fed[1] != mode:
@@ -246,13 +253,9 @@ class KerasAdapter:
         if self._has_begun:
             return
         self._has_begun = True
-        for callback in self._others():
+        for callback in self._callbacks:
             callback.set_model(self._model)
             callback.on_train_begin()
-
-    def _others(self) -> list[Any]:
-        kept = [c for c in self._callbacks if isinstance(c, keras.callbacks.Callback)]
-        return [callback for callback in kept if not _is_scheduler(callback)]
 
 
 def prepare(job: dict[str, Any]) -> None:
@@ -348,10 +351,6 @@ def _refuse_repeated(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ZooError(f"two Embedding layers are named `{name}`; use unique names")
-
-
-def _is_scheduler(callback: Any) -> bool:
-    return type(callback).__name__ == "LearningRateScheduler" and hasattr(callback, "schedule")
 
 
 def _check_ids(table: Any, calls: list[np.ndarray]) -> None:

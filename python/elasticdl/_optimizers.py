@@ -37,21 +37,29 @@ def from_keras(optimizer: Any, n_steps: int | None = None, schedule: Any = None)
     }
 
 
-def from_torch(optimizer: Any, schedule: Any = None, n_steps: int | None = None) -> Spec:
+def from_torch(
+    optimizer: Any,
+    schedule: Any = None,
+    n_steps: int | None = None,
+    epoch_steps: int | None = None,
+) -> Spec:
     """Returns the spec of a PyTorch optimizer.
 
-    `schedule` is an `LRScheduler`, stepped after each step, or a function of the step.
+    `schedule` is an `LRScheduler` or a function. It counts steps, or epochs of `epoch_steps` steps.
     """
     kind = _kind(optimizer, _TORCH, "torch")
     group = _one_group(optimizer)
     _refuse(optimizer, group, _TORCH_REFUSED)
     base = group.get("initial_lr", group["lr"])
     lr_decay = float(group.get("lr_decay", 0.0))
-    rate, factors = _schedules.from_torch(float(base), schedule, lr_decay, n_steps)
+    rate, factors = _schedules.from_torch(float(base), schedule, lr_decay, n_steps, epoch_steps)
+    momentum = _schedules.momentum(group)
+    changes = _schedules.torch_momentum(momentum, schedule, n_steps, epoch_steps)
     return {
         "kind": kind,
         "learning_rate": rate,
         "schedule": factors,
+        **({"momentum_schedule": changes} if changes else {}),
         "weight_decay": max(float(group["weight_decay"]) for group in optimizer.param_groups),
         "decoupled": bool(group.get("decoupled_weight_decay", False)),
         "dialect": "torch",

@@ -19,6 +19,13 @@ from elasticdl._zoo import ZooError
 # Limits the table, which is part of the model description that every process reads.
 MAX_RUNS = 1_000_000
 
+# How often a PyTorch scheduler is stepped.
+_INTERVALS = ("step", "epoch")
+# Options of an optimizer that a scheduler may change.
+_SCHEDULED = ("lr", "momentum", "betas")
+# Schedulers that are always stepped after each batch.
+_PER_STEP = ("OneCycleLR", "CyclicLR")
+
 # Enough digits for single precision, but short.
 _DIGITS = 9
 
@@ -35,26 +42,73 @@ def from_keras(learning_rate: Any, n_steps: int | None, step_dtype: str) -> Rate
         return known
     if hasattr(learning_rate, "get_config"):
         return _table(_keras_rates(learning_rate, _needed(n_steps, learning_rate), step_dtype))
-    return _function(learning_rate, n_steps)
+    return _table(_function_rates(learning_rate, _needed(n_steps, learning_rate)))
 
 
-def from_torch(base: float, schedule: Any, lr_decay: float, n_steps: int | None) -> Rated:
+def interval(schedule: Any, every: str | None) -> str:
+    """Returns whether a PyTorch schedule counts steps or epochs: `step` or `epoch`."""
+    if every is not None and every not in _INTERVALS:
+        raise ZooError(f"`schedule_every` is {every!r}; use 'step' or 'epoch'")
+    name = type(schedule).__name__
+    if every is not None or not hasattr(schedule, "get_last_lr") or name in _PER_STEP:
+        return every or "step"
+    raise ZooError(
+        f"the scheduler `{name}` can count steps or epochs; set `schedule_every` to 'epoch' if "
+        "your script called `scheduler.step()` after each epoch, or to 'step'"
+    )
+
+
+def from_torch(
+    base: float,
+    schedule: Any,
+    lr_decay: float,
+    n_steps: int | None,
+    epoch_steps: int | None = None,
+) -> Rated:
     """Returns the rate and the schedule of a PyTorch optimizer.
 
-    `lr_decay` is that of Adagrad, applied in addition to the schedule.
+    `lr_decay` is that of Adagrad, applied in addition to the schedule. `epoch_steps` is the number
+    of steps per epoch for a schedule that counts epochs.
     """
     if schedule is None:
         if lr_decay:
             return base, {"inverse_time": {"every": 1, "factor": lr_decay, "staircase": False}}
         return base, "constant"
-    if not hasattr(schedule, "get_last_lr"):
-        return _function(schedule, n_steps, lr_decay)
-    is_fresh = schedule.last_epoch == 0
-    known = _of_library(schedule, _TORCH, "torch") if is_fresh and not lr_decay else None
+    is_plain = getattr(schedule, "last_epoch", 1) == 0 and not lr_decay and epoch_steps is None
+    known = _of_library(schedule, _TORCH, "torch") if is_plain else None
     if known is not None:
         return known
-    rates = _torch_rates(schedule, _needed(n_steps, schedule))
+    rates, _ = torch_values(schedule, _needed(n_steps, schedule), epoch_steps)
     return _table(_decayed(rates, lr_decay))
+
+
+def torch_momentum(
+    base: float, schedule: Any, n_steps: int | None, epoch_steps: int | None = None
+) -> Schedule | None:
+    """Returns the schedule of the momentum, or of the first beta, if a scheduler changes it."""
+    if not hasattr(schedule, "get_last_lr") or _of_library(schedule, _TORCH, "torch") is not None:
+        return None
+    _, momenta = torch_values(schedule, _needed(n_steps, schedule), epoch_steps)
+    if momenta is None:
+        return None
+    starts = np.flatnonzero(np.diff(momenta, prepend=np.nan) != 0.0)
+    factors = [float(f"{momenta[start] / base:.{_DIGITS}g}") for start in starts]
+    return {"table": {"starts": starts.tolist(), "factors": factors}}
+
+
+def torch_values(
+    schedule: Any, n_steps: int, epoch_steps: int | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the learning rate of each step, and the momentum if it changes."""
+    n_values = n_steps if epoch_steps is None else -(-n_steps // epoch_steps)
+    if hasattr(schedule, "get_last_lr"):
+        rates, momenta = _scheduler_values(schedule, n_values)
+    else:
+        rates, momenta = _function_rates(schedule, n_values), None
+    if epoch_steps is not None:
+        rates = np.repeat(rates, epoch_steps)[:n_steps]
+        momenta = None if momenta is None else np.repeat(momenta, epoch_steps)[:n_steps]
+    return rates, momenta
 
 
 def _of_library(schedule: Any, known: dict[str, Callable[[Any], Any]], library: str) -> Any:
@@ -64,7 +118,7 @@ def _of_library(schedule: Any, known: dict[str, Callable[[Any], Any]], library: 
     return read(schedule) if read is not None and is_theirs else None
 
 
-def _function(schedule: Callable[[int], Any], n_steps: int | None, lr_decay: float = 0.0) -> Rated:
+def _function_rates(schedule: Callable[[int], Any], n_values: int) -> np.ndarray:
     """Evaluates a function from the step to the rate."""
     try:
         inspect.signature(schedule).bind(0)
@@ -73,9 +127,7 @@ def _function(schedule: Callable[[int], Any], n_steps: int | None, lr_decay: flo
             f"the learning rate is a function that does not take the step ({schedule!r}); use a "
             "number, a schedule, or a function with the step as its only argument"
         ) from None
-    steps = range(_needed(n_steps, schedule))
-    rates = np.array([float(schedule(step)) for step in steps])
-    return _table(_decayed(rates, lr_decay))
+    return np.array([float(schedule(step)) for step in range(n_values)])
 
 
 def _decayed(rates: np.ndarray, lr_decay: float) -> np.ndarray:
@@ -217,8 +269,8 @@ _KERAS: dict[str, Callable[[Any], Rated | None]] = {
 # PyTorch.
 
 
-def _torch_rates(schedule: Any, n_steps: int) -> np.ndarray:
-    """Returns the rates that the scheduler sets, and restores its state."""
+def _scheduler_values(schedule: Any, n_values: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the rates and momenta that the scheduler sets, and restores its state."""
     try:
         inspect.signature(schedule.step).bind()
     except TypeError:
@@ -232,17 +284,56 @@ def _torch_rates(schedule: Any, n_steps: int) -> np.ndarray:
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
     ]
-    rates = np.empty(n_steps)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The scheduler warns that the optimizer takes no steps.
-        for step in range(n_steps):
-            rates[step] = float(optimizer.param_groups[0]["lr"])
-            if step + 1 < n_steps:
-                schedule.step()
-    schedule.load_state_dict(state)
-    for group, option in zip(optimizer.param_groups, options):
-        group.update(option)
-    return rates
+    rates, momenta = np.empty(n_values), np.empty(n_values)
+    try:
+        with warnings.catch_warnings():
+            # The scheduler warns that the optimizer takes no steps.
+            warnings.simplefilter("ignore")
+            for step in range(n_values):
+                _check_change(schedule, options)
+                rates[step] = float(optimizer.param_groups[0]["lr"])
+                momenta[step] = momentum(optimizer.param_groups[0])
+                if step + 1 < n_values:
+                    schedule.step()
+    finally:
+        schedule.load_state_dict(state)
+        for group, option in zip(optimizer.param_groups, options):
+            group.update(option)
+    return rates, momenta if np.ptp(momenta) else None
+
+
+def momentum(group: dict[str, Any]) -> float:
+    """Returns the momentum, or the first beta, of a parameter group; 0 if it has neither."""
+    return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
+
+
+def set_momentum(group: dict[str, Any], number: float) -> None:
+    """Sets the momentum, or the first beta, of a parameter group."""
+    if "betas" in group:
+        group["betas"] = (number, *group["betas"][1:])
+    else:
+        group["momentum"] = number
+
+
+def _check_change(schedule: Any, options: list[dict[str, Any]]) -> None:
+    """Rejects changes of more than the learning rate and the momentum of all parameters."""
+    groups, name = schedule.optimizer.param_groups, type(schedule).__name__
+    first = groups[0]
+    for group, before in zip(groups, options):
+        if group["lr"] != first["lr"] or momentum(group) != momentum(first):
+            raise ZooError(
+                f"the scheduler `{name}` sets different values for the optimizer's parameter "
+                "groups, which is not supported; use the same for all groups"
+            )
+        changed = [key for key in before if key not in _SCHEDULED and group[key] != before[key]]
+        is_nadam = type(schedule.optimizer).__name__ == "NAdam"
+        if is_nadam and momentum(group) != momentum(before):
+            changed.append("betas")
+        if changed:
+            raise ZooError(
+                f"the scheduler `{name}` changes `{changed[0]}` of the optimizer "
+                f"`{type(schedule.optimizer).__name__}`, which is not supported"
+            )
 
 
 def _torch_step(schedule: Any) -> Rated:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elasticdl import _metrics, _optimizers, _torch_flat, _torch_layout
+from elasticdl import _metrics, _optimizers, _schedules, _torch_flat, _torch_layout
 from elasticdl._mode import Mode
 from elasticdl._torch_flat import Flat
 from elasticdl._torch_tables import Tables
@@ -48,7 +48,7 @@ class TorchAdapter:
         self._mode = _MODES[job["job_type"]]
         self._tables = Tables(self.module, job["distribution_strategy"])
 
-        optimizer, schedule = _optimizer(zoo, self.module)
+        optimizer, schedule, every = _optimizer(zoo, self.module)
 
         self._flat = Flat(self.module)
         self.dense, self.gradient = self._flat.dense, self._flat.gradient
@@ -58,7 +58,12 @@ class TorchAdapter:
             "tables": self._tables.spec(),
             "inputs": columns,
             "metrics": _metrics.describe(self._metrics),
-            "optimizer": _optimizers.from_torch(optimizer, schedule, job["max_step"] or None),
+            "optimizer": _optimizers.from_torch(
+                optimizer,
+                schedule,
+                job["max_step"] or None,
+                _epoch_steps(job) if every == "epoch" else None,
+            ),
         }
 
     def memory(self) -> np.ndarray | None:
@@ -68,6 +73,10 @@ class TorchAdapter:
     def bind(self, dense: np.ndarray) -> None:
         """Makes the parameters views into `dense`."""
         self._flat.bind(dense)
+
+    def first_rows(self, table: int) -> np.ndarray:
+        """Returns the initial rows of a table that was an `nn.Embedding`."""
+        return self._tables.first_rows(table)
 
     def lookups(self, batch: Any) -> list[np.ndarray]:
         """Returns the ids that `batch` needs, per table."""
@@ -249,18 +258,28 @@ def _with_labels_first(loss: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     return loss
 
 
-def _optimizer(zoo: Zoo, module: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
-    """Returns the user's optimizer and schedule, and freezes parameters not in the optimizer."""
+def _epoch_steps(job: dict[str, Any]) -> int:
+    if not job.get("epoch_steps"):
+        raise ZooError("a schedule that counts epochs needs the number of epochs; set --num_epochs")
+    return job["epoch_steps"]
+
+
+def _optimizer(zoo: Zoo, module: nn.Module) -> tuple[torch.optim.Optimizer, Any, str]:
+    """Returns the user's optimizer and schedule, and whether it counts steps or epochs.
+
+    Freezes parameters that are not in the optimizer.
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     # A model that has only tables has no parameters for the optimizer.
     made = _made(zoo.optimizer, parameters or [nn.Parameter(torch.zeros(1))])
-    optimizer, schedule = made if isinstance(made, tuple) else (made, zoo.lr_schedule)
+    made = made if isinstance(made, tuple) else (made, zoo.lr_schedule)
+    optimizer, schedule, every = made if len(made) == 3 else (*made, None)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ZooError(
             f"`optimizer` returned a {type(optimizer).__name__}; return a torch.optim.Optimizer"
         )
     _torch_flat.freeze_unheld(module, optimizer)
-    return optimizer, schedule
+    return optimizer, schedule, _schedules.interval(schedule, every)
 
 
 def _made(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> Any:

@@ -47,6 +47,7 @@ class Flat:
         self._dense_state = dense[layout.n_parameters :]
         self._state = torch.zeros_like(self._dense_state)
         layout.move(dense, self._state)
+        self._counters = [buffer for buffer in layout.buffers if buffer.is_counter]
         self.keep()
         self._generators = _generators(module)
         self._trainable = [parameter for _, parameter in layout.trainable]
@@ -108,6 +109,8 @@ class Flat:
     def reset(self) -> None:
         """Resets the buffers to the values that a pass starts from."""
         self._state.copy_(self._dense_state)
+        for counter in self._counters:
+            counter.read_number()
         for constant in self.layout.constants:
             constant.reset()
 

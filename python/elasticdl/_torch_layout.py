@@ -17,7 +17,7 @@ def check(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         _check_parameter(name, parameter)
     for buffer in _buffers(module):
-        if buffer.is_state():
+        if buffer.is_state() and not buffer.is_counter:
             _check_numbers(f"the buffer `{buffer.path}`", buffer.tensor)
     _check_batch_norms(module)
 
@@ -25,8 +25,9 @@ def check(module: nn.Module) -> None:
 class Layout:
     """The flat vector: trainable parameters, then frozen ones, then float buffers.
 
-    Tied parameters appear once, under their first name. Integer and non-persistent buffers are not
-    part of the vector; they are `constants`.
+    Tied parameters appear once, under their first name. The batch counters of normalization layers
+    are part of the vector, as floats. Other integer buffers and non-persistent buffers are not;
+    they are `constants`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -54,7 +55,10 @@ class Layout:
             for buffer, piece in zip(self.buffers, pieces):
                 view = piece.view(buffer.tensor.shape)
                 view.copy_(buffer.tensor)
-                buffer.put(view)
+                if buffer.is_counter:
+                    buffer.number = view
+                else:
+                    buffer.put(view)
             dense[self.n_parameters :].copy_(state)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -77,7 +81,10 @@ class Layout:
     def state_dict(self, module: nn.Module, dense: torch.Tensor) -> dict[str, Any]:
         """Returns the module's state dict with the values of `dense`; tied weights stay tied."""
         kept = [p for _, p in self.parameters] + [buffer.tensor for buffer in self.buffers]
-        values = {id(t): view.clone() for t, view in zip(kept, self.views(dense))}
+        values = {}
+        for tensor, view in zip(kept, self.views(dense)):
+            exact = view if tensor.is_floating_point() else view.round()
+            values[id(tensor)] = exact.to(tensor.dtype, copy=True)
         state = module.state_dict(keep_vars=True)
         return {name: values.get(id(value), value) for name, value in state.items()}
 
@@ -90,12 +97,22 @@ class Buffer:
         self.tensor: torch.Tensor = owner._buffers[name]
         self.is_persistent = name not in owner._non_persistent_buffers_set
         self.places = [(owner._buffers, name)]
+        is_norm = isinstance(owner, nn.modules.batchnorm._NormBase)
+        # The number of batches that a layer has seen.
+        self.is_counter = is_norm and name == "num_batches_tracked"
+        # The counter in the flat vector.
+        self.number: torch.Tensor | None = None
         self._first: torch.Tensor | None = None
         self._version = 0
 
     def is_state(self) -> bool:
         """Whether it is learned from the data and therefore part of the flat vector."""
-        return self.is_persistent and self.tensor.is_floating_point()
+        return self.is_persistent and (self.tensor.is_floating_point() or self.is_counter)
+
+    def read_number(self) -> None:
+        """Sets a counter to its number in the flat vector."""
+        if self.number is not None:
+            self.tensor.copy_(self.number.round())
 
     def put(self, tensor: torch.Tensor) -> None:
         """Replaces the tensor in the module."""
@@ -117,9 +134,13 @@ class Buffer:
             self._version = self.tensor._version
 
     def take_back(self) -> None:
-        """Copies the value back if a pass replaced the tensor."""
-        if not self._is_replaced():
-            return
+        """Copies the value back if a pass replaced the tensor, and counts a counter."""
+        if self._is_replaced():
+            self._restore()
+        if self.number is not None:
+            self.number.copy_(self.tensor)
+
+    def _restore(self) -> None:
         buffers, name = self.places[0]
         found = buffers[name]
         if found is None or found.shape != self.tensor.shape:
@@ -162,9 +183,13 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 def _check_numbers(what: str, tensor: torch.Tensor) -> None:
     if tensor.dtype != torch.float32:
         dtype = str(tensor.dtype).replace("torch.", "")
-        raise ZooError(
-            f"{what} is {dtype}; parameters must be float32: call `.float()` on the model"
-        )
+        if tensor.is_complex():
+            advice = "store its real and imaginary parts as two parameters"
+        elif not tensor.is_floating_point():
+            advice = "register it as a buffer"
+        else:
+            advice = "call `.float()` on the model"
+        raise ZooError(f"{what} is {dtype}, but parameters must be float32; {advice}")
     if tensor.device.type != "cpu":
         raise ZooError(f"{what} is on `{tensor.device}`; create the model on the CPU")
     if tensor.layout != torch.strided:

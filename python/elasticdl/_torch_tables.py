@@ -28,16 +28,12 @@ WITH_SERVERS = ("ParameterServerStrategy", "HybridStrategy")
 # Number of batches whose ids are kept for comparison; a worker has two in flight.
 N_REMEMBERED = 16
 
-# Ratio of half the range of a uniform distribution to its deviation (√3), rounded up.
-_UNIFORM_REACH = 1.75
-
 
 class Tables:
     """All distributed embeddings of one module."""
 
     def __init__(self, module: nn.Module, strategy: str) -> None:
-        if strategy in WITH_SERVERS:
-            swap(module)
+        self._first = swap(module) if strategy in WITH_SERVERS else {}
         found = [(path, m) for path, m in module.named_modules() if isinstance(m, Embedding)]
         self._layers = {path or "embedding": layer for path, layer in found}
         for path, layer in self._layers.items():
@@ -54,6 +50,11 @@ class Tables:
         """Returns the entries of the model's spec."""
         layers = self._layers.items()
         return [{"name": n, "dim": layer.embedding_dim, "init": layer.init} for n, layer in layers]
+
+    def first_rows(self, table: int) -> np.ndarray:
+        """Returns the initial rows of a swapped table."""
+        layer = list(self._layers.values())[table]
+        return self._first[id(layer)].numpy()
 
     def record(self, batch: Any, forward: Callable[[], Any]) -> list[np.ndarray]:
         """Returns the ids of each table, from a forward pass that stops after its last lookup."""
@@ -73,6 +74,7 @@ class Tables:
 
     @contextmanager
     def _serve(self, batch: Any, rows: list[np.ndarray], wants_gradient: bool) -> Iterator[_Served]:
+        self._first = {}  # The job has them, or those of another worker.
         # Records of different data sets can have the same indices, so there can be several.
         records = batch.records.tobytes()
         named = [ids for numbers, ids in self._named if numbers == records]
@@ -180,24 +182,27 @@ class _Served:
 _NOTHING = nullcontext(_Served({}, [], wants_gradient=False))
 
 
-def swap(module: nn.Module) -> None:
+def swap(module: nn.Module) -> dict[int, torch.Tensor]:
     """Replaces large `nn.Embedding` and `nn.EmbeddingBag` layers by distributed embeddings.
 
-    Their rows are initialized again, from the distribution of the module's values. Weights that
-    another layer shares stay dense. So do frozen weights and those with `max_norm`,
-    `scale_grad_by_freq` or the mode `max`, which need the whole table.
+    Returns their values by the ids of the new layers. Weights that another layer shares stay dense.
+    So do frozen weights and those with `max_norm`, `scale_grad_by_freq` or the mode `max`, which
+    need the whole table.
     """
     n_uses: dict[int, int] = {}
     for owner in module.modules():
         for parameter in owner._parameters.values():
             n_uses[id(parameter)] = n_uses.get(id(parameter), 0) + 1
     swapped: dict[int, Embedding] = {}
+    values = {}
     for owner in list(module.modules()):
         for name, layer in owner._modules.items():
             if layer is not None and _is_swapped(layer) and n_uses[id(layer.weight)] == 1:
                 # A layer that is used twice stays one layer.
                 distributed = swapped.setdefault(id(layer), _distributed(layer))
                 owner._modules[name] = distributed
+                values[id(distributed)] = layer.weight.detach().float().contiguous()
+    return values
 
 
 def _is_swapped(layer: nn.Module) -> bool:
@@ -215,22 +220,9 @@ def _distributed(layer: nn.Embedding | nn.EmbeddingBag) -> Embedding:
         layer.embedding_dim,
         combiner=getattr(layer, "mode", None),
         padding_idx=layer.padding_idx,
-        init=_init_like(layer.weight.detach()),
+        init="given",
         include_last_offset=getattr(layer, "include_last_offset", False),
     )
-
-
-def _init_like(weight: torch.Tensor) -> dict[str, Any]:
-    mean, std = weight.mean().item(), weight.std().item()
-    low, high = weight.min().item(), weight.max().item()
-    if low == high:
-        return {"constant": low}
-    if max(high - mean, mean - low) <= _UNIFORM_REACH * std:
-        return {"uniform": {"low": low, "high": high}}
-    # The mean differs from zero only by chance.
-    if abs(mean) < 4 * std / weight.numel() ** 0.5:
-        mean = 0.0
-    return {"normal": {"mean": mean, "std": std}}
 
 
 def _changed(table: str) -> ZooError:

@@ -77,7 +77,8 @@ class Embedding(nn.Module):
         if combiner is not None and combiner not in COMBINERS:
             known = ", ".join(COMBINERS)
             raise ValueError(f"`combiner` is {combiner!r}; use one of {known}, or None")
-        if isinstance(init, str) and init not in _INITS:
+        # `given` is for layers of the user's module that were replaced.
+        if isinstance(init, str) and init not in (*_INITS, "given"):
             raise ValueError(f"`init` is {init!r}; use one of {', '.join(_INITS)}, or a dict")
         if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
             padding_idx += num_embeddings  # Counts from the end, as in torch.
@@ -86,7 +87,7 @@ class Embedding(nn.Module):
         self.combiner = combiner
         self.padding_idx = padding_idx
         self.include_last_offset = include_last_offset
-        self.init = _INITS[init] if isinstance(init, str) else init
+        self.init = _INITS.get(init, init) if isinstance(init, str) else init
         # Set by the job's adapter; the table's name is the path of the layer in the module.
         self.table = ""
         self.source: Source | None = None
@@ -234,13 +235,20 @@ class DistributedOptimizer:
 
     All other attributes are those of the optimizer. The job keeps the state of the parameters, so
     it is not in `state_dict()`. `lr_schedule` is an `LRScheduler` of the optimizer, or a function
-    of the step. The job applies it, so the loop does not need to call its `step()`.
+    of the step; with `schedule_every="epoch"`, it counts epochs. The job applies it, so the loop
+    must not call its `step()`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, job: Job, lr_schedule: Any = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        job: Job,
+        lr_schedule: Any = None,
+        schedule_every: str | None = None,
+    ) -> None:
         self.optimizer = optimizer
         self._job = job
-        job.attach(optimizer=optimizer, lr_schedule=lr_schedule)
+        job.attach(optimizer=optimizer, lr_schedule=lr_schedule, schedule_every=schedule_every)
 
     def step(self, closure: Callable[[], Any] | None = None, loss: Any = None) -> Any:
         """Passes the gradients to the job and commits the batch; `loss` is for reports."""
@@ -269,6 +277,11 @@ class ElasticSampler(torch.utils.data.Sampler):
     ) -> None:
         self._job = job
         self._plan = (n_records, batch_size, epochs, shuffle)
+        job.plan(*self._plan)
+
+    def __len__(self) -> int:
+        """The number of steps that the job takes, each with one batch per lane."""
+        return self._job.total_steps
 
     def __iter__(self) -> Iterator[list[int]]:
         # Requests nothing until the first batch is needed, because a loader may start twice.

@@ -208,6 +208,15 @@ def torch_cases():
         ),
         None,
     )
+    cycle = {"total_steps": N_STEPS, "base_momentum": 0.6, "max_momentum": 0.95}
+    for name, make in {
+        "momentum": lambda p: T.SGD(p, 0.05, momentum=0.9, nesterov=True, **decay),
+        "adam": lambda p: T.Adam(p, 0.01, **betas),
+        "adamw": lambda p: T.AdamW(p, 0.01, **betas, **decay),
+        "adamax": lambda p: T.Adamax(p, 0.01, **betas),
+        "rmsprop": lambda p: T.RMSprop(p, 0.01, momentum=0.5, **decay),
+    }.items():
+        yield f"one cycle of momentum: {name}", make, lambda o: L.OneCycleLR(o, 0.2, **cycle)
     for name, schedule in {
         "step": lambda o: L.StepLR(o, 7, 0.7),
         "multi-step": lambda o: L.MultiStepLR(o, [5, 20, 20, 30], 0.7),

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import types
@@ -27,9 +30,13 @@ DATA = torch.arange(8, dtype=torch.float32).reshape(4, 2)
 
 
 class FakeLoop:
-    """Asks for `turns`, each with all parameters set to its seed, and for the last one to 99."""
+    """Asks for `turns`, each with all parameters set to its seed, and for the last one to 99.
+
+    Each turn is a step, of which this worker leads all but the first.
+    """
 
     turns: list[tuple[list[int], int]] = TWO_TURNS
+    last_step: tuple[int, bool] | None = (2, True)
 
     def __init__(self) -> None:
         self.waiting = list(self.turns)
@@ -41,7 +48,7 @@ class FakeLoop:
     def attach(self, dense: np.ndarray, gradient: np.ndarray) -> None:
         self.arrays = dense, gradient
 
-    def next(self) -> tuple[np.ndarray, int] | None:
+    def next(self) -> tuple[np.ndarray, int, int, bool] | None:
         assert self.asked is None, "a turn was not answered"
         self.asked = self.waiting.pop(0) if self.waiting else None
         if self.arrays is not None:
@@ -49,7 +56,11 @@ class FakeLoop:
         if self.asked is None:
             return None
         records, seed = self.asked
-        return np.array(records, np.uint64), seed
+        step = len(self.turns) - len(self.waiting) - 1
+        return np.array(records, np.uint64), seed, step, step > 0
+
+    def end(self) -> tuple[int, bool] | None:
+        return self.last_step
 
     def computed(self, loss: float) -> None:
         assert self.arrays is not None
@@ -122,8 +133,82 @@ def test_each_iteration_has_the_parameters_of_the_job_and_returns_its_gradient()
     (_, records, loss, gradient), second = FakeLoop.last.heard
     assert (records, loss, gradient.tolist()) == ([3, 1], 110.0, [4.0, 5.0, 1.0])
     assert (second[1], second[3].tolist()) == ([0, 2], [2.0, 3.0, 1.0])
-    assert (job.step, job.worker_id, job.is_leader) == (2, 3, False)
+    assert (job.step, job.worker_id, job.is_leader) == (2, 3, True)
     assert model.weight.tolist() == [[99, 99]], "the parameters that the job ends with"
+
+
+def test_every_worker_counts_the_steps_of_the_job_and_leadership_passes_on():
+    model, optimizer = linear()
+    job = elasticdl.init(model, optimizer)
+    seen = [(job.step, job.is_leader)]
+    for batch in job.batches(DATA, batch_size=2):
+        turn(job, model, batch)
+        seen.append((job.step, job.is_leader))
+    assert seen == [(0, False), (0, False), (1, True)]
+    assert (job.step, job.is_leader) == (2, True)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_number_of_steps_is_known_once_the_batches_are(monkeypatch, lanes):
+    monkeypatch.setenv("ELASTICDL_LANES", str(lanes))
+    job = elasticdl.init()
+    with pytest.raises(RuntimeError, match="number of steps is not known yet; first call"):
+        job.total_steps  # noqa: B018
+    sampler = elasticdl.torch.ElasticSampler(job, 10, batch_size=2, epochs=3)
+    assert (job.steps_per_epoch, job.total_steps) == {1: (5, 15), 2: (3, 9)}[lanes]
+    assert len(sampler) == len(DataLoader(range(10), batch_sampler=sampler)) == job.total_steps
+
+
+def test_a_worker_without_the_final_parameters_does_not_continue_after_its_loop(monkeypatch):
+    monkeypatch.setattr(FakeLoop, "last_step", None)
+    model, optimizer = linear()
+    job = elasticdl.init(model, optimizer)
+    with pytest.raises(SystemExit) as left:
+        for batch in job.batches(DATA):
+            turn(job, model, batch)
+    assert left.value.code == 0
+
+
+def test_signals_are_pythons_again_after_the_loop():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    libc = ctypes.CDLL(None)
+    model, optimizer = linear()
+    job = elasticdl.init(model, optimizer)
+    for batch in job.batches(DATA):
+        # What Rust does, without Python's knowledge: here, the signal is ignored.
+        libc.signal(signal.SIGTERM, ctypes.c_void_p(1))
+        turn(job, model, batch)
+    assert {number: signal.getsignal(number) for number in before} == before
+    assert libc.signal(signal.SIGTERM, ctypes.c_void_p(0)) == 0, "the default again"
+
+
+def test_the_leader_saves_the_state_dict(monkeypatch, tmp_path):
+    monkeypatch.setenv("ELASTICDL_OUTPUT", str(tmp_path / "output"))
+    model, optimizer = linear()
+    job = elasticdl.init(model, optimizer)
+    for batch in job.batches(DATA):
+        turn(job, model, batch)
+    saved = torch.load(tmp_path / "output" / "model.pt")
+    assert saved["weight"].tolist() == [[99, 99]]
+    assert [path.name for path in (tmp_path / "output").iterdir()] == ["model.pt"]
+
+
+def test_random_numbers_that_only_a_leader_draws_do_not_change_its_pass(monkeypatch):
+    monkeypatch.setattr(FakeLoop, "turns", [([3, 1], 11), ([3, 1], 11)])
+    model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    job = elasticdl.init(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in job.batches(DATA):
+        if job.is_leader:
+            model.eval()
+            with torch.no_grad():
+                for held_out in DataLoader(DATA, shuffle=True):
+                    model(held_out)
+            torch.rand(3), np.random.rand(), random.random()
+            model.train()
+        turn(job, model, batch)
+    first, second = (heard[3] for heard in FakeLoop.last.heard)
+    assert np.array_equal(first, second)
+    assert copy.deepcopy(model)[0].weight.tolist() == model[0].weight.tolist()
 
 
 def test_parameters_stay_those_of_the_turn_until_the_next_batch():
@@ -182,7 +267,8 @@ def test_random_numbers_and_buffers_depend_on_the_turn_alone(monkeypatch):
     assert drawn[0] == drawn[2] != drawn[1]
     assert np.array_equal(first, third)
     # Frozen names and buffers come last: the running mean went from 11 towards 4.
-    assert first[-4:-2].tolist() == pytest.approx([0.1 * (4 - 11), 0.1 * (5 - 11)], rel=1e-5)
+    assert first[-5:-3].tolist() == pytest.approx([0.1 * (4 - 11), 0.1 * (5 - 11)], rel=1e-5)
+    assert first[-1] == 1, "the number of batches"
 
 
 def test_random_data_is_the_same_in_every_worker():
@@ -305,6 +391,19 @@ def test_calls_out_of_order_report_what_to_do():
             optimizer.param_groups[0]["lr"] *= 0.1
             turn(job, model, batch)
 
+    def own_decay(job, model, optimizer):
+        job.attach(model, optimizer)
+        for batch in job.batches(DATA):
+            optimizer.param_groups[0]["weight_decay"] = 0.1
+            turn(job, model, batch)
+
+    def own_schedule(job, model, optimizer):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        job.attach(model, optimizer, schedule, schedule_every="epoch")
+        for batch in job.batches(DATA):
+            turn(job, model, batch)
+            schedule.step()
+
     check_refused(r"`job.commit\(\)` was called without a batch; call it once", commit_nothing)
     check_refused(r"requested before `job.commit\(\)`; call it at the end", no_commit)
     check_refused(r"called before `job.allreduce\(model\)`; call `allreduce` first", no_allreduce)
@@ -315,6 +414,8 @@ def test_calls_out_of_order_report_what_to_do():
     check_refused(r"requested twice; request them once, with the number of", two_epochs_by_hand)
     check_refused(r"`optimizer.step\(\)` was called, but the job takes the steps", own_step)
     check_refused(r"learning rate was changed from 0.5 to 0.05 .* lr_schedule", own_rate)
+    check_refused(r"learning rate was changed from 0.5 to 0.25 .* do not call its", own_schedule)
+    check_refused(r"`weight_decay` of the optimizer was changed from 0 to 0.1", own_decay)
 
 
 def test_models_and_optimizers_that_cannot_be_trained_are_refused():
@@ -484,7 +585,7 @@ def test_weights_that_are_loaded_after_init_are_the_first_values(tmp_path):
     done = describe(tmp_path, *lines)
     assert done.returncode == 0, done.stderr
     values = np.fromfile(tmp_path / "answer" / "first_values.f32", "<f4")
-    assert values.tolist() == [6, 6, 5, 5, 5, 5, 6, 6]
+    assert values.tolist() == [6, 6, 5, 5, 5, 5, 6, 6, 5]
 
 
 def test_schedules_are_read_for_every_step(tmp_path):
@@ -496,11 +597,74 @@ def test_schedules_are_read_for_every_step(tmp_path):
     assert starts == list(range(3 * 13))
 
 
+PER_EPOCH = [
+    "from torch.optim.lr_scheduler import OneCycleLR, StepLR",
+    "job = elasticdl.init()",
+    "job.attach(model, optimizer, StepLR(optimizer, 1, gamma=0.5), {every})",
+    *LOOP,
+]
+
+
+def test_a_scheduler_counts_epochs_or_steps_as_the_script_says(tmp_path):
+    for every, expected in [
+        ("'epoch'", {"table": {"starts": [0, 13, 26], "factors": [1.0, 0.5, 0.25]}}),
+        ("'step'", {"exponential": {"every": 1, "factor": 0.5, "staircase": True}}),
+    ]:
+        folder = tmp_path / every.strip("'")
+        folder.mkdir()
+        done = describe(folder, *[line.replace("{every}", every) for line in PER_EPOCH])
+        assert done.returncode == 0, done.stderr
+        model = json.loads((folder / "answer" / "model.json").read_text())["model"]
+        assert model["optimizer"]["learning_rate"] == 0.25
+        assert model["optimizer"]["schedule"] == expected
+
+
+def test_a_scheduler_that_could_count_either_is_refused(tmp_path):
+    done = describe(tmp_path, *[line.replace("{every}", "None") for line in PER_EPOCH])
+    assert done.returncode == 1
+    assert "`StepLR` can count steps or epochs; set `schedule_every`" in done.stderr
+
+
+def test_a_scheduler_may_change_the_betas(tmp_path):
+    cycle = "OneCycleLR(optimizer, 0.2, total_steps=39)"
+    lines = [line.replace("StepLR(optimizer, 1, gamma=0.5), {every}", cycle) for line in PER_EPOCH]
+    done = describe(tmp_path, *lines)
+    assert done.returncode == 0, done.stderr
+    optimizer = json.loads((tmp_path / "answer" / "model.json").read_text())["model"]["optimizer"]
+    assert optimizer["kind"]["adam"]["beta_1"] == 0.95
+    factors = optimizer["momentum_schedule"]["table"]["factors"]
+    assert min(factors) == pytest.approx(0.85 / 0.95, rel=1e-3) and factors[0] == 1
+
+
+def test_the_optimizer_has_the_learning_rate_of_each_step(monkeypatch):
+    monkeypatch.setattr(FakeLoop, "turns", [([0, 1], n) for n in range(4)])
+    model, optimizer = linear()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    job = elasticdl.init(model, optimizer, schedule, schedule_every="epoch")
+    seen = []
+    for batch in job.batches(DATA, batch_size=2, epochs=2):
+        seen.append((job.epoch, optimizer.param_groups[0]["lr"], *schedule.get_last_lr()))
+        turn(job, model, batch)
+    assert seen == [(0, 0.5, 0.5), (0, 0.5, 0.5), (1, 0.25, 0.25), (1, 0.25, 0.25)]
+
+
 def test_what_cannot_be_trained_is_one_sentence(tmp_path):
     done = describe(tmp_path, "job = elasticdl.init(model.half(), optimizer)")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "is float16; parameters must be float32" in done.stderr
+    assert "is float16, but parameters must be float32; call `.float()`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [("complex64", "store its real and imaginary parts"), ("int64", "register it as a buffer")],
+)
+def test_advice_fits_the_type_of_a_parameter(dtype, advice):
+    model = nn.Linear(2, 1)
+    numbers = torch.zeros(1, dtype=getattr(torch, dtype))
+    model.register_parameter("odd", nn.Parameter(numbers, requires_grad=False))
+    with pytest.raises(ZooError, match=f"the parameter `odd` is {dtype}, .* {advice}"):
+        elasticdl.init(model)
 
 
 def test_a_script_without_a_job_prints_how_to_start_it(monkeypatch):

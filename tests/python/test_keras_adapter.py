@@ -237,18 +237,65 @@ def test_a_learning_rate_scheduler_sets_the_schedule_and_other_callbacks_are_cal
             self.calls.append(float(ops.convert_to_numpy(self.model.weights[-1])[0]))
 
     def callbacks():
-        schedule = keras.callbacks.LearningRateScheduler(lambda step: 0.5 if step < 3 else 0.25)
+        schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 if epoch < 2 else 0.25)
         return [schedule, Seen()]
 
-    mine = adapter(
-        functional, [IMAGE, LABEL], loss=cross_entropy, callbacks=callbacks, job={"_n_steps": 6}
-    )
+    job = {"_n_steps": 6, "epoch_steps": 2}
+    mine = adapter(functional, [IMAGE, LABEL], loss=cross_entropy, callbacks=callbacks, job=job)
     optimizer = mine.spec["optimizer"]
-    assert optimizer["learning_rate"] == pytest.approx(0.5) and optimizer["schedule"] != "constant"
+    assert optimizer["learning_rate"] == pytest.approx(0.5)
+    assert optimizer["schedule"] == {"table": {"starts": [0, 4], "factors": [1.0, 0.5]}}
     for seed in range(2):
         mine.train(PICTURES, [], seed)
     mine.export(str(tmp_path), np.full_like(mine.dense, 4.0), {})
     assert Seen.calls == ["begin", 4.0]
+
+
+def test_a_learning_rate_scheduler_may_change_the_rate_before():
+    def callbacks():
+        return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
+
+    job = {"_n_steps": 3, "epoch_steps": 1}
+    mine = adapter(functional, [IMAGE, LABEL], loss=cross_entropy, callbacks=callbacks, job=job)
+    factors = mine.spec["optimizer"]["schedule"]["table"]["factors"]
+    assert factors == pytest.approx([1.0, 0.5, 0.25])
+
+
+class LogsEpochs(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (lambda: keras.callbacks.EarlyStopping(), "`EarlyStopping` .* set --early_stop_patience"),
+        (lambda: keras.callbacks.ModelCheckpoint("m.keras"), "`ModelCheckpoint` .* checkpoints"),
+        (lambda: keras.callbacks.ReduceLROnPlateau(), "`ReduceLROnPlateau` .* schedule"),
+        (lambda: keras.callbacks.CSVLogger("log.csv"), "`CSVLogger` .* metrics.jsonl"),
+        (
+            lambda: keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+            "`LambdaCallback` needs `on_epoch_end`",
+        ),
+        (LogsEpochs, "`LogsEpochs` needs `on_epoch_end`, .* only `on_train_begin`"),
+        (list, "`callbacks` returned a list"),
+    ],
+)
+def test_callbacks_that_no_worker_could_call_are_refused_by_name(callback, message):
+    with pytest.raises(ZooError, match=message):
+        adapter(functional, [IMAGE, LABEL], loss=cross_entropy, callbacks=lambda: [callback()])
+
+
+def test_a_model_with_its_own_training_step_is_refused():
+    class Own(keras.Sequential):
+        def train_step(self, *args):
+            raise AssertionError("never called")
+
+    def custom_model():
+        return Own([keras.layers.Input((28, 28)), keras.layers.Flatten(), keras.layers.Dense(10)])
+
+    with pytest.raises(ZooError, match="`Own` overrides `train_step`, which the job does not call"):
+        adapter(custom_model, [IMAGE, LABEL], loss=cross_entropy)
 
 
 def test_columns_without_a_feed_are_the_features():

@@ -216,6 +216,32 @@ def test_a_torch_scheduler_is_not_changed(t, params):
     assert (optimizer.param_groups[0], dict(schedule.state_dict())) == before
 
 
+def test_a_scheduler_may_change_the_momentum(t, params):
+    optimizer = t.SGD(params, 0.1, momentum=0.9)
+    schedule = t.lr_scheduler.CyclicLR(
+        optimizer, 0.1, 0.2, step_size_up=2, base_momentum=0.4, max_momentum=0.8
+    )
+    spec = _optimizers.from_torch(optimizer, schedule, 5)
+    assert spec["kind"]["momentum"]["momentum"] == 0.8
+    factors = spec["momentum_schedule"]["table"]["factors"]
+    assert factors == pytest.approx([1.0, 0.75, 0.5, 0.75, 1.0])
+    assert "momentum_schedule" not in _optimizers.from_torch(optimizer, None, 5)
+
+
+def test_schedulers_that_cannot_be_honoured_are_refused_and_left_as_they_were(t, params):
+    optimizer = t.NAdam(params, 0.1)
+    schedule = t.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    before = optimizer.param_groups[0].copy()
+    with pytest.raises(ZooError, match="`OneCycleLR` changes `betas` of the optimizer `NAdam`"):
+        _optimizers.from_torch(optimizer, schedule, 9)
+    assert optimizer.param_groups[0] == before
+    optimizer = t.SGD([{"params": params[:1]}, {"params": params[1:]}], 0.1)
+    factors = [lambda step: 1.0, lambda step: 0.5**step]
+    schedule = t.lr_scheduler.LambdaLR(optimizer, factors)
+    with pytest.raises(ZooError, match="`LambdaLR` sets different values"):
+        _optimizers.from_torch(optimizer, schedule, 9)
+
+
 def test_unpredictable_schedules_are_refused(k, t, params):
     with pytest.raises(ZooError, match="set --num_epochs"):
         _optimizers.from_keras(k.SGD(), None, lambda step: 0.5)

@@ -88,6 +88,64 @@ def test_the_loop_ends_with_the_parameters_of_the_job(cluster: Cluster, tmp_path
             np.testing.assert_array_equal(ours[name], value, name)
 
 
+# Written by each worker: the signals that it got, and whether it reached its end.
+AFTER = """
+import os, signal, time
+got = []
+signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+time.sleep(1.5)
+assert not got, got
+open(sys.argv[1] + f".{job.worker_id}", "w").write(f"{job.step} {job.is_leader}")
+"""
+
+
+def test_what_follows_the_loop_runs_to_its_end_in_every_worker(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    path, out = script(tmp_path)
+    Path(path).write_text(Path(path).read_text() + AFTER)
+    done = cluster.run("run", "--workers=2", "--job_name=after", path, out)
+    ends = sorted(Path(f"{out}.{worker}").read_text() for worker in (0, 1))
+    assert ends == ["20 False", "20 True"]
+    assert done.stdout.count("after the loop") == 1, "the leader's output is shown"
+    assert "] [INFO]" not in done.stdout
+    exits = (cluster.job("after") / "exits.jsonl").read_text()
+    assert exits.count('"how":{"exit":0}') == 3, exits
+
+
+def test_the_state_dict_is_saved_with_the_counters_of_batch_norms(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    path, out = script(tmp_path)
+    cluster.run(
+        "run", "--workers=2", "--job_name=saved", f"--tensorboard_dir={tmp_path / 'tb'}", path, out
+    )
+    assert any((tmp_path / "tb").iterdir())
+    output = cluster.job("saved") / "output"
+    saved = torch.load(output / "model.pt")
+    exported = read_safetensors(output / "model.safetensors")
+    assert set(saved) == set(exported)
+    for name, value in exported.items():
+        np.testing.assert_array_equal(saved[name].numpy(), value, name)
+    # The model is only known by its first iteration, which its initial values include.
+    assert saved["1.num_batches_tracked"] == 21
+    assert saved["1.num_batches_tracked"].dtype == torch.int64
+
+
+def test_leadership_passes_on_when_the_leader_dies(cluster: Cluster, tmp_path: Path) -> None:
+    path, out = script(tmp_path, n_records=6400, epochs=15)
+    text = Path(path).read_text() + "if job.is_leader: print('led by', job.worker_id)\n"
+    Path(path).write_text(text)
+    # Nobody replaces it, so that it stays dead.
+    flags = ["--workers=2", "--min_workers=1", "--max_restarts=0"]
+    job = cluster.start("run", *flags, "--job_name=led", path, out)
+    os.kill(pids(cluster, "led", job)[0], signal.SIGKILL)
+    printed, err = job.communicate(timeout=LIMIT)
+    assert job.returncode == 0, printed + err
+    assert len(re.findall(r"^led by \d+$", printed, re.MULTILINE)) == 1, printed
+
+
 def pids(cluster: Cluster, name: str, job: subprocess.Popen[str]) -> list[int]:
     """The processes of two workers, once they train together."""
 
@@ -162,6 +220,24 @@ def test_a_script_that_fails_at_once_starts_nothing(cluster: Cluster, tmp_path: 
     assert "FileNotFoundError" in refused.stderr
     assert "_job.py" not in refused.stderr
     assert not cluster.job("bad").exists()
+
+
+def test_a_bad_name_is_refused_before_the_script_runs(cluster: Cluster, tmp_path: Path) -> None:
+    path, out = script(tmp_path)
+    Path(path).write_text(f"import elasticdl\nopen({out!r}, 'w')\n")
+    refused = cluster.run("run", "--job_name=Not!", path, out, code=2)
+    assert "job name `not!` must be" in refused.stderr.lower(), refused.stderr
+    assert not Path(out).exists()
+
+
+def test_a_script_that_never_joins_is_refused_before_it_runs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    path, out = script(tmp_path)
+    Path(path).write_text(f"open({out!r}, 'w')\n")
+    refused = cluster.run("run", path, out, code=2)
+    assert "never calls `elasticdl.init()`" in refused.stderr, refused.stderr
+    assert not Path(out).exists()
 
 
 def test_a_script_alone_prints_how_to_start_it() -> None:

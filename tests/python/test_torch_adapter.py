@@ -95,7 +95,7 @@ def test_initial_values_equal_those_of_the_plain_module_with_the_same_seed():
     model = adapter(cnn, cross_entropy)
     values = named(model, model.dense)
     state = plain(cnn).state_dict()
-    assert set(values) == {name for name in state if "num_batches" not in name}
+    assert set(values) == set(state)
     for name, value in values.items():
         assert np.array_equal(value, state[name].numpy()), name
 
@@ -190,10 +190,9 @@ def test_parameters_written_to_dense_are_used():
     module = plain(cnn)
     with torch.no_grad():
         for number, value in enumerate([*module.parameters(), *module.buffers()]):
-            if value.is_floating_point():
-                value.add_(0.01 * number)
+            value.add_(0.01 * number if value.is_floating_point() else number)
     for name, piece in named(model, model.dense).items():
-        piece[:] = module.state_dict()[name].numpy()
+        piece[...] = module.state_dict()[name].numpy()
     module.eval()
     expected = module(torch.from_numpy(batch.columns["image"])).detach().numpy()
     assert np.array_equal(model.predict(batch, []), expected)
@@ -300,11 +299,32 @@ def test_the_spec_describes_the_model():
 def test_an_optimizer_can_have_a_scheduler():
     def optimizer(parameters):
         made = torch.optim.SGD(parameters, lr=0.5)
-        return made, torch.optim.lr_scheduler.ExponentialLR(made, gamma=0.9)
+        return made, torch.optim.lr_scheduler.ExponentialLR(made, gamma=0.5), *every
 
+    every = ("step",)
     model = adapter(linear, cross_entropy, optimizer=optimizer)
     assert model.spec["optimizer"]["learning_rate"] == 0.5
-    assert model.spec["optimizer"]["schedule"] != "constant"
+    assert list(model.spec["optimizer"]["schedule"]) == ["exponential"]
+    every = ("epoch",)
+    steps = job(max_step=5, epoch_steps=2)
+    model = adapter(linear, cross_entropy, optimizer=optimizer, job=steps)
+    expected = {"table": {"starts": [0, 2, 4], "factors": [1.0, 0.5, 0.25]}}
+    assert model.spec["optimizer"]["schedule"] == expected
+    every = ()
+    with pytest.raises(ZooError, match="`ExponentialLR` can count steps or epochs"):
+        adapter(linear, cross_entropy, optimizer=optimizer)
+
+
+def test_batch_norms_count_their_batches(tmp_path):
+    model = adapter(cnn, cross_entropy)
+    for _ in range(3):
+        model.train(images(4), [], 1)
+        model.dense[len(model.dense) - len(model._flat.changes) :] += model._flat.changes
+    model.export(str(tmp_path), model.dense, {})
+    state = torch.load(tmp_path / "model.pt")
+    counters = {name: value for name, value in state.items() if "num_batches" in name}
+    assert counters and all(value == 3 for value in counters.values()), counters
+    assert all(value.dtype == torch.int64 for value in counters.values())
 
 
 @pytest.mark.parametrize(
@@ -419,8 +439,8 @@ def half_feed(columns, mode, metadata):
         ),
         (
             {"custom_model": lambda: linear().double()},
-            "the parameter `1.weight` is float64; parameters must be float32: call `.float()` on "
-            "the model",
+            "the parameter `1.weight` is float64, but parameters must be float32; call `.float()` "
+            "on the model",
         ),
         (
             {"custom_model": lambda: nn.LazyLinear(3)},

@@ -513,6 +513,14 @@ impl Member {
         self.state.map(|state| state.step)
     }
 
+    /// Whether it leads its world, if it has trained every step that the world may train.
+    #[must_use]
+    pub fn leads_at_end(&self) -> Option<bool> {
+        let world = self.world.as_ref().filter(|world| self.step() >= Some(self.until(world)))?;
+        let place = self.place_in(world)?;
+        Some(world.world.members[place].lanes.contains(&0))
+    }
+
     /// The state that it announces. State that has not formed a world yet does not count.
     #[must_use]
     pub fn claim(&self) -> Option<Claim> {

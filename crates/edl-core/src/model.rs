@@ -68,7 +68,7 @@ pub enum Init {
         mean: f32,
         std: f32,
     },
-    /// The model brings them: a dense parameter's alone, since rows are made when first seen.
+    /// The model brings them. All rows of such a table are made before the first step.
     Given,
 }
 
@@ -116,13 +116,6 @@ impl ParamSpec {
 impl ModelSpec {
     /// Rejects what no job could train or measure.
     pub fn check(&self) -> Result<(), String> {
-        if let Some(table) = self.tables.iter().find(|table| table.init == Init::Given) {
-            return Err(format!(
-                "table `{}`: rows are created on first use and cannot have given initial values; \
-                 use a constant, uniform or normal init",
-                table.name
-            ));
-        }
         let mut names: Vec<&str> = self.metrics.iter().map(|m| m.name.as_str()).collect();
         names.sort_unstable();
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -131,10 +124,17 @@ impl ModelSpec {
         }
     }
 
-    /// Whether the model must bring first values of dense parameters.
+    /// Whether the model must bring first values of parameters or rows.
     #[must_use]
     pub fn brings_first_values(&self) -> bool {
-        self.params.iter().any(|param| param.init == Init::Given)
+        let mut inits = self.params.iter().map(|param| param.init);
+        inits.any(|init| init == Init::Given) || self.brings_first_rows()
+    }
+
+    /// Whether the model must bring the first rows of a table.
+    #[must_use]
+    pub fn brings_first_rows(&self) -> bool {
+        self.tables.iter().any(|table| table.init == Init::Given)
     }
 
     /// Length of the flat vector of all dense parameters.
@@ -160,9 +160,9 @@ mod tests {
             optimizer: OptimizerSpec::sgd(0.1),
         };
         assert_eq!(model.check(), Ok(()));
+        assert!(!model.brings_first_values());
         model.tables.push(table(Init::Given));
-        assert!(model.check().unwrap_err().contains("table `users`"));
-        model.tables.clear();
+        assert!(model.brings_first_values());
         model.metrics.push(Metric::loss());
         assert!(model.check().unwrap_err().contains("two metrics are named `loss`"));
     }

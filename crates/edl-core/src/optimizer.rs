@@ -16,6 +16,9 @@ pub struct OptimizerSpec {
     pub learning_rate: f64,
     #[serde(default)]
     pub schedule: Schedule,
+    /// Factors of the momentum, or of the first beta.
+    #[serde(default, skip_serializing_if = "Schedule::is_constant")]
+    pub momentum_schedule: Schedule,
     /// An L2 penalty unless it is decoupled.
     #[serde(default)]
     pub weight_decay: f64,
@@ -93,6 +96,25 @@ pub enum OptimizerKind {
     },
 }
 
+impl OptimizerKind {
+    /// How much of the steps before a step keeps, where a schedule can change it.
+    fn momentum_mut(&mut self) -> Option<&mut f64> {
+        match self {
+            Self::Momentum { momentum, .. } | Self::RmsProp { momentum, .. } => Some(momentum),
+            Self::Adam { beta_1, .. }
+            | Self::AdamW { beta_1, .. }
+            | Self::Adamax { beta_1, .. }
+            | Self::Lion { beta_1, .. } => Some(beta_1),
+            // Nadam multiplies its betas over all steps.
+            Self::Nadam { .. }
+            | Self::Sgd
+            | Self::Adagrad { .. }
+            | Self::Ftrl { .. }
+            | Self::Adadelta { .. } => None,
+        }
+    }
+}
+
 /// Whose formula it is, where libraries differ under the same name: in the place of epsilon, and
 /// in whether momentum gathers gradients or steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,6 +150,7 @@ impl OptimizerSpec {
             kind,
             learning_rate,
             schedule: Schedule::Constant,
+            momentum_schedule: Schedule::Constant,
             weight_decay: 0.0,
             decoupled: false,
             dialect: Dialect::Keras,
@@ -139,6 +162,18 @@ impl OptimizerSpec {
     #[must_use]
     pub fn rate(&self, step: u64) -> f64 {
         self.learning_rate * self.schedule.factor(step)
+    }
+
+    /// The optimizer with its momentum for the update number `step`, counted from zero.
+    #[must_use]
+    pub fn kind_at(&self, step: u64) -> OptimizerKind {
+        let mut kind = self.kind.clone();
+        if !self.momentum_schedule.is_constant()
+            && let Some(momentum) = kind.momentum_mut()
+        {
+            *momentum *= self.momentum_schedule.factor(step);
+        }
+        kind
     }
 
     /// Whether weights shrink before the step, rather than their penalty joining the gradient.

@@ -22,7 +22,11 @@ const RETRY_LIMIT: Duration = Duration::from_secs(5);
 struct Turn {
     records: Vec<u64>,
     seed: u64,
+    at: At,
 }
+
+/// The number of steps before, and whether this worker leads the others.
+type At = (u64, bool);
 
 /// The result of an iteration.
 enum Answer {
@@ -34,8 +38,14 @@ enum Answer {
     Failed(String),
 }
 
-/// The user's arrays, once the model is known.
-type Arrays = Mutex<Option<Attached>>;
+/// What the worker and the user's loop share.
+#[derive(Default)]
+struct Shared {
+    /// The user's arrays, once the model is known.
+    arrays: Mutex<Option<Attached>>,
+    /// Where the job ended, if this worker has its final parameters.
+    end: Mutex<Option<At>>,
+}
 
 struct Attached {
     dense: Py<PyArray1<f32>>,
@@ -47,7 +57,7 @@ struct Attached {
 pub(crate) struct Loop {
     turns: Mutex<Receiver<Turn>>,
     answers: Mutex<Option<Sender<Answer>>>,
-    arrays: Arc<Arrays>,
+    shared: Arc<Shared>,
     worker: Mutex<Option<thread::JoinHandle<Result<u8, String>>>>,
 }
 
@@ -58,10 +68,10 @@ impl Loop {
     fn new() -> PyResult<Self> {
         let (turn, turns) = channel();
         let (answers, answer) = channel();
-        let arrays = Arc::<Arrays>::default();
-        let shared = Arc::clone(&arrays);
+        let shared = Arc::<Shared>::default();
+        let of_model = Arc::clone(&shared);
         let open = move |spec: ModelSpec| -> edl_worker::OpenModel {
-            let model = LoopModel { spec, turn, answer, arrays: shared };
+            let model = LoopModel { spec, turn, answer, shared: of_model, at: (0, false) };
             Box::new(move |_| Ok(Box::new(model)))
         };
         let worker = thread::Builder::new().name("worker".into());
@@ -70,7 +80,7 @@ impl Loop {
         Ok(Self {
             turns: Mutex::new(turns),
             answers: Mutex::new(Some(answers)),
-            arrays,
+            shared,
             worker: Mutex::new(Some(worker)),
         })
     }
@@ -86,19 +96,26 @@ impl Loop {
             return Err(PyValueError::new_err("parameters and gradient differ in length"));
         }
         let (dense, gradient) = (dense.clone().unbind(), gradient.clone().unbind());
-        *lock(&self.arrays) = Some(Attached { dense, gradient });
+        *lock(&self.shared.arrays) = Some(Attached { dense, gradient });
         Ok(())
     }
 
-    /// The records and the seed of the next turn; none at the end of the job.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<(Py<PyArray1<u64>>, u64)>> {
+    /// The records and the seed of the next turn, the number of steps before it, and whether this
+    /// worker leads the others; none at the end of the job.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<(Py<PyArray1<u64>>, u64, u64, bool)>> {
         let turn = py.detach(|| lock(&self.turns).recv());
         match turn {
-            Ok(Turn { records, seed }) => {
-                Ok(Some((PyArray1::from_vec(py, records).unbind(), seed)))
+            Ok(Turn { records, seed, at: (step, is_leader) }) => {
+                Ok(Some((PyArray1::from_vec(py, records).unbind(), seed, step, is_leader)))
             }
             Err(_) => self.ended(py).map(|()| None),
         }
+    }
+
+    /// After the end of the job: the number of its steps, and whether this worker leads the others;
+    /// none if this worker does not have the final parameters.
+    fn end(&self) -> Option<At> {
+        *lock(&self.shared.end)
     }
 
     /// Hands the gradient of the turn over, with its mean loss.
@@ -148,14 +165,15 @@ struct LoopModel {
     spec: ModelSpec,
     turn: Sender<Turn>,
     answer: Receiver<Answer>,
-    arrays: Arc<Arrays>,
+    shared: Arc<Shared>,
+    at: At,
 }
 
 impl LoopModel {
     /// Writes the parameters where the user's model reads them, if it is known.
     fn set(&self, dense: &[f32]) -> Result<(), Error> {
         Python::attach(|py| {
-            let arrays = lock(&self.arrays);
+            let arrays = lock(&self.shared.arrays);
             let Some(attached) = &*arrays else { return Ok(()) };
             let written =
                 attached.dense.bind(py).try_readwrite().map_err(|error| error.to_string());
@@ -176,7 +194,7 @@ impl LoopModel {
 
     fn take(&self, gradient: &mut Gradient) -> Result<(), Error> {
         Python::attach(|py| {
-            let arrays = lock(&self.arrays);
+            let arrays = lock(&self.shared.arrays);
             let attached = arrays.as_ref().ok_or_else(no_model)?;
             let read = attached.gradient.bind(py).try_readonly().map_err(|error| error.to_string());
             let read = read.map_err(Error::Other)?;
@@ -204,7 +222,7 @@ impl Model for LoopModel {
     ) -> Result<Outcome, Error> {
         loop {
             self.set(inputs.dense)?;
-            let turn = Turn { records: inputs.batch.records.clone(), seed };
+            let turn = Turn { records: inputs.batch.records.clone(), seed, at: self.at };
             let over = |_| Error::Other("the training loop exited before the job finished".into());
             self.turn.send(turn).map_err(|_| over(()))?;
             match self.answer.recv().map_err(|_| over(()))? {
@@ -226,9 +244,14 @@ impl Model for LoopModel {
         Err(no_pass("prediction"))
     }
 
+    fn at(&mut self, step: u64, is_leader: bool) {
+        self.at = (step, is_leader);
+    }
+
     fn finish(&mut self, dense: &[f32]) {
         // The loop keeps what it has if its arrays do not fit.
         let _kept = self.set(dense);
+        *lock(&self.shared.end) = Some(self.at);
     }
 }
 

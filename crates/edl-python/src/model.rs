@@ -225,6 +225,14 @@ impl Model for PyModel {
         })
     }
 
+    fn first_rows(&self, table: usize) -> Option<Vec<f32>> {
+        Python::attach(|py| {
+            let rows = self.adapter.bind(py).call_method1("first_rows", (table,)).ok()?;
+            let rows: PyReadonlyArrayDyn<'_, f32> = rows.extract().ok()?;
+            Some(rows.as_slice().ok()?.to_vec())
+        })
+    }
+
     fn lookups(&self, batch: &Batch) -> Result<Vec<Vec<u64>>, Error> {
         if self.spec.tables.is_empty() {
             return Ok(Vec::new());

@@ -271,7 +271,12 @@ impl Site {
                 let launched = SiteTimer::Launched { instance, pid };
                 self.kernel.schedule(SITE, delay, Timer::Site(launched));
             }
-            Order::Stop { instance, grace_ms } | Order::Dismiss { instance, grace_ms } => {
+            Order::Dismiss { instance, grace_ms } => {
+                let Some(pid) = self.instances.get(&instance).copied() else { return };
+                let kill = Timer::Site(SiteTimer::Kill { pid });
+                self.kernel.schedule(SITE, millis(grace_ms), kill);
+            }
+            Order::Stop { instance, grace_ms } => {
                 let Some(pid) = self.instances.get(&instance).copied() else { return };
                 let is_frozen = self.processes.get(&pid).is_some_and(|slot| slot.is_frozen);
                 let after = match grace_ms {

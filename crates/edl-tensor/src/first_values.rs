@@ -8,6 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use edl_core::model::{Init, ModelSpec, TableSpec};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
 use crate::checkpoint::{self, at, write_once};
@@ -15,8 +16,8 @@ use crate::model::Model;
 
 /// Name of the file in the job's folder.
 pub const FILE: &str = edl_core::job_dir::FIRST_VALUES;
-/// The only tensor in it: the flat vector of all dense parameters.
-const TENSOR: &str = "dense";
+/// The flat vector of all dense parameters.
+const DENSE: &str = "dense";
 
 /// Why a model's first values cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,8 @@ pub enum Error {
          parameter"
     )]
     Brought { model: String, has: usize, needs: usize },
+    #[error("model must provide the initial rows of its table `{table}`, but provides none")]
+    NoRows { table: String },
     #[error("`{}` is not a file of initial values: {problem}", path.display())]
     Unreadable { path: PathBuf, problem: String },
     #[error(
@@ -52,42 +55,111 @@ pub fn offer(job_dir: &Path, model: &dyn Model) -> Result<(), Error> {
     if has != needs {
         return Err(Error::Brought { model: name(), has, needs });
     }
-    write(job_dir, &values)?;
+    let mut tensors = vec![(DENSE.to_owned(), vec![values.len()], values)];
+    for (index, table) in given_tables(spec) {
+        let rows = model.first_rows(index).filter(|rows| rows.len() >= table.dim);
+        let rows = rows.ok_or_else(|| Error::NoRows { table: table.name.clone() })?;
+        tensors.push((rows_of(index), vec![rows.len() / table.dim.max(1), table.dim], rows));
+    }
+    write_tensors(job_dir, tensors)?;
     Ok(())
 }
 
-/// Writes the file; `false` if it already exists.
+fn given_tables(spec: &ModelSpec) -> impl Iterator<Item = (usize, &TableSpec)> {
+    spec.tables.iter().enumerate().filter(|(_, table)| table.init == Init::Given)
+}
+
+/// The tensor with the rows of a table.
+fn rows_of(table: usize) -> String {
+    format!("rows.{table}")
+}
+
+/// Writes the file of a model without given rows; `false` if it already exists.
 pub fn write(job_dir: &Path, values: &[f32]) -> Result<bool, Error> {
-    let path = job_dir.join(FILE);
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let file = TensorView::new(Dtype::F32, vec![values.len()], &bytes)
-        .and_then(|tensor| serialize([(TENSOR, tensor)], None));
-    let file =
-        file.map_err(|error| Error::Unreadable { path: path.clone(), problem: error.to_string() })?;
+    write_tensors(job_dir, vec![(DENSE.to_owned(), vec![values.len()], values.to_vec())])
+}
+
+fn write_tensors(
+    job_dir: &Path,
+    tensors: Vec<(String, Vec<usize>, Vec<f32>)>,
+) -> Result<bool, Error> {
+    let to_bytes = |(name, shape, values): (String, Vec<usize>, Vec<f32>)| {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        (name, shape, bytes)
+    };
+    let tensors: Vec<_> = tensors.into_iter().map(to_bytes).collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        TensorView::new(Dtype::F32, shape.clone(), bytes).map(|view| (name, view))
+    });
+    let views = views.collect::<Result<Vec<_>, _>>();
+    let file = views.and_then(|views| serialize(views, None));
+    let file = file.map_err(|error| unreadable(job_dir, error))?;
     Ok(write_once(job_dir, FILE, &file)?)
 }
 
-/// Reads the file of a model with `dense_len` parameters.
+/// Reads the parameters of a model with `dense_len` of them.
 pub fn read(job_dir: &Path, dense_len: usize) -> Result<Vec<f32>, Error> {
-    let path = job_dir.join(FILE);
-    let bytes = fs::read(&path).map_err(at("read", &path))?;
-    let unreadable = |problem: String| Error::Unreadable { path: path.clone(), problem };
-    let tensors =
-        SafeTensors::deserialize(&bytes).map_err(|error| unreadable(error.to_string()))?;
-    let tensor = tensors.tensor(TENSOR).map_err(|error| unreadable(error.to_string()))?;
-    if tensor.dtype() != Dtype::F32 {
-        return Err(unreadable(format!("`{TENSOR}` is not single precision")));
+    let values = File::read(job_dir)?.tensor(DENSE)?;
+    if values.len() != dense_len {
+        let path = job_dir.join(FILE);
+        return Err(Error::Length { path, has: values.len(), needs: dense_len });
     }
-    let (words, _) = tensor.data().as_chunks();
-    if words.len() != dense_len {
-        return Err(Error::Length { path, has: words.len(), needs: dense_len });
+    Ok(values)
+}
+
+/// Reads the rows of each table whose rows the model provides; none of the others.
+pub fn read_rows(job_dir: &Path, model: &ModelSpec) -> Result<Vec<Vec<f32>>, Error> {
+    let mut rows = vec![Vec::new(); model.tables.len()];
+    if model.brings_first_rows() {
+        let file = File::read(job_dir)?;
+        for (index, _) in given_tables(model) {
+            rows[index] = file.tensor(&rows_of(index))?;
+        }
     }
-    Ok(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
+    Ok(rows)
+}
+
+/// A file that was read.
+struct File<'a> {
+    job_dir: &'a Path,
+    bytes: Vec<u8>,
+}
+
+impl<'a> File<'a> {
+    fn read(job_dir: &'a Path) -> Result<Self, Error> {
+        let path = job_dir.join(FILE);
+        let bytes = fs::read(&path).map_err(at("read", &path))?;
+        Ok(Self { job_dir, bytes })
+    }
+
+    fn tensor(&self, name: &str) -> Result<Vec<f32>, Error> {
+        let tensors = SafeTensors::deserialize(&self.bytes);
+        let tensors = tensors.map_err(|error| unreadable(self.job_dir, error))?;
+        let tensor = tensors.tensor(name).map_err(|error| unreadable(self.job_dir, error))?;
+        if tensor.dtype() != Dtype::F32 {
+            return Err(unreadable(self.job_dir, format!("`{name}` is not single precision")));
+        }
+        Ok(tensor.data().as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect())
+    }
+}
+
+fn unreadable(job_dir: &Path, problem: impl ToString) -> Error {
+    Error::Unreadable { path: job_dir.join(FILE), problem: problem.to_string() }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use edl_core::id::PartitionId;
+    use edl_core::layout::Layout;
+    use edl_core::optimizer::OptimizerSpec;
+    use edl_core::spec::Mode;
+
     use super::*;
+    use crate::checkpoint::Origin;
+    use crate::partition::PartitionConfig;
 
     #[test]
     fn of_two_writers_the_first_wins_and_nothing_is_left_over() {
@@ -105,6 +177,43 @@ mod tests {
         assert!(!offer(9.0));
         assert_eq!(read(dir.path(), 100_000).unwrap(), values);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn given_rows_are_made_in_the_partitions_of_their_ids_and_only_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = |name: &str, init| TableSpec { name: name.into(), dim: 2, init };
+        let model = Arc::new(ModelSpec {
+            name: "m".into(),
+            params: Vec::new(),
+            tables: vec![table("drawn", Init::Constant(0.5)), table("words", Init::Given)],
+            inputs: Vec::new(),
+            metrics: Vec::new(),
+            optimizer: OptimizerSpec::sgd(0.1),
+        });
+        let words: Vec<f32> = (0..20_u8).map(f32::from).collect();
+        let tensors = [(DENSE.to_owned(), vec![0], vec![]), (rows_of(1), vec![10, 2], words)];
+        assert!(write_tensors(dir.path(), tensors.to_vec()).unwrap());
+        let origin = Origin::first_values(&model, dir.path()).unwrap();
+        let mut found = BTreeMap::new();
+        for id in 0..3 {
+            let partition = origin.make(PartitionConfig {
+                id: PartitionId(id),
+                layout: Layout::shared(0, 3),
+                model: Arc::clone(&model),
+                optimizer: OptimizerSpec::sgd(0.1),
+                seed: 0,
+                n_batches: 1,
+                mode: Mode::Async,
+                lr_staleness_modulation: false,
+            });
+            let partition = partition.unwrap();
+            let [drawn, words] = partition.tables() else { panic!() };
+            assert_eq!(drawn.n_rows(), 0);
+            found.extend(words.slab().rows().map(|(id, row)| (id, [row[0], row[1]])));
+        }
+        let expected = (0..10_u8).map(|id| (id.into(), [f32::from(2 * id), f32::from(2 * id + 1)]));
+        assert_eq!(found, expected.collect());
     }
 
     #[test]

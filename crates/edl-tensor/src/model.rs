@@ -19,6 +19,11 @@ pub trait Model: Send {
         None
     }
 
+    /// The rows of a table under `Init::Given`, those of the ids from zero on.
+    fn first_rows(&self, _table: usize) -> Option<Vec<f32>> {
+        None
+    }
+
     /// The embedding ids that `batch` needs: one list per table of the spec, duplicates allowed.
     fn lookups(&self, batch: &Batch) -> Result<Vec<Vec<u64>>, Error>;
 
@@ -59,6 +64,11 @@ pub trait Model: Send {
 
     /// The model's output, one row of numbers per record.
     fn predict(&mut self, inputs: Inputs<'_>) -> Result<Predictions, Error>;
+
+    /// The number of steps before the next pass, and whether this worker leads the others, for a
+    /// model that shows them to its user. Workers of AllReduce say so before each pass and before
+    /// `finish`.
+    fn at(&mut self, _step: u64, _is_leader: bool) {}
 
     /// The parameters that a worker of AllReduce ends with, for a model that hands them on.
     fn finish(&mut self, _dense: &[f32]) {}

@@ -113,7 +113,8 @@ impl Optimizer {
     pub fn update(&self, step: Step) -> Update {
         #[expect(clippy::cast_precision_loss, reason = "a staleness is small")]
         let rate = self.spec.rate(step.version) / step.staleness.max(1) as f64;
-        let kernel = Kernel::new(&self.spec, rate, step.age);
+        let kind = self.spec.kind_at(step.version);
+        let kernel = Kernel::new(&kind, self.spec.dialect, rate, step.age);
         let decay = self.spec.weight_decay;
         let (l2, shrink) =
             if self.spec.is_decoupled() { (0.0, decay * rate) } else { (decay, 0.0) };

@@ -126,17 +126,20 @@ impl Partition {
         }
     }
 
-    /// A partition before its first push, of a model that provides `values`: the flat vector of all
-    /// dense parameters.
+    /// A partition before its first push, of a model that provides `values`, the flat vector of all
+    /// dense parameters, and the rows of some tables.
     ///
     /// # Panics
     /// As `new`, and if `values` are not of this model.
     #[must_use]
-    pub fn with_first_values(config: PartitionConfig, values: &[f32]) -> Self {
+    pub fn with_first_values(config: PartitionConfig, values: &[f32], rows: &[Vec<f32>]) -> Self {
         assert_eq!(values.len(), config.layout.dense_len, "first values of another model");
         let mut partition = Self::new(config);
         let PartitionConfig { id, layout, model, .. } = &partition.config;
         partition.dense.give(model, &layout.segment(*id), values);
+        for (table, rows) in partition.tables.iter_mut().zip(rows) {
+            table.give(rows, |row| layout.partition_of(row) == *id);
+        }
         partition
     }
 

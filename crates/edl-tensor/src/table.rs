@@ -240,6 +240,16 @@ impl Table {
         Ok(())
     }
 
+    /// Makes those of the rows, of the ids from zero on, that belong here.
+    pub fn give(&mut self, rows: &[f32], is_here: impl Fn(u64) -> bool) {
+        for (id, row) in (0..).zip(rows.chunks_exact(self.dim.max(1))) {
+            if is_here(id) {
+                let place = self.make(id);
+                self.slab.row_mut(place)[..self.dim].copy_from_slice(row);
+            }
+        }
+    }
+
     fn with_fresh_slots(&self, other: &Slab) -> Slab {
         let mut slab = Slab::new(self.slab.stride);
         for (id, row) in other.rows() {

@@ -163,6 +163,10 @@ fn probe(
         mine: 0..1,
         is_alone: true,
     };
-    let rows = |table: usize, ids: &[u64], out: &mut Vec<f32>| recipe.first_rows(table, ids, out);
+    let tables = recipe.first_tables().map_err(|error| chain(&error))?;
+    let rows = |table: usize, ids: &[u64], out: &mut Vec<f32>| {
+        out.resize(ids.len() * tables[table].dim(), 0.0);
+        tables[table].peek(ids, out);
+    };
     lanes.probe(&step, first.dense(), records, &rows)
 }

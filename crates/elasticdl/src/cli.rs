@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 
 use edl_core::spec::{Codec, FieldType, LogLevel};
 
-use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, TRAIN};
+use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, SCRIPT, TRAIN};
 
 pub(crate) mod operator;
 pub(crate) mod zoo;
@@ -326,8 +326,11 @@ pub(crate) struct ScriptArgs {
     /// Run SCRIPT directly, without Python
     #[arg(long, alias = "no-python")]
     pub(crate) no_python: bool,
+    /// Resume a stopped or killed job
+    #[arg(long, value_name = "JOB")]
+    pub(crate) resume: Option<String>,
     #[command(flatten)]
-    pub(crate) cluster: JobFlags<CLUSTER>,
+    pub(crate) job: JobFlags<{ CLUSTER | SCRIPT }>,
     /// Accepted for compatibility with torchrun; always on
     #[arg(long, hide = true)]
     pub(crate) standalone: bool,
@@ -338,7 +341,7 @@ pub(crate) struct ScriptArgs {
     #[arg(long, alias = "rdzv-id", hide = true)]
     pub(crate) rdzv_id: Option<String>,
     /// Script to run, followed by its arguments
-    #[arg(value_name = "SCRIPT", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "SCRIPT", required_unless_present = "resume", trailing_var_arg = true)]
     pub(crate) script: Vec<String>,
 }
 

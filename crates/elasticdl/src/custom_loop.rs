@@ -33,6 +33,10 @@ pub(crate) const WORKER_ID: &str = "ELASTICDL_WORKER_ID";
 const KEY_FILE: &str = "ELASTICDL_JOB_KEY_FILE";
 /// Unset: the folder of the key.
 const JOB_DIR: &str = "ELASTICDL_JOB_DIR";
+/// The folder of the trained model.
+const OUTPUT: &str = "ELASTICDL_OUTPUT";
+/// The number of lanes of a step.
+const LANES: &str = "ELASTICDL_LANES";
 /// Set for a worker whose supervisor holds its standard input.
 pub(crate) const SUPERVISED: &str = "ELASTICDL_SUPERVISED";
 /// Set for a worker in a pod.
@@ -76,13 +80,15 @@ pub(crate) fn worker(
         .env(WORKER_ID, worker.to_string())
         .env(MASTER_ADDR, master_addr)
         .env(KEY_FILE, key_file)
-        .env(JOB_DIR, job_dir);
+        .env(JOB_DIR, job_dir)
+        .env(OUTPUT, JobDir::new(job_dir).output(spec));
     command
 }
 
 fn command(spec: &JobSpec) -> Command {
     let mut command = Command::new("sh");
-    command.arg("-c").arg(format!("exec {}", spec.job_command)).envs(python::environment(spec));
+    command.arg("-c").arg(format!("exec {}", spec.job_command));
+    command.envs(python::environment(spec)).env(LANES, spec.n_lanes().to_string());
     command
 }
 
@@ -121,6 +127,11 @@ pub(crate) fn describe(spec: &JobSpec) -> anyhow::Result<Description> {
     let numbers = values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
     described.first_values = numbers.collect();
     Ok(described)
+}
+
+/// A plan that every loop could have.
+pub(crate) fn any_plan() -> LoopPlan {
+    LoopPlan { n_records: 1, minibatch_size: 1, num_epochs: 1, shuffle: true }
 }
 
 /// The plan of a loop that was described before.
@@ -214,7 +225,8 @@ mod tests {
     #[test]
     fn a_worker_finds_its_job_in_its_environment() {
         let (key_file, job_dir) = (Path::new("/key/job.key"), Path::new("/data/job"));
-        let command = worker(&saying("python train.py"), 7, "there:1", key_file, job_dir);
+        let spec = JobSpec { lanes: Some(2), ..saying("python train.py") };
+        let command = worker(&spec, 7, "there:1", key_file, job_dir);
         let words: Vec<&OsStr> = command.get_args().collect();
         assert_eq!(words, ["-c", "exec python train.py"]);
         for (name, value) in [
@@ -223,6 +235,7 @@ mod tests {
             ("ELASTICDL_JOB_KEY_FILE", "/key/job.key"),
             ("ELASTICDL_JOB_DIR", "/data/job"),
             ("OMP_NUM_THREADS", "1"),
+            ("ELASTICDL_LANES", "2"),
         ] {
             let is_set = (OsStr::new(name), Some(OsStr::new(value)));
             assert!(command.get_envs().any(|set| set == is_set), "{name}");

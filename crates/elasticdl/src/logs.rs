@@ -87,7 +87,7 @@ struct Reader {
 }
 
 #[derive(Default)]
-struct Followed {
+pub(crate) struct Followed {
     offset: u64,
     /// The line that is not complete yet.
     rest: Vec<u8>,
@@ -145,8 +145,14 @@ pub(crate) fn by_time(mut lines: Vec<(String, String)>) -> Vec<String> {
 }
 
 impl Followed {
+    /// Begins at the end of the log.
+    pub(crate) fn from_end(path: &Path) -> Self {
+        let offset = std::fs::metadata(path).map_or(0, |log| log.len());
+        Self { offset, ..Self::default() }
+    }
+
     /// The complete lines that are new.
-    fn read(&mut self, path: &Path) -> std::io::Result<String> {
+    pub(crate) fn read(&mut self, path: &Path) -> std::io::Result<String> {
         let mut file = File::open(path)?;
         if file.metadata()?.len() < self.offset {
             // The log was too large, and begins again.

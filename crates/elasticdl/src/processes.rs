@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Refusal, not_found};
 use crate::jobs::Job;
-use crate::{lines, stacks};
+use crate::{lines, signals, stacks};
 
 /// Time for a process to exit by itself after its supervisor has died.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
@@ -191,13 +191,19 @@ fn exit_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
         }
         shutdown.cancel();
         std::thread::sleep(ORPHAN_GRACE);
-        std::process::exit(Exit::Stopped.code().into());
+        kill_self();
     };
     let thread = std::thread::Builder::new().name("supervisor-watch".into()).spawn(watch);
     thread.map(drop).context("cannot watch the supervisor")
 }
 
-/// The first signal requests an orderly exit; a second one exits at once.
+/// Ends this process at once. The code that `exit` would run must not run beside other threads,
+/// which may be in the middle of user code.
+fn kill_self() {
+    let _ignored = signals::send(std::process::id(), Signal::KILL);
+}
+
+/// The first signal requests an orderly exit; a second one kills this process.
 pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
     tasks.spawn(stacks::log_when_asked()?);
@@ -207,7 +213,7 @@ pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<J
         tasks.spawn(async move {
             while signals.recv().await.is_some() {
                 if shutdown.is_cancelled() {
-                    std::process::exit(Exit::Interrupted.code().into());
+                    kill_self();
                 }
                 shutdown.cancel();
             }

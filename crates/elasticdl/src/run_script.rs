@@ -2,11 +2,13 @@
 //! `run`: runs a Python script with a custom training loop, like torchrun.
 
 use std::io::Write;
+use std::path::Path;
 
 use edl_core::spec::{JobType, LogLevel, Strategy};
 use serde_json::Value;
 
 use crate::cli::{RunFlags, ScriptArgs};
+use crate::config::JobRequest;
 use crate::console::eprint;
 use crate::exit::{Exit, refuse};
 use crate::flags::{self, Given};
@@ -14,6 +16,9 @@ use crate::jobs::Home;
 use crate::submit::{self, checks};
 use crate::{cluster, python};
 
+/// How deep modules of a script are looked for, and among how many files of a folder.
+const MAX_DEPTH: u32 = 1;
+const MAX_FILES: usize = 1000;
 /// The interpreter in an image, whose paths are not known here.
 const PYTHON_OF_IMAGE: &str = "python3";
 
@@ -22,24 +27,64 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     if args.rdzv_backend.is_some() || args.rdzv_endpoint.is_some() || args.rdzv_id.is_some() {
         eprint("ignoring --rdzv_…: the workers rendezvous at the job's master");
     }
-    let given = given(args)?;
-    let run =
+    let mut run =
         RunFlags { job_dir: args.job_dir.clone(), detach: args.detach, ..RunFlags::default() };
+    if let Some(job) = &args.resume {
+        run.resume = Some(Some(job.clone()));
+        let request = JobRequest::read(run, args.job.0.clone())?;
+        return submit::run(JobType::Train, &request, out);
+    }
+    let given = given(args)?;
     if is_for_cluster(args) {
         return cluster::submit::run(JobType::Train, &run, given, out);
     }
-    flags::on_this_machine(&args.cluster.0)?.iter().for_each(eprint);
+    flags::on_this_machine(&args.job.0)?.iter().for_each(eprint);
+    check_script(args)?;
     let new = submit::described(JobType::Train, given)?;
     checks::check_workers(new.spec.num_workers)?;
     let ready = submit::prepare(&Home::from_env()?, new, args.job_dir.as_deref())?;
     submit::start(ready, &run, out)
 }
 
+/// Refuses a Python script that does not use elasticdl: without `elasticdl.init()`, it would train
+/// to its end before it is known that it is no worker. Modules beside the script may do so for it.
+fn check_script(args: &ScriptArgs) -> anyhow::Result<()> {
+    let Some(script) = args.script.first().filter(|_| !args.module && !args.no_python) else {
+        return Ok(());
+    };
+    let path = Path::new(script);
+    if !path.is_file() {
+        return Err(refuse(format!("there is no script `{script}`")));
+    }
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    if is_elastic(path) || any_python(folder, &is_elastic, MAX_DEPTH) {
+        return Ok(());
+    }
+    Err(refuse(format!(
+        "`{script}` never calls `elasticdl.init()`, which makes it a worker of a job; see \
+         docs/own-loop.md"
+    )))
+}
+
+fn is_elastic(path: &Path) -> bool {
+    std::fs::read(path).is_ok_and(|text| String::from_utf8_lossy(&text).contains("elasticdl"))
+}
+
+/// Whether `holds` for a Python file in the folder, or up to `depth` folders below it.
+fn any_python(folder: &Path, holds: &impl Fn(&Path) -> bool, depth: u32) -> bool {
+    let paths = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    paths.take(MAX_FILES).any(|path| {
+        let is_python = path.extension().is_some_and(|extension| extension == "py");
+        is_python && holds(&path)
+            || depth > 0 && path.is_dir() && any_python(&path, holds, depth - 1)
+    })
+}
+
 /// The fields of the job.
 fn given(args: &ScriptArgs) -> anyhow::Result<Given> {
     let (least, most) = workers(args)?;
     let lanes = args.lanes.unwrap_or(most);
-    let mut given = args.cluster.0.clone();
+    let mut given = args.job.0.clone();
     let fields: [(&str, Option<Value>); 12] = [
         ("job_command", Some(command_line(args).into())),
         ("model_def", Some(args.script.first().cloned().into())),
@@ -54,7 +99,11 @@ fn given(args: &ScriptArgs) -> anyhow::Result<Given> {
         ("threads_per_worker", args.threads_per_worker.map(Value::from)),
         ("output", args.output.clone().map(Value::from)),
     ];
+    let least_given = given.get("min_workers").cloned();
     given.extend(fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+    if let Some(least) = least_given {
+        given.insert("min_workers".into(), least);
+    }
     Ok(given)
 }
 
@@ -91,7 +140,7 @@ fn range(text: &str) -> Option<(u32, u32)> {
 }
 
 fn is_for_cluster(args: &ScriptArgs) -> bool {
-    flags::text(&args.cluster.0, "image_name").is_some_and(|image| !image.is_empty())
+    flags::text(&args.job.0, "image_name").is_some_and(|image| !image.is_empty())
 }
 
 /// The worker's command line, quoted for a shell.
@@ -150,6 +199,28 @@ mod tests {
         assert!(refused.to_string().contains("--workers"), "{refused}");
         let refused = workers(&script(&["--nproc_per_node=2:8", "x.py"])).unwrap_err().to_string();
         assert_eq!(refused, "--nproc_per_node `2:8` must be a number greater than 0, or auto");
+    }
+
+    #[test]
+    fn a_script_without_elasticdl_is_refused_before_it_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let script = write("train.py", "import torch, trainer");
+        let check = |flags: &[&str]| {
+            let line = ["elasticdl", "run"].into_iter().chain(flags.iter().copied());
+            let cli = Cli::try_parse_from(line.chain([script.as_str()])).unwrap();
+            let Command::Run(args) = cli.command else { panic!() };
+            check_script(&args).map_err(|error| error.to_string())
+        };
+        assert!(check(&[]).unwrap_err().contains("never calls `elasticdl.init()`"));
+        assert_eq!(check(&["--no_python"]), Ok(()));
+        write("trainer/loop.py", "import elasticdl");
+        assert_eq!(check(&[]), Ok(()));
     }
 
     #[test]

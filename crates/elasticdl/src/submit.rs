@@ -106,7 +106,10 @@ pub(crate) fn start(ready: Ready, run: &RunFlags, out: &mut dyn Write) -> anyhow
         detach::run(ready, &mut std::io::sink())?;
         return top::watched(&job);
     }
-    let ui = Ui::new(&ready.job).resuming(ready.resume);
+    let mut ui = Ui::new(&ready.job).resuming(ready.resume);
+    if ready.job.spec()?.is_custom_loop() {
+        ui = ui.with_script();
+    }
     supervise(ready, ui, out)
 }
 
@@ -128,6 +131,7 @@ pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
     paths::make_absolute(&mut spec)?;
     checks::pin_checkpoint(&mut spec, &given)?;
     if spec.is_custom_loop() {
+        check_before_script(&spec)?;
         let description = custom_loop::describe(&spec)?;
         description.settle(&mut spec);
         shipped::fill(&mut spec)?;
@@ -144,6 +148,16 @@ pub(crate) fn described(kind: JobType, given: Given) -> anyhow::Result<New> {
         return Ok(New { spec, custom_loop: None, model: Some(model) });
     }
     Ok(New { spec, custom_loop: None, model: None })
+}
+
+/// Refuses what is wrong no matter what the script does, before it runs.
+fn check_before_script(spec: &JobSpec) -> anyhow::Result<()> {
+    let mut any = spec.clone();
+    custom_loop::any_plan().settle(&mut any);
+    shipped::fill(&mut any)?;
+    any.check().map_err(|invalid| refuse(invalid.to_string()))?;
+    let home = Home::from_env()?;
+    home.check_free(&any.job_name, &home.jobs_dir().join(&any.job_name))
 }
 
 /// Checks a new job and makes its folder; a job that cannot run leaves nothing behind.

@@ -239,8 +239,11 @@ impl<'a> Supervisor<'a> {
                 };
                 self.report(report);
             }
-            Order::Stop { instance, grace_ms } | Order::Dismiss { instance, grace_ms } => {
+            Order::Stop { instance, grace_ms } => {
                 self.children.terminate(instance, Duration::from_millis(grace_ms), now);
+            }
+            Order::Dismiss { instance, grace_ms } => {
+                self.children.dismiss(instance, Duration::from_millis(grace_ms), now);
             }
             Order::Chaos { instance, action } => self.children.chaos(instance, action),
         }
@@ -302,7 +305,7 @@ impl<'a> Supervisor<'a> {
         let has_more = self.spec.is_custom_loop() && exit == Exit::Ok;
         let grace = if has_more { CUSTOM_LOOP_GRACE } else { END_GRACE };
         self.phase = SupervisorPhase::Ending { exit, kill_at: now + grace };
-        self.children.terminate_all(grace, now);
+        self.children.terminate_rest(END_GRACE, now);
     }
 
     fn interrupted(&mut self, now: Instant) {

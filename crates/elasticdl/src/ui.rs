@@ -21,7 +21,9 @@ use crate::cluster::Target;
 use crate::console::{counted, eprint, grouped, span};
 use crate::jobs::Job;
 use crate::telemetry;
+use script::ScriptOutput;
 
+mod script;
 mod summary;
 
 pub(crate) use summary::summary;
@@ -57,6 +59,8 @@ pub(crate) struct Ui {
     /// Whether it is not known yet where a resumed job continues; until then nothing else is shown.
     is_resuming: bool,
     last: Option<JobStatus>,
+    /// Shown for a custom training loop that this process supervises.
+    script: Option<ScriptOutput>,
 }
 
 enum Form {
@@ -96,6 +100,7 @@ impl Ui {
                 has_page: true,
                 is_resuming: false,
                 last: None,
+                script: None,
             },
         }
     }
@@ -113,7 +118,14 @@ impl Ui {
             seen.news(&status);
         }
         let is_resuming = false;
-        Self { job: Some(job.clone()), form, seen, has_page: false, is_resuming, last: None }
+        let job = Some(job.clone());
+        Self { job, form, seen, has_page: false, is_resuming, last: None, script: None }
+    }
+
+    /// The same, and shows what the script of a custom training loop prints.
+    pub(crate) fn with_script(mut self) -> Self {
+        self.script = self.job.as_ref().map(|job| ScriptOutput::new(job.paths().logs()));
+        self
     }
 
     /// The same for a job that may be resumed.
@@ -131,6 +143,7 @@ impl Ui {
 
     /// Shows what is new.
     pub(crate) fn tick(&mut self) {
+        self.show_script();
         let Some(job) = &self.job else { return };
         if let Form::Relay { offset } = &mut self.form {
             relay(job, offset);
@@ -146,6 +159,18 @@ impl Ui {
             self.print(&format!("view the job's page at {page}"));
         }
         self.show(status);
+    }
+
+    /// Copies what the leader's script has printed to standard output.
+    fn show_script(&mut self) {
+        let Some(script) = &mut self.script else { return };
+        let text = script.read(self.last.as_ref());
+        let show = || _ = std::io::stdout().lock().write_all(text.as_bytes());
+        match &self.form {
+            _ if text.is_empty() => {}
+            Form::Bar(bar) => bar.suspend(show),
+            Form::Plain { .. } | Form::Relay { .. } => show(),
+        }
     }
 
     fn print_news(&mut self, status: &JobStatus) {

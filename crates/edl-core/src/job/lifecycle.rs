@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use super::stages::{EXPORT_TIMEOUT, Next, Stage};
 use super::{CheckpointRef, Command, Durable, Effect, End, EventKind, Job};
-use crate::id::EvalId;
-use crate::platform::{InstanceId, Order};
+use crate::id::{EvalId, PsId, WorkerId};
+use crate::platform::{InstanceId, Order, Role};
 use crate::server;
 use crate::spec::JobType;
 use crate::time::Time;
 
 /// How long processes may take to exit when the job is over.
 const END_GRACE: Duration = Duration::from_millis(1500);
-/// How long a custom training loop may take for what it does after its last step.
+/// How long a script may run after its training loop.
 pub const CUSTOM_LOOP_GRACE: Duration = Duration::from_secs(600);
 
 impl Job {
@@ -275,13 +275,30 @@ impl Job {
         for ps in self.strategy.servers().members().keys() {
             self.effects.push(Effect::ToPs(*ps, server::Order::Stop(reason.clone())));
         }
-        let running: Vec<InstanceId> = self.instances.running().keys().copied().collect();
         let has_more = self.config.spec.is_custom_loop() && end == End::Succeeded;
         let grace = if has_more { CUSTOM_LOOP_GRACE } else { END_GRACE };
-        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        let running: Vec<InstanceId> = self.instances.running().keys().copied().collect();
         for instance in running {
-            self.effects.push(Effect::Platform(Order::Dismiss { instance, grace_ms }));
+            // A process without a stream does not learn of the end.
+            let order = if self.is_connected(instance) {
+                Order::Dismiss { instance, grace_ms: millis(grace) }
+            } else {
+                Order::Stop { instance, grace_ms: millis(END_GRACE) }
+            };
+            self.effects.push(Effect::Platform(order));
         }
         self.effects.push(Effect::Ended(end));
     }
+
+    fn is_connected(&self, instance: InstanceId) -> bool {
+        match instance.role {
+            Role::Worker => self.roster.is_connected(WorkerId(instance.id)),
+            Role::Ps => self.strategy.servers().members().contains_key(&PsId(instance.id)),
+            Role::Master => false,
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

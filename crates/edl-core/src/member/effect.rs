@@ -110,6 +110,12 @@ impl Step {
         self.n_active == 0
     }
 
+    /// Whether this member leads its world: it trains the first lane. A probe has no leader.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        self.world != WorldId(0) && self.mine.contains(&0)
+    }
+
     /// The lanes of this member that have records.
     #[must_use]
     pub fn mine_active(&self) -> Span {

@@ -464,6 +464,17 @@ fn a_worker_that_is_stopped_does_not_wait_long_for_what_is_under_way() {
 }
 
 #[test]
+fn only_a_member_with_every_step_of_its_world_has_the_final_parameters() {
+    let mut bench = Bench::alone(2);
+    assert_eq!(bench.member.leads_at_end(), Some(true));
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
+    assert_eq!(bench.member.leads_at_end(), None, "it has two of nine steps");
+    let mut bench = Bench::alone(2);
+    bench.feed(Event::Command(Command::World(world(2, &[OTHER], None, 9))));
+    assert_eq!(bench.member.leads_at_end(), None, "it is in no world");
+}
+
+#[test]
 fn nothing_is_decided_before_the_model_is_built() {
     let mut member = Member::new(config(), Time::ZERO);
     assert_eq!(member.handle(Event::Leave, Time::ZERO), [Effect::Report(Report::Leaving)]);

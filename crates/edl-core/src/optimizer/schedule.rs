@@ -58,6 +58,11 @@ pub enum Schedule {
 
 impl Schedule {
     #[must_use]
+    pub fn is_constant(&self) -> bool {
+        *self == Self::Constant
+    }
+
+    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "steps stay far below 2^53")]
     pub(super) fn factor(&self, step: u64) -> f64 {
         match self {

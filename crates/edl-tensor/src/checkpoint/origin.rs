@@ -21,8 +21,9 @@ pub struct Origin(OriginKind);
 enum OriginKind {
     /// A function of the partition's config.
     Config,
-    /// The flat vector of all dense parameters, as the model provides it.
-    Given(Vec<f32>),
+    /// The flat vector of all dense parameters and the rows of each table, as the model provides
+    /// them.
+    Given(Vec<f32>, Vec<Vec<f32>>),
     Checkpoint {
         folder: PathBuf,
         files: BTreeMap<PartitionId, FileEntry>,
@@ -38,8 +39,11 @@ impl Origin {
             return Ok(Self(OriginKind::Config));
         }
         let values = first_values::read(job_dir, model.dense_len());
-        let values = values.map_err(|error| Error::FirstValues { source: Box::new(error) })?;
-        Ok(Self(OriginKind::Given(values)))
+        let given =
+            values.and_then(|values| Ok((values, first_values::read_rows(job_dir, model)?)));
+        let (values, rows) =
+            given.map_err(|error| Error::FirstValues { source: Box::new(error) })?;
+        Ok(Self(OriginKind::Given(values, rows)))
     }
 
     /// The checkpoint in `folder`, which must have as many partitions as `ours`; `keep_applied` as in
@@ -64,7 +68,9 @@ impl Origin {
     pub fn make(&self, config: PartitionConfig) -> Result<Partition, Error> {
         let (folder, files, layout, keep_applied) = match &self.0 {
             OriginKind::Config => return Ok(Partition::new(config)),
-            OriginKind::Given(values) => return Ok(Partition::with_first_values(config, values)),
+            OriginKind::Given(values, rows) => {
+                return Ok(Partition::with_first_values(config, values, rows));
+            }
             OriginKind::Checkpoint { folder, files, layout, keep_applied } => {
                 (folder, files, layout, *keep_applied)
             }

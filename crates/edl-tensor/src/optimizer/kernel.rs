@@ -6,7 +6,7 @@ mod nadam;
 mod pass;
 mod rms_prop;
 
-use edl_core::optimizer::{Dialect, OptimizerKind, OptimizerSpec};
+use edl_core::optimizer::{Dialect, OptimizerKind};
 
 use self::momentum::Momentum;
 use self::nadam::Nadam;
@@ -85,10 +85,9 @@ pub(super) struct Ftrl {
 }
 
 impl Kernel {
-    pub(super) fn new(spec: &OptimizerSpec, rate: f64, age: u64) -> Self {
-        let dialect = spec.dialect;
+    pub(super) fn new(kind: &OptimizerKind, dialect: Dialect, rate: f64, age: u64) -> Self {
         let small = single(rate);
-        match spec.kind {
+        match *kind {
             OptimizerKind::Sgd => Self::Sgd { rate: small },
             OptimizerKind::Momentum { momentum, nesterov, dampening } => {
                 Self::Momentum(Momentum::new(dialect, small, momentum, nesterov, dampening, age))

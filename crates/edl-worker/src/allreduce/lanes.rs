@@ -87,8 +87,9 @@ impl Lanes {
         self.model.memory()
     }
 
-    /// Hands the last parameters to the model.
-    pub(super) fn finish(&mut self, dense: &[f32]) {
+    /// Hands the last parameters, those after `step` steps, to the model.
+    pub(super) fn finish(&mut self, step: u64, is_leader: bool, dense: &[f32]) {
+        self.model.at(step, is_leader);
         self.model.finish(dense);
     }
 
@@ -263,6 +264,7 @@ impl Lanes {
         let words = [self.seed, batch.epoch.into(), batch.index.into(), lane.into()];
         let inputs = Inputs { batch: &records.batch, dense, rows };
         let (seed, gradient) = (rng::key(&words), &mut self.gradient);
+        self.model.at(step.number, step.is_leader());
         let outcome = match self.tables.is_empty() {
             true => self.model.train_in_place(inputs, seed, gradient)?,
             // Rows and the dense part are clipped together, so both must be in one place.

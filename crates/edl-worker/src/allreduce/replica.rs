@@ -17,6 +17,7 @@ use edl_core::optimizer::{self, Clip, OptimizerSpec};
 use edl_core::spec::{JobSpec, Mode};
 use edl_tensor::checkpoint::codec;
 use edl_tensor::checkpoint::{self, Origin, Snapshot};
+use edl_tensor::first_values;
 use edl_tensor::model::Memory;
 use edl_tensor::optimizer::Optimizer;
 use edl_tensor::partition::{Partition, PartitionConfig, Placed};
@@ -81,12 +82,18 @@ impl Recipe {
         self.layout.with_segments().end
     }
 
-    /// The first rows of `ids` in a table, wherever they live.
-    pub(crate) fn first_rows(&self, table: usize, ids: &[u64], out: &mut Vec<f32>) {
-        let spec = &self.model.tables[table];
-        out.resize(ids.len() * spec.dim, 0.0);
+    /// The tables before the first step, whole, wherever their rows live.
+    pub(crate) fn first_tables(&self) -> Result<Vec<Table>, Error> {
+        let given = first_values::read_rows(&self.job_dir, &self.model);
+        let given =
+            given.map_err(|error| checkpoint::Error::FirstValues { source: error.into() })?;
         let optimizer = Optimizer::new(self.optimizer.clone());
-        Table::new(spec, self.seed, &optimizer).peek(ids, out);
+        let tables = self.model.tables.iter().zip(given).map(|(spec, rows)| {
+            let mut table = Table::new(spec, self.seed, &optimizer);
+            table.give(&rows, |_| true);
+            table
+        });
+        Ok(tables.collect())
     }
 
     /// What is made of a gradient before its step.
@@ -214,7 +221,6 @@ impl Replica {
 
 #[cfg(test)]
 mod tests {
-    use edl_tensor::first_values;
     use edl_tensor::model::Model;
 
     use super::*;

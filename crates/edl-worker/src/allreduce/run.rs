@@ -80,8 +80,9 @@ impl Run {
                 Task::Spare(spare) => self.setup.writer.spare = spare,
             }
         }
-        if let Some(replica) = &self.replica {
-            self.setup.lanes.finish(replica.dense());
+        let is_leader = self.setup.driver.with(|shell| shell.machine.leads_at_end()).flatten();
+        if let (Some(replica), Some(is_leader)) = (&self.replica, is_leader) {
+            self.setup.lanes.finish(replica.step(), is_leader, replica.dense());
         }
     }
 

@@ -76,6 +76,8 @@ struct Running {
     /// Held open: the child exits when it is closed.
     stdin: Option<ChildStdin>,
     kill_at: Option<Instant>,
+    /// It was asked to exit.
+    is_asked: bool,
     /// We have killed it ourselves.
     is_killed: bool,
     has_logged_stack: bool,
@@ -90,6 +92,7 @@ impl Running {
             started: Instant::now(),
             stdin,
             kill_at: None,
+            is_asked: false,
             is_killed: false,
             has_logged_stack: false,
             slowed: Slowed::default(),
@@ -104,6 +107,11 @@ impl Running {
             // It may have just ended; the reaper reports that.
             None => _ = signals::send(self.pid, signal),
         }
+    }
+
+    /// It is killed at `kill_at`, or earlier.
+    fn limit(&mut self, kill_at: Instant) {
+        self.kill_at = Some(self.kill_at.map_or(kill_at, |earlier| earlier.min(kill_at)));
     }
 
     /// Whether it has now been asked for its stack, which a process that hangs says nothing about.
@@ -284,12 +292,28 @@ impl Children {
         pid
     }
 
-    /// Asks a child to exit, and kills it after `grace`.
+    /// Asks a child to exit, once, and kills it after `grace`.
     pub(super) fn terminate(&mut self, instance: InstanceId, grace: Duration, now: Instant) {
         if let Some(child) = self.running.get_mut(&instance) {
-            child.signal(Signal::TERM);
-            let kill_at = now + grace;
-            child.kill_at = Some(child.kill_at.map_or(kill_at, |earlier| earlier.min(kill_at)));
+            if !std::mem::replace(&mut child.is_asked, true) {
+                child.signal(Signal::TERM);
+            }
+            child.limit(now + grace);
+        }
+    }
+
+    /// Kills a child that is still there after `grace`. It exits by itself before, without a signal.
+    pub(super) fn dismiss(&mut self, instance: InstanceId, grace: Duration, now: Instant) {
+        if let Some(child) = self.running.get_mut(&instance) {
+            child.limit(now + grace);
+        }
+    }
+
+    /// Asks every child to exit that was not dismissed.
+    pub(super) fn terminate_rest(&mut self, grace: Duration, now: Instant) {
+        let rest = self.running.iter().filter(|(_, child)| child.kill_at.is_none());
+        for instance in rest.map(|(instance, _)| *instance).collect::<Vec<_>>() {
+            self.terminate(instance, grace, now);
         }
     }
 
@@ -447,6 +471,34 @@ mod tests {
         let how = children.ended().await.how;
         // The signal to leave may have come before the trap was set.
         assert!([Ended::Signal(9), Ended::Signal(15)].contains(&how), "{how:?}");
+    }
+
+    #[tokio::test]
+    async fn a_dismissed_child_gets_no_signal_before_its_grace_is_over() {
+        let (_root, mut children) = children("trap 'exit 9' TERM; read x; exit 7");
+        launch(&mut children);
+        let now = Instant::now();
+        children.dismiss(WORKER, Duration::from_secs(600), now);
+        children.terminate_rest(Duration::ZERO, now);
+        children.kill_overdue(now + Duration::from_secs(599));
+        children.running.get_mut(&WORKER).unwrap().stdin = None;
+        assert_eq!(children.ended().await.how, Ended::Exit(7));
+    }
+
+    #[tokio::test]
+    async fn a_child_is_asked_to_exit_only_once() {
+        let script = "trap 'n=x$n' TERM; echo ready; while :; do read x || exit ${#n}; done";
+        let (_root, mut children) = children(script);
+        launch(&mut children);
+        let log = children.job.paths().log(WORKER);
+        while std::fs::read(&log).unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let (now, grace) = (Instant::now(), Duration::from_secs(60));
+        children.terminate(WORKER, grace, now);
+        children.terminate_all(grace, now);
+        children.running.get_mut(&WORKER).unwrap().stdin = None;
+        assert_eq!(children.ended().await.how, Ended::Exit(1));
     }
 
     #[tokio::test]

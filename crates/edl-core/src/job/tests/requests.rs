@@ -107,6 +107,20 @@ fn a_stop_without_a_checkpoint_ends_at_once() {
 }
 
 #[test]
+fn at_the_end_a_process_without_a_stream_is_stopped_and_the_others_exit_by_themselves() {
+    let mut bench = Bench::started(config(JobSpec { num_epochs: 2, ..spec() }, 0));
+    bench.run_to(7);
+    bench.holds_launches = true;
+    bench.handle(Event::Scale { workers: 3 });
+    bench.orders.clear();
+    bench.handle(stop(false));
+    let stopped: Vec<_> = bench.orders.iter().filter(|o| matches!(o, Order::Stop { .. })).collect();
+    assert_eq!(stopped, [&Order::Stop { instance: worker(2), grace_ms: 1500 }]);
+    let n_dismissed = bench.orders.iter().filter(|o| matches!(o, Order::Dismiss { .. })).count();
+    assert_eq!(n_dismissed, 4);
+}
+
+#[test]
 fn a_stop_waits_for_its_checkpoint_no_longer_than_it_must() {
     let started = || {
         let mut bench = Bench::started(config(JobSpec { num_epochs: 2, ..spec() }, 0));

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the script of a custom training loop prints, as its leader's log receives it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use edl_core::platform::{InstanceId, Role};
+use edl_net::proto::JobStatus;
+
+use crate::logs::{self, Followed};
+
+/// The logs of all workers, of which only the leader's is shown.
+pub(super) struct ScriptOutput {
+    logs: PathBuf,
+    followed: BTreeMap<String, Followed>,
+    leader: String,
+}
+
+impl ScriptOutput {
+    /// Begins at the ends of the logs. Worker 0 leads until it is known who does.
+    pub(super) fn new(logs: PathBuf) -> Self {
+        let files = logs::log_files(&logs).into_iter();
+        let followed = files.map(|(name, path)| (name, Followed::from_end(&path))).collect();
+        let leader = InstanceId { role: Role::Worker, id: 0 }.to_string();
+        Self { logs, followed, leader }
+    }
+
+    /// The new lines of the leader, without those of its worker.
+    pub(super) fn read(&mut self, status: Option<&JobStatus>) -> String {
+        let mut instances = status.iter().flat_map(|status| &status.instances);
+        if let Some(leader) = instances.find(|i| i.role() == Role::Worker && i.lanes.contains(&0)) {
+            self.leader = InstanceId { role: Role::Worker, id: leader.id }.to_string();
+        }
+        let mut shown = String::new();
+        for (name, path) in logs::log_files(&self.logs) {
+            let followed = self.followed.entry(name.clone()).or_default();
+            let text = followed.read(&path).unwrap_or_default();
+            let lines = text.split_inclusive('\n').filter(|line| logs::time_of(line).is_none());
+            if name == self.leader {
+                shown.extend(lines);
+            }
+        }
+        shown
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use edl_net::proto::Instance;
+
+    use super::*;
+
+    #[test]
+    fn only_the_leaders_lines_are_shown_each_once_and_without_the_workers() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |worker: u32, text: &str| {
+            let path = folder.path().join(format!("worker-{worker}.log"));
+            let before = std::fs::read_to_string(&path).unwrap_or_default();
+            std::fs::write(path, before + text).unwrap();
+        };
+        write(0, "an earlier run\n");
+        let mut output = ScriptOutput::new(folder.path().to_owned());
+        write(0, "a\n[2026-11-15 02:46:40,750] [INFO] [x] y\nb\nc");
+        write(1, "not shown\n");
+        assert_eq!(output.read(None), "a\nb\n");
+        write(0, "d\n");
+        assert_eq!(output.read(None), "cd\n");
+        let mut leader = Instance { id: 1, lanes: vec![0, 1], ..Instance::default() };
+        leader.set_role(Role::Worker);
+        let status = JobStatus { instances: vec![leader], ..JobStatus::default() };
+        write(1, "e\n");
+        assert_eq!(output.read(Some(&status)), "e\n");
+        assert_eq!(output.read(None), "", "it leads until another does");
+    }
+}
