@@ -12,9 +12,10 @@ normalizes its parameters in `forward`, it gets copies from then on, as if each 
 Later passes are checked with torch's version counters.
 
 A result may depend only on `dense`, the batch and the seed. Every pass therefore reseeds torch,
-numpy, `random` and each `torch.Generator` that is an attribute of a module, and resets integer and
-non-persistent buffers to their initial values. Other state, such as a plain attribute that
-`forward` changes or a generator inside another object, is not covered: make it a buffer.
+numpy, `random` and each `torch.Generator` that is an attribute of a module, and resets
+non-persistent buffers to their initial values; a persistent integer buffer must not change. Other
+state, such as a plain attribute that `forward` changes or a generator inside another object, is
+not covered: make it a buffer.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ class Flat:
 
     def take_changes(self) -> None:
         """Writes the changes of buffers to the end of `gradient`."""
+        for constant in self.layout.constants:
+            constant.check_unchanged()
         for buffer in self.layout.buffers:
             buffer.take_back()
         self._frozen_change.zero_()

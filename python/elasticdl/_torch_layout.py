@@ -125,6 +125,14 @@ class Buffer:
         self._first = self.tensor.clone()
         self._version = self.tensor._version
 
+    def check_unchanged(self) -> None:
+        """Rejects a training pass that changed a constant of the state dict."""
+        if self.is_persistent and (self._is_replaced() or self.tensor._version != self._version):
+            raise ZooError(
+                f"`forward` changed the integer buffer `{self.path}`, which workers cannot share; "
+                "make it a float buffer, or register it with persistent=False"
+            )
+
     def reset(self) -> None:
         """Restores the initial value if a pass changed it."""
         if self._is_replaced():

@@ -216,7 +216,7 @@ def torch_cases():
         "adamax": lambda p: T.Adamax(p, 0.01, **betas),
         "rmsprop": lambda p: T.RMSprop(p, 0.01, momentum=0.5, **decay),
     }.items():
-        yield f"one cycle of momentum: {name}", make, lambda o: L.OneCycleLR(o, 0.2, **cycle)
+        yield f"one cycle of momentum: {name}", make, lambda o: L.OneCycleLR(o, 0.02, **cycle)
     for name, schedule in {
         "step": lambda o: L.StepLR(o, 7, 0.7),
         "multi-step": lambda o: L.MultiStepLR(o, [5, 20, 20, 30], 0.7),

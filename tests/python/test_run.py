@@ -137,9 +137,7 @@ def test_leadership_passes_on_when_the_leader_dies(cluster: Cluster, tmp_path: P
     path, out = script(tmp_path, n_records=6400, epochs=15)
     text = Path(path).read_text() + "if job.is_leader: print('led by', job.worker_id)\n"
     Path(path).write_text(text)
-    # Nobody replaces it, so that it stays dead.
-    flags = ["--workers=2", "--min_workers=1", "--max_restarts=0"]
-    job = cluster.start("run", *flags, "--job_name=led", path, out)
+    job = cluster.start("run", "--workers=1:2", "--job_name=led", path, out)
     os.kill(pids(cluster, "led", job)[0], signal.SIGKILL)
     printed, err = job.communicate(timeout=LIMIT)
     assert job.returncode == 0, printed + err

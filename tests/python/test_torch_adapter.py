@@ -220,7 +220,8 @@ def test_state_outside_the_vector_is_reset_for_every_pass():
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(784, N_CLASSES)
-            self.register_buffer("n_passes", torch.zeros((), dtype=torch.int64))
+            number = torch.zeros((), dtype=torch.int64)
+            self.register_buffer("n_passes", number, persistent=is_persistent)
             self.register_buffer("cache", torch.zeros(3), persistent=False)
             self.register_buffer("mean", torch.zeros(3))
 
@@ -230,9 +231,13 @@ def test_state_outside_the_vector_is_reset_for_every_pass():
             self.mean = 0.5 * self.mean + 0.5
             return self.linear(x.flatten(1)) * self.n_passes * self.cache.sum()
 
+    is_persistent = True
+    batch = images(4)
+    with pytest.raises(ZooError, match="changed the integer buffer `n_passes`, .* make it a float"):
+        adapter(Counting, cross_entropy).train(batch, [], 1)
+    is_persistent = False
     model = adapter(Counting, cross_entropy)
     assert [p["name"] for p in model.spec["params"]] == ["linear.weight", "linear.bias", "mean"]
-    batch = images(4)
     losses = {model.train(batch, [], 1)[0] for _ in range(3)}
     assert len(losses) == 1
     assert np.array_equal(model.gradient[-3:], [0.5] * 3)

@@ -38,6 +38,9 @@ enum Answer {
     Failed(String),
 }
 
+/// The same for Python: records, seed, step and whether this worker leads.
+type PyTurn = (Py<PyArray1<u64>>, u64, u64, bool);
+
 /// What the worker and the user's loop share.
 #[derive(Default)]
 struct Shared {
@@ -102,7 +105,7 @@ impl Loop {
 
     /// The records and the seed of the next turn, the number of steps before it, and whether this
     /// worker leads the others; none at the end of the job.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<(Py<PyArray1<u64>>, u64, u64, bool)>> {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<PyTurn>> {
         let turn = py.detach(|| lock(&self.turns).recv());
         match turn {
             Ok(Turn { records, seed, at: (step, is_leader) }) => {

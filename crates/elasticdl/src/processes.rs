@@ -151,7 +151,7 @@ pub(crate) fn run(
     }
     let runtime = runtime(2)?;
     let ended = runtime.block_on(async {
-        let _signals = cancel_on_signal(&shutdown)?;
+        let _signals = on_signal(&shutdown, kill_self)?;
         body(shutdown.clone()).await
     });
     runtime.shutdown_background();
@@ -203,8 +203,12 @@ fn kill_self() {
     let _ignored = signals::send(std::process::id(), Signal::KILL);
 }
 
-/// The first signal requests an orderly exit; a second one kills this process.
+/// The first signal requests an orderly exit; a second one exits at once.
 pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<JoinSet<()>> {
+    on_signal(shutdown, || std::process::exit(Exit::Interrupted.code().into()))
+}
+
+fn on_signal(shutdown: &CancellationToken, exit: fn()) -> anyhow::Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
     tasks.spawn(stacks::log_when_asked()?);
     for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
@@ -213,7 +217,7 @@ pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<J
         tasks.spawn(async move {
             while signals.recv().await.is_some() {
                 if shutdown.is_cancelled() {
-                    kill_self();
+                    exit();
                 }
                 shutdown.cancel();
             }
