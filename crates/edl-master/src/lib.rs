@@ -52,6 +52,7 @@ pub use self::audit::of_checkpoint as audit_checkpoint;
 use self::engine::Engine;
 pub use self::page::report;
 pub use self::platform::{MAX_WAITING, Platform, Port, port};
+pub use self::status::processes;
 use self::store::{Earlier, Store};
 
 /// Between two tries to open a store that another master holds, or a port.
