@@ -3,6 +3,7 @@
 //! change of the world. The job and its members are the real machines, messages pass through the
 //! real encoders, and time is simulated:
 //! `cargo run --release -p edl-master --example world_bench`.
+#![expect(clippy::wildcard_enum_match_arm, reason = "only some effects and activities count")]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use edl_core::activity::WaitingFor;
 use edl_core::goodput::TimeReport;
 use edl_core::id::{Incarnation, RunId, Term, WorkerId};
-use edl_core::job::{Config, Durable, Effect, Event, Job, Peer};
+use edl_core::job::{Config, Durable, Effect, Event, Fact, Job, Peer};
 use edl_core::machine::Machine;
 use edl_core::member::{self, Activity, Failure, Member, Outcome, Transferred};
 use edl_core::model::ModelSpec;
@@ -21,6 +22,7 @@ use edl_core::spec::{JobSpec, Strategy};
 use edl_core::time::Time;
 use edl_core::worker::{Limits, Report};
 use edl_net::convert;
+use edl_net::convert::worlds::{ReceivedWorlds, SentWorlds};
 use edl_net::proto::{WorkerCommand, WorkerMessage, worker_command};
 use prost::Message as _;
 
@@ -102,7 +104,7 @@ struct Fleet {
     members: BTreeMap<WorkerId, Simulated>,
     /// Messages on their way to the master.
     reports: VecDeque<(WorkerId, Vec<u8>)>,
-    disk: Durable,
+    sent: SentWorlds,
     cost: Cost,
 }
 
@@ -111,6 +113,7 @@ struct Simulated {
     machine: Member,
     incarnation: Incarnation,
     waits: Option<Activity>,
+    worlds: ReceivedWorlds,
 }
 
 impl Fleet {
@@ -122,7 +125,7 @@ impl Fleet {
             heartbeat_at: now,
             members: BTreeMap::new(),
             reports: VecDeque::new(),
-            disk: Durable::default(),
+            sent: SentWorlds::default(),
             cost: Cost::default(),
         };
         fleet.running((0..n_members).map(WorkerId), 0);
@@ -158,7 +161,9 @@ impl Fleet {
         let identity = (worker, incarnation);
         let config = member::Config::new(&config.spec, config.n_records, identity, limits);
         let machine = Member::new(config, self.now);
-        self.members.insert(worker, Simulated { machine, incarnation, waits: None });
+        let worlds = ReceivedWorlds::default();
+        let member = Simulated { machine, incarnation, waits: None, worlds };
+        self.members.insert(worker, member);
         self.connect(worker);
         let peer = Peer {
             address: format!("10.0.{}.{}:{}", id / 256, id % 256, 40_000 + id % 1_000),
@@ -197,7 +202,8 @@ impl Fleet {
     /// The next master finds what is on disk, and all members connect to it.
     fn restart(&mut self) {
         let config = Config { term: self.job.config().term.next(), ..self.job.config().clone() };
-        self.job = Job::new(config, self.disk.clone(), self.now);
+        self.job = Job::new(config, self.job.durable().clone(), self.now);
+        self.sent = SentWorlds::default();
         self.reports.clear();
         let workers: Vec<WorkerId> = self.members.keys().copied().collect();
         self.running(workers.iter().copied(), 60_000);
@@ -243,7 +249,8 @@ impl Fleet {
             let workers: Vec<WorkerId> = self.members.keys().copied().collect();
             workers.into_iter().for_each(|worker| self.heartbeat(worker));
         }
-        let reducing = self.waiting(|activity| matches!(activity, Activity::Reduce(_)).then_some(()));
+        let reducing =
+            self.waiting(|activity| matches!(activity, Activity::Reduce(_)).then_some(()));
         let is_training = |id: &&WorkerId| self.job.worlds().is_some_and(|w| w.is_training(**id));
         if reducing.len() == self.members.keys().filter(is_training).count() {
             for worker in reducing.into_keys() {
@@ -353,15 +360,16 @@ impl Fleet {
         let mut commands: Vec<(WorkerId, Vec<u8>)> = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Persist => {
-                    let stored = serde_json::to_vec(self.job.durable()).expect("it is stored");
-                    self.cost.stored_bytes += stored.len() as u64;
+                Effect::Persist(facts) => {
+                    let value = |fact: &Fact| fact.value.as_ref().map_or(0, String::len);
+                    let n_bytes: usize = facts.iter().map(|f| f.key.len() + value(f)).sum();
+                    self.cost.stored_bytes += n_bytes as u64;
                     self.cost.n_writes += 1;
-                    self.disk = self.job.durable().clone();
                 }
                 Effect::ToWorker(worker, command) => {
                     let encoder = convert::master::Encoder { job: &self.job, path: &path };
-                    commands.push((worker, encoder.worker(command).encode_to_vec()));
+                    let command = encoder.worker(worker, command, &mut self.sent);
+                    commands.push((worker, command.encode_to_vec()));
                 }
                 _ => {}
             }
@@ -370,9 +378,14 @@ impl Fleet {
         self.cost.cpu += cpu() - start;
         for (worker, bytes) in commands {
             let command = WorkerCommand::decode(&*bytes).expect("a command").kind.expect("a kind");
-            if let worker_command::Kind::World(_) = &command {
-                self.cost.world_bytes += bytes.len() as u64;
-            }
+            let command = match (command, self.members.get_mut(&worker)) {
+                (worker_command::Kind::World(world), Some(member)) => {
+                    self.cost.world_bytes += bytes.len() as u64;
+                    let world = member.worlds.receive(world).expect("it makes sense");
+                    worker_command::Kind::World(world)
+                }
+                (command, _) => command,
+            };
             if let Some(command) = convert::worker::command(command) {
                 self.member(worker, member::Event::Command(command));
             }

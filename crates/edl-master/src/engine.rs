@@ -14,6 +14,7 @@ use edl_core::platform::Order;
 use edl_core::server;
 use edl_core::time::Time;
 use edl_core::worker::Report;
+use edl_net::convert::worlds::SentWorlds;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
 use edl_page::http::Hosts;
@@ -56,6 +57,7 @@ pub(crate) struct Engine {
     pub(crate) progress: Progress,
     pub(crate) workers: Peers<WorkerId, WorkerCommand>,
     pub(crate) servers: Peers<PsId, PsCommand>,
+    pub(crate) sent_worlds: SentWorlds,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) audits: Audits,
     /// The load of each server, as it reported last.
@@ -108,6 +110,7 @@ impl Engine {
             progress: Progress::default(),
             workers: Peers::new(),
             servers: Peers::new(),
+            sent_worlds: SentWorlds::default(),
             checkpoints,
             audits: Audits::default(),
             loads: BTreeMap::new(),
@@ -320,7 +323,7 @@ impl Engine {
         for effect in effects {
             self.spans.effect(&effect);
             match effect {
-                Effect::Persist => self.persist().await?,
+                Effect::Persist(facts) => self.persist(facts).await?,
                 Effect::ToWorker(worker, command) => self.send_to_worker(worker, command),
                 Effect::ToPs(ps, order) => self.send_to_ps(ps, order),
                 Effect::CloseWorker(worker, why) => {

@@ -194,6 +194,7 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
         return Ok(End::Stopped("the master was shut down".into()));
     };
     let (mut store, mut opened) = open_store(&config).await?;
+    let stored = opened.durable.clone();
     adopt_checkpoints(&config, &mut opened);
     opened.spec.as_ref().map_or(Ok(()), |before| config.spec.check_resumed(before))?;
     if opened.fingerprint.as_ref().is_some_and(|before| *before != data.fingerprint) {
@@ -207,6 +208,10 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
         durable.failures.clear();
         // What the flags say counts again.
         durable.workers_wanted = None;
+    }
+    durable.end = None;
+    while let Err(error) = store.persist(&durable.changes(&stored)) {
+        wait_for_room(error.into()).await?;
     }
     let job_config = job::Config {
         spec: config.spec.clone(),

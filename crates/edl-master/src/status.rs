@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job's status, as `elasticdl status` and the progress bar show it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use edl_core::id::PsId;
@@ -159,10 +159,10 @@ pub fn processes(
     loads: &BTreeMap<PsId, proto::PsLoad>,
     now: Time,
 ) -> Vec<proto::Instance> {
-    let mut all: Vec<proto::Instance> = Vec::new();
+    let (mut all, mut connected) = (Vec::new(), BTreeSet::new());
     let instances = job.instances();
-    let instance = |role: Role, id: u32, pid: u32, address: String, state: InstanceState| {
-        proto::Instance {
+    let instance =
+        |role: Role, id: u32, pid: u32, address: String, state: InstanceState| proto::Instance {
             role: role.into(),
             id,
             pid,
@@ -173,8 +173,7 @@ pub fn processes(
             spent: Some(job.goodput().spent(InstanceId { role, id }, now).into()),
             load: None,
             why: String::new(),
-        }
-    };
+        };
     for (PsId(id), pid) in job.connected_servers() {
         let address = job.servers().members().get(&PsId(id)).map(|m| m.address.clone());
         let state = if job.servers().is_serving() {
@@ -185,30 +184,28 @@ pub fn processes(
         let mut instance = instance(Role::Ps, id, pid, address.unwrap_or_default(), state);
         instance.load = loads.get(&PsId(id)).copied();
         all.push(instance);
+        connected.insert(InstanceId { role: Role::Ps, id });
     }
     for (worker, pid, state) in job.connected_workers() {
         let peer = job.peer(worker);
         let address = peer.map(|peer| peer.address.clone()).unwrap_or_default();
         let mut instance = instance(Role::Worker, worker.0, pid, address, state);
-        let world = job.worlds().and_then(|worlds| worlds.current());
-        let member = world.and_then(|w| w.members.iter().find(|m| m.worker == worker));
+        let member = job.worlds().and_then(|worlds| worlds.member(worker));
         instance.why = job.stalled(worker, now).unwrap_or_default();
         instance.lanes = member.map(|m| m.lanes.clone().collect()).unwrap_or_default();
         all.push(instance);
+        connected.insert(worker.into());
     }
-    for (id, running) in instances.running() {
-        let role = id.role;
-        if !all.iter().any(|known| known.role() == role && known.id == id.id) {
-            let pid = running.pid.unwrap_or(0);
-            let state = match running.is_stuck() {
-                true => InstanceState::Waiting,
-                false => InstanceState::Starting,
-            };
-            let mut waiting = instance(id.role, id.id, pid, String::new(), state);
-            let why = running.waits.as_ref().filter(|why| !why.is_starting());
-            waiting.why = why.map(ToString::to_string).unwrap_or_default();
-            all.push(waiting);
-        }
+    for (id, running) in instances.running().iter().filter(|(id, _)| !connected.contains(*id)) {
+        let pid = running.pid.unwrap_or(0);
+        let state = match running.is_stuck() {
+            true => InstanceState::Waiting,
+            false => InstanceState::Starting,
+        };
+        let mut waiting = instance(id.role, id.id, pid, String::new(), state);
+        let why = running.waits.as_ref().filter(|why| !why.is_starting());
+        waiting.why = why.map(ToString::to_string).unwrap_or_default();
+        all.push(waiting);
     }
     all
 }

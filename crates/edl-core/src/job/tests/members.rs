@@ -203,6 +203,26 @@ fn the_report_of_a_lost_member_says_who_lost_whom() {
 }
 
 #[test]
+fn a_large_world_is_formed_with_few_writes_and_a_short_note() {
+    let mut members = Members::new(JobSpec { lanes: Some(64), ..spec() });
+    (2..50).for_each(|id| members.join(id, 7));
+    members.form();
+    members.effects.clear();
+    members.form();
+    assert_eq!(members.members().len(), 50);
+    let n_facts = |effect: &Effect| {
+        if let Effect::Persist(facts) = effect { Some(facts.len()) } else { None }
+    };
+    let writes: Vec<usize> = members.effects.iter().filter_map(n_facts).collect();
+    assert!(writes.len() <= 3 && writes.iter().sum::<usize>() <= 50, "{writes:?}");
+    let holders = members.job.worlds().and_then(|worlds| worlds.holders()).map(|all| all.len());
+    let stored = members.job.durable().holders.as_ref().map(Vec::len);
+    assert_eq!((holders, stored), (Some(50), Some(50)));
+    let notes = members.notes(EventKind::World);
+    assert!(notes.last().is_some_and(|note| note.contains(" and 34 more continued")), "{notes:?}");
+}
+
+#[test]
 fn a_report_from_an_earlier_world_changes_nothing() {
     let mut members = Members::new(spec());
     let (world, earlier) = (members.world(), WorldId(1));
