@@ -13,7 +13,7 @@ use crate::id::{BatchId, Generation, Incarnation, WorkerId};
 use crate::model::ModelSpec;
 
 /// What must survive the master. It is on disk before any process learns of it, as a table of facts
-/// (`facts.rs`). Earlier builds stored it as one JSON value, which can still be read.
+/// (`facts.rs`); earlier builds stored it as one JSON value, which can still be read.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Durable {
     pub generation: Generation,
@@ -139,8 +139,8 @@ impl Durable {
     }
 }
 
-/// The durable facts of a running job. Every change orders a `Persist` of the facts that differ, right
-/// where it happens.
+/// The durable facts of a running job. Every change orders a `Persist` of what differs, right where it
+/// happens.
 #[derive(Clone, Debug)]
 pub(super) struct Persisted(Durable);
 

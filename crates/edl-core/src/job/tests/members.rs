@@ -203,6 +203,21 @@ fn the_report_of_a_lost_member_says_who_lost_whom() {
 }
 
 #[test]
+fn routine_reports_do_not_make_the_job_look_for_another_world() {
+    let mut members = Members::new(spec());
+    let unchanged = members.job.unchanged_world;
+    assert!(unchanged.is_some());
+    let world = members.world();
+    for id in [0, 1] {
+        members.report(id, MemberReport::Stepped { world, step: 1, hash: 7, loss: 0.5 });
+        members.lost(id, WorldId(1), 1 - id);
+    }
+    assert_eq!(members.job.unchanged_world, unchanged, "the lost member was in an earlier world");
+    members.join(2, 7);
+    assert!(members.job.unchanged_world != unchanged && members.members() == [0, 1, 2]);
+}
+
+#[test]
 fn a_large_world_is_formed_with_few_writes_and_a_short_note() {
     let mut members = Members::new(JobSpec { lanes: Some(64), ..spec() });
     (2..50).for_each(|id| members.join(id, 7));
