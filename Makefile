@@ -174,6 +174,7 @@ soak: setup build ## Long runs: thousands of simulated seeds, a thousand faults 
 bench: build ## Print speeds as ratios to peers and to what the machine can do
 	-$(MAKE) --no-print-directory $(FRAMEWORKS)/ready
 	$(CARGO) run $(PROFILE) --locked -p edl-core --example ledger_bench
+	$(CARGO) run $(PROFILE) --locked -p edl-master --example world_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-sched --example plan_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-data --example recordio_bench
 	$(CARGO) run $(PROFILE) --locked -p edl-tensor --example tensor_bench

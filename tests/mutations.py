@@ -309,8 +309,9 @@ MUTATIONS = [
     Mutation(
         "announce a world without its skipped steps",
         f"{CORE}/job/worlds.rs",
-        "skipped: skipped.clone(),",
-        "skipped: if MUTANT { BTreeSet::new() } else { skipped.clone() },",
+        "load: load.cloned(),\n            skipped,",
+        "load: load.cloned(),\n"
+        "            skipped: if MUTANT { BTreeSet::new() } else { skipped },",
     ),
     Mutation(
         "forget the skipped batches when the store is rebuilt",
@@ -322,10 +323,10 @@ MUTATIONS = [
     Mutation(
         "save the state after other processes have learned of it",
         f"{CORE}/job.rs",
-        "let effects = std::mem::take(&mut self.effects);",
+        "let mut effects = std::mem::take(&mut self.effects);",
         "let mut effects = std::mem::take(&mut self.effects);\n"
         "        if MUTANT {\n"
-        "            effects.sort_by_key(|effect| *effect == Effect::Persist);\n"
+        "            effects.sort_by_key(|effect| matches!(effect, Effect::Persist(_)));\n"
         "        }",
     ),
     Mutation(

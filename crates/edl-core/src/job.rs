@@ -14,6 +14,7 @@ mod durable;
 mod effect;
 mod event;
 mod event_kind;
+mod facts;
 mod frozen;
 mod hybrid;
 mod lifecycle;
@@ -42,6 +43,7 @@ pub use self::durable::{Durable, Failure, FoundCheckpoint, Suspect};
 pub use self::effect::{Command, Effect, LoadFrom, MemberCheckpoint, Note};
 pub use self::event::{Event, HeldLease, MemberReport, Peer};
 pub use self::event_kind::EventKind;
+pub use self::facts::Fact;
 pub use self::lifecycle::CUSTOM_LOOP_GRACE;
 use self::nonfinite::Losses;
 use self::pace::Pace;
@@ -118,8 +120,12 @@ pub struct Job {
     losses: Losses,
     pace: Pace,
     last_tick: Time,
-    /// Nothing has happened since the last tick, and that tick changed nothing.
-    is_quiet: bool,
+    /// Set if nothing has happened since the last tick, and that tick changed nothing: when the
+    /// next decision could become possible. Signs of life can only postpone that.
+    wake_at: Option<Time>,
+    /// The world needed no change when its count of changes was this, and only routine reports have
+    /// come since.
+    unchanged_world: Option<u64>,
     /// The most batches that were ever done.
     furthest: u64,
     accounting: Accounting,
@@ -149,7 +155,8 @@ impl Job {
             losses: Losses::default(),
             pace: Pace::default(),
             last_tick: now,
-            is_quiet: false,
+            wake_at: None,
+            unchanged_world: None,
             furthest: 0,
             accounting: Accounting::new(config.n_batches()),
             effects: Vec::new(),
@@ -176,12 +183,16 @@ impl Job {
             is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
         let n_done = self.ledger().n_done();
         let is_sign_of_life = event.is_sign_of_life();
+        if is_tick || !event.is_routine() {
+            self.unchanged_world = None;
+        }
         self.account(&event, now);
         self.take(event, now);
         if is_tick && !self.is_ended() {
             self.last_tick = now;
             self.check_silence(now);
             self.check_frozen(now);
+            self.keep_holders();
             self.assignments.add_idle(self.roster.worker_ids());
         }
         if is_about_processes {
@@ -191,7 +202,13 @@ impl Job {
         self.account_after(n_done, is_tick, now);
         let mut effects = std::mem::take(&mut self.effects);
         self.update_routes(&mut effects);
-        self.is_quiet = is_sign_of_life && effects.is_empty() && (is_tick || self.is_quiet);
+        if !is_sign_of_life || !effects.is_empty() {
+            self.wake_at = None;
+        } else if is_tick {
+            // The tick has dealt with everything before it.
+            let first = self.deadlines().filter(|deadline| *deadline > now).min();
+            self.wake_at = Some(first.unwrap_or(now + MAX_SLEEP));
+        }
         effects
     }
 
@@ -204,6 +221,10 @@ impl Job {
             }
             Event::WorkerGone { worker, incarnation } => self.worker_gone(worker, incarnation),
             Event::FromWorker { worker, incarnation, report } => {
+                if self.roster.is_frozen(worker) {
+                    // It is heard again, so it can be in a world.
+                    self.unchanged_world = None;
+                }
                 if report.counts_from_any_process()
                     || self.roster.hears_worker(worker, incarnation, now)
                 {
@@ -376,13 +397,8 @@ impl Job {
     /// When `handle` must be called again at the latest, with `Event::Tick`.
     #[must_use]
     pub fn next_deadline(&self, now: Time) -> Time {
-        let first = if self.is_quiet {
-            // The last tick has dealt with everything before it.
-            self.deadlines().filter(|deadline| *deadline > self.last_tick).min()
-        } else {
-            self.assignments.deadlines().chain([self.last_tick + TICK]).min()
-        };
-        first.unwrap_or(now + MAX_SLEEP).max(now)
+        let tick = || self.assignments.deadlines().chain([self.last_tick + TICK]).min();
+        self.wake_at.or_else(tick).unwrap_or(now + MAX_SLEEP).max(now)
     }
 
     /// All times at which a decision can become possible without another event.

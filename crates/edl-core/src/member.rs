@@ -21,6 +21,7 @@ mod train;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::batch::BatchPlan;
@@ -308,7 +309,7 @@ impl Member {
 
     fn obey(&mut self, command: Command, now: Time) {
         match command {
-            Command::World(announced) => self.announced(announced),
+            Command::World(announced) => self.announced(Arc::unwrap_or_clone(announced)),
             Command::Go { world, until } => self.go = self.go.max(Some((world, until))),
             Command::Checkpoint(order) => self.orders.push(order),
             Command::Lease { lease, task } => self.assigned(lease, task),
@@ -427,7 +428,7 @@ impl Member {
         }
         let (next, has_orders) = (self.choose(), self.has_due_orders());
         let is_quiet = next == Next::Train && !has_orders && !self.lacks_servers();
-        if self.reports.is_due(is_quiet, now) {
+        if self.reports.is_due(is_quiet, self.report_every(), now) {
             return self.report_step(now);
         }
         if has_orders {

@@ -98,9 +98,9 @@ pub enum Change {
 pub struct Worlds {
     n_lanes: u32,
     min_workers: u32,
-    current: Option<World>,
+    current: Option<Placed>,
     /// The world that trains on until the current one takes over.
-    previous: Option<World>,
+    previous: Option<Placed>,
     /// Members that hold the state the current world begins with.
     formed: BTreeSet<WorkerId>,
     /// The workers whose state counts. The state of others may be inconsistent: the members that it
@@ -113,6 +113,26 @@ pub struct Worlds {
     rotation: usize,
     /// Nanoseconds that a lane takes each worker, where lanes follow speed.
     speeds: Option<BTreeMap<WorkerId, u64>>,
+    /// Grows with everything here that `next` depends on, except for speeds.
+    n_changes: u64,
+}
+
+/// A world, and the place of each worker in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Placed {
+    world: World,
+    places: BTreeMap<WorkerId, usize>,
+}
+
+impl Placed {
+    fn new(world: World) -> Self {
+        let places = world.members.iter().zip(0..).map(|(member, place)| (member.worker, place));
+        Self { places: places.collect(), world }
+    }
+
+    fn member(&self, worker: WorkerId) -> Option<&Member> {
+        self.places.get(&worker).map(|place| &self.world.members[*place])
+    }
 }
 
 impl Worlds {
@@ -134,6 +154,7 @@ impl Worlds {
             until: 0,
             rotation: 0,
             speeds: None,
+            n_changes: 0,
         }
     }
 
@@ -171,7 +192,7 @@ impl Worlds {
     #[must_use]
     pub fn next(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Change {
         let wanted = self.wanted(candidates);
-        let Some(current) = &self.current else {
+        let Some(current) = self.current() else {
             return match wanted.is_empty() {
                 true => Change::Nothing,
                 false => Change::Form { workers: wanted, after: None },
@@ -201,9 +222,7 @@ impl Worlds {
     fn wanted(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Vec<WorkerId> {
         let fit = candidates.iter().filter(|(_, candidate)| !candidate.is_unfit);
         // A member that trains well stays.
-        let settled = self.current.iter().filter(|_| self.is_settled());
-        let settled: Vec<&Member> = settled.flat_map(|world| &world.members).collect();
-        let is_settled = |worker: &WorkerId| settled.iter().any(|member| member.worker == *worker);
+        let is_settled = |worker: &WorkerId| self.is_settled() && self.member(*worker).is_some();
         let welcome = fit.clone().filter(|(worker, c)| !c.is_banned || is_settled(worker));
         let mut wanted: Vec<WorkerId> =
             welcome.map(|(worker, _)| *worker).take(self.n_lanes as usize).collect();
@@ -229,7 +248,26 @@ impl Worlds {
     #[must_use]
     pub fn involved(&self) -> BTreeSet<WorkerId> {
         let worlds = self.current.iter().chain(&self.previous);
-        worlds.flat_map(|world| &world.members).map(|member| member.worker).collect()
+        worlds.flat_map(|placed| placed.places.keys()).copied().collect()
+    }
+
+    /// Whether `worker` trains, or trains next.
+    #[must_use]
+    pub fn is_involved(&self, worker: WorkerId) -> bool {
+        let mut worlds = self.current.iter().chain(&self.previous);
+        worlds.any(|placed| placed.member(worker).is_some())
+    }
+
+    /// A member of the current world.
+    #[must_use]
+    pub fn member(&self, worker: WorkerId) -> Option<&Member> {
+        self.current.as_ref()?.member(worker)
+    }
+
+    /// Grows whenever another change of the world may have become necessary.
+    #[must_use]
+    pub fn n_changes(&self) -> u64 {
+        self.n_changes
     }
 
     /// Members that can still pass on their state.
@@ -239,7 +277,8 @@ impl Worlds {
             let known = known.filter(|c| c.step.is_some() && !c.is_banned);
             known.is_some_and(|c| c.incarnation == member.incarnation)
         };
-        let members = self.current.iter().chain(&self.previous).flat_map(|world| &world.members);
+        let worlds = self.current.iter().chain(&self.previous);
+        let members = worlds.flat_map(|placed| &placed.world.members);
         let able: BTreeSet<WorkerId> = members.filter(is_able).map(|m| m.worker).collect();
         able.into_iter().collect()
     }
@@ -261,12 +300,14 @@ impl Worlds {
     pub fn disown(&mut self, worker: WorkerId) {
         if let Some(holders) = &mut self.holders {
             holders.remove(&worker);
+            self.n_changes += 1;
         }
     }
 
     /// No worker's state counts any more.
     pub fn void(&mut self) {
         self.holders = Some(BTreeMap::new());
+        self.n_changes += 1;
     }
 
     /// Replaces the current world by one of `workers`.
@@ -280,6 +321,7 @@ impl Worlds {
         self.previous = after.and(self.current.take());
         self.formed.clear();
         self.is_broken = false;
+        self.n_changes += 1;
         let n_members = u32::try_from(workers.len()).expect("at most one member per lane");
         let mut order = workers.to_vec();
         order.rotate_left(self.rotation.checked_rem(workers.len()).unwrap_or(0));
@@ -305,38 +347,35 @@ impl Worlds {
             Some(holders) if after.is_some() => holders.extend(with_state),
             holders => *holders = Some(with_state.collect()),
         }
-        self.current = Some(World { id, members, after });
-        self.current.as_ref()
+        self.current = Some(Placed::new(World { id, members, after }));
+        self.current()
     }
 
     /// A member holds the state that `world` begins with.
     pub fn formed(&mut self, world: WorldId, worker: WorkerId) -> Option<Formed> {
-        let current = self.current.as_ref().filter(|current| current.id == world)?;
-        if self.is_broken || !current.members.iter().any(|member| member.worker == worker) {
-            return None;
-        }
+        let current = self.current.as_ref().filter(|current| current.world.id == world)?;
+        let member = current.member(worker).filter(|_| !self.is_broken)?;
         let is_first = self.formed.is_empty();
         if !self.formed.insert(worker) {
             return None;
         }
-        let is_last = self.formed.len() == current.members.len();
-        let members = current.members.iter().map(|member| (member.worker, member.incarnation));
-        let members = members.filter(|(member, _)| self.formed.contains(member));
-        match &mut self.holders {
-            Some(holders) if !is_last => holders.extend(members),
-            holders => *holders = Some(members.collect()),
-        }
+        let members = &current.world.members;
+        let is_last = self.formed.len() == members.len();
         if is_last {
+            self.holders = Some(members.iter().map(|m| (m.worker, m.incarnation)).collect());
             self.previous = None;
+        } else {
+            self.holders.get_or_insert_default().insert(worker, member.incarnation);
         }
+        self.n_changes += u64::from(is_first || is_last);
         Some(Formed { is_first, is_last })
     }
 
     /// Whether a report from `world` comes from workers that train now.
     #[must_use]
     pub fn is_heard(&self, world: WorldId) -> bool {
-        self.current.as_ref().is_some_and(|current| current.id == world)
-            || self.previous.as_ref().is_some_and(|previous| previous.id == world)
+        let mut worlds = self.current.iter().chain(&self.previous);
+        worlds.any(|placed| placed.world.id == world)
     }
 
     /// A member cannot continue in `world`, which must be replaced. False if it was already.
@@ -345,6 +384,7 @@ impl Worlds {
             return false;
         }
         self.is_broken = true;
+        self.n_changes += 1;
         true
     }
 
@@ -366,8 +406,7 @@ impl Worlds {
     /// All members are together and no change is under way.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        let is_whole =
-            self.current.as_ref().is_some_and(|world| self.formed.len() == world.members.len());
+        let is_whole = self.current().is_some_and(|world| self.formed.len() == world.members.len());
         is_whole && self.previous.is_none() && !self.is_broken
     }
 
@@ -381,7 +420,7 @@ impl Worlds {
 
     #[must_use]
     pub fn current(&self) -> Option<&World> {
-        self.current.as_ref()
+        self.current.as_ref().map(|placed| &placed.world)
     }
 
     /// Whether `worker` holds the state of the current world.
@@ -393,8 +432,8 @@ impl Worlds {
     /// Whether `worker` trains, be it in the world that the current one has yet to replace.
     #[must_use]
     pub fn is_training(&self, worker: WorkerId) -> bool {
-        let mut previous = self.previous.iter().flat_map(|world| &world.members);
-        self.has_formed(worker) || previous.any(|member| member.worker == worker)
+        let previous = self.previous.as_ref();
+        self.has_formed(worker) || previous.is_some_and(|placed| placed.member(worker).is_some())
     }
 
     #[must_use]
@@ -404,7 +443,7 @@ impl Worlds {
 
     /// Panics if a lane would be trained twice or not at all.
     pub fn check_invariants(&self) {
-        let Some(world) = &self.current else {
+        let Some(world) = self.current() else {
             assert!(self.formed.is_empty());
             return;
         };

@@ -193,7 +193,17 @@ fn commands(model_spec_json: String) {
     command("lease", worker_command::Kind::Lease(proto::Lease { lease: 1, work }));
     let member = proto::Member { worker: 3, address: "host:1".into(), ..Default::default() };
     let world = proto::World { world: 7, members: vec![member], until: 8, ..Default::default() };
-    command("world", worker_command::Kind::World(world));
+    command("world", worker_command::Kind::World(world.clone()));
+    let changes = proto::Changes {
+        base: 7,
+        first: 3,
+        lanes: 4,
+        lane_counts: vec![4],
+        stateless: vec![3],
+        ..Default::default()
+    };
+    let world = proto::World { changes: Some(changes), ..world };
+    command("world_changes", worker_command::Kind::World(world));
     let optimizer_json = serde_json::to_string(&OptimizerSpec::sgd(0.1)).unwrap();
     let load = proto::Load {
         generation: 2,

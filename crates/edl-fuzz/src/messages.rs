@@ -3,6 +3,7 @@
 
 use edl_core::applied::AppliedSet;
 use edl_core::spec::JobSpec;
+use edl_net::convert::worlds::ReceivedWorlds;
 use edl_net::convert::{master, member, server, worker};
 use edl_net::proto;
 use prost::Message;
@@ -42,6 +43,11 @@ pub(crate) fn command(bytes: &[u8]) {
     if let Some(kind) = read::<proto::WorkerCommand>(bytes).and_then(|command| command.kind) {
         if let proto::worker_command::Kind::World(world) = &kind {
             drop(member::peers(world));
+            let mut received = ReceivedWorlds::default();
+            // Most worlds are differences from no world, so they are tried after themselves, too.
+            for changes in [None, world.changes.clone()] {
+                drop(received.receive(proto::World { changes, ..world.clone() }));
+            }
         }
         drop(worker::command(kind));
     }

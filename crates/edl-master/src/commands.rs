@@ -10,7 +10,9 @@ use crate::engine::Engine;
 
 impl Engine {
     pub(crate) fn send_to_worker(&mut self, worker: WorkerId, command: Command) {
-        let command = self.encode(|encoder| encoder.worker(command));
+        let mut sent = std::mem::take(&mut self.sent_worlds);
+        let command = self.encode(|encoder| encoder.worker(worker, command, &mut sent));
+        self.sent_worlds = sent;
         self.workers.send(worker, command);
     }
 

@@ -14,6 +14,7 @@ use edl_core::platform::Order;
 use edl_core::server;
 use edl_core::time::Time;
 use edl_core::worker::Report;
+use edl_net::convert::worlds::SentWorlds;
 use edl_net::proto::master_server::MasterServer;
 use edl_net::proto::{self, PsCommand, WorkerCommand};
 use edl_page::http::Hosts;
@@ -42,6 +43,8 @@ use crate::{Addresses, Config, Error, Port, http, page};
 /// Inputs waiting for the machine; more of them make their senders wait.
 pub(crate) const INPUTS: usize = 1024;
 const STATUS_EVERY: Duration = Duration::from_millis(500);
+/// When many workers connect, their processes are not recorded more often than this.
+const RECORD_PAUSE: Duration = Duration::from_millis(50);
 /// How long the other processes may take to disconnect at the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(700);
 
@@ -56,6 +59,7 @@ pub(crate) struct Engine {
     pub(crate) progress: Progress,
     pub(crate) workers: Peers<WorkerId, WorkerCommand>,
     pub(crate) servers: Peers<PsId, PsCommand>,
+    pub(crate) sent_worlds: SentWorlds,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) audits: Audits,
     /// The load of each server, as it reported last.
@@ -63,6 +67,9 @@ pub(crate) struct Engine {
     updates: watch::Sender<Arc<str>>,
     /// Grows whenever a process came, went or changed.
     n_process_changes: u64,
+    /// When the processes were last recorded, and whether a worker has connected since.
+    recorded_at: Time,
+    has_unrecorded: bool,
     pub(crate) store: Store,
     origin: Instant,
     spans: Spans,
@@ -108,11 +115,14 @@ impl Engine {
             progress: Progress::default(),
             workers: Peers::new(),
             servers: Peers::new(),
+            sent_worlds: SentWorlds::default(),
             checkpoints,
             audits: Audits::default(),
             loads: BTreeMap::new(),
             updates: watch::Sender::new("".into()),
             n_process_changes: 0,
+            recorded_at: Time::ZERO,
+            has_unrecorded: false,
             spans: Spans::default(),
             store,
             origin,
@@ -320,7 +330,7 @@ impl Engine {
         for effect in effects {
             self.spans.effect(&effect);
             match effect {
-                Effect::Persist => self.persist().await?,
+                Effect::Persist(facts) => self.persist(facts).await?,
                 Effect::ToWorker(worker, command) => self.send_to_worker(worker, command),
                 Effect::ToPs(ps, order) => self.send_to_ps(ps, order),
                 Effect::CloseWorker(worker, why) => {
@@ -390,21 +400,25 @@ impl Engine {
     }
 
     async fn handle(&mut self, event: Event, orders: &mpsc::Sender<Order>) -> Result<(), Error> {
-        let has_come = matches!(event, Event::WorkerConnected { .. });
+        // A worker may be gone before the next sample.
+        if self.has_unrecorded && matches!(event, Event::WorkerGone { .. } | Event::Platform(_)) {
+            self.record_processes();
+        }
+        self.has_unrecorded |= matches!(event, Event::WorkerConnected { .. });
         let effects = self.job.handle(event, self.now());
         self.perform(effects, orders).await?;
-        if has_come {
+        if self.has_unrecorded && self.now().since(self.recorded_at) >= RECORD_PAUSE {
             self.record_processes();
         }
         Ok(())
     }
 
-    /// Records processes at once: a worker may be gone before the next sample.
     fn record_processes(&mut self) {
         let status = self.status();
         self.n_process_changes +=
             u64::from(self.journal.history.record_processes(&status, unix_secs()));
         self.spans.poll(&status, &self.journal.history);
+        (self.recorded_at, self.has_unrecorded) = (self.now(), false);
     }
 
     /// Publishes the status to files, metrics and the page.
@@ -418,6 +432,7 @@ impl Engine {
         self.metrics.publish(&status);
         self.journal.publish(&status);
         self.n_process_changes += u64::from(self.journal.history.sample(&status, unix_secs()));
+        (self.recorded_at, self.has_unrecorded) = (now, false);
         self.spans.poll(&status, &self.journal.history);
         let is_ended = self.job.is_ended();
         self.journal.keep_history(|| self.job.goodput().saved(now), is_ended);

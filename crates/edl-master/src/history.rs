@@ -4,7 +4,7 @@
 //! It is written to `history.json` in the job's folder now and then. The next master of the job, the
 //! page and the report of a job that has ended read it there.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use edl_core::goodput::{Goodput, TimeKind};
 use edl_core::job_dir::JobDir;
@@ -143,52 +143,61 @@ impl History {
     /// Records the processes that are there; whether any has come, gone or changed.
     pub(crate) fn record_processes(&mut self, status: &JobStatus, now: f64) -> bool {
         let mut has_changed = false;
-        for process in self.processes.iter_mut().filter(|process| process.to.is_none()) {
-            let is_same = |i: &&proto::Instance| i.name() == process.name && i.pid == process.pid;
-            if !status.instances.iter().any(|instance| is_same(&instance)) {
+        let there: BTreeSet<(String, u32)> =
+            status.instances.iter().map(|instance| (instance.name(), instance.pid)).collect();
+        let mut known: BTreeMap<(String, u32), usize> = BTreeMap::new();
+        let open = self.processes.iter_mut().enumerate();
+        for (place, process) in open.filter(|(_, process)| process.to.is_none()) {
+            let id = (process.name.clone(), process.pid);
+            if there.contains(&id) {
+                known.insert(id, place);
+            } else {
                 process.to = Some(now);
                 has_changed = true;
             }
         }
+        let mut new = Vec::new();
         for instance in status.instances.iter().filter(|instance| instance.pid != 0) {
             let world = if instance.lanes.is_empty() { 0 } else { status.world };
             let span = Span { from: now, state: instance.state(), world };
-            let is_its = |process: &&mut ProcessRecord| {
-                process.to.is_none()
-                    && process.name == instance.name()
-                    && process.pid == instance.pid
+            let place = known.get(&(instance.name(), instance.pid));
+            let Some(process) = place.and_then(|place| self.processes.get_mut(*place)) else {
+                new.push((instance, span));
+                continue;
             };
-            match self.processes.iter_mut().rev().find(is_its) {
-                Some(process) => {
-                    let last = process.spans.last();
-                    if last.is_none_or(|l| (l.state, l.world) != (span.state, span.world)) {
-                        process.spans.push(span);
-                        has_changed = true;
-                        if process.spans.len() > MAX_SPANS {
-                            process.spans.remove(0);
-                        }
-                    }
-                }
-                None => {
-                    let (name, pid) = (instance.name(), instance.pid);
-                    let spans = vec![span];
-                    let why = String::new();
-                    self.processes.push_back(ProcessRecord {
-                        name,
-                        pid,
-                        from: now,
-                        to: None,
-                        why,
-                        spans,
-                    });
-                    has_changed = true;
+            let last = process.spans.last();
+            if last.is_none_or(|l| (l.state, l.world) != (span.state, span.world)) {
+                process.spans.push(span);
+                has_changed = true;
+                if process.spans.len() > MAX_SPANS {
+                    process.spans.remove(0);
                 }
             }
         }
-        while self.processes.len() > MAX_PROCESSES {
-            self.processes.pop_front();
+        for (instance, span) in new {
+            if !self.make_room() {
+                break;
+            }
+            self.processes.push_back(ProcessRecord {
+                name: instance.name(),
+                pid: instance.pid,
+                from: now,
+                to: None,
+                why: String::new(),
+                spans: vec![span],
+            });
+            has_changed = true;
         }
         has_changed
+    }
+
+    /// Whether one more process can be recorded, if need be instead of the first one that is gone.
+    fn make_room(&mut self) -> bool {
+        if self.processes.len() < MAX_PROCESSES {
+            return true;
+        }
+        let gone = self.processes.iter().position(|process| process.to.is_some());
+        gone.and_then(|place| self.processes.remove(place)).is_some()
     }
 
     /// The curves and the process timeline, as the page reads them.

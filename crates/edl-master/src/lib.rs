@@ -52,6 +52,7 @@ pub use self::audit::of_checkpoint as audit_checkpoint;
 use self::engine::Engine;
 pub use self::page::report;
 pub use self::platform::{MAX_WAITING, Platform, Port, port};
+pub use self::status::processes;
 use self::store::{Earlier, Store};
 
 /// Between two tries to open a store that another master holds, or a port.
@@ -193,6 +194,7 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
         return Ok(End::Stopped("the master was shut down".into()));
     };
     let (mut store, mut opened) = open_store(&config).await?;
+    let stored = opened.durable.clone();
     adopt_checkpoints(&config, &mut opened);
     opened.spec.as_ref().map_or(Ok(()), |before| config.spec.check_resumed(before))?;
     if opened.fingerprint.as_ref().is_some_and(|before| *before != data.fingerprint) {
@@ -206,6 +208,10 @@ async fn serve(config: Config, port: Port, shutdown: CancellationToken) -> Resul
         durable.failures.clear();
         // What the flags say counts again.
         durable.workers_wanted = None;
+    }
+    durable.end = None;
+    while let Err(error) = store.persist(&durable.changes(&stored)) {
+        wait_for_room(error.into()).await?;
     }
     let job_config = job::Config {
         spec: config.spec.clone(),

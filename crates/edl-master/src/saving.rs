@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use edl_core::error::chain;
+use edl_core::job::Fact;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -16,12 +17,11 @@ use crate::service::Input;
 const SAVE_PAUSE: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// Saves the state before anything that follows. While the disk is full, the master says so in its
+    /// Saves these facts before anything that follows. While the disk is full, the master says so in its
     /// status and waits; to everybody else it looks like one that was stopped for a while.
-    pub(crate) async fn persist(&mut self) -> Result<(), Error> {
-        let mut durable = self.job.durable().clone();
-        durable.elapsed_secs = self.job.elapsed(self.now()).as_secs_f64();
-        while let Err(error) = self.store.persist(&durable) {
+    pub(crate) async fn persist(&mut self, mut facts: Vec<Fact>) -> Result<(), Error> {
+        facts.push(Fact::elapsed(self.job.elapsed(self.now()).as_secs_f64()));
+        while let Err(error) = self.store.persist(&facts) {
             if !error.is_disk_full() || self.shutdown.is_cancelled() {
                 return Err(Error::Persist(error));
             }

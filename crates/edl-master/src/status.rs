@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job's status, as `elasticdl status` and the progress bar show it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use edl_core::id::PsId;
+use edl_core::job::Job;
 use edl_core::optimizer;
 use edl_core::platform::{InstanceId, InstanceState, Role};
 use edl_core::time::Time;
@@ -132,9 +133,9 @@ impl Engine {
         }
     }
 
-    /// Those that hold a stream, and those that the platform runs for us.
+    /// The master, and all processes that it knows of.
     fn instances(&self) -> Vec<proto::Instance> {
-        let mut all = vec![proto::Instance {
+        let master = proto::Instance {
             role: Role::Master.into(),
             id: 0,
             pid: std::process::id(),
@@ -145,60 +146,68 @@ impl Engine {
             spent: None,
             load: None,
             why: String::new(),
-        }];
-        let now = self.now();
-        let instances = self.job.instances();
-        let instance = |role: Role, id: u32, pid: u32, address: String, state: InstanceState| {
-            proto::Instance {
-                role: role.into(),
-                id,
-                pid,
-                address,
-                state: state.into(),
-                restarts: instances.restarts(InstanceId { role, id }),
-                lanes: Vec::new(),
-                spent: Some(self.job.goodput().spent(InstanceId { role, id }, now).into()),
-                load: None,
-                why: String::new(),
-            }
         };
-        for (PsId(id), pid) in self.job.connected_servers() {
-            let address = self.job.servers().members().get(&PsId(id)).map(|m| m.address.clone());
-            let state = if self.job.servers().is_serving() {
-                InstanceState::Serving
-            } else {
-                InstanceState::Loading
-            };
-            let mut instance = instance(Role::Ps, id, pid, address.unwrap_or_default(), state);
-            instance.load = self.loads.get(&PsId(id)).copied();
-            all.push(instance);
-        }
-        for (worker, pid, state) in self.job.connected_workers() {
-            let peer = self.job.peer(worker);
-            let address = peer.map(|peer| peer.address.clone()).unwrap_or_default();
-            let mut instance = instance(Role::Worker, worker.0, pid, address, state);
-            let world = self.job.worlds().and_then(|worlds| worlds.current());
-            let member = world.and_then(|w| w.members.iter().find(|m| m.worker == worker));
-            instance.why = self.job.stalled(worker, now).unwrap_or_default();
-            instance.lanes = member.map(|m| m.lanes.clone().collect()).unwrap_or_default();
-            all.push(instance);
-        }
-        for (id, running) in instances.running() {
-            let role = id.role;
-            if !all.iter().any(|known| known.role() == role && known.id == id.id) {
-                let pid = running.pid.unwrap_or(0);
-                let state = match running.is_stuck() {
-                    true => InstanceState::Waiting,
-                    false => InstanceState::Starting,
-                };
-                let mut waiting = instance(id.role, id.id, pid, String::new(), state);
-                let why = running.waits.as_ref().filter(|why| !why.is_starting());
-                waiting.why = why.map(ToString::to_string).unwrap_or_default();
-                all.push(waiting);
-            }
-        }
-        all
+        let others = processes(&self.job, &self.loads, self.now());
+        [master].into_iter().chain(others).collect()
     }
+}
+
+/// The workers and servers that hold a stream, and those that the platform runs for us.
+#[must_use]
+pub fn processes(
+    job: &Job,
+    loads: &BTreeMap<PsId, proto::PsLoad>,
+    now: Time,
+) -> Vec<proto::Instance> {
+    let (mut all, mut connected) = (Vec::new(), BTreeSet::new());
+    let instances = job.instances();
+    let instance =
+        |role: Role, id: u32, pid: u32, address: String, state: InstanceState| proto::Instance {
+            role: role.into(),
+            id,
+            pid,
+            address,
+            state: state.into(),
+            restarts: instances.restarts(InstanceId { role, id }),
+            lanes: Vec::new(),
+            spent: Some(job.goodput().spent(InstanceId { role, id }, now).into()),
+            load: None,
+            why: String::new(),
+        };
+    for (PsId(id), pid) in job.connected_servers() {
+        let address = job.servers().members().get(&PsId(id)).map(|m| m.address.clone());
+        let state = if job.servers().is_serving() {
+            InstanceState::Serving
+        } else {
+            InstanceState::Loading
+        };
+        let mut instance = instance(Role::Ps, id, pid, address.unwrap_or_default(), state);
+        instance.load = loads.get(&PsId(id)).copied();
+        all.push(instance);
+        connected.insert(InstanceId { role: Role::Ps, id });
+    }
+    for (worker, pid, state) in job.connected_workers() {
+        let peer = job.peer(worker);
+        let address = peer.map(|peer| peer.address.clone()).unwrap_or_default();
+        let mut instance = instance(Role::Worker, worker.0, pid, address, state);
+        let member = job.worlds().and_then(|worlds| worlds.member(worker));
+        instance.why = job.stalled(worker, now).unwrap_or_default();
+        instance.lanes = member.map(|m| m.lanes.clone().collect()).unwrap_or_default();
+        all.push(instance);
+        connected.insert(worker.into());
+    }
+    for (id, running) in instances.running().iter().filter(|(id, _)| !connected.contains(*id)) {
+        let pid = running.pid.unwrap_or(0);
+        let state = match running.is_stuck() {
+            true => InstanceState::Waiting,
+            false => InstanceState::Starting,
+        };
+        let mut waiting = instance(id.role, id.id, pid, String::new(), state);
+        let why = running.waits.as_ref().filter(|why| !why.is_starting());
+        waiting.why = why.map(ToString::to_string).unwrap_or_default();
+        all.push(waiting);
+    }
+    all
 }
 
 fn evaluation(evaluated: &edl_core::evaluation::Evaluated) -> proto::Evaluation {

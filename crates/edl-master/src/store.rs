@@ -11,15 +11,21 @@ use std::path::{Path, PathBuf};
 
 use edl_core::error::{chain, is_full};
 use edl_core::id::{RunId, Term};
-use edl_core::job::Durable;
+use edl_core::job::{Durable, Fact};
 use edl_core::spec::JobSpec;
-use redb::{Database, ReadableDatabase, TableDefinition};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Raised when what is stored changes its meaning.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+/// In this format, the job's durable state is one value among the facts about the store.
+const ONE_VALUE: u32 = 1;
+const ONE_VALUE_KEY: &str = "durable";
+/// Facts about the store and the job that it belongs to.
 const FACTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("facts");
+/// The job's durable facts.
+const DURABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("durable");
 /// A store gets its name when it is whole. Until then its name is this and a random number.
 const DRAFT: &str = ".master.redb.";
 
@@ -56,8 +62,8 @@ pub enum Error {
     #[error("cannot {action} `{}`", path.display())]
     File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("`{}` contains an invalid `{key}`", path.display())]
-    Broken { path: PathBuf, key: &'static str, source: serde_json::Error },
-    #[error("`{}` has format {found}, this build reads format {FORMAT}; use the build that wrote it", path.display())]
+    Broken { path: PathBuf, key: String, source: serde_json::Error },
+    #[error("`{}` has format {found}, this build reads formats up to {FORMAT}; use the build that wrote it", path.display())]
     Format { path: PathBuf, found: u32 },
     #[error("cannot get random numbers from the system")]
     Random,
@@ -129,32 +135,37 @@ impl Store {
             Some(run) => run,
             None => RunId(random()?),
         };
-        let Facts { durable, spec, fingerprint, .. } = facts;
+        let Facts { format, durable, spec, fingerprint, .. } = facts;
         let mut store = Self { path: path.into(), database: Some(database), term };
-        store.write(&[
+        let about = [
             ("format", json(&FORMAT)),
             ("term", json(&term)),
             ("run", json(&run.to_string())),
-        ])?;
+            (ONE_VALUE_KEY, Vec::new()),
+        ];
+        let is_old = format == Some(ONE_VALUE);
+        let facts = if is_old { durable.changes(&Durable::default()) } else { Vec::new() };
+        store.write(&about, &facts)?;
         remove_drafts(path);
         Ok((store, Opened { term, run, durable, spec, fingerprint }))
     }
 
     /// Remembers what the job may not change any more.
     pub(crate) fn pin(&mut self, spec: &JobSpec, fingerprint: &str) -> Result<(), Error> {
-        self.write(&[("spec", json(spec)), ("fingerprint", json(&fingerprint))])
+        self.write(&[("spec", json(spec)), ("fingerprint", json(&fingerprint))], &[])
     }
 
-    pub(crate) fn persist(&mut self, durable: &Durable) -> Result<(), Error> {
-        self.write(&[("durable", json(durable))])
+    /// Writes facts of the job in one transaction.
+    pub(crate) fn persist(&mut self, facts: &[Fact]) -> Result<(), Error> {
+        self.write(&[], facts)
     }
 
-    fn write(&mut self, facts: &[(&str, Vec<u8>)]) -> Result<(), Error> {
+    fn write(&mut self, about: &[(&str, Vec<u8>)], facts: &[Fact]) -> Result<(), Error> {
         let database = match self.database.take() {
             Some(database) => database,
             None => self.open_again()?,
         };
-        write(&database, facts).map_err(|error| failed("write", &self.path, error))?;
+        write(&database, about, facts).map_err(|error| failed("write", &self.path, error))?;
         self.database = Some(database);
         Ok(())
     }
@@ -172,6 +183,7 @@ impl Store {
 /// What a store contains; nothing while it is new.
 #[derive(Default)]
 struct Facts {
+    format: Option<u32>,
     term: Term,
     run: Option<RunId>,
     durable: Durable,
@@ -181,14 +193,17 @@ struct Facts {
 
 impl Facts {
     fn read(path: &Path, database: &Database) -> Result<Self, Error> {
-        let found = read(path, database, "format")?.unwrap_or(FORMAT);
-        if found != FORMAT {
-            return Err(Error::Format { path: path.into(), found });
-        }
+        let format = read(path, database, "format")?;
+        let durable = match format {
+            Some(ONE_VALUE) => read(path, database, ONE_VALUE_KEY)?.unwrap_or_default(),
+            None | Some(FORMAT) => read_durable(path, database)?,
+            Some(found) => return Err(Error::Format { path: path.into(), found }),
+        };
         Ok(Self {
+            format,
+            durable,
             term: read(path, database, "term")?.unwrap_or_default(),
             run: read::<String>(path, database, "run")?.and_then(|text| RunId::parse(&text)),
-            durable: read(path, database, "durable")?.unwrap_or_default(),
             spec: read(path, database, "spec")?,
             fingerprint: read(path, database, "fingerprint")?,
         })
@@ -225,7 +240,7 @@ fn create(path: &Path) -> Result<Database, Error> {
 fn create_as(draft: &Path, path: &Path) -> Result<Database, Error> {
     let failed = |error: redb::Error| failed("create", path, error);
     let database = Database::create(draft).map_err(|error| failed(error.into()))?;
-    write(&database, &[("format", json(&FORMAT))]).map_err(failed)?;
+    write(&database, &[("format", json(&FORMAT))], &[]).map_err(failed)?;
     // A link, unlike a rename, fails if another master was faster.
     match fs::hard_link(draft, path) {
         Ok(()) => Ok(database),
@@ -270,29 +285,70 @@ fn sync_folder_of(path: &Path) -> io::Result<()> {
 fn read<T: DeserializeOwned>(
     path: &Path,
     database: &Database,
-    key: &'static str,
+    key: &str,
 ) -> Result<Option<T>, Error> {
     let failed = |source: redb::Error| failed("read", path, source);
-    let transaction = database.begin_read().map_err(|e| failed(e.into()))?;
-    let table = match transaction.open_table(FACTS) {
-        Ok(table) => table,
-        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
-        Err(error) => return Err(failed(error.into())),
-    };
+    let Some(table) = open_table(database, FACTS).map_err(failed)? else { return Ok(None) };
     let Some(value) = table.get(key).map_err(|e| failed(e.into()))? else { return Ok(None) };
     serde_json::from_slice(value.value()).map(Some).map_err(|source| Error::Broken {
         path: path.into(),
-        key,
+        key: key.into(),
         source,
     })
 }
 
-fn write(database: &Database, facts: &[(&str, Vec<u8>)]) -> Result<(), redb::Error> {
+fn read_durable(path: &Path, database: &Database) -> Result<Durable, Error> {
+    let facts = read_facts(database).map_err(|error| failed("read", path, error))?;
+    let facts = facts.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
+    let broken = |(key, source)| Error::Broken { path: path.into(), key, source };
+    Durable::from_facts(facts).map_err(broken)
+}
+
+fn read_facts(database: &Database) -> Result<Vec<(String, Vec<u8>)>, redb::Error> {
+    let Some(table) = open_table(database, DURABLE)? else { return Ok(Vec::new()) };
+    let mut facts = Vec::new();
+    for fact in table.iter()? {
+        let (key, value) = fact?;
+        facts.push((key.value().to_owned(), value.value().to_owned()));
+    }
+    Ok(facts)
+}
+
+type Table = redb::ReadOnlyTable<&'static str, &'static [u8]>;
+
+/// Opens a table; none if nothing was ever written to it.
+fn open_table(
+    database: &Database,
+    table: TableDefinition<'_, &'static str, &'static [u8]>,
+) -> Result<Option<Table>, redb::Error> {
+    match database.begin_read()?.open_table(table) {
+        Ok(table) => Ok(Some(table)),
+        Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes all or nothing. An empty value removes what is said about the store.
+fn write(
+    database: &Database,
+    about: &[(&str, Vec<u8>)],
+    facts: &[Fact],
+) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
     {
         let mut table = transaction.open_table(FACTS)?;
-        for (key, value) in facts {
-            table.insert(*key, value.as_slice())?;
+        for (key, value) in about {
+            match value.as_slice() {
+                [] => drop(table.remove(*key)?),
+                value => drop(table.insert(*key, value)?),
+            }
+        }
+        let mut table = transaction.open_table(DURABLE)?;
+        for Fact { key, value } in facts {
+            match value {
+                Some(value) => drop(table.insert(key.as_str(), value.as_bytes())?),
+                None => drop(table.remove(key.as_str())?),
+            }
         }
     }
     Ok(transaction.commit()?)
@@ -340,13 +396,53 @@ mod tests {
         let second = Store::open(&path, Earlier::default());
         assert!(matches!(second, Err(Error::InUse { .. })), "two masters at once");
         let durable = Durable { workers_wanted: Some(7), ..Durable::default() };
-        store.persist(&durable).unwrap();
+        store.persist(&durable.changes(&Durable::default())).unwrap();
         store.pin(&spec, "abc").unwrap();
         drop(store);
         let (_store, second) = Store::open(&path, Earlier::default()).unwrap();
         assert_eq!((second.term, second.run), (Term(2), first.run));
         assert_eq!(second.durable, durable);
         assert_eq!(second.fingerprint.as_deref(), Some("abc"));
+    }
+
+    #[test]
+    fn a_store_of_the_first_format_is_read_and_becomes_a_table_of_facts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master.redb");
+        let before = r#"{"generation":3,"model":null,"checkpoints":[{"folder":"a","version":5,
+            "exact":5,"is_bad":false}],"evaluations":[],"best":null,"workers_wanted":7,
+            "failures":[],"holders":[[1,18446744073709551615],[4,9]],"elapsed_secs":1.5,
+            "end":null}"#;
+        let database = Database::create(&path).unwrap();
+        let about = [
+            ("format", json(&ONE_VALUE)),
+            ("term", json(&Term(8))),
+            (ONE_VALUE_KEY, before.as_bytes().to_vec()),
+        ];
+        write(&database, &about, &[]).unwrap();
+        drop(database);
+        for term in [9, 10] {
+            let (store, opened) = Store::open(&path, Earlier::default()).unwrap();
+            let Durable { generation, checkpoints, holders, workers_wanted, .. } = opened.durable;
+            assert_eq!((opened.term, generation.0, workers_wanted), (Term(term), 3, Some(7)));
+            assert_eq!((checkpoints.len(), checkpoints[0].exact), (1, Some(5)));
+            let holders: Vec<_> = holders.unwrap().into_iter().map(|(w, i)| (w.0, i.0)).collect();
+            assert_eq!(holders, [(1, u64::MAX), (4, 9)]);
+            let database = store.database.as_ref().unwrap();
+            assert_eq!(read::<u32>(&path, database, "format").unwrap(), Some(FORMAT));
+            assert!(read::<Durable>(&path, database, ONE_VALUE_KEY).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn a_store_of_a_later_format_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master.redb");
+        let database = Database::create(&path).unwrap();
+        write(&database, &[("format", json(&9))], &[]).unwrap();
+        drop(database);
+        let opened = Store::open(&path, Earlier::default());
+        assert!(matches!(opened, Err(Error::Format { found: 9, .. })));
     }
 
     #[test]
@@ -421,8 +517,9 @@ mod tests {
         store.database = Some(Database::builder().create_with_backend(disk).unwrap());
         is_full.store(true, Ordering::Relaxed);
         let durable = Durable { workers_wanted: Some(7), ..Durable::default() };
-        assert!(store.persist(&durable).unwrap_err().is_disk_full());
-        store.persist(&durable).unwrap();
+        let facts = durable.changes(&Durable::default());
+        assert!(store.persist(&facts).unwrap_err().is_disk_full());
+        store.persist(&facts).unwrap();
         drop(store);
         let (_store, found) = Store::open(&path, Earlier::default()).unwrap();
         assert_eq!((found.durable, found.term), (durable, opened.term.next()));
@@ -435,10 +532,10 @@ mod tests {
         let (mut store, _) = Store::open(&path, Earlier::default()).unwrap();
         // As after a write that failed on a full disk.
         store.database = None;
-        store.persist(&Durable::default()).unwrap();
+        store.persist(&[Fact::elapsed(1.0)]).unwrap();
         store.database = None;
         drop(Store::open(&path, Earlier::default()).unwrap());
-        let taken = store.persist(&Durable::default());
+        let taken = store.persist(&[Fact::elapsed(1.0)]);
         assert!(matches!(taken, Err(Error::InUse { .. })));
     }
 }

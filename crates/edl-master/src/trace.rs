@@ -126,7 +126,7 @@ impl Recorder {
                 self.end_evaluation(now, None);
             }
             Effect::Ended(end) => self.ended(end, now),
-            Effect::Persist
+            Effect::Persist(_)
             | Effect::ToWorker(..)
             | Effect::ToPs(..)
             | Effect::CloseWorker(..)

@@ -7,6 +7,7 @@ pub mod master;
 pub mod member;
 pub mod server;
 pub mod worker;
+pub mod worlds;
 
 use std::ops::Range;
 

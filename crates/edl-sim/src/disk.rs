@@ -11,7 +11,7 @@ use std::path::Path;
 
 use edl_core::checkpoint_name::CheckpointName;
 use edl_core::id::{PartitionId, Term};
-use edl_core::job::{CheckpointFile, Durable, FoundCheckpoint};
+use edl_core::job::{CheckpointFile, Durable, Fact, FoundCheckpoint};
 use edl_tensor::checkpoint::{self, FileEntry, Manifest, Snapshot, codec};
 
 use crate::kernel::{Kernel, Pid};
@@ -20,6 +20,8 @@ const MANIFEST: &str = "manifest.json";
 
 #[derive(Default)]
 pub(crate) struct Disk {
+    /// The master's store, and what it says.
+    facts: BTreeMap<String, String>,
     pub(crate) durable: Durable,
     /// The highest term that was taken; masters of lower terms can write nothing.
     pub(crate) term: Term,
@@ -55,9 +57,22 @@ impl Write {
 
 impl Disk {
     /// Stores what must survive the master, in one transaction.
-    pub(crate) fn persist(&mut self, durable: &Durable) {
-        let stored = serde_json::to_vec(durable).expect("it can be stored");
-        self.durable = serde_json::from_slice(&stored).expect("it can be read back");
+    pub(crate) fn persist(&mut self, facts: &[Fact]) {
+        for Fact { key, value } in facts {
+            match value {
+                Some(value) => drop(self.facts.insert(key.clone(), value.clone())),
+                None => drop(self.facts.remove(key)),
+            }
+        }
+        let facts = self.facts.iter().map(|(key, value)| (key.as_str(), value.as_bytes()));
+        self.durable = Durable::from_facts(facts).expect("it can be read back");
+    }
+
+    /// Changes what is stored while no master runs.
+    pub(crate) fn edit(&mut self, change: impl FnOnce(&mut Durable)) {
+        let mut durable = self.durable.clone();
+        change(&mut durable);
+        self.persist(&durable.changes(&self.durable));
     }
 
     /// Removes the folders of checkpoints that were given up.
@@ -176,7 +191,7 @@ impl Disk {
     /// The store is gone. Checkpoints stay, and the status that was published last.
     pub(crate) fn lose_store(&mut self) {
         let generation = self.durable.generation;
-        self.durable = Durable { generation, ..Durable::default() };
+        self.edit(|durable| *durable = Durable { generation, ..Durable::default() });
     }
 
     pub(crate) fn manifest(&self, folder: &str) -> Result<Manifest, String> {

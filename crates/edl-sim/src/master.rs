@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use edl_core::exit::Exit;
 use edl_core::id::{CheckpointId, Generation, Incarnation, PsId, Term, WorkerId};
-use edl_core::job::{CheckpointFile, Config, Effect, End, Event, Job};
+use edl_core::job::{CheckpointFile, Config, Effect, End, Event, Fact, Job};
 use edl_core::platform::{Ended, Order};
 use edl_core::worker::Report;
 use edl_net::convert::master as convert;
+use edl_net::convert::worlds::SentWorlds;
 use edl_net::proto::{PsMessage, WorkerMessage, ps_message, worker_message};
 use edl_tensor::checkpoint::{self, Manifest};
 use prost::Message as _;
@@ -32,6 +33,7 @@ pub(crate) struct Master {
     workers: BTreeMap<WorkerId, ConnId>,
     servers: BTreeMap<PsId, ConnId>,
     pub(crate) ended: Option<End>,
+    sent: SentWorlds,
     /// Effects that wait until the state is saved, and what came meanwhile.
     held: VecDeque<Effect>,
     early: VecDeque<Action>,
@@ -66,10 +68,13 @@ impl Master {
         let now = clock.now(context.kernel);
         let mut durable = context.disk.durable.clone();
         durable.adopt(context.disk.complete());
+        durable.end = None;
+        context.disk.persist(&durable.changes(&context.disk.durable));
         let job = Job::new(config, durable, now);
         let (sessions, workers, servers) = Default::default();
-        let (held, early, ended) = Default::default();
-        let mut master = Self { term, job, clock, sessions, workers, servers, ended, held, early };
+        let (held, early, ended, sent) = Default::default();
+        let mut master =
+            Self { term, job, clock, sessions, workers, servers, ended, sent, held, early };
         master.clock.wake_at(context, Some(now));
         master
     }
@@ -234,7 +239,8 @@ impl Master {
                 return;
             }
             // What follows a state that is not saved has to wait with it.
-            if !self.held.is_empty() || effect == Effect::Persist && !self.can_save(context) {
+            let must_save = matches!(effect, Effect::Persist(_));
+            if !self.held.is_empty() || must_save && !self.can_save(context) {
                 self.held.push_back(effect);
             } else {
                 self.perform(context, effect);
@@ -292,11 +298,13 @@ impl Master {
     fn perform(&mut self, context: &mut Context<'_>, effect: Effect) {
         context.kernel.detail(context.pid, || format!("job -> {effect:?}"));
         match effect {
-            Effect::Persist => self.persist(context),
+            Effect::Persist(facts) => self.persist(context, &facts),
             Effect::ToWorker(worker, command) => {
-                if let Some(conn) = self.workers.get(&worker) {
-                    let message = self.encode(|encoder| encoder.worker(command)).encode_to_vec();
-                    context.send(*conn, Message::Control(message));
+                if let Some(conn) = self.workers.get(&worker).copied() {
+                    let mut sent = std::mem::take(&mut self.sent);
+                    let message = self.encode(|encoder| encoder.worker(worker, command, &mut sent));
+                    self.sent = sent;
+                    context.send(conn, Message::Control(message.encode_to_vec()));
                 }
             }
             Effect::ToPs(ps, order) => {
@@ -389,12 +397,12 @@ impl Master {
         }
     }
 
-    fn persist(&mut self, context: &mut Context<'_>) {
+    fn persist(&mut self, context: &mut Context<'_>, facts: &[Fact]) {
         if context.disk.term != self.term {
             // Another master has the job.
             context.exit = Some(Exit::Relaunch.into());
         } else {
-            context.disk.persist(self.job.durable());
+            context.disk.persist(facts);
         }
     }
 

@@ -383,8 +383,7 @@ impl Site {
         if self.master.is_none() && self.processes.is_empty() {
             self.kernel.count("resumed by the user");
             self.relaunch = Relaunch::default();
-            self.disk.durable.workers_wanted = None;
-            self.disk.durable.end = None;
+            self.disk.edit(|durable| (durable.workers_wanted, durable.end) = (None, None));
             self.start_master();
         }
     }

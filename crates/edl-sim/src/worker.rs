@@ -12,6 +12,7 @@ use edl_core::platform::Ended;
 use edl_core::time::Time;
 use edl_core::worker::{Outbox, Report};
 use edl_net::convert::worker as convert;
+use edl_net::convert::worlds::ReceivedWorlds;
 use edl_net::proto::{self, WorkerCommand, worker_command};
 use prost::Message as _;
 
@@ -28,6 +29,7 @@ pub(crate) struct Worker {
     control: Control,
     role: Role,
     is_built: bool,
+    worlds: ReceivedWorlds,
 }
 
 /// What both machines share: who the worker is, and its way to the master.
@@ -87,7 +89,8 @@ impl Worker {
             clock: Clock::new(context.kernel),
             is_stuck: false,
         };
-        Self { control, role: Role::Unknown, is_built: false }
+        let worlds = ReceivedWorlds::default();
+        Self { control, role: Role::Unknown, is_built: false, worlds }
     }
 
     /// The step whose state it holds, as a member.
@@ -240,11 +243,18 @@ impl Worker {
             Heard::Command(command) => {
                 let kind = command.kind.expect("a command has a kind");
                 if let worker_command::Kind::Welcome(welcome) = kind {
+                    self.worlds.welcome();
                     return self.welcomed(context, &welcome);
                 }
                 if let worker_command::Kind::Ping(_) = kind {
                     return self.heartbeat(context);
                 }
+                let kind = if let worker_command::Kind::World(world) = kind {
+                    let world = self.worlds.receive(world).expect("the world before is known");
+                    worker_command::Kind::World(world)
+                } else {
+                    kind
+                };
                 match &mut self.role {
                     Role::Unknown => panic!("a command before the first welcome"),
                     Role::Trainer(trainer) => trainer.command(&mut self.control, context, kind),

@@ -10,8 +10,9 @@ use std::future::ready;
 use std::sync::Arc;
 
 use edl_core::goodput::TimeReport;
-use edl_core::id::{Incarnation, LeaseId};
+use edl_core::id::{Incarnation, LeaseId, WorldId};
 use edl_core::worker::Report;
+use edl_net::convert::worlds::ReceivedWorlds;
 use edl_net::proto::{self, worker_command::Kind as Command};
 use edl_net::{control, convert};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -35,6 +36,8 @@ pub enum Error {
     Control(#[from] control::Error),
     #[error("cannot build the model: {0}")]
     Model(String),
+    #[error("world {0} makes no sense on this stream; run the same build everywhere")]
+    World(WorldId),
     #[error("{0}")]
     Died(String),
 }
@@ -52,6 +55,7 @@ pub(crate) struct Session {
     outputs: UnboundedReceiver<Output>,
     ended: oneshot::Receiver<Ended>,
     progress: Arc<Progress>,
+    worlds: ReceivedWorlds,
     /// How the worker ended.
     over: Option<Ended>,
 }
@@ -80,6 +84,7 @@ impl Session {
             outputs,
             ended,
             progress: Arc::new(Progress::new()),
+            worlds: ReceivedWorlds::default(),
             over: None,
         }
     }
@@ -136,6 +141,7 @@ impl Session {
 
     /// The first welcome starts the worker.
     fn welcome(&mut self, welcome: &proto::WorkerWelcome) -> Result<(), Error> {
+        self.worlds.welcome();
         if let (Some((edges, ends)), Some(job)) = (self.start.take(), self.control.job()) {
             let identity = (&self.config, self.incarnation);
             let counts = Counts {
@@ -175,6 +181,11 @@ impl Session {
         match command.kind {
             Some(Command::Welcome(welcome)) => return self.welcome(&welcome),
             Some(Command::Ping(_)) => self.heartbeat(),
+            Some(Command::World(world)) => {
+                let id = WorldId(world.world);
+                let world = self.worlds.receive(world).ok_or(Error::World(id))?;
+                self.input(Input::Command(Command::World(world)));
+            }
             Some(command) => {
                 log(&command);
                 self.input(Input::Command(command));

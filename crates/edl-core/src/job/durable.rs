@@ -12,8 +12,9 @@ use crate::evaluation::{Evaluated, Evaluation, is_best};
 use crate::id::{BatchId, Generation, Incarnation, WorkerId};
 use crate::model::ModelSpec;
 
-/// What must survive the master. It is on disk before any process learns of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// What must survive the master. It is on disk before any process learns of it, as a table of facts
+/// (`facts.rs`); earlier builds stored it as one JSON value, which can still be read.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Durable {
     pub generation: Generation,
     pub model: Option<ModelSpec>,
@@ -24,7 +25,7 @@ pub struct Durable {
     pub workers_wanted: Option<u32>,
     pub failures: Vec<Failure>,
     /// Batches that are not trained because their loss or gradient was not finite.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[serde(default)]
     pub skipped: BTreeSet<BatchId>,
     /// The gradient's hash that every worker must agree on, under AllReduce.
     #[serde(default)]
@@ -33,7 +34,7 @@ pub struct Durable {
     #[serde(default)]
     pub holders: Option<Vec<(WorkerId, Incarnation)>>,
     /// Parameter servers that were lost or have a successor.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[serde(default)]
     pub replaced_servers: BTreeSet<Incarnation>,
     /// Workers with different arithmetic took part: results depend on which of them computed.
     #[serde(default)]
@@ -85,9 +86,15 @@ impl Durable {
             self.model.get_or_insert(model);
             self.checkpoints.push(CheckpointRef { folder, version, exact, is_bad: false });
         }
-        // Stable: names of earlier builds cannot be read, and are of older checkpoints.
-        self.checkpoints.sort_by_key(|checkpoint| CheckpointName::parse(&checkpoint.folder));
+        self.sort_checkpoints();
         self.checkpoints.len() - n_known
+    }
+
+    /// The newest last. Names of earlier builds cannot be read, and are of older checkpoints.
+    pub(super) fn sort_checkpoints(&mut self) {
+        self.checkpoints.sort_by_cached_key(|checkpoint| {
+            (CheckpointName::parse(&checkpoint.folder), checkpoint.version)
+        });
     }
 
     /// Counts a failure of `work`; returns how often it has failed.
@@ -132,7 +139,8 @@ impl Durable {
     }
 }
 
-/// The durable facts of a running job. Every change orders a `Persist` right where it happens.
+/// The durable facts of a running job. Every change orders a `Persist` of what differs, right where it
+/// happens.
 #[derive(Clone, Debug)]
 pub(super) struct Persisted(Durable);
 
@@ -146,8 +154,13 @@ impl Persisted {
         effects: &mut Vec<Effect>,
         change: impl FnOnce(&mut Durable) -> T,
     ) -> T {
-        effects.push(Effect::Persist);
-        change(&mut self.0)
+        let before = self.0.clone();
+        let result = change(&mut self.0);
+        let facts = self.0.changes(&before);
+        if !facts.is_empty() {
+            effects.push(Effect::Persist(facts));
+        }
+        result
     }
 }
 

@@ -2,10 +2,11 @@
 //! Everything that a job can order.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::evaluation::Evaluated;
 use crate::id::{CheckpointId, Generation, LeaseId, PsId, WorkerId, WorldId};
-use crate::job::{CheckpointFile, End, EventKind, Refusal};
+use crate::job::{CheckpointFile, End, EventKind, Fact, Refusal};
 use crate::platform::Order;
 use crate::route::Route;
 use crate::server;
@@ -15,8 +16,8 @@ use crate::world::Announced;
 /// Something to do; effects are performed in the order in which they come.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Make `Job::durable` durable before anything that follows.
-    Persist,
+    /// Write these facts, all or none, before anything that follows.
+    Persist(Vec<Fact>),
     ToWorker(WorkerId, Command),
     ToPs(PsId, server::Order),
     /// Close this stream with a reason.
@@ -74,7 +75,7 @@ pub enum Command {
     Revoke(LeaseId),
     /// AllReduce: who trains from now on, and how far. A worker that is not in it is done with
     /// the world before.
-    World(Announced),
+    World(Arc<Announced>),
     /// Members of `world` may train up to this step.
     Go {
         world: WorldId,

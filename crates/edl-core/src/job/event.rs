@@ -87,6 +87,19 @@ impl Event {
         *self == Self::Tick || is_heartbeat || self.is_time_report()
     }
 
+    /// Whether it is a report that all members send again and again, or that many of them send
+    /// about the same.
+    pub(super) fn is_routine(&self) -> bool {
+        use worker::Report;
+        matches!(
+            self,
+            Self::FromWorker {
+                report: Report::Heartbeat { .. } | Report::Spending(_) | Report::Member(_),
+                ..
+            }
+        )
+    }
+
     pub(super) fn is_time_report(&self) -> bool {
         matches!(
             self,

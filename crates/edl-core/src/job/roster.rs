@@ -241,6 +241,11 @@ impl Roster {
         self.workers.get(&worker).is_some_and(|known| known.is_leaving)
     }
 
+    /// Whether a worker did not answer, and was not heard since.
+    pub(super) fn is_frozen(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|known| known.is_frozen)
+    }
+
     /// Whether a worker is not ready, but may become so.
     pub(super) fn is_away(&self, worker: WorkerId) -> bool {
         self.workers.get(&worker).is_some_and(|known| known.capacity == 0 && !known.is_leaving)

@@ -31,6 +31,8 @@ const MAX_DRAIN_CHECKPOINTS: u32 = 3;
 const MAX_STUCK: u32 = 4;
 /// The job fails if workers and servers disagree so often without a step in between.
 const MAX_MISMATCHES: u32 = 3;
+/// A note about a world names so many of its members.
+const MAX_NAMED: usize = 16;
 
 /// The world, its speed, and what is known of the last steps.
 #[derive(Clone, Debug)]
@@ -228,10 +230,15 @@ impl StepControl {
             1 => format!("worker-{} (lane {})", m.worker, m.lanes.start),
             _ => format!("worker-{} (lanes {}-{})", m.worker, m.lanes.start, m.lanes.end - 1),
         };
-        let members: Vec<String> = self.worlds.current()?.members.iter().map(lanes).collect();
+        let members = &self.worlds.current()?.members;
+        let named: Vec<String> = members.iter().take(MAX_NAMED).map(lanes).collect();
+        let more = match members.len() - named.len() {
+            0 => String::new(),
+            n => format!(" and {n} more"),
+        };
         let mut text = format!(
-            "{} continued after step {step}; the pause was {:.3} s",
-            members.join(", "),
+            "{}{more} continued after step {step}; the pause was {:.3} s",
+            named.join(", "),
             self.pause_secs
         );
         if self.state_bytes > 0 {
@@ -272,8 +279,7 @@ impl StepControl {
     }
 
     pub(super) fn is_member(&self, worker: WorkerId) -> bool {
-        let mut members = self.worlds.current().into_iter().flat_map(|world| &world.members);
-        members.any(|member| member.worker == worker)
+        self.worlds.member(worker).is_some()
     }
 
     /// Whether every member holds the last step: then it cannot be lost with one of them.
@@ -281,6 +287,11 @@ impl StepControl {
         let is_there = |member: &Member| step(member.worker) >= Some(n_done);
         let world = self.worlds.current().filter(|_| self.worlds.is_settled());
         world.is_some_and(|world| world.members.iter().all(is_there))
+    }
+
+    /// Whether the world made no progress for `timeout`.
+    pub(super) fn is_late(&self, timeout: Duration, now: Time) -> bool {
+        now.since(self.progressed_at) >= timeout
     }
 
     /// Looks for members that delay the others if the world owes a step for longer than `timeout`.
@@ -292,7 +303,7 @@ impl StepControl {
         waits_for: impl Fn(WorkerId) -> WaitingFor,
         now: Time,
     ) -> Option<Vec<WorkerId>> {
-        if now.since(self.progressed_at) < timeout {
+        if !self.is_late(timeout, now) {
             return None;
         }
         let world = self.worlds.current()?;

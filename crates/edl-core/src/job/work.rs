@@ -76,7 +76,7 @@ impl Job {
         let Some(time) = self.roster.worker_progressed(worker, progress, now) else { return };
         self.assignments.progressed(worker, now);
         match self.strategy.steps_mut() {
-            Some(steps) if steps.worlds().involved().contains(&worker) => steps.progressed(now),
+            Some(steps) if steps.worlds().is_involved(worker) => steps.progressed(now),
             Some(_) => {}
             None => self.measured(time),
         }

@@ -8,6 +8,7 @@ mod gather;
 pub(super) use self::gather::GATHERING;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::step_control::StepControl;
@@ -30,9 +31,28 @@ impl Job {
         if self.is_ended() {
             return;
         }
+        self.change_world(now);
+        let needs_checkpoint =
+            matches!(self.stages.stage(), Stage::BestCheckpoint | Stage::Stopping { .. });
+        if needs_checkpoint && !self.checkpoints.is_writing() && self.steps().worlds().is_settled()
+        {
+            self.begin_checkpoint(None, now);
+        }
+    }
+
+    /// Forms the next world if one is needed. As long as only routine reports come, the answer is
+    /// that of the last time: a report must not cost more the more members there are.
+    fn change_world(&mut self, now: Time) {
+        let n_changes = self.steps().worlds().n_changes();
+        if self.unchanged_world == Some(n_changes) {
+            return;
+        }
         let candidates = self.candidates(now);
         match self.steps().worlds().next(&candidates) {
-            Change::Nothing => self.steps_mut().end_drain(),
+            Change::Nothing => {
+                self.steps_mut().end_drain();
+                self.unchanged_world = Some(n_changes);
+            }
             // Steps under suspicion come first.
             Change::Form { after: Some(_), .. } if self.steps().is_careful() => {}
             Change::Form { workers, after } => {
@@ -42,12 +62,6 @@ impl Job {
                     self.form_world(&workers, after, &candidates, now);
                 }
             }
-        }
-        let needs_checkpoint =
-            matches!(self.stages.stage(), Stage::BestCheckpoint | Stage::Stopping { .. });
-        if needs_checkpoint && !self.checkpoints.is_writing() && self.steps().worlds().is_settled()
-        {
-            self.begin_checkpoint(None, now);
         }
     }
 
@@ -106,6 +120,7 @@ impl Job {
         }
         let mut informed: Vec<WorkerId> =
             world.members.iter().map(|member| member.worker).collect();
+        let workers: BTreeSet<WorkerId> = workers.iter().copied().collect();
         informed.extend(before.into_iter().filter(|worker| !workers.contains(worker)));
         self.send_world(&informed, &world, load.as_ref());
     }
@@ -118,21 +133,21 @@ impl Job {
     ) {
         let skipped = self.durable.skipped.iter().map(|batch| self.ledger().position(*batch));
         let skipped: BTreeSet<u64> = skipped.collect();
-        for worker in workers {
-            let announced = Announced {
-                world: world.clone(),
-                until: self.steps().until(),
-                generation: self.durable.generation,
-                load: load.cloned(),
-                skipped: skipped.clone(),
-            };
-            self.effects.push(Effect::ToWorker(*worker, Command::World(announced)));
-        }
+        let announced = Arc::new(Announced {
+            world: world.clone(),
+            until: self.steps().until(),
+            generation: self.durable.generation,
+            load: load.cloned(),
+            skipped,
+        });
+        let command = Command::World(announced);
+        self.effects.extend(workers.iter().map(|w| Effect::ToWorker(*w, command.clone())));
     }
 
     /// Members that are removed at once finish nothing: takes their work back.
     pub(super) fn take_back_from(&mut self, before: &[WorkerId], workers: &[WorkerId]) {
-        for worker in before.iter().filter(|worker| !workers.contains(worker)) {
+        let stay: BTreeSet<&WorkerId> = workers.iter().collect();
+        for worker in before.iter().filter(|worker| !stay.contains(worker)) {
             self.abandon_checkpoint_of(*worker);
             if !workers.is_empty() {
                 self.assignments.release_shards(*worker);
@@ -262,7 +277,10 @@ impl Job {
     }
 
     fn formed(&mut self, worker: WorkerId, formed: Formed, step: u64, now: Time) {
-        self.keep_holders();
+        // Those in between are made durable by the next tick: the state of one holder suffices.
+        if formed.is_first || formed.is_last {
+            self.keep_holders();
+        }
         self.roster.set_step(worker, step);
         self.assignments.add_idle([worker]);
         if formed.is_first {

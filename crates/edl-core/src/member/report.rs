@@ -12,6 +12,10 @@ use crate::worker::Report;
 
 /// Steps are not reported more often than this, except for those that the master waits for.
 const REPORT_EVERY: Duration = Duration::from_millis(20);
+/// All members but the first report less often the more they are: about 4,000 times per second
+/// together. What they report in between is that they are alive.
+const PER_MEMBER: Duration = Duration::from_micros(250);
+const MAX_REPORT_EVERY: Duration = Duration::from_millis(250);
 /// Reported instead of a hash that is not known any more.
 const NO_HASH: u64 = 0;
 
@@ -66,14 +70,25 @@ impl Reports {
 
     /// Whether the last step must be reported before anything else; a worker that keeps training
     /// is `quiet` for a while.
-    pub(super) fn is_due(&self, is_quiet: bool, now: Time) -> bool {
-        let is_late = |at: Time| now.since(at) >= REPORT_EVERY;
+    pub(super) fn is_due(&self, is_quiet: bool, every: Duration, now: Time) -> bool {
+        let is_late = |at: Time| now.since(at) >= every;
         self.unreported.is_some()
             && (!is_quiet || self.is_repeated || self.reported_at.is_none_or(is_late))
     }
 }
 
 impl Member {
+    /// How often this worker reports steps while it keeps training. The master learns from the
+    /// first member how far all of them are, and from the others that they agree.
+    pub(super) fn report_every(&self) -> Duration {
+        let members = self.world.as_ref().map_or(&[][..], |world| &world.world.members);
+        if members.first().is_none_or(|first| first.worker == self.config.worker) {
+            return REPORT_EVERY;
+        }
+        let n_members = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        PER_MEMBER.saturating_mul(n_members).clamp(REPORT_EVERY, MAX_REPORT_EVERY)
+    }
+
     /// Reports the last step, with its hash if the gradient is still there.
     pub(super) fn report_step(&mut self, now: Time) -> bool {
         if self.reports.has_gradient {

@@ -46,6 +46,10 @@ fn config() -> Config {
     }
 }
 
+fn announce(announced: Announced) -> Event {
+    Event::Command(Command::World(Arc::new(announced)))
+}
+
 fn built() -> Event {
     let peer = Peer { address: "me:1".into(), unix_path: String::new(), probe: 7, step: None };
     let model = ModelSpec {
@@ -156,7 +160,7 @@ impl Bench {
     /// Trains alone from first values up to `until`.
     fn alone(until: u64) -> Self {
         let mut bench = Self::new(config());
-        bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, until)))));
+        bench.feed(announce(loading(world(1, &[ME], None, until))));
         bench.run();
         assert_eq!(bench.member.step(), Some(until));
         bench.reports.clear();
@@ -301,7 +305,7 @@ fn first_word(text: &str) -> String {
 #[test]
 fn a_world_is_entered_and_trained_as_far_as_it_is_allowed() {
     let mut bench = Bench::new(config());
-    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 3)))));
+    bench.feed(announce(loading(world(1, &[ME], None, 3))));
     bench.run();
     let forming = ["load", "enter", "exchange", "transfer", "formed 1 at 0"];
     let first = ["train 0.0", "train 0.1", "reduce", "apply", "hash", "stepped 1 (1001)"];
@@ -324,7 +328,7 @@ fn a_world_is_entered_and_trained_as_far_as_it_is_allowed() {
 #[test]
 fn steps_are_reported_once_in_a_while_and_before_every_wait() {
     let mut bench = Bench::new(config());
-    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 9)))));
+    bench.feed(announce(loading(world(1, &[ME], None, 9))));
     bench.run_to("train 3.0");
     bench.later(20);
     bench.run();
@@ -354,13 +358,13 @@ fn a_later_world_interrupts_what_is_under_way() {
     let mut bench = Bench::alone(2);
     bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
     bench.run_to("train 2.0");
-    bench.feed(Event::Command(Command::World(world(2, &[ME, OTHER], None, 9))));
+    bench.feed(announce(world(2, &[ME, OTHER], None, 9)));
     assert!(bench.is_cancelled);
     bench.succeed();
     assert_eq!(bench.log.last().unwrap(), "enter", "the step is thrown away");
     // The same while it forms: only the highest world counts.
-    bench.feed(Event::Command(Command::World(world(4, &[ME], None, 9))));
-    bench.feed(Event::Command(Command::World(world(3, &[ME], None, 9))));
+    bench.feed(announce(world(4, &[ME], None, 9)));
+    bench.feed(announce(world(3, &[ME], None, 9)));
     bench.end(Err(Failure::Cancelled));
     let Some(Activity::Enter { world, place: 0 }) = &bench.doing else { panic!("it enters") };
     assert_eq!(world.id, WorldId(4));
@@ -370,7 +374,7 @@ fn a_later_world_interrupts_what_is_under_way() {
 #[test]
 fn a_planned_world_is_entered_after_its_step_and_members_part_first() {
     let mut bench = Bench::new(config());
-    bench.feed(Event::Command(Command::World(world(1, &[ME, OTHER], None, 2))));
+    bench.feed(announce(world(1, &[ME, OTHER], None, 2)));
     bench.succeed();
     bench.end(Ok(Outcome::Levels(vec![None, Some(2)])));
     let Some(Activity::Transfer { moves, is_behind: true, .. }) = bench.doing.clone() else {
@@ -379,7 +383,7 @@ fn a_planned_world_is_entered_after_its_step_and_members_part_first() {
     assert_eq!(moves.len(), 3);
     bench.end(Ok(Outcome::Transferred(Transferred { step: 2, state_bytes: 9 })));
     bench.step = 2;
-    bench.feed(Event::Command(Command::World(world(2, &[ME], Some(4), 9))));
+    bench.feed(announce(world(2, &[ME], Some(4), 9)));
     assert_eq!(bench.doing, None, "not before its step");
     bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 4 }));
     bench.run_to("farewell");
@@ -400,12 +404,12 @@ fn a_member_whose_step_failed_does_not_enter_the_world_that_is_planned() {
         Failure::NonFinite("the loss is not finite".into()),
     ] {
         let mut bench = Bench::alone(2);
-        bench.feed(Event::Command(Command::World(world(2, &[ME, OTHER], None, 4))));
+        bench.feed(announce(world(2, &[ME, OTHER], None, 4)));
         bench.run_to("reduce");
-        bench.feed(Event::Command(Command::World(world(3, &[ME], Some(4), 9))));
+        bench.feed(announce(world(3, &[ME], Some(4), 9)));
         bench.end(Err(failure));
         assert_eq!(bench.doing, None, "{:?}", bench.log);
-        bench.feed(Event::Command(Command::World(world(4, &[ME], None, 9))));
+        bench.feed(announce(world(4, &[ME], None, 9)));
         assert_eq!(bench.log.last().unwrap(), "enter", "the master has replaced it");
     }
 }
@@ -413,7 +417,7 @@ fn a_member_whose_step_failed_does_not_enter_the_world_that_is_planned() {
 #[test]
 fn a_void_state_is_dropped_and_its_world_is_not_waited_for() {
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Command(Command::World(void(world(2, &[ME, OTHER], Some(7), 9), ME))));
+    bench.feed(announce(void(world(2, &[ME, OTHER], Some(7), 9), ME)));
     assert_eq!(bench.log, ["enter"], "at once, without a farewell");
     assert_eq!((bench.member.step(), bench.member.claim()), (None, None));
     bench.succeed();
@@ -428,7 +432,7 @@ fn a_worker_that_is_left_out_keeps_its_state_and_leaves_if_asked() {
     let mut bench = Bench::alone(2);
     bench.feed(Event::Leave);
     assert!(!bench.has_ended, "others may need its state");
-    bench.feed(Event::Command(Command::World(world(2, &[OTHER], None, 9))));
+    bench.feed(announce(world(2, &[OTHER], None, 9)));
     assert_eq!(bench.member.claim(), Some(Claim { world: WorldId(1), step: 2 }));
     assert!(bench.has_ended);
 }
@@ -508,6 +512,18 @@ fn failures_of_a_step_are_reported_and_end_the_world() {
 }
 
 #[test]
+fn members_report_less_often_the_more_they_are() {
+    let every = |workers: std::ops::Range<u32>| {
+        let mut member = Member::new(config(), Time::ZERO);
+        let workers: Vec<WorkerId> = workers.map(WorkerId).collect();
+        member.world = Some(world(1, &workers, None, 9));
+        member.report_every().as_millis()
+    };
+    assert_eq!([every(0..2), every(0..80), every(0..400), every(0..9_000)], [20, 20, 100, 250]);
+    assert_eq!(every(ME.0..9_000), 20, "the first member reports for all");
+}
+
+#[test]
 fn a_step_that_is_skipped_trains_no_lane_and_counts() {
     for has_tables in [false, true] {
         let mut bench = Bench::new(Config { has_tables, ..config() });
@@ -515,10 +531,7 @@ fn a_step_that_is_skipped_trains_no_lane_and_counts() {
             bench.feed(Event::Command(Command::Route(route(GENERATION.0))));
         }
         let skipped = BTreeSet::from([1]);
-        bench.feed(Event::Command(Command::World(Announced {
-            skipped,
-            ..loading(world(1, &[ME], None, 3))
-        })));
+        bench.feed(announce(Announced { skipped, ..loading(world(1, &[ME], None, 3)) }));
         bench.run();
         let count = |what: &str| bench.log.iter().filter(|line| line.starts_with(what)).count();
         assert_eq!(
@@ -553,7 +566,7 @@ fn records_that_cannot_be_read_fail_their_step() {
 #[test]
 fn a_state_that_cannot_be_loaded_is_reported() {
     let mut bench = Bench::new(config());
-    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 3)))));
+    bench.feed(announce(loading(world(1, &[ME], None, 3))));
     bench.end(Err(Failure::Failed("corrupt".into())));
     let [MemberReport::NotLoaded { generation: GENERATION, .. }] = bench.news()[..] else {
         panic!()
@@ -623,7 +636,7 @@ fn a_shard_is_evaluated_at_its_step_or_returned() {
 
 fn hybrid() -> Bench {
     let mut bench = Bench::new(Config { has_tables: true, ..config() });
-    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 9)))));
+    bench.feed(announce(loading(world(1, &[ME], None, 9))));
     bench
 }
 
@@ -677,7 +690,7 @@ fn a_sum_that_is_complete_is_applied_though_a_later_world_waits() {
     let mut bench = Bench::alone(2);
     bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
     bench.run_to("reduce");
-    bench.feed(Event::Command(Command::World(world(2, &[ME], None, 9))));
+    bench.feed(announce(world(2, &[ME], None, 9)));
     bench.succeed();
     assert_eq!(bench.log.last().unwrap(), "apply");
     bench.succeed();

@@ -42,7 +42,7 @@ fn world(number: u64, workers: &[u32], load: Option<&str>) -> Effect {
     let load = load.map(|folder| LoadFrom { checkpoint: Some(folder.into()), keep_applied: true });
     let announced =
         Announced { world, until: 9, generation: Generation(1), load, skipped: Default::default() };
-    let command = Command::World(announced);
+    let command = Command::World(Arc::new(announced));
     Effect::ToWorker(WorkerId(0), command)
 }
 

@@ -17,6 +17,7 @@ use edl_core::world::{self, Announced};
 use tonic::Status;
 
 use super::json;
+use super::worlds::SentWorlds;
 use crate::proto::{self, PsCommand, WorkerCommand, ps_command, ps_message};
 use crate::proto::{worker_command, worker_message};
 
@@ -231,27 +232,38 @@ pub struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    /// A command as a worker gets it.
+    /// A command as `worker` gets it, after what it was sent before.
     #[must_use]
-    pub fn worker(&self, command: Command) -> WorkerCommand {
+    pub fn worker(
+        &self,
+        worker: WorkerId,
+        command: Command,
+        sent: &mut SentWorlds,
+    ) -> WorkerCommand {
         use worker_command::Kind;
         let config = self.job.config();
         let kind = match command {
-            Command::Welcome => Kind::Welcome(proto::WorkerWelcome {
-                term: config.term.0,
-                run: config.run.to_string(),
-                spec_json: json(&config.spec),
-                n_records: config.n_records,
-                n_validation_records: config.n_validation_records,
-                n_prediction_records: config.n_prediction_records,
-                heartbeat_secs: self.heartbeat_secs(),
-            }),
+            Command::Welcome => {
+                sent.welcome(worker);
+                Kind::Welcome(proto::WorkerWelcome {
+                    term: config.term.0,
+                    run: config.run.to_string(),
+                    spec_json: json(&config.spec),
+                    n_records: config.n_records,
+                    n_validation_records: config.n_validation_records,
+                    n_prediction_records: config.n_prediction_records,
+                    heartbeat_secs: self.heartbeat_secs(),
+                })
+            }
             Command::Route(route) => Kind::Route(route.into()),
             Command::Lease { lease, task } => {
                 Kind::Lease(proto::Lease { lease: lease.0, work: Some(task.into()) })
             }
             Command::Revoke(lease) => Kind::Revoke(proto::Revoke { lease: lease.0 }),
-            Command::World(announced) => Kind::World(self.world(announced)),
+            Command::World(announced) => {
+                let id = announced.world.id;
+                Kind::World(sent.send(worker, id, || self.world(&announced)))
+            }
             Command::Go { world, until } => Kind::Go(proto::Go { world: world.0, until }),
             Command::Checkpoint(order) => Kind::Checkpoint(proto::WorkerCheckpoint {
                 checkpoint: order.checkpoint.0,
@@ -304,9 +316,9 @@ impl Encoder<'_> {
         PsCommand { kind: Some(kind) }
     }
 
-    fn world(&self, announced: Announced) -> proto::World {
+    fn world(&self, announced: &Announced) -> proto::World {
         let Announced { world, until, generation, load, skipped } = announced;
-        let member = |member: world::Member| {
+        let member = |member: &world::Member| {
             let peer = self.job.peer(member.worker);
             proto::Member {
                 worker: member.worker.0,
@@ -320,12 +332,13 @@ impl Encoder<'_> {
         };
         proto::World {
             world: world.id.0,
-            members: world.members.into_iter().map(member).collect(),
+            members: world.members.iter().map(member).collect(),
             after: world.after,
-            until,
+            until: *until,
             generation: generation.0,
-            load: load.map(|from| self.load_from(from)),
-            skipped: skipped.into_iter().collect(),
+            load: load.clone().map(|from| self.load_from(from)),
+            skipped: skipped.iter().copied().collect(),
+            changes: None,
         }
     }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The worker's half of the control plane.
 
+use std::sync::Arc;
+
 use edl_core::id::{CheckpointId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
 use edl_core::job::{Command, HeldLease, MemberCheckpoint, MemberReport, Peer};
 use edl_core::metric::Sums;
@@ -115,7 +117,7 @@ pub fn command(kind: worker_command::Kind) -> Option<Command> {
             Command::Lease { lease: LeaseId(lease), task: work?.into() }
         }
         Kind::Revoke(proto::Revoke { lease }) => Command::Revoke(LeaseId(lease)),
-        Kind::World(world) => Command::World(member::announced(&world)),
+        Kind::World(world) => Command::World(Arc::new(member::announced(&world))),
         Kind::Go(proto::Go { world, until }) => Command::Go { world: WorldId(world), until },
         Kind::Checkpoint(order) => Command::Checkpoint(MemberCheckpoint {
             checkpoint: CheckpointId(order.checkpoint),

@@ -96,6 +96,7 @@ fn world(world: u64, members: &[(u32, u64)], until: u64, is_first: bool) -> comm
         generation: 1,
         load: is_first.then(proto::LoadFrom::default),
         skipped: Vec::new(),
+        changes: None,
     })
 }
 

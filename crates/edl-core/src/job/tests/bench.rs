@@ -14,7 +14,8 @@ use crate::id::{
 };
 use crate::job::EventKind;
 use crate::job::{
-    CheckpointFile, Command, Config, Durable, Effect, End, Event, HeldLease, Job, Note, Refusal,
+    CheckpointFile, Command, Config, Durable, Effect, End, Event, Fact, HeldLease, Job, Note,
+    Refusal,
 };
 use crate::metric::{Measures, Metric};
 use crate::model::ModelSpec;
@@ -197,9 +198,21 @@ impl Bench {
         }
     }
 
+    /// Writes facts to the disk.
+    pub(super) fn write(&mut self, facts: Vec<Fact>) {
+        let stored = self.disk.changes(&Durable::default());
+        let mut table = BTreeMap::new();
+        for Fact { key, value } in stored.into_iter().chain(facts) {
+            table.insert(key, value);
+        }
+        let facts = table.iter().filter_map(|(key, value)| Some((key.as_str(), value.as_ref()?)));
+        let facts = facts.map(|(key, value)| (key, value.as_bytes()));
+        self.disk = Durable::from_facts(facts).expect("facts that make sense");
+    }
+
     fn perform(&mut self, effect: Effect, events: &mut VecDeque<Event>) {
         match effect {
-            Effect::Persist => self.disk = self.job.durable().clone(),
+            Effect::Persist(facts) => self.write(facts),
             Effect::ToWorker(id, command) => self.send_to_worker(id, command),
             Effect::ToPs(id, order) => events.extend(self.send_to_ps(id, order)),
             Effect::CloseWorker(id, _) | Effect::RefuseWorker(id, _) => {

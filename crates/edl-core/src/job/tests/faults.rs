@@ -659,7 +659,7 @@ fn an_export_under_way_is_not_begun_again_when_a_server_is_lost() {
                 Effect::Platform(Order::Launch { instance, .. }) => {
                     events.extend(bench.launch(instance));
                 }
-                Effect::Persist
+                Effect::Persist(_)
                 | Effect::ToWorker(..)
                 | Effect::CloseWorker(..)
                 | Effect::RefuseWorker(..)

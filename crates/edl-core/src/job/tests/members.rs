@@ -203,6 +203,41 @@ fn the_report_of_a_lost_member_says_who_lost_whom() {
 }
 
 #[test]
+fn routine_reports_do_not_make_the_job_look_for_another_world() {
+    let mut members = Members::new(spec());
+    let unchanged = members.job.unchanged_world;
+    assert!(unchanged.is_some());
+    let world = members.world();
+    for id in [0, 1] {
+        members.report(id, MemberReport::Stepped { world, step: 1, hash: 7, loss: 0.5 });
+        members.lost(id, WorldId(1), 1 - id);
+    }
+    assert_eq!(members.job.unchanged_world, unchanged, "the lost member was in an earlier world");
+    members.join(2, 7);
+    assert!(members.job.unchanged_world != unchanged && members.members() == [0, 1, 2]);
+}
+
+#[test]
+fn a_large_world_is_formed_with_few_writes_and_a_short_note() {
+    let mut members = Members::new(JobSpec { lanes: Some(64), ..spec() });
+    (2..50).for_each(|id| members.join(id, 7));
+    members.form();
+    members.effects.clear();
+    members.form();
+    assert_eq!(members.members().len(), 50);
+    let n_facts = |effect: &Effect| {
+        if let Effect::Persist(facts) = effect { Some(facts.len()) } else { None }
+    };
+    let writes: Vec<usize> = members.effects.iter().filter_map(n_facts).collect();
+    assert!(writes.len() <= 3 && writes.iter().sum::<usize>() <= 50, "{writes:?}");
+    let holders = members.job.worlds().and_then(|worlds| worlds.holders()).map(|all| all.len());
+    let stored = members.job.durable().holders.as_ref().map(Vec::len);
+    assert_eq!((holders, stored), (Some(50), Some(50)));
+    let notes = members.notes(EventKind::World);
+    assert!(notes.last().is_some_and(|note| note.contains(" and 34 more continued")), "{notes:?}");
+}
+
+#[test]
 fn a_report_from_an_earlier_world_changes_nothing() {
     let mut members = Members::new(spec());
     let (world, earlier) = (members.world(), WorldId(1));

@@ -157,7 +157,7 @@ impl Bench {
         let effects = self.job.handle(event, self.now);
         for effect in effects.into_iter().take(n_performed) {
             match effect {
-                Effect::Persist => self.disk = self.job.durable().clone(),
+                Effect::Persist(facts) => self.write(facts),
                 Effect::ToPs(id, order) => drop(self.obey_as_ps(id, order)),
                 Effect::ToWorker(..)
                 | Effect::CloseWorker(..)

@@ -61,6 +61,9 @@ impl Job {
     /// Replaces members that delay the others.
     pub(super) fn check_progress(&mut self, now: Time) {
         let timeout = self.hang_timeout();
+        if !self.steps().is_late(timeout, now) {
+            return;
+        }
         let is_owed = self.ledger().n_done() < self.steps().until() || !self.is_together();
         let Self { strategy, roster, .. } = self;
         let waits_for = |worker| roster.waiting_for(worker);

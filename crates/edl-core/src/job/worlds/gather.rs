@@ -2,7 +2,7 @@
 //! Waiting for workers that join or leave: the state is not loaded while a worker may still bring
 //! it, and it is not lost with the last worker that holds it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::id::{Incarnation, WorkerId};
@@ -30,6 +30,7 @@ impl Job {
             return true;
         }
         let expected = self.instances.running().iter();
+        let workers: BTreeSet<&WorkerId> = workers.iter().collect();
         let is_missing =
             |id: &InstanceId| id.role == Role::Worker && !workers.contains(&WorkerId(id.id));
         let is_late = now.since(since) >= GATHERING;

@@ -308,7 +308,7 @@ impl Shell {
             announced.skipped = BTreeSet::from([step, step + 1]);
         }
         self.announced.insert(id, announced.clone());
-        self.feed(Event::Command(Command::World(announced)));
+        self.feed(announce(announced));
     }
 
     fn happen(&mut self, kind: u8, a: u64, b: u64) {

@@ -293,6 +293,7 @@ impl Stage {
             generation: 1,
             load,
             skipped: Vec::new(),
+            changes: None,
         }
     }
 
