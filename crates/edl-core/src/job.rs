@@ -23,6 +23,7 @@ mod pace;
 mod recovery;
 mod refusal;
 mod roster;
+mod spares;
 mod stages;
 mod stalled;
 mod state;
@@ -31,6 +32,7 @@ mod strategy;
 mod work;
 mod worlds;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use self::accounting::Accounting;
@@ -111,6 +113,8 @@ pub struct Job {
     strategy: Strategy,
     instances: Instances,
     roster: Roster,
+    /// Those that are ready, as of the last change of workers or tick.
+    spares: BTreeSet<WorkerId>,
     /// Why the platform can start nothing at all.
     trouble: Option<Wait>,
     checkpoints: Checkpoints,
@@ -136,13 +140,15 @@ impl Job {
         let roster = Roster::new(spec);
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
         let n_ps = strategy.servers().n_ps();
-        let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
+        let instances =
+            Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure).with_spares(spec.spares);
         let mut job = Self {
             stages: Stages::new(&config, now),
             assignments: Assignments::new(&config),
             strategy,
             instances,
             roster,
+            spares: BTreeSet::new(),
             trouble: None,
             checkpoints,
             next_number: 0,
@@ -176,6 +182,7 @@ impl Job {
             is_tick || matches!(event, Event::Platform(_) | Event::Scale { .. });
         let n_done = self.ledger().n_done();
         let is_sign_of_life = event.is_sign_of_life();
+        let is_about_workers = is_tick || event.changes_workers();
         self.account(&event, now);
         self.take(event, now);
         if is_tick && !self.is_ended() {
@@ -187,7 +194,13 @@ impl Job {
         if is_about_processes {
             self.reconcile(now);
         }
+        if is_about_workers {
+            self.choose_trainers(now);
+        }
         self.advance(now);
+        if is_about_workers && !self.is_ended() {
+            self.update_spares(now);
+        }
         self.account_after(n_done, is_tick, now);
         let mut effects = std::mem::take(&mut self.effects);
         self.update_routes(&mut effects);

@@ -45,7 +45,7 @@ impl Job {
         self.assignments.release_worker(worker, false);
         if let Some(steps) = self.strategy.steps_mut() {
             let world = steps.worlds().current().map(|world| world.id);
-            if steps.worlds().involved().contains(&worker) {
+            if steps.worlds().is_involved(worker) {
                 world.map(|world| steps.worlds_mut().broken(world));
             }
         }

@@ -31,7 +31,7 @@ impl Job {
             return;
         }
         let candidates = self.candidates(now);
-        match self.steps().worlds().next(&candidates) {
+        match self.steps().worlds().next(&candidates, self.instances.max_trainers()) {
             Change::Nothing => self.steps_mut().end_drain(),
             // Steps under suspicion come first.
             Change::Form { after: Some(_), .. } if self.steps().is_careful() => {}
