@@ -2,19 +2,19 @@
 //! Where the time went: every second of every worker and server belongs to exactly one [`TimeKind`].
 //!
 //! Processes measure themselves and report their totals regularly. Time that no process can measure
-//! (one that is gone, one that starts) is counted here. An account always adds up to the time from
-//! its opening to now: reports only divide the time that has passed on the master's clock, so
-//! different clocks cannot make seconds appear or vanish.
+//! (one that is gone, one that starts) is counted here; the time of a spare is not. An account always
+//! adds up to the rest of the time from its opening to now: reports only divide the time that has
+//! passed on the master's clock, so different clocks cannot make seconds appear or vanish.
 
 mod spent;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::spent::{Spent, TimeKind, nanos};
-use crate::id::Incarnation;
+use crate::id::{Incarnation, WorkerId};
 use crate::platform::{InstanceId, Role};
 use crate::time::Time;
 
@@ -49,6 +49,9 @@ struct Account {
     presence: Presence,
     /// It stands for one that was lost, and has not worked yet.
     is_mending: bool,
+    /// It waits to replace another one: its time is not the job's.
+    #[serde(default)]
+    is_spare: bool,
     incarnation: Incarnation,
     reported: Spent,
     /// What it was doing at its last report.
@@ -78,19 +81,38 @@ pub struct TimeReport {
 }
 
 impl Goodput {
-    /// A process is started: a server again, a worker for one that was lost or as one more.
-    pub fn launched(&mut self, instance: InstanceId, now: Time) {
+    /// A process is started: a server again, a worker for one that was lost, as one more or as a
+    /// spare.
+    pub fn launched(&mut self, instance: InstanceId, is_spare: bool, now: Time) {
         if let Some(account) = self.accounts.get_mut(&instance) {
             account.settle(now);
             account.presence = Presence::Starting;
             return;
         }
-        let lost = if instance.role == Role::Worker { self.vacancies.pop_front() } else { None };
+        let fills_place = instance.role == Role::Worker && !is_spare;
+        let lost = if fills_place { self.vacancies.pop_front() } else { None };
         let mut account = Account::open(lost.unwrap_or(now));
-        account.is_mending = lost.is_some();
+        (account.is_mending, account.is_spare) = (lost.is_some(), is_spare);
         account.settle(now);
         account.presence = Presence::Starting;
         self.accounts.insert(instance, account);
+    }
+
+    /// Only these workers are spares. One that no longer is takes the place of one that was lost.
+    pub fn set_spares(&mut self, spares: &BTreeSet<WorkerId>, now: Time) {
+        let Self { accounts, vacancies, .. } = self;
+        for (instance, account) in accounts.iter_mut().filter(|(id, _)| id.role == Role::Worker) {
+            let is_spare = spares.contains(&WorkerId(instance.id));
+            if is_spare == account.is_spare {
+                continue;
+            }
+            account.settle(now);
+            account.is_spare = is_spare;
+            if !is_spare && let Some(lost) = vacancies.pop_front() {
+                account.spent.add(TimeKind::Down, now.since(lost));
+                account.is_mending = true;
+            }
+        }
     }
 
     /// A process connected: from now on it reports its time.
@@ -146,9 +168,10 @@ impl Goodput {
         let Some(account) = self.accounts.get_mut(&instance) else { return };
         account.end(now);
         account.is_mending = true;
+        let has_place = !account.is_spare;
         if instance.role == Role::Worker {
             self.close(instance);
-            self.vacancies.push_back(now);
+            self.vacancies.extend(has_place.then_some(now));
             self.vacancies.truncate(MAX_VACANCIES);
         }
     }
@@ -254,6 +277,7 @@ impl Account {
             owed: Duration::ZERO,
             presence: Presence::Gone,
             is_mending: false,
+            is_spare: false,
             incarnation: Incarnation(0),
             reported: Spent::default(),
             last: TimeKind::Idle,
@@ -286,7 +310,9 @@ impl Account {
 
     fn up_to(&self, now: Time) -> Spent {
         let mut spent = self.spent;
-        spent.add(self.unmeasured(), self.pending(now));
+        if !self.is_spare {
+            spent.add(self.unmeasured(), self.pending(now));
+        }
         spent
     }
 
@@ -310,7 +336,9 @@ impl Account {
             self.n_repeated + again.min(steps),
             self.n_finished + steps,
         );
-        self.spent += share;
+        if !self.is_spare {
+            self.spent += share;
+        }
         (self.at, self.owed) = (self.at.max(now), Duration::ZERO);
         (self.reported, self.last, self.step) = (report.spent, report.last, report.step);
         (self.n_finished, self.n_repeated) = (0, 0);

@@ -26,7 +26,10 @@ const MEMORY_PERCENT: [u32; 5] = [100, 150, 225, 340, 500];
 /// The processes of one job, as the master wants them and as the platform has them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Instances {
+    /// Workers that train.
     workers_wanted: u32,
+    /// Workers beside them that wait to replace one.
+    n_spares: u32,
     n_ps: u32,
     /// Ids below are used up.
     next_worker: u32,
@@ -90,6 +93,7 @@ impl Instances {
     pub fn new(workers_wanted: u32, n_ps: u32, max_crashes: u32) -> Self {
         Self {
             workers_wanted,
+            n_spares: 0,
             n_ps,
             next_worker: 0,
             running: BTreeMap::new(),
@@ -103,6 +107,12 @@ impl Instances {
             is_known: false,
             first_to_leave: BTreeSet::new(),
         }
+    }
+
+    /// Keeps so many workers ready beside those that train.
+    #[must_use]
+    pub fn with_spares(self, n_spares: u32) -> Self {
+        Self { n_spares, ..self }
     }
 
     /// Records a platform's report; returns what the end of a process means.
@@ -211,16 +221,18 @@ impl Instances {
         for id in 0..self.n_ps {
             let instance = InstanceId { role: Role::Ps, id };
             if can_launch && !self.running.contains_key(&instance) {
-                self.launch(instance, &mut orders);
+                self.launch(instance, false, &mut orders);
             }
         }
         let workers = self.staying_workers();
-        let wanted = self.workers_wanted as usize;
+        let n_spares = self.max_trainers().map_or(0, |_| self.n_spares);
+        let wanted = self.workers_wanted.saturating_add(n_spares) as usize;
         if can_launch && workers.len() < wanted {
-            for _ in workers.len()..wanted {
+            for place in workers.len()..wanted {
                 let instance = InstanceId { role: Role::Worker, id: self.next_worker };
                 self.next_worker += 1;
-                self.launch(instance, &mut orders);
+                let is_spare = place >= self.workers_wanted as usize;
+                self.launch(instance, is_spare, &mut orders);
             }
         }
         for instance in workers.iter().skip(wanted) {
@@ -229,11 +241,11 @@ impl Instances {
         orders
     }
 
-    fn launch(&mut self, instance: InstanceId, orders: &mut Vec<Order>) {
+    fn launch(&mut self, instance: InstanceId, is_spare: bool, orders: &mut Vec<Order>) {
         self.running.insert(instance, Instance::new(None));
         *self.restarts.entry(instance).or_default() += 1;
         let memory_percent = self.memory_percent(instance.role);
-        orders.push(Order::Launch { instance, memory_percent });
+        orders.push(Order::Launch { instance, memory_percent, is_spare });
     }
 
     fn stop(&mut self, instance: InstanceId, grace: Duration) -> Order {
@@ -312,9 +324,17 @@ impl Instances {
         std::mem::replace(&mut self.workers_wanted, workers)
     }
 
+    /// Workers that are wanted, without spares.
     #[must_use]
     pub fn workers_wanted(&self) -> u32 {
         self.workers_wanted
+    }
+
+    /// The most workers that train at a time; none if all of them do. If no worker is wanted, there
+    /// is nothing to replace, and those that are there were started manually.
+    #[must_use]
+    pub fn max_trainers(&self) -> Option<u32> {
+        Some(self.workers_wanted).filter(|wanted| self.n_spares > 0 && *wanted > 0)
     }
 
     #[must_use]

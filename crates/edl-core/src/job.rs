@@ -24,6 +24,7 @@ mod pace;
 mod recovery;
 mod refusal;
 mod roster;
+mod spares;
 mod stages;
 mod stalled;
 mod state;
@@ -32,6 +33,7 @@ mod strategy;
 mod work;
 mod worlds;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use self::accounting::Accounting;
@@ -113,6 +115,8 @@ pub struct Job {
     strategy: Strategy,
     instances: Instances,
     roster: Roster,
+    /// Those that are ready, as of the last change of workers or tick.
+    spares: BTreeSet<WorkerId>,
     /// Why the platform can start nothing at all.
     trouble: Option<Wait>,
     checkpoints: Checkpoints,
@@ -123,9 +127,9 @@ pub struct Job {
     /// Set if nothing has happened since the last tick, and that tick changed nothing: when the
     /// next decision could become possible. Signs of life can only postpone that.
     wake_at: Option<Time>,
-    /// The world needed no change when its count of changes was this, and only routine reports have
-    /// come since.
-    unchanged_world: Option<u64>,
+    /// The world needed no change when its count of changes and the maximum number of its members
+    /// were these, and only routine reports have come since.
+    unchanged_world: Option<(u64, Option<u32>)>,
     /// The most batches that were ever done.
     furthest: u64,
     accounting: Accounting,
@@ -142,13 +146,15 @@ impl Job {
         let roster = Roster::new(spec);
         let wanted = durable.workers_wanted.unwrap_or(spec.num_workers);
         let n_ps = strategy.servers().n_ps();
-        let instances = Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure);
+        let instances =
+            Instances::new(wanted, n_ps, spec.relaunch_on_worker_failure).with_spares(spec.spares);
         let mut job = Self {
             stages: Stages::new(&config, now),
             assignments: Assignments::new(&config),
             strategy,
             instances,
             roster,
+            spares: BTreeSet::new(),
             trouble: None,
             checkpoints,
             next_number: 0,
@@ -186,6 +192,7 @@ impl Job {
         if is_tick || !event.is_routine() {
             self.unchanged_world = None;
         }
+        let is_about_workers = is_tick || event.changes_workers();
         self.account(&event, now);
         self.take(event, now);
         if is_tick && !self.is_ended() {
@@ -198,7 +205,13 @@ impl Job {
         if is_about_processes {
             self.reconcile(now);
         }
+        if is_about_workers {
+            self.choose_trainers(now);
+        }
         self.advance(now);
+        if is_about_workers && !self.is_ended() {
+            self.update_spares(now);
+        }
         self.account_after(n_done, is_tick, now);
         let mut effects = std::mem::take(&mut self.effects);
         self.update_routes(&mut effects);

@@ -65,6 +65,8 @@ named! {
         Succeeded = "succeeded",
         Failed = "failed",
         Unknown = "unknown",
+        /// It is ready, and takes the place of a worker that is lost.
+        Spare = "spare",
     }
 }
 
@@ -82,6 +84,8 @@ pub enum Order {
         instance: InstanceId,
         /// Of the memory that the job asks for: more after a process ran out of it.
         memory_percent: u32,
+        /// It is not needed yet, so its start must not take CPU time from others.
+        is_spare: bool,
     },
     /// Asks it to exit, and kills it after the grace.
     Stop { instance: InstanceId, grace_ms: u64 },

@@ -145,6 +145,7 @@ impl JobSpec {
             // Servers hold a model while it is used, no matter how it was trained.
             self.distribution_strategy = Strategy::ParameterServer;
             self.num_ps_pods = self.num_ps_pods.max(1);
+            self.spares = 0;
             return;
         }
         if self.distribution_strategy == Strategy::ParameterServer && self.num_ps_pods == 0 {
@@ -157,6 +158,7 @@ impl JobSpec {
                 // A step stays what it is with one worker: that one runs all lanes.
                 self.lanes = Some(self.n_lanes_of_local());
                 (self.num_ps_pods, self.num_workers, self.max_workers) = (0, 1, None);
+                self.spares = 0;
             }
         }
     }
@@ -299,6 +301,12 @@ impl JobSpec {
         }
         if self.is_hybrid() {
             self.check_hybrid()?;
+        }
+        if self.spares > 0 && self.is_custom_loop() {
+            return invalid(
+                "--spares cannot be used with a custom training loop: code after the loop would run \
+                 in spares, too, without the trained model; drop --spares",
+            );
         }
         if self.clip_norm.is_some_and(|norm| !norm.is_finite() || norm <= 0.0) {
             return invalid("--clip_norm must be a number above 0; leave it out for no clipping");

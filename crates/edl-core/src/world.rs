@@ -188,10 +188,11 @@ impl Worlds {
         lanes::step_secs(&best, &secs) < WORTH_IT * lanes::step_secs(&spans, &secs)
     }
 
-    /// The change that the world needs, given the workers that are there.
+    /// The change that the world needs, given the workers that are there. If it has `most` members,
+    /// the others are spares.
     #[must_use]
-    pub fn next(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Change {
-        let wanted = self.wanted(candidates);
+    pub fn next(&self, candidates: &BTreeMap<WorkerId, Candidate>, most: Option<u32>) -> Change {
+        let wanted = self.wanted(candidates, most);
         let Some(current) = self.current() else {
             return match wanted.is_empty() {
                 true => Change::Nothing,
@@ -218,14 +219,24 @@ impl Worlds {
         Change::Form { workers: wanted, after: Some(self.until) }
     }
 
-    /// The workers that should be in a world, in order.
-    fn wanted(&self, candidates: &BTreeMap<WorkerId, Candidate>) -> Vec<WorkerId> {
+    /// The workers that should be in a world, in order. If there are too many, those that hold the
+    /// state come first, then members.
+    fn wanted(
+        &self,
+        candidates: &BTreeMap<WorkerId, Candidate>,
+        most: Option<u32>,
+    ) -> Vec<WorkerId> {
         let fit = candidates.iter().filter(|(_, candidate)| !candidate.is_unfit);
         // A member that trains well stays.
         let is_settled = |worker: &WorkerId| self.is_settled() && self.member(*worker).is_some();
         let welcome = fit.clone().filter(|(worker, c)| !c.is_banned || is_settled(worker));
-        let mut wanted: Vec<WorkerId> =
-            welcome.map(|(worker, _)| *worker).take(self.n_lanes as usize).collect();
+        let mut ranked: Vec<(bool, bool, WorkerId)> = welcome
+            .map(|(worker, c)| (c.step.is_none(), !self.is_involved(*worker), *worker))
+            .collect();
+        ranked.sort_unstable();
+        ranked.truncate(most.unwrap_or(u32::MAX).min(self.n_lanes) as usize);
+        let mut wanted: Vec<WorkerId> = ranked.into_iter().map(|(.., worker)| worker).collect();
+        wanted.sort_unstable();
         if wanted.is_empty() {
             // A worker that others have lost can at least train alone.
             let alone = fit.max_by_key(|(worker, candidate)| (candidate.step, Reverse(**worker)));
@@ -482,7 +493,9 @@ mod tests {
     }
 
     fn form(worlds: &mut Worlds, id: u64, there: &BTreeMap<WorkerId, Candidate>) -> World {
-        let Change::Form { workers, after } = worlds.next(there) else { panic!("a change is due") };
+        let Change::Form { workers, after } = worlds.next(there, None) else {
+            panic!("a change is due")
+        };
         let world = worlds.form(WorldId(id), &workers, after, there).expect("members").clone();
         worlds.check_invariants();
         world
@@ -521,6 +534,37 @@ mod tests {
     }
 
     #[test]
+    fn a_spare_is_in_the_very_next_world_and_the_worker_that_it_replaced_is_the_next_spare() {
+        let mut worlds = Worlds::new(4, 1, None);
+        let two = Some(2);
+        let three = candidates(&[(0, None), (1, None), (2, None)]);
+        let next = |workers: [u32; 2], after| Change::Form {
+            workers: workers.map(WorkerId).to_vec(),
+            after,
+        };
+        assert_eq!(worlds.next(&three, two), next([0, 1], None));
+        worlds.form(WorldId(1), &[WorkerId(0), WorkerId(1)], None, &three);
+        settle(&mut worlds);
+        worlds.allow(20);
+        let three = candidates(&[(0, Some(12)), (1, Some(12)), (2, None)]);
+        assert_eq!(worlds.next(&three, two), Change::Nothing, "a spare is not needed");
+        // The first worker is frozen.
+        let mut without = three.clone();
+        without.get_mut(&WorkerId(0)).unwrap().is_banned = true;
+        assert!(worlds.broken(WorldId(1)));
+        assert_eq!(worlds.next(&without, two), next([1, 2], None));
+        let world = worlds.form(WorldId(2), &[WorkerId(1), WorkerId(2)], None, &without).unwrap();
+        assert_eq!(world.members.iter().map(|m| m.has_state).collect::<Vec<_>>(), [true, false]);
+        settle(&mut worlds);
+        let back = candidates(&[(0, None), (1, Some(20)), (2, Some(20))]);
+        assert_eq!(worlds.next(&back, two), Change::Nothing, "its place is taken");
+        assert_eq!(
+            worlds.next(&back, Some(3)),
+            Change::Form { workers: [0, 1, 2].map(WorkerId).to_vec(), after: Some(20) }
+        );
+    }
+
+    #[test]
     fn a_new_worker_joins_after_a_step_that_no_worker_has_passed() {
         let mut worlds = Worlds::new(4, 1, None);
         form(&mut worlds, 1, &candidates(&[(0, None)]));
@@ -533,7 +577,7 @@ mod tests {
         assert!(worlds.is_heard(WorldId(1)), "the world before trains on until then");
         let training = [0, 1].map(|id| worlds.is_training(WorkerId(id)));
         assert_eq!(training, [true, false], "only the newcomer does not train yet");
-        assert_eq!(worlds.next(&both), Change::Nothing, "one change at a time");
+        assert_eq!(worlds.next(&both, None), Change::Nothing, "one change at a time");
         settle(&mut worlds);
         assert!(!worlds.is_heard(WorldId(1)));
     }
@@ -553,12 +597,12 @@ mod tests {
     #[test]
     fn too_few_workers_wait_with_what_they_hold() {
         let mut worlds = Worlds::new(4, 2, None);
-        assert_eq!(worlds.next(&candidates(&[(0, None)])), Change::Nothing);
+        assert_eq!(worlds.next(&candidates(&[(0, None)]), None), Change::Nothing);
         form(&mut worlds, 1, &candidates(&[(0, None), (1, None)]));
         settle(&mut worlds);
         worlds.allow(9);
         let one = candidates(&[(0, Some(5))]);
-        assert_eq!(worlds.next(&one), Change::Form { workers: Vec::new(), after: None });
+        assert_eq!(worlds.next(&one, None), Change::Form { workers: Vec::new(), after: None });
         assert_eq!(worlds.form(WorldId(2), &[], None, &one), None);
         assert!(!worlds.is_running());
         let world = form(&mut worlds, 3, &candidates(&[(0, Some(5)), (2, None)]));
@@ -573,7 +617,10 @@ mod tests {
         worlds.allow(9);
         let mut leaving = candidates(&[(0, Some(5)), (1, Some(5))]);
         leaving.entry(WorkerId(1)).and_modify(|candidate| candidate.is_unfit = true);
-        assert_eq!(worlds.next(&leaving), Change::Form { workers: Vec::new(), after: Some(9) });
+        assert_eq!(
+            worlds.next(&leaving, None),
+            Change::Form { workers: Vec::new(), after: Some(9) }
+        );
         assert_eq!(worlds.form(WorldId(2), &[], Some(9), &leaving), None);
         worlds.check_invariants();
         assert!(worlds.is_heard(WorldId(1)) && !worlds.is_running());
@@ -603,14 +650,14 @@ mod tests {
             form(&mut worlds, 1, &both);
             settle(&mut worlds);
             worlds.measured(WorkerId(0), Duration::from_millis(30));
-            assert_eq!(worlds.next(&both), Change::Nothing, "one of them was not measured");
+            assert_eq!(worlds.next(&both, None), Change::Nothing, "one of them was not measured");
             worlds.measured(WorkerId(1), Duration::from_millis(10));
             if is_balanced {
                 let world = form(&mut worlds, 2, &both);
                 assert_eq!((world.after, world.members[0].lanes.clone()), (Some(9), 0..2));
                 settle(&mut worlds);
             }
-            assert_eq!(worlds.next(&both), Change::Nothing);
+            assert_eq!(worlds.next(&both, None), Change::Nothing);
         }
     }
 
@@ -638,7 +685,7 @@ mod tests {
         settle(&mut worlds);
         there.get_mut(&WorkerId(2)).unwrap().is_banned = false;
         let next = Change::Form { workers: vec![WorkerId(1), WorkerId(2)], after: Some(8) };
-        assert_eq!(worlds.next(&there), next);
+        assert_eq!(worlds.next(&there, None), next);
     }
 
     #[test]

@@ -191,7 +191,7 @@ impl Platform {
 
     fn obey(&mut self, order: Order, now: Instant) {
         match order {
-            Order::Launch { instance, memory_percent } => {
+            Order::Launch { instance, memory_percent, .. } => {
                 self.roster.want(instance);
                 let attempt = Attempt {
                     memory_percent,

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use edl_core::evaluation::Evaluated;
-use edl_core::platform::Role;
-use edl_net::proto::{Goodput, JobStatus};
+use edl_core::platform::{InstanceState, Role};
+use edl_net::proto::{Goodput, Instance, JobStatus};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -29,6 +29,7 @@ pub(crate) struct Metrics {
     generation: Gauge,
     term: Gauge,
     workers_wanted: Gauge,
+    spares: Gauge,
     instances: Family<RoleLabel, Gauge>,
     spent: Family<SpentLabel, Total>,
     batches_trained: Counter,
@@ -66,6 +67,7 @@ impl Metrics {
             generation: add(all, "generation", "Number of times the parameters were loaded"),
             term: add(all, "term", "Number of times the master was started"),
             workers_wanted: add(all, "workers_wanted", "Target number of workers"),
+            spares: add(all, "spares", "Workers that are ready to replace lost ones"),
             instances: add(all, "instances", "Processes of the job, by role"),
             spent: add(all, "spent_seconds", "Process time by role and activity, in seconds"),
             batches_trained: add(
@@ -107,6 +109,8 @@ impl Metrics {
         set(&self.generation, status.generation);
         set(&self.term, status.term);
         set(&self.workers_wanted, status.workers_wanted.into());
+        let is_spare = |instance: &&Instance| instance.state() == InstanceState::Spare;
+        set(&self.spares, status.instances.iter().filter(is_spare).count() as u64);
         self.records_per_second.set(status.records_per_second);
         if let Some(loss) = status.known_loss() {
             self.loss.set(loss.into());

@@ -70,6 +70,12 @@ pub fn read(job: &TrainingJob) -> Result<JobDescription, Trouble> {
     fields.insert("namespace".into(), job.namespace().into());
     let (mut spec, given) = parse_spec(fields)?;
     spec.settle_strategy();
+    if spec.spares > 0 {
+        return Err(Trouble::invalid(
+            "spares is not supported in a TrainingJob, because the operator allocates resources only \
+             to workers that train; omit it",
+        ));
+    }
     let limits = limits(&mut spec, given)?;
     spec.check()?;
     spec.check_cluster()?;
@@ -292,6 +298,11 @@ mod tests {
         let table = [
             (json!({"min_workers": 4, "max_workers": 2}), "min_workers=4 exceeds the maximum of 2"),
             (json!({"min_workers": 0}), "min_workers must be at least 1"),
+            (
+                json!({"spares": 1}),
+                "spares is not supported in a TrainingJob, because the operator \
+             allocates resources only to workers that train; omit it",
+            ),
             (json!({"num_workers": -1}), "num_workers must be at least 1"),
             (json!({"max_workers": 4_294_967_295_u32}), "max_workers must be at most 10000"),
             (json!({"num_workers": 10_001}), "num_workers must be at most 10000"),

@@ -177,6 +177,7 @@ impl Scenario {
         let is_nonfinite = !is_untrainable && draw_nonfinite.small(0, 5) == 0;
         let nonfinite = is_nonfinite.then(|| draw_nonfinite.0.below(n_batches));
         spec.on_nonfinite = draw_nonfinite.one_of(&OnNonfinite::ALL);
+        spec.spares = Draw(Rng::new(rng::key(&[seed, 5]))).one_of(&[0, 0, 1, 2]);
         let mut draw_timing = Draw(Rng::new(rng::key(&[seed, 4])));
         if spec.is_allreduce() {
             // Where it is long, a frozen worker comes back while the others train on without it.

@@ -22,6 +22,7 @@ mod evaluate;
 mod feed;
 mod link;
 mod predict;
+pub mod priority;
 mod progress;
 mod ps_worker;
 mod servers;

@@ -24,6 +24,7 @@ use tracing::{debug, info, warn};
 use crate::Config;
 use crate::driver::{Input, Output, Worker};
 use crate::feed::Counts;
+use crate::priority;
 use crate::progress::Progress;
 
 pub(crate) use start::{Edges, Limits};
@@ -167,7 +168,12 @@ impl Session {
 
     fn take(&mut self, output: Output) {
         match output {
-            Output::Report(report) => self.send(report),
+            Output::Report(report) => {
+                if matches!(report, Report::Ready { .. }) {
+                    priority::restore();
+                }
+                self.send(report);
+            }
             Output::Deadline => {}
             Output::End => self.over = Some(Ok(())),
             Output::Died(thread) => {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long AllReduce training stands still when a worker is killed or joins, against torchrun.
+//! How long AllReduce training stands still when a worker is killed or joins, against torchrun, and
+//! what spares change.
 //!
 //! `ELASTICDL_TEST_PYTHON` names a Python with PyTorch; without one torchrun is left out.
-//! `BENCH_KILLS=20` and `BENCH_ROUNDS=3` say how often each thing is done.
+//! `BENCH_KILLS=20` and `BENCH_ROUNDS=3` say how often each thing is done; `BENCH_ONLY=spares` leaves
+//! out what has nothing to do with spares.
 
 #![allow(
     clippy::print_stdout,
@@ -28,6 +30,8 @@ const N_WORKERS: usize = 4;
 /// Between two looks at the job.
 const LOOK: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Of processor times, as the kernel reports them.
+const TICKS_PER_SEC: f64 = 100.0;
 /// torchrun takes seconds, so fewer of its restarts are waited for.
 const TORCHRUN_KILLS: usize = 6;
 
@@ -35,6 +39,9 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let n_kills = number("BENCH_KILLS", 20);
     let n_rounds = number("BENCH_ROUNDS", 3);
+    if std::env::var("BENCH_ONLY").is_ok_and(|only| only == "spares") {
+        return runtime.block_on(spares(n_kills, n_rounds));
+    }
     let mut ours = runtime.block_on(kill_to_next_step(n_kills))?;
     let ours_median = report("kill -9 of 1 of 4 workers to the next committed step", &mut ours);
     match torchrun(TORCHRUN_KILLS.min(n_kills)) {
@@ -44,7 +51,7 @@ fn main() -> anyhow::Result<()> {
         }
         Err(error) => println!("torchrun is left out: {error:#}"),
     }
-    runtime.block_on(throughput(n_rounds))?;
+    runtime.block_on(spares(n_kills, n_rounds))?;
     runtime.block_on(joining())
 }
 
@@ -64,6 +71,7 @@ fn report(what: &str, seconds: &mut [f64]) -> f64 {
 struct Job {
     child: Child,
     master: MasterClient<Channel>,
+    n_spares: usize,
     _home: tempfile::TempDir,
 }
 
@@ -98,7 +106,7 @@ impl Job {
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         };
-        Ok(Self { child, master, _home: home })
+        Ok(Self { child, master, n_spares: 0, _home: home })
     }
 
     async fn status(&mut self) -> anyhow::Result<JobStatus> {
@@ -163,37 +171,137 @@ async fn kill_to_next_step(n_kills: usize) -> anyhow::Result<Vec<f64>> {
     Ok(seconds)
 }
 
-/// Records per second with a kill every 10 and every 30 seconds, against none: windows with and
-/// without a kill take turns in one job, because the machine's own speed drifts.
-async fn throughput(n_rounds: usize) -> anyhow::Result<()> {
-    let mut job = Job::start(&["--model_def=mnist_cnn", "--num_workers=2"]).await?;
-    job.wait("two workers", |s| working(s).len() == 2 && s.step > 20).await?;
-    for secs in [10, 30] {
-        let (mut quiet, mut killed) = (0.0, 0.0);
-        for _ in 0..n_rounds {
-            quiet += window(&mut job, secs, false).await?;
-            killed += window(&mut job, secs, true).await?;
+/// Two workers without and with a spare: how soon two of them train again after a kill, and what
+/// kills cost. Windows with and without a kill, with and without a spare take turns, because the
+/// machine's own speed drifts.
+async fn spares(n_kills: usize, n_rounds: usize) -> anyhow::Result<()> {
+    for n_spares in [0, 1] {
+        let mut job = Job::with_spares(n_spares).await?;
+        let mut seconds = Vec::new();
+        for _ in 0..n_kills {
+            seconds.push(kill_to_full_world(&mut job).await?);
         }
-        println!(
-            "throughput with a kill every {secs} s: {:.1} % of {:.0} records/s{}",
-            100.0 * killed / quiet,
-            quiet / n_rounds as f64,
-            if secs == 30 { " (target >= 95 %)" } else { "" }
-        );
+        let what = format!("--spares={n_spares}: kill to the first step of its replacement");
+        report(&what, &mut seconds);
     }
+    for secs in [10, 30] {
+        let mut sums = [[Window::default(); 2]; 2];
+        for _ in 0..n_rounds {
+            for n_spares in [0, 1] {
+                let mut job = Job::with_spares(n_spares).await?;
+                for has_kill in [false, true] {
+                    let window = job.window(secs, has_kill).await?;
+                    sums[n_spares][usize::from(has_kill)].add(window);
+                }
+            }
+        }
+        for (n_spares, [quiet, killed]) in sums.iter().enumerate() {
+            println!(
+                "--spares={n_spares}: throughput with a kill every {secs} s: {:.1} % of {:.0} \
+                 records/s; processor time per record: {:.1} % of that without kills",
+                100.0 * killed.speed() / quiet.speed(),
+                quiet.speed(),
+                100.0 * killed.cost() / quiet.cost(),
+            );
+        }
+    }
+    println!("(targets: >= 90 % every 10 s with a spare, >= 95 % every 30 s)");
     Ok(())
 }
 
-/// Records per second over some time, with a kill at its beginning or none.
-async fn window(job: &mut Job, secs: u64, has_kill: bool) -> anyhow::Result<f64> {
-    let first = job.wait("two workers", |s| working(s).len() == 2).await?;
+/// Kills one of two workers; the seconds until a step is committed by two workers again.
+async fn kill_to_full_world(job: &mut Job) -> anyhow::Result<f64> {
+    let before = job.wait_for_all().await?;
+    let victim = working(&before)[0].pid;
     let start = Instant::now();
-    if has_kill && let Some(victim) = working(&first).first() {
-        kill(victim.pid)?;
+    kill(victim)?;
+    let is_full = |s: &JobStatus| {
+        let working = working(s);
+        working.len() == 2 && working.iter().all(|worker| worker.pid != victim)
+    };
+    let full = job.wait("two workers", is_full).await?;
+    job.wait("a step of both", |s| s.step > full.step).await?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// What was trained in some time, and the processor time that all processes of the job took.
+#[derive(Clone, Copy, Default)]
+struct Window {
+    records: f64,
+    secs: f64,
+    processor_secs: f64,
+}
+
+impl Window {
+    fn add(&mut self, more: Self) {
+        self.records += more.records;
+        self.secs += more.secs;
+        self.processor_secs += more.processor_secs;
     }
-    tokio::time::sleep(Duration::from_secs(secs)).await;
-    let last = job.status().await?;
-    Ok((last.records_done - first.records_done) as f64 / start.elapsed().as_secs_f64())
+
+    fn speed(&self) -> f64 {
+        self.records / self.secs
+    }
+
+    fn cost(&self) -> f64 {
+        self.processor_secs / self.records
+    }
+}
+
+impl Job {
+    async fn with_spares(n_spares: usize) -> anyhow::Result<Self> {
+        let spares = format!("--spares={n_spares}");
+        let args = ["--model_def=mnist_cnn", "--num_workers=2", &spares];
+        let mut job = Self::start(&args).await?;
+        job.n_spares = n_spares;
+        Ok(job)
+    }
+
+    /// Waits for two workers and all spares.
+    async fn wait_for_all(&mut self) -> anyhow::Result<JobStatus> {
+        let n_spares = self.n_spares;
+        let is_spare = |i: &&Instance| i.state() == InstanceState::Spare;
+        let has_spares =
+            move |s: &JobStatus| s.instances.iter().filter(is_spare).count() == n_spares;
+        let is_whole = move |s: &JobStatus| working(s).len() == 2 && s.step > 20 && has_spares(s);
+        self.wait("two workers and all spares", is_whole).await
+    }
+
+    /// Trains for some time, with a kill at its beginning or none.
+    async fn window(&mut self, secs: u64, has_kill: bool) -> anyhow::Result<Window> {
+        let first = self.wait_for_all().await?;
+        let (start, before) = (Instant::now(), processor_secs(self.child.id())?);
+        if has_kill && let Some(victim) = working(&first).first() {
+            kill(victim.pid)?;
+        }
+        tokio::time::sleep(Duration::from_secs(secs)).await;
+        let last = self.status().await?;
+        Ok(Window {
+            records: (last.records_done - first.records_done) as f64,
+            secs: start.elapsed().as_secs_f64(),
+            processor_secs: processor_secs(self.child.id())? - before,
+        })
+    }
+}
+
+/// The processor time of a process, its children, and those of them that are gone.
+fn processor_secs(pid: u32) -> anyhow::Result<f64> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    let mut ticks = ticks(pid, 13..17)?;
+    for child in children.split_whitespace() {
+        // One that has just ended is counted with those that are gone.
+        ticks += self::ticks(child.parse()?, 13..15).unwrap_or(0);
+    }
+    Ok(ticks as f64 / TICKS_PER_SEC)
+}
+
+/// The sum of some fields of a process, counted from zero, as the kernel lists them.
+fn ticks(pid: u32, fields: std::ops::Range<usize>) -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The second field is a name, which may hold spaces.
+    let rest = text.rsplit_once(") ").context("a name")?.1;
+    let found = rest.split(' ').skip(fields.start - 2).take(fields.len());
+    Ok(found.map(str::parse::<u64>).sum::<Result<u64, _>>()?)
 }
 
 /// A second worker joins: how long training stands still for it, by the size of the state.

@@ -60,7 +60,7 @@ mod tests {
         let (sent, queue) = mpsc::channel(4);
         let (received, mut values) = mpsc::channel(4);
         let instance = InstanceId { role: Role::Worker, id: 3 };
-        let launch = Order::Launch { instance, memory_percent: 100 };
+        let launch = Order::Launch { instance, memory_percent: 100, is_spare: false };
         ours.write_all(b"not an order\n\xff\n").await.unwrap();
         sent.send(launch.clone()).await.unwrap();
         drop(sent);

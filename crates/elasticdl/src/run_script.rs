@@ -41,7 +41,7 @@ pub(crate) fn run(args: &ScriptArgs, out: &mut dyn Write) -> anyhow::Result<Exit
     flags::on_this_machine(&args.job.0)?.iter().for_each(eprint);
     check_script(args)?;
     let new = submit::described(JobType::Train, given)?;
-    checks::check_workers(new.spec.num_workers)?;
+    checks::check_workers(&new.spec)?;
     let ready = submit::prepare(&Home::from_env()?, new, args.job_dir.as_deref())?;
     submit::start(ready, &run, out)
 }

@@ -79,7 +79,7 @@ pub(crate) fn run(
         return Ok(Exit::Ok);
     }
     let ready = if run.resume.is_some() {
-        checks::check_workers(resume::described(&home, kind, request)?.1.num_workers)?;
+        checks::check_workers(&resume::described(&home, kind, request)?.1)?;
         match resume::prepare(&home, kind, request)? {
             resume::Prepared::Ready(ready) => ready,
             resume::Prepared::Succeeded(job) => {
@@ -90,7 +90,7 @@ pub(crate) fn run(
         }
     } else {
         let new = described(kind, given.clone())?;
-        checks::check_workers(new.spec.num_workers)?;
+        checks::check_workers(&new.spec)?;
         prepare(&home, new, run.job_dir.as_deref())?
     };
     start(ready, run, out)
@@ -215,7 +215,10 @@ pub(crate) fn supervise(ready: Ready, mut ui: Ui, out: &mut dyn Write) -> anyhow
 
 fn announce(job: &Job, spec: &JobSpec, facts: &checks::Facts) {
     let JobSpec { job_name, model_def, num_workers, num_ps_pods, .. } = spec;
-    let workers = counted(u64::from(*num_workers), "worker");
+    let mut workers = counted(u64::from(*num_workers), "worker");
+    if spec.spares > 0 {
+        workers += &format!(", {}", counted(u64::from(spec.spares), "spare"));
+    }
     let who = if let Some(lanes) = spec.step_lanes() {
         let minibatch = spec.minibatch_size;
         let step = u64::from(lanes) * u64::from(minibatch);

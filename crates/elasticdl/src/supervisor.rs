@@ -232,8 +232,8 @@ impl<'a> Supervisor<'a> {
     fn execute(&mut self, order: Order, now: Instant) {
         match order {
             Order::Launch { .. } if matches!(self.phase, SupervisorPhase::Ending { .. }) => {}
-            Order::Launch { instance, .. } => {
-                let report = match self.children.launch(instance) {
+            Order::Launch { instance, is_spare, .. } => {
+                let report = match self.children.launch(instance, is_spare) {
                     Ok(pid) => Report::Started { instance, pid },
                     Err(error) => Report::NotStarted { instance, error: error.to_string() },
                 };

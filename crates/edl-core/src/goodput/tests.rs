@@ -32,7 +32,7 @@ fn secs(spent: Spent) -> Vec<(&'static str, u64)> {
 #[test]
 fn a_lost_workers_replacement_pays_for_being_down_and_for_healing() {
     let mut goodput = Goodput::default();
-    goodput.launched(worker(0), at(0));
+    goodput.launched(worker(0), false, at(0));
     goodput.connected(worker(0), ONE, at(1));
     goodput.report(
         worker(0),
@@ -46,7 +46,7 @@ fn a_lost_workers_replacement_pays_for_being_down_and_for_healing() {
         secs(goodput.total(Role::Worker, at(12))),
         [("compute", 9), ("idle", 2), ("down", 1)]
     );
-    goodput.launched(worker(1), at(14));
+    goodput.launched(worker(1), false, at(14));
     goodput.connected(worker(1), Incarnation(2), at(16));
     let first = report(&[(TimeKind::Idle, 3), (TimeKind::Compute, 1)], 0);
     goodput.report(worker(1), Incarnation(2), first, &(0..0), at(20));
@@ -56,6 +56,30 @@ fn a_lost_workers_replacement_pays_for_being_down_and_for_healing() {
         "from the loss of the one before"
     );
     assert_eq!(goodput.total(Role::Worker, at(20)).total(), Duration::from_secs(20));
+}
+
+#[test]
+fn a_spare_costs_nothing_until_it_takes_the_place_of_a_lost_worker() {
+    let mut goodput = Goodput::default();
+    let spares = |ids: &[u32]| ids.iter().copied().map(WorkerId).collect();
+    goodput.launched(worker(0), false, at(0));
+    goodput.launched(worker(1), true, at(0));
+    for id in [0, 1] {
+        goodput.connected(worker(id), ONE, at(0));
+    }
+    goodput.report(worker(1), ONE, report(&[(TimeKind::Idle, 9)], 0), &(0..0), at(9));
+    goodput.report(worker(0), ONE, report(&[(TimeKind::Compute, 10)], 0), &(0..0), at(10));
+    assert_eq!(secs(goodput.total(Role::Worker, at(10))), [("compute", 10)]);
+    goodput.lost(worker(0), at(10));
+    goodput.launched(worker(2), true, at(11));
+    goodput.set_spares(&spares(&[2]), at(12));
+    let news = report(&[(TimeKind::Idle, 9), (TimeKind::Compute, 3)], 0);
+    goodput.report(worker(1), ONE, news, &(0..0), at(15));
+    let expected = [("compute", 3), ("down", 2)];
+    assert_eq!(secs(goodput.spent(worker(1), at(15))), expected, "it was needed from the loss on");
+    goodput.lost(worker(2), at(20));
+    let total = goodput.total(Role::Worker, at(15));
+    assert_eq!(secs(total), [("compute", 13), ("down", 2)], "a lost spare leaves no place free");
 }
 
 #[test]
@@ -85,11 +109,11 @@ fn work_that_had_been_done_is_redone() {
 #[test]
 fn a_server_keeps_its_account_and_the_next_master_goes_on_with_it() {
     let mut goodput = Goodput::default();
-    goodput.launched(PS, at(0));
+    goodput.launched(PS, false, at(0));
     goodput.connected(PS, ONE, at(0));
     goodput.report(PS, ONE, report(&[(TimeKind::Compute, 5)], 0), &(0..0), at(5));
     goodput.lost(PS, at(6));
-    goodput.launched(PS, at(8));
+    goodput.launched(PS, false, at(8));
     goodput.connected(PS, Incarnation(2), at(9));
     let saved = serde_json::to_string(&goodput.saved(at(10))).unwrap();
     let goodput: Goodput = serde_json::from_str(&saved).unwrap();
@@ -146,7 +170,7 @@ proptest! {
             now = now + Duration::from_nanos(pause);
             match step {
                 Step::Launched(id) => {
-                    goodput.launched(worker(id), now);
+                    goodput.launched(worker(id), false, now);
                     if let std::collections::btree_map::Entry::Vacant(entry) = open.entry(worker(id)) {
                         entry.insert(vacant.pop_front().unwrap_or(now));
                     }

@@ -20,7 +20,7 @@ fn started(workers: u32) -> Instances {
 }
 
 fn launch(instance: InstanceId) -> Order {
-    Order::Launch { instance, memory_percent: 100 }
+    Order::Launch { instance, memory_percent: 100, is_spare: false }
 }
 
 fn ended(instance: InstanceId, pid: u32, how: Ended) -> Report {
@@ -40,6 +40,30 @@ fn a_killed_worker_is_replaced_at_once_under_a_new_number_and_not_counted() {
         instances.report(&Report::Started { instance: next, pid: 200 + round }, Time::ZERO);
     }
     assert_eq!(instances.give_up_reason(), None);
+}
+
+#[test]
+fn a_lost_worker_is_replaced_by_a_process_that_starts_as_a_spare() {
+    let mut instances = Instances::new(2, 0, 2).with_spares(1);
+    instances.report(&Report::Running(Vec::new()), Time::ZERO);
+    let launched = |orders: Vec<Order>| -> Vec<(u32, bool)> {
+        let launched = orders.iter().map(|order| match order {
+            Order::Launch { instance, is_spare, .. } => (instance.id, *is_spare),
+            Order::Stop { .. } | Order::Dismiss { .. } | Order::Chaos { .. } => panic!("{order:?}"),
+        });
+        launched.collect()
+    };
+    let first = launched(instances.reconcile(Time::ZERO));
+    assert_eq!(first, [(0, false), (1, false), (2, true)]);
+    instances.report(&Report::Started { instance: W0, pid: 1 }, Time::ZERO);
+    instances.report(&ended(W0, 1, Ended::Signal(9)), Time::ZERO);
+    assert_eq!(launched(instances.reconcile(Time::ZERO)), [(3, true)]);
+    assert_eq!((instances.workers_wanted(), instances.max_trainers()), (2, Some(2)));
+    instances.scale(3);
+    assert_eq!(launched(instances.reconcile(Time::ZERO)), [(4, true)], "a spare trains instead");
+    instances.scale(0);
+    assert_eq!(instances.reconcile(Time::ZERO).len(), 4, "all of them leave");
+    assert_eq!(instances.max_trainers(), None);
 }
 
 #[test]
@@ -141,7 +165,7 @@ fn who_ran_out_of_memory_gets_more_of_it_until_that_explains_nothing() {
         instances.report(&ended(id, pid, Ended::OutOfMemory), now);
         now = now + MAX_BACKOFF;
         for order in instances.reconcile(now) {
-            let Order::Launch { instance, memory_percent } = order else { panic!() };
+            let Order::Launch { instance, memory_percent, .. } = order else { panic!() };
             shares.push(memory_percent);
             instances.report(&Report::Started { instance, pid: 300 + round }, now);
         }
@@ -254,7 +278,7 @@ proptest! {
             }
             now = now + MAX_BACKOFF;
             for order in instances.reconcile(now) {
-                let Order::Launch { instance, memory_percent } = order else { continue };
+                let Order::Launch { instance, memory_percent, .. } = order else { continue };
                 prop_assert!((100..=500).contains(&memory_percent));
                 if instance.role == Role::Worker {
                     prop_assert!(used.insert(instance, ()).is_none(), "a number is used once");

@@ -77,8 +77,8 @@ impl Job {
     /// Accounts the outcome of an event. `n_done` is what was done before it.
     pub(super) fn account_after(&mut self, n_done: u64, is_tick: bool, now: Time) {
         for effect in &self.effects {
-            if let Effect::Platform(Order::Launch { instance, .. }) = effect {
-                self.accounting.goodput.launched(*instance, now);
+            if let Effect::Platform(Order::Launch { instance, is_spare, .. }) = effect {
+                self.accounting.goodput.launched(*instance, *is_spare, now);
             }
         }
         let n_now = self.ledger().n_done();

@@ -100,6 +100,25 @@ impl Event {
         )
     }
 
+    /// Whether workers may have come or gone, or another number of them is wanted.
+    pub(super) fn changes_workers(&self) -> bool {
+        matches!(
+            self,
+            Self::Platform(_)
+                | Self::WorkerConnected { .. }
+                | Self::WorkerGone { .. }
+                | Self::Scale { .. }
+                | Self::FromWorker {
+                    report: worker::Report::Ready { .. }
+                        | worker::Report::Leaving
+                        | worker::Report::Member(
+                            MemberReport::Formed { .. } | MemberReport::PeerLost { .. },
+                        ),
+                    ..
+                }
+        )
+    }
+
     pub(super) fn is_time_report(&self) -> bool {
         matches!(
             self,

@@ -258,7 +258,7 @@ impl Job {
 
     pub(super) fn note_order(&mut self, order: &Order, now: Time) {
         match order {
-            Order::Launch { instance, memory_percent } => {
+            Order::Launch { instance, memory_percent, .. } => {
                 self.roster.launched(*instance, now);
                 if *memory_percent > 100 {
                     let text =
@@ -310,7 +310,8 @@ impl Job {
 
     /// The workers that hold a stream, with their process ids and states.
     pub fn connected_workers(&self) -> impl Iterator<Item = (WorkerId, u32, InstanceState)> + '_ {
-        self.roster.connected_workers(|worker| self.strategy.is_training(worker))
+        let is_spare = |worker| self.spares.contains(&worker);
+        self.roster.connected_workers(is_spare, |worker| self.strategy.is_training(worker))
     }
 
     /// The servers that hold a stream, with their process ids.

@@ -50,6 +50,8 @@ struct Worker {
     pid: u32,
     is_connected: bool,
     is_leaving: bool,
+    /// With servers and spares: it is not a spare.
+    is_trainer: bool,
     /// Leases that it can hold at once; zero until it is ready.
     capacity: u32,
     /// What it waits for, by its last heartbeat.
@@ -87,6 +89,7 @@ impl Worker {
             pid,
             is_connected: true,
             is_leaving: false,
+            is_trainer: false,
             capacity: 0,
             waiting_for: WaitingFor::Nothing,
             waiting_since: now,
@@ -196,15 +199,37 @@ impl Roster {
         self.workers.iter().filter(|(_, worker)| worker.is_ready()).map(|(id, _)| *id)
     }
 
+    pub(super) fn is_ready(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(Worker::is_ready)
+    }
+
+    pub(super) fn is_trainer(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|known| known.is_trainer)
+    }
+
+    /// Chooses the workers that are assigned work, `most` of them. One that was chosen before stays
+    /// as long as it can work. Returns the new ones.
+    pub(super) fn choose_trainers(&mut self, most: usize, now: Time) -> Vec<WorkerId> {
+        let able = self.workers.iter().filter(|(_, w)| w.is_ready() && w.not_before <= now);
+        let mut able: Vec<_> = able.map(|(id, worker)| (!worker.is_trainer, *id)).collect();
+        able.sort_unstable();
+        able.truncate(most);
+        self.workers.values_mut().for_each(|worker| worker.is_trainer = false);
+        able.iter().for_each(|(_, id)| self.edit(*id, |worker| worker.is_trainer = true));
+        able.into_iter().filter(|(is_new, _)| *is_new).map(|(_, id)| id).collect()
+    }
+
     /// The workers that hold a stream, with their process ids and states.
     pub(super) fn connected_workers(
         &self,
+        is_spare: impl Fn(WorkerId) -> bool,
         has_joined: impl Fn(WorkerId) -> bool,
     ) -> impl Iterator<Item = (WorkerId, u32, InstanceState)> {
         let connected = self.workers.iter().filter(|(_, worker)| worker.is_connected);
         connected.map(move |(id, worker)| {
             let state = match worker {
                 _ if worker.is_leaving => InstanceState::Leaving,
+                _ if worker.is_ready() && is_spare(*id) => InstanceState::Spare,
                 _ if worker.is_ready() && has_joined(*id) => InstanceState::Working,
                 _ => InstanceState::Joining,
             };

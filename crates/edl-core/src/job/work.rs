@@ -22,14 +22,20 @@ impl Job {
     pub(super) fn assign_work(&mut self, now: Time) {
         let has_batches = self.stages.is_working() && !self.strategy.trains_in_steps();
         let barrier = has_batches.then(|| self.stages.next_stop());
+        let most = self.instances.max_trainers();
+        let has_spares = most.is_some() && !self.strategy.trains_in_steps();
         let Self { assignments, roster, strategy, next_number, config, .. } = self;
-        let capacity =
-            |worker| roster.capacity(worker, now).filter(|_| strategy.has_joined(worker));
+        let may_work = |worker| match has_spares {
+            true => roster.is_trainer(worker),
+            false => strategy.has_joined(worker),
+        };
+        let capacity = |worker| roster.capacity(worker, now).filter(|_| may_work(worker));
         let new_lease = || {
             *next_number += 1;
             LeaseId::of(config.term, *next_number)
         };
         let n_workers = u32::try_from(roster.worker_ids().len()).unwrap_or(u32::MAX);
+        let n_workers = n_workers.min(most.unwrap_or(u32::MAX));
         let all = assignments.assign(barrier, n_workers, capacity, new_lease, now);
         for Assigned { worker, lease, mut task } in all {
             if let Task::Train { epoch, indices, skipped } = &mut task {

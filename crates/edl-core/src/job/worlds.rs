@@ -43,15 +43,16 @@ impl Job {
     /// Forms the next world if one is needed. As long as only routine reports come, the answer is
     /// that of the last time: a report must not cost more the more members there are.
     fn change_world(&mut self, now: Time) {
-        let n_changes = self.steps().worlds().n_changes();
-        if self.unchanged_world == Some(n_changes) {
+        let most = self.instances.max_trainers();
+        let facts = (self.steps().worlds().n_changes(), most);
+        if self.unchanged_world == Some(facts) {
             return;
         }
         let candidates = self.candidates(now);
-        match self.steps().worlds().next(&candidates) {
+        match self.steps().worlds().next(&candidates, most) {
             Change::Nothing => {
                 self.steps_mut().end_drain();
-                self.unchanged_world = Some(n_changes);
+                self.unchanged_world = Some(facts);
             }
             // Steps under suspicion come first.
             Change::Form { after: Some(_), .. } if self.steps().is_careful() => {}

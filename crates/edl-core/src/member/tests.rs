@@ -474,7 +474,7 @@ fn only_a_member_with_every_step_of_its_world_has_the_final_parameters() {
     bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 9 }));
     assert_eq!(bench.member.leads_at_end(), None, "it has two of nine steps");
     let mut bench = Bench::alone(2);
-    bench.feed(Event::Command(Command::World(world(2, &[OTHER], None, 9))));
+    bench.feed(announce(world(2, &[OTHER], None, 9)));
     assert_eq!(bench.member.leads_at_end(), None, "it is in no world");
 }
 

@@ -210,6 +210,11 @@ job_description! {
             { flag: at(3, "Processes", "STRATEGY"), fixed: STRATEGY }
         num_workers: u32 = 2, "Number of workers" / ""
             { flag: at(1, "Processes", "N"), least: 1, most: Some(MAX_WORKERS) }
+        spares: u32,
+            "Additional workers that are kept ready: one of them takes over at once when a worker \
+             is lost. They use memory, and on Kubernetes the resources of a worker each"
+            / "Additional workers that are kept ready to replace lost ones."
+            { flag: train("Processes", "N"), most: Some(MAX_WORKERS) }
         num_ps_pods: u32 = 1, "Number of parameter servers; 0 uses AllReduce"
             { flag: at(2, "Processes", "N"), most: Some(MAX_PARTITIONS) }
         partitions: u32 = 32, "Number of partitions of the parameters, fixed for the job's lifetime"

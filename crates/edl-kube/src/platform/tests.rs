@@ -69,7 +69,7 @@ impl Stage {
 }
 
 fn launch() -> Order {
-    Order::Launch { instance: W0, memory_percent: 150 }
+    Order::Launch { instance: W0, memory_percent: 150, is_spare: false }
 }
 
 #[tokio::test]

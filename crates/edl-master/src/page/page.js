@@ -120,13 +120,15 @@ const drawTools = (status) => {
 };
 const drawTiles = (status) => {
   const works = status.instances.filter((i) => i.role === "worker" && i.state === "working").length;
+  const spares = status.instances.filter((i) => i.state === "spare").length;
+  const inWorld = status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : "";
   const rows = status.instances.reduce((sum, i) => sum + (i.load ? i.load.rows : 0), 0);
   const all = [
     ["Step", whole(status.step), status.generation > 1 ? `generation ${status.generation}` : ""],
     ["Loss", status.loss === null ? "nan" : status.loss ? status.loss.toFixed(4) : "–", ""],
     ["Records/s", whole(status.records_per_second), ""],
     ["Learning rate", short(status.learning_rate), ""],
-    ["Workers", FINAL.includes(status.state) ? whole(status.workers_wanted) : `${works} of ${status.workers_wanted}`, status.lanes ? `world ${world(status.world)}, ${status.lanes} lanes` : ""],
+    ["Workers", FINAL.includes(status.state) ? whole(status.workers_wanted) : `${works} of ${status.workers_wanted}`, [inWorld, spares ? (spares === 1 ? "1 spare" : `${spares} spares`) : ""].filter(Boolean).join(", ")],
     ["Goodput", status.goodput ? `${(status.goodput.share * 100).toFixed(1)} %` : "–", status.goodput && status.goodput.repeated ? `batches trained again: ${whole(status.goodput.repeated)}` : "of the workers' time"],
     ...(rows ? [["Embedding rows", whole(rows), "on the servers"]] : []),
   ];
@@ -212,7 +214,7 @@ const drawGoodput = (status) => {
 };
 const shade = (part) => {
   if (part.world) return `hsl(${168 + (part.world % TERM * 47) % 120} 52% ${58 + (part.world % 2) * 8}%)`;
-  return { working: css("compute"), serving: css("compute"), running: css("communicate"), leaving: css("idle") }[part.state] || css("data_wait");
+  return { working: css("compute"), serving: css("compute"), running: css("communicate"), leaving: css("idle"), spare: css("idle") }[part.state] || css("data_wait");
 };
 const drawLives = () => {
   const lives = model.lives.slice(-60), now = model.samples.length ? model.samples[model.samples.length - 1].at_secs : 0;

@@ -83,13 +83,18 @@ fn check_symbols(spec: &JobSpec) -> anyhow::Result<()> {
 }
 
 /// A job on this machine needs at least one worker, and no more than its supervisor can handle.
-pub(crate) fn check_workers(num_workers: u32) -> anyhow::Result<()> {
-    match num_workers {
-        0 => Err(refuse(
+pub(crate) fn check_workers(spec: &JobSpec) -> anyhow::Result<()> {
+    let JobSpec { num_workers, spares, .. } = *spec;
+    match num_workers.saturating_add(spares) {
+        _ if num_workers == 0 => Err(refuse(
             "--num_workers=0 is too few; use at least 1, or start workers manually with \
              `elasticdl master`",
         )),
-        1..=MAX_WORKERS => Ok(()),
+        0..=MAX_WORKERS => Ok(()),
+        _ if spares > 0 => Err(refuse(format!(
+            "--num_workers={num_workers} and --spares={spares} are too many for one machine; use at \
+             most {MAX_WORKERS} together"
+        ))),
         _ => Err(refuse(format!(
             "--num_workers={num_workers} is too many for one machine; use at most {MAX_WORKERS}"
         ))),
@@ -323,10 +328,15 @@ mod tests {
 
     #[test]
     fn a_number_of_workers_that_cannot_work_is_refused() {
-        check_workers(1).unwrap();
-        check_workers(MAX_WORKERS).unwrap();
-        assert!(refusal(check_workers(0)).starts_with("--num_workers=0 is too few; "));
-        assert!(refusal(check_workers(100_000)).contains("at most 512"));
+        let check = |num_workers, spares| {
+            check_workers(&JobSpec { num_workers, spares, ..JobSpec::default() })
+        };
+        check(1, 0).unwrap();
+        check(MAX_WORKERS - 1, 1).unwrap();
+        assert!(refusal(check(0, 1)).starts_with("--num_workers=0 is too few; "));
+        assert!(refusal(check(100_000, 0)).contains("at most 512"));
+        let together = "--num_workers=512 and --spares=1 are too many for one machine";
+        assert!(refusal(check(MAX_WORKERS, 1)).starts_with(together));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::Duration;
 use edl_core::error::is_disk_full;
 use edl_core::platform::{ChaosAction, Ended, InstanceId, Process, Role, WORKER_VARIABLES};
 use edl_core::spec::{JobSpec, Strategy};
+use edl_worker::priority;
 use rustix::process::Signal;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::task::JoinSet;
@@ -166,8 +167,9 @@ impl Children {
         others.map(process).collect()
     }
 
-    /// Starts a parameter server or a worker; one that runs already is left alone.
-    pub(super) fn launch(&mut self, instance: InstanceId) -> io::Result<u32> {
+    /// Starts a parameter server or a worker; one that runs already is left alone. A spare starts
+    /// with low priority.
+    pub(super) fn launch(&mut self, instance: InstanceId, is_spare: bool) -> io::Result<u32> {
         if let Some(pid) = self.pid(instance) {
             return Ok(pid);
         }
@@ -184,7 +186,12 @@ impl Children {
             Role::Worker if programs.custom_loop.is_some() => &mut command,
             Role::Worker => command.arg(format!("--worker_id={}", instance.id)),
         };
+        let normal = if is_spare { priority::normal() } else { None };
+        command.envs(normal.map(|normal| (priority::NORMAL_PRIORITY, normal.to_string())));
         let mut child = command.spawn()?;
+        if let (Some(pid), Some(normal)) = (child.id(), normal) {
+            priority::lower(pid, normal);
+        }
         let stdin = child.stdin.take();
         self.keep(instance, child, stdin)
     }
@@ -431,7 +438,7 @@ mod tests {
     /// A script that was just written is busy while another test starts a child.
     fn launch(children: &mut Children) -> u32 {
         loop {
-            match children.launch(WORKER) {
+            match children.launch(WORKER, false) {
                 Ok(pid) => return pid,
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {}
                 Err(error) => panic!("{error}"),
@@ -445,7 +452,11 @@ mod tests {
     async fn a_child_gets_its_flags_and_its_output_goes_to_its_log() {
         let (_root, mut children) = children("echo \"$@\" $THREADS; exit 5");
         let pid = launch(&mut children);
-        assert_eq!(children.launch(WORKER).unwrap(), pid, "a second order starts no second one");
+        assert_eq!(
+            children.launch(WORKER, false).unwrap(),
+            pid,
+            "a second order starts no second one"
+        );
         let listed: Vec<_> = children.list().iter().map(|p| (p.instance, p.pid)).collect();
         assert_eq!(listed, [(WORKER, pid)]);
         let ended = children.ended().await;

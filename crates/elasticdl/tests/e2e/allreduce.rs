@@ -16,7 +16,7 @@ use crate::harness::{
 const STEPS: u64 = 64;
 
 /// The job whose weights are compared. Its model has batch norm and dropout.
-fn job(home: &Home, name: &str, workers: u32, more: &[&str]) -> Running {
+pub(crate) fn job(home: &Home, name: &str, workers: u32, more: &[&str]) -> Running {
     let (name_flag, workers) = (format!("--job_name={name}"), format!("--num_workers={workers}"));
     let data = shipped_as("training_data", "test");
     let mut args = vec![
@@ -117,7 +117,7 @@ impl SameBits {
     }
 }
 
-const SAME_BITS: SameBits = SameBits {
+pub(crate) const SAME_BITS: SameBits = SameBits {
     topic: "allreduce",
     steps: STEPS,
     weights,

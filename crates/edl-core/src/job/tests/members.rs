@@ -22,13 +22,13 @@ use crate::worker;
 use crate::world::Announced;
 
 /// A job with two workers, and everything that it has asked for.
-struct Members {
-    job: Job,
-    now: Time,
-    effects: Vec<Effect>,
+pub(super) struct Members {
+    pub job: Job,
+    pub now: Time,
+    pub effects: Vec<Effect>,
 }
 
-fn spec() -> JobSpec {
+pub(super) fn spec() -> JobSpec {
     JobSpec {
         job_name: "members".into(),
         distribution_strategy: Strategy::Allreduce,
@@ -45,8 +45,22 @@ fn spec() -> JobSpec {
 }
 
 impl Members {
-    /// Both workers hold the state of step 0, unless their probes keep one of them out.
-    fn with_probes(spec: JobSpec, probes: [u64; 2]) -> Self {
+    /// All workers are ready, unless their probes keep one of them out, and the members of the first
+    /// world hold the state of step 0.
+    pub(super) fn with_probes(spec: JobSpec, probes: &[u64]) -> Self {
+        let n_ps = spec.num_ps_pods;
+        let mut members = Self::starting(spec, probes.len());
+        for (id, probe) in (0..).zip(probes) {
+            members.join(id, *probe);
+        }
+        (0..n_ps).for_each(|id| members.join_ps(id));
+        members.loaded(1);
+        members.form();
+        members
+    }
+
+    /// So many workers and all servers run, but none has connected.
+    pub(super) fn starting(spec: JobSpec, n_workers: usize) -> Self {
         let n_ps = spec.num_ps_pods;
         let config = Config {
             spec,
@@ -60,31 +74,25 @@ impl Members {
         };
         let job = Job::new(config, Durable::default(), Time::ZERO);
         let mut members = Self { job, now: Time::ZERO, effects: Vec::new() };
-        let workers = [0, 1].map(|id| (worker(id), id));
+        let workers = (0..).take(n_workers).map(|id| (worker(id), id));
         let servers = (0..n_ps).map(|id| (ps(id), 10 + id));
         let process = |(instance, pid)| Process { instance, pid, age_ms: 0 };
-        let running = workers.into_iter().chain(servers).map(process).collect();
+        let running = workers.chain(servers).map(process).collect();
         members.handle(Event::Platform(Report::Running(running)));
-        for (id, probe) in (0..).zip(probes) {
-            members.join(id, probe);
-        }
-        (0..n_ps).for_each(|id| members.join_ps(id));
-        members.loaded(1);
-        members.form();
         members
     }
 
-    fn new(spec: JobSpec) -> Self {
-        Self::with_probes(spec, [7, 7])
+    pub(super) fn new(spec: JobSpec) -> Self {
+        Self::with_probes(spec, &[7, 7])
     }
 
-    fn handle(&mut self, event: Event) {
+    pub(super) fn handle(&mut self, event: Event) {
         let effects = self.job.handle(event, self.now);
         self.job.check_invariants();
         self.effects.extend(effects);
     }
 
-    fn join(&mut self, id: u32, probe: u64) {
+    pub(super) fn join(&mut self, id: u32, probe: u64) {
         let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
         self.handle(Event::WorkerConnected { worker, incarnation, pid: id });
         let (address, unix_path) = Default::default();
@@ -123,16 +131,16 @@ impl Members {
         }
     }
 
-    fn world(&self) -> WorldId {
+    pub(super) fn world(&self) -> WorldId {
         self.job.worlds().and_then(|worlds| worlds.current()).expect("a world").id
     }
 
-    fn members(&self) -> Vec<u32> {
+    pub(super) fn members(&self) -> Vec<u32> {
         let world = self.job.worlds().and_then(|worlds| worlds.current()).expect("a world");
         world.members.iter().map(|member| member.worker.0).collect()
     }
 
-    fn report(&mut self, id: u32, report: MemberReport) {
+    pub(super) fn report(&mut self, id: u32, report: MemberReport) {
         let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
         self.handle(Event::FromWorker {
             worker,
@@ -141,8 +149,8 @@ impl Members {
         });
     }
 
-    fn form(&mut self) {
-        self.pass(Duration::from_secs(2), [WaitingFor::Master; 2]);
+    pub(super) fn form(&mut self) {
+        self.pass(Duration::from_secs(2), &[WaitingFor::Master; 4]);
         for id in self.members() {
             let (world, pause_secs, state_bytes) = (self.world(), 0.0, 0);
             self.report(id, MemberReport::Formed { world, step: 0, pause_secs, state_bytes });
@@ -155,12 +163,13 @@ impl Members {
     }
 
     /// Time passes; all processes send heartbeats.
-    fn pass(&mut self, time: Duration, waiting_for: [WaitingFor; 2]) {
+    pub(super) fn pass(&mut self, time: Duration, waiting_for: &[WaitingFor]) {
         let end = self.now + time;
         while self.now < end {
             self.now = self.now + Duration::from_millis(100);
             for (id, waiting_for) in (0..).zip(waiting_for) {
                 let (worker, incarnation) = (WorkerId(id), Incarnation(id.into()));
+                let waiting_for = *waiting_for;
                 let report = worker::Report::Heartbeat { waiting_for, progress: 0 };
                 self.handle(Event::FromWorker { worker, incarnation, report });
             }
@@ -173,7 +182,7 @@ impl Members {
         }
     }
 
-    fn notes(&self, kind: EventKind) -> Vec<&str> {
+    pub(super) fn notes(&self, kind: EventKind) -> Vec<&str> {
         let mut texts = Vec::new();
         for effect in &self.effects {
             if let Effect::Note(note) = effect
@@ -249,7 +258,7 @@ fn a_report_from_an_earlier_world_changes_nothing() {
 
 #[test]
 fn a_worker_with_another_probe_is_refused_or_reported() {
-    let members = Members::with_probes(spec(), [7, 8]);
+    let members = Members::with_probes(spec(), &[7, 8]);
     let is_refusal = |effect: &Effect| {
         let says_why = |why: &str| why.contains("--same_bits");
         matches!(effect, Effect::RefuseWorker(WorkerId(1), why) if says_why(why))
@@ -258,7 +267,7 @@ fn a_worker_with_another_probe_is_refused_or_reported() {
     assert!(members.effects.iter().any(is_refusal) && !members.job.durable().bits_differ);
 
     let spec = JobSpec { same_bits: SameBits::Report, ..spec() };
-    let members = Members::with_probes(spec, [7, 8]);
+    let members = Members::with_probes(spec, &[7, 8]);
     assert_eq!((members.members(), members.notes(EventKind::BitsDiffer).len()), (vec![0, 1], 1));
     assert!(members.job.durable().bits_differ, "the next master knows it too");
 }
@@ -275,7 +284,7 @@ fn two_results_of_one_step_fail_a_job_that_promised_equal_bits() {
 #[test]
 fn a_member_that_hangs_is_replaced_and_one_that_waits_for_it_is_not() {
     let mut members = Members::new(spec());
-    members.pass(Duration::from_secs(22), [WaitingFor::Nothing, WaitingFor::Members]);
+    members.pass(Duration::from_secs(22), &[WaitingFor::Nothing, WaitingFor::Members]);
     let stopped = |effect: &Effect| {
         let Effect::Platform(Order::Stop { instance, .. }) = effect else { return None };
         Some(*instance)
@@ -292,10 +301,10 @@ fn the_others_continue_without_a_member_that_does_not_answer() {
         let world = members.world();
         members.report(0, MemberReport::Stepped { world, step, hash: 0, loss: 0.5 });
         members.report(1, MemberReport::Stepped { world, step, hash: 0, loss: 0.5 });
-        members.pass(beat, [WaitingFor::Nothing; 2]);
+        members.pass(beat, &[WaitingFor::Nothing; 2]);
     }
     // Both compute for long, and answer.
-    members.pass(Duration::from_secs(5), [WaitingFor::Nothing; 2]);
+    members.pass(Duration::from_secs(5), &[WaitingFor::Nothing; 2]);
     assert_eq!(members.members(), [0, 1]);
     let since = members.now;
     while members.members() == [0, 1] {

@@ -37,7 +37,8 @@ impl Job {
         let is_due = |instance: &Instance| !instance.is_leaving && !instance.is_stuck();
         let missing = expected.filter(|(_, instance)| is_due(instance));
         let is_first = self.steps().worlds().current().is_none();
-        let waits = is_first && !is_late && missing.map(|(id, _)| id).any(is_missing);
+        let is_full = self.instances.max_trainers().is_some_and(|n| workers.len() >= n as usize);
+        let waits = is_first && !is_late && !is_full && missing.map(|(id, _)| id).any(is_missing);
         if !waits {
             self.steps_mut().stop_gathering();
         }
