@@ -143,7 +143,11 @@ impl Ui {
 
     /// Shows what is new.
     pub(crate) fn tick(&mut self) {
+        self.show_job();
         self.show_script();
+    }
+
+    fn show_job(&mut self) {
         let Some(job) = &self.job else { return };
         if let Form::Relay { offset } = &mut self.form {
             relay(job, offset);

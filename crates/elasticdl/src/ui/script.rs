@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use edl_core::job::JobState;
 use edl_core::platform::{InstanceId, Role};
 use edl_net::proto::JobStatus;
 
@@ -25,18 +26,21 @@ impl ScriptOutput {
         Self { logs, followed, leader }
     }
 
-    /// The new lines of the leader, without those of its worker.
+    /// The new lines of the leader, without those of its worker. Once a job was stopped or has
+    /// failed, they are only about the end of the process.
     pub(super) fn read(&mut self, status: Option<&JobStatus>) -> String {
         let mut instances = status.iter().flat_map(|status| &status.instances);
         if let Some(leader) = instances.find(|i| i.role() == Role::Worker && i.lanes.contains(&0)) {
             self.leader = InstanceId { role: Role::Worker, id: leader.id }.to_string();
         }
+        let state = status.map(JobStatus::state).filter(|state| state.is_final());
+        let is_over = state.is_some_and(|state| state != JobState::Succeeded);
         let mut shown = String::new();
         for (name, path) in logs::log_files(&self.logs) {
             let followed = self.followed.entry(name.clone()).or_default();
             let text = followed.read(&path).unwrap_or_default();
             let lines = text.split_inclusive('\n').filter(|line| logs::time_of(line).is_none());
-            if name == self.leader {
+            if name == self.leader && !is_over {
                 shown.extend(lines);
             }
         }
@@ -70,6 +74,11 @@ mod tests {
         let status = JobStatus { instances: vec![leader], ..JobStatus::default() };
         write(1, "e\n");
         assert_eq!(output.read(Some(&status)), "e\n");
-        assert_eq!(output.read(None), "", "it leads until another does");
+        write(1, "f\n");
+        assert_eq!(output.read(None), "f\n", "it leads until another does");
+        let mut stopped = JobStatus::default();
+        stopped.set_state(JobState::Stopped);
+        write(1, "a stack\n");
+        assert_eq!(output.read(Some(&stopped)), "");
     }
 }
