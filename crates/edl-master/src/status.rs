@@ -129,6 +129,7 @@ impl Engine {
             share,
             trained: goodput.trained(),
             repeated: goodput.repeated(),
+            records: goodput.records(),
         }
     }
 

@@ -116,7 +116,7 @@ fn interrupt() -> anyhow::Result<CancellationToken> {
     let (runtime, shutdown) = (crate::runtime()?, interrupt.clone());
     std::thread::spawn(move || {
         runtime.block_on(async {
-            if let Ok(mut signals) = cancel_on_signal(&shutdown) {
+            if let Ok(mut signals) = cancel_on_signal(&shutdown, false) {
                 signals.join_next().await;
             }
         });

@@ -42,7 +42,7 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
     let runtime = runtime(2)?;
     let shutdown = CancellationToken::new();
     let ended = runtime.block_on(async {
-        let _signals = cancel_on_signal(&shutdown)?;
+        let _signals = cancel_on_signal(&shutdown, true)?;
         let (stdout, stdin) = pipes_to_supervisor()?;
         let (port, platform) = edl_master::port();
         let (mut writing, mut reading) = (JoinSet::new(), JoinSet::new());
@@ -73,6 +73,7 @@ pub(crate) fn master_config(
         spec,
         resume,
         ip: None,
+        hands_over: false,
         store_patience: Duration::ZERO,
     })
 }
@@ -81,6 +82,10 @@ pub(crate) fn master_config(
 pub(crate) fn exit_of_master(ended: Result<End, edl_master::Error>) -> Exit {
     match ended {
         Ok(end) => end.exit(),
+        Err(error @ edl_master::Error::HandedOver) => {
+            tracing::info!("{error}");
+            Exit::Relaunch
+        }
         Err(error) => {
             let exit = if error.is_lasting() { Exit::Failed } else { Exit::Relaunch };
             tracing::error!("{:#}", anyhow::Error::from(error));
@@ -151,7 +156,7 @@ pub(crate) fn run(
     }
     let runtime = runtime(2)?;
     let ended = runtime.block_on(async {
-        let _signals = cancel_on_signal(&shutdown)?;
+        let _signals = cancel_on_signal(&shutdown, supervised)?;
         body(shutdown.clone()).await
     });
     runtime.shutdown_background();
@@ -197,8 +202,12 @@ fn exit_at_end_of_input(shutdown: CancellationToken) -> anyhow::Result<()> {
     thread.map(drop).context("cannot watch the supervisor")
 }
 
-/// The first signal requests an orderly exit; a second one exits at once.
-pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<JoinSet<()>> {
+/// The first signal requests an orderly exit; a second one exits at once. Supervised processes may
+/// get several, if every process of a job gets one; they are killed if they take too long.
+pub(crate) fn cancel_on_signal(
+    shutdown: &CancellationToken,
+    supervised: bool,
+) -> anyhow::Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
     tasks.spawn(stacks::log_when_asked()?);
     for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
@@ -206,7 +215,7 @@ pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<J
         let shutdown = shutdown.clone();
         tasks.spawn(async move {
             while signals.recv().await.is_some() {
-                if shutdown.is_cancelled() {
+                if shutdown.is_cancelled() && !supervised {
                     std::process::exit(Exit::Interrupted.code().into());
                 }
                 shutdown.cancel();

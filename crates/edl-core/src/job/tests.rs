@@ -10,4 +10,5 @@ mod members;
 mod nonfinite;
 mod requests;
 mod restart;
+mod stopping;
 mod suspects;

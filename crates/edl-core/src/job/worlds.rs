@@ -33,8 +33,9 @@ impl Job {
         let candidates = self.candidates(now);
         match self.steps().worlds().next(&candidates) {
             Change::Nothing => self.steps_mut().end_drain(),
-            // Steps under suspicion come first.
-            Change::Form { after: Some(_), .. } if self.steps().is_careful() => {}
+            // Steps under suspicion come first, and a job that stops waits for no change.
+            Change::Form { after: Some(_), .. }
+                if self.steps().is_careful() || self.stages.stopping().is_some() => {}
             Change::Form { workers, after } => {
                 let keeps =
                     after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
@@ -43,8 +44,7 @@ impl Job {
                 }
             }
         }
-        let needs_checkpoint =
-            matches!(self.stages.stage(), Stage::BestCheckpoint | Stage::Stopping { .. });
+        let needs_checkpoint = *self.stages.stage() == Stage::BestCheckpoint;
         if needs_checkpoint && !self.checkpoints.is_writing() && self.steps().worlds().is_settled()
         {
             self.begin_checkpoint(None, now);
@@ -224,6 +224,7 @@ impl Job {
                     self.stepped(worker, step, hash, loss, now);
                 }
             }
+            MemberReport::Paused { world, step } => steps.paused(world, worker, step),
             MemberReport::Pace { lane_secs } => {
                 let lane = Duration::try_from_secs_f64(lane_secs).unwrap_or_default();
                 steps.worlds_mut().measured(worker, lane);

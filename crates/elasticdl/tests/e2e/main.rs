@@ -25,6 +25,7 @@ mod progress;
 mod resume;
 mod security;
 mod spans;
+mod stop;
 mod store;
 mod sync;
 mod terminal;
