@@ -35,6 +35,9 @@ pub struct Goodput {
     vacancies: VecDeque<Time>,
     trained: u64,
     repeated: u64,
+    /// Records whose gradients were computed, repeated ones included.
+    #[serde(default)]
+    records: u64,
 }
 
 /// One worker or server.
@@ -57,6 +60,9 @@ struct Account {
     /// What it was doing at its last report.
     last: TimeKind,
     step: u64,
+    /// Records that its process has trained, by its last report.
+    #[serde(default)]
+    records: u64,
     /// Batches that it finished since its last report, and those of them that were done before.
     n_finished: u64,
     n_repeated: u64,
@@ -78,6 +84,8 @@ pub struct TimeReport {
     pub last: TimeKind,
     /// Under AllReduce, the job's step that it holds.
     pub step: u64,
+    /// Records whose gradients it has computed.
+    pub records: u64,
 }
 
 impl Goodput {
@@ -121,7 +129,7 @@ impl Goodput {
         if account.incarnation != incarnation {
             account.settle(now);
             account.incarnation = incarnation;
-            account.reported = Spent::default();
+            (account.reported, account.records) = (Spent::default(), 0);
             account.last = TimeKind::Idle;
         }
         account.presence = Presence::Here;
@@ -138,6 +146,7 @@ impl Goodput {
     ) {
         let Some(account) = self.accounts.get_mut(&instance) else { return };
         if account.incarnation == incarnation && account.presence == Presence::Here {
+            self.records += report.records.saturating_sub(account.records);
             account.report(report, redo, now);
         }
     }
@@ -233,6 +242,13 @@ impl Goodput {
         self.repeated
     }
 
+    /// Records whose gradients were computed, repeated ones included. What a process computed after
+    /// its last report before it failed is missing.
+    #[must_use]
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
     /// The accounting in the form that the next master of the job continues.
     #[must_use]
     pub fn saved(&self, now: Time) -> Self {
@@ -282,6 +298,7 @@ impl Account {
             reported: Spent::default(),
             last: TimeKind::Idle,
             step: 0,
+            records: 0,
             n_finished: 0,
             n_repeated: 0,
         }
@@ -341,6 +358,7 @@ impl Account {
         }
         (self.at, self.owed) = (self.at.max(now), Duration::ZERO);
         (self.reported, self.last, self.step) = (report.spent, report.last, report.step);
+        self.records = report.records;
         (self.n_finished, self.n_repeated) = (0, 0);
     }
 

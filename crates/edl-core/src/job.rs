@@ -29,6 +29,7 @@ mod stages;
 mod stalled;
 mod state;
 mod step_control;
+mod stopping;
 mod strategy;
 mod work;
 mod worlds;
@@ -262,10 +263,11 @@ impl Job {
                 let result = self.scale(workers);
                 self.effects.push(Effect::Reply(result));
             }
-            Event::Stop { reason, with_checkpoint } => {
-                self.stop(&reason, with_checkpoint, now);
+            Event::Stop { reason, within } => {
+                self.stop(&reason, within, now);
                 self.reply_before_end();
             }
+            Event::HandOver { within } => self.hand_over(within, now),
             Event::Chaos { instance, action } => {
                 let result = self.chaos(instance, action);
                 self.effects.push(Effect::Reply(result));
@@ -280,6 +282,7 @@ impl Job {
                 let peer = peer.map(|peer| *peer);
                 self.worker_ready(worker, *model, capacity, held, peer, now);
             }
+            Report::Returned { kept } => self.work_returned(worker, &kept),
             Report::Leaving => self.worker_leaving(worker),
             Report::Heartbeat { waiting_for, progress } => {
                 self.roster.worker_waits(worker, waiting_for, now);
@@ -365,12 +368,11 @@ impl Job {
         if self.is_serving() {
             self.advance_stage(now);
             self.grant(now);
-        } else if let Stage::Stopping { reason, deadline } = self.stages.stage()
-            && (now >= *deadline || !self.is_world_expected())
+        } else if let Some(stop) = self.stages.stopping()
+            && (now >= stop.deadline || !self.is_world_expected())
         {
             // There is no state to save.
-            let end = End::Stopped(reason.clone());
-            self.end(end);
+            self.end_stop(None);
         }
     }
 
@@ -520,7 +522,7 @@ impl Job {
             Stage::BestCheckpoint
             | Stage::Finishing
             | Stage::Exporting { .. }
-            | Stage::Stopping { .. } => JobState::Finishing,
+            | Stage::Stopping(_) => JobState::Finishing,
         }
     }
 

@@ -126,6 +126,18 @@ impl Ledger {
         batch.epoch == self.epoch && self.pool.computed(worker, batch.index)
     }
 
+    /// A worker returns the batches that it holds, except for these.
+    pub fn take_back(&mut self, worker: WorkerId, kept: &[BatchId]) {
+        let epoch = self.epoch;
+        self.pool.take_back(worker, |index| kept.contains(&BatchId { epoch, index }));
+    }
+
+    /// Whether rounds are trained one after the other.
+    #[must_use]
+    pub fn is_sync(&self) -> bool {
+        self.is_sync
+    }
+
     /// Whether anything before `barrier` waits for a worker.
     #[must_use]
     pub fn has_todo(&self, barrier: u64) -> bool {

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use crate::batch::BatchPlan;
 use crate::id::{CheckpointId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
-use crate::job::{Command, MemberCheckpoint, Peer};
+use crate::job::{Command, MemberCheckpoint, MemberReport, Peer};
 use crate::machine::Machine;
 use crate::model::ModelSpec;
 use crate::route::Route;
@@ -112,12 +112,18 @@ pub struct Member {
     highest: WorldId,
     /// The last grant of any world.
     go: Option<(WorldId, u64)>,
+    /// The job stops: no step after this one is begun in this world, whatever was granted.
+    pause: Option<(WorldId, u64)>,
+    /// The last step that was begun with the state that it holds, in any world.
+    begun: u64,
     /// When it stopped training, between worlds.
     left: Option<Time>,
 
     training: Option<Training>,
     /// Lanes, sums, updates and minibatches computed by this process.
     n_computed: u64,
+    /// Records of the lanes among them.
+    n_records: u64,
     pace: Pace,
     /// Records that were requested and are not used yet.
     reads: BTreeMap<Place, Reading>,
@@ -289,9 +295,12 @@ impl Member {
             next: None,
             highest: WorldId(0),
             go: None,
+            pause: None,
+            begun: 0,
             left: None,
             training: None,
             n_computed: 0,
+            n_records: 0,
             reads: BTreeMap::new(),
             shards: BTreeMap::new(),
             orders: Vec::new(),
@@ -310,7 +319,13 @@ impl Member {
     fn obey(&mut self, command: Command, now: Time) {
         match command {
             Command::World(announced) => self.announced(Arc::unwrap_or_clone(announced)),
-            Command::Go { world, until } => self.go = self.go.max(Some((world, until))),
+            Command::Go { world, until } => {
+                self.go = self.go.max(Some((world, until)));
+                if let Some((_, last)) = self.pause.as_mut().filter(|(of, _)| *of == world) {
+                    *last = until.max(*last);
+                }
+            }
+            Command::Drain { .. } => self.pause(),
             Command::Checkpoint(order) => self.orders.push(order),
             Command::Lease { lease, task } => self.assigned(lease, task),
             Command::Revoke(lease) => self.drop_shard(lease),
@@ -390,6 +405,12 @@ impl Member {
     #[must_use]
     pub fn progress(&self) -> u64 {
         self.n_computed
+    }
+
+    /// Records whose gradients were computed by this process.
+    #[must_use]
+    pub fn records(&self) -> u64 {
+        self.n_records
     }
 
     fn start(&mut self, doing: Doing, activity: Activity) {
@@ -475,10 +496,24 @@ impl Member {
 
     /// The step that a member of `world` may train to.
     fn until(&self, world: &Announced) -> u64 {
-        match self.go {
+        let until = match self.go {
             Some((id, until)) if id == world.world.id => until.max(world.until),
             Some(_) | None => world.until,
-        }
+        };
+        let pause = self.pause.filter(|(id, _)| *id == world.world.id);
+        pause.map_or(until, |(_, last)| last.min(until))
+    }
+
+    /// Begins no further step. One that was begun is finished: another member may have trained it,
+    /// and servers may have applied it.
+    fn pause(&mut self) {
+        let (Some(world), Some(step)) = (&self.world, self.step()) else { return };
+        let (world, step) = (world.world.id, self.begun.max(step));
+        let last =
+            self.pause.filter(|(of, _)| *of == world).map_or(step, |(_, last)| last.max(step));
+        self.pause = Some((world, last));
+        self.drop_shards();
+        self.report(Report::Member(MemberReport::Paused { world, step: last }));
     }
 
     /// Whether it must connect to the servers before it trains or evaluates.

@@ -221,6 +221,28 @@ impl Pool {
         held.into_iter().filter_map(|lease| self.release(lease)).collect()
     }
 
+    /// Takes back what `worker` holds, except for the items that it keeps.
+    pub fn take_back(&mut self, worker: WorkerId, keeps: impl Fn(u32) -> bool) {
+        let held: Vec<LeaseId> = self.held_by(worker).collect();
+        for id in held {
+            let lease = self.leases.get_mut(&id).expect("a worker's lease exists");
+            lease.computed.retain(|item| keeps(*item));
+            for item in lease.open.extract_if(.., |item| !keeps(*item)) {
+                self.holder.remove(&item);
+                self.todo.insert(item);
+            }
+            if lease.open.is_empty() {
+                self.forget(id);
+            }
+        }
+    }
+
+    /// Items that are assigned.
+    #[must_use]
+    pub fn n_assigned(&self) -> usize {
+        self.holder.len()
+    }
+
     /// Ends every overdue lease.
     pub fn expire(&mut self, now: Time) -> Vec<(LeaseId, Lease)> {
         let overdue = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now);

@@ -104,8 +104,8 @@ impl Machine for Server {
                 self.checkpoint(checkpoint, generation, folder, at);
             }
             Event::Order(Order::Stop(_)) => self.stop(),
-            // The session takes it.
-            Event::Order(Order::Welcome) => {}
+            // The session takes these.
+            Event::Order(Order::Welcome | Order::Drain) => {}
             Event::Inspect(inspection) => self.inspect(inspection),
             Event::Pull(pull) => self.pull(pull),
             Event::Push(push) => self.push(push),

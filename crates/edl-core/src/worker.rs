@@ -54,12 +54,12 @@ pub struct Config {
 /// How long a worker that exits waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Until what is in progress has ended, acknowledgements included.
+    /// The job is over: until what is in progress has ended.
     pub finish: Duration,
     /// Until the servers have acknowledged the last gradients.
     pub last_answers: Duration,
-    /// As a member of a world: until the master has announced a world without this worker, which
-    /// takes over its lanes.
+    /// Asked to leave: until the batch in progress is finished. As a member of a world: until the
+    /// master has announced a world without this worker, which takes over its lanes.
     pub hand_over: Duration,
 }
 
@@ -84,6 +84,8 @@ pub struct Worker {
     connection: Connection,
     /// Items computed by this process.
     n_computed: u64,
+    /// The job stops or this worker leaves: nothing more is begun.
+    is_draining: bool,
     exit: Option<Exit>,
     is_over: bool,
     effects: Vec<Effect>,
@@ -132,8 +134,12 @@ impl Machine for Worker {
                 self.announce();
             }
             Event::Rejoined => {
+                self.is_draining = false;
                 self.release_shards();
                 self.announce();
+                if self.exit.is_some() {
+                    self.return_rest();
+                }
             }
             Event::Command(command) => self.obey(command, now),
             Event::Decoded { item, result: Ok(()) } => self.decoded(item),
@@ -191,6 +197,7 @@ impl Worker {
             work: Work::default(),
             connection: Connection::new(),
             n_computed: 0,
+            is_draining: false,
             exit: None,
             is_over: false,
             effects: Vec::new(),
@@ -240,6 +247,7 @@ impl Worker {
             Command::Route(route) => self.route(route),
             Command::Lease { lease, task } => self.assign(lease, task),
             Command::Revoke(lease) => self.release(lease),
+            Command::Drain { .. } => self.drain(),
             Command::Stop(_) => self.stop(now),
             // The session takes the first two, and the rest is for members of a world.
             Command::Welcome
@@ -251,12 +259,41 @@ impl Worker {
     }
 
     fn advance(&mut self, now: Time) {
+        self.return_open();
         if self.exit.is_some() {
             self.exit_if_done(now);
         } else {
             self.connection.retry_if_due(now, &mut self.effects);
             self.advance_items();
         }
+    }
+
+    /// The job stops. In synchronous mode, all that is held belongs to the open round: it is
+    /// finished, because what others have computed for it must not be lost.
+    fn drain(&mut self) {
+        self.release_shards();
+        if !matches!(self.config.mode, Mode::Sync { .. }) {
+            self.return_rest();
+        }
+    }
+
+    /// Finishes only what is computed or pushed, from now on.
+    fn return_rest(&mut self) {
+        self.is_draining = true;
+        self.work.return_open(self.pipeline.current());
+        self.report_kept();
+    }
+
+    /// In a drain, what is not computed is returned; a broken connection makes that more.
+    fn return_open(&mut self) {
+        if self.is_draining && self.work.return_open(self.pipeline.current()) {
+            self.report_kept();
+        }
+    }
+
+    fn report_kept(&mut self) {
+        let kept = self.work.batches().collect();
+        self.effects.push(Effect::Report(Report::Returned { kept }));
     }
 
     fn announce(&mut self) {

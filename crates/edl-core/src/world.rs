@@ -409,7 +409,8 @@ impl Worlds {
         self.until = self.until.max(until);
     }
 
-    /// All state is loaded again: no worker holds a step after `until`.
+    /// No worker whose state counts holds or trains a step after `until`: all state is loaded again,
+    /// or all members have paused.
     pub fn start_over(&mut self, until: u64) {
         self.until = until;
     }

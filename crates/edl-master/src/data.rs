@@ -148,6 +148,7 @@ mod tests {
             resume: false,
             ip: None,
             http_hosts: Vec::new(),
+            hands_over: false,
             store_patience: Duration::ZERO,
         }
     }

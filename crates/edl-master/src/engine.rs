@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use edl_core::id::{PsId, WorkerId};
-use edl_core::job::{self, Durable, Effect, End, Event, Job, JobState};
+use edl_core::job::{self, Durable, Effect, End, Event, Job, JobState, STOP_TIMEOUT};
 use edl_core::platform::Order;
 use edl_core::server;
 use edl_core::time::Time;
@@ -80,6 +80,8 @@ pub(crate) struct Engine {
     /// The request being handled: the number of workers before it, and where its reply goes.
     pending_reply: Option<(u32, Reply)>,
     ended: Option<End>,
+    /// The next master continues the job.
+    is_handed_over: bool,
     /// What the loop takes next; `early` came while the state could not be saved.
     pub(crate) queue: mpsc::Receiver<Input>,
     inputs: Inputs,
@@ -130,6 +132,7 @@ impl Engine {
             exported_bytes: Default::default(),
             pending_reply: None,
             ended: None,
+            is_handed_over: false,
             queue,
             inputs: Inputs(inputs),
             early: VecDeque::new(),
@@ -176,12 +179,9 @@ impl Engine {
         crate::evaluation::started(self.data.n_validation_records);
 
         let mut status_at = tokio::time::interval(STATUS_EVERY);
-        let stop = |with_checkpoint| Event::Stop {
-            reason: "the master was shut down".into(),
-            with_checkpoint,
-        };
+        let stop = |within| Event::Stop { reason: "the master was shut down".into(), within };
         let mut is_shut_down = false;
-        while self.ended.is_none() {
+        while self.ended.is_none() && !self.is_handed_over {
             let deadline = self.origin + self.job.next_deadline(self.now()).since(Time::ZERO);
             let event = tokio::select! {
                 Some(input) = saving::next(&mut self.early, &mut self.queue) => self.input(input),
@@ -195,17 +195,24 @@ impl Engine {
                     self.export_progressed()
                 }
                 report = reports.recv() => {
-                    Some(report.map_or_else(|| stop(false), Event::Platform))
+                    Some(report.map_or_else(|| stop(Duration::ZERO), Event::Platform))
                 }
                 () = self.shutdown.cancelled(), if !is_shut_down => {
                     is_shut_down = true;
-                    Some(stop(true))
+                    Some(match self.config.hands_over {
+                        true => Event::HandOver { within: STOP_TIMEOUT },
+                        false => stop(STOP_TIMEOUT),
+                    })
                 }
                 Some(Ok(Err(error))) = serving.join_next() => return Err(Error::Serve(error)),
             };
             if let Some(event) = event {
                 self.handle(event, &orders).await?;
             }
+        }
+        if self.is_handed_over {
+            self.publish(&health);
+            return Err(Error::HandedOver);
         }
         self.disconnect_all(&orders).await;
         self.checkpoints.sweep();
@@ -390,6 +397,7 @@ impl Engine {
                         let _ = reply.send(result.map(|()| before).map_err(service::to_status));
                     }
                 }
+                Effect::HandedOver => self.is_handed_over = true,
                 Effect::Ended(end) => {
                     self.journal.ended(&end);
                     self.ended = Some(end);

@@ -15,7 +15,7 @@ use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use edl_core::job::{Event, JobState};
+use edl_core::job::{Event, JobState, STOP_TIMEOUT};
 use edl_core::platform::Role;
 use edl_net::key::JobKey;
 use edl_net::proto;
@@ -152,7 +152,7 @@ struct Stop {}
 
 async fn stop(State(shared): App, _: ChangeRequest<Stop>) -> Response {
     let reason = "stopped from the job page".into();
-    shared.request(Event::Stop { reason, with_checkpoint: true }).await
+    shared.request(Event::Stop { reason, within: STOP_TIMEOUT }).await
 }
 
 #[derive(Deserialize)]

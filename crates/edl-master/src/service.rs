@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use edl_core::id::{Incarnation, PsId, WorkerId};
-use edl_core::job::{Event, Refusal};
+use edl_core::job::{Event, Refusal, STOP_TIMEOUT};
 use edl_core::platform::InstanceId;
 use edl_core::{server, worker};
 use edl_net::CONTROL_PROTOCOL;
@@ -230,10 +230,11 @@ impl Master for Service {
         &self,
         request: Request<proto::StopRequest>,
     ) -> Result<Response<proto::StopReply>, Status> {
-        let reason = request.into_inner().reason;
+        let proto::StopRequest { reason, within_ms } = request.into_inner();
+        let within = within_ms.map_or(STOP_TIMEOUT, Duration::from_millis);
         // Never refused. If the engine is gone, the job has ended and the process is about to exit;
         // an error would make the caller kill it.
-        let _ = self.inputs.request(Event::Stop { reason, with_checkpoint: true }).await;
+        let _ = self.inputs.request(Event::Stop { reason, within }).await;
         Ok(Response::new(proto::StopReply {}))
     }
 

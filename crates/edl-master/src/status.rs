@@ -130,6 +130,7 @@ impl Engine {
             share,
             trained: goodput.trained(),
             repeated: goodput.repeated(),
+            records: goodput.records(),
         }
     }
 

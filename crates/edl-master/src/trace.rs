@@ -136,7 +136,8 @@ impl Recorder {
             | Effect::Delete(_)
             | Effect::Export { .. }
             | Effect::JoinPredictions { .. }
-            | Effect::Reply(_) => {}
+            | Effect::Reply(_)
+            | Effect::HandedOver => {}
         }
     }
 

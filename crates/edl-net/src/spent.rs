@@ -24,8 +24,8 @@ impl From<Spent> for proto::Spent {
 }
 
 impl From<TimeReport> for proto::Spending {
-    fn from(TimeReport { spent, last, step }: TimeReport) -> Self {
-        Self { spent: Some(spent.into()), last: last.into(), step, load: None }
+    fn from(TimeReport { spent, last, step, records }: TimeReport) -> Self {
+        Self { spent: Some(spent.into()), last: last.into(), step, load: None, records }
     }
 }
 

@@ -20,6 +20,7 @@ use edl_net::proto::{PsCommand, PsHello, PsLoad, PsMessage, Spending, ps_command
 use edl_net::wire::Stream;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::address::Listeners;
@@ -29,6 +30,11 @@ use crate::{Config, Error};
 
 /// Connections that cannot be accepted are tried again after this pause.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A server that is asked to exit waits this long to hear that its job stops,
+const NEWS_TIMEOUT: Duration = Duration::from_secs(2);
+/// and this long for the end of a job that stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Runs a parameter server until the master stops it or `shutdown` is cancelled.
 ///
@@ -127,25 +133,75 @@ struct Session {
     reports: UnboundedReceiver<Report>,
 }
 
+/// When a server that is asked to exit does so. If everything is asked to exit at once, the master
+/// stops the job, and needs its servers for the last checkpoint.
+#[derive(Default)]
+struct Departure {
+    has_master: bool,
+    /// The job stops.
+    is_draining: bool,
+    /// Set once it was asked to exit.
+    exit_at: Option<Instant>,
+}
+
+impl Departure {
+    fn asked(&mut self) {
+        let stay = match (self.has_master, self.is_draining) {
+            (false, _) => Duration::ZERO,
+            (true, false) => NEWS_TIMEOUT,
+            (true, true) => DRAIN_TIMEOUT,
+        };
+        self.exit_at = Some(Instant::now() + stay);
+    }
+
+    fn heard(&mut self, command: &ps_command::Kind) {
+        match command {
+            ps_command::Kind::Welcome(_) => (self.has_master, self.is_draining) = (true, false),
+            ps_command::Kind::Drain(_) => self.is_draining = true,
+            ps_command::Kind::Load(_)
+            | ps_command::Kind::Checkpoint(_)
+            | ps_command::Kind::Inspect(_)
+            | ps_command::Kind::Stop(_)
+            | ps_command::Kind::Serve(_) => return,
+        }
+        if self.exit_at.is_some() {
+            self.asked();
+        }
+    }
+
+    fn master_lost(&mut self) {
+        self.has_master = false;
+        if self.exit_at.is_some() {
+            self.asked();
+        }
+    }
+}
+
 impl Session {
     async fn run(mut self, shutdown: &CancellationToken) -> Result<(), Error> {
         let mut broken = self.store.broken();
+        let mut departure = Departure::default();
         loop {
+            let exit_at = departure.exit_at.unwrap_or_else(Instant::now);
             tokio::select! {
-                () = shutdown.cancelled() => return Ok(()),
+                () = shutdown.cancelled(), if departure.exit_at.is_none() => departure.asked(),
+                () = sleep_until(exit_at), if departure.exit_at.is_some() => return Ok(()),
                 _ = broken.wait_for(|is_broken| *is_broken) => return Err(Error::OwnerPanicked),
                 event = self.control.event() => match event? {
                     Event::Command(PsCommand { kind: Some(ps_command::Kind::Stop(stop)) }) => {
                         tracing::info!(reason = stop.reason, "parameter server stopping");
                         return Ok(());
                     }
-                    Event::Command(PsCommand { kind: Some(command) }) => self.obey(command),
+                    Event::Command(PsCommand { kind: Some(command) }) => {
+                        departure.heard(&command);
+                        self.obey(command);
+                    }
                     Event::Command(_) => tracing::warn!("ignored an unknown order"),
                     Event::Heartbeat => {
                         self.send(convert::server::message(Report::Heartbeat));
                         self.send(self.spending());
                     }
-                    Event::Lost => {}
+                    Event::Lost => departure.master_lost(),
                 },
                 Some(report) = self.reports.recv() => {
                     self.send(convert::server::message(report));
@@ -171,7 +227,7 @@ impl Session {
         let (spent, pulls, pushes, rows) = self.store.load_of();
         let last = if self.store.is_loading() { TimeKind::Heal } else { TimeKind::Idle };
         let load = Some(PsLoad { pulls, pushes, rows });
-        let spending = Spending { load, ..TimeReport { spent, last, step: 0 }.into() };
+        let spending = Spending { load, ..TimeReport { spent, last, step: 0, records: 0 }.into() };
         PsMessage { kind: Some(ps_message::Kind::Spending(spending)) }
     }
 }

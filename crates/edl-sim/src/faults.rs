@@ -11,6 +11,9 @@ use crate::message::{SiteTimer, Timer};
 use crate::process::Process;
 use crate::site::Site;
 
+/// More than any batch, round or step takes.
+const AMPLE_TIME: Duration = Duration::from_secs(600);
+
 impl Site {
     /// Something goes wrong now, as long as the scenario has faults left.
     pub(crate) fn fault(&mut self) {
@@ -19,9 +22,17 @@ impl Site {
             return;
         }
         self.n_faults_left -= 1;
-        let delay = self.kernel.between(0, 2 * self.scenario.fault_every_ms);
+        let delay = match self.scenario.is_undisturbed {
+            true => self.scenario.undisturbed_time().mul_f64(self.kernel.rng.unit() / 8.0),
+            false => self.kernel.between(0, 2 * self.scenario.fault_every_ms),
+        };
         self.kernel.schedule(SITE, delay, Timer::Site(SiteTimer::Fault));
-        match self.kernel.rng.below(32) {
+        if self.scenario.is_undisturbed {
+            let reason = "by the user".into();
+            let stop = Event::Stop { reason, within: AMPLE_TIME };
+            return self.ask_master("stop in time requested", stop);
+        }
+        match self.kernel.rng.below(33) {
             0..=2 => self.kill_any(Role::Worker, "worker killed"),
             3 | 4 => self.kill_any(Role::Ps, "server killed"),
             5 | 6 => self.kill_furthest(),
@@ -51,6 +62,7 @@ impl Site {
             28 => self.stop_job(),
             29 => self.isolate(),
             30 => self.double_server(),
+            31 => self.hand_over(),
             _ => self.get_stuck(),
         }
     }
@@ -155,10 +167,16 @@ impl Site {
 
     /// The user stops the job, and resumes it when it has stopped.
     fn stop_job(&mut self) {
-        let with_checkpoint = self.kernel.chance(500);
-        self.lasting(0, 5000);
+        let is_patient = self.kernel.chance(700);
+        let within = if is_patient { self.lasting(1, 8000) } else { Duration::ZERO };
         let reason = "by the user".into();
-        self.ask_master("stop requested", Event::Stop { reason, with_checkpoint });
+        self.ask_master("stop requested", Event::Stop { reason, within });
+    }
+
+    /// The cluster asks the master to exit before it removes the machine.
+    fn hand_over(&mut self) {
+        let within = self.lasting(1, 8000);
+        self.ask_master("master asked to exit", Event::HandOver { within });
     }
 
     fn ask_master(&mut self, kind: &'static str, event: Event) {

@@ -27,6 +27,8 @@ pub(crate) struct Judge {
     /// What a worker held when it reported that it had formed a world.
     pub(crate) formed: BTreeMap<(WorkerId, WorldId), State>,
     pub(crate) regions: BTreeMap<Pid, Region>,
+    /// The batches and lanes whose gradients were computed, if none may be computed twice.
+    computed: BTreeSet<(BatchId, u32)>,
     /// Which process took the slot of which.
     evictions: BTreeSet<(Pid, Pid)>,
 }
@@ -71,6 +73,14 @@ impl Judge {
         is_overwritten
     }
 
+    /// A worker has computed the gradient of a batch, or of one lane of it.
+    pub(crate) fn computed(&mut self, scenario: &Scenario, batch: BatchId, lane: u32) {
+        if scenario.is_undisturbed {
+            let is_new = self.computed.insert((batch, lane));
+            assert!(is_new, "lane {lane} of batch {batch} is computed twice");
+        }
+    }
+
     /// A process takes the slot of another one. The other must not take it back.
     pub(crate) fn evicted(&mut self, old: Pid, new: Pid) {
         assert!(!self.evictions.contains(&(new, old)), "{old} and {new} evict each other");
@@ -96,6 +106,7 @@ impl Judge {
                 assert_eq!(*hash, model.history.gradient_of(*step), "step {step} on {worker}");
             }
             MemberReport::Stepped { .. }
+            | MemberReport::Paused { .. }
             | MemberReport::Pace { .. }
             | MemberReport::PeerLost { .. }
             | MemberReport::StepFailed { .. }

@@ -361,6 +361,7 @@ impl Master {
                 assert!(!is_unexpected, "{} without a fault: {}", note.kind.name(), note.text);
                 context.kernel.note(context.pid, note.kind.name(), &note.text);
             }
+            Effect::HandedOver => context.exit = Some(Exit::Relaunch.into()),
             Effect::Ended(end) => {
                 context.judge.ended(context.scenario, context.disk, &self.job);
                 context.exit = Some(end.exit().into());

@@ -16,8 +16,10 @@ pub struct Scenario {
     pub n_validation_records: u64,
     pub n_faults: u64,
     pub fault_every_ms: u64,
-    /// Nothing goes wrong, so nothing may be lost.
+    /// Nothing goes wrong, so nothing may be lost or computed twice.
     pub is_undisturbed: bool,
+    /// How often the user stops an undisturbed job, with enough time, and resumes it.
+    pub n_stops: u64,
     /// Per thousand handled events: the master dies in the middle of its effects.
     pub master_deaths: u64,
     /// Per thousand batches or lanes: user code fails, the worker crashes.
@@ -190,6 +192,7 @@ impl Scenario {
             n_faults: u64::from(draw.small(0, 14)),
             fault_every_ms: u64::from(draw.small(30, 1200)),
             is_undisturbed: false,
+            n_stops: 0,
             master_deaths: draw.one_of(&[0, 0, 3, 10]),
             failures: if is_untrainable { 0 } else { failures },
             crashes: if is_untrainable { 0 } else { crashes },
@@ -209,8 +212,9 @@ impl Scenario {
         };
         match draw.small(0, 15) {
             0 => {
-                Self { step_ms: draw_timing.one_of(&[scenario.step_ms, LONG_STEP_MS]), ..scenario }
-                    .undisturbed()
+                let step_ms = draw_timing.one_of(&[scenario.step_ms, LONG_STEP_MS]);
+                let n_stops = u64::from(draw_timing.small(0, 2));
+                Self { step_ms, n_stops, ..scenario }.undisturbed()
             }
             // A member that computes for long seems silent to the others.
             1 | 2 => Self { step_ms: u64::from(draw.small(40, 300)), ..scenario },

@@ -205,6 +205,7 @@ impl Server {
                 | ps_command::Kind::Serve(_)
                 | ps_command::Kind::Checkpoint(_)
                 | ps_command::Kind::Inspect(_)
+                | ps_command::Kind::Drain(_)
                 | ps_command::Kind::Stop(_)) => {
                     let spec = &self.session.follow.job().expect("a master is followed").spec;
                     let event = convert::event(kind, spec).expect("an order can be read");

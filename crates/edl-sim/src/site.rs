@@ -84,7 +84,7 @@ impl Site {
             reports_until: Time::ZERO,
             orders_until: Time::ZERO,
             next_pid: SITE + 1,
-            n_faults_left: scenario.n_faults,
+            n_faults_left: scenario.n_faults + scenario.n_stops,
             n_deaths_left: MAX_DEATHS,
             calm_at: Time::ZERO,
             ended: None,

@@ -17,7 +17,7 @@ use edl_sim::{Outcome, Scenario, Site};
 const N_SEEDS: u64 = 2000;
 
 /// What some job must meet, or the simulation proves little: faults, and how machines answer.
-const MET: [&str; 51] = [
+const MET: [&str; 53] = [
     "all connections broken",
     "all workers dismissed",
     "checkpoint",
@@ -36,6 +36,7 @@ const MET: [&str; 51] = [
     "furthest worker killed",
     "isolated",
     "lower terms refused",
+    "master asked to exit",
     "master died in its effects",
     "master frozen",
     "master killed",
@@ -52,6 +53,7 @@ const MET: [&str; 51] = [
     "server frozen",
     "server killed",
     "server started twice",
+    "stop in time requested",
     "stop requested",
     "stopped because of a loss",
     "stopped by the user",
@@ -171,6 +173,15 @@ fn nothing_is_lost_or_repeated_without_faults() {
             assert!(!outcome.counts.contains_key(kind), "seed {seed} met `{kind}`");
         }
     }
+}
+
+/// The judge compares what is computed.
+#[test]
+fn nothing_is_computed_twice_when_a_job_is_stopped_in_time_and_resumed() {
+    let stopped = |seed| Scenario { n_stops: 3, ..Scenario::new(seed).undisturbed() };
+    let sum = run_all(0..200, stopped);
+    let n_stops = sum.counts.get("stopped by the user").copied().unwrap_or(0);
+    assert!(n_stops > 200, "{n_stops} stops");
 }
 
 /// A checkpoint is ordered for a step that is eight steps ahead. Its time limit begins when that

@@ -59,6 +59,9 @@ pub(crate) trait Shell: Send + 'static {
     /// Batches, lanes and minibatches that were computed.
     fn progress(&self) -> u64;
 
+    /// Records whose gradients were computed.
+    fn records(&self) -> u64;
+
     /// Ends every wait of other threads.
     fn close(&mut self);
 }
@@ -161,7 +164,7 @@ impl<S: Shell> State<S> {
         if cfg!(debug_assertions) {
             shell.machine().check_invariants();
         }
-        self.progress.advance(shell.progress(), shell.step());
+        self.progress.advance(shell.progress(), shell.step(), shell.records());
         let activity = shell.activity();
         if self.activity.replace(activity) != Some(activity) {
             self.progress.show(activity);

@@ -21,6 +21,7 @@ mod driver;
 mod evaluate;
 mod feed;
 mod link;
+mod notice;
 mod predict;
 pub mod priority;
 mod progress;
@@ -44,6 +45,7 @@ use edl_tensor::model::Model;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use edl_core::error::chain;
+pub use notice::time_left;
 pub use session::Error;
 
 /// What a worker needs at its start; the rest comes from the master.

@@ -18,6 +18,8 @@ pub(crate) struct Progress {
     step: AtomicU64,
     /// Batches, lanes and minibatches that were computed.
     n_computed: AtomicU64,
+    /// Records whose gradients were computed.
+    n_records: AtomicU64,
     is_blocked: OnceLock<IsBlocked>,
     /// Where the compute thread's time goes.
     pub(crate) spending: Spending,
@@ -29,13 +31,15 @@ impl Progress {
             waiting_for: Mutex::new(WaitingFor::Nothing),
             step: AtomicU64::new(0),
             n_computed: AtomicU64::new(0),
+            n_records: AtomicU64::new(0),
             is_blocked: OnceLock::new(),
             spending: Spending::new(),
         }
     }
 
-    pub(crate) fn advance(&self, n_computed: u64, step: u64) {
+    pub(crate) fn advance(&self, n_computed: u64, step: u64, n_records: u64) {
         self.n_computed.store(n_computed, Ordering::Relaxed);
+        self.n_records.store(n_records, Ordering::Relaxed);
         self.step.store(step, Ordering::Relaxed);
     }
 
@@ -45,6 +49,10 @@ impl Progress {
 
     pub(crate) fn n_computed(&self) -> u64 {
         self.n_computed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn n_records(&self) -> u64 {
+        self.n_records.load(Ordering::Relaxed)
     }
 
     /// What the machine does or waits for.

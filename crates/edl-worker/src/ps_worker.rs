@@ -24,6 +24,8 @@ pub(crate) struct PsWorker {
     pub(crate) abort: Option<(u64, Abort)>,
     /// The gradient of the batch that was computed last, while its event is handled.
     pub(crate) gradient: Option<Push>,
+    /// Records whose gradients were computed.
+    pub(crate) n_records: u64,
 }
 
 impl Driver<PsWorker> {
@@ -36,7 +38,11 @@ impl Driver<PsWorker> {
     pub(crate) fn trained(&self, batch: BatchId, loss: f32, push: Push) -> Option<Push> {
         let result = Ok(Computed::Batch { loss });
         let event = Event::Computed { item: Item::Batch(batch), result };
-        self.handle_with(|shell| shell.gradient = Some(push), event);
+        let computed = |shell: &mut PsWorker| {
+            shell.n_records += u64::from(push.n_records);
+            shell.gradient = Some(push);
+        };
+        self.handle_with(computed, event);
         self.with(|shell| shell.gradient.take()).flatten()
     }
 
@@ -134,6 +140,10 @@ impl Shell for PsWorker {
 
     fn progress(&self) -> u64 {
         self.machine.progress()
+    }
+
+    fn records(&self) -> u64 {
+        self.n_records
     }
 
     fn close(&mut self) {

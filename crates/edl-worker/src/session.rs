@@ -8,6 +8,7 @@ mod start;
 
 use std::future::ready;
 use std::sync::Arc;
+use std::time::Duration;
 
 use edl_core::goodput::TimeReport;
 use edl_core::id::{Incarnation, LeaseId, WorldId};
@@ -24,11 +25,15 @@ use tracing::{debug, info, warn};
 use crate::Config;
 use crate::driver::{Input, Output, Worker};
 use crate::feed::Counts;
+use crate::notice;
 use crate::priority;
 use crate::progress::Progress;
 
 pub(crate) use start::{Edges, Limits};
 use start::{Ended, Ends};
+
+/// How long a worker that was asked to exit may take.
+const LEAVING: Duration = Duration::from_secs(10);
 
 /// Why a worker ended without being asked to.
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +109,7 @@ impl Session {
                 ended = &mut self.ended => break start::result(ended),
                 () = self.shutdown.cancelled(), if !is_leaving => {
                     info!("leaving");
+                    notice::give(LEAVING);
                     is_leaving = true;
                     if self.worker.is_none() {
                         // There is no work to finish yet.
@@ -137,7 +143,8 @@ impl Session {
 
     fn spending(&self) -> Report {
         let (spent, last) = self.progress.spending.read();
-        Report::Spending(TimeReport { spent, last, step: self.progress.step() })
+        let (step, records) = (self.progress.step(), self.progress.n_records());
+        Report::Spending(TimeReport { spent, last, step, records })
     }
 
     /// The first welcome starts the worker.
@@ -194,6 +201,9 @@ impl Session {
             }
             Some(command) => {
                 log(&command);
+                if let Command::Drain(drain) = &command {
+                    notice::give(Duration::from_millis(drain.within_ms));
+                }
                 self.input(Input::Command(command));
             }
             None => warn!("the master sent an unknown command"),
@@ -237,6 +247,7 @@ fn log(command: &Command) {
         }
         Command::Revoke(revoke) => debug!(lease = %LeaseId(revoke.lease), "lease revoked"),
         Command::Stop(stop) => info!(reason = stop.reason, "stopped by the master"),
+        Command::Drain(_) => info!("the job stops; finishing what is computed"),
         Command::Welcome(_)
         | Command::Ping(_)
         | Command::World(_)

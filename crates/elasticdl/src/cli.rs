@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use edl_core::spec::{Codec, FieldType, LogLevel};
+use edl_core::spec::{Codec, FieldType, LogLevel, Seconds};
 
 use crate::flags::{CLUSTER, COMMON, HIDDEN, JobFlags, PREDICT, SCRIPT, TRAIN};
 
@@ -81,7 +82,7 @@ pub(crate) enum Command {
     /// Change the number of workers of a running job
     Scale(ScaleArgs),
     /// Stop a job; it can be resumed later
-    Stop(JobArg),
+    Stop(StopArgs),
     /// List jobs
     List(ListArgs),
     /// Delete jobs that are not running, including their checkpoints and models
@@ -380,6 +381,20 @@ pub(crate) struct JobArg {
     /// Find the job on the cluster, in this namespace
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StopArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArg,
+    /// Time for finishing the batches in progress and saving a checkpoint, e.g. 5s or 1m; 0 stops
+    /// at once [default: 20s]
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    pub(crate) within: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    Seconds::parse(text).map(|Seconds(secs)| Duration::from_secs(secs))
 }
 
 #[derive(Args, Debug)]

@@ -27,8 +27,8 @@ pub(crate) mod submit;
 
 pub(crate) use follow::watch;
 
-/// A master may write a last checkpoint before it exits.
-const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for a master's pod to exit after its job has stopped.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(40);
 const POLL: Duration = Duration::from_millis(200);
 
 /// The job that a command is about.
@@ -170,11 +170,15 @@ impl ClusterJob {
         Err(control::not_running(name, &self.handle()))
     }
 
-    /// Waits until the master has stopped the job, if it was asked to. Deletes the pods if it does
-    /// not stop.
-    pub(crate) async fn end(&self, is_asked: bool) -> anyhow::Result<JobStatus> {
+    /// Waits until the master has stopped the job, if it was asked to do so within this time. Deletes
+    /// the pods if it does not stop.
+    pub(crate) async fn end(&self, within: Option<Duration>) -> anyhow::Result<JobStatus> {
         let name = &self.spec().job_name;
-        if !is_asked || !self.ended_within(STOP_TIMEOUT).await? {
+        let has_ended = match within {
+            Some(within) => self.ended_within(within + EXIT_TIMEOUT).await?,
+            None => false,
+        };
+        if !has_ended {
             self.cluster.stop(name).await.map_err(explained)?;
         }
         let found = self.cluster.find(name).await.map_err(explained)?;

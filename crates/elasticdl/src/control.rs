@@ -67,9 +67,10 @@ impl Master {
         self.client.scale(ScaleRequest { workers }).await.map(Response::into_inner).map_err(refused)
     }
 
-    pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
-        let reason = "stopped by `elasticdl stop`".into();
-        self.client.stop(StopRequest { reason }).await.map(drop).map_err(refused)
+    pub(crate) async fn stop(&mut self, within: Duration) -> anyhow::Result<()> {
+        let within_ms = u64::try_from(within.as_millis()).ok();
+        let request = StopRequest { reason: STOPPED.into(), within_ms };
+        self.client.stop(request).await.map(drop).map_err(refused)
     }
 
     pub(crate) async fn audit(&mut self) -> anyhow::Result<AuditReport> {
@@ -81,6 +82,8 @@ impl Master {
     }
 }
 
+/// The reason of a job's end by request.
+pub(crate) const STOPPED: &str = "stopped by `elasticdl stop`";
 const NOT_RESPONDING: &str = "the master is not responding";
 
 /// The reason that the master gives for its refusal.

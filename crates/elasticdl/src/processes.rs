@@ -42,7 +42,7 @@ pub(crate) fn master(job_dir: &Path, port: u16, resume: bool) -> anyhow::Result<
     let runtime = runtime(2)?;
     let shutdown = CancellationToken::new();
     let ended = runtime.block_on(async {
-        let _signals = cancel_on_signal(&shutdown)?;
+        let _signals = on_signal(&shutdown, ignore)?;
         let (stdout, stdin) = pipes_to_supervisor()?;
         let (port, platform) = edl_master::port();
         let (mut writing, mut reading) = (JoinSet::new(), JoinSet::new());
@@ -73,6 +73,7 @@ pub(crate) fn master_config(
         spec,
         resume,
         ip: None,
+        hands_over: false,
         store_patience: Duration::ZERO,
     })
 }
@@ -81,6 +82,10 @@ pub(crate) fn master_config(
 pub(crate) fn exit_of_master(ended: Result<End, edl_master::Error>) -> Exit {
     match ended {
         Ok(end) => end.exit(),
+        Err(error @ edl_master::Error::HandedOver) => {
+            tracing::info!("{error}");
+            Exit::Relaunch
+        }
         Err(error) => {
             let exit = if error.is_lasting() { Exit::Failed } else { Exit::Relaunch };
             tracing::error!("{:#}", anyhow::Error::from(error));
@@ -151,7 +156,8 @@ pub(crate) fn run(
     }
     let runtime = runtime(2)?;
     let ended = runtime.block_on(async {
-        let _signals = on_signal(&shutdown, kill_self)?;
+        let second = if supervised { ignore } else { kill_self };
+        let _signals = on_signal(&shutdown, second)?;
         body(shutdown.clone()).await
     });
     runtime.shutdown_background();
@@ -203,12 +209,16 @@ fn kill_self() {
     let _ignored = signals::send(std::process::id(), Signal::KILL);
 }
 
+/// Supervised processes may get several signals, if every process of a job gets one; they are
+/// killed if they take too long.
+fn ignore() {}
+
 /// The first signal requests an orderly exit; a second one exits at once.
 pub(crate) fn cancel_on_signal(shutdown: &CancellationToken) -> anyhow::Result<JoinSet<()>> {
     on_signal(shutdown, || std::process::exit(Exit::Interrupted.code().into()))
 }
 
-fn on_signal(shutdown: &CancellationToken, exit: fn()) -> anyhow::Result<JoinSet<()>> {
+fn on_signal(shutdown: &CancellationToken, again: fn()) -> anyhow::Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
     tasks.spawn(stacks::log_when_asked()?);
     for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
@@ -217,7 +227,7 @@ fn on_signal(shutdown: &CancellationToken, exit: fn()) -> anyhow::Result<JoinSet
         tasks.spawn(async move {
             while signals.recv().await.is_some() {
                 if shutdown.is_cancelled() {
-                    exit();
+                    again();
                 }
                 shutdown.cancel();
             }

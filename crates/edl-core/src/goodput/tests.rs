@@ -21,12 +21,29 @@ fn report(parts: &[(TimeKind, u64)], step: u64) -> TimeReport {
     for (kind, secs) in parts {
         spent.add(*kind, Duration::from_secs(*secs));
     }
-    TimeReport { spent, last: parts.last().map_or(TimeKind::Idle, |(kind, _)| *kind), step }
+    let last = parts.last().map_or(TimeKind::Idle, |(kind, _)| *kind);
+    TimeReport { spent, last, step, records: 0 }
 }
 
 fn secs(spent: Spent) -> Vec<(&'static str, u64)> {
     let parts = spent.iter().filter(|(_, time)| !time.is_zero());
     parts.map(|(kind, time)| (kind.name(), time.as_secs())).collect()
+}
+
+#[test]
+fn records_are_counted_for_each_process_and_across_a_resume() {
+    let mut goodput = Goodput::default();
+    let report = |records| TimeReport { records, ..TimeReport::default() };
+    for (incarnation, records) in [(1, 10), (1, 30), (2, 5)] {
+        let incarnation = Incarnation(incarnation);
+        goodput.connected(worker(0), incarnation, at(0));
+        goodput.report(worker(0), incarnation, report(records), &(0..0), at(1));
+    }
+    assert_eq!(goodput.records(), 35);
+    let mut resumed = goodput.saved(at(2)).all_gone().resumed(Duration::ZERO, at(0));
+    resumed.connected(worker(0), Incarnation(3), at(0));
+    resumed.report(worker(0), Incarnation(3), report(7), &(0..0), at(1));
+    assert_eq!(resumed.records(), 42);
 }
 
 #[test]

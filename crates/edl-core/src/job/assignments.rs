@@ -359,6 +359,11 @@ impl Assignments {
         self.shards_mut().map(|shards| shards.release_worker(worker)).unwrap_or_default()
     }
 
+    /// A worker returns the batches that it holds, except for these.
+    pub(super) fn take_back(&mut self, worker: WorkerId, kept: &[BatchId]) {
+        self.ledger.take_back(worker, kept);
+    }
+
     /// A worker failed on `item` of a lease. Only work of that lease can be at fault.
     pub(super) fn failed(&mut self, lease: LeaseId, item: u32) -> Option<Suspect> {
         let epoch = self.ledger.epoch();

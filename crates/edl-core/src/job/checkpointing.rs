@@ -143,10 +143,12 @@ impl Job {
                     self.end(End::Failed(why.into()));
                 }
             }
-            Stage::Stopping { reason, .. } => {
-                let end = End::Stopped(reason.clone());
-                self.end(end);
+            Stage::Stopping(stop) if stop.is_saving => {
+                let lost = (!is_complete).then_some("its checkpoint could not be written");
+                self.end_stop(lost);
             }
+            // It is not the checkpoint of the stop.
+            Stage::Stopping(_) => {}
             Stage::Working | Stage::Evaluating { .. } | Stage::Exporting { .. } | Stage::Ended => {}
         }
     }

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::evaluation::Evaluated;
 use crate::id::{CheckpointId, Generation, LeaseId, PsId, WorkerId, WorldId};
@@ -60,6 +61,8 @@ pub enum Effect {
     Reply(Result<(), Refusal>),
     /// The job is over: inform all processes, then exit.
     Ended(End),
+    /// Exit; the next master continues the job.
+    HandedOver,
 }
 
 /// An order to a worker.
@@ -84,6 +87,11 @@ pub enum Command {
     Checkpoint(MemberCheckpoint),
     /// Answer by a heartbeat, at once.
     Ping,
+    /// The job stops within this time: begin nothing more. A worker with parameter servers answers
+    /// `Returned`, a member of a world `Paused`.
+    Drain {
+        within: Duration,
+    },
     /// There is no more work.
     Stop(String),
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything that can happen to a job: a closed list of all triggers.
 
+use std::time::Duration;
+
 use crate::id::{CheckpointId, Generation, Incarnation, LeaseId, PsId, WorkerId, WorldId};
 use crate::platform::{self, ChaosAction, InstanceId};
 use crate::server;
@@ -68,11 +70,17 @@ pub enum Event {
     },
     Stop {
         reason: String,
-        with_checkpoint: bool,
+        /// The time for finishing what is computed now and for a checkpoint; none of both if zero.
+        within: Duration,
     },
     Chaos {
         instance: InstanceId,
         action: ChaosAction,
+    },
+    /// The master must exit within this time, but the job goes on under the next one. Answered by
+    /// `Effect::HandedOver`, after what a stop does: all processes may be about to exit.
+    HandOver {
+        within: Duration,
     },
 }
 
@@ -135,6 +143,8 @@ pub enum MemberReport {
     Formed { world: WorldId, step: u64, pause_secs: f64, state_bytes: u64 },
     /// It holds the state after `step`.
     Stepped { world: WorldId, step: u64, hash: u64, loss: f32 },
+    /// It was asked to drain, and begins no step after `step` before it is allowed again.
+    Paused { world: WorldId, step: u64 },
     /// A lane takes it so long.
     Pace { lane_secs: f64 },
     /// It cannot continue because of another member.

@@ -72,15 +72,11 @@ impl Job {
                 }
             }
             Stage::Finishing => self.finish(now),
-            Stage::Stopping { reason, deadline } => {
-                if now >= *deadline {
-                    let end = End::Stopped(reason.clone());
-                    return self.end(end);
-                }
-            }
+            Stage::Stopping(_) => self.advance_stop(now),
             Stage::BestCheckpoint | Stage::Exporting { .. } | Stage::Ended => {}
         }
-        if matches!(self.stages.stage(), Stage::Working | Stage::Evaluating { .. }) {
+        let assigns = matches!(self.stages.stage(), Stage::Working | Stage::Evaluating { .. });
+        if assigns || self.completes_round() {
             self.assign_work(now);
         }
         if self.stages.is_training() && self.checkpoints.is_due(self.ledger().version(), now) {
@@ -236,19 +232,6 @@ impl Job {
     pub fn elapsed(&self, now: Time) -> Duration {
         let before = Duration::from_secs_f64(self.durable.elapsed_secs.max(0.0));
         before + self.stages.elapsed(now)
-    }
-
-    pub(super) fn stop(&mut self, reason: &str, with_checkpoint: bool, now: Time) {
-        let is_training = self.config.spec.job_type == JobType::Train;
-        let can_checkpoint = self.is_serving() || self.is_world_expected();
-        if !with_checkpoint || !is_training || !can_checkpoint {
-            return self.end(End::Stopped(reason.into()));
-        }
-        self.assignments.end_evaluation();
-        self.stages.stop(reason, now);
-        if !self.checkpoints.is_writing() {
-            self.begin_checkpoint(None, now);
-        }
     }
 
     pub(super) fn end(&mut self, end: End) {

@@ -68,6 +68,7 @@ impl Job {
             self.effects.push(Effect::ToWorker(worker, Command::Route(self.route())));
             self.adopt_held(worker, now);
         }
+        self.drain_again(worker, now);
     }
 
     /// Counts what a worker claims to hold as assigned to it.

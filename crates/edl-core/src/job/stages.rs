@@ -9,7 +9,7 @@ use crate::ledger::Ledger;
 use crate::spec::JobType;
 use crate::time::Time;
 
-/// How long a stop waits for its checkpoint.
+/// How long a stop may take, unless it is asked to be shorter or longer.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Writing the result hangs if nothing of it is written for so long.
 pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -32,11 +32,24 @@ pub(super) enum Stage {
         deadline: Time,
     },
     /// The job was asked to stop, after one more checkpoint.
-    Stopping {
-        reason: String,
-        deadline: Time,
-    },
+    Stopping(Stop),
     Ended,
+}
+
+/// A stop that was requested.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stop {
+    pub reason: String,
+    /// Batches that are in progress may be finished until then; the rest of the time is for the
+    /// checkpoint.
+    pub drain_until: Time,
+    pub deadline: Time,
+    /// Its checkpoint has begun.
+    pub is_saving: bool,
+    /// The job goes on under the next master.
+    pub is_hand_over: bool,
+    /// Nothing is left to do but to exit.
+    pub is_over: bool,
 }
 
 /// What follows the work so far.
@@ -111,8 +124,60 @@ impl Stages {
         self.stage = stage;
     }
 
-    pub(super) fn stop(&mut self, reason: &str, now: Time) {
-        self.stage = Stage::Stopping { reason: reason.into(), deadline: now + STOP_TIMEOUT };
+    /// The job stops within this time. A second request can only shorten the time of the first.
+    /// No batch at or after `frontier` is assigned any more.
+    pub(super) fn stop(&mut self, reason: &str, within: Duration, frontier: u64, now: Time) {
+        let (drain_until, deadline) = (now + within / 2, now + within);
+        if let Stage::Stopping(stop) = &mut self.stage {
+            stop.drain_until = stop.drain_until.min(drain_until);
+            stop.deadline = stop.deadline.min(deadline);
+            stop.is_hand_over = false;
+            return;
+        }
+        self.barrier = self.barrier.min(frontier);
+        let reason = reason.into();
+        let (is_saving, is_hand_over, is_over) = (false, false, false);
+        let stop = Stop { reason, drain_until, deadline, is_saving, is_hand_over, is_over };
+        self.stage = Stage::Stopping(stop);
+    }
+
+    /// The stop is no end of the job.
+    pub(super) fn hand_over(&mut self) {
+        if let Stage::Stopping(stop) = &mut self.stage {
+            stop.is_hand_over = true;
+        }
+    }
+
+    pub(super) fn handed_over(&mut self) {
+        if let Stage::Stopping(stop) = &mut self.stage {
+            stop.is_over = true;
+        }
+    }
+
+    pub(super) fn stopping(&self) -> Option<&Stop> {
+        match &self.stage {
+            Stage::Stopping(stop) => Some(stop),
+            Stage::Working
+            | Stage::Evaluating { .. }
+            | Stage::BestCheckpoint
+            | Stage::Finishing
+            | Stage::Exporting { .. }
+            | Stage::Ended => None,
+        }
+    }
+
+    /// The checkpoint of the stop begins.
+    pub(super) fn begin_saving(&mut self) {
+        if let Stage::Stopping(stop) = &mut self.stage {
+            stop.is_saving = true;
+        }
+    }
+
+    /// The reason for the end also says what the stop has lost.
+    pub(super) fn note_loss(&mut self, lost: &str) {
+        if let Stage::Stopping(stop) = &mut self.stage {
+            stop.reason = format!("{}; {lost}", stop.reason);
+        }
     }
 
     /// The result is written from now on.
@@ -144,18 +209,19 @@ impl Stages {
     /// earlier masters.
     pub(super) fn deadlines(&self, before: Duration) -> impl Iterator<Item = Time> {
         let stop = match &self.stage {
-            Stage::Stopping { deadline, .. } | Stage::Exporting { deadline } => Some(*deadline),
+            Stage::Stopping(stop) => [Some(stop.drain_until), Some(stop.deadline)],
+            Stage::Exporting { deadline } => [Some(*deadline), None],
             Stage::Working
             | Stage::Evaluating { .. }
             | Stage::BestCheckpoint
             | Stage::Finishing
-            | Stage::Ended => None,
+            | Stage::Ended => [None, None],
         };
         let every = self.evaluation_every;
         let evaluation = (!every.is_zero()).then(|| self.last_eval_at + every);
         let start = self.started_at.filter(|_| !self.max_time.is_zero());
         let end = start.map(|start| start + self.max_time.saturating_sub(before));
-        stop.into_iter().chain(evaluation).chain(end)
+        stop.into_iter().flatten().chain(evaluation).chain(end)
     }
 
     /// Where training ends, if it does.
@@ -176,7 +242,7 @@ impl Stages {
         }
         self.set_barrier(ledger, evaluations);
         // An export needs no servers, and must not be started twice.
-        if !matches!(self.stage, Stage::Stopping { .. } | Stage::Exporting { .. }) {
+        if !matches!(self.stage, Stage::Stopping(_) | Stage::Exporting { .. }) {
             self.stage = Stage::Working;
         }
     }

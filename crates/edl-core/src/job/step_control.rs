@@ -62,6 +62,9 @@ pub(super) struct StepControl {
     /// The last step that the members may train, if that is lower than what was ever allowed: steps
     /// are under suspicion.
     held_back: Option<u64>,
+    /// The job stops: the world that was asked to pause, and the last step that each of its members
+    /// has begun.
+    pause: Option<(WorldId, BTreeMap<WorkerId, u64>)>,
     /// Steps that may have crashed a worker. Each is allowed when the one before it is done, so the
     /// next crash shows which one.
     isolated: Range<u64>,
@@ -91,6 +94,7 @@ impl StepControl {
             survivors: BTreeSet::new(),
             n_mismatches: 0,
             held_back: None,
+            pause: None,
             isolated: 0..0,
         }
     }
@@ -344,6 +348,42 @@ impl StepControl {
 
     pub(super) fn stop_gathering(&mut self) {
         self.gathering_since = None;
+    }
+
+    /// Whether the members of the world must be asked to pause.
+    pub(super) fn begin_pause(&mut self) -> bool {
+        let world = self.worlds.current().map(|world| world.id);
+        let is_asked = world.is_none() || self.pause.as_ref().map(|(asked, _)| *asked) == world;
+        if !is_asked {
+            self.pause = world.map(|world| (world, BTreeMap::new()));
+        }
+        !is_asked
+    }
+
+    /// A member begins no step after `step`.
+    pub(super) fn paused(&mut self, world: WorldId, worker: WorkerId, step: u64) {
+        if let Some((_, steps)) = self.pause.as_mut().filter(|(asked, _)| *asked == world) {
+            steps.insert(worker, step);
+        }
+    }
+
+    /// A member may have missed what it was asked: all are asked again.
+    pub(super) fn pause_again(&mut self) {
+        self.pause = None;
+    }
+
+    /// The last step that any member has begun, once all of them have paused.
+    pub(super) fn paused_at(&self) -> Option<u64> {
+        let world = self.worlds.current()?;
+        let (_, steps) = self.pause.as_ref().filter(|(asked, _)| *asked == world.id)?;
+        let of_members = world.members.iter().map(|member| steps.get(&member.worker).copied());
+        of_members.collect::<Option<Vec<u64>>>()?.into_iter().max()
+    }
+
+    /// Takes back the steps after `step`: no member has begun them.
+    pub(super) fn end_at(&mut self, step: u64) {
+        self.worlds.start_over(step);
+        (self.held_back, self.isolated) = (None, 0..0);
     }
 
     /// Whether members stay only until a checkpoint is complete.

@@ -11,4 +11,5 @@ mod nonfinite;
 mod requests;
 mod restart;
 mod spares;
+mod stopping;
 mod suspects;

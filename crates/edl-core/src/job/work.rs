@@ -20,7 +20,8 @@ const PENALTY: Duration = Duration::from_millis(500);
 impl Job {
     /// Assigns what can be assigned.
     pub(super) fn assign_work(&mut self, now: Time) {
-        let has_batches = self.stages.is_working() && !self.strategy.trains_in_steps();
+        let is_training = self.stages.is_working() || self.completes_round();
+        let has_batches = is_training && !self.strategy.trains_in_steps();
         let barrier = has_batches.then(|| self.stages.next_stop());
         let most = self.instances.max_trainers();
         let has_spares = most.is_some() && !self.strategy.trains_in_steps();
@@ -137,6 +138,14 @@ impl Job {
         if self.assignments.predict_done(worker, shard, now) {
             self.pardon(Suspect::PredictShard(shard));
         }
+    }
+
+    /// A worker finishes what it computes and returns the rest: the job stops, or the worker leaves.
+    pub(super) fn work_returned(&mut self, worker: WorkerId, kept: &[BatchId]) {
+        if self.stages.stopping().is_none() {
+            self.roster.worker_leaves(worker);
+        }
+        self.assignments.take_back(worker, kept);
     }
 
     /// Takes all leases of a worker back, and remembers what it was working on.

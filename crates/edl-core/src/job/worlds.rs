@@ -32,8 +32,7 @@ impl Job {
             return;
         }
         self.change_world(now);
-        let needs_checkpoint =
-            matches!(self.stages.stage(), Stage::BestCheckpoint | Stage::Stopping { .. });
+        let needs_checkpoint = *self.stages.stage() == Stage::BestCheckpoint;
         if needs_checkpoint && !self.checkpoints.is_writing() && self.steps().worlds().is_settled()
         {
             self.begin_checkpoint(None, now);
@@ -54,8 +53,9 @@ impl Job {
                 self.steps_mut().end_drain();
                 self.unchanged_world = Some(facts);
             }
-            // Steps under suspicion come first.
-            Change::Form { after: Some(_), .. } if self.steps().is_careful() => {}
+            // Steps under suspicion come first, and a job that stops waits for no change.
+            Change::Form { after: Some(_), .. }
+                if self.steps().is_careful() || self.stages.stopping().is_some() => {}
             Change::Form { workers, after } => {
                 let keeps =
                     after.is_some() && workers.is_empty() && self.keep_last(&candidates, now);
@@ -240,6 +240,7 @@ impl Job {
                     self.stepped(worker, step, hash, loss, now);
                 }
             }
+            MemberReport::Paused { world, step } => steps.paused(world, worker, step),
             MemberReport::Pace { lane_secs } => {
                 let lane = Duration::try_from_secs_f64(lane_secs).unwrap_or_default();
                 steps.worlds_mut().measured(worker, lane);

@@ -156,7 +156,7 @@ impl Member {
     }
 
     fn drop_state(&mut self) {
-        (self.state, self.held) = (None, WorldId(0));
+        (self.state, self.held, self.begun) = (None, WorldId(0), 0);
         self.effects.push(Effect::DropState);
     }
 }

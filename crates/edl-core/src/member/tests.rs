@@ -325,6 +325,51 @@ fn a_world_is_entered_and_trained_as_far_as_it_is_allowed() {
     assert_eq!(bench.doing, None);
 }
 
+fn drain() -> Event {
+    Event::Command(Command::Drain { within: Duration::from_secs(5) })
+}
+
+fn paused(world: u64, step: u64) -> Report {
+    Report::Member(MemberReport::Paused { world: WorldId(world), step })
+}
+
+#[test]
+fn a_member_that_drains_finishes_the_step_that_it_has_begun_and_those_of_others() {
+    let mut bench = Bench::new(config());
+    bench.feed(drain());
+    assert_eq!(bench.reports.len(), 1, "it is in no world");
+    bench.feed(Event::Command(Command::World(loading(world(1, &[ME], None, 9)))));
+    bench.run_to("train 2.0");
+    bench.feed(drain());
+    assert_eq!(bench.reports.last(), Some(&paused(1, 3)));
+    bench.run();
+    assert_eq!(bench.member.step(), Some(3));
+    // Another member has begun one more step.
+    bench.feed(Event::Command(Command::Go { world: WorldId(1), until: 4 }));
+    bench.run();
+    assert_eq!(bench.member.step(), Some(4));
+    bench.feed(drain());
+    assert_eq!(bench.reports.last(), Some(&paused(1, 4)));
+    bench.feed(Event::Command(Command::World(world(2, &[ME], None, 9))));
+    bench.run();
+    assert_eq!(bench.member.step(), Some(9), "the next world was not asked to pause");
+}
+
+#[test]
+fn a_step_that_was_begun_in_a_world_that_broke_is_finished_in_the_next_one() {
+    let mut bench = Bench::alone(2);
+    bench.feed(Event::Command(Command::World(world(2, &[ME, OTHER], None, 5))));
+    bench.run_to("reduce");
+    bench.end(Err(Failure::Lost { peer: OTHER, error: "silent".into() }));
+    bench.feed(Event::Command(Command::World(world(3, &[ME], None, 5))));
+    bench.run_to("transfer");
+    bench.succeed();
+    bench.feed(drain());
+    assert_eq!(bench.reports.last(), Some(&paused(3, 3)), "servers may have applied it");
+    bench.run();
+    assert_eq!(bench.member.step(), Some(3));
+}
+
 #[test]
 fn steps_are_reported_once_in_a_while_and_before_every_wait() {
     let mut bench = Bench::new(config());

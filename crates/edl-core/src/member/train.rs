@@ -68,6 +68,7 @@ impl Member {
             mine,
             is_alone,
         };
+        self.begun = self.begun.max(step.number + 1);
         self.read_ahead(&step);
         let stage = Stage::Lane(step.mine.start);
         self.training = Some(Training { step, stage, started: now, computed: Duration::ZERO });
@@ -175,7 +176,15 @@ impl Member {
         };
         let Some(training) = &mut self.training else { return };
         match (training.stage, outcome) {
-            (Stage::Lane(lane), Outcome::Done) => training.stage = Stage::Lane(lane + 1),
+            (Stage::Lane(lane), Outcome::Done) => {
+                training.stage = Stage::Lane(lane + 1);
+                if training.step.mine_active().contains(&lane) {
+                    let (n_lanes, minibatch) = (self.config.n_lanes, self.config.minibatch_size);
+                    let n_records = training.step.n_records as usize;
+                    let share = lanes::share_of(lane, n_records, n_lanes, minibatch);
+                    self.n_records += share.map_or(0, |share| share.len() as u64);
+                }
+            }
             (Stage::Settle, Outcome::Done) => training.stage = Stage::Reduce,
             (Stage::Reduce, Outcome::Reduced { loss }) if loss.is_finite() => {
                 training.stage = Stage::Apply { loss };

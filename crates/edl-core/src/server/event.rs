@@ -94,6 +94,8 @@ pub enum Order {
         folder: String,
         at: Option<u64>,
     },
+    /// The job stops: stay for its checkpoint, even if asked to exit.
+    Drain,
     /// Stop for good, for this reason: nothing is answered any more.
     Stop(String),
 }

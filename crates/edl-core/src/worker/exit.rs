@@ -2,6 +2,7 @@
 //! How a worker exits: it finishes the item in progress and waits a moment for acknowledgements.
 
 use super::{Effect, Report, Worker};
+use crate::spec::Mode;
 use crate::time::Time;
 
 /// A worker that was asked to exit.
@@ -23,16 +24,19 @@ impl Exit {
 }
 
 impl Worker {
+    /// Returns what is not computed at once; the rest is finished.
     pub(super) fn leave(&mut self, now: Time) {
-        let limit = now + self.config.limits.finish;
+        let limit = now + self.config.limits.hand_over;
         let exit = Exit { is_stopped: false, is_leaving: true, limit, answers_until: None };
         self.exit.get_or_insert(exit).is_leaving = true;
+        self.return_rest();
     }
 
     pub(super) fn stop(&mut self, now: Time) {
         let limit = now + self.config.limits.finish;
         let exit = Exit { is_stopped: true, is_leaving: false, limit, answers_until: None };
-        self.exit.get_or_insert(exit).is_stopped = true;
+        let exit = self.exit.get_or_insert(exit);
+        (exit.is_stopped, exit.limit) = (true, exit.limit.min(limit));
     }
 
     /// Whether a batch that was computed is still of use.
@@ -46,7 +50,9 @@ impl Worker {
             || self.work.is_finishing();
         let n_pushed = self.work.n_pushed();
         let Some(exit) = &mut self.exit else { return };
-        if !is_busy && exit.answers_until.is_none() {
+        // In synchronous mode, answers come when other workers have completed the round.
+        let is_answered_soon = !matches!(self.config.mode, Mode::Sync { .. });
+        if !is_busy && is_answered_soon && exit.answers_until.is_none() {
             exit.answers_until = Some(now + self.config.limits.last_answers);
         }
         let is_done = !is_busy && (exit.is_stopped || n_pushed == 0);

@@ -46,7 +46,7 @@ impl Pipeline {
     }
 
     /// The item in progress, if its result will be used.
-    fn current(&self) -> Option<Item> {
+    pub(super) fn current(&self) -> Option<Item> {
         self.computing.filter(|computing| !computing.is_void).map(|computing| computing.item)
     }
 

@@ -56,6 +56,10 @@ pub enum Report {
         index: u32,
         error: String,
     },
+    /// The worker drains: it finishes these batches, and returns all others that it holds.
+    Returned {
+        kept: Vec<BatchId>,
+    },
     /// The worker was asked to exit and returns its leases.
     Leaving,
     Heartbeat {

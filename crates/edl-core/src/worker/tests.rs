@@ -16,7 +16,7 @@ use crate::route::ServerRoute;
 const LIMITS: Limits = Limits {
     finish: Duration::from_millis(1200),
     last_answers: Duration::from_millis(700),
-    hand_over: Duration::ZERO,
+    hand_over: Duration::from_secs(10),
 };
 
 fn config(mode: Mode) -> Config {
@@ -455,7 +455,7 @@ fn a_worker_that_leaves_finishes_its_batch_and_waits_for_acknowledgements() {
     stage.compute(1, item(0));
     stage.take(trained(0));
     stage.compute(1, item(1));
-    assert_eq!(stage.take(Event::Leave), []);
+    assert_eq!(stage.take(Event::Leave), [returned(&[0, 1])]);
     assert_eq!(stage.worker.activity().spends, TimeKind::Compute);
     assert_eq!(stage.acknowledged(1, 0, 1), [done(0, 1)]);
     assert_eq!(stage.take(trained(1)), [Effect::Push { connection: 1, batch: batch(1) }]);
@@ -476,12 +476,76 @@ fn a_worker_that_leaves_does_not_wait_for_ever_for_its_model() {
     stage.take(train(7, 0..1));
     stage.compute(1, item(0));
     stage.take(Event::Leave);
+    assert_eq!(stage.worker.next_deadline(), Some(stage.now + LIMITS.hand_over));
+    stage.take(stop());
     assert_eq!(stage.worker.next_deadline(), Some(stage.now + LIMITS.finish));
     assert_eq!(stage.after(LIMITS.finish).last(), Some(&Effect::End));
     let mut building = Worker::new(config(Mode::Async));
-    assert_eq!(building.handle(Event::Leave, Time::ZERO), []);
+    assert_eq!(building.handle(Event::Leave, Time::ZERO), [returned(&[])]);
     let effects = building.handle(Event::Built(model()), Time::ZERO);
     assert_eq!(effects.last(), Some(&Effect::End));
+}
+
+fn drain() -> Event {
+    Event::Command(Command::Drain { within: Duration::from_secs(5) })
+}
+
+fn returned(kept: &[u32]) -> Effect {
+    let kept = kept.iter().map(|index| batch(*index)).collect();
+    Effect::Report(Report::Returned { kept })
+}
+
+#[test]
+fn a_worker_that_drains_finishes_what_it_computes_and_returns_the_rest() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..4));
+    stage.compute(1, item(0));
+    stage.take(decoded(item(1)));
+    stage.take(trained(0));
+    stage.take(Event::Pulled { connection: 1, item: item(1) });
+    assert!(stage.take(drain()).contains(&returned(&[0, 1])), "pushed, and computed now");
+    let push = Effect::Push { connection: 1, batch: batch(1) };
+    assert_eq!(stage.take(trained(1)), [push]);
+    assert_eq!(stage.acknowledged(1, 0, 1), [done(0, 1)]);
+    assert_eq!(stage.acknowledged(1, 1, 1), [done(1, 1)]);
+    assert_eq!(stage.take(train(8, 5..6)), [returned(&[])], "nothing is begun");
+    stage.take(Event::Rejoined);
+    assert_eq!(stage.take(train(9, 6..7)), [read(6)], "another master needs it");
+}
+
+#[test]
+fn a_broken_connection_in_a_drain_returns_what_was_pushed() {
+    let mut stage = Stage::new(config(Mode::Async));
+    stage.take(train(7, 0..2));
+    stage.compute(1, item(0));
+    stage.take(trained(0));
+    assert!(stage.take(drain()).contains(&returned(&[0])));
+    assert!(stage.take(Event::Broken { connection: 1 }).contains(&returned(&[])));
+}
+
+#[test]
+fn a_round_is_completed_in_a_drain() {
+    let mut stage = Stage::new(config(Mode::Sync { grads_to_wait: 2 }));
+    stage.take(train(7, 0..1));
+    stage.take(train(8, 1..2));
+    stage.compute(1, item(0));
+    stage.take(decoded(item(1)));
+    assert_eq!(stage.take(drain()), []);
+    stage.take(trained(0));
+    let effects = stage.take(Event::Pulled { connection: 1, item: item(1) });
+    assert_eq!(effects, [Effect::Compute(item(1))]);
+}
+
+#[test]
+fn a_worker_that_leaves_returns_at_once_what_it_has_not_begun() {
+    let mut stage = Stage::new(config(Mode::Sync { grads_to_wait: 4 }));
+    (0..3).for_each(|index| drop(stage.take(train(7 + u64::from(index), index..index + 1))));
+    stage.compute(1, item(0));
+    assert!(stage.take(Event::Leave).contains(&returned(&[0])), "others must complete the round");
+    stage.take(trained(0));
+    assert_eq!(stage.after(LIMITS.last_answers), [], "the round takes its time");
+    let end = [done(0, 1), Effect::Report(Report::Leaving)];
+    assert_eq!(stage.acknowledged(1, 0, 1)[..2], end);
 }
 
 #[test]

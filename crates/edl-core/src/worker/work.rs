@@ -73,6 +73,19 @@ impl Work {
         self.shards.remove(&lease).map(|held| held.shard)
     }
 
+    /// Forgets the batches that are not pushed, except for `current`; whether there were any.
+    pub(super) fn return_open(&mut self, current: Option<Item>) -> bool {
+        let n_before = self.batches.len();
+        let is_current = |batch: &BatchId| current == Some(Item::Batch(*batch));
+        self.batches.retain(|batch, held| held.pushed.is_some() || is_current(batch));
+        self.batches.len() < n_before
+    }
+
+    /// The batches that are held, in order.
+    pub(super) fn batches(&self) -> impl Iterator<Item = BatchId> + '_ {
+        self.batches.keys().copied()
+    }
+
     /// Forgets the batches: the generation in which they were assigned has ended.
     pub(super) fn clear_batches(&mut self) {
         self.batches.clear();

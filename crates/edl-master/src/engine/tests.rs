@@ -124,6 +124,7 @@ impl Bench {
             spec: spec.clone(),
             resume: false,
             ip: None,
+            hands_over: false,
             store_patience: Duration::ZERO,
         };
         let (store, opened) = Store::open(&config.job_dir.store(), Earlier::default()).unwrap();
@@ -384,7 +385,7 @@ async fn a_refusal_by_the_machine_comes_back_to_the_caller() {
     assert_eq!(scaled, proto::ScaleReply { before, after: 4 });
     let (head, body) = bench.post("/api/scale", "", r#"{"workers": 3}"#).await;
     assert!(head.contains("200") && body == "{}", "{head}: {body}");
-    master.stop(proto::StopRequest { reason: "enough".into() }).await.unwrap();
+    master.stop(proto::StopRequest { reason: "enough".into(), within_ms: None }).await.unwrap();
 }
 
 #[tokio::test]

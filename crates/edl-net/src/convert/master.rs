@@ -60,6 +60,10 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
         Kind::NonFinite(proto::NonFinite { lease, index, error }) => {
             Report::NonFinite { lease: LeaseId(lease), index, error }
         }
+        Kind::Returned(proto::Returned { kept }) => {
+            let batch = |proto::Batch { epoch, index }| BatchId { epoch, index };
+            Report::Returned { kept: kept.into_iter().map(batch).collect() }
+        }
         Kind::Leaving(_) => Report::Leaving,
         Kind::Heartbeat(heartbeat) => {
             Report::Heartbeat { waiting_for: heartbeat.waiting_for(), progress: heartbeat.progress }
@@ -76,6 +80,9 @@ pub fn worker_report(message: proto::WorkerMessage) -> Result<worker::Report, St
         Kind::Formed(report) => Report::Member(formed(&report)),
         Kind::Stepped(proto::Stepped { world, step, hash, loss }) => {
             Report::Member(MemberReport::Stepped { world: WorldId(world), step, hash, loss })
+        }
+        Kind::Paused(proto::Paused { world, step }) => {
+            Report::Member(MemberReport::Paused { world: WorldId(world), step })
         }
         Kind::Pace(proto::Pace { lane_secs }) => Report::Member(MemberReport::Pace { lane_secs }),
         Kind::PeerLost(report) => Report::Member(peer_lost(report)),
@@ -163,7 +170,7 @@ fn time_report(spending: &proto::Spending) -> Result<TimeReport, Status> {
     let unknown = |last| Status::invalid_argument(format!("unknown activity {last}"));
     let last = TimeKind::try_from(spending.last).map_err(unknown)?;
     let spent = spending.spent.ok_or_else(missing)?.into();
-    Ok(TimeReport { spent, last, step: spending.step })
+    Ok(TimeReport { spent, last, step: spending.step, records: spending.records })
 }
 
 /// The event of a server's first message.
@@ -274,6 +281,10 @@ impl Encoder<'_> {
                 end_partition: order.partitions.end,
             }),
             Command::Ping => Kind::Ping(proto::Ping {}),
+            Command::Drain { within } => {
+                let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+                Kind::Drain(proto::Drain { within_ms })
+            }
             Command::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
         };
         WorkerCommand { kind: Some(kind) }
@@ -311,6 +322,7 @@ impl Encoder<'_> {
                     at,
                 })
             }
+            Order::Drain => Kind::Drain(proto::Drain { within_ms: 0 }),
             Order::Stop(reason) => Kind::Stop(proto::StopWork { reason }),
         };
         PsCommand { kind: Some(kind) }

@@ -39,6 +39,7 @@ pub fn event(command: ps_command::Kind, spec: &JobSpec) -> Option<Event> {
             })
         }
         Kind::Inspect(proto::Inspect { request }) => Event::Inspect(Inspection::Master(request)),
+        Kind::Drain(_) => Event::Order(Order::Drain),
         Kind::Stop(proto::StopWork { reason }) => Event::Order(Order::Stop(reason)),
     })
 }

@@ -2,8 +2,9 @@
 //! The worker's half of the control plane.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use edl_core::id::{CheckpointId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
+use edl_core::id::{BatchId, CheckpointId, Generation, Incarnation, LeaseId, WorkerId, WorldId};
 use edl_core::job::{Command, HeldLease, MemberCheckpoint, MemberReport, Peer};
 use edl_core::metric::Sums;
 use edl_core::worker::Report;
@@ -54,6 +55,10 @@ pub fn message(report: Report) -> proto::WorkerMessage {
         Report::NonFinite { lease, index, error } => {
             Kind::NonFinite(proto::NonFinite { lease: lease.0, index, error })
         }
+        Report::Returned { kept } => {
+            let batch = |BatchId { epoch, index }| proto::Batch { epoch, index };
+            Kind::Returned(proto::Returned { kept: kept.into_iter().map(batch).collect() })
+        }
         Report::Leaving => Kind::Leaving(proto::Leaving {}),
         Report::Heartbeat { waiting_for, progress } => {
             Kind::Heartbeat(proto::Heartbeat { waiting_for: waiting_for.into(), progress })
@@ -77,6 +82,9 @@ fn news(news: MemberReport) -> Kind {
         }
         MemberReport::Stepped { world, step, hash, loss } => {
             Kind::Stepped(proto::Stepped { world: world.0, step, hash, loss })
+        }
+        MemberReport::Paused { world, step } => {
+            Kind::Paused(proto::Paused { world: world.0, step })
         }
         MemberReport::Pace { lane_secs } => Kind::Pace(proto::Pace { lane_secs }),
         MemberReport::PeerLost { world, suspect, error } => {
@@ -127,13 +135,16 @@ pub fn command(kind: worker_command::Kind) -> Option<Command> {
             partitions: order.first_partition..order.end_partition,
         }),
         Kind::Ping(_) => Command::Ping,
+        Kind::Drain(proto::Drain { within_ms }) => {
+            Command::Drain { within: Duration::from_millis(within_ms) }
+        }
         Kind::Stop(proto::StopWork { reason }) => Command::Stop(reason),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use edl_core::id::{BatchId, EvalId};
+    use edl_core::id::EvalId;
     use edl_core::metric::{Measures, Metric};
     use edl_core::worker::{Pass, Shard, Task};
     use prost::Message;

@@ -7,7 +7,7 @@
 pub struct WorkerMessage {
     #[prost(
         oneof = "worker_message::Kind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23"
     )]
     pub kind: ::core::option::Option<worker_message::Kind>,
 }
@@ -60,6 +60,10 @@ pub mod worker_message {
         StepNonFinite(super::StepNonFinite),
         #[prost(message, tag = "21")]
         BatchPushed(super::BatchPushed),
+        #[prost(message, tag = "22")]
+        Returned(super::Returned),
+        #[prost(message, tag = "23")]
+        Paused(super::Paused),
     }
 }
 /// First message of a stream. The master answers Welcome.
@@ -199,6 +203,21 @@ pub struct NonFinite {
     #[prost(string, tag = "3")]
     pub error: ::prost::alloc::string::String,
 }
+/// The job stops, or the worker was asked to exit: it finishes these batches and returns the rest.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Returned {
+    #[prost(message, repeated, tag = "1")]
+    pub kept: ::prost::alloc::vec::Vec<Batch>,
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Batch {
+    #[prost(uint32, tag = "1")]
+    pub epoch: u32,
+    #[prost(uint32, tag = "2")]
+    pub index: u32,
+}
 /// The worker was asked to exit (SIGTERM) and returns its leases.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -230,6 +249,9 @@ pub struct Spending {
     /// Of a parameter server.
     #[prost(message, optional, tag = "4")]
     pub load: ::core::option::Option<PsLoad>,
+    /// Records whose gradients the worker has computed.
+    #[prost(uint64, tag = "5")]
+    pub records: u64,
 }
 /// Seconds by kind; the sum is all the time of the process.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -301,6 +323,15 @@ pub struct Stepped {
     #[prost(float, tag = "4")]
     pub loss: f32,
 }
+/// Answer to Drain: the member begins no step after `step` before it is allowed again.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Paused {
+    #[prost(uint64, tag = "1")]
+    pub world: u64,
+    #[prost(uint64, tag = "2")]
+    pub step: u64,
+}
 /// How long the sender takes for a lane, smoothed.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -354,7 +385,7 @@ pub struct StepNonFinite {
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerCommand {
-    #[prost(oneof = "worker_command::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "worker_command::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub kind: ::core::option::Option<worker_command::Kind>,
 }
 /// Nested message and enum types in `WorkerCommand`.
@@ -381,12 +412,23 @@ pub mod worker_command {
         Checkpoint(super::WorkerCheckpoint),
         #[prost(message, tag = "9")]
         Ping(super::Ping),
+        #[prost(message, tag = "10")]
+        Drain(super::Drain),
     }
 }
 /// The worker answers by a heartbeat at once, unless it is frozen.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ping {}
+/// The job stops: begin nothing more. A worker answers Returned, a member of a world Paused. A server
+/// stays for the checkpoint, even if it is asked to exit.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Drain {
+    /// Until the end of the job.
+    #[prost(uint64, tag = "1")]
+    pub within_ms: u64,
+}
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerWelcome {
@@ -739,7 +781,7 @@ pub struct Sets {
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PsCommand {
-    #[prost(oneof = "ps_command::Kind", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "ps_command::Kind", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub kind: ::core::option::Option<ps_command::Kind>,
 }
 /// Nested message and enum types in `PsCommand`.
@@ -759,6 +801,8 @@ pub mod ps_command {
         Stop(super::StopWork),
         #[prost(message, tag = "6")]
         Serve(super::Serve),
+        #[prost(message, tag = "7")]
+        Drain(super::Drain),
     }
 }
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -943,6 +987,9 @@ pub struct Goodput {
     /// Batches trained again.
     #[prost(uint64, tag = "5")]
     pub repeated: u64,
+    /// Records whose gradients were computed, repeated ones included.
+    #[prost(uint64, tag = "6")]
+    pub records: u64,
 }
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1020,6 +1067,9 @@ pub struct ScaleReply {
 pub struct StopRequest {
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
+    /// Time for batches in progress and for a checkpoint; 0: none.
+    #[prost(uint64, optional, tag = "2")]
+    pub within_ms: ::core::option::Option<u64>,
 }
 #[derive(serde::Serialize, serde::Deserialize)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

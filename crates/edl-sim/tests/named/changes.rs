@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Workers that leave and join under AllReduce, and the checkpoints that this calls for.
 
-use edl_core::job::Event;
+use edl_core::job::{Event, STOP_TIMEOUT};
 use edl_core::platform::InstanceId;
 use edl_core::spec::JobSpec;
 use edl_net::proto::{worker_command, worker_message};
@@ -81,7 +81,7 @@ fn a_stop_between_two_worlds_still_gets_its_checkpoint() {
         run.until("a world is decided", |run| run.members() == [0]);
         assert!(!is_settled(&run));
         let n_done = run.n_done();
-        run.request(Event::Stop { reason: "enough".into(), with_checkpoint: true });
+        run.request(Event::Stop { reason: "enough".into(), within: STOP_TIMEOUT });
         run.until("it stops", |run| run.count("stopped by the user") == 1);
         assert!(run.durable().checkpoints.last().unwrap().version >= n_done);
         run.release(launches);

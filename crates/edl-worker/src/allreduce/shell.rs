@@ -144,6 +144,10 @@ impl Shell for MemberShell {
         self.machine.progress()
     }
 
+    fn records(&self) -> u64 {
+        self.machine.records()
+    }
+
     fn close(&mut self) {
         self.interrupt.cancel(None);
     }
@@ -181,12 +185,14 @@ fn log(report: &Report) {
         Report::CheckpointFailed { checkpoint, error } => {
             warn!(%checkpoint, error, "cannot write a checkpoint");
         }
+        Report::Member(MemberReport::Paused { world, step }) => info!(%world, step, "pausing"),
         Report::Member(MemberReport::Stepped { .. } | MemberReport::Pace { .. })
         | Report::Ready { .. }
         | Report::BatchPushed { .. }
         | Report::BatchDone { .. }
         | Report::EvalDone { .. }
         | Report::PredictDone { .. }
+        | Report::Returned { .. }
         | Report::Leaving
         | Report::Heartbeat { .. }
         | Report::Spending(_)

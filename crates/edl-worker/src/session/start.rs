@@ -133,8 +133,8 @@ pub(super) fn worker(
     let (feed, reads) = channel();
     let (link, requests) = channel();
     let machine = Worker::new(worker::Config::new(&start.job.spec, counts.training, limits));
-    let shell =
-        PsWorker { machine, compute, feed, link: link.clone(), abort: None, gradient: None };
+    let (abort, gradient, n_records) = (None, None, 0);
+    let shell = PsWorker { machine, compute, feed, link: link.clone(), abort, gradient, n_records };
     let driver = Driver::new(shell, outputs, progress);
     let ours = driver.clone();
     let queues = Queues { driver, tasks, reads, link, requests };

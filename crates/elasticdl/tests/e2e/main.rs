@@ -26,6 +26,7 @@ mod resume;
 mod security;
 mod spans;
 mod spares;
+mod stop;
 mod store;
 mod sync;
 mod terminal;

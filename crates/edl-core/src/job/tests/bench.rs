@@ -37,6 +37,18 @@ pub(super) struct FakeWorker {
     pub pid: u32,
     pub generation: Option<Generation>,
     pub work: VecDeque<(LeaseId, Task)>,
+    /// It is in the middle of the first batch of its work.
+    pub is_computing: bool,
+}
+
+impl FakeWorker {
+    /// Keeps only the batch that it computes.
+    fn return_rest(&mut self) {
+        self.work.truncate(usize::from(self.is_computing));
+        if let Some((_, Task::Train { indices, .. })) = self.work.front_mut() {
+            indices.end = indices.start + 1;
+        }
+    }
 }
 
 pub(super) struct FakePs {
@@ -62,6 +74,7 @@ pub(super) struct Bench {
     pub orders: Vec<Order>,
     pub replies: Vec<Result<(), Refusal>>,
     pub ended: Option<End>,
+    pub is_handed_over: bool,
     /// What each evaluation measures; the last one repeats.
     pub losses: Vec<f64>,
     pub n_shards_evaluated: u32,
@@ -153,6 +166,7 @@ impl Bench {
             orders: Vec::new(),
             replies: Vec::new(),
             ended: None,
+            is_handed_over: false,
             losses: vec![1.0],
             n_shards_evaluated: 0,
             disk_is_full: false,
@@ -213,7 +227,7 @@ impl Bench {
     fn perform(&mut self, effect: Effect, events: &mut VecDeque<Event>) {
         match effect {
             Effect::Persist(facts) => self.write(facts),
-            Effect::ToWorker(id, command) => self.send_to_worker(id, command),
+            Effect::ToWorker(id, command) => events.extend(self.send_to_worker(id, command)),
             Effect::ToPs(id, order) => events.extend(self.send_to_ps(id, order)),
             Effect::CloseWorker(id, _) | Effect::RefuseWorker(id, _) => {
                 if let Some(worker) = self.workers.get_mut(&id.0) {
@@ -253,11 +267,13 @@ impl Bench {
             Effect::Note(note) => self.notes.push(note),
             Effect::Reply(result) => self.replies.push(result),
             Effect::Ended(end) => self.ended = Some(end),
+            Effect::HandedOver => self.is_handed_over = true,
         }
     }
 
-    fn send_to_worker(&mut self, id: WorkerId, command: Command) {
-        let Some(worker) = self.workers.get_mut(&id.0) else { return };
+    fn send_to_worker(&mut self, id: WorkerId, command: Command) -> Option<Event> {
+        let is_sync = self.job.ledger().is_sync();
+        let worker = self.workers.get_mut(&id.0)?;
         match command {
             Command::Welcome | Command::Ping => {}
             Command::Route(Route { generation, .. }) => {
@@ -271,10 +287,22 @@ impl Bench {
             Command::World(_) | Command::Go { .. } | Command::Checkpoint(_) => {
                 panic!("the servers hold the parameters")
             }
+            Command::Drain { .. } if is_sync => {}
+            Command::Drain { .. } => {
+                worker.return_rest();
+                let kept = held(&worker.work);
+                let kept = kept.iter().flat_map(|lease| {
+                    lease.indices.iter().map(|index| BatchId { epoch: lease.epoch, index: *index })
+                });
+                let report = worker::Report::Returned { kept: kept.collect() };
+                let incarnation = Incarnation(worker.incarnation);
+                return Some(Event::FromWorker { worker: id, incarnation, report });
+            }
             Command::Stop(_) => {
                 self.workers.remove(&id.0);
             }
         }
+        None
     }
 
     fn send_to_ps(&mut self, id: PsId, order: server::Order) -> Option<Event> {
@@ -295,7 +323,7 @@ impl Bench {
         let n_batches = self.job.config().n_batches();
         let server = self.servers.get_mut(&id.0)?;
         match order {
-            server::Order::Welcome | server::Order::Stop(_) => None,
+            server::Order::Welcome | server::Order::Drain | server::Order::Stop(_) => None,
             server::Order::Load(load) => {
                 let server::Load { generation, from, .. } = *load;
                 if generation <= server.generation {

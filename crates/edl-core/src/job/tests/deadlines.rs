@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::bench::{Bench, config, spec};
 use crate::job::EventKind;
-use crate::job::{Durable, Event};
+use crate::job::{Durable, Event, STOP_TIMEOUT};
 use crate::platform::Report;
 use crate::spec::{JobSpec, Seconds};
 
@@ -100,7 +100,7 @@ fn every_deadline_is_met() {
     let stop = |bench: &mut Bench| {
         begin(bench);
         bench.holds_checkpoints = true;
-        bench.handle(Event::Stop { reason: "enough".into(), with_checkpoint: true });
+        bench.handle(Event::Stop { reason: "enough".into(), within: STOP_TIMEOUT });
     };
     check(spec(), true, &stop, &|bench| bench.ended.is_some(), 20);
     let load = |bench: &mut Bench| {

@@ -273,6 +273,35 @@ fn a_worker_with_another_probe_is_refused_or_reported() {
 }
 
 #[test]
+fn a_stop_saves_the_last_step_that_a_member_has_begun() {
+    let mut members = Members::new(spec());
+    let world = members.world();
+    members.report(0, MemberReport::Stepped { world, step: 2, hash: 0, loss: 0.5 });
+    members.effects.clear();
+    let within = Duration::from_secs(5);
+    members.handle(Event::Stop { reason: "enough".into(), within });
+    for id in [0, 1] {
+        let drain = Effect::ToWorker(WorkerId(id), Command::Drain { within });
+        assert!(members.effects.contains(&drain));
+    }
+    members.report(0, MemberReport::Paused { world: WorldId(1), step: 7 });
+    members.report(1, MemberReport::Paused { world, step: 3 });
+    members.report(0, MemberReport::Paused { world, step: 4 });
+    for id in [0, 1] {
+        let go = Effect::ToWorker(WorkerId(id), Command::Go { world, until: 4 });
+        assert!(members.effects.contains(&go), "worker 1 trains one more step");
+        let is_order = |effect: &Effect| {
+            let Effect::ToWorker(worker, Command::Checkpoint(order)) = effect else { return false };
+            worker.0 == id && order.at == 4
+        };
+        assert!(members.effects.iter().any(is_order));
+    }
+    members.pass(within, [WaitingFor::Nothing; 2]);
+    let why = "enough; there was no time for a checkpoint after step 0";
+    assert_eq!(members.end(), Some(&End::Stopped(why.into())));
+}
+
+#[test]
 fn two_results_of_one_step_fail_a_job_that_promised_equal_bits() {
     let mut members = Members::new(spec());
     let world = members.world();

@@ -173,7 +173,8 @@ impl Bench {
                 | Effect::Evaluated(_)
                 | Effect::Note(_)
                 | Effect::Reply(_)
-                | Effect::Ended(_) => {}
+                | Effect::Ended(_)
+                | Effect::HandedOver => {}
             }
         }
     }

@@ -141,7 +141,8 @@ impl Shell {
                 assert!(self.leases.remove(&lease).is_some(), "a lease is answered once");
             }
             Report::Member(
-                MemberReport::Pace { .. }
+                MemberReport::Paused { .. }
+                | MemberReport::Pace { .. }
                 | MemberReport::PeerLost { .. }
                 | MemberReport::StepFailed { .. }
                 | MemberReport::NonFinite { .. }
@@ -153,6 +154,7 @@ impl Shell {
             | Report::BatchDone { .. }
             | Report::NonFinite { .. }
             | Report::PredictDone { .. }
+            | Report::Returned { .. }
             | Report::Leaving
             | Report::Heartbeat { .. }
             | Report::Spending(_)

@@ -22,6 +22,8 @@ enum Step {
     },
     Revoke(usize),
     Rejoin,
+    /// The job stops.
+    Drain,
     /// The servers are restored from a checkpoint.
     Restore,
     Break,
@@ -44,6 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..35_u64).prop_map(|n_records| Step::AssignShard { n_records }),
         1 => (0..4_usize).prop_map(Step::Revoke),
         1 => Just(Step::Rejoin),
+        1 => Just(Step::Drain),
         1 => Just(Step::Restore),
         1 => Just(Step::Break),
         4 => Just(Step::Connect),
@@ -185,6 +188,11 @@ impl Shell {
                 self.shards.remove(&lease);
                 assert!(self.assigned.len() + self.shards.len() < n_held, "a lease that is held");
             }
+            Report::Returned { kept } => {
+                let n_kept = kept.len();
+                self.assigned.retain(|batch, _| kept.contains(batch));
+                assert_eq!(self.assigned.len(), n_kept, "it keeps what it held");
+            }
             Report::PredictDone { .. }
             | Report::Leaving
             | Report::Heartbeat { .. }
@@ -227,6 +235,10 @@ impl Shell {
             Step::Rejoin => {
                 self.shards.clear();
                 self.take(Event::Rejoined);
+            }
+            Step::Drain => {
+                self.shards.clear();
+                self.take(drain());
             }
             Step::Restore => {
                 self.generation += 1;
@@ -300,6 +312,7 @@ impl Shell {
             | Step::AssignShard { .. }
             | Step::Revoke(_)
             | Step::Rejoin
+            | Step::Drain
             | Step::Restore
             | Step::Break
             | Step::Connect => unreachable!("not an answer"),

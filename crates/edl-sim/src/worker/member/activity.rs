@@ -308,6 +308,7 @@ impl Member {
                 if context.crashes() {
                     return;
                 }
+                context.judge.computed(context.scenario, step.batch, lane);
                 self.train(context, &step, lane)
             }
             Activity::Skip { .. } => Ok(Outcome::Done),

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stop: what is computed now is finished and saved, so nothing is computed again after a resume.
+//!
+//! Workers with parameter servers finish the batch that they compute and return the others. In
+//! synchronous mode, the open round is completed, because a round is applied as a whole. Members of
+//! a world begin no further step; the checkpoint is of the last step that any of them has begun.
+
+use std::time::Duration;
+
+use super::{Command, Effect, End, EventKind, Job};
+use crate::id::WorkerId;
+use crate::server;
+use crate::spec::JobType;
+use crate::time::Time;
+
+impl Job {
+    /// Stops the job within this time.
+    pub(super) fn stop(&mut self, reason: &str, within: Duration, now: Time) {
+        if within.is_zero() || !self.can_save() {
+            return self.end(End::Stopped(reason.into()));
+        }
+        self.begin_stop(reason, within, now);
+    }
+
+    /// Saves the job like a stop, but does not end it.
+    pub(super) fn hand_over(&mut self, within: Duration, now: Time) {
+        if !self.can_save() {
+            return self.effects.push(Effect::HandedOver);
+        }
+        if self.stages.stopping().is_none() {
+            self.begin_stop("the master exits", within, now);
+            self.stages.hand_over();
+        }
+    }
+
+    fn can_save(&self) -> bool {
+        let is_training = self.config.spec.job_type == JobType::Train;
+        is_training && (self.is_serving() || self.is_world_expected())
+    }
+
+    fn begin_stop(&mut self, reason: &str, within: Duration, now: Time) {
+        self.assignments.end_evaluation();
+        let is_first = self.stages.stopping().is_none();
+        self.stages.stop(reason, within, self.assignments.ledger().frontier(), now);
+        if !is_first {
+            return;
+        }
+        let servers = self.strategy.servers().members().keys();
+        self.effects.extend(servers.map(|ps| Effect::ToPs(*ps, server::Order::Drain)));
+        if !self.strategy.trains_in_steps() {
+            let workers: Vec<WorkerId> = self.roster.worker_ids().collect();
+            self.drain(workers, now);
+        }
+    }
+
+    fn drain(&mut self, workers: Vec<WorkerId>, now: Time) {
+        let Some(stop) = self.stages.stopping() else { return };
+        let command = Command::Drain { within: stop.deadline.since(now) };
+        let drain = |worker| Effect::ToWorker(worker, command.clone());
+        self.effects.extend(workers.into_iter().map(drain));
+    }
+
+    /// A worker is ready while the job stops: it may not know of it.
+    pub(super) fn drain_again(&mut self, worker: WorkerId, now: Time) {
+        if self.stages.stopping().is_none() {
+            return;
+        }
+        match self.strategy.steps_mut() {
+            Some(steps) => steps.pause_again(),
+            None => self.drain(vec![worker], now),
+        }
+    }
+
+    /// Whether the job stops after the open round, whose batches are still assigned.
+    pub(super) fn completes_round(&self) -> bool {
+        let is_draining = self.stages.stopping().is_some_and(|stop| !stop.is_saving);
+        is_draining && self.ledger().is_sync()
+    }
+
+    /// Takes the checkpoint of the stop when nothing is in progress any more, or when it is time.
+    pub(super) fn advance_stop(&mut self, now: Time) {
+        let Some(stop) = self.stages.stopping().filter(|stop| !stop.is_over).cloned() else {
+            return;
+        };
+        if now >= stop.deadline {
+            let saved = self.durable.latest_checkpoint().map_or(0, |checkpoint| checkpoint.version);
+            let lost = format!("there was no time for a checkpoint after step {saved}");
+            return self.end_stop(Some(&lost));
+        }
+        // One that was begun before is finished first.
+        if self.checkpoints.is_writing() {
+            return;
+        }
+        if self.strategy.trains_in_steps() {
+            return self.advance_pause(now);
+        }
+        let ledger = self.assignments.ledger();
+        let n_open = ledger.pool().n_assigned();
+        let is_whole = !ledger.is_sync() || ledger.is_reached(self.stages.next_stop());
+        if !stop.is_saving && n_open + usize::from(!is_whole) > 0 {
+            if now < stop.drain_until {
+                return;
+            }
+            let batches = match n_open {
+                0 => None,
+                1 => Some("1 batch was".to_owned()),
+                n => Some(format!("{n} batches were")),
+            };
+            if let Some(batches) = batches {
+                let lost = format!("{batches} not finished in time and will be trained again");
+                self.stages.note_loss(&lost);
+            }
+        }
+        self.stages.begin_saving();
+        self.begin_checkpoint(None, now);
+    }
+
+    /// Asks the members of the world to pause, and saves the last step that any of them has begun.
+    fn advance_pause(&mut self, now: Time) {
+        let Some(steps) = self.strategy.steps_mut().filter(|steps| steps.worlds().is_settled())
+        else {
+            return;
+        };
+        if steps.begin_pause() {
+            let world = steps.worlds().current().into_iter();
+            let members = world.flat_map(|world| &world.members).map(|member| member.worker);
+            let members = members.collect();
+            return self.drain(members, now);
+        }
+        let Some(step) = steps.paused_at() else { return };
+        steps.end_at(step);
+        if self.durable.exact_checkpoint(step).is_some() {
+            return self.end_stop(None);
+        }
+        self.send_go(step);
+        self.stages.begin_saving();
+        self.begin_checkpoint(None, now);
+    }
+
+    /// The job stops now; `lost` is what could not be saved.
+    pub(super) fn end_stop(&mut self, lost: Option<&str>) {
+        lost.into_iter().for_each(|lost| self.stages.note_loss(lost));
+        let Some(stop) = self.stages.stopping() else { return };
+        let (reason, is_hand_over, is_over) =
+            (stop.reason.clone(), stop.is_hand_over, stop.is_over);
+        if !is_hand_over {
+            self.end(End::Stopped(reason));
+        } else if !is_over {
+            self.stages.handed_over();
+            self.note(EventKind::Leaving, reason);
+            self.effects.push(Effect::HandedOver);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stop finishes what is computed and saves it: after a resume, nothing is computed again.
+
+use std::time::Duration;
+
+use super::bench::{Bench, config, spec, worker};
+use crate::id::BatchId;
+use crate::job::{Effect, End, Event};
+use crate::platform::{Ended, Report};
+use crate::spec::JobSpec;
+use crate::worker::Task;
+
+const WITHIN: Duration = Duration::from_secs(6);
+
+fn stop() -> Event {
+    Event::Stop { reason: "enough".into(), within: WITHIN }
+}
+
+fn reason(bench: &Bench) -> Option<&str> {
+    match &bench.ended {
+        Some(End::Stopped(why)) => Some(why),
+        _ => None,
+    }
+}
+
+/// A job in the middle of its first epoch; worker 0 computes a batch.
+fn busy(spec: JobSpec) -> (Bench, BatchId) {
+    let mut bench = Bench::started(config(JobSpec { num_epochs: 2, ..spec }, 0));
+    bench.run_to(4);
+    let busy = bench.workers.get_mut(&0).unwrap();
+    busy.is_computing = true;
+    let Some((_, Task::Train { epoch, indices, .. })) = busy.work.front() else {
+        panic!("it has work")
+    };
+    let batch = BatchId { epoch: *epoch, index: indices.start };
+    (bench, batch)
+}
+
+/// The batches that the last checkpoint holds.
+fn n_saved(bench: &Bench) -> u64 {
+    assert_eq!(bench.committed.len(), 1);
+    let mut config = bench.job.config().clone();
+    config.term = config.term.next();
+    let mut resumed = Bench::new(config, bench.disk.clone());
+    (resumed.folders, resumed.committed) = (bench.folders.clone(), bench.committed.clone());
+    resumed.handle(Event::Platform(Report::Running(Vec::new())));
+    let n_done = resumed.job.ledger().n_done();
+    resumed.run();
+    resumed.expect_trained(2);
+    n_done
+}
+
+#[test]
+fn the_batch_that_is_computed_is_saved_and_the_rest_is_returned() {
+    let (mut bench, batch) = busy(spec());
+    bench.handle(stop());
+    assert!(bench.committed.is_empty(), "worker 0 is not done");
+    assert_eq!(bench.job.ledger().pool().n_assigned(), 1);
+    bench.pass(WITHIN / 3, None);
+    assert_eq!(bench.ended, None);
+    bench.step(0);
+    assert_eq!(reason(&bench), Some("enough"));
+    assert!(bench.job.ledger().is_done(batch));
+    assert_eq!(n_saved(&bench), 5);
+}
+
+#[test]
+fn a_batch_that_takes_too_long_is_trained_again_and_the_reason_says_so() {
+    let (mut bench, _) = busy(spec());
+    bench.handle(stop());
+    bench.pass(WITHIN / 2, None);
+    let why = "enough; 1 batch was not finished in time and will be trained again";
+    assert_eq!(reason(&bench), Some(why));
+    assert_eq!(n_saved(&bench), 4);
+}
+
+#[test]
+fn a_worker_that_dies_does_not_delay_a_stop() {
+    let (mut bench, _) = busy(spec());
+    bench.handle(stop());
+    bench.kill_now(worker(0), Ended::Signal(9));
+    assert_eq!((reason(&bench), n_saved(&bench)), (Some("enough"), 4));
+}
+
+#[test]
+fn a_worker_that_reconnects_is_asked_again() {
+    let (mut bench, _) = busy(spec());
+    bench.workers.get_mut(&1).unwrap().is_computing = true;
+    bench.handle(stop());
+    bench.connect(worker(1));
+    assert_eq!(bench.job.ledger().pool().n_assigned(), 2, "both still compute");
+    bench.step(0);
+    bench.step(1);
+    assert_eq!((reason(&bench), n_saved(&bench)), (Some("enough"), 6));
+}
+
+#[test]
+fn a_second_request_can_only_shorten_the_time() {
+    let (mut bench, _) = busy(spec());
+    bench.handle(stop());
+    bench.handle(Event::Stop { reason: "more".into(), within: 10 * WITHIN });
+    bench.handle(Event::Stop { reason: "less".into(), within: WITHIN / 3 });
+    bench.pass(WITHIN / 6, None);
+    assert!(reason(&bench).is_some_and(|why| why.starts_with("enough; 1 batch ")));
+}
+
+#[test]
+fn the_open_round_is_completed() {
+    let spec = JobSpec { grads_to_wait: Some(4), ..spec() };
+    let (mut bench, _) = busy(spec);
+    bench.step(1);
+    assert_eq!(bench.job.ledger().n_done(), 5, "the second round has begun");
+    bench.handle(stop());
+    bench.run();
+    assert_eq!((reason(&bench), n_saved(&bench)), (Some("enough"), 8));
+}
+
+#[test]
+fn a_checkpoint_that_was_begun_before_is_not_that_of_the_stop() {
+    let (mut bench, batch) =
+        busy(JobSpec { checkpoint_steps: 5, keep_checkpoint_max: 1, ..spec() });
+    bench.holds_commits = true;
+    bench.step(1);
+    assert_eq!(bench.held_back.len(), 1, "a checkpoint is being written");
+    bench.handle(stop());
+    bench.step(0);
+    assert!(bench.job.ledger().is_done(batch) && bench.ended.is_none());
+    bench.holds_commits = false;
+    let Some(Effect::Commit { checkpoint, folder, .. }) = bench.held_back.pop() else { panic!() };
+    bench.committed.insert(folder);
+    bench.handle(Event::Committed { checkpoint });
+    assert_eq!((reason(&bench), n_saved(&bench)), (Some("enough"), 6));
+}
+
+#[test]
+fn a_master_that_must_exit_saves_the_job_and_does_not_end_it() {
+    let (mut bench, _) = busy(spec());
+    bench.handle(Event::HandOver { within: WITHIN });
+    assert!(!bench.is_handed_over);
+    bench.step(0);
+    assert!(bench.is_handed_over && bench.ended.is_none() && bench.disk.end.is_none());
+    assert_eq!(n_saved(&bench), 5);
+    bench.restart_master();
+    bench.connect_all();
+    bench.run();
+    bench.expect_trained(2);
+}
