@@ -6,14 +6,14 @@ use std::time::Duration;
 use edl_core::id::Generation;
 use edl_core::job::Event;
 use edl_core::server::Report;
-use edl_core::spec::{JobSpec, Strategy};
+use edl_core::spec::{JobSpec, OnNonfinite, Strategy};
 use edl_net::proto::{ps_command, ps_message};
 use edl_sim::{Script, Sent, What};
 
 use crate::worlds::{self, start};
 use crate::{
-    MASTER, first_checkpoint, has_state, is_checkpoint_order, is_launch, is_ready, is_settled,
-    last_world, load_in, loaded_folder, server, timings, worker, world_in,
+    MASTER, N_TIMINGS, first_checkpoint, has_state, is_checkpoint_order, is_launch, is_ready,
+    is_settled, last_world, load_in, loaded_folder, server, timings, worker, world_in,
 };
 
 const N_RECORDS: u64 = 1600;
@@ -127,6 +127,30 @@ fn when_all_workers_are_lost_the_servers_go_back_with_the_next_ones() {
         assert!(!run.delivered()[mark..].iter().any(|sent| world_in(sent).is_some()));
         run.release(loaded);
         until_back(&mut run, 2, &folder, version);
+        run.finish();
+    }
+}
+
+/// In a step that is skipped, members do not wait for each other. If one passed it before the
+/// servers have all lanes, and another one were lost, the servers would never get past it.
+#[test]
+fn no_worker_passes_a_skipped_step_before_the_servers() {
+    const SKIPPED: u64 = 12;
+    let spec = JobSpec { on_nonfinite: OnNonfinite::Skip, ..spec() };
+    for seed in 0..N_TIMINGS {
+        let sizes = (N_RECORDS, 0);
+        let mut run = Script::with_nonfinite(seed, spec.clone(), sizes, Some(SKIPPED));
+        run.until("a batch is skipped", |run| run.count("nonfinite") == 1);
+        let pushes = run.hold(|sent| sent.from == worker(1) && matches!(sent.what, What::Push(_)));
+        run.until("it is pushed", |run| run.held(pushes).count() > 0);
+        run.pass(Duration::from_millis(500));
+        assert_eq!(run.step_of(run.pid(worker(0))), Some(SKIPPED));
+        let launches = run.hold(is_launch);
+        run.kill(worker(1));
+        run.lose(pushes);
+        run.until("the other one trains on", |run| run.n_done() > SKIPPED + 3);
+        assert_eq!(run.count("restored"), 0);
+        run.release(launches);
         run.finish();
     }
 }
