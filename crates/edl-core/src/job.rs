@@ -189,8 +189,7 @@ impl Job {
         }
         self.advance(now);
         self.account_after(n_done, is_tick, now);
-        let mut effects = std::mem::take(&mut self.effects);
-        self.update_routes(&mut effects);
+        let effects = std::mem::take(&mut self.effects);
         self.is_quiet = is_sign_of_life && effects.is_empty() && (is_tick || self.is_quiet);
         effects
     }
