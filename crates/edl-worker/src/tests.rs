@@ -27,15 +27,15 @@ use tonic::Status;
 use crate::feed::Decoded;
 use crate::session::{Edges, Limits, Session};
 use crate::{Config, Error};
-use master::{HANG, ToyMaster, ToySession, welcome};
-use toy::{ToyModel, ToyRecords, ToyServers, batches};
+use master::{HANG, ScriptedMaster, ScriptedSession, welcome};
+use toy::{ScriptedServers, ToyModel, ToyRecords, batches};
 
 const N_RECORDS: u64 = 100;
 
 /// One worker under test with everything around it.
 struct Stage {
-    master: ToyMaster,
-    servers: ToyServers,
+    master: ScriptedMaster,
+    servers: ScriptedServers,
     shutdown: CancellationToken,
     job_dir: TempDir,
     spec: JobSpec,
@@ -77,8 +77,8 @@ impl Stage {
 
     async fn with(spec: JobSpec, props: Props) -> Self {
         let Props { n_records, key, limits, has_model } = props;
-        let master = ToyMaster::start(&Props::default().key).await;
-        let servers = ToyServers::default();
+        let master = ScriptedMaster::start(&Props::default().key).await;
+        let servers = ScriptedServers::default();
         let job_dir = tempfile::tempdir().unwrap();
         let config = Config {
             worker: WorkerId(7),
@@ -103,7 +103,7 @@ impl Stage {
         Self { master, servers, shutdown, job_dir, spec, worker }
     }
 
-    async fn welcome(&mut self) -> (ToySession, proto::Ready) {
+    async fn welcome(&mut self) -> (ScriptedSession, proto::Ready) {
         self.master.welcome(&self.spec, N_RECORDS).await
     }
 

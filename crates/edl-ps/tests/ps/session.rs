@@ -38,14 +38,14 @@ struct Session {
 }
 
 /// Hands every session over to the test.
-struct Straw {
+struct ScriptedMaster {
     sessions: mpsc::Sender<Session>,
 }
 
 type Commands<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Master for Straw {
+impl Master for ScriptedMaster {
     type WorkerSessionStream = Commands<WorkerCommand>;
     type PsSessionStream = Commands<PsCommand>;
 
@@ -81,7 +81,7 @@ impl Master for Straw {
     }
 }
 
-/// A master of straw and a server that runs against it.
+/// A master that a test plays, and a server that runs against it.
 struct Stage {
     sessions: mpsc::Receiver<Session>,
     ended: JoinSet<Result<(), edl_ps::Error>>,
@@ -98,8 +98,8 @@ async fn stage() -> Stage {
     let incoming = edl_net::tls::incoming(listener, &key()).unwrap();
     let mut master = JoinSet::new();
     master.spawn(async move {
-        let service =
-            edl_net::tls::server().add_service(MasterServer::new(Straw { sessions: sender }));
+        let service = edl_net::tls::server()
+            .add_service(MasterServer::new(ScriptedMaster { sessions: sender }));
         service.serve_with_incoming(incoming).await.unwrap();
     });
     // The address given leads nowhere: the master has moved, and the job's folder says where to.
