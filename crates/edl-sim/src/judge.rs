@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use edl_core::batch::batch_of;
 use edl_core::evaluation::Evaluated;
 use edl_core::id::{BatchId, Generation, Term, WorkerId, WorldId};
-use edl_core::job::{End, Job, MemberReport};
+use edl_core::job::{End, EventKind, Job, MemberReport, Note};
 use edl_core::metric::{Measures, Metric};
 use edl_core::spec::OnNonfinite;
 use edl_core::worker::Report;
+use edl_core::world::{Member, Worlds};
 
 use crate::client::Pulled;
 use crate::disk::Disk;
@@ -118,6 +119,16 @@ impl Judge {
             let is_ahead = member.has_state && step > Some(now_done);
             assert!(!is_ahead, "{} holds step {step:?}, but {now_done} counts", member.worker);
         }
+    }
+
+    /// A world does not wait for a worker that is frozen, unless there is no other.
+    pub(crate) fn noted(&self, job: &Job, note: &Note) {
+        let is_frozen = note.kind == EventKind::Stuck && note.text.ends_with("without it");
+        let settled = job.worlds().filter(|worlds| is_frozen && worlds.is_settled());
+        let Some(world) = settled.and_then(Worlds::current) else { return };
+        let is_it = |m: &Member| note.text.starts_with(&format!("worker-{} ", m.worker));
+        let waits = world.members.len() > 1 && world.members.iter().any(is_it);
+        assert!(!waits, "{}, but the world is {world:?}", note.text);
     }
 
     /// A checkpoint holds all partitions; where a job trains in steps, they are all of one step.

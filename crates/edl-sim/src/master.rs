@@ -325,6 +325,7 @@ impl Master {
                     context.after(0, 1, Timer::Master(Box::new(event)));
                 } else {
                     context.disk.create(folder);
+                    self.delay_a_server(context);
                 }
             }
             Effect::Commit { checkpoint, folder, version, exact, generation, files } => {
@@ -347,16 +348,36 @@ impl Master {
                 context.kernel.count("evaluations");
             }
             Effect::Reply(Err(_)) => context.kernel.count("requests refused"),
-            Effect::EvaluationStarted { .. } | Effect::Reply(Ok(())) => {}
+            Effect::EvaluationStarted { .. } => {
+                if context.kernel.chance(context.scenario.frozen_evaluations) {
+                    let after = context.kernel.between(0, 2 * context.scenario.eval_ms);
+                    context.kernel.schedule(SITE, after, Timer::Site(SiteTimer::Freeze));
+                }
+            }
+            Effect::Reply(Ok(())) => {}
             Effect::Note(note) => {
-                let is_unexpected = context.scenario.is_unexpected(note.kind);
-                assert!(!is_unexpected, "{} without a fault: {}", note.kind.name(), note.text);
+                let is_unexpected = context.scenario.is_unexpected(&note);
+                assert!(!is_unexpected, "{}: {}", note.kind.name(), note.text);
+                context.judge.noted(&self.job, &note);
                 context.kernel.note(context.pid, note.kind.name(), &note.text);
             }
             Effect::Ended(end) => {
                 context.judge.ended(context.scenario, context.disk, &self.job);
                 context.exit = Some(end.exit().into());
                 self.ended = Some(end);
+            }
+        }
+    }
+
+    /// What is sent to one of the servers from now on may take long, while the others train on.
+    fn delay_a_server(&self, context: &mut Context<'_>) {
+        if !self.servers.is_empty() && context.kernel.chance(context.scenario.late_orders) {
+            let conns: Vec<ConnId> = self.servers.values().copied().collect();
+            let conn = conns[context.kernel.pick(conns.len())];
+            let time = context.kernel.between(20, 1000);
+            if let Some([a, b]) = context.kernel.network.ends(conn) {
+                context.kernel.count("late orders");
+                context.kernel.block(a, b, time);
             }
         }
     }

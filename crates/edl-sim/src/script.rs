@@ -93,6 +93,7 @@ impl Script {
             eval_ms: STEP_MS,
             write_ms: WRITE_MS,
             slow_messages: SLOW_MESSAGES,
+            late_orders: 0,
             is_undisturbed: false,
             ..Scenario::new(seed).undisturbed()
         };

@@ -235,6 +235,7 @@ impl Site {
             SiteTimer::Thaw { pid } => self.thaw(pid),
             SiteTimer::DiskFree => self.disk.is_full = false,
             SiteTimer::Fault => self.fault(),
+            SiteTimer::Freeze => self.freeze_meanwhile(),
             SiteTimer::Resume => self.resume(),
         }
     }
@@ -378,6 +379,7 @@ impl Site {
         if self.master.is_none() && self.processes.is_empty() {
             self.kernel.count("resumed by the user");
             self.relaunch = Relaunch::default();
+            self.resize();
             self.disk.durable.workers_wanted = None;
             self.disk.durable.end = None;
             self.start_master();

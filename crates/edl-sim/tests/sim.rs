@@ -17,7 +17,7 @@ use edl_sim::{Outcome, Scenario, Site};
 const N_SEEDS: u64 = 2000;
 
 /// What some job must meet, or the simulation proves little: faults, and how machines answer.
-const MET: [&str; 51] = [
+const MET: [&str; 53] = [
     "all connections broken",
     "all workers dismissed",
     "checkpoint",
@@ -35,6 +35,7 @@ const MET: [&str; 51] = [
     "failed steps",
     "furthest worker killed",
     "isolated",
+    "late orders",
     "lower terms refused",
     "master died in its effects",
     "master frozen",
@@ -52,6 +53,7 @@ const MET: [&str; 51] = [
     "server frozen",
     "server killed",
     "server started twice",
+    "servers resized",
     "stop requested",
     "stopped because of a loss",
     "stopped by the user",

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use edl_core::id::Generation;
+use edl_core::id::{Generation, Term, WorldId};
 use edl_core::job::Event;
 use edl_core::server::Report;
 use edl_core::spec::{JobSpec, OnNonfinite, Strategy};
-use edl_net::proto::{ps_command, ps_message};
+use edl_net::proto::{ps_command, ps_message, worker_message};
 use edl_sim::{Script, Sent, What};
 
 use crate::worlds::{self, start};
@@ -36,6 +36,16 @@ fn with_checkpoint(num_workers: u32) -> impl Iterator<Item = (Script, String, u6
 
 fn is_loaded(sent: &Sent) -> bool {
     matches!(sent.what, What::FromServer(ps_message::Kind::Loaded(_)))
+}
+
+/// Whether a worker reports that it is in a world of the second master.
+fn is_formed(sent: &Sent) -> bool {
+    match &sent.what {
+        What::FromWorker(worker_message::Kind::Formed(formed)) => {
+            formed.world >= WorldId::of(Term(2), 0).0
+        }
+        _ => false,
+    }
 }
 
 fn is_server_hello(sent: &Sent) -> bool {
@@ -151,6 +161,37 @@ fn no_worker_passes_a_skipped_step_before_the_servers() {
         run.until("the other one trains on", |run| run.n_done() > SKIPPED + 3);
         assert_eq!(run.count("restored"), 0);
         run.release(launches);
+        run.finish();
+    }
+}
+
+/// One server has a step that no worker has, and cannot save the one before. If the master dies and
+/// the user stops the job, it is saved after that step.
+#[test]
+fn a_new_master_saves_no_step_that_a_server_may_have_passed() {
+    let spec = JobSpec { heartbeat_timeout_secs: 20.0, ..spec() };
+    for mut run in timings(spec, N_RECORDS, 0) {
+        start(&mut run, 2);
+        let pushes = run.hold(|sent| sent.to == server(1) && matches!(sent.what, What::Push(_)));
+        let updates = |run: &Script| run.partition(4).expect("a server holds it").updates();
+        run.until("one server is a step ahead", |run| {
+            (0..2).all(|id| run.step_of(run.pid(worker(id))) < Some(updates(run)))
+        });
+        let step = updates(&run);
+        run.kill(MASTER);
+        let formed =
+            [0, 1].map(|id| run.hold(move |sent| sent.from == worker(id) && is_formed(sent)));
+        run.until("both workers are in a new world", |run| {
+            formed.iter().all(|formed| run.held(*formed).count() == 1)
+        });
+        run.lose(pushes);
+        run.release(formed[0]);
+        assert_eq!(run.n_done(), step - 1, "no worker has the step");
+        run.request(Event::Stop { reason: "by the user".into(), with_checkpoint: true });
+        run.release(formed[1]);
+        run.until("the job has stopped", |run| run.count("stopped by the user") == 1);
+        let saved = run.durable().checkpoints.last().map(|checkpoint| checkpoint.version);
+        assert_eq!(saved, Some(step), "{:?}", run.durable().checkpoints);
         run.finish();
     }
 }
